@@ -170,7 +170,7 @@ async def test_a_slow_broker_delays_no_other_request(
 
     broker.act = wait_for_release
     slow = asyncio.ensure_future(submit(client, job))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await entered.wait()
         other = await register(client, "Other")
         await submit(client, other)

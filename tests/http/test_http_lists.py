@@ -1,7 +1,7 @@
 """What operators list: jobs and rooms with their counts; the caller and the release."""
 
 import platform
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any
 from uuid import UUID
@@ -14,7 +14,7 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import cursors
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.providers import end_connection
+from zndraw_joblib.server.store.providers import end_connection, extend_connection
 
 NO_TASKS = dict.fromkeys(("pending", "claimed", "running", "completed", "failed", "cancelled"), 0)
 
@@ -187,7 +187,11 @@ async def test_providers_of_all_rooms(client: httpx.AsyncClient, runtime: Runtim
     made = {}
     for room, name in (("lab", "Files"), ("attic", "Files"), ("lab", "Data"), ("@global", "Files")):
         body = {"category": "files", "name": name, "schema": {"type": "object"}}
-        made[f"{room}:files:{name}"] = (await client.put(f"{V1}/rooms/{room}/providers", json=body)).json()
+        provider = (await client.put(f"{V1}/rooms/{room}/providers", json=body)).json()
+        made[f"{room}:files:{name}"] = provider
+        # Without a connection, a worker counts as connected for two seconds.
+        in_an_hour = datetime.now(UTC) + timedelta(hours=1)
+        await runtime.write(extend_connection, UUID(provider["worker_id"]), in_an_hour)
     asked = made["lab:files:Data"]
     for number in (1, 1, 2):
         url = f"{V1}/rooms/lab/providers/{asked['full_name']}?n={number}"

@@ -63,7 +63,7 @@ async def test_a_disconnected_claim_gets_no_task(port: tuple[httpx.AsyncClient, 
     pending_requests = asyncio.create_task(claim(client, job["worker_id"], 30))
     await until(lambda: len(runtime.waiters) == 1)
     await close_sockets(pending_requests)
-    await until(lambda: len(runtime.waiters) == 0, 2)
+    await until(lambda: len(runtime.waiters) == 0, 20)
     task = await submit(client, job)
     assert (await get_task(client, task))["status"] == "pending"
     assert (await claim(client, job["worker_id"]))["id"] == task["id"]
@@ -78,7 +78,7 @@ async def test_a_wake_up_skips_a_disconnected_claim(port: tuple[httpx.AsyncClien
     stays = asyncio.create_task(claim(client, second["worker_id"], 30))
     await until(lambda: len(runtime.waiters) == 2)
     _, task = await asyncio.gather(close_sockets(gone), submit(client, first))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         returned = await stays
     after = await get_task(client, task)
     assert returned is None or returned["id"] == task["id"]
@@ -96,7 +96,7 @@ async def test_a_waiter_ends_with_its_client(port: tuple[httpx.AsyncClient, Runt
     await until(lambda: len(runtime.waiters) == 5)
     for request in pending_requests:
         await close_sockets(request)
-    await until(lambda: len(runtime.waiters) == 0, 2)
+    await until(lambda: len(runtime.waiters) == 0, 20)
 
 
 async def test_ctrl_c_stops_a_server_with_waiting_requests(sqlite_url: str, settings: ServerSettings) -> None:
@@ -118,8 +118,8 @@ async def test_ctrl_c_stops_a_server_with_waiting_requests(sqlite_url: str, sett
             started = time.monotonic()
             server.interrupt()
             returned, claimed = await asyncio.gather(*pending_requests)
-            assert await asyncio.to_thread(server.process.wait, 10) == 0
-            assert time.monotonic() - started < 10
+            assert await asyncio.to_thread(server.process.wait, 40) == 0
+            assert time.monotonic() - started < 40
             assert (returned.status_code, returned.json()) == (200, task)
             assert (claimed.status_code, claimed.json()) == (200, NO_TASK)
     async with serving(settings) as (client, _):

@@ -16,8 +16,8 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import ServerSettings
 
 # Long enough that an earlier response can only come from a wake-up.
-WAIT = 30
-SOON = 10
+WAIT = 60
+SOON = 30
 
 
 @pytest.fixture

@@ -129,6 +129,6 @@ def submit_until_woken(server: LiveServer, worker: Peer, room: str) -> None:
         calls.append(server.client.submit(f"{room}:analysis:Sum"))
         return len(worker.events("ran")) > ran
 
-    wait_until(runs)
+    wait_until(runs, interval=0.2)
     worker.wait_for("ran", ran + len(calls))
     wait_until(lambda: worker.events(CLAIM)[-1]["body"] == NOTHING)

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any, Self
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 ROOT = Path(__file__).parents[2]
 
 

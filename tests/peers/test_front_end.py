@@ -102,7 +102,7 @@ def test_a_front_end_gets_events_of_global_jobs(
     for job_room in ("@global", f"{room}-2"):
         job = server.rest.register(job_room, request)
         assert job.worker_id is not None
-        server.rest.remove_worker(job.worker_id, 10)
+        server.rest.remove_worker(job.worker_id, 60)
     run_task(server, room)
     # A registration and a removal in @global, and the same in the room.
     watching.wait_for("jobs_invalidate", 4)

@@ -19,7 +19,7 @@ def run_task(server: LiveServer, room: str, job_room: str | None = None) -> str:
     assert str(task.id) == task_id
     for status in LIFE[2:]:
         rest.report_task(task_id, TaskUpdateRequest(status=status))
-    rest.remove_worker(job.worker_id, 10)
+    rest.remove_worker(job.worker_id, 60)
     return task_id
 
 

@@ -41,7 +41,7 @@ class RecordingDatabase:
         self.open.clear()
         self.begun.clear()
         first = asyncio.create_task(batcher.put("first"))
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await self.begun.wait()
         return first
 
@@ -68,7 +68,7 @@ async def test_two_batches_commit_at_once(recorder: RecordingDatabase) -> None:
         await asyncio.sleep(0)
     assert recorder.batches == [["first"], ["first"]]
     recorder.open.set()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         assert await asyncio.gather(first, second, rest) == ["done first"] * 2 + [
             [f"done {item}" for item in range(5)]
         ]
@@ -78,7 +78,7 @@ async def test_two_batches_commit_at_once(recorder: RecordingDatabase) -> None:
 
 async def put_all(batcher: "Batcher[Any, Any]", items: Sequence[Any]) -> list[Any]:
     """Put items at the same time; return their results or exceptions."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await asyncio.gather(*[batcher.put(item) for item in items], return_exceptions=True)
 
 
@@ -213,7 +213,7 @@ async def test_an_item_cancelled_while_its_batch_fails_is_not_written(
     recorder.open.set()
     await first
     recorder.open.clear()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await recorder.begun.wait()
     waiting[2].cancel()
     await asyncio.sleep(0)
@@ -259,7 +259,7 @@ async def test_a_cancelled_commit_cancels_all_waiting_items(
     await asyncio.sleep(0)
     [draining] = asyncio.all_tasks() - before - {first, second}
     draining.cancel()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         answers = await asyncio.gather(first, second, return_exceptions=True)
     assert [type(answer) for answer in answers] == [asyncio.CancelledError] * 2
     recorder.open.set()
@@ -313,7 +313,7 @@ async def test_items_of_a_known_lock_stop_no_batch_of_others() -> None:
     await until(lambda: len(database.written) == 3)
     assert [batch for batch in database.batches[before:] if len({*map(row_of, batch)}) > 1] == []
     database.locked.clear()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await asyncio.gather(*waiting)
     assert [item for item in database.written if row_of(item) == "a"] == ["a 1", "a 2", "a 3"]
     assert await put_all(batcher, ["a 4", "b 4"]) == ["done a 4", "done b 4"]

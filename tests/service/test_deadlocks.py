@@ -80,6 +80,6 @@ async def test_two_replicas_with_every_limit(
         for index, replica in enumerate(replicas)
         for number in range(6)
     ]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await asyncio.gather(*[actor.run() for actor in actors])
     assert await deadlocks(engine) == before

@@ -155,7 +155,7 @@ async def test_two_replicas_under_mixed_load(
         for index, replica in enumerate(replicas)
         for number in range(ACTORS)
     ]
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         await asyncio.gather(*[actor.run() for actor in actors])
     answers = sum((actor.answers for actor in actors), Counter())
     assert {"register", "submit", "claim", "report", "leave", "cycle"} <= set(answers), answers

@@ -11,7 +11,8 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import Wake
 from zndraw_joblib.server.waiters import Waiter, Waiters
 
-LONG = 10.0
+LONG = 60.0
+SOON = 30.0
 
 Enter = Callable[..., Waiter]
 
@@ -51,7 +52,7 @@ async def test_a_wake_up_between_check_and_wait_is_not_lost(waiters: Waiters, en
     waiter = enter("job")
     begin_check(waiters, waiter)
     waiters.wake("job", 1)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(SOON):
         assert await waiter.wait(LONG)
 
 
@@ -70,7 +71,7 @@ async def test_a_wake_up_during_a_later_check_is_not_lost(waiters: Waiters, ente
     begin_check(waiters, waiter)
     found_nothing(waiters, waiter)
     waiters.wake("job", 1)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(SOON):
         assert await waiter.wait(LONG)
     begin_check(waiters, waiter)
     waiters.wake("job", 1)
@@ -84,7 +85,7 @@ async def test_waiters_wake_in_the_order_they_came(waiters: Waiters, enter: Ente
     for index in range(4):
         assert await is_waiting(waiting[index])
         waiters.wake("job", 1)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(SOON):
             assert await waiting[index]
         assert [task.done() for task in waiting] == [True] * (index + 1) + [False] * (3 - index)
 
@@ -197,7 +198,7 @@ async def test_a_disconnected_client_passes_its_wake_up_on(waiters: Waiters, ent
         assert await is_waiting(waiting)
         gone.set_result(None)
         waiters.wake("job", 1)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(SOON):
             await waiting
     assert second.is_woken
 
@@ -206,7 +207,7 @@ async def test_a_client_that_disconnected_before_does_not_wait(enter: Enter) -> 
     """The wait of a client that disconnects during the check ends at once."""
     gone = asyncio.get_running_loop().create_future()
     gone.set_result(None)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(SOON):
         assert not await enter("job").wait(LONG, gone)
 
 
@@ -231,7 +232,7 @@ async def test_a_cancelled_wait_passes_its_wake_up_on(waiters: Waiters, enter: E
 async def test_a_wait_is_bounded(enter: Enter) -> None:
     """It ends at its deadline, also if that has passed already."""
     waiter = enter("job")
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(SOON):
         assert not await waiter.wait(0.01)
         assert not await waiter.wait(-1)
 
@@ -265,7 +266,7 @@ async def test_a_stop_wakes_all(waiters: Waiters, enter: Enter) -> None:
     waiting = [asyncio.create_task(enter(key).wait(LONG)) for key in "abca"]
     assert await is_waiting(waiting[-1])
     waiters.close()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(SOON):
         assert await asyncio.gather(*waiting) == [True] * 4
     assert waiters.is_closed
 
@@ -276,6 +277,6 @@ async def test_a_wake_up_from_another_thread_arrives(waiters: Waiters, enter: En
     assert await is_waiting(waiting)
     waker = threading.Thread(target=waiters.wake, args=("job", 1))
     waker.start()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(SOON):
         assert await waiting
     waker.join()
