@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from typing import Self
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -12,8 +13,10 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class TcpProxy:
     """Forwards connections to `target_port` of this machine, until `silence` or `cut`.
 
-    With `tls` its clients speak TLS.
+    With `tls` its clients speak TLS. Each connection falls silent after `most_bytes` of its client.
     """
+
+    most_bytes = inf
 
     def __init__(self, target_port: int, tls: ssl.SSLContext | None = None) -> None:
         self.target_port = target_port
@@ -61,15 +64,18 @@ class TcpProxy:
             to_client.transport.abort()
             return
         self._writers += [to_client, to_server]
-        for source, sink in ((client, to_server), (server, to_client)):
-            pump = asyncio.create_task(_pump(source, sink))
+        for source, sink, most in ((client, to_server, self.most_bytes), (server, to_client, inf)):
+            pump = asyncio.create_task(_pump(source, sink, most))
             self._pumps.add(pump)
             pump.add_done_callback(self._pumps.discard)
 
 
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, most: float) -> None:
     with suppress(OSError):
         while data := await source.read(65536):
             sink.write(data)
             await sink.drain()
+            most -= len(data)
+            if most <= 0:
+                await asyncio.Event().wait()
         sink.close()

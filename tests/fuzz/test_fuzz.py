@@ -81,7 +81,7 @@ def server(
 def client(server: ServerProcess) -> Iterator[httpx.Client]:
     """Return a superuser's client."""
     headers = {"Authorization": f"Bearer {server.token}"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=server.url, headers=headers, timeout=120) as client:
         yield client
 
 
@@ -113,7 +113,7 @@ def test_each_answer_follows_the_document(
         for part in (case.path_parameters, case.query, case.headers, case.body):
             address(part, values, data)
     case.call_and_validate(
-        base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, checks=CHECKS, timeout=30
+        base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, checks=CHECKS, timeout=120
     )
 
 

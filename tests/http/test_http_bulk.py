@@ -150,7 +150,7 @@ async def apply(
 ) -> Any:
     """Preview and apply an action without HTTP."""
     runtime = replica.runtime
-    limits = limits or BulkLimits()
+    limits = limits or BulkLimits(seconds=60)
     shown = await bulk_actions.preview(runtime.database.read, runtime.write, confirmed, limits)
     assert shown.limit == limits.tasks
     checked = await runtime.database.read(

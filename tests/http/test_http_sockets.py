@@ -1,6 +1,7 @@
 """Behaviour on a real port: clients that disconnect, and a server that stops."""
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -113,8 +114,14 @@ async def test_ctrl_c_stops_a_server_with_waiting_requests(sqlite_url: str, sett
                 asyncio.create_task(client.get(f"{V1}/tasks/{task['id']}", headers=wait)),
                 asyncio.create_task(client.post(f"{V1}/tasks/claim", json=worker, headers=wait)),
             ]
-            # After the response to a later request, the server has received both requests and they wait.
-            await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=1"})
+
+            async def both_wait() -> bool:
+                metrics = (await client.get("/metrics")).text
+                return bool(
+                    re.search(r"^zndraw_joblib_waiting_requests\{.*\} 2(\.0)?$", metrics, re.MULTILINE)
+                )
+
+            await until(both_wait)
             started = time.monotonic()
             server.interrupt()
             returned, claimed = await asyncio.gather(*pending_requests)

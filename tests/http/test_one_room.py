@@ -196,7 +196,9 @@ async def world(database_url: str) -> AsyncIterator[World]:
     """Return a host with two rooms of the same contents."""
     database, app = open_database(database_url), FastAPI()
     guards = {"readable_room": guard(*USERS), "writable_room": guard("writer")}
-    JobLib(session_maker=database, identity=current_user, settings=JobLibSettings(), **guards).mount(app)
+    # The state of a worker does not change during the test, however slow the machine is.
+    settings = JobLibSettings(worker_timeout_seconds=3600)
+    JobLib(session_maker=database, identity=current_user, settings=settings, **guards).mount(app)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(database.close)
         await stack.enter_async_context(app.router.lifespan_context(app))

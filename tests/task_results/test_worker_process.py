@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +149,17 @@ async def test_a_server_that_is_killed_during_the_upload_of_a_worker(
     """The worker uploads it again, to another server; only that content stays, and a third server has it."""
     first, second = (stack.enter_context(ServerProcess(**settings_of_servers)) for _ in range(2))
     async with second.client() as client, TcpProxy(httpx.URL(first.url).port or 0).running() as proxy:
+        # So the upload does not end before the server is killed.
+        proxy.most_bytes = 20 * MIB
         worker = Worker(tmp_path, f"http://127.0.0.1:{proxy.port}", first.token)
         stack.callback(worker.close)
         await registered(client)
         task = await submitted(client, 60)
-        await until(partial(count, engine, f"{RESULTS} WHERE task_seq IS NULL"), interval=0)
+        await until(partial(count, engine, f"{RESULTS} WHERE task_seq IS NULL"))
         proxy.silence()
         first.process.kill()
         assert await count(engine, f"{RESULTS} WHERE task_seq IS NULL") == 1
-        proxy.target_port = httpx.URL(second.url).port or 0
+        proxy.target_port, proxy.most_bytes = httpx.URL(second.url).port or 0, inf
         proxy.cut()
         done = await ended(client, task)
         assert (done["status"], done.get("error"), done["attempt"]) == ("completed", None, 1)
