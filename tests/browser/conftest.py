@@ -21,13 +21,6 @@ MILLISECONDS = 30_000
 expect.set_options(timeout=MILLISECONDS)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Allow more time for these tests: each starts a server, and the first one a browser."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.timeout(150))
-
-
 class _EmptySite(BaseHTTPRequestHandler):
     """Answers every request with an empty page."""
 

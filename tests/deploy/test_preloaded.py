@@ -30,7 +30,6 @@ for _ in sys.argv[1:]:
     os.wait()
 """
 TOKEN = "a-token-for-a-forked-server"
-pytestmark = pytest.mark.timeout(150)  # two servers start
 
 
 @pytest.fixture(params=["postgresql", "valkey"])

@@ -105,7 +105,6 @@ def is_ready(url: str) -> bool:
         return False
 
 
-@pytest.mark.timeout(150)  # a server and a proxy start
 def test_caddy_passes_everything_on(behind_caddy: str) -> None:
     """An event of a stream arrives while the stream is open, and so does one over WebSocket."""
     headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -212,7 +212,6 @@ def test_javascript_is_valid(block: Code, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.timeout(150)
 def test_typescript_compiles(tmp_path: Path) -> None:
     """The TypeScript of a page, in one module beside the server's declarations, has the right types."""
     pages = {block.page for block in code("ts")}

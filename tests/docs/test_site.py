@@ -14,7 +14,6 @@ from sitegen.stage import stage, with_links
 
 import zndraw_joblib
 
-pytestmark = pytest.mark.timeout(300)  # the first test builds the site
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 # Reached by links of other pages, not by the navigation.
 NOT_LISTED = ("decisions/0", "files/")

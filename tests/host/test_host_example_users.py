@@ -79,7 +79,6 @@ async def sign_up(url: str, name: str) -> tuple[str, str]:
         return user.json()["id"], token.json()["access_token"]
 
 
-@pytest.mark.timeout(300)
 async def test_a_simulation_runs_across_the_processes_of_the_host(environment: dict[str, str]) -> None:
     """One process takes the request; the worker and the user's socket are at the other one."""
     with ExitStack() as stack:

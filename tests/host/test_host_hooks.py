@@ -20,7 +20,6 @@ from zndraw_joblib.contract.batches import TaskToSubmit
 from zndraw_joblib.server.service import end_hooks, sweep
 
 BOUND = 120
-pytestmark = pytest.mark.timeout(150)
 _PROCESS = """
 import asyncio, sys
 from pathlib import Path

@@ -240,7 +240,6 @@ def masked(content: bytes) -> bytes:
     return re.sub(rb"[0-9a-f-]{36}|[0-9T:.-]{26}Z", b"", content)
 
 
-@pytest.mark.timeout(150)  # a thousand requests
 @pytest.mark.parametrize("root_path", ["", "/api"])
 async def test_a_request_gets_the_response_of_the_router(mount: Any, start: Start, root_path: str) -> None:
     """With any method, path and encoding, the status, headers and body are the same."""
