@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
-from uuid import UUID
 
 from zndraw_joblib.client import operations
 from zndraw_joblib.client.async_rest import AsyncRest
@@ -12,7 +11,6 @@ from zndraw_joblib.client.calls import quoted
 from zndraw_joblib.client.events import Following, TaskEvent
 from zndraw_joblib.client.explaining import raise_explained
 from zndraw_joblib.client.flows import read, send_once
-from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.client.task_id import TaskId
 from zndraw_joblib.client.waiting import WAIT_SECONDS, explain, logs, result_of, wait
 from zndraw_joblib.contract.history import NumberedLine, TaskExplanation, TaskHistory
@@ -20,26 +18,8 @@ from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TaskStatus
 
 
-class AsyncTaskHandle(TaskId):
+class AsyncTaskHandle(TaskId[AsyncRest]):
     """A task, with the methods of `TaskHandle` as coroutines."""
-
-    _rest: AsyncRest
-    _rule: RetryRule
-
-    def __new__(
-        cls,
-        task_id: str | UUID,
-        rest: AsyncRest,
-        rule: RetryRule,
-        *,
-        state: TaskResponse | None = None,
-        room: str | None = None,
-    ) -> "AsyncTaskHandle":
-        """Return the handle of a task; no request is sent. Raises ValueError for a text that is no UUID."""
-        handle = cls.of(task_id, state, room)
-        handle._rest = rest
-        handle._rule = rule
-        return handle
 
     async def result(self, timeout: float | None = None, *, progress: bool = False) -> Any:
         """Wait for the end of the task, and return its result as the value that its job returned.

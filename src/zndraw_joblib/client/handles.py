@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from typing import Any
-from uuid import UUID
 
 from zndraw_joblib.client import operations
 from zndraw_joblib.client.bars import Bar
@@ -12,7 +11,6 @@ from zndraw_joblib.client.events import Following, TaskEvent
 from zndraw_joblib.client.explaining import raise_explained
 from zndraw_joblib.client.flows import read, send_once
 from zndraw_joblib.client.rest import TaskRest
-from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.client.task_id import TaskId
 from zndraw_joblib.client.waiting import WAIT_SECONDS, explain, logs, result_of, wait
 from zndraw_joblib.contract.history import NumberedLine, TaskExplanation, TaskHistory
@@ -20,30 +18,12 @@ from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TaskStatus
 
 
-class TaskHandle(TaskId):
+class TaskHandle(TaskId[TaskRest]):
     """A task. It is its id as text: equal to it, and usable wherever an id is.
 
     `state` is the task as this handle read it last, None before that. All times are seconds. A copy or a
     pickle is the plain text.
     """
-
-    _rest: TaskRest
-    _rule: RetryRule
-
-    def __new__(
-        cls,
-        task_id: str | UUID,
-        rest: TaskRest,
-        rule: RetryRule,
-        *,
-        state: TaskResponse | None = None,
-        room: str | None = None,
-    ) -> "TaskHandle":
-        """Return the handle of a task; no request is sent. Raises ValueError for a text that is no UUID."""
-        handle = cls.of(task_id, state, room)
-        handle._rest = rest
-        handle._rule = rule
-        return handle
 
     def result(self, timeout: float | None = None, *, progress: bool = False) -> Any:
         """Wait for the end of the task, and return its result as the value that its job returned.

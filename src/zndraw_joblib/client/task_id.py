@@ -1,25 +1,38 @@
 """The id of a task as text, with the last known state of the task."""
 
 from html import escape
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.client import operations
 from zndraw_joblib.client.calls import Call
+from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.contract.messages import TaskResponse, TaskUpdateRequest
 from zndraw_joblib.contract.status import TaskStatus
 
+Rest = TypeVar("Rest")
 
-class TaskId(str):
+
+class TaskId(str, Generic[Rest]):
     """The id of a task; `state` is the task as it was read last, `room_id` its room, None before that."""
 
     state: TaskResponse | None
     room_id: str | None
+    _rest: Rest
+    _rule: RetryRule
 
-    @classmethod
-    def of(cls, task_id: str | UUID, state: TaskResponse | None, room: str | None) -> Self:
-        """Return the id of a task. Raises ValueError for a text that is no UUID."""
+    def __new__(
+        cls,
+        task_id: str | UUID,
+        rest: Rest,
+        rule: RetryRule,
+        *,
+        state: TaskResponse | None = None,
+        room: str | None = None,
+    ) -> Self:
+        """Return the handle of a task; no request is sent. Raises ValueError for a text that is no UUID."""
         handle = str.__new__(cls, id_of(task_id))
+        handle._rest, handle._rule = rest, rule
         handle.state = state
         handle.room_id = state.room_id if state else room
         return handle
