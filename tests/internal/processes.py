@@ -53,7 +53,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the process and its children, as the kernel does when memory runs out."""
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def __enter__(self) -> Self:
         return self

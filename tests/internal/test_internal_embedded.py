@@ -203,8 +203,8 @@ async def test_a_heartbeat_notifies_a_released_run(settings: ServerSettings, jou
         task = await submit(client, WAIT_FOR_CANCEL, journal=str(journal))
         await until(lambda: journal_entries(journal, "begin"))
         assert (await client.post(f"{V1}/tasks/{task['id']}/release", json={})).status_code == 200
-        await until(lambda: journal_entries(journal, "cancelled"), timeout=5)
-        await until(lambda: len(journal_entries(journal, "begin")) == 2, timeout=5)
+        await until(lambda: journal_entries(journal, "cancelled"))
+        await until(lambda: len(journal_entries(journal, "begin")) == 2)
         assert {attempt for _, attempt, _ in journal_entries(journal, "begin")} == {"1", "2"}
         assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["status"] == "running"
         await client.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})
@@ -217,7 +217,7 @@ async def test_a_removed_worker_continues_under_a_new_id(client: httpx.AsyncClie
     [worker] = await workers(client)
     assert (await client.delete(f"{V1}/workers/{worker['id']}")).status_code == 204
     assert (await wait_for_end(client, task))["error"] == "Worker disconnected"
-    await until(lambda: journal_entries(journal, "cancelled"), timeout=5)
+    await until(lambda: journal_entries(journal, "cancelled"))
     ended = await wait_for_end(client, await submit(client, END_AS))
     assert (ended["status"], ended["worker_id"] != worker["id"]) == ("completed", True)
     assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["status"] == "failed"
@@ -273,7 +273,7 @@ async def without_task_table(url: str) -> AsyncIterator[None]:
     """Rename the table of tasks inside the `with` block."""
     path = url.removeprefix("sqlite:///")
     for statement in ("ALTER TABLE joblib_task RENAME TO away", "ALTER TABLE away RENAME TO joblib_task"):
-        with sqlite3.connect(path, timeout=10) as connection:
+        with sqlite3.connect(path, timeout=60) as connection:
             connection.execute(statement)
         if "TO away" in statement:
             yield

@@ -126,7 +126,7 @@ async def test_a_server_killed_before_the_dispatch_loses_no_task(
                 while await count(client, "claimed") < 2:
                     assert not hanging.done()
                 server.process.kill()
-                server.process.wait(10)
+                server.process.wait(60)
                 await asyncio.wait([hanging])
                 assert hanging.exception() is not None
         await broker.client_unpause()
@@ -171,7 +171,7 @@ async def test_after_a_signal_running_tasks_finish(
             await until(lambda: len(journal_entries(journal, "begin")) == 2)
             assert await owners(settings["database_url"]) == ["@internal"]
             first.process.send_signal(number)
-            assert await asyncio.to_thread(first.process.wait, 20) == 0
+            assert await asyncio.to_thread(first.process.wait, 60) == 0
             assert await owners(settings["database_url"]) == []
             assert len(journal_entries(journal, "end")) == len(journal_entries(journal, "begin"))
         with WorkerProcess(INTERNAL_WORKER, **given):
@@ -257,7 +257,7 @@ def test_the_error_names_an_extension_that_cannot_be_loaded(
         cwd=FOLDER,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     assert (done.returncode, sentence in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
@@ -272,7 +272,7 @@ def test_an_internal_worker_prints_which_setting_is_missing(
     def error_of(**settings: str) -> str:
         for name, value in settings.items():
             monkeypatch.setenv(f"ZNDRAW_JOBLIB_{name.upper()}", value)
-        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=50, check=False)
+        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 2
         return done.stderr
 

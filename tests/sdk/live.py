@@ -6,6 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import uvicorn
+from servers import free_port
 from waiting import wait_until
 
 from zndraw_joblib.client.api import Connection, connect
@@ -23,7 +24,8 @@ class LiveServer:
     def __init__(self, folder: Path, **settings: Any) -> None:
         given = {"database_url": f"sqlite+aiosqlite:///{folder}/{uuid4().hex}.db", "admin_token": TOKEN}
         self.settings = ServerSettings(**(given | settings))
-        self.port = 0
+        # Held, so that no other program gets it during a restart.
+        self.port = free_port()
         self.start()
 
     def build(self) -> Any:
@@ -45,7 +47,7 @@ class LiveServer:
         self._thread = threading.Thread(target=self._uvicorn.run, daemon=True)
         self._thread.start()
         wait_until(lambda: self._uvicorn.started or not self._thread.is_alive())
-        self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
+        assert self._uvicorn.started
         joblib = getattr(app, "other_asgi_app", app).state.joblib
         self.runtime, self.publisher = joblib.runtime, joblib.publisher
 

@@ -36,7 +36,7 @@ class CancellableExecute:
             return 0
         self.task = task
         self.running.set()
-        assert task.cancelled.wait(20)
+        assert task.cancelled.wait(60)
         self.stopped.set()
         if task.extension.a == 2:
             raise InterruptedError("stopped half way")
@@ -60,6 +60,8 @@ def test_a_heartbeat_reports_a_cancellation(
 ) -> None:
     """Without Socket.IO; the late report is dropped without a warning, and the worker continues."""
     caplog.set_level(logging.INFO)
+    # Threads that other tests have abandoned may log too.
+    others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
     manager = worker(cancellable, heartbeat_interval=0.1)
     manager.register(Add, room=room)
     task_id = manager.submit(Add(a=ending), room=room)
@@ -69,7 +71,8 @@ def test_a_heartbeat_reports_a_cancellation(
     assert manager.wait_for(manager.submit(Add(), room=room), 30).result == 0
     assert manager.get_task(task_id).status == TaskStatus.CANCELLED
     messages = [record for record in caplog.records if record.name.startswith("zndraw_joblib.worker")]
-    assert [record.getMessage() for record in messages if record.levelno > logging.INFO] == []
+    own = [record for record in messages if record.thread not in others]
+    assert [record.getMessage() for record in own if record.levelno > logging.INFO] == []
     assert any(task_id in record.getMessage() for record in messages)
 
 

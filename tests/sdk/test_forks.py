@@ -52,7 +52,7 @@ def test_a_job_may_fork(worker: Make, room: str, process: subprocess.Popen[bytes
         assert caller.wait_for(caller.submit(job), 30).result == process.pid
     assert len(caller.workers(room).items) == 1
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def in_fork(work: Callable[[], Any]) -> str:

@@ -39,7 +39,7 @@ def test_a_worker_that_computes_in_all_threads_stays(
     own_server: Callable[..., LiveServer], worker: Callable[..., JobManager], room: str, tmp_path: Path
 ) -> None:
     """Its threads compute in Python for several heartbeats; the server never counts it as silent."""
-    live = own_server(worker_timeout_seconds=2, sweeper_interval_seconds=0.2)
+    live = own_server(worker_timeout_seconds=4, sweeper_interval_seconds=0.2)
     with live.connect() as api, ExitStack() as stack:
         caller = worker(at=api)
         arguments = [sys.executable, "-c", SCRIPT, live.url, TOKEN, room, str(CONCURRENCY)]

@@ -43,7 +43,7 @@ def test_a_task_of_an_old_claim_runs_only_after_the_server_agreed(
     own_server: Callable[..., LiveServer], worker: Make, room: str
 ) -> None:
     """A machine is suspended while its claim is answered: another worker has run the task meanwhile."""
-    live = own_server(worker_timeout_seconds=0.6, sweeper_interval_seconds=0.1)
+    live = own_server(worker_timeout_seconds=2, sweeper_interval_seconds=0.1)
     by: list[str] = []
     with live.connect() as suspended, live.connect() as api:
         late = Late(suspended, by)

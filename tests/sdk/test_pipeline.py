@@ -78,15 +78,18 @@ def test_many_short_tasks_need_few_requests(
     assert caller.wait_for(ids[-1], 30).status == TaskStatus.COMPLETED
     wait_until(lambda: caller.tasks(room, status=TaskStatus.COMPLETED, limit=1).total == 400)
     manager.disconnect()
-    assert ran == list(range(400))
     requests = watched[1]
+    assert sorted(ran) == list(range(400))
     # One request for each step would be 1,200; on a busy machine tasks seem long, so claims are small.
     assert requests.count["claim"] + requests.count["report"] < 600
     wanted = [most for most, got in requests.claims if got]
     assert 2 < max(wanted) <= 61
     assert all(most <= 1 + 2**index for index, most in enumerate(wanted))
-    history = caller.history(ids[7]).transitions
-    assert [step.status for step in history] == ["pending", "claimed", "running", "completed"]
+    # A process that the system halts for a while releases tasks, and claims them again later.
+    if not requests.count["release"]:
+        assert ran == sorted(ran)
+        history = caller.history(ids[7]).transitions
+        assert [step.status for step in history] == ["pending", "claimed", "running", "completed"]
 
 
 def test_a_worker_without_prefetch_holds_only_what_it_runs(
@@ -330,8 +333,8 @@ def test_a_worker_that_cannot_report_stops_claiming(
         caller.register(Add, room=room)
         ids = submit(api, room, [{"a": number} for number in range(100)])
         manager.register(Add, room=room)
-        wait_until(lambda: sum(proxy.answered.values()) >= 4)
-        assert 20 // len("null") <= len(runs) <= 20 + 1 + 2 * 11
+        wait_until(lambda: sum(proxy.answered.values()) >= 4 and len(runs) >= 20 // len("null"))
+        assert len(runs) <= 20 + 1 + 2 * 11
         proxy.rule = lambda method, path: None
         assert {caller.wait_for(task_id, 60).status for task_id in ids} == {TaskStatus.COMPLETED}
         manager.disconnect()
@@ -362,7 +365,7 @@ def test_tasks_of_a_killed_worker_are_recovered(
     worker: Make, room: str, own_server: Callable[..., LiveServer], tmp_path: Path
 ) -> None:
     """Also those that were claimed ahead: the job's retry policy decides, as for the one that ran."""
-    live = own_server(worker_timeout_seconds=1, sweeper_interval_seconds=0.1)
+    live = own_server(worker_timeout_seconds=3, sweeper_interval_seconds=0.1)
     running = tmp_path / "running"
     with live.connect() as api:
         caller = worker(at=api)

@@ -162,7 +162,7 @@ def test_a_request_survives_a_restart_of_the_server(own_server: Own, worker: Mak
         live.stop()
         gate.may_end.set()
         live.start()
-        assert answer.result(20).content == b"x"
+        assert answer.result(60).content == b"x"
         assert manager.read_provider(f"{room}:calls:one", {"word": "y"}).content == b"y"
         manager.disconnect()
 
@@ -179,8 +179,10 @@ def test_another_worker_takes_over_a_provider(
     assert gate.entered.acquire(timeout=30)
     second.register_provider(Call, name="one", handler=lambda word: b"second", room=room)
     gate.may_end.set()
-    wait_until(lambda: "did not take the result" in caplog.text)
-    [logged] = [record for record in caplog.records if record.name == REQUESTS]
+    wait_until(lambda: f"provider {room}:calls:one: the server did not take" in caplog.text)
+    [logged] = [
+        record for record in caplog.records if record.name == REQUESTS and room in record.getMessage()
+    ]
     assert logged.levelno == logging.INFO
     assert "StaleResult" in logged.getMessage()
     assert answer.result().content == b"second"
@@ -247,7 +249,7 @@ def test_a_disconnect_with_a_timeout_abandons_requests(
     with pytest.raises(ProviderNotFound):
         answer.result()
     gate.may_end.set()
-    wait_until(lambda: "did not take the result" in caplog.text)
+    wait_until(lambda: f"provider {room}:calls:one: the server did not take" in caplog.text)
 
 
 def test_a_provider_may_disconnect_its_own_manager(

@@ -293,7 +293,7 @@ api = connect(sys.argv[1], sys.argv[2], realtime=True)
 if sys.argv[3] == "works":
     manager = JobManager(api, execute=lambda task: 1)
     manager.register(Add, room=sys.argv[4])
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not api.tsio.connected and time.monotonic() < deadline:
         time.sleep(0.01)
     assert api.tsio.connected
@@ -309,16 +309,16 @@ def test_the_connection_does_not_keep_a_program_alive(server: LiveServer, room: 
     """Neither a closed connection, nor an open one, nor one that never opened."""
     url = "http://127.0.0.1:9" if case == "has no server" else server.url
     command = [sys.executable, "-c", PROGRAM, url, TOKEN, case, room]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.time() - float(done.stdout) < 5
+    assert time.time() - float(done.stdout) < 20
 
 
 def test_close_does_not_wait_for_a_silent_server() -> None:
     """The hanging connection attempt ends by itself."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         api = connect(f"http://127.0.0.1:{silent.getsockname()[1]}", TOKEN, realtime=True)
-        silent.settimeout(10)
+        silent.settimeout(60)
         near, _ = silent.accept()
         with near:
             began = time.monotonic()

@@ -73,7 +73,7 @@ def test_a_run_is_a_child_of_the_span_of_its_submit(
         submitter, [task_id] = submit_in_span(spans, manager, Traced(fail=True))
         assert manager.wait_for(task_id, 60).status == "failed"
         [run] = spans.wait_for("run @global:analysis:Traced")
-        wait_until(lambda: any("failed after" in record.message for record in caplog.records))
+        wait_until(lambda: any("failed after" in record.getMessage() for record in caplog.records))
         manager.disconnect()
         [submit] = spans.named("submit @global:analysis:Traced")
         ancestors = {span.get_span_context().span_id: span for span in spans.all}
@@ -88,7 +88,7 @@ def test_a_run_is_a_child_of_the_span_of_its_submit(
     [event] = run.events
     assert (event.attributes or {})["exception.type"] == "KeyError"
     assert "missing" in str((event.attributes or {})["exception.stacktrace"])
-    [logged] = [record for record in caplog.records if "failed after" in record.message]
+    [logged] = [record for record in caplog.records if "failed after" in record.getMessage()]
     assert logged.__dict__["trace_id"] == f"{submitter.trace_id:032x}"
 
 

@@ -55,7 +55,7 @@ def run_pytest(folder: Path, code: str, *options: str) -> "subprocess.CompletedP
     command = [sys.executable, "-m", "pytest", "-p", "zndraw_joblib.testing.plugin", *options]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=55
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=200
     )
 
 
