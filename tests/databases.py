@@ -44,7 +44,7 @@ _DISCONNECT_OTHERS = """
     WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
 _EMPTY = "; ".join(
-    ["SET lock_timeout = '5s'"] + [f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables)]  # noqa: S608
+    ["SET lock_timeout = '60s'"] + [f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables)]  # noqa: S608
 )
 
 
