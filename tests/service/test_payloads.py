@@ -212,6 +212,23 @@ async def test_a_check_that_is_cancelled_while_its_process_starts_leaves_no_answ
     await process.stop()
 
 
+async def test_closing_ends_all_checks_and_leaves_no_process() -> None:
+    """Neither of the check under way, which gets a 503, nor of those that wait, nor of a cancelled one."""
+    others = set(psutil.Process().children())
+    for is_cancelled in (False, True):
+        process = ValidatorProcess(check_seconds=inf, listing_seconds=1, max_waiting=3)
+        endless = to_json(bomb(60)).decode()
+        checks = [asyncio.create_task(process.errors(endless, {})) for _ in range(3)]
+        await until(lambda process=process: process._process is not None)
+        if is_cancelled:
+            checks[0].cancel()
+        await process.close()
+        assert set(psutil.Process().children()) <= others
+        first, *rest = await asyncio.gather(*checks, return_exceptions=True)
+        assert isinstance(first, asyncio.CancelledError if is_cancelled else ServiceUnavailable)
+        assert [type(answer) for answer in rest] == [ServiceUnavailable] * 2
+
+
 async def test_waiting_checks_are_bounded() -> None:
     """A check that exceeds the limit of waiting checks is refused with a 503."""
     checker = PayloadValidator(max_waiting=2)
@@ -258,6 +275,7 @@ async def test_checks_of_bounded_effort_do_not_wait_for_endless_ones(replica: Re
     assert not waiting.done()
     waiting.cancel()
     await replica.runtime.finish()
+    assert waiting.done()
 
 
 async def test_quick_checks_share_a_budget_per_cycle_of_the_event_loop() -> None:

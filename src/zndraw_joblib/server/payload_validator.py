@@ -202,8 +202,8 @@ class LoopValidator:
 
     async def close(self) -> None:
         """Stop the processes."""
-        await self._bounded.stop()
-        await self._unbounded.stop()
+        await self._bounded.close()
+        await self._unbounded.close()
 
 
 class ValidatorProcess:
@@ -216,6 +216,7 @@ class ValidatorProcess:
         self._waiting = 0
         self._lock = asyncio.Lock()
         self._process: Process | None = None
+        self._is_closed = False
 
     async def errors(
         self,
@@ -272,6 +273,7 @@ class ValidatorProcess:
             if not listing:
                 await self.stop()
         if not first:
+            self._raise_if_closed()
             raise InvalidPayload(
                 "payload: it cannot be checked against the job's schema, because the check needs more than "
                 f"{_MAX_MEMORY_BYTES >> 20} MiB of memory; simplify the schema or send a smaller payload"
@@ -281,6 +283,7 @@ class ValidatorProcess:
 
     async def _start(self) -> tuple[asyncio.StreamWriter, asyncio.StreamReader]:
         is_new = self._process is None or self._process.returncode is not None
+        self._raise_if_closed()
         if self._process is None or is_new:
             # In a session of its own, Ctrl-C on the server's terminal does not reach it.
             self._process = await asyncio.create_subprocess_exec(
@@ -292,6 +295,7 @@ class ValidatorProcess:
             )
         stdin = cast("asyncio.StreamWriter", self._process.stdin)
         stdout = cast("asyncio.StreamReader", self._process.stdout)
+        self._raise_if_closed()
         if is_new:
             ready = b""
             with suppress(TimeoutError):
@@ -300,6 +304,17 @@ class ValidatorProcess:
             if ready != _READY:
                 raise _too_busy("The process that validates payloads did not start")
         return stdin, stdout
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed:
+            raise _too_busy("The payload was not validated: the server stops")
+
+    async def close(self) -> None:
+        """Stop the process, and start no other one. Return when the check under way has ended."""
+        self._is_closed = True
+        await self.stop()
+        async with self._lock:  # a check that was cancelled stops the process too
+            return
 
     async def stop(self) -> None:
         """Kill the process and wait for its end."""
