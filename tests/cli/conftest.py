@@ -80,6 +80,7 @@ def serving(folder: Path, jobs: str, names: Sequence[str], *options: str) -> Ite
         worker = program.start("worker", "my_jobs.py", *options, output=output)
         client = JobClient(RestApi(connection))
         wait_until(lambda: client.jobs().total == len(names) or worker.poll() is not None, TIMEOUT)
+        assert worker.poll() is None, log.read_text()
         yield Stack(program, server, client)
         worker.send_signal(signal.SIGINT)
         assert worker.wait(TIMEOUT) == 0
