@@ -271,6 +271,7 @@ def test_socketio_servers_that_mix_queues_are_errors(tmp_path: Path) -> None:
         JobLib(session_maker=async_sessionmaker(), identity=lambda: ROOT, prefix="/d", tsio=sio_of_a).mount(
             app
         )
+    assert app.state.joblib_queues[-1] is joblib
 
 
 @pytest.mark.parametrize("kept", ["/api", ""])

@@ -161,9 +161,8 @@ class JobLib(HostApi):
         `app.state.joblib` is the first queue of the app.
         """
         self._check(app)
+        is_first = checks.add_queue(app, self, self.publisher.rooms)
         self._app = app
-        is_first = checks.add_queue(app, self)
-        checks.check_sockets(app, self, self.publisher.rooms)
         self.runtime.on_providers_removed = partial(notify_removed, self, app)
         self.guards.remember(app)
         is_host = not isinstance(self.identity, BearerTokens)

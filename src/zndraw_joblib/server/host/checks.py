@@ -75,10 +75,10 @@ def checked_prefix(prefix: str) -> str:
     return prefix
 
 
-def add_queue(app: FastAPI, queue: QueueState) -> bool:
+def add_queue(app: FastAPI, queue: QueueState, sio: Any) -> bool:
     """Add a queue to those of an app. Return whether it is the first; that one is `app.state.joblib`.
 
-    Raises RuntimeError if another one has the same prefix, ids of operations, or channel in Redis.
+    Raises RuntimeError if another one has the same prefix, ids of operations, channel in Redis, or sockets.
     """
     queues: list[QueueState] = getattr(app.state, "joblib_queues", [])
     app.state.joblib_queues = queues
@@ -99,6 +99,7 @@ def add_queue(app: FastAPI, queue: QueueState) -> bool:
                 f"The queues {other.prefix!r} and {queue.prefix!r} have the same redis_url and redis_prefix "
                 f"({redis[1]!r}), so each would get the other's messages. Set another redis_prefix"
             )
+    check_sockets(app, queue, sio)
     queues.append(queue)
     if len(queues) == 1:
         app.state.joblib = queue
