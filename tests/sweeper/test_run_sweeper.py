@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import socketio
 import uvicorn
+from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from waiting import TIMEOUT_SECONDS, until
 
@@ -73,6 +74,20 @@ class CountingSessions:
                 yield session
             finally:
                 self.open -= 1
+
+
+class HeldRecorder(EventRecorder):
+    """A recorder whose `emit` waits until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.released = asyncio.Event(), asyncio.Event()
+
+    async def emit(self, model: BaseModel, *, room: str) -> None:
+        """Record a model after the release."""
+        self.held.set()
+        await self.released.wait()
+        await super().emit(model, room=room)
 
 
 def generator_function(sessions: Sessions) -> Callable[[], AsyncIterator[AsyncSession]]:
@@ -240,6 +255,25 @@ async def test_a_cancellation_ends_it(sessions: Sessions, quick: JobLibSettings)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert counted.open == 0
+
+
+async def test_a_cancellation_waits_for_the_events_of_a_commit(
+    queue: MountedQueue, sessions: Sessions, quick: JobLibSettings
+) -> None:
+    """The events of a task that it has failed are sent to the end."""
+    job = await queue.register()
+    task = await queue.submit_and_claim(job)
+    await queue.execute(EXPIRE_ALL)
+    recorder = HeldRecorder()
+    sweeper = asyncio.create_task(run_sweeper(get_session=sessions, settings=quick, tsio=recorder))
+    await until(recorder.held.is_set)
+    sweeper.cancel()
+    await asyncio.sleep(0)
+    recorder.released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await sweeper
+    assert recorder.statuses(task) == ["failed"]
+    assert recorder.emitted[-1] == (JobsInvalidate(), "room:@global")
 
 
 async def test_a_tight_timeout_is_logged_as_a_warning(

@@ -1,5 +1,6 @@
 """Functions with which a host sweeps in its own process and on its own sessions."""
 
+import asyncio
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -20,6 +21,8 @@ from zndraw_joblib.server.store.tables import Worker
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
+_FINISH_SECONDS = 5.0
+
 
 async def run_sweeper(
     get_session: Callable[[], Any],
@@ -30,6 +33,8 @@ async def run_sweeper(
 ) -> None:
     """Sweep until cancelled, with a new session for each of a cycle's two passes.
 
+    A cancellation waits 5 seconds for the transaction under way and its events.
+
     `get_session` is an async generator function that yields a session, or an `async_sessionmaker`. After a
     commit `on_providers_removed` gets the full names of providers that were removed with their workers; what
     it raises is logged.
@@ -37,6 +42,16 @@ async def run_sweeper(
     database = SessionDatabase(partial(open_session, get_session))
 
     async def write(work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:
+        writing = asyncio.ensure_future(commit(work, *args, **kwargs))
+        try:
+            return await asyncio.shield(writing)
+        finally:
+            _, unfinished = await asyncio.wait([writing], timeout=_FINISH_SECONDS)
+            if unfinished:
+                writing.cancel()
+                await asyncio.wait([writing])
+
+    async def commit(work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:
         result, tx = await database.write(work, *args, **kwargs)
         await emit(tsio, tx.emissions)
         if tx.removed_providers and on_providers_removed is not None:
