@@ -34,7 +34,7 @@ NOW = {"Prefer": "wait=0"}
 async def put_provider(
     client: httpx.AsyncClient, room: str = "lab", name: str = "home", **fields: Any
 ) -> Any:
-    """Register a provider and return it. Its worker counts as connected for 2 seconds."""
+    """Register a provider and return it. Its worker counts as connected for 5 seconds."""
     body = {"category": "files", "name": name, **fields}
     response = await client.put(f"{V1}/rooms/{room}/providers", json=body)
     assert response.status_code in {200, 201}, response.text

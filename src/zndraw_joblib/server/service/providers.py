@@ -18,8 +18,9 @@ from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.providers import ProviderRow, RegistrationRecord
 
-# How long a worker counts as connected after it registers, and after its connection is lost.
-GRACE = timedelta(seconds=2)
+# How long a worker counts as connected after it registers, and after its connection is lost. Clients of
+# Socket.IO connect again after 0.5 to 1.5 s, and then after 1 to 3 s.
+GRACE = timedelta(seconds=5)
 MAX_PENDING_REQUESTS = 1000
 
 
