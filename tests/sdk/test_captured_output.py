@@ -260,7 +260,7 @@ def test_streams_that_were_replaced_keep_what_is_written() -> None:
     assert lines(task) == [(LogSource.STDOUT, "captured"), (LogSource.STDOUT, "no terminal")]
 
 
-def test_a_wrapped_stream_is_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapped_stream_is_captured_once() -> None:
     """A library may put its own stream around that of a task, and leave it there."""
 
     class Wrapper(io.StringIO):
@@ -271,10 +271,10 @@ def test_a_wrapped_stream_is_captured_once(monkeypatch: pytest.MonkeyPatch) -> N
             self.stream.write(text)
             return len(text)
 
-    monkeypatch.setattr(sys, "stdout", sys.stdout)
-    run(make_task(), lambda: setattr(sys, "stdout", Wrapper(sys.stdout)))
     task = make_task()
-    run(task, lambda: print("once"))
+    with contextlib.redirect_stdout(sys.stdout):
+        run(make_task(), lambda: setattr(sys, "stdout", Wrapper(sys.stdout)))
+        run(task, lambda: print("once"))
     assert lines(task) == [(LogSource.STDOUT, "once")]
 
 

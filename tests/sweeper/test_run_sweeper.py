@@ -44,6 +44,14 @@ async def sweeping(
             await task
 
 
+async def claimed_by_a_silent_worker(queue: MountedQueue) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a job, and a task that its worker has claimed before it became silent."""
+    job = await queue.register()
+    task = await queue.submit_and_claim(job)
+    await queue.execute(EXPIRE_ALL)
+    return job, task
+
+
 async def wait_until_removed(queue: MountedQueue, worker_id: str) -> None:
     """Wait until a worker is removed."""
 
@@ -110,9 +118,7 @@ async def test_it_accepts_each_kind_of_session_factory(
         "object": CountingSessions(sessions),
         "maker": sessions,
     }[source]
-    job = await queue.register()
-    task = await queue.submit_and_claim(job)
-    await queue.execute(EXPIRE_ALL)
+    job, task = await claimed_by_a_silent_worker(queue)
     async with sweeping(get_session, quick):
         await wait_until_removed(queue, job["worker_id"])
     assert (await queue.get_task(task))["error"] == "Worker disconnected"
@@ -164,9 +170,7 @@ async def test_a_failing_socket_server_does_not_end_it(
             await super().emit(model, room=room)
             raise ConnectionError("no connection")
 
-    job = await queue.register()
-    task = await queue.submit_and_claim(job)
-    await queue.execute(EXPIRE_ALL)
+    job, task = await claimed_by_a_silent_worker(queue)
     broken = Broken()
     async with sweeping(sessions, quick, broken):
         await wait_until_removed(queue, job["worker_id"])
@@ -178,9 +182,7 @@ async def test_a_typed_wrapper_receives_models(
     queue: MountedQueue, sessions: Sessions, quick: JobLibSettings
 ) -> None:
     """The sweeper calls `emit(model, room=…)`."""
-    job = await queue.register()
-    task = await queue.submit_and_claim(job)
-    await queue.execute(EXPIRE_ALL)
+    job, task = await claimed_by_a_silent_worker(queue)
     recorder = EventRecorder()
     async with sweeping(sessions, quick, recorder):
         await wait_until_removed(queue, job["worker_id"])
@@ -213,9 +215,7 @@ async def test_a_socketio_client_receives_the_event(
     queue: MountedQueue, sessions: Sessions, quick: JobLibSettings
 ) -> None:
     """A client in the room receives the event by its name, as JSON, with ids and times as strings."""
-    job = await queue.register()
-    task = await queue.submit_and_claim(job)
-    await queue.execute(EXPIRE_ALL)
+    _, task = await claimed_by_a_silent_worker(queue)
     async with socket_server() as (tsio, url):
         front_end = socketio.SimpleClient()
         await asyncio.to_thread(front_end.connect, url)
@@ -261,9 +261,7 @@ async def test_a_cancellation_waits_for_the_events_of_a_commit(
     queue: MountedQueue, sessions: Sessions, quick: JobLibSettings
 ) -> None:
     """The events of a task that it has failed are sent to the end."""
-    job = await queue.register()
-    task = await queue.submit_and_claim(job)
-    await queue.execute(EXPIRE_ALL)
+    _, task = await claimed_by_a_silent_worker(queue)
     recorder = HeldRecorder()
     sweeper = asyncio.create_task(run_sweeper(get_session=sessions, settings=quick, tsio=recorder))
     await until(recorder.held.is_set)
