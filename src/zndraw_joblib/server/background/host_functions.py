@@ -33,7 +33,7 @@ async def run_sweeper(
 ) -> None:
     """Sweep until cancelled, with a new session for each of a cycle's two passes.
 
-    A cancellation waits 5 seconds for the transaction under way and its events.
+    A cancellation waits at most 5 seconds for the transaction under way and its events.
 
     `get_session` is an async generator function that yields a session, or an `async_sessionmaker`. After a
     commit `on_providers_removed` gets the full names of providers that were removed with their workers; what

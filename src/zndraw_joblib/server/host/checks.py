@@ -108,10 +108,12 @@ def add_queue(app: FastAPI, queue: QueueState, sio: Any) -> bool:
 
 def check_sockets(app: FastAPI, queue: QueueState, sio: Any) -> None:
     """Raise RuntimeError if events of a queue that go through `sio` would reach the rooms of another one."""
-    channel = None if sio is None else redis_channel(sio)
+    if sio is None:
+        return
+    channel = redis_channel(sio)
     for other in app.state.joblib_queues:
-        theirs = None if other is queue else other.publisher.rooms
-        if sio is None or theirs is None:
+        theirs = other.publisher.rooms
+        if other is queue or theirs is None:
             continue
         pair = f"{other.prefix!r} and {queue.prefix!r}"
         if theirs is sio:
