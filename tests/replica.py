@@ -287,7 +287,7 @@ class Replica:
     async def get(self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None) -> TaskResponse:
         """Read a task."""
         async with asyncio.timeout(TIMEOUT):
-            return await self.runtime.get_task(task_id, wait, disconnected)
+            return await self.runtime.get_task(task_id, wait, disconnected, SUBMITTER.id)
 
     async def retire_stale(self, seconds: float = 60) -> int:
         """Remove all workers that were silent for longer than `seconds`; return their number."""

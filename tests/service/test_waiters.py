@@ -7,9 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
 from zndraw_joblib.server.ports import Wake
-from zndraw_joblib.server.waiters import Waiter, Waiters
+from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.waiters import Waiter, Waiters, waiting_requests
 
 LONG = 60.0
 SOON = 30.0
@@ -19,8 +20,8 @@ Enter = Callable[..., Waiter]
 
 @pytest.fixture
 def waiters() -> Waiters:
-    """Return waiters with a limit of three hundred."""
-    return Waiters(lambda: 300)
+    """Return waiters with a limit of twenty thousand."""
+    return Waiters(waiting_requests(JobLibSettings()))
 
 
 @pytest.fixture
@@ -238,15 +239,23 @@ async def test_a_wait_is_bounded(enter: Enter) -> None:
 
 
 async def test_too_many_waiters_are_refused(waiters: Waiters) -> None:
-    """Beyond the limit a waiter gets a 503 with Retry-After; a waiter that leaves makes room."""
-    few = Waiters(lambda: 2)
-    with few.register(["a"]), few.register(["b"]):
-        assert len(few) == 2
-        with pytest.raises(ServiceUnavailable) as raised, few.register(["c"]):
+    """Beyond the limit a waiter gets a 503, beyond its user's share a 429; one that leaves makes room.
+
+    The server's own waits are neither limited nor counted.
+    """
+    few = Waiters(waiting_requests(JobLibSettings(max_waiting_requests=4)))
+    with few.register(["a"], "ada"), few.register(["b"], "ada"), few.register(["c"], "bob"):
+        with pytest.raises(TooManyRequests, match="max_share_per_user") as beyond, few.register(["d"], "ada"):
             pass
-        assert raised.value.headers["Retry-After"].isdigit()
-    with few.register(["c"]):
-        assert len(few) == 1
+        with few.register(["d"], "bob"), few.register(["e"]):
+            assert len(few) == 5
+            with pytest.raises(ServiceUnavailable, match="max_waiting_requests") as raised:  # noqa: SIM117
+                with few.register(["e"], "eve"):
+                    pass
+        for refused in (beyond, raised):
+            assert refused.value.headers["Retry-After"].isdigit()
+    with few.register(["c"], "ada"), few.register(["c"], "ada"):
+        assert len(few) == 2
     assert len(few) == 0
 
 

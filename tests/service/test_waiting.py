@@ -16,7 +16,7 @@ from waiting import until
 
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.problems import ServiceUnavailable, WorkerNotFound
+from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests, WorkerNotFound
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.store.tables import Job, Task, Worker
@@ -342,6 +342,21 @@ async def test_too_many_waiting_requests_are_refused(replica: Replica) -> None:
     assert await soon(replica.get(submitted.id)) == submitted
     await replica.submit(job)
     assert await soon(claim) is not None
+
+
+async def test_one_user_leaves_waiting_requests_to_others(replica: Replica) -> None:
+    """A user whose requests are its share of `max_waiting_requests` gets a 429; another user waits."""
+    job = await replica.register()
+    submitted = await _submitted(replica)
+    replica.runtime.settings.max_waiting_requests = 2
+    claim = start_waiting(replica, job.worker_id)
+    await wait_until_waiting(replica, 1)
+    with pytest.raises(TooManyRequests, match="max_share_per_user"):
+        await soon(replica.claim(job.worker_id, wait=LONG))
+    read = asyncio.create_task(replica.get(submitted.id, LONG))
+    await wait_until_waiting(replica, 2)
+    replica.runtime.waiters.close()
+    assert await soon(asyncio.gather(claim, read)) == [None, submitted]
 
 
 @every_kind

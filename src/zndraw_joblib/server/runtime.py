@@ -21,7 +21,6 @@ from zndraw_joblib.contract.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.batcher import Batcher, raised
 from zndraw_joblib.server.histogram import Histogram
 from zndraw_joblib.server.payload_validator import PayloadValidator
@@ -49,7 +48,7 @@ from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Clock, Database, Transaction
 from zndraw_joblib.server.store.limits import Limits
 from zndraw_joblib.server.store.sessions import SessionDatabase
-from zndraw_joblib.server.waiters import Disconnected, Waiter, Waiters
+from zndraw_joblib.server.waiters import Disconnected, Waiter, Waiters, waiting_requests
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -88,7 +87,7 @@ class Runtime:
             database if isinstance(database, Database) else SessionDatabase(database, clock, limits)
         )
         self.pubsub = PubSub(self._wake, lambda: self.recheck.run())  # noqa: PLW0108 - it is made below
-        self.waiters = Waiters(lambda: self.settings.max_waiting_requests, self.pubsub.forward)
+        self.waiters = Waiters(waiting_requests(settings), self.pubsub.forward)
         self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
         self.events = EventQueue(settings)
         self._publish = publish
@@ -256,7 +255,7 @@ class Runtime:
         task = got.result if isinstance(got, Repeat) else got
         if not tasks.has_body(task):
             await self.database.read(tasks.load_body, task)
-        if (reporter := _reporter(item, task)) is not None:
+        if (reporter := tasks.reporter(item, task)) is not None:
             await self.touch_worker(item.caller, reporter)
         return task
 
@@ -269,7 +268,7 @@ class Runtime:
         reporters = {
             reporter: item.caller
             for item, task in zip(items, results, strict=True)
-            if not isinstance(task, Exception) and (reporter := _reporter(item, task)) is not None
+            if not isinstance(task, Exception) and (reporter := tasks.reporter(item, task)) is not None
         }
         for reporter, caller in reporters.items():
             await self.touch_worker(caller, reporter)
@@ -354,7 +353,12 @@ class Runtime:
             self.waiters.evict_oldest(key, 1)
         self.recheck.start()
         return await self.waiters.wait_until(
-            [*keys, *claim_keys], check, is_done, deadline=deadline, disconnected=disconnected
+            [*keys, *claim_keys],
+            check,
+            is_done,
+            deadline=deadline,
+            user=item.caller.id,
+            disconnected=disconnected,
         )
 
     def _is_over(self, deadline: float, disconnected: Disconnected) -> bool:
@@ -374,9 +378,9 @@ class Runtime:
         return got
 
     async def get_task(
-        self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None
+        self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None, user: str | None = None
     ) -> TaskResponse:
-        """Return a task; wait up to `wait` seconds for its end."""
+        """Return a task; wait up to `wait` seconds for its end. The request is that of `user`."""
         if wait <= 0:
             return await self.database.read_short(tasks.get, task_id)
 
@@ -389,12 +393,7 @@ class Runtime:
             check,
             tasks.has_ended,
             deadline=time.monotonic() + wait,
+            user=user,
             disconnected=disconnected,
         )
         return await self.database.read_short(tasks.get, task_id) if task is None else task
-
-
-def _reporter(item: tasks.Report, task: TaskResponse) -> UUID | None:
-    """Return the worker that reported. Clients of version 0.1.x send no id; workers cancel no tasks."""
-    is_cancelled = item.update.status == TaskStatus.CANCELLED
-    return item.update.worker_id or (None if is_cancelled else task.worker_id)

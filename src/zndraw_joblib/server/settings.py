@@ -86,6 +86,7 @@ class JobLibSettings(BaseSettings):
     allowed_categories: WordList = Field(default_factory=lambda: [c.value for c in Category], min_length=1)
     cross_room_jobs: bool = False
     validate_payload: bool = True
+    max_share_per_user: Annotated[float, Field(gt=0, le=1)] = 0.5
     max_waiting_requests: Annotated[int, Field(ge=0)] = 20_000
     max_claims_per_worker: Annotated[int, Field(ge=1)] = 64
     disconnect_grace_seconds: Annotated[float, Field(ge=-1, le=3600)] = 10
@@ -149,6 +150,10 @@ class JobLibSettings(BaseSettings):
                 "ZNDRAW_JOBLIB_TASK_RESULT_DIRECTORY"
             )
         return self
+
+    def share_of(self, limit: int) -> int:
+        """Return how much of a limit one user may have, at least 1."""
+        return max(1, int(limit * self.max_share_per_user))
 
     @property
     def heartbeat_seconds(self) -> float:

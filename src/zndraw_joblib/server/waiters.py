@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from math import inf
 from typing import Protocol, TypeVar
 
-from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import Wake
+from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.shared_limit import SharedLimit
 
 Result = TypeVar("Result")
 # Done once the client that waits for the response has disconnected.
@@ -100,15 +101,27 @@ class Wait(Protocol):
         """Return when a new check may find something, or after `seconds`."""
 
 
+def waiting_requests(settings: JobLibSettings) -> SharedLimit:
+    """Return the limit of waiting requests that the settings set."""
+    return SharedLimit(
+        "requests",
+        "wait",
+        lambda: settings.max_waiting_requests,
+        lambda: settings.share_of(settings.max_waiting_requests),
+        ("max_waiting_requests", "max_share_per_user"),
+        "send the request without 'Prefer: wait', or retry it later",
+    )
+
+
 def _forward_nothing(_: Sequence[Wake]) -> None:
     """Forward nothing: there is no other process."""
 
 
 class Waiters:
-    """All waiters of a process. At most `limit()` may wait; `forward` gets the unused wake-ups."""
+    """All waiters of a process, for the users of `limit`; `forward` gets the unused wake-ups."""
 
     def __init__(
-        self, limit: Callable[[], int], forward: Callable[[Sequence[Wake]], None] = _forward_nothing
+        self, limit: SharedLimit, forward: Callable[[Sequence[Wake]], None] = _forward_nothing
     ) -> None:
         self._limit = limit
         self._forward = forward
@@ -124,13 +137,14 @@ class Waiters:
     def __len__(self) -> int:
         return self._count
 
-    async def wait_until(
+    async def wait_until(  # noqa: PLR0913 - what the wait is for, and when it ends
         self,
         keys: Sequence[str],
         check: Callable[[Waiter], Awaitable[Result]],
         is_done: Callable[[Result], bool],
         *,
         deadline: float,
+        user: str | None = None,
         disconnected: Disconnected = None,
         wait: Wait | None = None,
     ) -> Result | None:
@@ -138,10 +152,10 @@ class Waiters:
 
         After `deadline` (monotonic seconds), or once the server stops, return the last result as it is.
         Return None where the client disconnected or a newer request took the slot. `wait` replaces the
-        plain wait.
-        Raises `ServiceUnavailable` when too many requests wait.
+        plain wait. `user` waits; without one it is the server, which has no limit.
+        Raises `ServiceUnavailable` and `TooManyRequests` when too many requests wait.
         """
-        with self.register(keys) as waiter:
+        with self.register(keys, user) as waiter:
             while True:
                 self.begin_check(waiter)
                 result = await check(waiter)
@@ -153,17 +167,12 @@ class Waiters:
                     return None
 
     @contextmanager
-    def register(self, keys: Sequence[str]) -> Iterator[Waiter]:
+    def register(self, keys: Sequence[str], user: str | None = None) -> Iterator[Waiter]:
         """Add a waiter to the queue of each key. At the end, its unused wake-ups go to the next waiters.
 
-        Raises `ServiceUnavailable` when too many requests wait.
+        Raises `ServiceUnavailable` and `TooManyRequests` when too many requests wait.
         """
-        if self._count >= self._limit():
-            raise ServiceUnavailable(
-                f"{self._count} requests wait already (max_waiting_requests); send the request without "
-                "'Prefer: wait', or retry it later",
-                headers={"Retry-After": "5"},
-            )
+        self._limit.take(user)
         waiter = Waiter(keys, next(self._numbers))
         self._count += 1
         self._enqueue(waiter)
@@ -171,6 +180,7 @@ class Waiters:
             yield waiter
         finally:
             self._count -= 1
+            self._limit.give_back(user)
             self._remove(waiter)
             self.notify([Wake(unused, 1) for unused in waiter.take_unused()])
 

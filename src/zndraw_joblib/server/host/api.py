@@ -177,7 +177,7 @@ class HostApi(QueueState):
         """Wait for the end of a task, and return it. It holds no database session while it waits.
 
         Raises TimeoutError if it has not ended after `timeout` seconds, by default never, `TaskNotFound`, and
-        `ServiceUnavailable` if the server stops or too many requests wait (`max_waiting_requests`).
+        `ServiceUnavailable` if the server stops. It does not count as a waiting request.
         """
         deadline = time.monotonic() + (math.inf if timeout is None else timeout)
         task = await self.runtime.get_task(_id(task_id), deadline - time.monotonic())

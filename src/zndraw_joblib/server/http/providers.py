@@ -122,7 +122,8 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of th
             seconds = min(wait, settings.provider_long_poll_max_seconds)
             headers = {"Preference-Applied": f"wait={ceil(seconds)}"} if seconds else {}
         async with DisconnectWatcher(request) as watcher:
-            found = await queue.provider_requests.request(results, asked, seconds, watcher.disconnected)
+            requests, disconnected = queue.provider_requests, watcher.disconnected
+            found = await requests.request(results, asked, seconds, disconnected, caller.id)
     return await _respond(request, found, headers)
 
 

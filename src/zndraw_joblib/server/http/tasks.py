@@ -98,7 +98,7 @@ async def get_task(
     if wait <= 0 or task.status in TERMINAL:
         return json_response(task)
     async with DisconnectWatcher(request) as watcher:
-        task = await runtime.get_task(task_id, wait, watcher.disconnected)
+        task = await runtime.get_task(task_id, wait, watcher.disconnected, caller.id)
     return json_response(task, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 

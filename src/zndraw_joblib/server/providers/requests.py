@@ -81,7 +81,12 @@ class ProviderRequests:
         return await cache.find(backend, provider, cache.cache_keys(key.name, key.request_hash))
 
     async def request(
-        self, backend: ResultBackend, key: RequestKey, wait: float, disconnected: Disconnected = None
+        self,
+        backend: ResultBackend,
+        key: RequestKey,
+        wait: float,
+        disconnected: Disconnected = None,
+        user: str | None = None,
     ) -> CachedResult:
         """Send a request that `find_cached` did not find, and wait up to `wait` seconds for its result.
 
@@ -97,6 +102,7 @@ class ProviderRequests:
             waiting.check,
             lambda result: result is not None,
             deadline=deadline,
+            user=user,
             disconnected=disconnected,
             wait=waiting.wait,
         )
@@ -192,7 +198,12 @@ class ProviderRequests:
 
         self._runtime.recheck.start()
         return await waiters.wait_until(
-            keys, check, lambda claimed: claimed is not None, deadline=deadline, disconnected=disconnected
+            keys,
+            check,
+            lambda claimed: claimed is not None,
+            deadline=deadline,
+            user=item.caller.id,
+            disconnected=disconnected,
         )
 
 

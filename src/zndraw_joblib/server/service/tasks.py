@@ -351,3 +351,9 @@ def has_body(task: TaskResponse) -> bool:
 def has_ended(task: TaskResponse) -> bool:
     """Return whether a task has ended."""
     return task.status in TERMINAL
+
+
+def reporter(item: Report, task: TaskResponse) -> UUID | None:
+    """Return the worker that reported. Clients of version 0.1.x send no id; workers cancel no tasks."""
+    is_cancelled = item.update.status == TaskStatus.CANCELLED
+    return item.update.worker_id or (None if is_cancelled else task.worker_id)

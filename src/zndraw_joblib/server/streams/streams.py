@@ -1,18 +1,18 @@
 """The event streams of one server process: a follower for each watched room, and bounds on their readers."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
+from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import Identity, events_key, identity_key
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import streams
 from zndraw_joblib.server.service.streams import Part
+from zndraw_joblib.server.shared_limit import SharedLimit
 from zndraw_joblib.server.streams.follower import Follower, Reader
 
 _EVENTS = events_key("")
@@ -28,12 +28,20 @@ class Streams:
         # A host's test client may run each request in an event loop of its own.
         self._followers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Follower]]
         self._followers = WeakKeyDictionary()
-        self._open: Counter[str] = Counter()
+        settings = runtime.settings
+        self._open = SharedLimit(
+            "event streams",
+            "are open",
+            lambda: settings.max_streams,
+            lambda: settings.max_streams_per_user,
+            ("max_streams", "max_streams_per_user"),
+            "close one, or retry later",
+        )
         runtime.waiters.subscribe(_EVENTS, self._on_events)
         runtime.waiters.subscribe(_IDENTITY, self._on_identity)
 
     def __len__(self) -> int:
-        return self._open.total()
+        return len(self._open)
 
     @property
     def followed_rooms(self) -> list[str]:
@@ -61,14 +69,10 @@ class Streams:
     @contextmanager
     def slot(self, caller: Identity) -> Iterator[None]:
         """Count an open stream of a caller. Raises `ServiceUnavailable` and `TooManyRequests`."""
-        self._check_bounds(caller)
-        self._open[caller.id] += 1
-        try:
+        if self._runtime.waiters.is_closed:
+            raise ServiceUnavailable("The server is stopping; connect again", headers={"Retry-After": "1"})
+        with self._open.held(caller.id):
             yield
-        finally:
-            self._open[caller.id] -= 1
-            if not self._open[caller.id]:
-                del self._open[caller.id]
 
     async def read(self, reader: Reader, room_id: str, after: int | None) -> Part:
         """Return what a client gets first, or next if it has fallen behind: all from the database.
@@ -97,20 +101,6 @@ class Streams:
             follower.task.cancel()
         if followers:
             await asyncio.wait([follower.task for follower in followers])
-
-    def _check_bounds(self, caller: Identity) -> None:
-        settings = self._runtime.settings
-        if self._runtime.waiters.is_closed:
-            raise ServiceUnavailable("The server is stopping; connect again", headers={"Retry-After": "1"})
-        if len(self) >= settings.max_streams:
-            raise ServiceUnavailable(
-                f"{len(self)} event streams are open already (max_streams); retry later", headers=_RETRY
-            )
-        if self._open[caller.id] >= settings.max_streams_per_user:
-            raise TooManyRequests(
-                f"The caller has {self._open[caller.id]} open streams (max_streams_per_user); close one",
-                headers=_RETRY,
-            )
 
     def _follower(self, room_id: str) -> Follower:
         followers = self._followers.setdefault(asyncio.get_running_loop(), {})

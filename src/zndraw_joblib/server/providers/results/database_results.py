@@ -76,10 +76,7 @@ class DatabaseResults:
         await self._runtime.write_short(results.unlock, key=key)
 
     async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
-        """Return the bytes of a key, waiting up to `timeout` seconds for a notification.
-
-        Raises `ServiceUnavailable` when too many requests wait.
-        """
+        """Return the bytes of a key, waiting up to `timeout` seconds for a notification."""
         first = _RECHECK_FIRST if self._runtime.pubsub.is_open else _RECHECK_WITHOUT_PUBSUB
         first = self._recheck_seconds or first
         recheck = ExponentialBackoff(first, max(first, _RECHECK_MAX), jitter=0, growth=1.5)

@@ -1,0 +1,70 @@
+"""Limits of what the users of a server process share: how much all may hold, and how much one of them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLimit:
+    """All users together hold at most `limit()`, and one of them at most `share()`.
+
+    `what` and `state` name the resource in problems: "requests", "wait". `settings` are the names of the
+    settings of the limit and of the share. The user None is the server itself, which has no limit.
+    """
+
+    what: str
+    state: str
+    limit: Callable[[], int]
+    share: Callable[[], int]
+    settings: tuple[str, str]
+    remedy: str = "retry later"
+    retry_seconds: int = 5
+    _held: Counter[str] = field(default_factory=Counter)
+
+    def __len__(self) -> int:
+        return self._held.total()
+
+    def of(self, user: str | None) -> int:
+        """Return how much a user holds."""
+        return 0 if user is None else self._held[user]
+
+    def take(self, user: str | None, amount: int = 1) -> None:
+        """Let a user hold more.
+
+        Raises `ServiceUnavailable` beyond the limit, and `TooManyRequests` beyond the share.
+        """
+        if user is None:
+            return
+        headers = {"Retry-After": str(self.retry_seconds)}
+        limit_setting, share_setting = self.settings
+        if (total := len(self)) + amount > self.limit():
+            raise ServiceUnavailable(
+                f"{total} {self.what} {self.state} already ({limit_setting}); {self.remedy}", headers=headers
+            )
+        if (own := self._held[user]) + amount > self.share():
+            raise TooManyRequests(
+                f"{own} {self.what} of this caller {self.state} already, which is its share "
+                f"({share_setting} of {limit_setting}); {self.remedy}",
+                headers=headers,
+            )
+        self._held[user] += amount
+
+    def give_back(self, user: str | None, amount: int = 1) -> None:
+        """Let a user hold less."""
+        if user is not None:
+            self._held[user] -= amount
+            if self._held[user] <= 0:
+                del self._held[user]
+
+    @contextmanager
+    def held(self, user: str | None, amount: int = 1) -> Iterator[None]:
+        """Let a user hold more in a block. Raises as `take`."""
+        self.take(user, amount)
+        try:
+            yield
+        finally:
+            self.give_back(user, amount)
