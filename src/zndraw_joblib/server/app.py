@@ -33,7 +33,7 @@ from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.engine import open_database
 from zndraw_joblib.server.store.limits import Limits
 
-_MAX_EVENT_BYTES = 100_000
+MAX_EVENT_BYTES = 100_000
 _DESCRIPTION = """\
 Workers register *jobs*; clients submit *tasks* of a job in a *room*, and follow them until they end.
 
@@ -176,7 +176,7 @@ def _mount_socketio(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> N
         client_manager=_client_manager(settings, joblib),
         cors_allowed_origins=[],  # the app's own CORS applies, and no cookie carries an identity
         transports=settings.socketio_transports,
-        max_http_buffer_size=_MAX_EVENT_BYTES,
+        max_http_buffer_size=MAX_EVENT_BYTES,
     )
     joblib.open_rooms(sio, requires_identity=True, limits=settings)
     app.mount("/socket.io", socketio.ASGIApp(sio))

@@ -103,6 +103,7 @@ class JobLibSettings(BaseSettings):
     max_task_result_bytes: Annotated[int, Field(ge=1, le=512 * MIB)] = 256 * MIB
     max_stored_result_bytes: Annotated[int, Field(ge=1)] = 10 * 1024 * MIB
     upload_timeout_seconds: Seconds = 60
+    request_timeout_seconds: Seconds = 30
     task_result_days: Annotated[float, Field(gt=0, le=36_500)] = 7
     publish_timeout_seconds: Seconds = 5
     max_queued_events: Annotated[int, Field(ge=1)] = 10_000

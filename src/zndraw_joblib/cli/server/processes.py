@@ -13,8 +13,9 @@ from pydantic import BaseModel, SecretStr
 
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.server import database
+from zndraw_joblib.cli.server.connections import limit_heads
 from zndraw_joblib.contract.logs import LogConfig
-from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.app import MAX_EVENT_BYTES, create_app
 from zndraw_joblib.server.internal.extensions import CannotLoad
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
@@ -80,7 +81,11 @@ def serve_one(
         lifespan="on",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_OPEN_REQUESTS_SECONDS,
+        ws_max_size=MAX_EVENT_BYTES,
+        # A compressed message may be a thousand times larger when it is unpacked, before any limit counts.
+        ws_per_message_deflate=False,
     )
+    limit_heads(config, lambda: settings.request_timeout_seconds)
     # The garbage collector skips frozen objects; scanning them would pause the server for 0.1 s.
     gc.collect()
     gc.freeze()
