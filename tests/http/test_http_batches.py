@@ -4,6 +4,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import pytest
 from rest import UNKNOWN_ID, V1, AsUser, expect_problem, get_task, register
 
 SUBMIT, CLAIM, REPORT = f"{V1}/tasks/submit", f"{V1}/tasks/claim", f"{V1}/tasks/report"
@@ -109,3 +110,44 @@ async def test_a_stranger_reports_nothing(client: httpx.AsyncClient, as_user: As
     stranger = await as_user("eve")
     got = await results(stranger, REPORT, {"reports": [{"id": made["id"], "status": "cancelled"}]})
     assert [each["status"] for each in got] == [403]
+
+
+LINES = {"first": 1, "lines": [1] * 1000}
+# Bodies of some 100 kB in which nearly everything is wrong.
+MALFORMED: dict[str, tuple[str, dict[str, Any], int]] = {
+    "submits": (SUBMIT, {"tasks": [{"payload": []}] * 1000}, 966),
+    "one item": (SUBMIT, {"tasks": [1]}, 0),
+    "submits at the end": (SUBMIT, {"tasks": [{"room_id": "lab", "job_name": "a"}] * 990 + [1] * 10}, 0),
+    "too many submits": (SUBMIT, {"tasks": [1] * 100_000}, 99_900),
+    "logs of reports": (REPORT, {"reports": [{"status": 1, "log": LINES}] * 100}, 66),
+    "logs of a heartbeat": ("workers/{}", {"tasks": [{"id": 1, "attempt": 1, "log": LINES}] * 200}, 150),
+    "notes": (REPORT, {"reports": [{"failure": {"type": "A", "notes": [1] * 20}}] * 1000}, 950),
+}
+
+
+@pytest.mark.parametrize(("url", "body", "unchecked"), MALFORMED.values(), ids=MALFORMED)
+async def test_few_errors_of_a_malformed_body_are_listed(
+    client: httpx.AsyncClient, url: str, body: dict[str, Any], unchecked: int
+) -> None:
+    """The answer has 100 errors at most, and says how many items were not checked."""
+    worker = (await client.post(f"{V1}/workers", json={})).json()["id"]
+    is_heartbeat = not url.startswith("/")
+    url = f"{V1}/{url.format(worker)}" if is_heartbeat else url
+    response = await client.request("PATCH" if is_heartbeat else "POST", url, json=body)
+    problem = expect_problem(response, 422, "invalid-request")
+    assert 0 < len(problem["errors"]) <= 100
+    assert len(response.content) < 50_000
+    name, items = next(iter(body.items()))
+    assert all(error["loc"][:2] == ["body", name] for error in problem["errors"])
+    note = f"{unchecked} of {len(items)} {name} were not checked"
+    assert (note in problem["detail"]) == bool(unchecked), problem["detail"]
+
+
+async def test_few_errors_of_all_payloads_are_listed(client: httpx.AsyncClient) -> None:
+    """An answer has 100 errors of payloads, and one for each further problem."""
+    schema = {"type": "object", "additionalProperties": {"type": "integer"}}
+    job = await register(client, schema=schema)
+    payload = {str(number): "x" for number in range(60)}
+    got = await results(client, SUBMIT, {"tasks": of(job, *[payload] * 10)})
+    assert [len(each["problem"]["errors"]) for each in got] == [60, 40, *[1] * 8]
+    assert all("(and 57 more)" in each["problem"]["detail"] for each in got)

@@ -131,3 +131,44 @@ async def test_ctrl_c_stops_a_server_with_waiting_requests(sqlite_url: str, sett
             assert (claimed.status_code, claimed.json()) == (200, NO_TASK)
     async with serving(settings) as (client, _):
         assert (await claim(client, job["worker_id"]))["id"] == task["id"]
+
+
+async def test_a_body_that_does_not_arrive_is_refused(port: tuple[httpx.AsyncClient, Runtime]) -> None:
+    """With a 408 that names the setting, and the connection is closed; bytes one by one change nothing."""
+    client, runtime = port
+    runtime.settings.request_timeout_seconds = 0.3
+    url = client.base_url
+    head = (
+        f"POST {V1}/workers HTTP/1.1\r\nHost: test\r\nContent-Length: 100000\r\n"
+        f"Content-Type: application/json\r\nAuthorization: {client.headers['Authorization']}\r\n\r\n"
+    ).encode()
+    for is_slow in (False, True):
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(head + b'{"name": "')
+        read = asyncio.create_task(reader.read())
+        while is_slow and not read.done():
+            writer.write(b"x")
+            await asyncio.sleep(0.01)
+        answer = await read
+        assert answer.startswith(b"HTTP/1.1 408 "), answer
+        assert b"/v1/problems/upload-stalled" in answer
+        assert b"request_timeout_seconds" in answer
+        writer.close()
+
+
+async def test_a_slow_body_may_take_longer_if_bytes_arrive(port: tuple[httpx.AsyncClient, Runtime]) -> None:
+    """Each 64 KiB add a second."""
+    client, runtime = port
+    runtime.settings.request_timeout_seconds = 0.3
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 0.6
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"worker": {}' + b" " * 200_000
+        while loop.time() < end:
+            await asyncio.sleep(0.05)
+            yield b" "
+        yield b"}"
+
+    response = await client.post(f"{V1}/workers", content=body())
+    assert response.status_code == 201, response.text

@@ -24,7 +24,7 @@ class BatchSubmitRequest(RequestBody):
     With `atomic`, either all are submitted, in one transaction, or none.
     """
 
-    tasks: list[TaskToSubmit] = Field(min_length=1, max_length=MAX_BATCH)
+    tasks: list[TaskToSubmit] = Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)
     atomic: bool = False
 
 
@@ -38,7 +38,7 @@ class BatchReportRequest(RequestBody):
     """Report on tasks. `worker_id` holds for each report that has none of its own."""
 
     worker_id: UUID | None = None
-    reports: list[TaskReport] = Field(min_length=1, max_length=MAX_BATCH)
+    reports: list[TaskReport] = Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)
 
 
 class BatchResult(BaseModel):

@@ -142,7 +142,7 @@ class HeartbeatRequest(RequestBody):
     `max_tasks` changes how many tasks the worker may hold at once, `worker` what is known about it.
     """
 
-    tasks: list[NamedTask] = Field(default_factory=list, max_length=MAX_NAMED_TASKS)
+    tasks: list[NamedTask] = Field(default_factory=list, max_length=MAX_NAMED_TASKS, fail_fast=True)
     max_tasks: MaxTasks | None = None
     worker: WorkerInfo | None = None
 

@@ -172,7 +172,7 @@ class MethodNotAllowed(ProblemException):
 
 
 class UploadStalled(ProblemException, TimeoutError):
-    """No bytes of an upload arrived for too long (setting `upload_timeout_seconds`)."""
+    """The body did not arrive in time (settings `request_timeout_seconds`, `upload_timeout_seconds`)."""
 
     title, status = "Request Timeout", 408
 

@@ -75,7 +75,7 @@ class LogPart(RequestBody):
     """
 
     first: Annotated[int, Field(ge=1, le=MAX_LINE_NUMBER)]
-    lines: Annotated[list[LogLine], Field(min_length=1, max_length=MAX_LOG_LINES)]
+    lines: Annotated[list[LogLine], Field(min_length=1, max_length=MAX_LOG_LINES, fail_fast=True)]
 
 
 class Failure(RequestBody):
@@ -90,8 +90,8 @@ class Failure(RequestBody):
     type: Annotated[str, Field(max_length=256)]
     traceback: Annotated[str, Field(max_length=MAX_TRACEBACK_CHARACTERS)] = ""
     full_traceback: Annotated[str, Field(max_length=MAX_TRACEBACK_CHARACTERS)] = ""
-    notes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] = Field(
-        default_factory=list
+    notes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20, fail_fast=True)] = (
+        Field(default_factory=list)
     )
 
 

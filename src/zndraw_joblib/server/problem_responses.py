@@ -1,10 +1,12 @@
 """Turn exceptions into problems (RFC 9457), for HTTP responses and Socket.IO acknowledgements."""
 
 import logging
+from collections.abc import Iterable
+from typing import Any, get_args
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 
 from zndraw_joblib.contract.problems import (
@@ -18,6 +20,13 @@ from zndraw_joblib.contract.problems import (
 )
 
 logger = logging.getLogger(__name__)
+
+# The validation errors in one answer.
+MAX_LISTED_ERRORS = 100
+# A location may have a key of the request, of any length.
+_MAX_LOCATION_PART = 200
+
+Fault = tuple[tuple[int | str, ...], str, str]
 
 
 def prefixed(problem: Problem, prefix: str) -> Problem:
@@ -57,16 +66,58 @@ def as_problem(error: Exception) -> ProblemException:
 
 def invalid_part(error: ValidationError, *part: str) -> InvalidRequest:
     """Return the problem of a part of a request (`body`, `query`, …) that does not fit its model."""
+    return _invalid_request([((*part, *loc), text, kind) for loc, text, kind in _faults(error)])
+
+
+def invalid_body(model: type[BaseModel], value: Any, error: ValidationError) -> InvalidRequest:
+    """Return the problem of a body that does not fit its model.
+
+    The validation of a list of objects ends with its first malformed object, because each may have an error.
+    Continue behind it until there are enough errors to list.
+    """
+    faults, note = _faults(error), ""
+    for place, (loc, _, _) in enumerate(faults):
+        if len(loc) > 1 and isinstance(loc[1], int):
+            name = str(loc[0])
+            items: list[Any] = value[name]
+            faults[place:], unchecked = _faults_of_items(model, name, items, loc[1])
+            note = f"{unchecked} of {len(items)} {name} were not checked" if unchecked else ""
+            break
+    return _invalid_request([(("body", *loc), text, kind) for loc, text, kind in faults], note)
+
+
+def _faults_of_items(
+    model: type[BaseModel], name: str, items: list[Any], start: int
+) -> tuple[list[Fault], int]:
+    """Return the errors of a list's items, and how many items were left when there were enough."""
+    adapter: TypeAdapter[Any] = TypeAdapter(get_args(model.model_fields[name].annotation)[0])
+    faults: list[Fault] = []
+    for index, item in enumerate(items[start:], start):
+        if len(faults) >= MAX_LISTED_ERRORS:
+            return faults, len(items) - index
+        try:
+            adapter.validate_python(item)
+        except ValidationError as error:
+            faults += [((name, index, *loc), text, kind) for loc, text, kind in _faults(error)]
+    return faults, 0
+
+
+def _faults(error: ValidationError) -> list[Fault]:
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    return _invalid_request([((*part, *fault["loc"]), fault["msg"], fault["type"]) for fault in found])
+    return [(fault["loc"], fault["msg"], fault["type"]) for fault in found]
 
 
-def _invalid_request(faults: list[tuple[tuple[int | str, ...], str, str]]) -> InvalidRequest:
+def _invalid_request(faults: Iterable[Fault], note: str = "") -> InvalidRequest:
     errors = [
-        {"loc": [str(part) for part in loc], "message": str(text), "type": kind} for loc, text, kind in faults
+        {"loc": [str(part)[:_MAX_LOCATION_PART] for part in loc], "message": str(text), "type": kind}
+        for loc, text, kind in faults
     ]
     first = errors[0] if errors else {"loc": [], "message": "invalid request"}
-    return InvalidRequest(f"{'.'.join(first['loc'])}: {first['message']}", errors=errors)
+    more = len(errors) - MAX_LISTED_ERRORS
+    notes = [f"{more} more errors are not listed"] if more > 0 else []
+    notes += [note] if note else []
+    detail = f"{'.'.join(first['loc'])}: {first['message']}" + (f" ({', '.join(notes)})" if notes else "")
+    return InvalidRequest(detail, errors=errors[:MAX_LISTED_ERRORS])
 
 
 async def problem_exception_handler(request: Request, error: Exception) -> Response:

@@ -19,7 +19,7 @@ from zndraw_joblib.server.http.request_body import BODY
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.http.traces import Traceparent, submit_span
-from zndraw_joblib.server.problem_responses import as_problem, prefixed
+from zndraw_joblib.server.problem_responses import MAX_LISTED_ERRORS, as_problem, prefixed
 from zndraw_joblib.server.service import rules
 from zndraw_joblib.server.service.tasks import Report, Submission, has_body
 
@@ -136,8 +136,18 @@ def _large_payload(task: TaskToSubmit) -> ProblemException | None:
 
 def _response(done: Sequence[Outcome], status: int, prefix: str, *, is_minimal: bool) -> Response:
     results = [_result(outcome, status, prefix, is_minimal=is_minimal) for outcome in done]
+    _cut_errors(results)
     headers = {"Preference-Applied": "return=minimal"} if is_minimal else None
     return Response(to_json({"results": results}), headers=headers, media_type=JSON_MEDIA_TYPE)
+
+
+def _cut_errors(results: Sequence[dict[str, Any]]) -> None:
+    """Keep as many errors of all problems as one answer lists, and the first one of each problem."""
+    left = MAX_LISTED_ERRORS
+    for result in results:
+        errors: list[Any] = result.get("problem", {}).get("errors", [])
+        del errors[max(1, left) :]
+        left -= len(errors)
 
 
 def _result(outcome: Outcome, status: int, prefix: str, *, is_minimal: bool) -> dict[str, Any]:

@@ -217,7 +217,7 @@ async def upload_provider_result(
         find_for_upload, caller, provider_id, headers.worker_id
     )
     if headers.is_error:
-        body = await read_body(request, _MAX_ERROR_BODY_BYTES)
+        body = await read_body(request, queue.runtime.settings.request_timeout_seconds, _MAX_ERROR_BODY_BYTES)
         await queue.uploads.upload_error(results, provider, headers.request_hash, body)
     else:
         announced = int(request.headers.get("content-length", 0))

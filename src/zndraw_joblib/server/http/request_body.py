@@ -1,21 +1,44 @@
 """Read the body of a request in a host's dependencies and again in the endpoint."""
 
+import asyncio
+
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
-from zndraw_joblib.contract.problems import ContentTooLarge
+from zndraw_joblib.contract.problems import ContentTooLarge, UploadStalled
 
 # A body has at most one JSON value of 1 MiB and an error text. Escapes at most triple the size of a text.
 MAX_BODY_BYTES = 4 * MAX_JSON_BYTES
+# A body that arrives at this rate may take longer than the time limit of a request.
+_MIN_BYTES_PER_SECOND = 64 * 1024
 # The key of a body that was read, in the request's scope.
 BODY = "zndraw_joblib.body"
 
 
-async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body. Raises `ContentTooLarge` as soon as it has more than `most` bytes."""
-    chunks, size = list[bytes](), 0
+async def read_body(request: Request, seconds: float, most: int = MAX_BODY_BYTES) -> bytes:
+    """Return the body. Raises `ContentTooLarge` as soon as it has more than `most` bytes.
+
+    Raises `UploadStalled` if it is not complete after `seconds`, and one more for each 64 KiB of it.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await _read_in_time(request, most, limit)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        # The rest of the body may never arrive, so the connection cannot be used again.
+        headers = {"Connection": "close"} if request.scope.get("http_version", "").startswith("1") else {}
+        raise UploadStalled(
+            f"The body of the request did not arrive within {seconds:g} s and one more for each 64 KiB "
+            "(setting request_timeout_seconds); send it again",
+            headers=headers,
+        ) from error
+
+
+async def _read_in_time(request: Request, most: int, limit: asyncio.Timeout) -> bytes:
+    chunks, size, end = list[bytes](), 0, limit.when() or 0
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
@@ -26,6 +49,7 @@ async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
         if not message.get("more_body", False):
             return chunk if not chunks else b"".join([*chunks, chunk])
         chunks.append(chunk)
+        limit.reschedule(end + size / _MIN_BYTES_PER_SECOND)
 
 
 class RecordedBody:

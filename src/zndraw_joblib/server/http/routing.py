@@ -32,8 +32,8 @@ from zndraw_joblib.server.http.forgery import check_unsafe
 from zndraw_joblib.server.http.request_body import BODY, MAX_BODY_BYTES, read_body
 from zndraw_joblib.server.http.request_counts import BY_HOST, RequestCounts
 from zndraw_joblib.server.http.request_ids import SCOPE_KEY, given_request_id
-from zndraw_joblib.server.http.state import QueueState, remember_queue
-from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
+from zndraw_joblib.server.http.state import QueueState, queue_state, remember_queue
+from zndraw_joblib.server.problem_responses import as_problem, invalid_body, invalid_part, problem_response
 
 # Every digit becomes a zero, to find numbers beyond the range of floats in linear time.
 _AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
@@ -204,7 +204,9 @@ def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
     most = MAX_BATCH_BYTES if issubclass(model, BatchSubmitRequest | BatchReportRequest) else MAX_BODY_BYTES
 
     async def resolve(request: Request) -> Any:
-        content = request.scope[BODY] = await read_body(request, most)
+        content = request.scope[BODY] = await read_body(
+            request, queue_state(request).runtime.settings.request_timeout_seconds, most
+        )
         if not content:
             if is_required:
                 raise InvalidRequest("body: it is empty; send a JSON object")
@@ -218,7 +220,7 @@ def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
                 return None
             return model.model_validate(value)
         except ValidationError as error:
-            raise invalid_part(error, "body") from error
+            raise invalid_body(model, value, error) from error
         except ValueError as error:
             raise InvalidRequest(f"body: it is not JSON: {error}") from error
 

@@ -3418,6 +3418,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description `content-too-large` */
             413: {
                 headers: {
@@ -3627,6 +3636,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description `request-in-progress` */
             409: {
                 headers: {
@@ -3770,6 +3788,15 @@ export interface operations {
             };
             /** @description `worker-not-found` */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -4002,6 +4029,15 @@ export interface operations {
             };
             /** @description `task-not-found` */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -4351,6 +4387,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description `invalid-task-transition`, `request-in-progress`, `stale-report` */
             409: {
                 headers: {
@@ -4461,6 +4506,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description `invalid-task-transition`, `request-in-progress`, `stale-report` */
             409: {
                 headers: {
@@ -4564,6 +4618,15 @@ export interface operations {
             };
             /** @description `task-not-found` */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -4839,6 +4902,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description `request-in-progress` */
             409: {
                 headers: {
@@ -4942,6 +5014,15 @@ export interface operations {
             };
             /** @description `forbidden` */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -5109,6 +5190,15 @@ export interface operations {
             };
             /** @description `forbidden` */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -5392,6 +5482,15 @@ export interface operations {
             };
             /** @description `worker-not-found` */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -5895,6 +5994,15 @@ export interface operations {
             };
             /** @description `worker-not-found` */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -6862,6 +6970,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description `request-in-progress` */
             409: {
                 headers: {
@@ -7295,6 +7412,15 @@ export interface operations {
             };
             /** @description `worker-not-found` */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7926,6 +8052,15 @@ export interface operations {
             };
             /** @description `forbidden` */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8966,6 +9101,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description `content-too-large` */
             413: {
                 headers: {
@@ -9058,6 +9202,15 @@ export interface operations {
             };
             /** @description `forbidden` */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -19,7 +19,7 @@ Kinds = tuple[type[ProblemException], ...]
 PROBLEM_REF = "#/components/schemas/Problem"
 # Every operation determines the caller, with a dependency of the host that may read parameters and refuse.
 ALWAYS: Kinds = (p.Unauthorized, p.Forbidden, p.InvalidRequest, p.InternalServerError, p.ServiceUnavailable)
-_BODY: Kinds = (p.ContentTooLarge,)
+_BODY: Kinds = (p.ContentTooLarge, p.UploadStalled)
 _OF_PARAMETERS: list[tuple[Any, Kinds]] = [
     (d.ReadableRoom, (p.InvalidRoomId,)),
     (d.WritableRoom, (p.InvalidRoomId, p.Locked)),
@@ -37,7 +37,6 @@ _SUBMIT: Kinds = (p.TaskNotFound, p.InvalidPayload, p.InternalJobNotConfigured)
 _REGISTER: Kinds = (p.InvalidCategory, p.WorkerNotFound)
 _WORKER: Kinds = (p.WorkerNotFound,)
 _PROVIDER: Kinds = (p.ProviderNotFound,)
-_UPLOAD: Kinds = (p.ContentTooLarge, p.UploadStalled)
 _RESULT: Kinds = (p.TaskNotFound, p.ResultNotFound, p.ResultExpired, p.RangeNotSatisfiable)
 _REQUEST: Kinds = (p.ContentTooLarge, p.TooManyRequests, p.ProviderNotConnected, p.ProviderFailed)
 _OF_OPERATIONS: dict[str, Kinds] = {
@@ -58,7 +57,7 @@ _OF_OPERATIONS: dict[str, Kinds] = {
     "find_ids": _ROOMS,
     "preview_bulk_action": _WRITABLE_ROOMS,
     "apply_bulk_action": _WRITABLE_ROOMS,
-    "upload_task_result": (*_REPORT, *_UPLOAD, p.ResultStoreFull),
+    "upload_task_result": (*_REPORT, *_BODY, p.ResultStoreFull),
     "read_task_result": _RESULT,
     "head_task_result": _RESULT,
     "create_task_stream_token": _TASK,
@@ -74,7 +73,7 @@ _OF_OPERATIONS: dict[str, Kinds] = {
     "read_provider": (*_REQUEST, p.ProviderTimeout),
     "remove_provider": _PROVIDER,
     "claim_provider_request": _WORKER,
-    "upload_provider_result": (*_PROVIDER, p.StaleResult, *_UPLOAD),
+    "upload_provider_result": (*_PROVIDER, p.StaleResult, *_BODY),
     "get_statistics": (p.InvalidRoomId, p.JobNotFound),
     "get_caller": _ROOMS,
     "list_audit_entries": _ROOMS,
