@@ -8,10 +8,13 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 import socketio
+import zndraw_joblib.events as old_events
 from sdk.live import TOKEN, LiveServer
 from waiting import wait_until
 
-from zndraw_joblib import ClaimedTask, Event, Extension, JobManager, Provider, TaskNotFound
+import zndraw_joblib
+import zndraw_joblib.client as old_client
+from zndraw_joblib import ClaimedTask, Event, Extension, JobManager, JoinJobRoom, Provider, TaskNotFound
 from zndraw_joblib.client.api import Connection
 
 OldManager = Callable[..., Any]
@@ -92,7 +95,9 @@ def test_without_a_worker_there_is_nothing_to_claim(worker: Callable[..., JobMan
     """`claim` and `heartbeat` raise a ValueError that says what to call first."""
     manager = worker()
     for call in (manager.claim, manager.heartbeat):
-        with pytest.raises(ValueError, match=r"call register\(\) or create_worker\(\) first"):
+        with pytest.raises(
+            ValueError, match=r"Worker ID not set.*Call register\(\) or create_worker\(\) first"
+        ):
             call()
 
 
@@ -192,12 +197,20 @@ def test_wrong_options_are_refused(old_manager: OldManager, options: dict[str, A
         old_manager(**options)
 
 
+def test_the_repeats_of_a_registration_are_an_option_of_each_manager(api: Connection) -> None:
+    """A negative number is refused, and the error names the option."""
+    JobManager(api, max_startup_retries=5, max_unreachable_seconds=120)
+    with pytest.raises(ValueError, match="max_startup_retries must not be negative, not -1"):
+        JobManager(api, max_startup_retries=-1)
+
+
 class ModelSocket:
     """A wrapper of a Socket.IO client whose `on` takes the model of an event, and gives it to the handler."""
 
     def __init__(self, client: socketio.Client) -> None:
         self.client = client
         self.models: list[type[Event]] = []
+        self.sent: list[Event] = []
 
     def on(self, event: Any, handler: Callable[..., Any]) -> None:
         """Register a handler, for a model, or for the name of an event of Socket.IO itself."""
@@ -210,25 +223,32 @@ class ModelSocket:
 
     def emit(self, model: Event) -> None:
         """Send an event."""
+        self.sent.append(model)
         self.client.emit(model.event_name, model.model_dump(mode="json"))
 
 
-def test_a_wrapper_registers_handlers_by_model(
-    old_manager: OldManager, server: LiveServer, api: Connection, room: str
+@pytest.mark.filterwarnings("ignore:zndraw_joblib.(client|events):DeprecationWarning")
+@pytest.mark.parametrize("is_old", [False, True], ids=["current", "old"])
+def test_a_wrapper_registers_handlers_by_class(
+    server: LiveServer, api: Connection, room: str, is_old: bool
 ) -> None:
-    """Its handlers wake the worker, which polls too rarely to find the task."""
-    with pytest.warns(DeprecationWarning, match="events"):
-        from zndraw_joblib.events import ProviderRequest, TaskAvailable, TaskStatusEvent
+    """Its handlers wake the worker, which polls too rarely; it sends ids as texts, and stays `tsio`."""
+    client_module, events = (old_client, old_events) if is_old else (zndraw_joblib, zndraw_joblib)
     client = socketio.Client()
     client.connect(server.url, auth={"token": TOKEN}, transports=["websocket"])
     try:
         wrapper, ran = ModelSocket(client), threading.Event()
-        with pytest.warns(DeprecationWarning, match="client.JobManager"):
-            from zndraw_joblib.client import JobManager
-        manager = JobManager(api, wrapper, execute=lambda task: ran.set(), polling_interval=600, long_poll=0)
+        manager = client_module.JobManager(
+            api, wrapper, execute=lambda task: ran.set(), polling_interval=600, long_poll=0
+        )
         with manager:
             manager.register(Rotate, room=room)
-            assert set(wrapper.models) == {ProviderRequest, TaskAvailable, TaskStatusEvent}
+            assert manager.tsio is wrapper
+            classes = {events.ProviderRequest, events.TaskAvailable, events.TaskStatusEvent}
+            assert set(wrapper.models) == classes
+            joined = JoinJobRoom(job_name=f"{room}:modifiers:Rotate", worker_id=str(manager.worker_id))
+            assert wrapper.sent == [joined]
+            assert isinstance(wrapper.sent[0].worker_id, str)
             wait_until(lambda: server.sockets_in(f"jobs:{room}:modifiers:Rotate") == 1)
             manager.submit(f"{room}:modifiers:Rotate")
             assert ran.wait(30)

@@ -123,7 +123,7 @@ class TestValues:
             ("", None),
             ("wait=5", 5),
             ("respond-async, Wait=7", 7),
-            ("wait=0", None),
+            ("wait=0", 0),
             ("wait=x", None),
         ],
     )

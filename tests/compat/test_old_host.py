@@ -5,18 +5,38 @@ import importlib
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+import socketio
+from databases import on_sqlite
+from fastapi import Depends, FastAPI
 from host.conftest import Start, start
 from rest import ROTATE, V1
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from waiting import until
 
-from zndraw_joblib import Job, Worker
+from zndraw_joblib import (
+    Emission,
+    FrameRoomCleanupDep,
+    Job,
+    JobLib,
+    JobLibSettings,
+    JobLibSettingsDep,
+    ProblemException,
+    ProviderRecord,
+    ProvidersInvalidate,
+    ResultBackendDep,
+    Worker,
+    WritableRoomDep,
+    get_joblib_settings,
+    get_tsio,
+    problem_exception_handler,
+    register_socketio_handlers,
+    run_sweeper,
+)
 from zndraw_joblib.server.store.engine import open_engine
 from zndraw_joblib.server.store.schema import OutdatedSchema
 
@@ -101,6 +121,102 @@ async def test_its_sweeper_cleans_up_after_rows_of_its_own(host: Any, old_host: 
         ("ProvidersInvalidate", "room:lab")
     ]
     assert isinstance(host.emitted[0][0], old_host.ProvidersInvalidate)
+
+
+@pytest.mark.filterwarnings(OWN_ROWS)
+async def test_a_sweeper_of_the_package_names_the_rooms_with_frames(host: Any, old_host: ModuleType) -> None:
+    """`run_sweeper(…, on_frame_rooms=…)`; a function that raises is logged, and the sweeper continues."""
+    silent = datetime.now(UTC) - timedelta(hours=1)
+    await host.add_frames("lab", old_host.ROOT, last_heartbeat=silent)
+    seen: list[set[str]] = []
+
+    async def clean_up(rooms: set[str]) -> None:
+        seen.append(rooms)
+        if len(seen) == 1:
+            await host.add_frames("attic", old_host.ROOT, last_heartbeat=silent)
+            raise OSError("no disk")
+
+    settings = JobLibSettings(worker_timeout_seconds=0.1, sweeper_interval_seconds=0.1)
+    sweeping = asyncio.create_task(run_sweeper(host.get_session, settings, on_frame_rooms=clean_up))
+    await until(lambda: len(seen) == 2)
+    sweeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await sweeping
+    assert seen == [{"lab"}, {"attic"}]
+
+
+@pytest.mark.filterwarnings(OWN_ROWS, "ignore:zndraw_joblib.sweeper:DeprecationWarning")
+async def test_clean_ups_of_the_old_path_return_the_rooms_with_frames(
+    host: Any, old_host: ModuleType
+) -> None:
+    """With the events, which can be sent; the count comes first where several workers may go."""
+    from zndraw_joblib.sweeper import cleanup_stale_workers, cleanup_stuck_internal_tasks, cleanup_worker
+
+    worker = await host.add_frames("lab", old_host.ROOT)
+    event = Emission(ProvidersInvalidate(), "room:lab")
+    async with host.sessions() as session:
+        assert await cleanup_worker(session, worker) == ({event}, {"lab"})
+        await session.commit()
+        silent = datetime.now(UTC) - timedelta(hours=1)
+        await host.add_frames("lab", old_host.ROOT, last_heartbeat=silent)
+        assert await cleanup_stale_workers(session, timedelta(minutes=1)) == (1, {event}, {"lab"})
+        assert await cleanup_stuck_internal_tasks(session, timedelta(minutes=1)) == (0, set())
+
+
+@on_sqlite
+@pytest.mark.parametrize("override", [True, False])
+async def test_dependencies_of_the_package_work_in_routes_of_the_host(
+    old_host: ModuleType, engine: AsyncEngine, start: Start, override: bool
+) -> None:
+    """They return what the queue uses; a room passes the guard of the queue, however the host set it."""
+    host = old_host.OldHost(engine)
+    app, sio = host.app, socketio.AsyncServer(async_mode="asgi")
+    register_socketio_handlers(sio, host.joblib)
+    if not override:
+        app = FastAPI()
+        app.add_exception_handler(ProblemException, problem_exception_handler)
+        host.joblib = JobLib(
+            session_maker=host.sessions,
+            identity=old_host.current_user,
+            settings=host.settings,
+            writable_room=old_host.unlocked_room,
+            tsio=sio,
+        )
+        host.joblib.mount(app)
+
+    @app.get("/own/{room_id}")
+    async def own(
+        room_id: WritableRoomDep,
+        settings: JobLibSettingsDep,
+        backend: ResultBackendDep,
+        clean_up: FrameRoomCleanupDep,
+        tsio: Annotated[Any, Depends(get_tsio)],
+        same: Annotated[JobLibSettings, Depends(get_joblib_settings)],
+    ) -> list[Any]:
+        await clean_up({room_id})
+        await backend.store("own", b"kept", 60)
+        is_same = settings is same is host.settings
+        return [
+            room_id,
+            is_same,
+            (await backend.get("own")).decode(),
+            tsio is sio,
+            host.cleaned == [{room_id}],
+        ]
+
+    client = await start(app)
+    assert (await client.get("/own/lab")).json() == ["lab", True, "kept", True, override]
+    for room, detail in (("locked", "The room is locked"), ("a:b", "Room ID 'a:b' contains invalid")):
+        response = await client.get(f"/own/{room}")
+        assert (response.status_code, response.json()["detail"][: len(detail)]) == (400, detail)
+
+
+def test_a_row_that_is_not_saved_has_its_full_name() -> None:
+    """A job and a provider; in a query the name of a job is its column."""
+    names = {"room_id": "lab", "category": "modifiers", "name": "Rotate"}
+    for table in (Job, ProviderRecord):
+        assert table(**names).full_name == "lab:modifiers:Rotate"
+    assert "joblib_job.full_name = " in str(select(Job.id).where(Job.full_name == "x"))
 
 
 @pytest.mark.filterwarnings(OWN_ROWS)

@@ -120,14 +120,14 @@ def connect_client(tsio: socketio.Client, host: HostServer) -> None:
 
 
 class Wrapper:
-    """A host's wrapper, which takes models."""
+    """A host's wrapper, which takes events and their classes."""
 
     def __init__(self, inner: socketio.Client) -> None:
         self._inner = inner
 
-    def on(self, event: str, handler: Callable[..., Any]) -> None:
+    def on(self, event: Any, handler: Callable[..., Any]) -> None:
         """Add a handler."""
-        self._inner.on(event, handler)
+        self._inner.on(getattr(event, "event_name", event), handler)
 
     def emit(self, event: Event) -> None:
         """Send a model under its event name."""
@@ -331,12 +331,12 @@ def test_wrappers_of_a_client_share_its_handlers(has_handler: bool) -> None:
 
 def test_a_wrapper_without_a_hash_gets_one_handler() -> None:
     """Workers that come and go add nothing to a wrapper from which no handler can be removed."""
-    added: list[str] = []
+    added: list[Any] = []
 
     class Closed:
         __hash__ = None  # type: ignore[assignment]
 
-        def on(self, event: str, handler: Callable[..., Any]) -> None:
+        def on(self, event: Any, handler: Callable[..., Any]) -> None:
             added.append(event)
 
     wrapper = Closed()

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 
 from zndraw_joblib.compat_0_1.instances import OldModel
 from zndraw_joblib.contract import events, providers
-from zndraw_joblib.contract.events import Emission, room_of
+from zndraw_joblib.contract.events import Emission, status_emission
 
 Text = Annotated[str, BeforeValidator(str)]
 TextOrNone = Annotated[str | None, BeforeValidator(lambda value: None if value is None else str(value))]
@@ -28,30 +28,6 @@ class TaskStatusEvent(events.TaskStatusEvent, metaclass=OldModel):
     worker_id: TextOrNone = None  # type: ignore[assignment]
 
 
-class JoinJobRoom(events.JoinJobRoom, metaclass=OldModel):
-    """`JoinJobRoom` with the worker's id as a string."""
-
-    worker_id: Text  # type: ignore[assignment]
-
-
-class LeaveJobRoom(events.LeaveJobRoom, metaclass=OldModel):
-    """`LeaveJobRoom` with the worker's id as a string."""
-
-    worker_id: Text  # type: ignore[assignment]
-
-
-class JoinProviderRoom(events.JoinProviderRoom, metaclass=OldModel):
-    """`JoinProviderRoom` with the worker's id as a string."""
-
-    worker_id: Text  # type: ignore[assignment]
-
-
-class LeaveProviderRoom(events.LeaveProviderRoom, metaclass=OldModel):
-    """`LeaveProviderRoom` with the worker's id as a string."""
-
-    worker_id: Text  # type: ignore[assignment]
-
-
 class ProviderRequest(events.ProviderRequest, metaclass=OldModel):
     """`ProviderRequest` that can be built from parameters that are not JSON yet."""
 
@@ -65,13 +41,6 @@ class ProviderRequest(events.ProviderRequest, metaclass=OldModel):
         return cls(request_id=request_id, provider_name=provider_name, params=canonical)
 
 
-def build_task_status_emission(task: Any, name: str, queue_position: int | None = None) -> Emission:
-    """Return the status of a task, a row or a `TaskResponse`, as an event to its room.
-
-    `name` is the full name of its job.
-    """
-    fields = ("id", "room_id", "status", "created_at", "started_at", "completed_at", "worker_id", "error")
-    event = TaskStatusEvent(
-        name=name, queue_position=queue_position, **{field: getattr(task, field) for field in fields}
-    )
-    return Emission(event, room_of(task.room_id))
+def build_task_status_emission(task: Any, job_full_name: str, queue_position: int | None = None) -> Emission:
+    """Return the status of a task, a row or a `TaskResponse`, as an event to its room."""
+    return status_emission(TaskStatusEvent, task, job_full_name, queue_position)

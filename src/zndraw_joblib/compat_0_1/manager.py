@@ -8,31 +8,13 @@ from zndraw_joblib.compat_0_1.sockets import by_model
 from zndraw_joblib.worker import manager
 from zndraw_joblib.worker.tasks import ClaimedTask
 
-_FIRST_PAUSE_SECONDS = 0.25
-
 
 class JobManager(manager.JobManager):
-    """`JobManager` with what only version 0.1.x had: `fail_by_id`, and ids as strings.
+    """`JobManager` with what only version 0.1.x had: `fail_by_id`, and ids as strings."""
 
-    While the server cannot be reached, a registration is repeated about `max_startup_retries` times, in
-    growing intervals; by default for 30 seconds.
-    """
-
-    def __init__(
-        self,
-        api: Any,
-        tsio: Any = None,
-        execute: Any = None,
-        *,
-        max_startup_retries: int | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, api: Any, tsio: Any = None, execute: Any = None, **options: Any) -> None:
         super().__init__(api, by_model(tsio), execute=execute, **options)
-        if max_startup_retries is not None:
-            if max_startup_retries < 0:
-                raise ValueError(f"max_startup_retries must not be negative, not {max_startup_retries}")
-            # The sum of the pauses, each twice as long as the one before.
-            self._register_seconds = _FIRST_PAUSE_SECONDS * (2.0**max_startup_retries - 1)
+        self.tsio = tsio
 
     @property
     def worker_id(self) -> str | None:  # type: ignore[override]

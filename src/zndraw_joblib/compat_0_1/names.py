@@ -16,8 +16,15 @@ class OldName(NamedTuple):
 # Names that are also public names of the package now.
 _PUBLIC = {
     "client": ("ApiManager", "Category", "ClaimedTask", "Extension"),
-    "dependencies": ("ResultBackend", "get_result_backend", "validate_room_id", "verify_writable_room"),
-    "events": ("Emission", "JobsInvalidate", "ProviderResultReady", "ProvidersInvalidate", "emit"),
+    "dependencies": (
+        *("FrameRoomCleanup", "FrameRoomCleanupDep", "JobLibSettingsDep", "ResultBackend"),
+        *("ResultBackendDep", "WritableRoomDep", "get_frame_room_cleanup", "get_joblib_settings"),
+        *("get_result_backend", "get_tsio", "request_hash", "validate_room_id", "verify_writable_room"),
+    ),
+    "events": (
+        *("Emission", "JobsInvalidate", "JoinJobRoom", "JoinProviderRoom", "LeaveJobRoom"),
+        *("LeaveProviderRoom", "ProviderResultReady", "ProvidersInvalidate", "emit"),
+    ),
     "exceptions": (
         *("Forbidden", "InternalJobNotConfigured", "InvalidCategory", "InvalidRoomId"),
         *("InvalidTaskTransition", "JobNotFound", "ProblemException", "ProviderNotFound", "ProviderTimeout"),
@@ -32,8 +39,8 @@ _PUBLIC = {
         *("ProviderResponse", "TaskClaimRequest", "TaskClaimResponse", "TaskSubmitRequest"),
         *("TaskUpdateRequest", "WorkerResponse", "WorkerSummary"),
     ),
-    "settings": ("JobLibSettings",),
-    "sweeper": ("cleanup_stale_workers", "cleanup_stuck_internal_tasks", "cleanup_worker"),
+    "settings": ("JobLibSettings", "JobLibSettingsDep"),
+    "sweeper": ("run_sweeper",),
 }
 # Names that have another name now.
 _RENAMED = {"events": {"FrozenEvent": "Event"}, "exceptions": {"ProviderTimeoutError": "ProviderTimeout"}}
@@ -45,19 +52,15 @@ _WITH_TEXT_IDS = "with UUIDs as ids"
 # Names whose value is in this package: its module, and what to use instead.
 _KEPT: dict[str, dict[str, tuple[str, str]]] = {
     "client": {"JobManager": ("manager", "zndraw_joblib.JobManager")},
-    "dependencies": {
-        "get_frame_room_cleanup": ("frames", "JobLib.on_providers_removed"),
-        "parse_prefer_wait": ("preferences", "the header Prefer of the request"),
-        "request_hash": ("requests", "the field request_id of a provider request"),
-    },
+    "dependencies": {"parse_prefer_wait": ("preferences", "the header Prefer of the request")},
     "events": {
-        "build_task_status_emission": ("events", "Emission(TaskStatusEvent(…), room)"),
+        "build_task_status_emission": (
+            "events",
+            f"zndraw_joblib.build_task_status_emission {_WITH_TEXT_IDS}",
+        ),
         **{
             name: ("events", f"zndraw_joblib.{name} {_WITH_TEXT_IDS}")
-            for name in (
-                *("JoinJobRoom", "JoinProviderRoom", "LeaveJobRoom", "LeaveProviderRoom"),
-                *("ProviderRequest", "TaskAvailable", "TaskStatusEvent"),
-            )
+            for name in ("ProviderRequest", "TaskAvailable", "TaskStatusEvent")
         },
     },
     "models": {
@@ -66,7 +69,10 @@ _KEPT: dict[str, dict[str, tuple[str, str]]] = {
     },
     "registry": {"ensure_internal_jobs": ("internal", "zndraw_joblib.register_internal_jobs")},
     "router": {**_STATUSES, "parse_prefer_wait": ("preferences", "the header Prefer of the request")},
-    "sweeper": {"run_sweeper": ("sweeper", "zndraw_joblib.run_sweeper")},
+    "sweeper": {
+        name: ("sweeper", f"zndraw_joblib.{name}")
+        for name in ("cleanup_stale_workers", "cleanup_stuck_internal_tasks", "cleanup_worker")
+    },
     "schemas": {"TaskResponse": ("schemas", f"zndraw_joblib.TaskResponse {_WITH_TEXT_IDS}")},
 }
 

@@ -4,5 +4,6 @@ from zndraw_joblib.server.http.headers import preferred_wait
 
 
 def parse_prefer_wait(prefer: str | None) -> int | None:
-    """Return the seconds of ``wait=N`` in a header `Prefer`; None without it, and for 0."""
-    return int(preferred_wait([prefer or ""]) or 0) or None
+    """Return the seconds of ``wait=N`` in a header `Prefer`; None without it."""
+    seconds = preferred_wait([prefer or ""])
+    return None if seconds is None else int(seconds)

@@ -5,7 +5,6 @@ built with an old name.
 """
 
 import warnings
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from zndraw_joblib.server.store.tables import ProviderRecord, Task, Worker
@@ -32,20 +31,6 @@ class _Renamed:
 for _table, _columns in _RENAMED.items():
     for _old, _new in _columns.items():
         setattr(_table, _old, _Renamed(_new))
-
-
-def _full_name(row: Any) -> str:
-    return f"{row.room_id}:{row.category}:{row.name}"
-
-
-def _is_alive(worker: Any, timeout: timedelta) -> bool:
-    return bool(datetime.now(UTC) - worker.last_heartbeat <= timeout)
-
-
-_WORKER: Any = Worker
-_WORKER.is_alive = _is_alive
-_PROVIDER: Any = ProviderRecord
-_PROVIDER.full_name = property(_full_name)
 
 
 def with_current_names(table: type[Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -1,33 +1,30 @@
-"""Socket.IO wrappers that register handlers by the model of an event."""
+"""Socket.IO wrappers that register handlers by the class of an event of version 0.1.x."""
 
 from collections.abc import Callable
 from typing import Any
 
-from zndraw_joblib.client.realtime import Realtime
 from zndraw_joblib.compat_0_1 import events
-from zndraw_joblib.worker.handlers import is_socketio_client
+from zndraw_joblib.worker.handlers import is_wrapper
 
-_MODELS = {
-    model.event_name: model
-    for model in (events.ProviderRequest, events.TaskAvailable, events.TaskStatusEvent)
+_OLD: dict[Any, Any] = {
+    cls.__bases__[0]: cls for cls in (events.ProviderRequest, events.TaskAvailable, events.TaskStatusEvent)
 }
 
 
 def by_model(tsio: Any) -> Any:
     """Return a Socket.IO client as it is, and a wrapper of one as `ByModel`."""
-    is_plain = tsio is None or isinstance(tsio, Realtime) or is_socketio_client(tsio)
-    return tsio if is_plain else ByModel(tsio)
+    return ByModel(tsio) if is_wrapper(tsio) else tsio
 
 
 class ByModel:
-    """A wrapper of a Socket.IO client, whose `on` gets models in place of the names of their events."""
+    """A wrapper of a Socket.IO client, whose `on` gets the classes of version 0.1.x, with texts as ids."""
 
     def __init__(self, tsio: Any) -> None:
         self._tsio = tsio
 
-    def on(self, event: str, handler: Callable[..., Any]) -> Any:
+    def on(self, event: Any, handler: Callable[..., Any]) -> Any:
         """Register a handler."""
-        return self._tsio.on(_MODELS.get(event, event), handler)
+        return self._tsio.on(_OLD.get(event, event), handler)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tsio, name)

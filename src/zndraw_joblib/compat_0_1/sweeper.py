@@ -1,27 +1,36 @@
-"""The `run_sweeper` of version 0.1.x."""
+"""The functions of version 0.1.x that clean up, whose results also have the rooms with removed frames."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
-from zndraw_joblib.compat_0_1.frames import rooms_with_frames
+from zndraw_joblib.contract.events import Emission
+from zndraw_joblib.contract.names import rooms_with_frames
 from zndraw_joblib.server.background import host_functions
-from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.store.tables import Worker
 
 
-async def run_sweeper(
-    get_session: Callable[[], Any],
-    settings: JobLibSettings,
-    tsio: Any = None,
-    on_frame_rooms: Callable[[set[str]], Awaitable[object]] | None = None,
-) -> None:
-    """Sweep until cancelled, like `zndraw_joblib.run_sweeper`.
+async def cleanup_worker(session: Any, worker: Worker) -> tuple[set[Emission], set[str]]:
+    """Remove a worker, in the caller's session. Does not commit.
 
-    After a commit, `on_frame_rooms` gets the rooms whose providers of the category ``frames`` were removed.
+    Return the events to `emit` after the commit, and the rooms whose providers of frames were removed.
     """
+    removed = await host_functions.remove_worker(session, worker)
+    return set(removed.emissions), rooms_with_frames(removed.providers)
 
-    async def call(full_names: Sequence[str]) -> None:
-        rooms = rooms_with_frames(full_names)
-        if on_frame_rooms is not None and rooms:
-            await on_frame_rooms(rooms)
 
-    await host_functions.run_sweeper(get_session, settings, tsio, on_providers_removed=call)
+async def cleanup_stale_workers(session: Any, timeout: timedelta) -> tuple[int, set[Emission], set[str]]:
+    """Remove all workers that have been silent for longer than `timeout`, in bounded transactions.
+
+    Return how many there were, the events to `emit`, and the rooms whose providers of frames were removed.
+    """
+    removed = await host_functions.remove_stale_workers(session, timeout)
+    return removed.total, set(removed.emissions), rooms_with_frames(removed.providers)
+
+
+async def cleanup_stuck_internal_tasks(session: Any, timeout: timedelta) -> tuple[int, set[Emission]]:
+    """Fail all internal tasks that have been held for longer than `timeout`, in bounded transactions.
+
+    Return how many there were, and the events to `emit`.
+    """
+    count, emissions = await host_functions.cleanup_stuck_internal_tasks(session, timeout)
+    return count, set(emissions)

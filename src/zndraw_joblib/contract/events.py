@@ -2,14 +2,17 @@
 
 import re
 from datetime import datetime
-from typing import ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL
 from zndraw_joblib.contract.progress import Progress
 from zndraw_joblib.contract.status import TaskStatus
+
+# The id of a worker in the events that it sends; the server checks it.
+TextId = Annotated[str, BeforeValidator(str), WithJsonSchema({"type": "string", "format": "uuid"})]
 
 
 class Event(BaseModel):
@@ -22,6 +25,10 @@ class Event(BaseModel):
         super().__init_subclass__()
         if "event_name" not in cls.__dict__:
             cls.event_name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+# The name of version 0.1.x.
+FrozenEvent = Event
 
 
 class JobsInvalidate(Event):
@@ -84,28 +91,28 @@ class JoinJobRoom(Event):
     """Sent by a worker: subscribe to the tasks of a job."""
 
     job_name: str
-    worker_id: UUID
+    worker_id: TextId
 
 
 class LeaveJobRoom(Event):
     """Sent by a worker: unsubscribe from the tasks of a job."""
 
     job_name: str
-    worker_id: UUID
+    worker_id: TextId
 
 
 class JoinProviderRoom(Event):
     """Sent by a worker: subscribe to the requests of a provider."""
 
     provider_name: str
-    worker_id: UUID
+    worker_id: TextId
 
 
 class LeaveProviderRoom(Event):
     """Sent by a worker: unsubscribe from the requests of a provider."""
 
     provider_name: str
-    worker_id: UUID
+    worker_id: TextId
 
 
 class JoinRoom(Event):
@@ -125,6 +132,21 @@ class Emission(NamedTuple):
 
     event: Event
     room: str
+
+
+def build_task_status_emission(task: Any, job_full_name: str, queue_position: int | None = None) -> Emission:
+    """Return the status of a task, a row or a `TaskResponse`, as an event to its room."""
+    return status_emission(TaskStatusEvent, task, job_full_name, queue_position)
+
+
+def status_emission(
+    cls: type[TaskStatusEvent], task: Any, job_full_name: str, queue_position: int | None
+) -> Emission:
+    """Return the status of a task as an event of a class of events, to the task's room."""
+    fields = ("id", "room_id", "status", "created_at", "started_at", "completed_at", "worker_id", "error")
+    values = {field: getattr(task, field) for field in fields}
+    event = cls(name=job_full_name, queue_position=queue_position, **values)
+    return Emission(event, room_of(task.room_id))
 
 
 def room_of(room_id: str) -> str:

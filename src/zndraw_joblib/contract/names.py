@@ -1,6 +1,7 @@
 """Room ids, and the full names of jobs and providers: ``room:category:name``."""
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,6 +14,9 @@ RESERVED = frozenset({GLOBAL, INTERNAL})
 HOST = "@host"
 # The room of calls that name none: of the command line, the SDK and the clients.
 DEFAULT_ROOM = "default"
+
+# The category of providers whose rooms a host of version 0.1.x cleans up.
+_FRAMES = "frames"
 
 MAX_NAME_LENGTH = 128
 # Names of classes, modules and versions match; separators of paths, URLs and full names do not.
@@ -51,6 +55,11 @@ def parse_job_name(full_name: str) -> JobName:
 def parse_provider_name(full_name: str) -> JobName:
     """Split the full name of a provider. Raises `ProviderNotFound` if no provider can have that name."""
     return _parse(full_name, "Provider", ProviderNotFound)
+
+
+def rooms_with_frames(full_names: Iterable[str]) -> set[str]:
+    """Return the rooms of the providers that have the category ``frames``."""
+    return {name.room_id for name in map(parse_provider_name, full_names) if name.category == _FRAMES}
 
 
 def _parse(full_name: str, what: str, missing: type[NotFound]) -> JobName:

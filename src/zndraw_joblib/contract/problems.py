@@ -329,6 +329,10 @@ class ProviderTimeout(ProblemException, TimeoutError):
     title, status = "Gateway Timeout", 504
 
 
+# The name of version 0.1.x.
+ProviderTimeoutError = ProviderTimeout
+
+
 class ResultStoreFull(ProblemException):
     """The stored results have reached their limit (setting `max_stored_result_bytes`)."""
 

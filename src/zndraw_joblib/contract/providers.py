@@ -119,9 +119,10 @@ def canonical(params: dict[str, Any]) -> str:
     return json.dumps(params, sort_keys=True, separators=(",", ":"))
 
 
-def request_hash(params: str) -> str:
-    """Return the hash of canonical parameters, the id of the request."""
-    return sha256(params.encode()).hexdigest()
+def request_hash(params: dict[str, Any] | str) -> str:
+    """Return the id of a request with these parameters, or their canonical JSON: its SHA-256 in hex."""
+    text = params if isinstance(params, str) else canonical(params)
+    return sha256(text.encode()).hexdigest()
 
 
 def is_request_hash(text: str) -> bool:

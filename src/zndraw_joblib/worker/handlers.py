@@ -8,8 +8,11 @@ from typing import Any
 from weakref import finalize
 
 from zndraw_joblib.client.realtime import Realtime
+from zndraw_joblib.contract.events import ProviderRequest, TaskAvailable, TaskStatusEvent
 
 Handlers = Mapping[str, Callable[..., None]]
+# The events for which a wrapper registers handlers by their classes.
+_CLASSES = {cls.event_name: cls for cls in (ProviderRequest, TaskAvailable, TaskStatusEvent)}
 _RESERVED = frozenset({"connect", "connect_error", "disconnect"})
 _lock = threading.Lock()
 _shared: "dict[int, SharedHandlers]" = {}
@@ -27,9 +30,9 @@ class _Installed:
 class SharedHandlers:
     """The handlers of all workers of one client, behind one handler for each event.
 
-    `tsio` is a `Realtime`, a `socketio.Client`, or a wrapper with `on(event, handler)`. The host's own
-    handlers still run: python-socketio keeps one handler for each event, so the new handler calls the former
-    one. When the last worker leaves, the client gets its former handlers back.
+    `tsio` is a `Realtime`, a `socketio.Client`, or a wrapper whose `on` takes the class of an event. The
+    host's own handlers still run: python-socketio keeps one handler for each event, so the new handler calls
+    the former one. When the last worker leaves, the client gets its former handlers back.
     """
 
     def __init__(self, key: object, *, is_kept: bool) -> None:
@@ -94,6 +97,11 @@ def is_socketio_client(tsio: Any) -> bool:
     return cls is not None and isinstance(tsio, cls)
 
 
+def is_wrapper(tsio: Any) -> bool:
+    """Return whether `tsio` is a host's wrapper, which takes events and their classes, not names and data."""
+    return tsio is not None and not isinstance(tsio, Realtime) and not is_socketio_client(tsio)
+
+
 def _install(tsio: Any, event: str, call: Callable[..., None]) -> _Installed:
     before = _handlers_of(tsio).get(event)
     former = None if isinstance(tsio, Realtime) else _former_handler(tsio, event)
@@ -102,7 +110,7 @@ def _install(tsio: Any, event: str, call: Callable[..., None]) -> _Installed:
         call(event, *args)
         return former(*args) if former else None
 
-    tsio.on(event, handler)
+    tsio.on(_CLASSES.get(event, event) if is_wrapper(tsio) else event, handler)
     return _Installed(handler, _handlers_of(tsio).get(event), before)
 
 

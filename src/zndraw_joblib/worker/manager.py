@@ -5,20 +5,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, Self, TypeVar, Unpack, get_args, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 from uuid import UUID, uuid4
 
 from zndraw_joblib.client.api import ApiManager
-from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.retry import Attempt, retry
 from zndraw_joblib.contract.extensions import check_job, job_name_of, job_room_of
 from zndraw_joblib.contract.forks import check_not_forked
-from zndraw_joblib.contract.messages import MAX_BATCH, HeartbeatRequest, TaskResponse
+from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name
 from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.traces import RUN_SPANS, RunSpans
+from zndraw_joblib.contract.traces import RunSpans
 from zndraw_joblib.worker.execution import Execute
+from zndraw_joblib.worker.options import Executor, check_options, limits, register_seconds
 from zndraw_joblib.worker.poller import NOW, Pace
 from zndraw_joblib.worker.registrations import (
     JobRegistration,
@@ -43,8 +43,6 @@ Job = TypeVar("Job", bound=type[Any])
 
 LONG_POLL_SECONDS = 20.0
 DEFAULT_PREFETCH = 100
-Executor = Literal["thread", "process"]
-EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 _HEARTBEAT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 
@@ -57,8 +55,9 @@ class JobManager(JobClient):
     with its task. The worker claims up to `prefetch` tasks ahead, but no more than it expects to start within
     about 100 ms; it releases those that wait for longer.
 
-    `tsio` is a Socket.IO client of the host; by default that of `api`, if it has one (see `connect`). With
-    Socket.IO the worker learns of tasks and cancellations at once.
+    `tsio` is a Socket.IO client of the host, or a wrapper whose `on` takes the class of an event and whose
+    `emit` takes an event; by default that of `api`, if it has one (see `connect`). With Socket.IO the worker
+    learns of tasks and cancellations at once.
 
     All times are seconds. A claim waits up to `long_poll` on the server (0: not at all); where the server
     does not wait, `polling_interval` is the pause between two claims. The server sets the interval of
@@ -73,15 +72,15 @@ class JobManager(JobClient):
     trace of its own that has a link to the submitter's, with ``"child"`` in the submitter's trace.
 
     When an operator drains the worker, it claims no more, and disconnects once its tasks have ended. So it
-    does after the server could not be reached for `max_unreachable_seconds`; by default it tries for ever.
+    does after the server could not be reached for `max_unreachable_seconds`; by default it tries for ever. A
+    registration is repeated about `max_startup_retries` times, in growing pauses; by default for 30 seconds.
 
     It is a mapping from the full names of the registered jobs to their classes; without a job it is true too.
     Thread-safe; a context manager that disconnects at the end.
     """
 
     _rest: RestApi
-
-    _register_seconds = 30.0
+    _session: Session | None = None
 
     def __init__(  # noqa: PLR0913 - the keywords are the contract's
         self,
@@ -101,13 +100,14 @@ class JobManager(JobClient):
         run_spans: RunSpans = "link",
         name: str | None = None,
         max_unreachable_seconds: float | None = None,
+        max_startup_retries: int | None = None,
     ) -> None:
-        _check_options(concurrency, read_concurrency, prefetch, executor, run_spans, max_unreachable_seconds)
-        if executor == "process":
-            check_importable(execute)
+        check_options(execute, concurrency, read_concurrency, prefetch, executor, run_spans)
+        self._register_seconds = register_seconds(max_unreachable_seconds, max_startup_retries)
         super().__init__(RestApi(api))
         self._held, self._lock = HeldTasks(), threading.Lock()
-        self._subscriptions = Subscriptions(getattr(api, "tsio", None) if tsio is None else tsio, self._held)
+        self.tsio = getattr(api, "tsio", None) if tsio is None else tsio
+        self._subscriptions = Subscriptions(self.tsio, self._held)
         self._config = SessionConfig(
             execute=execute,
             concurrency=concurrency,
@@ -116,13 +116,12 @@ class JobManager(JobClient):
             read_concurrency=read_concurrency,
             heartbeat_interval=heartbeat_interval,
             pace=Pace(long_poll, polling_interval),
-            limits=_limits(max_tasks, name),
+            limits=limits(max_tasks, name),
             capture_output=capture_output,
             run_spans=run_spans,
             name=name,
             max_unreachable_seconds=max_unreachable_seconds,
         )
-        self._session: Session | None = None
 
     @property
     def worker_id(self) -> UUID | None:
@@ -174,8 +173,8 @@ class JobManager(JobClient):
         sets fields of the job's `JobPolicy`, over those that the class sets in `policy`, a class attribute
         with a `JobPolicy`; the others keep their registered or default value. `run_kwargs` are keywords for
         `run`: `execute` finds them as `task.run_kwargs`. Raises TypeError for what is no job, and TypeError
-        or ValueError for an invalid policy. While the server cannot be reached, the registration is repeated
-        for 30 seconds; a refusal is raised at once.
+        or ValueError for an invalid policy. While the server cannot be reached, the registration is repeated;
+        a refusal is raised at once.
         """
         register = partial(self._register, room=room, policy=policy_of(policy), run_kwargs=run_kwargs or {})
         return register if cls is None else register(cls)
@@ -196,7 +195,7 @@ class JobManager(JobClient):
         Each request becomes an instance of `cls`, made from the parameters; the result is what its method
         `read` returns when it gets `handler`. What `read` raises is sent as an error, and so are invalid
         parameters. See `Provider` for what `read` may return. While the server cannot be reached, the
-        registration is repeated for 30 seconds; a refusal is raised at once.
+        registration is repeated; a refusal is raised at once.
         """
         session = self._active()
         provider = ProviderRegistration(cls, name, room, handler)
@@ -362,31 +361,3 @@ class JobManager(JobClient):
     def _job_room_of(self, cls: type[Any]) -> str | None:
         rooms = [parse_job_name(name).room_id for name, known in self.registry.items() if known is cls]
         return rooms[0] if len(rooms) == 1 else None
-
-
-def _limits(max_tasks: int | None, name: str | None) -> dict[str, Any]:
-    """Return the limits of a worker's heartbeats. Raises ValueError for invalid ones, or an invalid name."""
-    limits = {} if max_tasks is None else {"max_tasks": max_tasks}
-    validated(HeartbeatRequest, {**limits, "worker": {"name": name}})
-    return limits
-
-
-def _check_options(
-    concurrency: int,
-    read_concurrency: int,
-    prefetch: int,
-    executor: str,
-    run_spans: str,
-    max_unreachable_seconds: float | None,
-) -> None:
-    if max_unreachable_seconds is not None and max_unreachable_seconds <= 0:
-        raise ValueError(f"max_unreachable_seconds must be positive, not {max_unreachable_seconds}")
-    for name, number in (("concurrency", concurrency), ("read_concurrency", read_concurrency)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, not {number}")
-    if not 0 <= prefetch <= MAX_BATCH:
-        raise ValueError(f"prefetch must be between 0 and {MAX_BATCH}, not {prefetch}")
-    if executor not in EXECUTORS:
-        raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, not {executor!r}")
-    if run_spans not in RUN_SPANS:
-        raise ValueError(f"run_spans must be one of {', '.join(RUN_SPANS)}, not {run_spans!r}")

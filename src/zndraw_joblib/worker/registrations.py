@@ -159,7 +159,7 @@ class Registrations:
         """Return the worker's id. Raises `NoWorker` before the first registration and after the end."""
         worker_id = self.worker_id
         if worker_id is None:
-            raise NoWorker("There is no worker: call register() or create_worker() first")
+            raise NoWorker("Worker ID not set: there is no worker. Call register() or create_worker() first")
         return worker_id
 
     def create(self, operation: UUID) -> UUID:

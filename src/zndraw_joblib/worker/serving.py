@@ -17,7 +17,8 @@ from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.task_context import call_run
 from zndraw_joblib.contract.traces import RunSpans
 from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
-from zndraw_joblib.worker.manager import Executor, JobManager
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.options import Executor
 from zndraw_joblib.worker.registrations import PolicyOptions, class_policy, policy_of
 from zndraw_joblib.worker.supervisor import ChildExit, Next, Parent, Supervisor
 from zndraw_joblib.worker.tasks import ClaimedTask

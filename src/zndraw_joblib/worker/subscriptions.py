@@ -36,7 +36,7 @@ class Subscriptions:
     `heartbeat_due` is set when the connection is lost, because the server then removes a silent worker. A
     cancelled task is marked in `held`.
 
-    `tsio` is a `Realtime`, a `socketio.Client`, or a wrapper with `on(event, handler)` and `emit(model)`. Its
+    `tsio` is a `Realtime`, a `socketio.Client`, or a wrapper with `on(class, handler)` and `emit(event)`. Its
     events are handled from the first join until `close`.
     """
 
@@ -68,8 +68,8 @@ class Subscriptions:
 
     def join(self, job_name: str, worker_id: UUID) -> None:
         """Join the room of a job's workers."""
-        join = JoinJobRoom(job_name=job_name, worker_id=worker_id)
-        self._join(("tasks", job_name), join, LeaveJobRoom(job_name=job_name, worker_id=worker_id))
+        join = JoinJobRoom(job_name=job_name, worker_id=str(worker_id))
+        self._join(("tasks", job_name), join, LeaveJobRoom(job_name=job_name, worker_id=str(worker_id)))
 
     def leave(self, job_name: str) -> None:
         """Leave the room of a job's workers."""
@@ -77,8 +77,8 @@ class Subscriptions:
 
     def join_provider(self, provider_name: str, worker_id: UUID) -> None:
         """Join the room of a provider."""
-        join = JoinProviderRoom(provider_name=provider_name, worker_id=worker_id)
-        leave = LeaveProviderRoom(provider_name=provider_name, worker_id=worker_id)
+        join = JoinProviderRoom(provider_name=provider_name, worker_id=str(worker_id))
+        leave = LeaveProviderRoom(provider_name=provider_name, worker_id=str(worker_id))
         self._join(("requests", provider_name), join, leave)
 
     def leave_provider(self, provider_name: str) -> None:

@@ -1,7 +1,14 @@
-from zndraw_joblib.compat_0_1.frames import get_frame_room_cleanup as get_frame_room_cleanup
 from zndraw_joblib.compat_0_1.preferences import parse_prefer_wait as parse_prefer_wait
-from zndraw_joblib.compat_0_1.requests import request_hash as request_hash
 from zndraw_joblib.contract.names import validate_room_id as validate_room_id
+from zndraw_joblib.contract.providers import request_hash as request_hash
+from zndraw_joblib.server.host.removed_providers import FrameRoomCleanup as FrameRoomCleanup
+from zndraw_joblib.server.host.removed_providers import FrameRoomCleanupDep as FrameRoomCleanupDep
+from zndraw_joblib.server.host.removed_providers import get_frame_room_cleanup as get_frame_room_cleanup
+from zndraw_joblib.server.http.dependencies import JobLibSettingsDep as JobLibSettingsDep
+from zndraw_joblib.server.http.dependencies import ResultBackendDep as ResultBackendDep
+from zndraw_joblib.server.http.dependencies import WritableRoomDep as WritableRoomDep
+from zndraw_joblib.server.http.dependencies import get_joblib_settings as get_joblib_settings
 from zndraw_joblib.server.http.dependencies import get_result_backend as get_result_backend
+from zndraw_joblib.server.http.dependencies import get_tsio as get_tsio
 from zndraw_joblib.server.http.guards import verify_writable_room as verify_writable_room
 from zndraw_joblib.server.ports import ResultBackend as ResultBackend

@@ -1,1 +1,2 @@
+from zndraw_joblib.server.http.dependencies import JobLibSettingsDep as JobLibSettingsDep
 from zndraw_joblib.server.settings import JobLibSettings as JobLibSettings

@@ -3,13 +3,14 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from zndraw_joblib.contract.events import Emission
+from zndraw_joblib.contract.names import rooms_with_frames
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.realtime.publisher import emit
 from zndraw_joblib.server.service import sweep, workers
@@ -30,14 +31,15 @@ async def run_sweeper(
     tsio: Any = None,
     *,
     on_providers_removed: Callable[[list[str]], Awaitable[object]] | None = None,
+    on_frame_rooms: Callable[[set[str]], Awaitable[object]] | None = None,
 ) -> None:
     """Sweep until cancelled, with a new session for each of a cycle's two passes.
 
     A cancellation waits at most 5 seconds for the transaction under way and its events.
 
     `get_session` is an async generator function that yields a session, or an `async_sessionmaker`. After a
-    commit `on_providers_removed` gets the full names of providers that were removed with their workers; what
-    it raises is logged.
+    commit `on_providers_removed` gets the full names of providers that were removed with their workers, and
+    `on_frame_rooms` the rooms of those with the category ``frames``; what they raise is logged.
     """
     database = SessionDatabase(partial(open_session, get_session))
 
@@ -54,14 +56,24 @@ async def run_sweeper(
     async def commit(work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:
         result, tx = await database.write(work, *args, **kwargs)
         await emit(tsio, tx.emissions)
-        if tx.removed_providers and on_providers_removed is not None:
-            try:
-                await on_providers_removed(tx.removed_providers)
-            except Exception:
-                logger.exception("on_providers_removed failed: providers=%s", tx.removed_providers)
+        for call, argument in (
+            (on_providers_removed, tx.removed_providers),
+            (on_frame_rooms, rooms_with_frames(tx.removed_providers)),
+        ):
+            await _notify(call, argument)
         return result
 
     await Sweeper(write, settings).run()
+
+
+async def _notify(call: Callable[[Any], Awaitable[object]] | None, argument: Collection[str]) -> None:
+    if call is None or not argument:
+        return
+    try:
+        await call(argument)
+    except Exception:
+        name = getattr(call, "__qualname__", call)
+        logger.exception("A function for removed providers failed: function=%s argument=%s", name, argument)
 
 
 def open_session(get_session: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
@@ -82,14 +94,20 @@ async def _first_session(sessions: AsyncGenerator[Any, None]) -> AsyncIterator[A
             yield session
 
 
+class Removed(NamedTuple):
+    """How many workers or tasks a clean-up removed, its events, and the providers that left with them."""
+
+    total: int
+    emissions: list[Emission]
+    providers: list[str]
+
+
 async def cleanup_worker(session: Any, worker: Worker) -> list[Emission]:
     """Remove a worker and fail or requeue its tasks, in the caller's session. Does not commit.
 
     Return the events to `emit` after the commit.
     """
-    tx = await begin(session)
-    await run(partial(workers.retire, worker_ids=[worker.id]), tx)
-    return tx.emissions
+    return (await remove_worker(session, worker)).emissions
 
 
 async def cleanup_stale_workers(session: Any, timeout: timedelta) -> tuple[int, list[Emission]]:
@@ -97,7 +115,8 @@ async def cleanup_stale_workers(session: Any, timeout: timedelta) -> tuple[int, 
 
     Return how many there were, and the events to `emit`.
     """
-    return await _until_done(session, partial(sweep.retire_stale, timeout=timeout), 1)
+    removed = await remove_stale_workers(session, timeout)
+    return removed.total, removed.emissions
 
 
 async def cleanup_stuck_internal_tasks(session: Any, timeout: timedelta) -> tuple[int, list[Emission]]:
@@ -105,18 +124,30 @@ async def cleanup_stuck_internal_tasks(session: Any, timeout: timedelta) -> tupl
 
     Return how many there were, and the events to `emit`.
     """
-    return await _until_done(session, partial(sweep.fail_stuck, timeout=timeout), sweep.TASKS_PER_BATCH)
+    removed = await _until_done(session, partial(sweep.fail_stuck, timeout=timeout), sweep.TASKS_PER_BATCH)
+    return removed.total, removed.emissions
 
 
-async def _until_done(
-    session: Any, batch: Callable[[Transaction], Awaitable[int]], size: int
-) -> tuple[int, list[Emission]]:
-    count, emissions = 0, []
+async def remove_worker(session: Any, worker: Worker) -> Removed:
+    """Remove a worker in the caller's session, as `cleanup_worker`."""
+    tx = await begin(session)
+    await run(partial(workers.retire, worker_ids=[worker.id]), tx)
+    return Removed(1, tx.emissions, tx.removed_providers)
+
+
+async def remove_stale_workers(session: Any, timeout: timedelta) -> Removed:
+    """Remove silent workers, as `cleanup_stale_workers`."""
+    return await _until_done(session, partial(sweep.retire_stale, timeout=timeout), 1)
+
+
+async def _until_done(session: Any, batch: Callable[[Transaction], Awaitable[int]], size: int) -> Removed:
+    count, emissions, providers = 0, [], []
     while True:
         tx = await begin(session)
         done = await run(batch, tx)
         await session.commit()
         count += done
         emissions += tx.emissions
+        providers += tx.removed_providers
         if done < size:
-            return count, emissions
+            return Removed(count, emissions, providers)

@@ -20,6 +20,7 @@ from zndraw_joblib.server.http.routing import CALLER, RESOLVERS
 from zndraw_joblib.server.http.state import QueueState, queue_state
 from zndraw_joblib.server.ports import CursorPage, Identity, Page, ResultBackend
 from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.waiters import Disconnected
 
 JSON_MEDIA_TYPE = "application/json"
@@ -59,6 +60,16 @@ async def current_superuser(request: Request) -> Identity:
 async def get_result_backend(request: Request) -> ResultBackend:
     """Return the result backend of providers. A host may override it, or pass it to `JobLib`."""
     return queue_state(request).results
+
+
+async def get_joblib_settings(request: Request) -> JobLibSettings:
+    """Return the settings of the queue, for a host's own routes."""
+    return queue_state(request).runtime.settings
+
+
+async def get_tsio(request: Request) -> Any:
+    """Return what sends the events of the queue, for a host's own routes; None without Socket.IO."""
+    return queue_state(request).publisher.tsio
 
 
 async def _result_backend(request: Request) -> Any:
@@ -183,6 +194,9 @@ Superuser = Annotated[Identity, Depends(current_superuser)]
 ReadableRoom = Annotated[str, Depends(verify_readable_room)]
 WritableRoom = Annotated[str, Depends(verify_writable_room)]
 Results = Annotated[ResultBackend, Depends(get_result_backend)]
+# For a host's own routes, by their names of version 0.1.x.
+JobLibSettingsDep = Annotated[JobLibSettings, Depends(get_joblib_settings)]
+ResultBackendDep, WritableRoomDep = Results, WritableRoom
 NamedProvider = Annotated[JobName, Depends(_provider_name)]
 Minimal = Annotated[bool, Depends(_minimal)]
 WantedWait = Annotated[float | None, Depends(_wanted_wait)]

@@ -11,16 +11,35 @@ from zndraw_joblib.server.http.fastapi_internals import solve
 
 logger = logging.getLogger(__name__)
 Guard = Callable[..., Any]
+# In the scope of a request while a guard runs.
+_GUARDING = "zndraw_joblib.guarding"
 
 
-async def verify_readable_room(room_id: Annotated[str, Path()]) -> str:
-    """Return the room to read from. A host may override it, but should pass ``JobLib(readable_room=…)``."""
-    return validate_room_id(room_id)
+async def verify_readable_room(room_id: Annotated[str, Path()], request: Request = None) -> str:  # type: ignore[assignment]
+    """Return the room to read from. A host may override it, but should pass ``JobLib(readable_room=…)``.
+
+    As a dependency of a host's own route it runs the guards of the queue; called with a room alone, it
+    only checks the id.
+    """
+    return await _guarded(request, verify_readable_room, room_id)
 
 
-async def verify_writable_room(room_id: Annotated[str, Path()]) -> str:
-    """Return the room to write to. A host may override it, but should pass ``JobLib(writable_room=…)``."""
-    return validate_room_id(room_id)
+async def verify_writable_room(room_id: Annotated[str, Path()], request: Request = None) -> str:  # type: ignore[assignment]
+    """Return the room to write to. A host may override it, but should pass ``JobLib(writable_room=…)``.
+
+    As a dependency of a host's own route it runs the guards of the queue; called with a room alone, it
+    only checks the id.
+    """
+    return await _guarded(request, verify_writable_room, room_id)
+
+
+async def _guarded(request: Request | None, dependency: Guard, room_id: str) -> str:
+    queue = None if request is None else getattr(request.app.state, "joblib", None)
+    # A guard may depend on this function itself.
+    if request is None or queue is None or request.scope.get(_GUARDING):
+        return validate_room_id(room_id)
+    guards: RoomGuards = queue.guards
+    return await guards.resolve(request, dependency, room_id)
 
 
 class RoomGuards:
@@ -63,7 +82,12 @@ class RoomGuards:
         for guard in (self._override(request, dependency), self._arguments[dependency]):
             if guard is not None:
                 path_params = {**request.path_params, "room_id": room_id}
-                result = await solve(request, guard, **path_params)
+                outer = request.scope.get(_GUARDING)
+                request.scope[_GUARDING] = True
+                try:
+                    result = await solve(request, guard, **path_params)
+                finally:
+                    request.scope[_GUARDING] = outer
                 room_id = result = room_id if result is None else result
         return result
 

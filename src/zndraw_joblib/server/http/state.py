@@ -17,6 +17,7 @@ from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.ports import Identity, ResultBackend
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.uploads import Uploads
+from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.streams.overviews import Overviews
 from zndraw_joblib.server.streams.streams import Streams
@@ -39,6 +40,7 @@ class QueueState(ABC):
     streams: Streams
     overviews: Overviews
     guards: RoomGuards
+    publisher: SocketIoPublisher
     # What precedes ``/v1`` in the paths of its routes.
     prefix: str = ""
     # The host's dependency, and its value for a request.

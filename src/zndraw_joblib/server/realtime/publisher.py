@@ -28,24 +28,24 @@ class SocketIoPublisher:
     """
 
     def __init__(self, tsio: Any = None, pubsub: PubSub | None = None) -> None:
-        self._tsio = tsio
+        self.tsio = tsio
         self._pubsub = pubsub
         self.rooms: Any = tsio if isinstance(tsio, socketio.AsyncServer) else None
 
     @property
     def is_open(self) -> bool:
         """Whether there is a server to send events with."""
-        return self._tsio is not None
+        return self.tsio is not None
 
     def open(self, sio: Any) -> None:
         """Send events to the rooms of `sio`, and with `sio` itself if there is no `tsio`."""
-        self._tsio = sio if self._tsio is None else self._tsio
+        self.tsio = sio if self.tsio is None else self.tsio
         self.rooms = sio
 
     @property
     def has_subscribers(self) -> bool:
         """Whether a socket of any process may receive an event."""
-        if self.rooms is not self._tsio or self._carries:
+        if self.rooms is not self.tsio or self._carries:
             return True
         return self.rooms is not None and socketio_internals.has_subscribers(self.rooms)
 
@@ -73,8 +73,8 @@ class SocketIoPublisher:
     async def _send(self, emission: Emission) -> None:
         event, room = emission
         rooms = audience(emission)
-        if self.rooms is not self._tsio:
-            await self._tsio.emit(event, room=room)
+        if self.rooms is not self.tsio:
+            await self.tsio.emit(event, room=room)
             rooms = rooms[1:]
         if self.rooms is not None and rooms and socketio_internals.may_have_members(self.rooms, rooms):
             await self.rooms.emit(event.event_name, to_jsonable_python(event), room=rooms)

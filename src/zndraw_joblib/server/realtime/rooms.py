@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from zndraw_joblib.contract import events
 from zndraw_joblib.contract.names import parse_job_name, parse_provider_name, validate_room_id
-from zndraw_joblib.contract.problems import TooManyRequests, Unauthorized
+from zndraw_joblib.contract.problems import InvalidRequest, TooManyRequests, Unauthorized
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, prefixed
 from zndraw_joblib.server.realtime import socketio_internals
@@ -186,28 +186,32 @@ class Rooms:
             logger.warning("The host's handler replaces the server's: event=%s", kind.event_name)
 
     async def _join_job(self, sid: str, event: events.JoinJobRoom) -> None:
+        worker_id = _worker_id(event)
         caller, name = await self._caller(sid), parse_job_name(event.job_name)
         # A heartbeat, which checks that the worker belongs to the caller.
-        await self._runtime.heartbeat(caller, event.worker_id)
-        await self._runtime.database.read(workers.check_serves, event.worker_id, name)
-        await self._enter(sid, events.workers_of(str(name)), events.sockets_of(event.worker_id))
-        self._record_join(sid, event.worker_id, str(name))
+        await self._runtime.heartbeat(caller, worker_id)
+        await self._runtime.database.read(workers.check_serves, worker_id, name)
+        await self._enter(sid, events.workers_of(str(name)), events.sockets_of(worker_id))
+        self._record_join(sid, worker_id, str(name))
 
     async def _leave_job(self, sid: str, event: events.LeaveJobRoom) -> None:
+        worker_id = _worker_id(event)
         await self._leave(sid, events.workers_of(event.job_name))
-        self.disconnects.left(sid, event.worker_id, event.job_name)
+        self.disconnects.left(sid, worker_id, event.job_name)
 
     async def _join_provider(self, sid: str, event: events.JoinProviderRoom) -> None:
+        worker_id = _worker_id(event)
         caller, name = await self._caller(sid), parse_provider_name(event.provider_name)
-        await self._runtime.heartbeat(caller, event.worker_id)
-        await self._enter(sid, events.sockets_of(event.worker_id))
-        await self.presence.join(sid, event.worker_id, name)
-        self._record_join(sid, event.worker_id, events.providers_of(str(name)))
+        await self._runtime.heartbeat(caller, worker_id)
+        await self._enter(sid, events.sockets_of(worker_id))
+        await self.presence.join(sid, worker_id, name)
+        self._record_join(sid, worker_id, events.providers_of(str(name)))
 
     async def _leave_provider(self, sid: str, event: events.LeaveProviderRoom) -> None:
+        worker_id = _worker_id(event)
         self.presence.left(sid, event.provider_name)
         await self._leave(sid, events.providers_of(event.provider_name))
-        self.disconnects.left(sid, event.worker_id, events.providers_of(event.provider_name))
+        self.disconnects.left(sid, worker_id, events.providers_of(event.provider_name))
 
     async def _join_room(self, sid: str, event: events.JoinRoom) -> None:
         await self._caller(sid)
@@ -271,6 +275,15 @@ def _parse(kind: type[Event], data: Any) -> Event:
         return kind.model_validate(data)
     except ValidationError as error:
         raise invalid_part(error, kind.event_name) from error
+
+
+def _worker_id(event: Any) -> UUID:
+    try:
+        return UUID(event.worker_id)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{event.event_name}.worker_id: {event.worker_id!r:.50} is not a UUID"
+        ) from error
 
 
 def _to_data(problem: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from sqlmodel import Field
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.store import detail_tables, operation_tables, result_tables, stream_tables  # noqa: F401 - the metadata has their tables
 from zndraw_joblib.server.store.column_types import JsonText, Uuid
+from zndraw_joblib.server.store.host_rows import Beating, ComputedFullName, Named
 from zndraw_joblib.server.store.table_base import SEQUENCE, Base, id_column, moment, optional_text
 
 
@@ -92,7 +93,10 @@ class Job(Base, table=True):
     max_in_flight: int | None = None
 
 
-class Worker(Base, table=True):
+Job.full_name = ComputedFullName(Job.full_name)  # type: ignore[assignment]
+
+
+class Worker(Beating, Base, table=True):
     """A remote process that claims tasks. It expires by the age of `last_heartbeat` alone.
 
     From `name` on, the columns have what the process says about itself; `slots` is how many tasks it can run
@@ -279,7 +283,7 @@ class Attempt(Base, table=True):
     queued_at: datetime | None = moment(nullable=True)
 
 
-class ProviderRecord(Base, table=True):
+class ProviderRecord(Named, Base, table=True):
     """A remote data source. `worker_id`, `schema` and `content_type` belong to its newest registration.
 
     `registration` changes with each registration: results of earlier ones are not used. Until
