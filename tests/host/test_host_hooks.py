@@ -2,20 +2,22 @@
 
 import asyncio
 import sys
+import threading
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from databases import on_sqlite
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 from waiting import until
 
 from host.queues import ROOT, Host, running_host
-from zndraw_joblib import JobLib, JobLibSettings, TaskResponse
+from zndraw_joblib import JobLib, JobLibSettings, Task, TaskResponse
 from zndraw_joblib.contract.batches import TaskToSubmit
 from zndraw_joblib.server.service import end_hooks, sweep
 
@@ -54,6 +56,8 @@ class Calls:
     def __init__(self) -> None:
         self.tasks: list[TaskResponse] = []
         self.faults = 0
+        self.hanging: list[UUID] = []
+        self.released = threading.Event()
 
     async def record(self, task: TaskResponse) -> None:
         """Record the task."""
@@ -72,6 +76,13 @@ class Calls:
     def functions(self) -> dict[str, Any]:
         """The functions by their names."""
         return {"record": self.record, "thread": self.in_thread}
+
+    def hang(self, task: TaskResponse) -> None:
+        """Occupy a thread until the test sets `released`; then fail at the first call of each task."""
+        self.hanging.append(task.id)
+        assert self.released.wait(BOUND)
+        if self.hanging.count(task.id) == 1:
+            raise RuntimeError("the disk was away")
 
     async def reach(self, count: int) -> None:
         """Wait for a number of calls."""
@@ -100,6 +111,20 @@ async def left(host: Host) -> int:
     async with host.engine.connect() as connection:
         found = await connection.execute(text("SELECT count(*) FROM joblib_task WHERE on_end IS NOT NULL"))
         return int(found.scalar_one())
+
+
+async def due_at(host: Host) -> datetime:
+    """Return when the first hanging call would be made again."""
+    async with host.sessions() as session:
+        earliest = select(func.min(Task.on_end_due_at)).where(Task.on_end_attempts > 0)
+        found = (await session.execute(earliest)).scalar_one()
+    assert isinstance(found, datetime)
+    return found
+
+
+async def due_after(host: Host, time: datetime) -> bool:
+    """Return whether all leases of hanging calls end after a time."""
+    return await due_at(host) > time
 
 
 async def all_called(host: Host) -> bool:
@@ -194,6 +219,35 @@ async def test_two_replicas_call_it_once(async_url: str, host: Host, calls: Call
     assert sorted(task.id for task in calls.tasks) == sorted(task.id for task in made)
 
 
+async def test_functions_that_hang_stop_no_others(async_url: str, calls: Calls) -> None:
+    """They occupy no thread of the server, and none starts again beside its own thread, on any replica.
+
+    A process has at most ten calls of one function, with those that exceed the time limit.
+    """
+    functions = {**calls.functions, "hang": calls.hang}
+    settings = JobLibSettings(on_end_timeout_seconds=2, on_end_max_attempts=2)
+    async with (
+        asyncio.timeout(BOUND),
+        running_host(async_url, on_end=functions, settings=settings) as host,
+        running_host(async_url, on_end=functions, settings=settings),
+    ):
+        job = await host.register()
+        names = ["hang"] * 25 + ["record", "thread"]
+        for name in names:
+            await host.joblib.submit(job["full_name"], room="lab", on_end=name)
+        for _ in names:
+            await host.end(job)
+        await calls.reach(2)
+        await until(lambda: len(calls.hanging) == 20)
+        assert (await host.client.get("/v1/joblib/metrics")).status_code == 200
+        first = await due_at(host)
+        await until(lambda: due_after(host, first + timedelta(seconds=5)))  # a lease has 3 s
+        assert (len(set(calls.hanging)), len(calls.hanging)) == (20, 20)
+        calls.released.set()
+        await until(lambda: all_called(host))
+        assert (len(set(calls.hanging)), len(calls.hanging)) == (25, 50)
+
+
 async def age(host: Host, days: int) -> None:
     """Let all tasks have ended some days ago, and be known to the statistics."""
     old = "UPDATE joblib_task SET created_at = '2020-01-01', completed_at = datetime('now', :age)"
@@ -229,19 +283,19 @@ async def test_a_lease_ends_and_a_new_end_is_a_new_call(async_url: str, calls: C
         idle = JobLib(session_maker=host.sessions, identity=lambda: ROOT, on_end=calls.functions)
         task = await idle.submit(job["full_name"], room="lab", on_end="record")
         await host.end(job, "failed")
-        [first] = (await write(end_hooks.take, ["record"], 10, 0)).leases
-        [second] = (await write(end_hooks.take, ["record"], 10, 0)).leases
+        [first] = (await write(end_hooks.take, {"record": 10}, 10, 0)).leases
+        [second] = (await write(end_hooks.take, {"record": 10}, 10, 0)).leases
         assert (first.attempt, second.attempt) == (1, 2)
         await write(end_hooks.finish, first)
         assert (await host.client.post(f"/v1/joblib/tasks/{task.id}/retry")).status_code == 200
         await write(end_hooks.finish, second)
-        assert (await write(end_hooks.take, ["record"], 10, 0)).leases == []
+        assert (await write(end_hooks.take, {"record": 10}, 10, 0)).leases == []
         await host.end(job)
-        [third] = (await write(end_hooks.take, ["record"], 10, 60)).leases
-        due = await write(end_hooks.take, ["record"], 10, 60)
+        [third] = (await write(end_hooks.take, {"record": 10}, 10, 60)).leases
+        due = await write(end_hooks.take, {"record": 10}, 10, 60)
         assert (due.leases, due.seconds) == ([], pytest.approx(60, abs=30))
         await write(end_hooks.finish, third)
-        assert (await write(end_hooks.take, ["record"], 10, 0)) == ([], None)
+        assert (await write(end_hooks.take, {"record": 10}, 10, 0)) == ([], None)
 
 
 @on_sqlite
@@ -258,7 +312,7 @@ async def test_a_function_that_ends_its_process_is_given_up(
         await idle.submit(job["full_name"], room="lab", on_end="record")
         await host.end(job)
         for attempt in (1, 2):
-            [lease] = (await host.joblib.runtime.write(end_hooks.take, ["record"], 10, 0)).leases
+            [lease] = (await host.joblib.runtime.write(end_hooks.take, {"record": 10}, 10, 0)).leases
             assert lease.attempt == attempt
         await idle.end_hooks.call_once()
         assert (calls.tasks, await left(host)) == ([], 0)

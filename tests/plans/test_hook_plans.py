@@ -19,7 +19,7 @@ async def test_due_functions_are_read_by_their_index(explainer: Explainer) -> No
     async def work(tx: Transaction) -> None:
         past = await tx.now() - timedelta(hours=1)
         await store.attach(tx, {task_id(seq): "mail" for seq in (*ENDED, *WAITING)}, past)
-        due = await end_hooks.take(tx, ["mail", "unused"], 10, 60.0)
+        due = await end_hooks.take(tx, {"mail": 10, "unused": 10}, 10, 60.0)
         assert len(due.leases) == 10
         assert due.seconds is not None
         await end_hooks.finish(tx, due.leases[0])

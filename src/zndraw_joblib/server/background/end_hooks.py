@@ -3,9 +3,14 @@
 import asyncio
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 from zndraw_joblib.contract.logs import create_shared_task, log_fields
 from zndraw_joblib.contract.messages import TaskResponse
@@ -14,22 +19,48 @@ from zndraw_joblib.server.ports import task_key
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import end_hooks, tasks
 from zndraw_joblib.server.store.tasks.end_hooks import Lease
+from zndraw_joblib.server.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 Hook = Callable[[TaskResponse], Awaitable[Any] | Any]
+# One end of one task.
+EndKey = tuple[UUID, datetime]
 
-# A call is over, or was cancelled, before another server takes it.
+# A coroutine is over, or was cancelled, before another server takes its call. A thread extends its lease.
 _LEASE_PER_TIMEOUT = 1.5
+# Calls of one function in a process, with the threads that exceed the time limit.
+_MAX_CALLS_OF_FUNCTION = 10
 # Ends that follow each other are looked for together.
 _PAUSE_SECONDS = 0.02
 _RETRY_SECONDS, _FINISH_SECONDS = 5.0, 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call under way. `freed` is set when it holds no slot any longer.
+
+    `is_late`: its thread runs for longer than the time limit. `lease` is replaced if it ran out and this
+    process took it again.
+    """
+
+    lease: Lease
+    is_late: bool = False
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def key(self) -> EndKey:
+        """Which end of which task it is for."""
+        return self.lease.task_id, self.lease.completed_at
 
 
 class EndHooks:
     """The functions that this process knows, by name. `run` calls those that are due.
 
     A notification of an end wakes it; without one it looks after `poll_seconds`. At most `concurrency`
-    functions run at once, each for `on_end_timeout_seconds`.
+    functions run at once, each for `on_end_timeout_seconds`. A thread cannot be stopped: after that time it
+    continues outside the slots, and its call is not repeated before it ends. A function that does not return
+    stops no other: a process has at most 10 calls of one.
     """
 
     def __init__(
@@ -46,7 +77,7 @@ class EndHooks:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
         self._taking = asyncio.Lock()
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: dict[EndKey, _Call] = {}
         for name, function in functions.items():
             self.add(name, function)
 
@@ -93,49 +124,66 @@ class EndHooks:
             await self._end_calls()
 
     async def call_once(self) -> int:
-        """Call the functions that are due, and wait for all calls under way. Return how many those were."""
+        """Call the functions that are due, and wait until no call holds a slot. Return how many did."""
         await self._call_due()
-        calls = set(self._calls)
-        if calls:
-            await asyncio.wait(calls)
+        calls = [call for call in self._calls.values() if not call.is_late]
+        for call in calls:
+            await call.freed.wait()
         return len(calls)
 
     async def _end_calls(self) -> None:
         """Let the calls under way end. Those that take too long are repeated after their leases."""
-        if self._calls:
-            _, late = await asyncio.wait(self._calls, timeout=_FINISH_SECONDS)
-            for call in late:
-                call.cancel()
+        calls = [call for call in self._calls.values() if call.task is not None]
+        if on_time := [call.task for call in calls if call.task and not call.is_late]:
+            await asyncio.wait(on_time, timeout=_FINISH_SECONDS)
+        for call in calls:
+            if call.task is not None:
+                call.task.cancel()
 
     async def _call_due(self) -> float:
         """Begin the calls that are due. Return the seconds until it should look again."""
         async with self._taking:
             return await self._take_due()
 
+    @property
+    def _lease_seconds(self) -> float:
+        return self._runtime.settings.on_end_timeout_seconds * _LEASE_PER_TIMEOUT
+
     async def _take_due(self) -> float:
-        free = self._concurrency - len(self._calls)
-        if free <= 0:
+        running = Counter(call.lease.name for call in self._calls.values())
+        free = self._concurrency - sum(not call.is_late for call in self._calls.values())
+        counts = {name: _MAX_CALLS_OF_FUNCTION - running[name] for name in self._functions}
+        names = {name: count for name, count in counts.items() if count > 0}
+        if free <= 0 or not names:
             return self._poll_seconds  # a call that ends wakes the loop
-        lease_seconds = self._runtime.settings.on_end_timeout_seconds * _LEASE_PER_TIMEOUT
         try:
-            due = await self._runtime.write(end_hooks.take, list(self._functions), free, lease_seconds)
+            due = await self._runtime.write(end_hooks.take, names, free, self._lease_seconds)
         except Exception as error:
             logger.warning("Functions on_end are delayed: database unavailable error=%r", error)
             return _RETRY_SECONDS
         for lease in due.leases:
-            call = create_shared_task(self._call(lease), name=f"zndraw-joblib on_end {lease.name}")
-            self._calls.add(call)
-            call.add_done_callback(self._ended)
+            self._begin(_Call(lease))
         return self._poll_seconds if due.seconds is None else min(self._poll_seconds, max(0.0, due.seconds))
 
-    def _ended(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
-        if not call.cancelled() and (error := call.exception()):
+    def _begin(self, call: _Call) -> None:
+        if (running := self._calls.get(call.key)) is not None:
+            running.lease = call.lease
+            return
+        self._calls[call.key] = call
+        name = f"zndraw-joblib on_end {call.lease.name}"
+        call.task = create_shared_task(self._call(call), name=name)
+        call.task.add_done_callback(partial(self._ended, call))
+
+    def _ended(self, call: _Call, task: "asyncio.Task[None]") -> None:
+        del self._calls[call.key]
+        call.freed.set()
+        if not task.cancelled() and (error := task.exception()):
             # At the end of its lease it is called again.
             logger.warning("Did not record a call of a function on_end, it is repeated: error=%r", error)
         self._woken.set()
 
-    async def _call(self, lease: Lease) -> None:
+    async def _call(self, call: _Call) -> None:
+        lease = call.lease
         with log_fields(task_id=str(lease.task_id)):
             try:
                 task = await self._runtime.database.read(tasks.get, lease.task_id)
@@ -146,12 +194,52 @@ class EndHooks:
                 await self._give_up(lease, None)
                 return
             try:
-                async with asyncio.timeout(self._runtime.settings.on_end_timeout_seconds):
-                    await _invoke(self._functions[lease.name], task)
+                await self._invoke(call, self._functions[lease.name], task)
             except Exception as error:
-                await self._failed(lease, error)
+                await self._failed(call.lease, error)
             else:
-                await self._runtime.write(end_hooks.finish, lease)
+                await self._runtime.write(end_hooks.finish, call.lease)
+
+    async def _invoke(self, call: _Call, function: Hook, task: TaskResponse) -> None:
+        called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called):
+            result = function(task)
+        else:
+            result = await self._wait_for_thread(call, partial(function, task))
+        if inspect.isawaitable(result):
+            async with asyncio.timeout(self._runtime.settings.on_end_timeout_seconds):
+                await result
+
+    async def _wait_for_thread(self, call: _Call, work: Callable[[], Any]) -> Any:
+        """Return what `work` returns in a thread. After the time limit its call holds no slot."""
+        seconds = self._runtime.settings.on_end_timeout_seconds
+        done = call_in_thread(f"zndraw-joblib on_end {call.lease.name}", partial(_end_of, work), _failure)
+        await asyncio.wait({done}, timeout=seconds)
+        while not done.done():
+            if not call.is_late:
+                self._release_slot(call, seconds)
+            try:
+                await self._runtime.write(end_hooks.extend, call.lease, self._lease_seconds)
+            except Exception as error:
+                logger.warning("Did not extend a call of on_end=%s: error=%r", call.lease.name, error)
+            await asyncio.wait({done}, timeout=seconds / 2)
+        result, fault = done.result()
+        if fault is not None:
+            raise fault
+        return result
+
+    def _release_slot(self, call: _Call, seconds: float) -> None:
+        call.is_late = True
+        call.freed.set()
+        self._woken.set()
+        name = call.lease.name
+        late = sum(each.is_late and each.lease.name == name for each in self._calls.values())
+        logger.warning(
+            "on_end=%s task_id=%s runs for more than %g s (on_end_timeout_seconds). Its thread continues, "
+            "and the call is repeated only if it ends with an error. late=%d; with %d late calls of a "
+            "function, this process does not call it again",
+            *(name, call.lease.task_id, seconds, late, _MAX_CALLS_OF_FUNCTION),
+        )
 
     async def _failed(self, lease: Lease, error: Exception) -> None:
         most = self._runtime.settings.on_end_max_attempts
@@ -169,11 +257,10 @@ class EndHooks:
         logger.error("Gave up on_end=%s task_id=%s attempt=%d/%d error=%r", *about, exc_info=error)
 
 
-async def _invoke(function: Hook, task: TaskResponse) -> None:
-    call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
-        await function(task)
-        return
-    result = await asyncio.to_thread(function, task)
-    if inspect.isawaitable(result):
-        await result
+def _end_of(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    return work(), None
+
+
+def _failure(error: BaseException) -> tuple[Any, Exception | None]:
+    # SystemExit ends the thread, not the process.
+    return None, error if isinstance(error, Exception) else RuntimeError(f"raised {error!r}")

@@ -14,6 +14,7 @@ from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.capture import stop_following_threads
 from zndraw_joblib.contract.logs import log_fields
 from zndraw_joblib.contract.messages import MAX_NAMED_TASKS, NamedTask, Verdict
+from zndraw_joblib.contract.outcomes import error_text
 from zndraw_joblib.contract.problems import (
     ContentTooLarge,
     InvalidRequest,
@@ -27,14 +28,7 @@ from zndraw_joblib.contract.traces import TaskSpan, active, start_run
 from zndraw_joblib.contract.workers import this_process
 from zndraw_joblib.server.internal.live_reports import LiveReports, last_reports
 from zndraw_joblib.server.internal.results import InternalResults
-from zndraw_joblib.server.internal.runs import (
-    InternalContext,
-    Outcome,
-    Run,
-    RunEnds,
-    outcome_of,
-    start_thread,
-)
+from zndraw_joblib.server.internal.runs import InternalContext, Outcome, Run, RunEnds, outcome_of
 from zndraw_joblib.server.ports import OpenConnection, SessionMaker, task_key
 from zndraw_joblib.server.pubsub.pubsub import connection_factory
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
@@ -44,6 +38,7 @@ from zndraw_joblib.server.service.internal import EXECUTOR
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.tasks import TaskRecord
+from zndraw_joblib.server.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -308,7 +303,9 @@ def _start_traced(
     token = str(task.id), str(task.worker_id), task.attempt
     span = start_run(str(task.job), *token, traceparent=task.traceparent)
     with active(span):
-        done = start_thread(f"zndraw-joblib task {task.id}", work)
+        done = call_in_thread(
+            f"zndraw-joblib task {task.id}", work, lambda error: Outcome(error=error_text(error))
+        )
     if span is not None:
         done.add_done_callback(partial(_end_span, span, context))
     return done

@@ -4,10 +4,7 @@ import asyncio
 import json
 import logging
 import os
-import threading
 from collections.abc import Callable
-from contextlib import suppress
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from inspect import iscoroutine
 from typing import Any, NamedTuple
@@ -17,7 +14,7 @@ from zndraw_joblib.contract.capture import running
 from zndraw_joblib.contract.codecs import NotSerializable, decode
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.failures import failure_of, one_line
-from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
+from zndraw_joblib.contract.forks import exit_if_forked
 from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.outcomes import error_text, misfit_text
 from zndraw_joblib.contract.problems import ResultNotSerializable
@@ -176,32 +173,3 @@ def outcome_of(
         level = logging.INFO if context.cancelled.is_set() else logging.WARNING
         logger.log(level, "Failed task_id=%s: %s", *found, exc_info=shown, extra=task_fields(context))
         return Outcome(error=text, retry=not isinstance(error, NonRetryable), failure=failure)
-
-
-def start_thread(name: str, work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
-    """Call `work` in a thread, and return a future of its outcome.
-
-    It does not use a thread pool, because Python waits for the threads of a pool at exit.
-    """
-    loop, pid = asyncio.get_running_loop(), os.getpid()
-    done: asyncio.Future[Outcome] = loop.create_future()
-
-    def finish(outcome: Outcome) -> None:
-        if not done.done():
-            done.set_result(outcome)
-
-    def run() -> None:
-        try:
-            with default_signals_in_forks():
-                outcome = work()
-        except BaseException as error:
-            outcome = Outcome(error=error_text(error))
-        exit_if_forked(pid)
-        with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(finish, outcome)
-
-    try:
-        threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True).start()
-    except RuntimeError as error:  # the system allows no more threads
-        finish(Outcome(error=f"The server cannot start a thread for this task: {error}"))
-    return done

@@ -1,7 +1,7 @@
 """When to call a host's function after the end of a task: leases, and pauses between attempts."""
 
 import random
-from collections.abc import Collection
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -19,13 +19,21 @@ class Due(NamedTuple):
     seconds: float | None
 
 
-async def take(tx: Transaction, names: Collection[str], limit: int, lease_seconds: float) -> Due:
-    """Lease due calls of these functions for `lease_seconds`; each function is first at times."""
+async def take(tx: Transaction, names: Mapping[str, int], limit: int, lease_seconds: float) -> Due:
+    """Lease due calls for `lease_seconds`; each function is first at times.
+
+    They are at most `limit`, and of each function at most as many as `names` has.
+    """
     now = await tx.now()
-    shuffled = random.sample(sorted(names), len(names))
+    shuffled = dict(random.sample(sorted(names.items()), len(names)))
     leases = await store.take(tx, shuffled, limit, now, now + timedelta(seconds=lease_seconds))
     at = await store.next_due(tx, names)
     return Due(leases, None if at is None else (at - now).total_seconds())
+
+
+async def extend(tx: Transaction, lease: Lease, lease_seconds: float) -> None:
+    """Extend a lease, unless another process took the call after it ran out."""
+    await store.postpone(tx, lease, await tx.now() + timedelta(seconds=lease_seconds))
 
 
 async def finish(tx: Transaction, lease: Lease) -> None:

@@ -33,15 +33,22 @@ async def attach(tx: Transaction, names: Mapping[UUID, str], now: datetime) -> N
 
 
 async def take(
-    tx: Transaction, names: Collection[str], limit: int, now: datetime, until: datetime
+    tx: Transaction, names: Mapping[str, int], limit: int, now: datetime, until: datetime
 ) -> list[Lease]:
-    """Lease due calls of these functions until a time, after which another server takes them again."""
+    """Lease due calls until a time, after which another server takes them again.
+
+    At most `limit`, and of each function at most as many as `names` has.
+    """
     leases: list[Lease] = []
     # One by one, so that none reads the calls of functions that this server does not know.
-    for name in names:
+    for name, most in names.items():
         due = select(tasks.c.id, tasks.c.on_end_attempts, tasks.c.completed_at)
         due = due.where(_HOOKED, tasks.c.on_end == name, tasks.c.on_end_due_at <= now)
-        due = due.order_by(tasks.c.on_end_due_at).limit(limit - len(leases)).with_for_update(skip_locked=True)
+        due = (
+            due.order_by(tasks.c.on_end_due_at)
+            .limit(min(most, limit - len(leases)))
+            .with_for_update(skip_locked=True)
+        )
         rows = (await tx.execute(due)).all()
         leases += [Lease(row.id, name, row.on_end_attempts + 1, row.completed_at) for row in rows]
         if len(leases) == limit:
