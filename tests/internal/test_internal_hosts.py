@@ -286,6 +286,29 @@ async def test_lost_responses_and_duplicate_messages_run_each_task_once(
     assert sorted(Record.runs) == list(range(12))
 
 
+async def test_a_message_decides_neither_payload_nor_class(
+    sessions: Sessions, broker: InMemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task runs with its own payload, once; a message that names another job runs nothing."""
+    Record.runs.clear()
+    app = FastAPI()
+    mounted(app, sessions)
+    await register_internal_jobs(app, broker, [Double, Record], Executor(), sessions)
+    executor = GuardedExecutor(sessions)
+    async with run_lifespan(app) as client:
+        task = await submit(client, NAME, x=2)
+        other = await submit(client, "@internal:modifiers:Record", x=3)
+        await executor(Record, {"x": 66}, "elsewhere", task["id"])
+        assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["status"] == "claimed"
+        await executor(Double, {"x": 77}, "elsewhere", task["id"])
+        await executor(Record, {"x": 88}, "elsewhere", other["id"])
+        ends = [await wait_for_end(client, each) for each in (task, other)]
+    await executor.stop()
+    assert [(end["result"], end["room_id"], end["attempt"]) for end in ends] == [(4, "lab", 1), (3, "lab", 1)]
+    assert Record.runs == [3]
+    assert "is of job @internal:modifiers:Double, not of @internal:modifiers:Record" in caplog.text
+
+
 class HangingSockets:
     """A Socket.IO server of a host that sends nothing until `released`."""
 

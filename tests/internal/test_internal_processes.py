@@ -81,6 +81,25 @@ async def test_events_of_another_process_reach_sockets_and_waiters(
             await front.disconnect()
 
 
+async def test_a_forged_message_runs_no_other_job(
+    server: ServerProcess, settings: dict[str, Any], valkey: Valkey, journal: Path
+) -> None:
+    """A process runs a task with its payload and its job from the database, whatever Valkey contains."""
+    queue = QueueBroker(valkey.url, "zndraw-joblib:internal:queue")
+    async with server.client() as client:
+        task = await submit(client, END_AS, how="well")
+        forged = {"task_id": task["id"], "room_id": "elsewhere"}
+        async with redis.asyncio.Redis.from_url(valkey.url) as messages:
+            await messages.delete("zndraw-joblib:internal:queue")
+        for job, payload in ((ONCE, {"journal": str(journal)}), (END_AS, {"how": "forged"})):
+            await queue.register_task(_nothing, job).kiq(**forged, payload=payload)
+        with WorkerProcess(INTERNAL_WORKER, **settings):
+            ended = await wait_for_end(client, task)
+    await queue.shutdown()
+    assert (ended["result"], ended["attempt"]) == ({"how": "well", "room": "lab"}, 1)
+    assert not journal_entries(journal, "begin")
+
+
 @pytest.mark.parametrize("command", [INTERNAL_WORKER, TASKIQ_WORKER], ids=["internal-worker", "taskiq"])
 async def test_the_tasks_of_a_killed_process_follow_their_policy(
     command: list[str], server: ServerProcess, settings: dict[str, Any], journal: Path

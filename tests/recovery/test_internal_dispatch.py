@@ -14,7 +14,7 @@ from recovery.test_pausing import until_waiting
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.problems import JobNotFound, WorkerNotFound
+from zndraw_joblib.contract.problems import Conflict, JobNotFound, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.internal.registry import InternalRegistry
@@ -62,7 +62,7 @@ async def commit_only(replica: Replica, *, exclusive_start: bool = False) -> UUI
 
 async def start(replica: Replica, worker_id: UUID, *ids: UUID) -> list[Any]:
     """Start tasks as an executor does."""
-    items = [rules.Start(worker_id, task_id) for task_id in ids]
+    items = [rules.Start(worker_id, task_id, internal()) for task_id in ids]
     responses: list[Any] = await replica.runtime.write(rules.start, items=items)
     return responses
 
@@ -249,8 +249,9 @@ async def test_a_start_is_strict_and_exclusive(timed: Replica) -> None:
     await timed.submit(job)
     remote = await timed.claim(job.worker_id)
     assert remote is not None
-    mine, *others = await start(timed, first, one.id, ended.id, remote.id, uuid4())
-    assert (mine.worker_id, mine.worker_owner_id, others) == (first, "@internal", [None] * 3)
+    mine, over, other, unknown = await start(timed, first, one.id, ended.id, remote.id, uuid4())
+    assert (mine.worker_id, mine.worker_owner_id, over, unknown) == (first, "@internal", None, None)
+    assert isinstance(other, Conflict)
     assert await start(timed, second, one.id) == [None]
     assert await start(timed, first, one.id) == [mine]  # repeated, because the response may have been lost
     await timed.act(task_actions.release, one.id)

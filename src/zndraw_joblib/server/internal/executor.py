@@ -12,10 +12,13 @@ from uuid import UUID
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.capture import stop_following_threads
+from zndraw_joblib.contract.extensions import job_name_of
 from zndraw_joblib.contract.logs import log_fields
 from zndraw_joblib.contract.messages import MAX_NAMED_TASKS, NamedTask, Verdict
+from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.outcomes import error_text
 from zndraw_joblib.contract.problems import (
+    Conflict,
     ContentTooLarge,
     InvalidRequest,
     ProblemException,
@@ -139,7 +142,11 @@ class GuardedExecutor:
     async def __call__(
         self, extension_cls: type[Any], payload: dict[str, Any], room_id: str, task_id: str
     ) -> None:
-        """Run a task to its end and report it. Do nothing where another process has it or it has ended."""
+        """Run a task to its end and report it. Do nothing where another process has it or it has ended.
+
+        A message of the broker only announces the task: its payload and room come from the database, and a
+        class that is not the task's job does not run.
+        """
         wanted = UUID(task_id)
         if self._is_stopping:
             await self._try(internal.dispatch_again, ids=[wanted])
@@ -150,20 +157,24 @@ class GuardedExecutor:
             async with self._slots:
                 if self._is_stopping:
                     return
-                running = asyncio.create_task(self._run(extension_cls, payload, wanted))
+                running = asyncio.create_task(self._run(extension_cls, wanted))
                 self._runs.add(running)
                 running.add_done_callback(self._runs.discard)
                 await asyncio.shield(running)
         finally:
             self._unstarted.discard(wanted)
 
-    async def _run(self, cls: type[Any], payload: dict[str, Any], task_id: UUID) -> None:
-        task = await _retry(partial(self._start, task_id))
+    async def _run(self, cls: type[Any], task_id: UUID) -> None:
+        try:
+            task = await _retry(partial(self._start, task_id, job_name_of(cls, INTERNAL)))
+        except Conflict as conflict:
+            logger.warning("Ignored a message of the broker: %s", conflict, extra={"task_id": str(task_id)})
+            return
         self._unstarted.discard(task_id)
         if task is not None and self._is_first(task):
             ids = {"task_id": str(task.id), "job": str(task.job), "worker_id": str(task.worker_id)}
             with log_fields(**ids):
-                await self._run_attempt(cls, payload, task)
+                await self._run_attempt(cls, task)
 
     def _is_first(self, task: TaskRecord) -> bool:
         """Return whether this attempt starts here now, and not by a second message or a repeated start."""
@@ -175,7 +186,7 @@ class GuardedExecutor:
             self._started.pop(next(iter(self._started)))
         return True
 
-    async def _run_attempt(self, cls: type[Any], payload: dict[str, Any], task: TaskRecord) -> None:
+    async def _run_attempt(self, cls: type[Any], task: TaskRecord) -> None:
         channel = self._channel_of(task)
         context = InternalContext(
             str(task.id), task.room_id, task.attempt, channel=channel, traceparent=task.traceparent
@@ -183,7 +194,7 @@ class GuardedExecutor:
         self._running[task.id, task.attempt] = run = Run(context)
         watching = asyncio.create_task(self._watch(context))
         try:
-            work = partial(outcome_of, cls, payload, context, self._context)
+            work = partial(outcome_of, cls, task.payload, context, self._context)
             outcome = await self._ends.wait(run, _start_traced(task, context, work))
             if outcome is not None:
                 if outcome.content is not None:
@@ -228,11 +239,11 @@ class GuardedExecutor:
             if await waiter.wait(inf) and not waiters.is_closed:
                 context.cancelled.set()
 
-    async def _start(self, task_id: UUID) -> TaskRecord | None:
+    async def _start(self, task_id: UUID, job: JobName) -> TaskRecord | None:
         while True:
             worker_id = await self._worker()
             try:
-                task: TaskRecord | None = await self._starts.put(internal.Start(worker_id, task_id))
+                task: TaskRecord | None = await self._starts.put(internal.Start(worker_id, task_id, job))
             except WorkerNotFound:
                 self._lose(worker_id)
             else:

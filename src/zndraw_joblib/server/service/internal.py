@@ -16,7 +16,13 @@ from uuid import UUID
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.problems import DispatchFailed, ProblemException, TaskNotFound, WorkerNotFound
+from zndraw_joblib.contract.problems import (
+    Conflict,
+    DispatchFailed,
+    ProblemException,
+    TaskNotFound,
+    WorkerNotFound,
+)
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, job_key
 from zndraw_joblib.server.service import fairness, payloads, retry_policy, rules, serializers
@@ -25,7 +31,7 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Move, TaskRecord, expiry, fetch
+from zndraw_joblib.server.store.tasks import Move, TaskRecord, expiry, fetch, read
 
 DISPATCH_FAILED = "Failed to dispatch to internal executor"
 # The owner of the worker rows of processes that run internal tasks.
@@ -41,10 +47,11 @@ class InternalJob(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The request of an executor to start a task."""
+    """The request of an executor to start a task of a job."""
 
     worker_id: UUID
     task_id: UUID
+    job: JobName
 
     @property
     def needs(self) -> str:
@@ -76,9 +83,10 @@ async def register(tx: Transaction, jobs: Sequence[InternalJob]) -> None:
 async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | ProblemException | None]:
     """Start claimed tasks, each for the first executor that requests it.
 
-    The result for a later executor is None, and for an unknown worker `WorkerNotFound`. A task of a paused
-    job returns to its queue; it is dispatched again after the job is resumed. An executor that
-    repeats its request gets the task again, since the first response may have been lost.
+    The result for a later executor is None, for an unknown worker `WorkerNotFound`, and for a task of another
+    job `Conflict`. A task of a paused job returns to its queue; it is dispatched again after the job is
+    resumed. An executor that repeats its request gets the task again, since the first response may have been
+    lost.
     """
     workers = await worker_store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     found = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
@@ -93,6 +101,8 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
         task = found.get(item.task_id)
         if item.worker_id not in workers:
             results.append(WorkerNotFound(f"Worker {item.worker_id} not found"))
+        elif task is not None and task.job != item.job:
+            results.append(Conflict(f"Task {item.task_id} is of job {task.job}, not of {item.job}"))
         elif task is None or not _may_start(task):
             results.append(task if task is not None and _runs_at(task, item.worker_id) else None)
         else:
@@ -106,7 +116,16 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
     for before, after in moves:
         if after.status != before.status:
             serializers.publish_status(tx, after)
+    await _load_payloads(tx, [each for each in results if isinstance(each, TaskRecord)])
     return results
+
+
+async def _load_payloads(tx: Transaction, started: Sequence[TaskRecord]) -> None:
+    """Set the payloads that were too large to be read with the lock."""
+    if missing := [task for task in started if task.payload is None]:
+        found = await read.bodies(tx, [task.id for task in missing])
+        for task in missing:
+            task.payload, _ = found[task.id]
 
 
 def _may_start(task: TaskRecord) -> bool:
