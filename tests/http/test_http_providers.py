@@ -1013,6 +1013,33 @@ async def test_callers_are_notified_of_a_result_that_is_too_large(
 
 
 @on_sqlite
+async def test_one_user_leaves_provider_uploads_to_others(
+    client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime
+) -> None:
+    """Slow uploads of one user reach its share: its further ones get 429, and another user uploads."""
+    runtime.settings.max_result_bytes = 1000
+    ada, bob = await as_user("ada"), await as_user("bob")
+    adas, bobs = await put_provider(ada, name="adas"), await put_provider(bob, name="bobs")
+    end = asyncio.Event()
+    arrived = asyncio.Semaphore(0)
+
+    async def slow() -> Any:
+        yield b"x" * 1000
+        arrived.release()
+        await end.wait()
+
+    uploads = [asyncio.ensure_future(upload(ada, adas, hashed(n=n), slow())) for n in range(4)]
+    for _ in uploads:
+        await arrived.acquire()
+    refused = await upload(ada, adas, hashed(n="more"), b"x")
+    assert "max_share_per_user" in expect_problem(refused, 429, "too-many-requests")["detail"]
+    assert refused.headers["retry-after"] == "5"
+    assert (await upload(bob, bobs, hashed(n="bobs"), b"x" * 1000)).status_code == 204
+    end.set()
+    assert [answer.status_code for answer in await asyncio.gather(*uploads)] == [204] * 4
+
+
+@on_sqlite
 async def test_one_upload_at_a_time(client: httpx.AsyncClient) -> None:
     """A concurrent upload gets a 503; an upload that ends after a new registration gets a 409."""
     old = await put_provider(client, content_type="text/plain")

@@ -2,12 +2,15 @@
 
 import io
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pandas as pd
 import psutil
@@ -15,6 +18,7 @@ import pytest
 from ase.build import molecule
 from matplotlib.figure import Figure
 from PIL import Image
+from waiting import wait_until
 
 from sdk import result_jobs
 from sdk.jobs import Add
@@ -22,11 +26,12 @@ from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, Rule
 from sdk.test_live_reports import texts
 from zndraw_joblib.client.api import Connection, connect
-from zndraw_joblib.contract.messages import MAX_JSON_BYTES
+from zndraw_joblib.contract.messages import MAX_JSON_BYTES, JobRegisterRequest
 from zndraw_joblib.contract.problems import ResultNotFound
 from zndraw_joblib.contract.results import ResultFile
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 Make = Callable[..., JobManager]
@@ -254,6 +259,37 @@ def test_a_refused_result_fails_the_task(own_server: Callable[..., LiveServer], 
         assert task.status == TaskStatus.FAILED
         assert "max_task_result_bytes" in (task.error or "")
         assert manager.result(manager.wait_for(manager.submit(Add(a=10), room=room), 30).id) == bytes(10)
+
+
+def test_a_store_that_others_fill_at_the_moment_is_retried(
+    own_server: Callable[..., LiveServer], room: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker uploads its result after another upload, which held the rest of the store, has ended."""
+    server = own_server(max_stored_result_bytes=4 * MIB, max_share_per_user=1)
+    sent, end = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[bytes]:
+        yield bytes(2 * MIB)
+        sent.set()
+        assert end.wait(60)
+        raise ConnectionError
+
+    with server.connect() as api, JobManager(api, execute=lambda task: bytes(3 * MIB)) as manager:
+        rest = RestApi(api)
+        worker_id = rest.register(room, JobRegisterRequest(category="modifiers", name="Other")).worker_id
+        held = manager.submit(f"{room}:modifiers:Other", {}, room=room)
+        rest.claim(worker_id)
+        url = f"{server.url}/v1/joblib/tasks/{held}/result?attempt=1"
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(httpx.put, url, content=slow(), headers=api.get_headers(), timeout=60)
+            assert sent.wait(60)
+            manager.register(Add, room=room)
+            task_id = manager.submit(Add(), room=room)
+            wait_until(lambda: "other uploads hold the rest" in caplog.text)
+            end.set()
+            assert isinstance(other.exception(60), ConnectionError)
+        task = manager.wait_for(task_id, 60)
+        assert (task.status, task.error) == (TaskStatus.COMPLETED, None)
 
 
 @pytest.mark.parametrize("etag", ['"another"', ""])

@@ -27,7 +27,7 @@ from zndraw_joblib.server.store.engine import open_database, open_engine, open_s
 from zndraw_joblib.server.store.idempotency import StoredAnswer
 from zndraw_joblib.server.store.sessions import SessionDatabase
 from zndraw_joblib.server.store.tables import metadata
-from zndraw_joblib.server.store.tasks import end_hooks
+from zndraw_joblib.server.store.tasks import end_hooks, stored_results
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -533,6 +533,44 @@ async def test_a_queue_with_ended_tasks_gets_the_columns_of_functions(empty: Asy
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0013")
             assert await counts(connection, rows) == [1, 1]
+
+
+async def test_stored_results_count_for_the_users_of_their_tasks(empty: AsyncEngine) -> None:
+    """The upgrade from 0014 sums the content of each user's results; later results add to the sums."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id = uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"job_id": job_id, "room_id": "lab", "status": "completed", "payload": {}}
+    task |= {"created_at": at, "started_at": at, "completed_at": at}
+    result = {"attempt": 1, "content_type": "text/plain", "etag": "x", "expires_at": at}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0014")
+        await add(connection, {"joblib_job": job | {"schema": {}}})
+        for seq, user_id in enumerate(("ada", "ada", "bob", "bob"), 1):
+            stored = {
+                "n": seq,
+                "task_seq": seq,
+                "size": 10**seq,
+                "content_key": None if seq == 4 else f"k{seq}",
+            }
+            rows = {
+                "joblib_task": task | {"id": uuid4(), "seq": seq, "created_by": user_id},
+                "joblib_task_result": result | stored,
+            }
+            await add(connection, rows)
+        upload = result | {"n": 9, "task_seq": None, "size": 7, "content_key": "upload"}
+        total = {"id": 1, "size": 1117 + 4 * 1024}
+        await add(connection, {"joblib_task_result": upload, "joblib_task_result_total": total})
+    database = SessionDatabase(open_sessions(empty))
+    for _ in range(2):
+        await schema.upgrade(database)
+        assert await rows_of(empty, "joblib_task_result_share") == [("ada", 110 + 2048), ("bob", 1000 + 1024)]
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0014")
+    await schema.upgrade(database)
+    await database.write(stored_results.forget, [1, 2, 9])
+    assert await rows_of(empty, "joblib_task_result_share") == [("bob", 1000 + 1024)]
+    assert await rows_of(empty, "joblib_task_result_total") == [(1, 1000 + 1024)]
 
 
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:

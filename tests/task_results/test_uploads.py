@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
@@ -33,6 +33,7 @@ from zndraw_joblib.server.task_results.selection import content_store
 MIB = 1024 * 1024
 LARGE = bytes(range(256)) * (10 * 1024) + b"the end"
 results = TaskResult.__table__
+on_one_store = pytest.mark.parametrize("backend", ["database"], indirect=True)
 
 
 def path(task: dict[str, Any]) -> str:
@@ -47,6 +48,42 @@ async def upload(
     params = {"attempt": attempt, **query}
     headers = {"Content-Type": "image/png"}
     return await client.put(path(task), params=params, content=content, headers=headers)
+
+
+async def hold(client: httpx.AsyncClient, count: int, name: str = "Many") -> list[dict[str, Any]]:
+    """Submit tasks as a client, and return them as its worker holds them."""
+    job = await register(client, name=name, room="lab")
+    for _ in range(count):
+        await submit(client, job)
+    tasks = [await claim(client, job["worker_id"]) for _ in range(count)]
+    held = [task for task in tasks if task is not None]
+    for task in held:
+        assert (await report(client, task, "running", attempt=1)).status_code == 200
+    return held
+
+
+@asynccontextmanager
+async def user(client: httpx.AsyncClient, joblib: JobLib, name: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Return the client of another user."""
+    token = f"token-of-{name}-for-the-tests"
+    await joblib.runtime.write(partial(tokens.add, name=name, digest=digest(token), is_superuser=False))
+    route, headers = client._transport, {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(transport=route, base_url=client.base_url, headers=headers) as other:
+        yield other
+
+
+class Trickle:
+    """The body of an upload that sends some bytes, and nothing more until `end` is set."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.arrived, self.end = asyncio.Event(), asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(0, self._size, MIB // 2):
+            yield bytes(MIB // 2)
+        self.arrived.set()
+        await self.end.wait()
 
 
 async def total(joblib: JobLib) -> int:
@@ -254,6 +291,7 @@ async def test_all_results_have_a_limit(
 ) -> None:
     """What does not fit is refused with a 507 that names the setting; what is stored stays."""
     joblib.settings.max_stored_result_bytes = 2 * MIB
+    joblib.settings.max_share_per_user = 1
     first = bytes(MIB)
     assert (await upload(client, held, first)).status_code == 200
 
@@ -270,20 +308,19 @@ async def test_all_results_have_a_limit(
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
 
 
-async def test_concurrent_uploads_never_exceed_the_limit(
-    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib
-) -> None:
-    """Of ten uploads of a megabyte, as many are stored as fit; the last one that ended is the result."""
+async def test_concurrent_uploads_never_exceed_the_limit(client: httpx.AsyncClient, joblib: JobLib) -> None:
+    """Of ten uploads of a megabyte, as many are stored as fit; others get 503 while some are under way."""
     joblib.settings.max_stored_result_bytes = 3 * MIB + 3 * task_results.RESULT_BYTES
-    answers = await asyncio.gather(*(upload(client, held, bytes([n]) * MIB) for n in range(10)))
-    stored = [answer.json()["etag"] for answer in answers if answer.status_code == 200]
+    joblib.settings.max_share_per_user = 1
+    tasks = await hold(client, 10)
+    answers = await asyncio.gather(*(upload(client, task, bytes([n]) * MIB) for n, task in enumerate(tasks)))
+    stored = [n for n, answer in enumerate(answers) if answer.status_code == 200]
     assert {answer.status_code for answer in answers} <= {200, 503, 507}
     assert 1 <= len(stored) <= 3
     assert await total(joblib) <= joblib.settings.max_stored_result_bytes
-    await report(client, held, "completed", attempt=1)
-    got = await client.get(path(held))
-    assert got.headers["etag"].strip('"') in stored
-    assert got.content == got.content[:1] * MIB
+    for n in stored:
+        await report(client, tasks[n], "completed", attempt=1)
+        assert (await client.get(path(tasks[n]))).content == bytes([n]) * MIB
 
 
 async def test_an_expired_result_is_gone(
@@ -345,7 +382,7 @@ async def test_an_abandoned_upload_is_deleted(
 ) -> None:
     """The content and the reserved bytes of an upload whose server ended are freed after its lease."""
 
-    runtime, quota = joblib.runtime, service.Quota(MIB, timedelta(days=1))
+    runtime, quota = joblib.runtime, task_results.Quota(MIB, MIB, timedelta(days=1))
     who = service.Upload(Identity("admin", is_superuser=True), UUID(held["id"]), 1)
 
     await runtime.write(service.begin, who, "task-result:abcd", 7, quota)
@@ -460,6 +497,7 @@ async def test_an_upload_of_unknown_length_reserves_room_as_it_grows(
 ) -> None:
     """It is refused before it has sent more than all results may have; one that fits counts as it is."""
     joblib.settings.max_stored_result_bytes = 2 * MIB + task_results.RESULT_BYTES
+    joblib.settings.max_share_per_user = 1
     totals, sent = [], 0
 
     async def body(pieces: int) -> AsyncIterator[bytes]:
@@ -497,3 +535,133 @@ async def test_an_upload_that_stalls_is_refused(
     assert await total(joblib) == 0
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 0
     assert (await upload(client, held)).status_code == 200
+
+
+@on_one_store
+async def test_one_user_leaves_uploads_to_others(client: httpx.AsyncClient, joblib: JobLib) -> None:
+    """Slow uploads of one user reach its share: its further ones get 429, and another user uploads."""
+    limit = joblib.settings.max_task_result_bytes
+    bodies = [Trickle(limit) for _ in range(4)]
+    async with user(client, joblib, "ada") as ada, user(client, joblib, "bob") as bob:
+        tasks = await hold(ada, 5, "Adas")
+        slow = [asyncio.create_task(upload(ada, *pair)) for pair in zip(tasks, bodies, strict=False)]
+        await asyncio.gather(*(body.arrived.wait() for body in bodies))
+        refused = await upload(ada, tasks[4], b"x")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert "max_share_per_user of 8 times max_task_result_bytes" in refused.json()["detail"]
+        [task] = await hold(bob, 1, "Bobs")
+        assert (await upload(bob, task, bytes(limit))).status_code == 200
+        for body in bodies:
+            body.end.set()
+        assert [answer.status_code for answer in await asyncio.gather(*slow)] == [200] * 4
+
+
+async def test_a_later_upload_of_the_same_result_ends_the_earlier(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """A client that lost its connection sends its result again; the earlier upload gets 409."""
+    body = Trickle(MIB)
+    earlier = asyncio.create_task(upload(client, held, body))
+    await body.arrived.wait()
+    assert (await upload(client, held)).status_code == 200
+    assert ((await earlier).status_code, (await earlier).json()["type"]) == (409, "/v1/problems/conflict")
+    await report(client, held, "completed", attempt=1)
+    assert (await client.get(path(held))).content == LARGE
+    assert await total(joblib) == len(LARGE) + task_results.RESULT_BYTES
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
+
+
+@on_one_store
+async def test_a_stranger_ends_no_upload(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib
+) -> None:
+    """Only a request that may upload the result does."""
+    body = Trickle(MIB)
+    earlier = asyncio.create_task(upload(client, held, body))
+    await body.arrived.wait()
+    async with user(client, joblib, "eve") as eve:
+        assert (await upload(eve, held)).status_code == 403
+    body.end.set()
+    assert (await earlier).status_code == 200
+
+
+@on_one_store
+async def test_an_upload_that_is_too_slow_is_refused(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib
+) -> None:
+    """It gets a 408 unless it sends 1 MiB in each `upload_timeout_seconds`, however short its pauses are."""
+    joblib.settings.upload_timeout_seconds = 0.5
+    sent = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(600):
+            await asyncio.sleep(0.05)
+            yield b"x"
+            sent += 1
+
+    refused = await upload(client, held, body())
+    assert (refused.status_code, refused.json()["type"]) == (408, "/v1/problems/upload-stalled")
+    assert sent < 600
+    assert await total(joblib) == 0
+
+
+@on_one_store
+async def test_announced_bytes_are_reserved_as_they_arrive(client: httpx.AsyncClient, joblib: JobLib) -> None:
+    """Uploads that announce much and send little do not fill the store."""
+    joblib.settings.max_stored_result_bytes = 16 * MIB
+    bodies = [Trickle(MIB // 2) for _ in range(4)]
+    tasks = await hold(client, 5)
+    headers = {"Content-Length": str(4 * MIB)}
+    slow = [
+        asyncio.create_task(client.put(path(task), params={"attempt": 1}, content=body, headers=headers))
+        for task, body in zip(tasks, bodies, strict=False)
+    ]
+    await asyncio.gather(*(body.arrived.wait() for body in bodies))
+    assert await total(joblib) == 4 * (MIB + task_results.RESULT_BYTES)
+    assert (await upload(client, tasks[4], bytes(4 * MIB - 8192))).status_code == 200
+    for sender in slow:
+        sender.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
+@on_one_store
+async def test_a_store_that_others_fill_at_the_moment_is_503(
+    client: httpx.AsyncClient, joblib: JobLib
+) -> None:
+    """An upload that would fit without those under way gets 503 with Retry-After, not a final 507."""
+    joblib.settings.max_stored_result_bytes = 4 * MIB
+    joblib.settings.max_share_per_user = 1
+    body = Trickle(2 * MIB)
+    first, second = await hold(client, 2)
+    slow = asyncio.create_task(upload(client, first, body))
+    await body.arrived.wait()
+    for content in (bytes(3 * MIB), Trickle(3 * MIB)):
+        refused = await upload(client, second, content)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert "max_stored_result_bytes" in refused.json()["detail"]
+    body.end.set()
+    assert (await slow).status_code == 200
+    final = await upload(client, second, bytes(3 * MIB))
+    assert (final.status_code, final.json()["type"]) == (507, "/v1/problems/result-store-full")
+
+
+@on_one_store
+async def test_one_user_leaves_the_store_to_others(
+    client: httpx.AsyncClient, joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """The results of one user's tasks have a share of the store; deleted content makes room again."""
+    joblib.settings.max_stored_result_bytes = 8 * MIB
+    async with user(client, joblib, "ada") as ada, user(client, joblib, "bob") as bob:
+        tasks = await hold(ada, 2, "Adas")
+        assert (await upload(ada, tasks[0], bytes(3 * MIB))).status_code == 200
+        for content in (bytes(2 * MIB), aiter(Trickle(2 * MIB))):
+            refused = await upload(ada, tasks[1], content)
+            assert refused.status_code == 507
+            assert "max_share_per_user of max_stored_result_bytes" in refused.json()["detail"]
+        [task] = await hold(bob, 1, "Bobs")
+        assert (await upload(bob, task, bytes(4 * MIB - 4096))).status_code == 200
+        await expire_all(rows)
+        while (await joblib.task_results.prune()).deleted:
+            pass
+        assert (await upload(ada, tasks[1], bytes(3 * MIB))).status_code == 200

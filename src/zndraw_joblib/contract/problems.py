@@ -286,7 +286,7 @@ class Locked(ProblemException, PermissionError):
 
 
 class TooManyRequests(ProblemException):
-    """The caller sends too many requests; try again after `Retry-After` seconds."""
+    """The caller sends too many requests, or has used its share; try again after `Retry-After` seconds."""
 
     title, status = "Too Many Requests", 429
 
@@ -334,7 +334,7 @@ ProviderTimeoutError = ProviderTimeout
 
 
 class ResultStoreFull(ProblemException):
-    """The stored results have reached their limit (setting `max_stored_result_bytes`)."""
+    """Stored results have reached the limit for all or for a user (setting `max_stored_result_bytes`)."""
 
     title, status = "Insufficient Storage", 507
 

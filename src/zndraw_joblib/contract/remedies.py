@@ -21,7 +21,7 @@ REMEDIES: dict[type[ProblemException], str] = {
     p.TaskNotFound: "Check the id. The server deletes ended tasks after `keep_finished_days`, if it is set.",
     p.ResultNotFound: "Wait until the task has completed: `GET /tasks/{task_id}` with `Prefer: wait=N`.",
     p.MethodNotAllowed: "Use a method of the header `Allow`.",
-    p.UploadStalled: "Upload again over a connection that does not pause.",
+    p.UploadStalled: "Upload again over a faster connection that does not pause.",
     p.Conflict: "Read the current state and decide again; `detail` has the reason.",
     p.SchemaConflict: "Register the schema under another name, or stop the workers of the old schema first.",
     p.RequestInProgress: _AGAIN,
@@ -54,5 +54,5 @@ REMEDIES: dict[type[ProblemException], str] = {
     p.ProviderNotConnected: "Start the provider's worker, or repeat the request later.",
     p.ProviderFailed: "Read the log of the provider's worker.",
     p.ProviderTimeout: "Repeat the request: the provider continues to work on it.",
-    p.ResultStoreFull: "Raise the setting, or let results expire earlier (`task_result_days`).",
+    p.ResultStoreFull: "Raise the setting or `max_share_per_user`, or let results expire sooner.",
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SharedLimit:
     """All users together hold at most `limit()`, and one of them at most `share()`.
 
@@ -24,13 +24,10 @@ class SharedLimit:
     remedy: str = "retry later"
     retry_seconds: int = 5
     _held: Counter[str] = field(default_factory=Counter)
+    _total: int = 0
 
     def __len__(self) -> int:
-        return self._held.total()
-
-    def of(self, user: str | None) -> int:
-        """Return how much a user holds."""
-        return 0 if user is None else self._held[user]
+        return self._total
 
     def take(self, user: str | None, amount: int = 1) -> None:
         """Let a user hold more.
@@ -41,9 +38,10 @@ class SharedLimit:
             return
         headers = {"Retry-After": str(self.retry_seconds)}
         limit_setting, share_setting = self.settings
-        if (total := len(self)) + amount > self.limit():
+        if self._total + amount > self.limit():
             raise ServiceUnavailable(
-                f"{total} {self.what} {self.state} already ({limit_setting}); {self.remedy}", headers=headers
+                f"{self._total} {self.what} {self.state} already ({limit_setting}); {self.remedy}",
+                headers=headers,
             )
         if (own := self._held[user]) + amount > self.share():
             raise TooManyRequests(
@@ -52,10 +50,12 @@ class SharedLimit:
                 headers=headers,
             )
         self._held[user] += amount
+        self._total += amount
 
     def give_back(self, user: str | None, amount: int = 1) -> None:
         """Let a user hold less."""
         if user is not None:
+            self._total -= amount
             self._held[user] -= amount
             if self._held[user] <= 0:
                 del self._held[user]

@@ -22,10 +22,7 @@ class Uploads:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        settings = runtime.settings
-        self._incoming = IncomingBytes(
-            lambda: settings.max_result_bytes, "max_result_bytes", lambda: settings.upload_timeout_seconds
-        )
+        self._incoming = IncomingBytes(runtime.settings, "max_result_bytes")
 
     async def upload(
         self,
@@ -38,8 +35,9 @@ class Uploads:
         """Store the result of a request and wake the callers that wait for it.
 
         `content_length` is 0 if it is unknown. Raises `ContentTooLarge`, which the waiting callers get too,
-        `StaleResult`, `UploadStalled`, and `ServiceUnavailable` while the same result or too many bytes are
-        being uploaded. A result that cannot be stored is requested again.
+        `StaleResult`, `UploadStalled`, and `ServiceUnavailable` or `TooManyRequests` while the same result or
+        too many bytes are being uploaded. The bytes count for the owner of the provider. A result that cannot
+        be stored is requested again.
         """
         keys, limit = cache.cache_keys(provider.name, request_hash), self._runtime.settings.max_result_bytes
         # The lock keeps the bytes of one registration from being stored with the metadata of another.
@@ -78,7 +76,7 @@ class Uploads:
     ) -> None:
         ttl, digest = self._runtime.settings.provider_result_ttl_seconds, sha256()
         is_removed = await cache.remove_outdated(backend, provider, keys)
-        async with aclosing(self._incoming.limited(chunks, digest.update)) as limited:
+        async with aclosing(self._incoming.limited(chunks, digest.update, provider.owner_id)) as limited:
             head = await _read_head(limited)
             is_whole = len(head) <= PART_BYTES
             # The ETag is stored before the bytes only if no older bytes can be taken for them.

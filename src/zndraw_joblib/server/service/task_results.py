@@ -7,6 +7,7 @@ from uuid import UUID
 from zndraw_joblib.contract.messages import TaskActionRequest
 from zndraw_joblib.contract.problems import (
     Forbidden,
+    ProblemException,
     ResultExpired,
     ResultNotFound,
     ResultStoreFull,
@@ -24,8 +25,18 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.room_events import NewEvent
 from zndraw_joblib.server.store.tasks import TaskRecord
 from zndraw_joblib.server.store.tasks import stored_results as store
-from zndraw_joblib.server.store.tasks.stored_results import Deletable, NewResult, ResultRecord, Unconfirmed
+from zndraw_joblib.server.store.tasks.stored_results import (
+    Deletable,
+    NewResult,
+    NewUpload,
+    NoRoom,
+    Quota,
+    ResultRecord,
+    Unconfirmed,
+)
 
+# An upload reserves its bytes in steps, the first of this size, as they arrive.
+STEP_BYTES = 1024 * 1024
 # An upload whose server has ended is deleted after this time; one that is under way extends it.
 LEASE = timedelta(minutes=10)
 _PER_BATCH = 64
@@ -39,13 +50,6 @@ class Upload(NamedTuple):
     attempt: int
 
 
-class Quota(NamedTuple):
-    """The settings for stored results: the largest total size in bytes, and how long one is kept."""
-
-    max_total: int
-    keep: timedelta
-
-
 class FoundResult(NamedTuple):
     """The result of a task: `stored` content, whose key is None after it has expired, or a `value`."""
 
@@ -57,26 +61,27 @@ class FoundResult(NamedTuple):
 
 
 async def begin(tx: Transaction, upload: Upload, key: str, size: int, quota: Quota) -> int:
-    """Return the number of a new upload, for which `size` bytes are reserved.
+    """Return the number of a new upload of `size` bytes, 0 if that is unknown; few of them are reserved.
 
     Raises `TaskNotFound`, `Forbidden` or `StaleReport` unless the caller's attempt
-    holds the task, and `ResultStoreFull`.
+    holds the task, and `ResultStoreFull` or `ServiceUnavailable` without room for it.
     """
-    _check_held(upload, await task_store.by_id(tx, upload.task_id))
-    n = await store.begin(tx, key, size, quota.max_total, LEASE)
-    if n is None:
-        raise _full(quota)
-    return n
+    task = _check_held(upload, await task_store.by_id(tx, upload.task_id))
+    new = NewUpload(key, task.created_by, min(size, STEP_BYTES), size)
+    try:
+        return await store.begin(tx, new, quota, LEASE)
+    except NoRoom as error:
+        raise _full(error, quota) from error
 
 
 async def reserve(tx: Transaction, n: int, more: int, quota: Quota) -> None:
-    """Reserve more bytes for an upload. Raises `ResultStoreFull`, and as `extend`."""
+    """Reserve more bytes for an upload. Raises `ResultStoreFull` or `ServiceUnavailable`."""
     try:
-        has_room = await store.reserve(tx, n, more, quota.max_total)
+        await store.reserve(tx, n, more, quota)
     except LookupError as error:
         raise _interrupted() from error
-    if not has_room:
-        raise _full(quota)
+    except NoRoom as error:
+        raise _full(error, quota) from error
 
 
 async def extend(tx: Transaction, n: int) -> None:
@@ -93,8 +98,8 @@ async def finish(tx: Transaction, upload: Upload, n: int, new: NewResult, quota:
         record = await store.finish(tx, n, held.seq, held.attempt, new, quota)
     except LookupError as error:
         raise _interrupted() from error
-    if record is None:
-        raise _full(quota)
+    except NoRoom as error:
+        raise _full(error, quota) from error
     stored = record.as_message()
     data = stored.model_dump_json(exclude_none=True)
     tx.record_event(lambda: NewEvent(held.room_id, held.id, EventKind.RESULT, data))
@@ -168,11 +173,18 @@ async def forget(tx: Transaction, deleted: list[Deletable]) -> Pruned:
     return Pruned(len(deleted), len(deleted) == _PER_BATCH)
 
 
-def _full(quota: Quota) -> ResultStoreFull:
-    return ResultStoreFull(
-        f"All stored results may have {quota.max_total} bytes (setting max_stored_result_bytes): wait until "
-        "some have expired, or ask the operator to raise the limit"
-    )
+def _full(error: NoRoom, quota: Quota) -> ProblemException:
+    name = "max_stored_result_bytes"
+    limit = f"All stored results may have {quota.max_total} bytes (setting {name})"
+    if error.is_share:
+        limit = (
+            f"The results of one user's tasks may have {quota.max_share} bytes (max_share_per_user of {name})"
+        )
+    if error.is_passing:
+        return ServiceUnavailable(
+            f"{limit}, and other uploads hold the rest; try again", headers={"Retry-After": "5"}
+        )
+    return ResultStoreFull(f"{limit}: wait until some have expired, or ask the operator to raise the limit")
 
 
 def _interrupted() -> ServiceUnavailable:

@@ -9,6 +9,7 @@ from zndraw_joblib.server.store.table_base import SEQUENCE, Base, moment
 
 _HAS_CONTENT = text("content_key IS NOT NULL")
 _IS_OPEN = text("check_at IS NOT NULL")
+_IS_LOOSE = text("task_seq IS NULL AND content_key IS NOT NULL")
 
 
 class TaskResult(Base, table=True):
@@ -17,7 +18,7 @@ class TaskResult(Base, table=True):
     The content is `size` bytes under `content_key`, which is null after the content was deleted. The sweeper
     deletes the content after `expires_at`; a running upload postpones this time. At `check_at` the sweeper
     checks whether the attempt has completed; `check_at` is null once it has. A transaction that sets
-    `task_seq` holds the lock of the task.
+    `task_seq` holds the lock of the task. The bytes count for `user_id`, who submitted the task.
     """
 
     __tablename__ = "joblib_task_result"
@@ -29,6 +30,7 @@ class TaskResult(Base, table=True):
             postgresql_where=_HAS_CONTENT,
         ),
         Index("ix_joblib_task_result_check", "check_at", sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
+        Index("ix_joblib_task_result_loose", "n", sqlite_where=_IS_LOOSE, postgresql_where=_IS_LOOSE),
     )
 
     n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
@@ -41,6 +43,7 @@ class TaskResult(Base, table=True):
     filename: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     expires_at: datetime = moment()
     check_at: datetime | None = moment(nullable=True)
+    user_id: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
 
 
 class TaskResultTotal(Base, table=True):
@@ -50,4 +53,14 @@ class TaskResultTotal(Base, table=True):
     __table_args__ = (CheckConstraint("size >= 0", "size_counts"),)
 
     id: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    size: int = Field(sa_column=Column(BigInteger, nullable=False))
+
+
+class TaskResultShare(Base, table=True):
+    """The sum of the sizes of all `TaskResult` with content that count for a user."""
+
+    __tablename__ = "joblib_task_result_share"
+    __table_args__ = (CheckConstraint("size >= 0", "size_counts"),)
+
+    user_id: str = Field(sa_column=Column(Text, primary_key=True))
     size: int = Field(sa_column=Column(BigInteger, nullable=False))

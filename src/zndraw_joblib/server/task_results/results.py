@@ -4,27 +4,34 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import timedelta
 from hashlib import sha256
 from typing import NamedTuple
-from uuid import uuid4
+from uuid import UUID, uuid4
 
+from zndraw_joblib.contract.problems import Conflict
 from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.server.ports import ContentStore
 from zndraw_joblib.server.providers.incoming import IncomingBytes, etag_of
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import task_results
 from zndraw_joblib.server.service.sweep import Pruned
-from zndraw_joblib.server.service.task_results import LEASE, Quota, Upload
+from zndraw_joblib.server.service.task_results import LEASE, STEP_BYTES, Upload
 from zndraw_joblib.server.store.results import KEPT
-from zndraw_joblib.server.store.tasks.stored_results import Deletable, NewResult, ResultRecord, Unconfirmed
+from zndraw_joblib.server.store.tasks.stored_results import (
+    Deletable,
+    NewResult,
+    Quota,
+    ResultRecord,
+    Unconfirmed,
+)
 from zndraw_joblib.server.task_results.selection import content_store
 
 logger = logging.getLogger(__name__)
 _EXTEND_SECONDS = LEASE.total_seconds() / 5
-# An upload of unknown size reserves room in steps.
-_RESERVED_BYTES = 1024 * 1024
+# Each step in which an upload reserves room doubles what it has, up to this size.
+_LONGEST_STEP = 16 * STEP_BYTES
 
 
 class ContentInfo(NamedTuple):
@@ -35,23 +42,34 @@ class ContentInfo(NamedTuple):
     size: int = 0
 
 
+class _Ending(NamedTuple):
+    """How to end an upload that is under way: by the timeout of a block, in its event loop."""
+
+    scope: asyncio.Timeout
+    loop: asyncio.AbstractEventLoop
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self._expire)
+
+    def _expire(self) -> None:
+        with suppress(RuntimeError):  # it has ended
+            self.scope.reschedule(self.loop.time())
+
+
 class TaskResults:
     """The results of tasks that are stored as bytes. All objects of one runtime use the same store."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        settings = runtime.settings
-        self._incoming = IncomingBytes(
-            lambda: settings.max_task_result_bytes,
-            "max_task_result_bytes",
-            lambda: settings.upload_timeout_seconds,
-        )
+        self._incoming = IncomingBytes(runtime.settings, "max_task_result_bytes")
+        self._under_way: dict[UUID, _Ending] = {}
 
     async def upload(self, upload: Upload, info: ContentInfo, chunks: AsyncIterator[bytes]) -> StoredResult:
         """Store the content of a task's result, and make it the result while the attempt holds the task.
 
-        Raises `TaskNotFound`, `Forbidden`, `StaleReport`, `ContentTooLarge`, `UploadStalled`,
-        `ResultStoreFull` and `ServiceUnavailable`; then the content is deleted.
+        It ends an earlier upload of the same result. Raises `TaskNotFound`, `Forbidden`, `StaleReport`,
+        `Conflict`, `ContentTooLarge`, `UploadStalled`, `ResultStoreFull`, `TooManyRequests` and
+        `ServiceUnavailable`; then the content is deleted.
         """
         if info.size > self._runtime.settings.max_task_result_bytes:
             raise self._incoming.too_large()
@@ -65,24 +83,46 @@ class TaskResults:
                 digest.update(chunk)
                 size += len(chunk)
 
-            async with aclosing(self._incoming.limited(chunks, count)) as limited:
+            limited = self._incoming.limited(chunks, count, upload.caller.id)
+            async with self._only(upload.task_id), aclosing(limited):
                 ttl = round((quota.keep + 2 * LEASE).total_seconds())
                 await self._store.store_stream(key, self._reserving(n, info.size, limited), ttl)
-            new = NewResult(size, info.content_type, etag_of(digest), info.filename)
-            stored: StoredResult = await write(task_results.finish, upload, n, new, quota)
+                new = NewResult(size, info.content_type, etag_of(digest), info.filename)
+                stored: StoredResult = await write(task_results.finish, upload, n, new, quota)
         except BaseException:
             # Also when this request is cancelled: it must not leave content behind.
             await asyncio.shield(asyncio.ensure_future(self._abandon(n)))
             raise
         return stored
 
-    async def _reserving(self, n: int, reserved: int, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the chunks of an upload; reserve room for those beyond the announced size, and extend it."""
-        extended_at, size = time.monotonic(), 0
+    @asynccontextmanager
+    async def _only(self, task_id: UUID) -> AsyncIterator[None]:
+        """End an earlier upload of the result of a task. Raises `Conflict` when a later one begins."""
+        earlier = self._under_way.get(task_id)
+        if earlier is not None:
+            earlier.end()
+        own = self._under_way[task_id] = _Ending(asyncio.timeout(None), asyncio.get_running_loop())
+        try:
+            async with own.scope:
+                yield
+        except TimeoutError as error:
+            if not own.scope.expired():
+                raise
+            raise Conflict("A later upload of the result of this task has begun") from error
+        finally:
+            if self._under_way.get(task_id) is own:
+                del self._under_way[task_id]
+
+    async def _reserving(self, n: int, announced: int, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the chunks of an upload; reserve room for them in steps, and extend it."""
+        extended_at, size, reserved = time.monotonic(), 0, min(announced, STEP_BYTES)
         async for chunk in chunks:
             size += len(chunk)
             if size > reserved:
-                more = max(size - reserved, _RESERVED_BYTES)
+                step = min(max(reserved, STEP_BYTES), _LONGEST_STEP)
+                if announced:
+                    step = min(step, announced - reserved)
+                more = max(size - reserved, step)
                 await self._runtime.write(task_results.reserve, n, more, self._quota)
                 reserved += more
             if time.monotonic() > extended_at + _EXTEND_SECONDS:
@@ -137,4 +177,5 @@ class TaskResults:
     @property
     def _quota(self) -> Quota:
         settings = self._runtime.settings
-        return Quota(settings.max_stored_result_bytes, timedelta(days=settings.task_result_days))
+        most = settings.max_stored_result_bytes
+        return Quota(most, settings.share_of(most), timedelta(days=settings.task_result_days))

@@ -3822,6 +3822,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description `internal-server-error` */
             500: {
                 headers: {
@@ -3922,6 +3931,15 @@ export interface operations {
             };
             /** @description `invalid-request` */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7446,6 +7464,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description `internal-server-error` */
             500: {
                 headers: {
@@ -7552,6 +7579,15 @@ export interface operations {
             };
             /** @description `invalid-request` */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7769,7 +7805,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `invalid-task-transition`, `stale-report` */
+            /** @description `conflict`, `invalid-task-transition`, `stale-report` */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7789,6 +7825,15 @@ export interface operations {
             };
             /** @description `invalid-request` */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
                 headers: {
                     [name: string]: unknown;
                 };

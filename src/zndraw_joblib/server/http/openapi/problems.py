@@ -37,13 +37,14 @@ _SUBMIT: Kinds = (p.TaskNotFound, p.InvalidPayload, p.InternalJobNotConfigured)
 _REGISTER: Kinds = (p.InvalidCategory, p.WorkerNotFound)
 _WORKER: Kinds = (p.WorkerNotFound,)
 _PROVIDER: Kinds = (p.ProviderNotFound,)
+_UPLOAD: Kinds = (*_BODY, p.TooManyRequests)
 _RESULT: Kinds = (p.TaskNotFound, p.ResultNotFound, p.ResultExpired, p.RangeNotSatisfiable)
 _REQUEST: Kinds = (p.ContentTooLarge, p.TooManyRequests, p.ProviderNotConnected, p.ProviderFailed)
 _OF_OPERATIONS: dict[str, Kinds] = {
     "submit_task": _SUBMIT,
     "submit_tasks": (*_WRITABLE_ROOMS, p.JobNotFound, *_SUBMIT),
-    "claim_task": _WORKER,
-    "get_task": _TASK,
+    "claim_task": (*_WORKER, p.TooManyRequests),
+    "get_task": (*_TASK, p.TooManyRequests),
     "get_task_history": _TASK,
     "get_task_log": _TASK,
     "explain_task": _TASK,
@@ -57,7 +58,7 @@ _OF_OPERATIONS: dict[str, Kinds] = {
     "find_ids": _ROOMS,
     "preview_bulk_action": _WRITABLE_ROOMS,
     "apply_bulk_action": _WRITABLE_ROOMS,
-    "upload_task_result": (*_REPORT, *_BODY, p.ResultStoreFull),
+    "upload_task_result": (*_REPORT, *_UPLOAD, p.Conflict, p.ResultStoreFull),
     "read_task_result": _RESULT,
     "head_task_result": _RESULT,
     "create_task_stream_token": _TASK,
@@ -72,8 +73,8 @@ _OF_OPERATIONS: dict[str, Kinds] = {
     "register_provider": (*_REGISTER, p.ContentTooLarge),
     "read_provider": (*_REQUEST, p.ProviderTimeout),
     "remove_provider": _PROVIDER,
-    "claim_provider_request": _WORKER,
-    "upload_provider_result": (*_PROVIDER, p.StaleResult, *_BODY),
+    "claim_provider_request": (*_WORKER, p.TooManyRequests),
+    "upload_provider_result": (*_PROVIDER, p.StaleResult, *_UPLOAD),
     "get_statistics": (p.InvalidRoomId, p.JobNotFound),
     "get_caller": _ROOMS,
     "list_audit_entries": _ROOMS,

@@ -1,24 +1,26 @@
 """Stored task results: which content a task has, how much there is in all, and what is to be deleted.
 
-Locks: tasks, then results by `n`, then the total.
+Locks: tasks, then results by `n`, then the sums of users by id, then the total.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Executable, and_, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Executable, Table, and_, bindparam, delete, func, insert, select, update
 
 from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.status import HELD, TaskStatus
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
-from zndraw_joblib.server.store.result_tables import TaskResult, TaskResultTotal
+from zndraw_joblib.server.store.result_tables import TaskResult, TaskResultShare, TaskResultTotal
 from zndraw_joblib.server.store.tables import Task
 from zndraw_joblib.server.store.tasks.records import TaskRecord
 
 results = TaskResult.__table__
+shares = TaskResultShare.__table__
 totals = TaskResultTotal.__table__
 
 _TOTAL_ID = 1
@@ -78,31 +80,61 @@ class Unconfirmed(NamedTuple):
     is_current: bool
 
 
-async def begin(tx: Transaction, content_key: str, size: int, max_total: int, lease: timedelta) -> int | None:
-    """Insert an upload of about `size` bytes. Return its number, None if there is no room for it.
+class Quota(NamedTuple):
+    """The most bytes of all results, and of those that count for one user; how long a result is kept."""
+
+    max_total: int
+    max_share: int
+    keep: timedelta
+
+
+class NoRoom(Exception):
+    """There is no room for more bytes: for any, or with `is_share` for those of one user.
+
+    `is_passing`: there will be, after other uploads have ended and content was deleted.
+    """
+
+    def __init__(self, *, is_share: bool, is_passing: bool) -> None:
+        super().__init__(is_share, is_passing)
+        self.is_share = is_share
+        self.is_passing = is_passing
+
+
+class NewUpload(NamedTuple):
+    """An upload of `announced` bytes, or 0 if that is unknown, of which `reserved` are reserved at once."""
+
+    content_key: str
+    user_id: str
+    reserved: int
+    announced: int
+
+
+async def begin(tx: Transaction, new: NewUpload, quota: Quota, lease: timedelta) -> int:
+    """Insert an upload. Return its number. Raises `NoRoom` if there is none for its announced size.
 
     Unless `extend` is called, its content may be deleted after `lease`.
     """
     row = {
         "attempt": 0,
-        "content_key": content_key,
-        "size": size,
+        "content_key": new.content_key,
+        "size": new.reserved,
         "content_type": "",
         "etag": "",
         "expires_at": await tx.now() + lease,
+        "user_id": new.user_id,
     }
     n: int = (await tx.execute(insert(results).returning(results.c.n), [row])).scalar_one()
-    return n if await _add(tx, size + RESULT_BYTES, max_total) else None
+    rest = max(0, new.announced - new.reserved)
+    await _grow(tx, n, new.user_id, new.reserved + RESULT_BYTES, quota, rest)
+    return n
 
 
-async def reserve(tx: Transaction, n: int, more: int, max_total: int) -> bool:
-    """Reserve more bytes for an upload. Return whether there was room for them.
-
-    Raises LookupError if the upload has expired.
-    """
-    if (await tx.execute(_GROW, {"own": n, "more": more})).first() is None:
+async def reserve(tx: Transaction, n: int, more: int, quota: Quota) -> None:
+    """Reserve more bytes for an upload. Raises `NoRoom`, and LookupError if the upload has expired."""
+    row = (await tx.execute(_GROW, {"own": n, "more": more})).first()
+    if row is None:
         raise LookupError(f"the upload {n} has expired")
-    return await _add(tx, more, max_total)
+    await _grow(tx, n, row.user_id, more, quota)
 
 
 async def extend(tx: Transaction, n: int, lease: timedelta) -> bool:
@@ -112,25 +144,22 @@ async def extend(tx: Transaction, n: int, lease: timedelta) -> bool:
 
 
 async def finish(
-    tx: Transaction, n: int, task_seq: int, attempt: int, new: NewResult, limits: tuple[int, timedelta]
-) -> ResultRecord | None:
-    """Make an upload the result of a locked task, in place of its former result; None without room for it.
+    tx: Transaction, n: int, task_seq: int, attempt: int, new: NewResult, quota: Quota
+) -> ResultRecord:
+    """Make an upload the result of a locked task, in place of its former result.
 
-    `limits` are the largest total size, and how long the result is kept. Raises LookupError if the upload has
-    expired.
+    Raises `NoRoom`, and LookupError if the upload has expired.
     """
-    max_total, keep = limits
     now = await tx.now()
     found = (await tx.execute(_LOCK_UPLOAD, {"own": n, "now": now})).first()
     if found is None:
         raise LookupError(f"the upload {n} has expired")
     await detach(tx, [task_seq])
-    expires_at = now + keep
+    expires_at = now + quota.keep
     values = {"task_seq": task_seq, "attempt": attempt, **new._asdict(), "expires_at": expires_at}
     values["check_at"] = now + CHECK_INTERVAL
     await tx.execute(update(results).where(results.c.n == n).values(values))
-    if not await _add(tx, new.size - found.size, max_total):
-        return None
+    await _grow(tx, n, found.user_id, new.size - found.size, quota)
     return ResultRecord(task_seq, attempt, found.content_key, **new._asdict(), expires_at=expires_at)
 
 
@@ -206,14 +235,18 @@ async def expired(tx: Transaction, limit: int) -> list[Deletable]:
 async def forget(tx: Transaction, numbers: Sequence[int]) -> None:
     """Record that the content of these rows was deleted. Tasks keep the row of a result that has expired."""
     chosen = and_(results.c.n.in_(padded(numbers)), results.c.content_key.is_not(None))
-    locked = select(results.c.n, results.c.size).where(chosen).order_by(results.c.n).with_for_update()
+    columns = (results.c.n, results.c.size, results.c.user_id)
+    locked = select(*columns).where(chosen).order_by(results.c.n).with_for_update()
     found = (await tx.execute(locked)).all()
     if not found:
         return
+    freed: Counter[str | None] = Counter()
+    for row in found:
+        freed[row.user_id] += row.size + RESULT_BYTES
     own = results.c.n.in_(padded([row.n for row in found]))
     await tx.execute(delete(results).where(own, results.c.task_seq.is_(None)))
     await tx.execute(update(results).where(own).values(content_key=None))
-    await _add(tx, -sum(row.size + RESULT_BYTES for row in found))
+    await _free(tx, freed)
 
 
 async def total(tx: Transaction) -> int:
@@ -222,19 +255,59 @@ async def total(tx: Transaction) -> int:
     return found or 0
 
 
-async def _add(tx: Transaction, size: int, most: int | None = None) -> bool:
-    """Add to the total. Return whether it stays within `most`; a smaller total always does."""
-    if size <= 0 or most is None:
-        most = 2**62
-    if size > most:
-        return False
-    added: Any = dialect(tx).insert(totals).values(id=_TOTAL_ID, size=max(0, size))
-    statement: Executable = added.on_conflict_do_update(
-        index_elements=["id"],
-        set_={"size": totals.c.size + bindparam("more")},
-        where=totals.c.size + bindparam("more") <= bindparam("most"),
-    ).returning(totals.c.size)
-    return (await tx.execute(statement, {"more": size, "most": most})).first() is not None
+async def _grow(tx: Transaction, n: int, user_id: str | None, more: int, quota: Quota, rest: int = 0) -> None:
+    """Add the bytes of an upload to the sums. Raises `NoRoom` without room for them and the `rest`."""
+    if more + rest <= 0:
+        await _free(tx, {user_id: -more})
+        return
+    if user_id is not None:
+        room = _Room(shares, shares.c.user_id, user_id, quota.max_share)
+        await _reserve(tx, room, n, more, rest)
+    await _reserve(tx, _Room(totals, totals.c.id, _TOTAL_ID, quota.max_total), n, more, rest)
+
+
+class _Room(NamedTuple):
+    """A sum, which may have at most `most` bytes."""
+
+    sums: Table
+    column: ColumnElement[Any]
+    key: Any
+    most: int
+
+
+async def _reserve(tx: Transaction, room: _Room, n: int, more: int, rest: int) -> None:
+    sums, column, key, most = room
+    grown: Any = dialect(tx).insert(sums).values({column: key, sums.c.size: more})
+    statement: Executable = grown.on_conflict_do_update(
+        index_elements=[column],
+        set_={"size": sums.c.size + bindparam("more")},
+        where=sums.c.size + bindparam("wanted") <= bindparam("most"),
+    ).returning(sums.c.size)
+    wanted = more + rest
+    given = {"more": more, "wanted": wanted, "most": most}
+    if wanted <= most and (await tx.execute(statement, given)).first() is not None:
+        return
+    used = (await tx.execute(select(sums.c.size).where(column == key))).scalar_one_or_none() or 0
+    loose = await _loose(tx, n, key if sums is shares else None)
+    raise NoRoom(is_share=sums is shares, is_passing=used - loose + wanted <= most)
+
+
+async def _loose(tx: Transaction, n: int, user_id: str | None) -> int:
+    """Return the bytes of other uploads, and of content that is to be deleted; of a user, or of all."""
+    own = and_(results.c.task_seq.is_(None), results.c.content_key.is_not(None), results.c.n != n)
+    if user_id is not None:
+        own = and_(own, results.c.user_id == user_id)
+    size = func.coalesce(func.sum(results.c.size + RESULT_BYTES), 0)
+    return int((await tx.execute(select(size).where(own))).scalar_one())
+
+
+async def _free(tx: Transaction, freed: Mapping[str | None, int]) -> None:
+    """Subtract bytes that are no longer stored from the sums."""
+    for user_id, size in sorted((user_id, size) for user_id, size in freed.items() if user_id is not None):
+        own = and_(shares.c.user_id == user_id)
+        await tx.execute(update(shares).where(own).values(size=shares.c.size - size))
+        await tx.execute(delete(shares).where(own, shares.c.size == 0))
+    await tx.execute(update(totals).values(size=totals.c.size - sum(freed.values())))
 
 
 _COLUMNS = [results.c[name] for name in ResultRecord._fields]
@@ -247,7 +320,10 @@ _EXTEND = (
     update(results).where(_IS_UPLOAD, _IS_ALIVE).values(expires_at=bindparam("until")).returning(results.c.n)
 )
 _GROW = (
-    update(results).where(_IS_UPLOAD).values(size=results.c.size + bindparam("more")).returning(results.c.n)
+    update(results)
+    .where(_IS_UPLOAD)
+    .values(size=results.c.size + bindparam("more"))
+    .returning(results.c.user_id)
 )
 _TO_CHECK = (
     select(results.c.n, results.c.attempt, Task.__table__.c.status, Task.__table__.c.attempt.label("current"))
@@ -255,7 +331,11 @@ _TO_CHECK = (
     .where(results.c.check_at <= bindparam("now"))
     .order_by(results.c.check_at)
 )
-_LOCK_UPLOAD = select(results.c.size, results.c.content_key).where(_IS_UPLOAD, _IS_ALIVE).with_for_update()
+_LOCK_UPLOAD = (
+    select(results.c.size, results.c.content_key, results.c.user_id)
+    .where(_IS_UPLOAD, _IS_ALIVE)
+    .with_for_update()
+)
 _ABANDON = (
     update(results).where(_IS_UPLOAD).values(expires_at=bindparam("now")).returning(results.c.content_key)
 )
