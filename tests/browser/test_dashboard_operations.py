@@ -4,8 +4,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Locator, expect
-from rest import V1, register
+from playwright.async_api import Browser, Locator, Page, expect
+from rest import V1, claim, register, submit
 from waiting import until
 
 from browser.dashboard import Dashboard, example_queue, new_user, opened
@@ -72,12 +72,24 @@ async def test_jobs_and_submitting(browser: Browser, database_url: str) -> None:
         await page.get_by_role("link", name="@global:modifiers:Relax").click()
         await expect(page.get_by_role("region", name="Tasks per minute")).to_contain_text("In the last hour")
         await dashboard.check("job-statistics")
-        await page.go_back()
+        await _show_a_long_name_on_a_phone(dashboard, queue)
+        await dashboard.show("jobs", "Jobs")
         await row.get_by_role("button", name="Resume").click()
         await expect(row.get_by_text("paused", exact=True)).to_be_hidden()
         await page.get_by_label("State").select_option("paused")
         await expect(page.get_by_text("No job matches this filter.")).to_be_visible()
         assert dashboard.seen == []
+
+
+async def _show_a_long_name_on_a_phone(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    page, size = dashboard.page, dashboard.page.viewport_size
+    assert size is not None
+    job = await register(queue.client, "export_of_all_structures_of_the_night", category="analysis")
+    await page.set_viewport_size({"width": 390, "height": 800})
+    await dashboard.show(f"jobs/{job['full_name']}", job["full_name"].split(":")[-1])
+    await expect(page.get_by_role("region", name="Submit a task")).to_be_visible()
+    assert await page.evaluate("document.documentElement.scrollWidth") == 390
+    await page.set_viewport_size(size)
 
 
 async def _submit_with_the_form(dashboard: Dashboard, queue: ExampleQueue) -> None:
@@ -86,6 +98,7 @@ async def _submit_with_the_form(dashboard: Dashboard, queue: ExampleQueue) -> No
     await dashboard.show(f"jobs/{name}", "Scan")
     form = page.get_by_role("region", name="Submit a task")
     await expect(form.get_by_label("tolerance")).to_have_value("0.001")
+    await expect(form.get_by_label("Room")).to_have_value("default")
     await form.get_by_label("Room").fill("lab")
     await form.get_by_label("seed").fill("-1")
     await form.get_by_role("button", name="Add to lengths").click()
@@ -143,6 +156,7 @@ async def _correct_and_submit(form: Locator) -> None:
     await form.get_by_role("button", name="Submit").click()
     await expect(form.get_by_label("Priority")).to_have_attribute("aria-invalid", "true")
     await form.get_by_label("Priority").fill("7")
+    await expect(form.get_by_label("Priority")).not_to_have_attribute("aria-invalid", "true")
     await form.get_by_role("button", name="Submit").click()
 
 
@@ -163,15 +177,27 @@ async def test_rooms_and_workers(browser: Browser, database_url: str) -> None:
         await dashboard.show("workers?text=gpu", "Workers")
         row = page.get_by_role("row").filter(has_text="gpu-07.example.org")
         await expect(row).to_contain_text("1 of 4")
+        await _claim_ahead(queue)
+        await expect(row).to_contain_text("1 of 4 +1 claimed")
         await dashboard.check("workers")
         await row.get_by_role("link", name="gpu-07").click()
         await expect(page.get_by_role("heading", level=1, name="Worker gpu-07")).to_be_visible()
-        await expect(page.get_by_role("link", name=held["id"][:8])).to_be_visible()
+        await expect(page.get_by_role("link", name=held["id"][-4:])).to_be_visible()
         await dashboard.check("worker")
-        await page.get_by_role("button", name="Drain").click()
-        await page.get_by_role("dialog").get_by_role("button", name="Drain the worker").click()
-        await expect(page.get_by_text("draining", exact=True)).to_be_visible()
+        await _drain(page)
         assert dashboard.seen == []
+
+
+async def _claim_ahead(queue: ExampleQueue) -> None:
+    """Let the worker of the job claim one more task, which it does not start."""
+    await submit(queue.client, queue.jobs["scan"], "lab", title="Cobalt", cell={"lattice": "hcp"})
+    assert await claim(queue.client, queue.jobs["scan"]["worker_id"]) is not None
+
+
+async def _drain(page: Page) -> None:
+    await page.get_by_role("button", name="Drain").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Drain the worker").click()
+    await expect(page.get_by_text("draining", exact=True)).to_be_visible()
 
 
 async def test_the_servers(browser: Browser, database_url: str) -> None:

@@ -39,13 +39,24 @@ def _minute(start: datetime, ago: int) -> dict[str, Any]:
     completed = round(60 + 25 * math.sin(ago / 7) + 9 * math.sin(ago * 1.7))
     failed = 14 if 20 < ago < 27 else ago % 5 // 4
     waiting = [0, 4, 20, 30, 12, 6 + failed, failed, failed * 2, *[0] * 8]
-    running = [0, 0, 2, 10, 24, 30, 12 + failed, 4, *[0] * 8]
+    running = [0, 0, 2, 10, 24, 30, 12 + failed, 4, *[0] * 6, 30, 0]  # the last ones for hours
     counts = {"submitted": completed + failed, "completed": completed, "failed": failed}
     totals = {"cancelled": 0, "retried": failed // 2, "lost": int(ago == 24)}
     seconds = {"waiting_seconds": 60.0, "running_seconds": 200.0, "waiting": waiting, "running": running}
     causes = {"error": failed, **({"worker-lost": 1} if ago == 24 else {})}
     key = {"resolution": 60, "job_id": UUID(int=0), "start": start}
     return {**key, **counts, **totals, **seconds, "causes": causes}
+
+
+# How many pixels of each plot are drawn at its left and its right edge, where a label would be cut.
+_INK_AT_THE_EDGES = """
+() => [...document.querySelectorAll(".uplot canvas")].map((canvas) => {
+  const { width, height } = canvas;
+  const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+  const isAtEdge = (index) => [0, width - 1].includes((index >> 2) % width);
+  return data.filter((value, index) => index % 4 === 3 && value > 0 && isAtEdge(index)).length;
+})
+"""
 
 
 async def test_the_overview_shows_what_is_wrong_and_follows_it(browser: Browser, database_url: str) -> None:
@@ -61,6 +72,7 @@ async def test_the_overview_shows_what_is_wrong_and_follows_it(browser: Browser,
         await expect(page.get_by_role("region", name="Servers").get_by_role("row")).to_have_count(2)
         await page.mouse.move(0, 0)
         await dashboard.check("overview")
+        assert await page.evaluate(_INK_AT_THE_EDGES) == [0, 0, 0]
         await page.get_by_role("button", name="Week").click()
         await expect(page.get_by_role("heading", name="Tasks per hour")).to_be_visible()
         assert page.url.endswith("#/overview?range=7d")

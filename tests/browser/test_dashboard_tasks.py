@@ -29,6 +29,7 @@ async def test_a_task_is_followed_to_its_end(browser: Browser, database_url: str
         await expect(page.get_by_text("Relaxing the cell")).to_be_visible()
         await expect(page.get_by_text("live", exact=True)).to_be_visible()
         await expect(page.get_by_role("log")).to_contain_text("it is halved")
+        await expect(page.locator(".line").last).to_have_css("padding", "0px")  # as every other line
         await dashboard.check("task")
         await queue.tell("running", progress={"current": 900, "total": 1000, "message": "Nearly there"})
         await expect(page.get_by_text("Nearly there")).to_be_visible()
@@ -98,14 +99,22 @@ async def test_tasks_are_found_chosen_and_retried(browser: Browser, database_url
         await page.reload()
         await expect(rows).to_have_count(2)
         await page.get_by_role("checkbox", name="Choose all rows").check()
+        await expect(rows.nth(1)).to_have_css("display", "table-row")
+        await dashboard.check("tasks-chosen")
         await page.get_by_role("region", name="Chosen tasks").get_by_role("button", name="Retry 1").click()
         await page.get_by_role("dialog").get_by_role("button", name="Retry").click()
         await expect(page.get_by_text("1 task put back into the queue.")).to_be_visible()
         await expect(page.get_by_text("No task matches this filter.")).to_be_visible()
         await dashboard.check("tasks-none")
-        await page.get_by_role("button", name="Clear").click()
-        await expect(rows).to_have_count(17)
+
+
+async def test_actions_on_all_that_match(browser: Browser, database_url: str) -> None:
+    """A dialog shows how many tasks they would change; a task that does not exist is named."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
         await _cancel_all_that_match(dashboard, queue)
+        await _purge_all_that_match(dashboard)
+        await dashboard.show("tasks/nonsense")
+        await expect(dashboard.page.get_by_text("There is no task nonsense.")).to_be_visible()
 
 
 async def _cancel_all_that_match(dashboard: Dashboard, queue: ExampleQueue) -> None:
@@ -114,11 +123,27 @@ async def _cancel_all_that_match(dashboard: Dashboard, queue: ExampleQueue) -> N
     await dashboard.show("tasks?room=teaching", "Tasks")
     await page.get_by_role("button", name="Cancel …").click()
     dialog = page.get_by_role("dialog", name="Cancel all that match")
-    await expect(dialog).to_contain_text("6 tasks")
+    await expect(dialog).to_contain_text("5 tasks")
     await expect(dialog).to_contain_text("room teaching")
     await dashboard.check("tasks-bulk")
-    await dialog.get_by_role("button", name="Cancel 6 tasks").click()
-    await expect(page.get_by_text("6 tasks cancelled.")).to_be_visible()
+    await dialog.get_by_role("button", name="Cancel 5 tasks").click()
+    await expect(page.get_by_text("5 tasks cancelled.")).to_be_visible()
     counts = (await queue.client.get(f"{V1}/tasks/counts")).json()
-    assert (counts["cancelled"], counts["pending"], counts["running"]) == (6, 2, 1)
-    assert dashboard.seen == []
+    assert (counts["cancelled"], counts["pending"], counts["running"]) == (5, 1, 1)
+
+
+async def _purge_all_that_match(dashboard: Dashboard) -> None:
+    """A purge needs the number of its tasks, typed."""
+    page = dashboard.page
+    await dashboard.show("tasks", "Tasks")
+    await page.get_by_role("button", name="Purge …").click()
+    dialog = page.get_by_role("dialog", name="Purge all that match")
+    button = dialog.get_by_role("button", name=re.compile("Purge [0-9]+ tasks"))
+    size = (await button.inner_text()).split()[1]
+    await expect(button).to_be_disabled()
+    await dialog.get_by_label("type the number of tasks").fill("1")
+    await expect(button).to_be_disabled()
+    await dashboard.check("tasks-purge")
+    await dialog.get_by_label("type the number of tasks").fill(size)
+    await expect(button).to_be_enabled()
+    await dialog.get_by_role("button", name="Close").last.click()

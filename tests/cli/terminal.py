@@ -34,6 +34,10 @@ class OnTerminal:
         while text not in self.shown:
             self.shown += self._decode(os.read(self._ours, 65536))
 
+    def write(self, text: str) -> None:
+        """Type a text."""
+        os.write(self._ours, text.encode())
+
     def end(self) -> tuple[int, str]:
         """Read the terminal until the command has ended. Return its exit code and standard output."""
         try:

@@ -100,6 +100,15 @@ def ends_are_in_the_statistics(stack: Stack, ids: list[str]) -> bool:
     return all(end is not None and end < until for end in ends)
 
 
+def _purge_typing(text: str, stack: Stack, *wanted: str) -> tuple[int, str]:
+    """Purge on a terminal and answer its question with `text`; return the exit code and the last line."""
+    command = OnTerminal(stack.program, "tasks", "bulk", "purge", *wanted, is_input=True)
+    command.read_until("type their number")
+    command.write(f"{text}\n")
+    code, _ = command.end()
+    return code, command.shown.replace("\x1b[0m", "").strip().splitlines()[-1].split(": ")[-1]
+
+
 def test_several_tasks_are_changed_after_a_preview(stack: Stack) -> None:
     """A preview changes nothing; without a terminal --yes is needed; the audit trail has the action."""
     room = ["--room", "bulk"]
@@ -123,17 +132,17 @@ def test_several_tasks_are_changed_after_a_preview(stack: Stack) -> None:
     assert (unconfirmed.code, unconfirmed.is_error_line) == (2, True)
     assert "--yes" in unconfirmed.err
     assert misspelt.code == 2
+    assert _purge_typing("y", stack, *wanted) == (1, "'y' is not the number of tasks, 2")
     assert stack.client.get_task(failing[0]).status == "failed"
-    purged, again, gone, audit, audit_as_json = stack.program.run_all(
+    assert _purge_typing("2", stack, *wanted) == (0, "2 tasks deleted.")
+    again, gone, audit, audit_as_json = stack.program.run_all(
         [
-            [*bulk, "purge", *wanted, "--yes"],
             [*bulk, "purge", *wanted, "--yes", "--json"],
             ["tasks", *wanted, "--json"],
             ["audit", "--room", "bulk"],
             ["audit", "--action", "bulk.purge", "--json"],
         ]
     )
-    assert "2 tasks deleted." in purged.err
     assert json.loads(again.out)["affected"] == 0
     assert json.loads(gone.out) == []
     assert audit.out.splitlines()[0].split("\t")[:4] == ["at", "actor", "action", "target"]

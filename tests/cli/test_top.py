@@ -64,7 +64,7 @@ def a_view() -> View:
     overview = Overview(
         at=NOW,
         findings=[finding] * 7,
-        counts=StatusCounts(pending=12, running=3, failed=2),
+        counts=StatusCounts(pending=12, claimed=400, running=3, failed=2),
         queued=12,
         scheduled=0,
         oldest_waiting_at=NOW - timedelta(minutes=5),
@@ -72,6 +72,7 @@ def a_view() -> View:
         paused_jobs=0,
         workers={WorkerState.ACTIVE: 40},
         slots=160,
+        slots_used=3,
         servers=[],
         recent=[Interval(start=NOW - timedelta(minutes=1), completed=8)],
     )
@@ -102,6 +103,7 @@ def test_the_view_fits_a_terminal() -> None:
     assert whole.count("RelaxWithManyStepsAtOnce") == 50
     assert whole.count("very-long-host-name.cluster.example.org") == 40
     assert "more workers" not in whole
+    assert "Running 3, claimed ahead 400; 3 of 160 slots in use" in whole
 
 
 def test_a_small_terminal_has_each_table() -> None:

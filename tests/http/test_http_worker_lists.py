@@ -100,6 +100,8 @@ async def test_a_worker_with_its_tasks(
     await report(ada, held[0], "running")
     await report(ada, held[1], "running")
     await report(ada, held[1], "completed")
+    overview = (await client.get(f"{V1}/overview")).json()
+    assert (overview["slots"], overview["slots_used"]) == (1, 1)  # a task that is claimed ahead uses none
     url = f"{WORKERS}/{job['worker_id']}"
     for caller in (ada, client):
         worker = (await caller.get(url)).json()
@@ -107,7 +109,8 @@ async def test_a_worker_with_its_tasks(
             (held[2]["id"], "claimed"),
             (held[0]["id"], "running"),
         ]
-        assert (worker["held"], worker["pid"], worker["state"]) == (2, os.getpid(), "active")
+        assert (worker["held"], worker["running"], worker["state"]) == (2, 1, "active")
+        assert worker["pid"] == os.getpid()
     [task, _] = worker["tasks"]
     assert (task["job_name"], task["room_id"], task["attempt"]) == (job["full_name"], "lab", 1)
     assert "payload" not in task

@@ -1,5 +1,6 @@
 """The command tasks bulk: retry, cancel, release or delete all tasks that options select."""
 
+import re
 import sys
 from typing import Annotated, Any
 
@@ -38,6 +39,8 @@ Action = Annotated[
 Preview = Annotated[bool, typer.Option("--preview", help="Only show how many tasks would change, and some.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
+# Up to this many tasks, yes is enough to cancel or release them.
+_MAX_UNTYPED = 100
 _DONE = {
     BulkAction.RETRY: "queued again",
     BulkAction.CANCEL: "cancelled",
@@ -66,7 +69,8 @@ def bulk(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Change all tasks that the options select.
 
-    It shows how many tasks would change, and asks. Tasks that are submitted meanwhile are not changed.
+    It shows how many tasks would change, and asks; a purge, or a cancel or release of more than 100 tasks,
+    needs their number. Tasks that are submitted meanwhile are not changed.
     """
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
@@ -88,11 +92,11 @@ def _apply(client: AdminClient, found: BulkPreview, wanted: TaskFilter, *, yes: 
     if not yes and found.count:
         _print_preview(found)
         try:
-            is_wanted = typer.confirm(f"{found.action.capitalize()} {_count(found)}?", err=True)
+            refusal = _refusal(found)
         except typer.Abort:  # Ctrl-C, or the end of the input
             raise CommandError("Nothing was changed", exit_code=130) from None
-        if not is_wanted:
-            raise CommandError("Nothing was changed")
+        if refusal is not None:
+            raise CommandError(refusal)
     result = client.apply_bulk(found, wanted)
     if as_json:
         print_json(result)
@@ -100,6 +104,24 @@ def _apply(client: AdminClient, found: BulkPreview, wanted: TaskFilter, *, yes: 
     print_note(f"{_tasks(result.affected)} {_DONE[result.action]}{_skipped(result)}.")
     if not found.is_complete:
         print_note("More tasks match: repeat the command for the next ones.")
+
+
+def _refusal(found: BulkPreview) -> str | None:
+    """Ask the operator; return why nothing is changed, None for a yes.
+
+    A purge, or a cancel or release of many tasks, needs their number, typed.
+    """
+    is_large = found.action is not BulkAction.RETRY and found.count > _MAX_UNTYPED
+    if not is_large and found.action is not BulkAction.PURGE:
+        is_wanted = typer.confirm(f"{found.action.capitalize()} {_count(found)}?", err=True)
+        return None if is_wanted else "Nothing was changed"
+    what = (
+        f"To {found.action} {_count(found)}, type their number" if found.count > 1 else "To purge it, type 1"
+    )
+    typed: str = typer.prompt(what, default="", show_default=False, err=True)
+    if re.sub(r"[\s,]", "", typed) == str(found.count):
+        return None
+    return f"Nothing was changed: {typed!r} is not the number of tasks, {found.count}"
 
 
 def _print_preview(found: BulkPreview) -> None:

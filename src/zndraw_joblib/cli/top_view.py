@@ -93,11 +93,12 @@ def _totals(overview: Overview) -> list[Text]:
     counts, oldest = overview.counts, overview.oldest_waiting_at
     waits = f", the oldest for {format_duration(overview.at - oldest)}" if oldest else ""
     workers = ", ".join(f"{count:,} {state}" for state, count in overview.workers.items()) or "none"
-    held = counts.claimed + counts.running
+    used = min(counts.running, overview.slots) if overview.slots_used is None else overview.slots_used
+    ahead = f", claimed ahead {counts.claimed:,}" if counts.claimed else ""
     servers, paused = _plural(len(overview.servers), "server"), _plural(overview.paused_jobs, "job")
     return [
         Text(f"Waiting {overview.queued:,}{waits}; scheduled {overview.scheduled:,}"),
-        Text(f"Running {counts.running:,}, claimed {counts.claimed:,}; {held:,} of {overview.slots:,} slots"),
+        Text(f"Running {counts.running:,}{ahead}; {used:,} of {overview.slots:,} slots in use"),
         Text(f"Ended   {counts.completed:,} completed, {counts.failed:,} failed; {_rate(overview)}"),
         Text(f"Workers {workers}; {servers}; {paused} paused"),
         Text(f"Hour    {sparkline(overview.recent, overview.at)}"),

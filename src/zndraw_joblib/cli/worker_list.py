@@ -26,11 +26,11 @@ WorkerToShow = Annotated[
     str | None,
     typer.Argument(metavar="WORKER", parser=parse_id, help="The worker to show: its id, or its beginning."),
 ]
-WORKER_COLUMNS = ["worker", "name", "host", "state", "tasks", "slots", "jobs", "last heartbeat"]
+WORKER_COLUMNS = ["worker", "name", "host", "state", "running", "claimed", "slots", "jobs", "last heartbeat"]
 WORKER_LAYOUT = Layout(
     wide=["name", "host"],
     ids=["worker"],
-    optional=["jobs", "host", "slots", "last heartbeat"],
+    optional=["jobs", "host", "slots", "claimed", "last heartbeat"],
     paths=["host"],
 )
 
@@ -68,8 +68,9 @@ def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_UR
 
 def worker_row(worker: WorkerSummary) -> dict[str, Any]:
     """Return the cells of a worker. What an older server does not return is empty."""
-    fields = worker.model_dump(include={"name", "host", "state", "slots"})
-    times = {"tasks": worker.held, "jobs": worker.job_count, "last heartbeat": worker.last_heartbeat}
+    fields = worker.model_dump(include={"name", "host", "state", "slots", "running"})
+    claimed = None if worker.held is None or worker.running is None else worker.held - worker.running
+    times = {"claimed": claimed or None, "jobs": worker.job_count, "last heartbeat": worker.last_heartbeat}
     return {"worker": worker.id, **fields, **times}
 
 

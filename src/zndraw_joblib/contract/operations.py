@@ -105,10 +105,10 @@ class WorkerSummary(WorkerInfo, ResponseBody):
     """A worker in a list; `job_count` is the number of jobs it serves.
 
     `name` to `slots` are what the worker said about itself. `jobs` are the jobs that the caller may see, at
-    most 100; `held` is how many tasks are claimed by the worker or run in it. `owner_id`, `host` and `pid`
-    are null unless the caller owns the worker or is a superuser. Of a worker that serves no job that the
-    caller may see, only `id`, `last_heartbeat`, `job_count` and `state` are known. Servers before 1.0 return
-    only the first three.
+    most 100; `held` is how many tasks are claimed by the worker or run in it, and `running` how many of them
+    run. `owner_id`, `host` and `pid` are null unless the caller owns the worker or is a superuser. Of a
+    worker that serves no job that the caller may see, only `id`, `last_heartbeat`, `job_count` and `state`
+    are known. Servers before 1.0 return only the first three.
     """
 
     id: UUID
@@ -120,6 +120,7 @@ class WorkerSummary(WorkerInfo, ResponseBody):
     created_at: datetime | None = None
     jobs: list[str] = Field(default_factory=list)
     held: int | None = None
+    running: int | None = None
 
 
 class WorkerDetail(WorkerSummary):
@@ -248,8 +249,9 @@ class Finding(ResponseBody):
 class Overview(ResponseBody):
     """The state of the queue at `at`: findings first, the most urgent first.
 
-    `recent` are the intervals of the last hour, one for each minute. `statistics_until` is the moment up to
-    which they are complete.
+    `slots_used` of the `slots` of all workers run a task; a task that is claimed ahead uses no slot. `recent`
+    are the intervals of the last hour, one for each minute. `statistics_until` is the moment up to which they
+    are complete.
     """
 
     at: datetime
@@ -262,6 +264,7 @@ class Overview(ResponseBody):
     paused_jobs: int
     workers: dict[WorkerState, int]
     slots: int
+    slots_used: int | None = None
     servers: list[ServerEntry]
     recent: list[Interval]
     statistics_until: datetime | None = None

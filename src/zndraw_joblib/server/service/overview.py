@@ -48,6 +48,7 @@ async def read(tx: Transaction, heartbeat_seconds: float) -> Overview:
         paused_jobs=totals.paused,
         workers={state: group.workers for state, group in groups.items()},
         slots=sum(group.slots for group in groups.values()),
+        slots_used=sum(group.running for group in groups.values()),
         servers=listed,
         recent=await statistics.read(tx, MINUTE, ALL_JOBS, since, now),
         statistics_until=await statistic_position.read_until(tx),

@@ -15,7 +15,7 @@ from zndraw_joblib.server.service import serializers
 from zndraw_joblib.server.store import worker_list as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import TaskRecord
-from zndraw_joblib.server.store.worker_list import ServedJob, WorkerListing
+from zndraw_joblib.server.store.worker_list import HeldTasks, ServedJob, WorkerListing
 
 _MAX_JOBS = 100
 _MAX_TASKS = 100
@@ -71,7 +71,8 @@ async def _summaries(
             hidden = set() if is_own else {"host", "pid", "owner_id"}
             shown = {*WorkerInfo.model_fields, "max_tasks", "created_at", "owner_id"} - hidden
             known = {field: getattr(worker, field) for field in shown}
-            item = item.model_copy(update={**known, "jobs": jobs[:_MAX_JOBS], "held": held.get(worker.id, 0)})
+            known |= held.get(worker.id, HeldTasks())._asdict()
+            item = item.model_copy(update={**known, "jobs": jobs[:_MAX_JOBS]})
         items.append(item)
     return items
 

@@ -49,12 +49,16 @@ class ServedJob(NamedTuple):
 
 
 class WorkerGroup(NamedTuple):
-    """The workers in one state: how many tasks they can run, how many they hold, and in how many slots."""
+    """The workers in one state: how many tasks they can run, how many they hold, and in how many slots.
+
+    `running` of the `used` slots have a task that has started.
+    """
 
     workers: int
     slots: int
     held: int
     used: int
+    running: int
 
 
 class Service(NamedTuple):
@@ -64,7 +68,14 @@ class Service(NamedTuple):
     slots: int
 
 
-_NO_WORKERS = WorkerGroup(0, 0, 0, 0)
+class HeldTasks(NamedTuple):
+    """How many tasks a worker holds, and how many of them run."""
+
+    held: int = 0
+    running: int = 0
+
+
+_NO_WORKERS = WorkerGroup(0, 0, 0, 0, 0)
 _job_count = select(func.count()).where(links.c.worker_id == workers.c.id).scalar_subquery()
 _LISTED = select(*[workers.c[name] for name in WorkerListing._fields[:-1]], _job_count.label("job_count"))
 _SERVED = (
@@ -74,7 +85,7 @@ _SERVED = (
     .order_by(jobs.c.full_name)
 )
 _HELD = (
-    select(tasks.c.worker_id, func.count())
+    select(tasks.c.worker_id, func.count(), func.count(tasks.c.started_at))
     .where(IS_HELD, among(tasks.c.worker_id, bindparam("ids")))
     .group_by(tasks.c.worker_id)
 )
@@ -108,13 +119,25 @@ _STATE = case(
 ).label("state")
 _STATES = select(_STATE, func.count(), func.sum(_SLOTS)).group_by(literal_column("state"))
 # In the order of the index of held tasks, so that no other index and no scan has it.
-_held_tasks = select(tasks.c.worker_id).where(IS_HELD).order_by(tasks.c.worker_id).limit(2**31).subquery()
-_busy = (
-    select(_held_tasks.c.worker_id, func.count().label("held")).group_by(_held_tasks.c.worker_id).subquery()
+_held_tasks = (
+    select(tasks.c.worker_id, tasks.c.started_at)
+    .where(IS_HELD)
+    .order_by(tasks.c.worker_id)
+    .limit(2**31)
+    .subquery()
 )
-_USED = case((_busy.c.held < _SLOTS, _busy.c.held), else_=_SLOTS)
+_busy = (
+    select(
+        _held_tasks.c.worker_id,
+        func.count().label("held"),
+        func.count(_held_tasks.c.started_at).label("running"),
+    )
+    .group_by(_held_tasks.c.worker_id)
+    .subquery()
+)
+_USED, _RUNNING = [case((count < _SLOTS, count), else_=_SLOTS) for count in (_busy.c.held, _busy.c.running)]
 _BUSY_STATES = (
-    select(_STATE, func.sum(_busy.c.held), func.sum(_USED))
+    select(_STATE, func.sum(_busy.c.held), func.sum(_USED), func.sum(_RUNNING))
     .join_from(_busy, workers, workers.c.id == _busy.c.worker_id)
     .group_by(literal_column("state"))
 )
@@ -144,9 +167,10 @@ async def served(tx: Transaction, ids: Sequence[UUID]) -> list[ServedJob]:
     return [ServedJob(*row) for row in await tx.execute(_SERVED, {"ids": padded(ids)})]
 
 
-async def held_counts(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, int]:
+async def held_counts(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, HeldTasks]:
     """Return how many tasks each of these workers holds; a worker without one is missing."""
-    return {worker_id: number for worker_id, number in await tx.execute(_HELD, {"ids": padded(ids)})}
+    rows = await tx.execute(_HELD, {"ids": padded(ids)})
+    return {worker_id: HeldTasks(*numbers) for worker_id, *numbers in rows}
 
 
 async def held_tasks(tx: Transaction, worker_id: UUID, limit: int) -> list[TaskRecord]:
@@ -159,7 +183,7 @@ async def by_state(tx: Transaction, silent_since: datetime) -> dict[WorkerState,
     given = {"silent_since": silent_since}
     busy = {state: map(int, numbers) for state, *numbers in await tx.execute(_BUSY_STATES, given)}
     found = {
-        WorkerState(state): WorkerGroup(number, int(slots), *busy.get(state, (0, 0)))
+        WorkerState(state): WorkerGroup(number, int(slots), *busy.get(state, (0, 0, 0)))
         for state, number, slots in await tx.execute(_STATES, given)
     }
     return {state: found.get(state, _NO_WORKERS) for state in WorkerState}

@@ -1971,8 +1971,9 @@ export interface components {
          * Overview
          * @description The state of the queue at `at`: findings first, the most urgent first.
          *
-         *     `recent` are the intervals of the last hour, one for each minute. `statistics_until` is the moment up to
-         *     which they are complete.
+         *     `slots_used` of the `slots` of all workers run a task; a task that is claimed ahead uses no slot. `recent`
+         *     are the intervals of the last hour, one for each minute. `statistics_until` is the moment up to which they
+         *     are complete.
          */
         Overview: {
             /**
@@ -1999,6 +2000,8 @@ export interface components {
             };
             /** Slots */
             slots: number;
+            /** Slots Used */
+            slots_used: number | null;
             /** Servers */
             servers: components["schemas"]["ServerEntry"][];
             /** Recent */
@@ -3131,6 +3134,8 @@ export interface components {
             jobs: string[];
             /** Held */
             held: number | null;
+            /** Running */
+            running: number | null;
             /** Tasks */
             tasks: components["schemas"]["FoundTask"][];
         };
@@ -3206,10 +3211,10 @@ export interface components {
          * @description A worker in a list; `job_count` is the number of jobs it serves.
          *
          *     `name` to `slots` are what the worker said about itself. `jobs` are the jobs that the caller may see, at
-         *     most 100; `held` is how many tasks are claimed by the worker or run in it. `owner_id`, `host` and `pid`
-         *     are null unless the caller owns the worker or is a superuser. Of a worker that serves no job that the
-         *     caller may see, only `id`, `last_heartbeat`, `job_count` and `state` are known. Servers before 1.0 return
-         *     only the first three.
+         *     most 100; `held` is how many tasks are claimed by the worker or run in it, and `running` how many of them
+         *     run. `owner_id`, `host` and `pid` are null unless the caller owns the worker or is a superuser. Of a
+         *     worker that serves no job that the caller may see, only `id`, `last_heartbeat`, `job_count` and `state`
+         *     are known. Servers before 1.0 return only the first three.
          */
         WorkerSummary: {
             /** Name */
@@ -3245,6 +3250,8 @@ export interface components {
             jobs: string[];
             /** Held */
             held: number | null;
+            /** Running */
+            running: number | null;
         };
     };
     responses: never;

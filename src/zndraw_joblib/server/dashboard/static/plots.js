@@ -6,6 +6,12 @@ import { drawn } from "./theme.js";
 import uPlot from "./vendor/uplot.js";
 
 const HEIGHT = 190;
+// The steps of the labels of durations, in seconds: round numbers of milliseconds, seconds, minutes, hours, days.
+export const DURATIONS = [
+  ...[0.001, 0.01, 0.1].flatMap((size) => [1, 2, 5].map((step) => step * size)),
+  ...[1, 60].flatMap((size) => [1, 2, 5, 10, 15, 30].map((step) => step * size)),
+  ...[1, 2, 4, 6, 12, 24, 48, 120, 240].map((hours) => hours * 3600),
+];
 // The labels of times: of days, hours and minutes, in 24 hours.
 const CLOCK = [
   [86_400, "{D} {MMM}", null, null, null, null, null, null, 1],
@@ -27,19 +33,28 @@ function colour(element, name, alpha = 1) {
   return alpha === 1 ? found : `color-mix(in srgb, ${found} ${alpha * 100}%, transparent)`;
 }
 
+// As wide as the longest label, with the tick and the gap.
+function labelWidth(plot, labels, axis, cycle) {
+  const { ticks, gap, font, _size } = plot.axes[axis];
+  if (cycle > 1) return _size; // the size has settled
+  plot.ctx.font = font[0];
+  const widths = (labels ?? []).map((label) => plot.ctx.measureText(label).width / devicePixelRatio);
+  return Math.ceil(Math.max(24, ...widths) + ticks.size + gap + 2);
+}
+
 function optionsFor(element, { series, format, width, sync, isIndex, least, incrs }) {
   const [line, soft] = [colour(element, "line"), colour(element, "soft")];
   const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
   return {
     width,
     height: HEIGHT,
-    padding: [8, 8, 0, 0],
+    padding: [8, 20, 0, 0],
     cursor: { sync: sync ? { key: sync } : undefined, points: { size: 6 }, y: false, drag: { x: false, y: false } },
     legend: { live: true },
     scales: { x: { time: !isIndex }, y: { range: (_, low, high) => [Math.min(0, low), Math.max(high * 1.1, least)] } },
-    axes: [{ ...axis, values: isIndex ? undefined : CLOCK }, { ...axis, size: 56, incrs, values: (_, values) => values.map(format) }],
+    axes: [{ ...axis, values: isIndex ? undefined : CLOCK }, { ...axis, size: labelWidth, incrs, values: (_, values) => values.map(format) }],
     series: [
-      { value: (_, at) => (at === null || at === undefined ? "–" : isIndex ? String(at) : new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })) },
+      { label: "\u00a0", value: (_, at) => (at === null || at === undefined ? "" : isIndex ? String(at) : new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })) },
       ...series.map((each) => ({
         label: each.label,
         stroke: colour(element, each.colour),
@@ -48,7 +63,7 @@ function optionsFor(element, { series, format, width, sync, isIndex, least, incr
         dash: each.dash,
         spanGaps: false,
         points: { show: false, size: 5, filter: (plot, index) => alone(plot.data[index]) },
-        value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
+        value: (_, value, __, index) => (index === null || index === undefined ? "" : value === null || value === undefined ? "–" : format(value)),
       })),
     ],
   };

@@ -1,7 +1,7 @@
 // The parts that pages are made of.
 import { Problem } from "./api.js";
 import { stringify } from "./json.js";
-import { between, compact, duration, shortId, time, utc } from "./format.js";
+import { between, compact, count, duration, shortId, time, utc } from "./format.js";
 import { html, signal, useEffect, useId, useRef, useSignal } from "./lib.js";
 import { href, route, setQuery } from "./router.js";
 
@@ -31,9 +31,12 @@ const TONES = { pending: "quiet", claimed: "warn", running: "busy", completed: "
 export const STATUSES = Object.keys(TONES);
 export const Status = ({ status }) => html`<${Badge} tone=${TONES[status]}>${status}<//>`;
 
+// A name of several parts: a line may break after a separator.
+export const Name = ({ text }) => text.split(/(?<=[:_./-])/).map((part, index) => (index ? html`<wbr />${part}` : part));
+
 export const TaskLink = ({ id }) => html`<a class="id" href=${href(["tasks", id])} title=${id}>${shortId(id)}</a>`;
-export const JobLink = ({ name }) => html`<a class="name" href=${href(["jobs", name])} title=${name}>${name}</a>`;
-export const RoomLink = ({ id }) => html`<a class="name" href=${href(["rooms", id])} title=${id}>${id}</a>`;
+export const JobLink = ({ name }) => html`<a class="name" href=${href(["jobs", name])} title=${name}><${Name} text=${name} /></a>`;
+export const RoomLink = ({ id }) => html`<a class="name" href=${href(["rooms", id])} title=${id}><${Name} text=${id} /></a>`;
 export const WorkerLink = ({ id, name }) =>
   id ? html`<a class=${name ? "name" : "id"} href=${href(["workers", id])} title=${id}>${name ?? shortId(id)}</a>` : html`<span class="none">–</span>`;
 
@@ -77,8 +80,10 @@ export function Failure({ error, retry }) {
   </div>`;
 }
 
-// The states of usePoll: loading, failed, or `children(data)`. Content stays when a later request fails.
-export function Loaded({ state, children }) {
+// The states of usePoll: loading, failed, or `children(data)`. Content stays when a later request fails. `missing` is the text
+// for an id or a name that nothing has.
+export function Loaded({ state, missing, children }) {
+  if (missing && state.data === null && [404, 422].includes(state.error?.status)) return html`<${Empty}>${missing}<//>`;
   if (state.data === null) return state.error ? html`<${Failure} error=${state.error} retry=${state.reload} />` : html`<${Loading} />`;
   return html`${state.error instanceof Problem && html`<${Failure} error=${state.error} retry=${state.reload} />`}${children(state.data)}`;
 }
@@ -112,6 +117,9 @@ export const Figure = ({ label, value, to, tone = "", title }) => {
   return to ? html`<a class="figure ${tone}" href=${to} title=${title}>${inner}</a>` : html`<div class="figure ${tone}" title=${title}>${inner}</div>`;
 };
 
+// The label of a count of running tasks: tasks that workers have claimed, but have not started, do not run.
+export const runningLabel = (counts, label = "running") => (counts.claimed ? `${label}, ${count(counts.claimed)} claimed ahead` : label);
+
 // --- Tables ---------------------------------------------------------------------------------------------------------
 
 // `columns`: { name, label, render(row), class }. With `selection`, a signal of a Set of keys, rows can be chosen.
@@ -134,7 +142,7 @@ export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty 
     </tr></thead>
     <tbody>${rows.map((row) => {
       const key = rowKey(row);
-      return html`<tr key=${key} class="${chosen?.has(key) ? "chosen" : ""} ${rowClass?.(row) ?? ""}">
+      return html`<tr key=${key} class="${chosen?.has(key) ? "is-chosen" : ""} ${rowClass?.(row) ?? ""}">
         ${selection && html`<td class="choose"><input type="checkbox" aria-label=${`Choose ${rowLabel(row)}`} checked=${chosen.has(key)}
           onChange=${(event) => toggle([key], event.target.checked)} /></td>`}
         ${columns.map((column) => html`<td key=${column.name} class=${column.class}>${column.render(row)}</td>`)}

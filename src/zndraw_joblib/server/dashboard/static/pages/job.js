@@ -5,10 +5,10 @@ import { compact, count, duration, plural } from "../format.js";
 import { stringify } from "../json.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
-import { Plot } from "../plots.js";
+import { DURATIONS, Plot } from "../plots.js";
 import { href } from "../router.js";
 import { filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
-import { Ago, Badge, Copy, Empty, Facts, Figure, Json, Loaded, Page, RoomLink, Section } from "../ui.js";
+import { Ago, Badge, Copy, Empty, Facts, Figure, Json, Loaded, Page, RoomLink, runningLabel, Section } from "../ui.js";
 import { JobState, PauseButton } from "./jobs.js";
 import { jobPath, maySubmit, Submit } from "./submit.js";
 import { readWorkers, WorkerTable } from "./workers.js";
@@ -30,7 +30,7 @@ export function Job({ segments }) {
   const job = state.data;
   return html`<${Page} title=${name.split(":").at(-1)} actions=${job && html`<${PauseButton} job=${job} reload=${state.reload} small=${false} />
       <a class="button" href=${href("tasks", { job: name })}>All its tasks</a>`}>
-    <${Loaded} state=${state}>${(found) => html`
+    <${Loaded} state=${state} missing=${`There is no job ${name}. Its full name is room:category:name, such as @global:modifiers:relax.`}>${(found) => html`
       <${Summary} job=${found} />
       <${Activity} job=${found} />
       <div class="columns">
@@ -48,6 +48,7 @@ function Summary({ job }) {
   const to = (status) => href("tasks", { job: job.full_name, status });
   const state = typeof job.workers === "number" ? html`<${JobState} job=${job} />` : html`<${Badge} tone=${job.paused ? "warn" : "good"}>${job.paused ? "paused" : "active"}<//>`;
   const facts = html`<section class="card" aria-label="Summary"><${Facts} items=${[
+    ["Description", job.schema?.description && html`<span class="text">${job.schema.description}</span>`, "all"],
     ["Full name", html`<span class="name">${job.full_name}</span> <${Copy} text=${job.full_name} />`, "wide"],
     ["State", state],
     ["Room", html`<${RoomLink} id=${job.room_id} />`],
@@ -57,10 +58,9 @@ function Summary({ job }) {
   ]} /></section>`;
   if (!job.counts) return facts;
   const { counts } = job;
-  const held = counts.claimed + counts.running;
   return html`${facts}<section class="figures" aria-label="Counts">
     <${Figure} label=${job.scheduled ? `waiting, ${compact(job.scheduled)} scheduled` : "waiting"} value=${compact(counts.pending)} to=${to("pending")} />
-    <${Figure} label=${job.max_in_flight ? `running, limit ${count(job.max_in_flight)}` : "running"} value=${compact(held)} tone=${held ? "busy" : ""} to=${to(["claimed", "running"])} />
+    <${Figure} label=${runningLabel(counts, job.max_in_flight ? `running, limit ${count(job.max_in_flight)}` : "running")} value=${compact(counts.running)} tone=${counts.running ? "busy" : ""} to=${to(counts.claimed ? ["claimed", "running"] : "running")} />
     <${Figure} label="completed" value=${compact(counts.completed)} title=${count(counts.completed)} to=${to("completed")} />
     <${Figure} label="failed" value=${compact(counts.failed)} title=${count(counts.failed)} tone=${counts.failed ? "bad" : ""} to=${to("failed")} />
     <${Figure} label="cancelled" value=${compact(counts.cancelled)} title=${count(counts.cancelled)} to=${to("cancelled")} />
@@ -105,7 +105,7 @@ function Activity({ job }) {
       { label: "completed", colour: "good", values: values("completed"), fill: true },
       { label: "failed", colour: "bad", values: values("failed"), fill: true },
     ]} /><p class="help">${summary}</p><//>
-    <${Section} title="Waiting and running"><${Plot} times=${times} range=${range} sync="job" format=${duration} summary=${lasted} series=${[
+    <${Section} title="Waiting and running"><${Plot} times=${times} range=${range} sync="job" incrs=${DURATIONS} format=${duration} summary=${lasted} series=${[
       { label: "half waited", colour: "warn", values: quantiles("waiting", 0.5) },
       { label: "half ran", colour: "busy", values: quantiles("running", 0.5), fill: true },
     ]} /><p class="help">${lasted}</p><//></div>`;

@@ -41,6 +41,9 @@ const None = () => html`<span class="none">–</span>`;
 // A count that leads to its tasks.
 export const Count = ({ size, to, tone = "" }) => size ? html`<a class=${tone} href=${to} title=${count(size)}>${compact(size)}</a>` : html`<span class="none">0</span>`;
 
+// The tasks that workers have claimed and not started.
+export const Claimed = ({ counts }) => counts.claimed > 0 && html` <span class="help">+${compact(counts.claimed)} claimed</span>`;
+
 export function JobState({ job }) {
   if (job.deleted) return html`<${Badge} title="No worker serves it. A worker that registers it restores it.">deleted<//>`;
   if (job.paused) return html`<${Badge} tone="warn">paused<//>`;
@@ -63,7 +66,7 @@ export function JobTable({ jobs, reload, room, empty }) {
     { name: "state", label: "State", render: (job) => html`<${JobState} job=${job} />` },
     { name: "waiting", label: "Waiting", class: "number", render: (job) => html`<${Count} size=${job.counts.pending} to=${to(job, "pending")} />${job.scheduled > 0 && html` <span class="help">${compact(job.scheduled)} scheduled</span>`}` },
     !room && { name: "oldest", label: "Oldest waiting", render: (job) => html`<${Oldest} at=${job.oldest_waiting_at} />` },
-    { name: "running", label: "Running", class: "number", render: (job) => html`<${Count} size=${job.counts.claimed + job.counts.running} to=${to(job, ["claimed", "running"])} tone="busy" />${job.max_in_flight && html` <span class="help">of ${count(job.max_in_flight)}</span>`}` },
+    { name: "running", label: "Running", class: "number", render: (job) => html`<${Count} size=${job.counts.running} to=${to(job, "running")} tone="busy" /><${Claimed} counts=${job.counts} />${job.max_in_flight && html` <span class="help" title="running and claimed together">limit ${count(job.max_in_flight)}</span>`}` },
     { name: "completed", label: "Completed", class: "number", render: (job) => html`<${Count} size=${job.counts.completed} to=${to(job, "completed")} />` },
     { name: "failed", label: "Failed", class: "number", render: (job) => html`<${Count} size=${job.counts.failed} to=${to(job, "failed")} tone="error" />` },
     { name: "workers", label: "Workers", class: "number", render: (job) => html`<span title=${plural(job.slots, "slot")}>${count(job.workers)}</span>` },

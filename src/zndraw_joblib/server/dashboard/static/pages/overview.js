@@ -3,10 +3,10 @@ import { get } from "../api.js";
 import { between, compact, count, duration, plural } from "../format.js";
 import { html, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
-import { Plot } from "../plots.js";
+import { DURATIONS, Plot } from "../plots.js";
 import { href, route, setQuery } from "../router.js";
 import { causesOf, filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
-import { Ago, Badge, Between, Empty, Figure, Loaded, Page, Section, Table } from "../ui.js";
+import { Ago, Badge, Between, Empty, Figure, Loaded, Page, runningLabel, Section, Table } from "../ui.js";
 
 const WHOLE = [1, 2, 5].flatMap((step) => [1, 10, 100, 1000, 10_000, 100_000].map((size) => step * size)).sort((a, b) => a - b);
 const RANGES = {
@@ -37,6 +37,7 @@ const REMEDIES = {
     ["Show the job", href(["jobs", finding.job])],
     finding.code === "failing-job"
       ? ["Show its failed tasks", href("tasks", { job: finding.job, status: "failed" })]
+      : finding.code === "lost-attempts" ? ["Show its tasks that were lost", href("tasks", { job: finding.job, error_code: ["worker-lost", "run-timeout"] })]
       : ["Show its waiting tasks", href("tasks", { job: finding.job, status: "pending" })],
   ],
   room: (finding) => [["Show the room", href(["rooms", finding.room])]],
@@ -65,18 +66,17 @@ export function Findings({ findings }) {
 
 function Figures({ overview }) {
   const { counts, workers, oldest_waiting_at: oldest, at } = overview;
-  const held = counts.claimed + counts.running;
   const active = (workers.active ?? 0) + (workers.draining ?? 0) + (workers.silent ?? 0);
   const waited = between(oldest, at);
   const more = [workers.silent && `${count(workers.silent)} silent`, workers.draining && `${count(workers.draining)} draining`].filter(Boolean).join(", ");
   return html`<section class="figures" aria-label="Counts">
     <${Figure} label=${overview.scheduled ? `waiting, ${compact(overview.scheduled)} scheduled` : "waiting"} value=${compact(overview.queued)} to=${href("tasks", { status: "pending" })} />
     <${Figure} label="oldest waiting" value=${oldest ? duration(waited) : "–"} tone=${waited > 3600 ? "warn" : ""} />
-    <${Figure} label="running" value=${compact(held)} tone=${held ? "busy" : ""} to=${href("tasks", { status: ["claimed", "running"] })} />
+    <${Figure} label=${runningLabel(counts)} value=${compact(counts.running)} tone=${counts.running ? "busy" : ""} to=${href("tasks", { status: counts.claimed ? ["claimed", "running"] : "running" })} />
     <${Figure} label="completed" value=${compact(counts.completed)} to=${href("tasks", { status: "completed" })} title=${count(counts.completed)} />
     <${Figure} label="failed" value=${compact(counts.failed)} tone=${counts.failed ? "bad" : ""} to=${href("tasks", { status: "failed" })} title=${count(counts.failed)} />
     <${Figure} label=${more ? `workers, ${more}` : "workers"} value=${count(active)} tone=${active ? "" : "bad"} to=${href("workers")} />
-    <${Figure} label="slots in use" value=${overview.slots ? `${count(held)} / ${count(overview.slots)}` : count(held)} />
+    <${Figure} label="slots in use" value=${`${count(overview.slots_used)} / ${count(overview.slots)}`} />
     <${Figure} label=${overview.paused_jobs ? `jobs, ${count(overview.paused_jobs)} paused` : "jobs"} value=${count(overview.jobs)} to=${href("jobs")} />
   </section>`;
 }
@@ -125,7 +125,7 @@ const durations = (name, title, words) =>
     const summary = median === null
       ? `No task ${words[0]} in the last ${label}.`
       : `In the last ${label}, half of the tasks ${words[1]} up to ${duration(median)}, and 95 % up to ${duration(quantile(all, 0.95))}.`;
-    return html`<${Section} title=${title}><${Plot} times=${times} series=${series} range=${range} sync="overview" least=${1} format=${duration} summary=${summary} />
+    return html`<${Section} title=${title}><${Plot} times=${times} series=${series} range=${range} sync="overview" least=${1} incrs=${DURATIONS} format=${duration} summary=${summary} />
       <p class="help">${summary}</p><//>`;
   };
 const Waiting = durations("waiting", "Waiting time", ["was claimed", "waited"]);

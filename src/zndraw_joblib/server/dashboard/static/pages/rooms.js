@@ -1,12 +1,12 @@
 // Rooms: how they share what runs, and what waits in each.
 import { get } from "../api.js";
 import { canReadAll, ownRoom } from "../auth.js";
-import { compact, count, plural } from "../format.js";
+import { between, compact, count, duration, plural } from "../format.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route } from "../router.js";
-import { Ago, Empty, Figure, Filters, JobLink, Loaded, Page, Paging, RoomLink, Section, Status, Table, TaskLink, TextFilter } from "../ui.js";
-import { Count, JobTable, Oldest } from "./jobs.js";
+import { Ago, Empty, Figure, Filters, JobLink, Loaded, Page, Paging, RoomLink, runningLabel, Section, Status, Table, TaskLink, TextFilter } from "../ui.js";
+import { Claimed, Count, JobTable, Oldest } from "./jobs.js";
 import { Findings } from "./overview.js";
 
 const PART = 200;
@@ -42,7 +42,7 @@ function AllRooms() {
     { name: "jobs", label: "Own jobs", class: "number", render: (room) => count(room.jobs) },
     { name: "waiting", label: "Waiting", class: "number", render: (room) => html`<${Count} size=${room.counts.pending} to=${href("tasks", { room: room.id, status: "pending" })} />` },
     { name: "oldest", label: "Oldest waiting", render: (room) => html`<${Oldest} at=${room.oldest_waiting_at} />` },
-    { name: "running", label: "Running", class: "number", render: (room) => html`<${Count} size=${heldIn(room)} to=${href("tasks", { room: room.id, status: ["claimed", "running"] })} tone="busy" />` },
+    { name: "running", label: "Running", class: "number", render: (room) => html`<${Count} size=${room.counts.running} to=${href("tasks", { room: room.id, status: "running" })} tone="busy" /><${Claimed} counts=${room.counts} />` },
     { name: "share", label: "Share of running", class: "number", render: (room) => percent(room.share) },
     { name: "completed", label: "Completed", class: "number", render: (room) => html`<${Count} size=${room.counts.completed} to=${href("tasks", { room: room.id, status: "completed" })} />` },
     { name: "failed", label: "Failed", class: "number", render: (room) => html`<${Count} size=${room.counts.failed} to=${href("tasks", { room: room.id, status: "failed" })} tone="error" />` },
@@ -69,9 +69,9 @@ function Fairness({ rooms }) {
   const oldest = waiting.reduce((first, room) => (!first || room.oldest_waiting_at < first.oldest_waiting_at ? room : first), null);
   return html`<${Section} title="Shares of the rooms" actions=${oldest && html`<span class="help">Longest wait: <${RoomLink} id=${oldest.id} />, <${Ago} at=${oldest.oldest_waiting_at} /></span>`}>
     ${active.length ? html`<ul class="bars shares">${active.slice(0, MAX_BARS).map((room) => {
-      const [held, waits] = [heldIn(room), room.counts.pending];
+      const waits = room.counts.pending;
       return html`<li key=${room.id}><${RoomLink} id=${room.id} />
-        <span class="help">${compact(held)} running · ${compact(waits)} waiting</span>
+        <span class="help">${compact(room.counts.running)} running${room.counts.claimed > 0 && ` · ${compact(room.counts.claimed)} claimed ahead`} · ${compact(waits)} waiting</span>
         <meter class="held" min="0" max="1" value=${room.share} aria-label=${`${room.id}: share of running tasks`} title=${`${Math.round(room.share * 100)} % of running tasks`}></meter>
         <meter class="waits" min="0" max="1" value=${queued ? waits / queued : 0} aria-label=${`${room.id}: share of waiting tasks`} title=${`${queued ? Math.round((waits / queued) * 100) : 0} % of waiting tasks`}></meter></li>`;
     })}</ul><p class="legend"><span class="key running">share of running tasks</span><span class="key waits">share of waiting tasks</span>
@@ -94,11 +94,10 @@ export function Room({ segments }) {
 function Figures({ room }) {
   const { counts } = room;
   const to = (status) => href("tasks", { room: room.room, status });
-  const held = counts.claimed + counts.running;
   return html`<section class="figures" aria-label="Counts">
     <${Figure} label="waiting" value=${compact(counts.pending)} to=${to("pending")} />
-    <${Figure} label="oldest waiting" value=${html`<${Oldest} at=${room.oldest_waiting_at} />`} />
-    <${Figure} label="running" value=${compact(held)} tone=${held ? "busy" : ""} to=${to(["claimed", "running"])} />
+    <${Figure} label="oldest waiting" value=${room.oldest_waiting_at ? duration(between(room.oldest_waiting_at, room.at)) : "–"} />
+    <${Figure} label=${runningLabel(counts)} value=${compact(counts.running)} tone=${counts.running ? "busy" : ""} to=${to(counts.claimed ? ["claimed", "running"] : "running")} />
     <${Figure} label="completed" value=${compact(counts.completed)} to=${to("completed")} />
     <${Figure} label="failed" value=${compact(counts.failed)} tone=${counts.failed ? "bad" : ""} to=${to("failed")} />
     <${Figure} label="cancelled" value=${compact(counts.cancelled)} to=${to("cancelled")} /></section>`;

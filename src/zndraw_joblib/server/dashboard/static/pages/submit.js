@@ -8,6 +8,8 @@ import { draftOf, nodeOf, placed, valueOf } from "../schema.js";
 import { Button, Failure, Section, toast } from "../ui.js";
 import { applied, Field, Problems } from "./schema_fields.js";
 
+// The room of tasks where none is named, as in the command line.
+const DEFAULT_ROOM = "default";
 const RESERVED = ["@global", "@internal"];
 const OPTIONS = [
   ["priority", "Priority", "A higher one is claimed first"],
@@ -24,13 +26,15 @@ export function Submit({ job }) {
   const draft = useSignal(start);
   const text = useSignal(start ? "" : "{}");
   const isJson = useSignal(!start);
-  const room = useSignal(RESERVED.includes(job.room_id) ? ownRoom.value : job.room_id);
+  const room = useSignal(RESERVED.includes(job.room_id) ? ownRoom.value || DEFAULT_ROOM : job.room_id);
   const options = useSignal({});
   const failure = useSignal(null);
   const lastTry = useRef(null);
   const roomId = useId();
   const form = useRef();
-  const shown = failure.value ? placesOf(failure.value, node, draft.value, isJson.value) : { fields: {}, options: {}, rest: [] };
+  // What is said of a field holds until the field changes.
+  const edited = useSignal(new Set());
+  const shown = failure.value ? placesOf(failure.value, node, draft.value, isJson.value, edited.value) : { fields: {}, options: {}, rest: [] };
 
   const toJson = () => {
     const problems = [];
@@ -53,6 +57,7 @@ export function Submit({ job }) {
   };
   const fail = (found) => {
     failure.value = found;
+    edited.value = new Set();
     setTimeout(() => form.current?.querySelector("[aria-invalid]")?.focus());
   };
   const send = async () => {
@@ -82,12 +87,13 @@ export function Submit({ job }) {
   const choice = start && html`<div class="set" role="group" aria-label="How to write the payload"><div>
     <button type="button" class="chip" aria-pressed=${isJson.value ? "false" : "true"} onClick=${() => isJson.value && toForm()}>Form</button>
     <button type="button" class="chip" aria-pressed=${isJson.value ? "true" : "false"} onClick=${() => isJson.value || toJson()}>JSON</button></div></div>`;
-  return html`<${Section} title="Submit a task" class="submit" actions=${choice}><form ref=${form} class="form" noValidate onSubmit=${(event) => event.preventDefault()}>
+  return html`<${Section} title="Submit a task" class="submit" actions=${choice}><form ref=${form} class="form" noValidate onSubmit=${(event) => event.preventDefault()}
+    onInput=${({ target }) => failure.value && (edited.value = new Set([...edited.value, target.name]))}>
     ${shown.rest.length > 0 && html`<div class="failure" role="alert"><strong>The task was not submitted</strong>
       ${shown.rest.map((message, index) => html`<p key=${index}>${message}</p>`)}</div>`}
     ${failure.value?.error && !isOfFields(failure.value.error) && html`<${Failure} error=${failure.value.error} />`}
     ${canReadAll.value && html`<div class="field"><label for=${roomId}>Room <span class="needed" title="required">*</span></label>
-      <input id=${roomId} value=${room.value} autocomplete="off" spellcheck=${false} aria-required="true" onInput=${(event) => (room.value = event.target.value)} /></div>`}
+      <input id=${roomId} name="room" value=${room.value} autocomplete="off" spellcheck=${false} aria-required="true" onInput=${(event) => (room.value = event.target.value)} /></div>`}
     ${isJson.value
       ? html`<${JsonField} text=${text} messages=${shown.fields[""]} />`
       : html`<${Field} node=${node} pointer="" draft=${draft.value} problems=${shown.fields} isRequired
@@ -101,7 +107,7 @@ export function Submit({ job }) {
 function JsonField({ text, messages }) {
   const id = useId();
   return html`<div class="field"><label for=${id}>Payload</label>
-    <textarea id=${id} rows="12" spellcheck=${false} value=${text.value} onInput=${(event) => (text.value = event.target.value)}
+    <textarea id=${id} name="" rows="12" spellcheck=${false} value=${text.value} onInput=${(event) => (text.value = event.target.value)}
       aria-invalid=${messages ? "true" : undefined} aria-describedby=${messages ? `${id}-problem` : undefined}></textarea>
     <${Problems} id=${`${id}-problem`} messages=${messages} /></div>`;
 }
@@ -110,7 +116,7 @@ function Options({ options, problems }) {
   const id = useId();
   return html`<details class="options" open=${Object.keys(problems).length > 0 || undefined}><summary>Options</summary><div class="form two">
     ${OPTIONS.map(([name, label, help]) => html`<div key=${name} class="field"><label for=${`${id}${name}`}>${label}</label>
-      <input id=${`${id}${name}`} type="text" inputmode="decimal" autocomplete="off" value=${options.value[name] ?? ""}
+      <input id=${`${id}${name}`} name=${name} type="text" inputmode="decimal" autocomplete="off" value=${options.value[name] ?? ""}
         aria-invalid=${problems[name] ? "true" : undefined} aria-describedby=${`${id}${name}-help${problems[name] ? ` ${id}${name}-problem` : ""}`}
         onInput=${(event) => (options.value = { ...options.value, [name]: event.target.value })} />
       <p id=${`${id}${name}-help`} class="help">${help}</p><${Problems} id=${`${id}${name}-problem`} messages=${problems[name]} /></div>`)}</div></details>`;
@@ -128,20 +134,21 @@ function payloadOf(text, problems) {
 const isOfFields = (error) => error.status === 422 && Array.isArray(error.fields?.errors);
 
 // Where to show what is wrong: at fields of the payload, at options, or above the form.
-function placesOf({ problems, error }, node, draft, isJson) {
+function placesOf({ problems, error }, node, draft, isJson, edited) {
   const found = { fields: {}, options: {}, rest: [] };
   const ofPayload = [];
   for (const each of problems ?? (isOfFields(error) ? error.fields.errors : [])) {
     const option = each.option ?? (each.loc?.[0] === "body" && OPTIONS.find(([name]) => name === each.loc[1])?.[0]);
-    if (option) (found.options[option] ??= []).push(each.message);
+    if (option) edited.has(option) || (found.options[option] ??= []).push(each.message);
     else if (each.pointer !== undefined) ofPayload.push(each);
     else found.rest.push(`${(each.loc ?? []).join(".")}: ${each.message}`);
   }
   if (isJson) {
-    if (ofPayload.length) found.fields[""] = ofPayload.map(({ pointer, message }) => (pointer ? `${pointer}: ${message}` : message));
+    if (ofPayload.length && !edited.has("")) found.fields[""] = ofPayload.map(({ pointer, message }) => (pointer ? `${pointer}: ${message}` : message));
     return found;
   }
   const { "": whole = [], ...fields } = placed(ofPayload, node, draft);
+  for (const pointer of edited) delete fields[pointer];
   return { ...found, fields, rest: [...found.rest, ...whole] };
 }
 

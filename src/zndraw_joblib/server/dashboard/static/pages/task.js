@@ -34,7 +34,7 @@ export function Task({ segments }) {
   return html`<${Page} title=${`Task ${shortId(id)}`} actions=${task && html`
       ${!isEnded && html`<${Badge} tone=${stream.isOpen ? "good" : "warn"}>${stream.isOpen ? "live" : "connecting"}<//>`}
       <${Actions} task=${task} reload=${state.reload} />`}>
-    <${Loaded} state=${state}>${({ task: found, history, explanation }) => html`
+    <${Loaded} state=${state} missing=${`There is no task ${id}. Tasks that have ended are deleted after some time.`}>${({ task: found, history, explanation }) => html`
       <${Summary} task=${found} explanation=${explanation} />
       ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === found.attempt && progress.value.progress) || found.progress} />`}
       <${Trouble} task=${found} history=${history} />
@@ -44,7 +44,7 @@ export function Task({ segments }) {
           <${Json} value=${found.payload} label="Payload" /><//>
         <${Result} task=${found} />
       </div>
-      <${Log} id=${found.id} attempt=${found.attempt} attempts=${attemptsOf(found)} news=${news.value} />`}<//><//>`;
+      <${Log} id=${found.id} attempt=${found.attempt} attempts=${attemptsOf(found)} news=${news.value} isEnded=${isEnded} />`}<//><//>`;
 }
 
 const attemptsOf = (task) => Array.from({ length: Math.min(task.attempt, 50) }, (_, index) => task.attempt - index);
@@ -67,7 +67,7 @@ function Summary({ task, explanation }) {
       ["Fails if not claimed", isWaiting && task.expires_at && html`<${Ago} at=${task.expires_at} />`],
       ["Id", html`<span class="id">${task.id}</span> <${Copy} text=${task.id} />`, "wide"],
     ]} />
-    ${explanation.reasons.length > 0 && task.status !== "completed" && html`<div class="why"><h3>${isWaiting ? "Why it waits" : isOver(task.status) ? "Why it ended" : "Who holds it"}</h3>
+    ${explanation.reasons.length > 0 && !isOver(task.status) && html`<div class="why"><h3>${isWaiting ? "Why it waits" : "Who holds it"}</h3>
       <ul>${explanation.reasons.map((reason) => html`<li key=${reason.code}><code>${reason.code}</code> ${reason.detail}</li>`)}</ul>
       ${isWaiting && explanation.wait_seconds !== null && html`<p class="help">It waits about ${duration(explanation.wait_seconds)} at the current rate of its job${
         explanation.queue_position ? `, at position ${count(explanation.queue_position)} of its queue` : ""}.</p>`}</div>`}</section>`;

@@ -18,7 +18,7 @@ async function readAll(id, attempt, abort, after = 0) {
 }
 
 // `news` is the last `log` event of the task's stream. `attempts` are the numbers of all attempts.
-export function Log({ id, attempt, attempts, news }) {
+export function Log({ id, attempt, attempts, news, isEnded }) {
   const chosen = useSignal(null);
   const shown = chosen.value ?? attempt;
   const log = useSignal(null);
@@ -48,7 +48,7 @@ export function Log({ id, attempt, attempts, news }) {
     ${attempts.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></label>`;
   return html`<${Section} title="Log" class="wide" actions=${choice}>
     ${error.value && html`<${Failure} error=${error.value} />`}
-    ${log.value?.lines.length ? html`<${Lines} ...${log.value} />` : html`<${Empty}>${shown ? "No line yet." : "No worker has claimed the task yet."}<//>`}<//>`;
+    ${log.value?.lines.length ? html`<${Lines} ...${log.value} />` : html`<${Empty}>${!shown ? `No worker has claimed the task${isEnded ? "" : " yet"}.` : isEnded || shown !== attempt ? "The job has written no line." : "No line yet."}<//>`}<//>`;
 }
 
 function Lines({ lines, dropped }) {
@@ -61,6 +61,6 @@ function Lines({ lines, dropped }) {
   const onScroll = ({ target }) => (isAtEnd.current = target.scrollHeight - target.scrollTop - target.clientHeight < 20);
   return html`${dropped > 0 && html`<p class="help">${count(dropped)} lines were not kept.</p>`}
     <div class="log" ref=${element} onScroll=${onScroll} role="log" aria-label="Log" tabindex="0">
-      ${lines.map((line) => html`<div key=${line.n} class="line ${line.level ?? ""} ${line.source ?? ""}"><time title=${utc(line.at)}>${timeOfDay(line.at)}</time>
+      ${lines.map((line) => html`<div key=${line.n} class="line is-${line.level} from-${line.source}"><time title=${utc(line.at)}>${timeOfDay(line.at)}</time>
         ${line.level && line.level !== "info" && html`<b>${line.level}</b> `}<span>${line.text}</span></div>`)}</div>`;
 }

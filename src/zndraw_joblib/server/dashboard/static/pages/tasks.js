@@ -2,7 +2,7 @@
 import { act, get } from "../api.js";
 import { canOperate, canReadAll, canWriteRoom, me, ownRoom } from "../auth.js";
 import { count, plural, shortId } from "../format.js";
-import { html, signal, useMemo, useSignal } from "../lib.js";
+import { html, signal, useId, useMemo, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route } from "../router.js";
 import { Ago, Between, Button, Dialog, Empty, Failure, JobLink, Loaded, Page, Paging, RoomLink, Status, Table, TaskLink, toast, WorkerLink } from "../ui.js";
@@ -14,8 +14,13 @@ const ACTIONS = {
   retry: { label: "Retry", statuses: ["failed", "cancelled"], text: "Failed and cancelled tasks return to their queues.", done: "put back into the queue" },
   cancel: { label: "Cancel", statuses: ["pending", "claimed", "running"], text: "Tasks that have not ended are cancelled; their workers stop.", done: "cancelled" },
   release: { label: "Release", statuses: ["claimed", "running"], text: "Workers lose the tasks that they hold; the tasks return to their queues.", done: "released", isOperators: true },
-  purge: { label: "Purge", statuses: ["completed", "failed", "cancelled"], text: "Ended tasks are deleted with their logs and results. This cannot be undone.", done: "deleted", skipped: "ended too recently; purge them later", isOperators: true },
+  purge: { label: "Purge", statuses: ["completed", "failed", "cancelled"], text: "Ended tasks are deleted with their logs and results. This cannot be undone.", done: "deleted", skipped: "ended too recently; purge them later", isOperators: true, deletes: true },
 };
+
+// An action that cannot be undone is confirmed by typing the number of its tasks: a purge always, others above this number.
+const MAX_UNTYPED = 100;
+const needsTyping = (action, size) => size > 0 && action !== "retry" && (action === "purge" || size > MAX_UNTYPED);
+const isNumber = (text, size) => text.replaceAll(/[\s,]/g, "") === String(size);
 
 const permitted = () => Object.entries(ACTIONS).filter(([, action]) => canOperate.value || (canWriteRoom.value && !action.isOperators));
 
@@ -33,7 +38,7 @@ export function Tasks() {
   const counts = usePoll((abort) => isCounted && !isMissingRoom ? get("/tasks/counts", { room: rooms }, { signal: abort }) : null, [JSON.stringify(rooms), isCounted, isMissingRoom], 5);
   const actions = permitted();
   return html`<${Page} title="Tasks" actions=${actions.length > 0 && !isMissingRoom && html`<span class="help">All that match:</span>
-      ${actions.map(([name, action]) => html`<button key=${name} type="button" class="small" onClick=${() => (bulk.value = name)}>${action.label} …</button>`)}`}>
+      ${actions.map(([name, action]) => html`<button key=${name} type="button" class=${action.deletes ? "small deletes" : "small"} onClick=${() => (bulk.value = name)}>${action.label} …</button>`)}`}>
     <${TaskFilters} counts=${isCounted ? counts.data : null} />
     ${isMissingRoom ? html`<${Empty}>Name your room above. You see the tasks of rooms that you may read.<//>` : html`
       <${Loaded} state=${found}>${({ items, next }) => html`
@@ -53,7 +58,7 @@ function nothing(query, next, cursor) {
 function columnsOf(items) {
   return [
     { name: "id", label: "Task", render: (task) => html`<${TaskLink} id=${task.id} />` },
-    { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} />` },
+    { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} />${task.status === "pending" && task.run_at && html` <span class="help">due <${Ago} at=${task.run_at} /></span>`}` },
     { name: "job", label: "Job", render: (task) => html`<${JobLink} name=${task.job_name} />` },
     { name: "room", label: "Room", render: (task) => html`<${RoomLink} id=${task.room_id} />` },
     { name: "created", label: "Created", render: (task) => html`<${Ago} at=${task.created_at} />` },
@@ -87,7 +92,7 @@ function Chosen({ tasks, chosen, reload }) {
     chosen.value = new Set();
     reload();
   };
-  return html`<div class="chosen" role="region" aria-label="Chosen tasks"><strong>${count(chosen.value.size)} chosen</strong>
+  return html`<div class="choice" role="region" aria-label="Chosen tasks"><strong>${count(chosen.value.size)} chosen</strong>
     ${Object.keys(apply).filter((name) => permitted().some(([each]) => each === name)).map((name) => {
       const size = tasks.filter((task) => isAllowed(task, name)).length;
       const { label, text } = ACTIONS[name];
@@ -104,6 +109,10 @@ function Bulk({ action, filter, onClose, onDone }) {
   const kept = useMemo(() => filter, []);
   const preview = usePoll((signal) => act("POST", "/tasks/bulk/preview", { action, filter: kept }, { signal }), [action], null);
   const error = useSignal(null);
+  const typed = useSignal("");
+  const size = preview.data?.count ?? 0;
+  const isConfirmed = !needsTyping(action, size) || isNumber(typed.value, size);
+  const typedId = useId();
   const run = async () => {
     try {
       const { affected, skipped } = await act("POST", "/tasks/bulk", { action, filter: kept, token: preview.data.token });
@@ -122,9 +131,11 @@ function Bulk({ action, filter, onClose, onDone }) {
       ${error.value ? html`<${Failure} error=${error.value} />` : html`<${Loaded} state=${preview}>${(found) => html`
         <p class="counted"><strong>${plural(found.count, "task")}</strong> ${found.is_complete ? "" : `(the newest ${count(found.limit)}; there are more)`}</p>
         <ul class="examples">${found.examples.slice(0, 5).map((task) => html`<li key=${task.id}><a class="id" href=${href(["tasks", task.id])}>${shortId(task.id)}</a>
-          <${Status} status=${task.status} /> <span class="name">${task.job_name}</span> <${Ago} at=${task.created_at} /></li>`)}</ul>`}<//>`}
+          <${Status} status=${task.status} /> <span class="name">${task.job_name}</span> <${Ago} at=${task.created_at} /></li>`)}</ul>
+        ${needsTyping(action, size) && html`<div class="field"><label for=${typedId}>To ${action} ${size === 1 ? "it" : "them"}, type the number of tasks: ${count(size)}</label>
+          <input id=${typedId} inputmode="numeric" autocomplete="off" value=${typed.value} onInput=${(event) => (typed.value = event.target.value)} /></div>`}`}<//>`}
     </div>
     <footer><button type="button" onClick=${onClose}>Close</button>
-      <${Button} tone=${action === "retry" ? "primary" : "danger"} disabled=${!preview.data?.count || Boolean(error.value)} onClick=${run}>
-        ${label} ${preview.data ? plural(preview.data.count, "task") : ""}<//></footer><//>`;
+      <${Button} tone=${action === "retry" ? "primary" : "danger"} disabled=${!size || Boolean(error.value) || !isConfirmed} onClick=${run}>
+        ${label} ${preview.data ? plural(size, "task") : ""}<//></footer><//>`;
 }

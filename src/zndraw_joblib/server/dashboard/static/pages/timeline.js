@@ -35,10 +35,12 @@ function total(transitions, statuses) {
 export function Timeline({ history }) {
   const { transitions } = history;
   if (!transitions.length) return null;
+  const [claimed, worked] = ["claimed", "running"].map((status) => total(transitions, [status]));
   return html`<${Section} title="Timeline" class="wide">
     <${Bars} transitions=${transitions} />
     <p class="legend"><span class="key pending">waited ${duration(total(transitions, ["pending"]))}</span>
-      <span class="key running">worked ${duration(total(transitions, ["claimed", "running"]))}</span></p>
+      ${claimed > 0 && html`<span class="key claimed">was claimed ${duration(claimed)}</span>`}
+      ${worked > 0 && html`<span class="key running">ran ${duration(worked)}</span>`}</p>
     <ol class="transitions">${transitions.map((each, index) => html`<li key=${index}>
       <${Time} at=${each.at} /> <${Status} status=${each.status} />
       <span class="help">${index ? `+${duration(between(transitions[index - 1].at, each.at))}` : ""}</span>

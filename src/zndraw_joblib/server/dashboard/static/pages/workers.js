@@ -61,7 +61,8 @@ export function DrainButton({ worker, reload, small = true }) {
 export function Held({ worker }) {
   if (worker.held === null || worker.held === undefined) return html`<span class="none">–</span>`;
   const slots = worker.slots ?? worker.max_tasks;
-  return html`${count(worker.held)}${slots && html` <span class="help">of ${count(slots)}</span>`}`;
+  const claimed = worker.held - worker.running;
+  return html`${count(worker.running)}${slots && html` <span class="help">of ${count(slots)}</span>`}${claimed > 0 && html` <span class="help">+${count(claimed)} claimed</span>`}`;
 }
 
 const Text = ({ value }) => value ?? html`<span class="none">–</span>`;
@@ -77,7 +78,7 @@ export function WorkerTable({ workers, reload, hasJobs = false, empty = "There a
   const columns = [
     { name: "name", label: "Worker", render: (worker) => html`<${WorkerLink} id=${worker.id} name=${worker.name} />${worker.name && html` <span class="id help">${worker.id.slice(0, 8)}</span>`}` },
     { name: "state", label: "State", render: (worker) => html`<${WorkerState} worker=${worker} />` },
-    { name: "held", label: "Tasks", class: "number", render: (worker) => html`<${Held} worker=${worker} />` },
+    { name: "held", label: "Running", class: "number", render: (worker) => html`<${Held} worker=${worker} />` },
     { name: "host", label: "Host", render: (worker) => html`<${Text} value=${worker.host} />${worker.pid && html` <span class="help">pid ${worker.pid}</span>`}` },
     { name: "version", label: "Version", render: (worker) => html`<${Text} value=${worker.version} />` },
     { name: "heartbeat", label: "Heartbeat", render: (worker) => html`<${Ago} at=${worker.last_heartbeat} />` },
@@ -96,13 +97,13 @@ export function Worker({ segments }) {
       <${DrainButton} worker=${worker} reload=${state.reload} small=${false} />
       ${isOwn(worker) && html`<${Button} onClick=${remove} done="The worker is removed."
         confirm=${{ title: "Remove the worker?", body: "For a worker that is gone for good. It loses its tasks: they are retried or fail, as their jobs' policies say.", action: "Remove the worker" }}>Remove<//>`}`}>
-    <${Loaded} state=${state}>${(found) => html`
+    <${Loaded} state=${state} missing=${`There is no worker ${id}: it has left or was removed.`}>${(found) => html`
       <section class="card" aria-label="Summary"><${Facts} items=${[
         ["State", html`<${WorkerState} worker=${found} />`],
         ["Host", found.host],
         ["Process", found.pid && String(found.pid)],
         ["Version", found.version],
-        ["Tasks", html`<${Held} worker=${found} />`],
+        ["Running", html`<${Held} worker=${found} />`],
         ["May hold", found.max_tasks && plural(found.max_tasks, "task")],
         ["Heartbeat", html`<${Ago} at=${found.last_heartbeat} />`],
         ["Since", found.created_at && html`<${Ago} at=${found.created_at} />`],
