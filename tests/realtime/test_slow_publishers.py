@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import socketio
 from fastapi import FastAPI
-from replica import Replica
+from replica import SUBMITTER, Replica
 from rest import claim, register, report, submit
 from servers import free_port
 from waiting import until
 
 from realtime.sockets import LiveServer, serve
 from realtime.test_hosts import KEY, current_user
-from zndraw_joblib import JobLib, emit, register_socketio_handlers
+from zndraw_joblib import JobLib, TaskSubmitRequest, emit, register_socketio_handlers
 from zndraw_joblib.contract.events import Emission, JobsInvalidate
+from zndraw_joblib.contract.names import parse_job_name
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.engine import open_engine, open_sessions
@@ -99,6 +100,34 @@ async def test_the_queue_of_events_is_bounded(
     logged = [record.getMessage() for record in caplog.records if "drop" in record.getMessage().lower()]
     assert [str(dropped) in line for line in logged] == [False, True]
     assert bound in logged[0]
+
+
+async def test_a_large_batch_waits_for_its_events(
+    replica: Replica, hanging: HangingPublisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None is dropped, however many tasks a client submits; its workers get one event for each batch."""
+    replica.runtime.settings.max_queued_events = 500
+    hanging.released.set()
+    job = await replica.register()
+    name, request = parse_job_name(job.full_name), TaskSubmitRequest()
+    for _ in range(8):
+        items = [replica.dispatcher.submission(SUBMITTER, "lab", name, request) for _ in range(201)]
+        await replica.dispatcher.submit_many(items)
+    await until(lambda: len(hanging.events) == 1 + 8 * (201 + 1))
+    assert replica.runtime.events.dropped == 0
+    assert "dropping" not in caplog.text
+
+
+async def test_a_batch_does_not_wait_for_a_publisher_that_fails(
+    replica: Replica, hanging: HangingPublisher
+) -> None:
+    """Nor for one that hangs, beyond its time limit for one event."""
+    replica.runtime.settings.publish_timeout_seconds = 0.05
+    replica.runtime.settings.max_queued_events = 2
+    job = await replica.register()
+    await replica.submit(job)
+    async with asyncio.timeout(ENOUGH), replica.runtime.events.room(1000):
+        assert not hanging.events
 
 
 async def test_a_stop_does_not_wait_for_a_publisher(replica: Replica, hanging: HangingPublisher) -> None:

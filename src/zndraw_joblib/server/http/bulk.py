@@ -1,5 +1,8 @@
 """Endpoints that act on all tasks that match a filter, after a preview."""
 
+from collections.abc import Callable
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
 
 from zndraw_joblib.contract.problems import Forbidden
@@ -18,6 +21,7 @@ from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.searches import allowed_rooms
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import bulk_actions, bulk_tokens
+from zndraw_joblib.server.service.bulk_actions import BulkLimits
 from zndraw_joblib.server.service.bulk_tokens import Confirmed
 
 router = APIRouter(route_class=Route, tags=["tasks"])
@@ -50,7 +54,12 @@ async def apply_bulk_action(
     if (first := await bulk_actions.first_result(runtime.write, key)) is not None:
         return json_response(first)
     confirmed = await runtime.database.read(bulk_tokens.verify, body.token, caller, body.action, wanted)
-    return json_response(await bulk_actions.apply(runtime.database.read, runtime.write, confirmed, key))
+
+    async def write(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async with runtime.events.room(BulkLimits().batch):
+            return await runtime.write(work, *args, **kwargs)
+
+    return json_response(await bulk_actions.apply(runtime.database.read, write, confirmed, key))
 
 
 async def _allowed_filter(

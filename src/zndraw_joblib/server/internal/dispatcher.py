@@ -65,13 +65,15 @@ class Dispatcher:
 
         Tasks that the broker refuses stay claimed, and are dispatched later.
         """
-        made = await self._runtime.submit_many(items)
+        async with self._runtime.events.room(len(items)):
+            made = await self._runtime.submit_many(items)
         await self._dispatch_many([task for task in made if isinstance(task, TaskResponse)])
         return [each.result if isinstance(each, Repeat) else each for each in made]
 
     async def submit_all(self, items: Sequence[Submission], key: RequestKey | None) -> list[TaskResponse]:
         """Do what `submit_many` does in one transaction. Raises the problem of the first faulty item."""
-        got = await self._runtime.submit_all(items, key)
+        async with self._runtime.events.room(len(items)):
+            got = await self._runtime.submit_all(items, key)
         if isinstance(got, Repeat):
             stored: list[TaskResponse] = got.result
             return stored

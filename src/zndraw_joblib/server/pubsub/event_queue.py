@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
-from zndraw_joblib.contract.events import Emission
+from zndraw_joblib.contract.events import Emission, TaskAvailable
 from zndraw_joblib.contract.logs import create_shared_task
 from zndraw_joblib.server.pubsub.bounded_queue import BoundedQueue, Bounds
 from zndraw_joblib.server.settings import JobLibSettings
@@ -17,13 +20,17 @@ Entry = tuple[Publish, Emission]
 # The size of an event without its texts.
 _BYTES = 200
 _EVENTS_PER_TURN = 100
+_MOST_ROOM_SECONDS = 5.0
+# A transaction with more events has one `task_available` for each room of sockets: it wakes all workers.
+_MANY_EVENTS = 200
 
 
 class EventQueue:
     """Publishes events in order, in a task of its own, with a time limit for each.
 
     If a publisher fails or exceeds `publish_timeout_seconds`, the queue logs it and publishes the next event.
-    The queue drops its oldest events beyond `max_queued_events` or `max_queued_event_bytes`.
+    The queue drops its oldest events beyond `max_queued_events` or `max_queued_event_bytes`. A request that
+    writes many tasks waits in `room` before it writes, so that the publisher keeps up with it.
     """
 
     def __init__(self, settings: JobLibSettings) -> None:
@@ -36,13 +43,29 @@ class EventQueue:
         """Return how many events were dropped because too many waited."""
         return sum(queue.waiting.dropped for queue in self._queues.values())
 
-    def put(self, publish: Publish, emissions: Iterable[Emission]) -> None:
+    def put(self, publish: Publish, emissions: Sequence[Emission]) -> None:
         """Publish events after those that wait already; return at once."""
+        self._here().put(publish, emissions)
+
+    @asynccontextmanager
+    async def room(self, events: int) -> AsyncGenerator[None]:
+        """Wait until the queue has room for the events of a write, for 5 seconds at most; then write.
+
+        It does not wait while the publisher fails, nor if nothing else is in the queue.
+        """
+        queue = self._here()
+        await queue.reserve(events)
+        try:
+            yield
+        finally:
+            queue.release(events)
+
+    def _here(self) -> "_LoopQueue":
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
         if queue is None:
             queue = self._queues[loop] = _LoopQueue(self._settings)
-        queue.put(publish, emissions)
+        return queue
 
     async def close(self, seconds: float) -> None:
         """Wait at most `seconds` until all events are published, and drop the rest."""
@@ -58,15 +81,40 @@ class _LoopQueue:
         self._settings = settings
         self.waiting: BoundedQueue[Entry] = BoundedQueue("events", _size, self._bounds)
         self._publishing: asyncio.Task[None] | None = None
-        self._failures = 0
+        self._failures = self._reserved = 0
+        self._reserving: deque[asyncio.Future[None]] = deque()
 
     def _bounds(self) -> Bounds:
         settings = self._settings
         names = "; max_queued_events, max_queued_event_bytes"
         return Bounds(settings.max_queued_events, settings.max_queued_event_bytes, names)
 
-    def put(self, publish: Publish, emissions: Iterable[Emission]) -> None:
-        for emission in emissions:
+    async def reserve(self, events: int) -> None:
+        deadline = time.monotonic() + _MOST_ROOM_SECONDS
+        while not self._has_room(events) and (seconds := deadline - time.monotonic()) > 0:
+            reserving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._reserving.append(reserving)
+            await asyncio.wait([reserving], timeout=seconds)
+        self._reserved += events
+
+    def release(self, events: int) -> None:
+        self._reserved -= events
+        self._wake()
+
+    def _has_room(self, events: int) -> bool:
+        # The other half is for the events of all other requests.
+        used, most = len(self.waiting) + self._reserved, self._settings.max_queued_events // 2
+        return used == 0 or self._failures > 0 or used + events <= most
+
+    def _wake(self) -> None:
+        """Let requests that wait for room look again, the first one first."""
+        while self._reserving:
+            reserving = self._reserving.popleft()
+            if not reserving.done():
+                reserving.set_result(None)
+
+    def put(self, publish: Publish, emissions: Sequence[Emission]) -> None:
+        for emission in emissions if len(emissions) <= _MANY_EVENTS else _condensed(emissions):
             self.waiting.put((publish, emission))
         if self.waiting and (self._publishing is None or self._publishing.done()):
             self._publishing = create_shared_task(self._publish_all(), name="zndraw-joblib events")
@@ -88,6 +136,7 @@ class _LoopQueue:
                     if self.waiting:
                         await self._publish(*self.waiting.pop())
                 self.waiting.log_drops()
+                self._wake()
                 await asyncio.sleep(0)
         finally:
             self._publishing = None  # a task refers to its event loop
@@ -113,6 +162,19 @@ class _LoopQueue:
             )
         else:
             self._failures = 0
+
+
+def _condensed(emissions: Sequence[Emission]) -> list[Emission]:
+    """Return the events with one `task_available` for each room, the first."""
+    first: set[str] = set()
+    kept = []
+    for emission in emissions:
+        if isinstance(emission.event, TaskAvailable):
+            if emission.room in first:
+                continue
+            first.add(emission.room)
+        kept.append(emission)
+    return kept
 
 
 def _size(entry: Entry) -> int:
