@@ -1,20 +1,24 @@
 """Policies of jobs and options of tasks: exactly the given fields are sent."""
 
 import json
+import queue
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import httpx
 import pytest
+from waiting import wait_until
 
 from sdk.jobs import Add, Picky
 from zndraw_joblib.client.api import Connection
 from zndraw_joblib.client.calls import quoted
+from zndraw_joblib.client.handles import TaskHandle
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
@@ -256,3 +260,48 @@ def test_a_released_attempt_is_dropped(
         record for record in caplog.records if "is no longer held by this worker" in record.getMessage()
     ]
     assert [(record.levelname, task_id in record.getMessage()) for record in refusals] == [("INFO", True)]
+
+
+def test_a_cancelled_task_is_logged_in_one_line(
+    worker: Make, room: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker's late report is refused, which is no fault: the log states that the task was cancelled."""
+    caplog.set_level("INFO")
+
+    submitted: queue.Queue[TaskHandle[Any]] = queue.Queue()
+
+    def execute(task: ClaimedTask) -> int:
+        submitted.get(timeout=30).cancel()
+        return 1
+
+    manager = worker(execute, heartbeat_interval=60)
+    manager.register(Add, room=room)
+    handle = manager.submit(Add(), room=room)
+    submitted.put(handle)
+    wait_until(lambda: f"Task {handle} was cancelled" in caplog.text)
+    manager.disconnect()
+    reporter = [record for record in caplog.records if record.name == "zndraw_joblib.worker.reporter"]
+    assert [(record.levelname, record.getMessage()) for record in reporter] == [
+        ("INFO", f"Task {handle} was cancelled")
+    ]
+
+
+def test_a_policy_with_an_unknown_field_is_refused() -> None:
+    """In a program; the error names the nearest field. A body of a request ignores it, as for 0.1.7."""
+    wrong: dict[str, Any] = {"backoff_seconds": 2, "max_atempts": 9}
+    text = r"'backoff_seconds' \(did you mean 'backoff'\?\); 'max_atempts' \(did you mean 'max_attempts'\?\)"
+    with pytest.raises(TypeError, match=f"JobPolicy has no {text}"):
+        JobPolicy(**wrong)
+    with pytest.raises(TypeError, match=r"Backoff has no 'base_secnds' \(did you mean 'base_seconds'\?\)"):
+        JobPolicy(backoff={"base_secnds": 2})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Backoff has no 'pause'. It has base_seconds, factor"):
+        Backoff(pause=1)  # type: ignore[call-arg]
+    assert JobPolicy.model_validate({**wrong, "max_attempts": 2}) == JobPolicy(max_attempts=2)
+
+
+def test_a_setting_with_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a host passes it; a variable of the environment may belong to another release."""
+    monkeypatch.setenv("ZNDRAW_JOBLIB_OTHER", "1")
+    with pytest.raises(TypeError, match=r"'worker_timeout' \(did you mean 'worker_timeout_seconds'\?\)"):
+        JobLibSettings(worker_timeout=5)  # type: ignore[call-arg]
+    assert JobLibSettings(sweep_interval_seconds=5, _env_prefix="OTHER_").sweeper_interval_seconds == 5

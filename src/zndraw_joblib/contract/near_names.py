@@ -1,6 +1,6 @@
-"""Name the jobs that a caller may have meant."""
+"""Name the jobs and the fields that a caller may have meant."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
 from zndraw_joblib.contract.names import JobName
@@ -21,3 +21,16 @@ def missing_text(what: str, name: str, room: str, seen: Sequence[JobName]) -> st
     known = f"Room {room!r} sees {', '.join(map(str, seen[:_MAX_NAMES]))}{more}"
     hint = f"Did you mean {' or '.join(near)}?" if near else f"{known}."
     return f"{what}. {hint} Check the name, start a worker that serves the job, or name another room"
+
+
+def unknown_text(what: str, unknown: Iterable[str], known: Collection[str]) -> str:
+    """Return the text of an error for keywords that something does not have, with the nearest known ones."""
+    near = {name: _near_text(name, known) for name in sorted(unknown)}
+    named = "; ".join(f"{name!r}{text}" for name, text in near.items())
+    return f"{what} has no {named}" + ("" if all(near.values()) else f". It has {', '.join(known)}")
+
+
+def _near_text(name: str, known: Collection[str]) -> str:
+    near = [each for each in known if name.startswith(each) or each.startswith(name)]
+    near = near or get_close_matches(name, known, n=1)
+    return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""

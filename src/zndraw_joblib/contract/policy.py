@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from zndraw_joblib.contract.bodies import RequestBody
+from zndraw_joblib.contract.bodies import CheckedKeywords, RequestBody
 
 MAX_PRIORITY = 1000
 _YEAR_SECONDS = 31_536_000
@@ -30,7 +30,7 @@ def _each_once(reasons: tuple[RetryOn, ...]) -> tuple[RetryOn, ...]:
 RetryReasons = Annotated[tuple[RetryOn, ...], AfterValidator(_each_once)]
 
 
-class Backoff(RequestBody):
+class Backoff(CheckedKeywords, RequestBody):
     """The pause before the next attempt: ``min(cap_seconds, base_seconds * factor ** failed)``.
 
     `failed` counts the attempts that ended without success. The default is exp(min(10, failed)) seconds:
@@ -53,7 +53,7 @@ class Backoff(RequestBody):
         return min(self.cap_seconds, full) * (1 - self.jitter * chance)
 
 
-class JobPolicy(RequestBody):
+class JobPolicy(CheckedKeywords, RequestBody):
     """The policy of a job, set at registration. Omitted fields keep their registered or default value.
 
     - `max_attempts`: how many attempts of a task may fail or exceed `timeout_seconds`; with 1 there is no

@@ -12,6 +12,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from zndraw_joblib.contract.bodies import CheckedKeywords
 from zndraw_joblib.contract.extensions import Category
 from zndraw_joblib.contract.messages import SweeperMode
 
@@ -48,8 +49,8 @@ _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 RedisUrl = Annotated[str, AfterValidator(_check_redis)]
 
 
-class JobLibSettings(BaseSettings):
-    """Settings of the queue. Every field may change while the server runs."""
+class JobLibSettings(CheckedKeywords, BaseSettings):
+    """Settings of the queue. Every field may change while the server runs. An unknown one is a TypeError."""
 
     model_config = SettingsConfigDict(
         env_prefix="ZNDRAW_JOBLIB_",

@@ -19,6 +19,7 @@ from zndraw_joblib.contract.messages import (
     NamedTask,
     WorkerResponse,
 )
+from zndraw_joblib.contract.near_names import unknown_text
 from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.contract.problems import WorkerNotFound
 from zndraw_joblib.contract.providers import ProviderRegisterRequest, ProviderResponse
@@ -52,10 +53,7 @@ def policy_of(options: PolicyOptions) -> JobPolicy:
     """Return the policy in which only these fields are set. Raises TypeError, ValueError."""
     unknown = set(options) - set(JobPolicy.model_fields)
     if unknown:
-        raise TypeError(
-            f"register() got unknown policy options {', '.join(map(repr, sorted(unknown)))}; "
-            f"the options are {', '.join(JobPolicy.model_fields)}"
-        )
+        raise TypeError(unknown_text("The policy of register()", unknown, list(JobPolicy.model_fields)))
     return validated(JobPolicy, options)
 
 

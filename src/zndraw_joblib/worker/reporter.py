@@ -16,10 +16,13 @@ from zndraw_joblib.client.retry import (
     is_too_large_for_proxy,
     is_transient,
     is_unreachable,
+    problem_of,
     status_of,
 )
 from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.messages import MAX_BATCH
+from zndraw_joblib.contract.problems import InvalidTaskTransition
+from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.execution import Outcome
 from zndraw_joblib.worker.report_entries import Entry, Sent
 from zndraw_joblib.worker.reports import RETRY_SECONDS, HeldTasks, is_content_refused, is_gone
@@ -183,7 +186,8 @@ class Reporter:
                     done.append(sent.entry)
             else:
                 pause = sent.entry.backoff.after(error)
-                log.info(
+                log.log(
+                    logging.DEBUG if is_gone(error) else logging.INFO,
                     "Task %s: a report failed: %s",
                     sent.entry.task.task_id,
                     describe(error),
@@ -254,12 +258,9 @@ class Reporter:
             is_too_large_for_proxy(error) and failing < retry.TOO_LARGE_SECONDS
         )
         if is_gone(error):
-            log.info(
-                "Task %s is no longer held by this worker: %s",
-                task.task_id,
-                describe(error),
-                extra=task_fields(task),
-            )
+            # A verdict or an event has said so already.
+            level = logging.DEBUG if task.cancelled.is_set() else logging.INFO
+            log.log(level, *_gone_text(task.task_id, error), extra=task_fields(task))
             task.cancelled.set()
         elif is_refused and sent.live:
             log.warning(
@@ -300,6 +301,15 @@ class Reporter:
             self._open -= len(ended)
         if ended:
             self._on_done(len(ended))
+
+
+def _gone_text(task_id: str, error: BaseException) -> tuple[str, ...]:
+    """Return the line of the log for a task that this worker does not hold: it is cancelled, or lost."""
+    if isinstance(problem_of(error), InvalidTaskTransition) and f"from '{TaskStatus.CANCELLED}'" in str(
+        error
+    ):
+        return "Task %s was cancelled", task_id
+    return "Task %s is no longer held by this worker: %s", task_id, describe(error)
 
 
 def _without_content(outcome: Outcome, error: BaseException) -> Outcome:
