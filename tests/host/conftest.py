@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 Client = Awaitable[httpx.AsyncClient]
 Start = Callable[..., Client]
@@ -30,6 +32,14 @@ def async_url(database_url: str) -> str:
     """Return the database's URL as a host writes it, with the driver in it."""
     kind, rest = database_url.split(":", 1)
     return f"{ {'sqlite': 'sqlite+aiosqlite', 'postgresql': 'postgresql+asyncpg'}[kind] }:{rest}"
+
+
+@pytest.fixture
+async def sessions(async_url: str) -> AsyncIterator[Any]:
+    """Return the session maker of a host."""
+    engine = create_async_engine(async_url)
+    yield async_sessionmaker(engine)
+    await engine.dispose()
 
 
 @pytest.fixture

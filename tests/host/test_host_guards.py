@@ -1,7 +1,6 @@
 """A host's guards of rooms stay in force, however its tests clean up."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import httpx
@@ -10,7 +9,6 @@ from databases import on_sqlite
 from fastapi import FastAPI, Header, HTTPException, Request
 from replica import TIMEOUT
 from rest import ROTATE, V1, expect_problem, register, submit
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from host.conftest import Start
 from zndraw_joblib import Identity, JobLib, RequestRefused, verify_readable_room, verify_writable_room
@@ -37,14 +35,6 @@ async def writable_room(room_id: str) -> str:
     if room_id == "attic":
         raise HTTPException(423, "locked")
     return room_id
-
-
-@pytest.fixture
-async def sessions(async_url: str) -> AsyncIterator[Any]:
-    """Return the session maker of the host."""
-    engine = create_async_engine(async_url)
-    yield async_sessionmaker(engine)
-    await engine.dispose()
 
 
 def with_overrides(app: FastAPI, **options: Any) -> None:

@@ -11,7 +11,6 @@ from databases import on_sqlite
 from fastapi import BackgroundTasks, Depends, FastAPI, Request, Response
 from pydantic import BaseModel
 from rest import V1, expect_problem, register, run_task, submit
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from host.conftest import Start
@@ -19,14 +18,6 @@ from zndraw_joblib import Identity, JobLib, JobLibSettings
 
 BOUND = 30
 ROOT = Identity("root", is_superuser=True)
-
-
-@pytest.fixture
-async def sessions(async_url: str) -> AsyncIterator[Any]:
-    """Return the session maker of the host."""
-    engine = create_async_engine(async_url)
-    yield async_sessionmaker(engine)
-    await engine.dispose()
 
 
 def mounted(sessions: Any, identity: Callable[..., Any], **options: Any) -> FastAPI:

@@ -7,17 +7,22 @@ from typing import Any
 
 import httpx
 import pytest
+from cachetools import TTLCache
 from databases import on_sqlite
+from fastapi import FastAPI
 from rest import NO_TASK, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 from waiting import until
 
 from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.http import dependencies
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.store import tokens
 
 # Long enough that an earlier response can only come from a wake-up.
 WAIT = 60
 SOON = 30
+PREFER = {"Prefer": f"wait={WAIT}"}
 
 
 @pytest.fixture
@@ -322,3 +327,62 @@ async def test_a_refused_claim_does_not_wait(client: httpx.AsyncClient, as_user:
     )
     expect_problem(response, 403, "forbidden")
     assert time.monotonic() - started < SOON
+
+
+@pytest.fixture
+def untrusted(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trust no identity for longer than one request."""
+    monkeypatch.setattr(dependencies, "TRUSTED_SECONDS", 0.0)
+    app.state.joblib.identity._cached = TTLCache(1, 0.0)
+
+
+async def answer(client: httpx.AsyncClient, worker_id: str) -> None:
+    """Claim a provider request and upload its result."""
+    body = {"worker_id": worker_id}
+    request = (await client.post(f"{V1}/providers/requests/claim", json=body, headers=PREFER)).json()[
+        "request"
+    ]
+    url = f"{V1}/providers/{request['provider_id']}/results"
+    headers = {"X-Request-Hash": request["request_id"]}
+    assert (await client.post(url, content=b"{}", headers=headers)).status_code == 204
+
+
+@pytest.mark.parametrize("kind", ["claim", "task", "events", "request", "answer"])
+@pytest.mark.usefixtures("untrusted")
+async def test_a_waiting_request_of_a_revoked_token_gets_nothing(
+    app: FastAPI, client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime, kind: str
+) -> None:
+    """No new task, no end of a task, no event, and no request to or result of a provider."""
+    ada = await as_user("ada")
+    job, other = await register(ada, room="lab"), await register(client, "Other")
+    task = await submit(client, other)
+    provider = {"category": "files", "name": "home"}
+    worker_of = {
+        user: (await user.put(f"{V1}/rooms/{room}/providers", json=provider)).json()["worker_id"]
+        for user, room in ((ada, "lab"), (client, "den"))
+    }
+    asking = f"{V1}/providers/requests/claim"
+    read = V1 + "/rooms/{0}/providers/{0}:files:home?x=1"
+    await client.post(asking, json={"worker_id": worker_of[client]})
+    after = (await ada.get(f"{V1}/tasks/{task['id']}/events")).json()["next"]
+    started = {
+        "claim": lambda: ada.post(f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers=PREFER),
+        "task": lambda: ada.get(f"{V1}/tasks/{task['id']}", headers=PREFER),
+        "events": lambda: ada.get(f"{V1}/tasks/{task['id']}/events?after={after}", headers=PREFER),
+        "request": lambda: ada.post(asking, json={"worker_id": worker_of[ada]}, headers=PREFER),
+        "answer": lambda: ada.get(read.format("den"), headers=PREFER),
+    }
+    waiting = asyncio.ensure_future(started[kind]())
+    await until(lambda: runtime.waiters.waiting_count or len(app.state.joblib.streams))
+    await runtime.write(tokens.remove, name="ada")
+    submitted = await submit(client, job)
+    claimed = await claim(client, other["worker_id"])
+    assert claimed is not None
+    asked = asyncio.ensure_future(client.get(read.format("lab"), headers={"Prefer": "wait=1"}))
+    for status in ("running", "completed"):
+        await report(client, claimed, status)
+    if kind == "answer":
+        await answer(client, worker_of[client])
+    expect_problem(await waiting, 401, "unauthorized")
+    await asked
+    assert (await get_task(client, submitted))["status"] == "pending"

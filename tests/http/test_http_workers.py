@@ -2,12 +2,14 @@
 
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
+from uuid import UUID
 
 import httpx
 import pytest
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, parse_utc, register, report, submit
 
 from zndraw_joblib.contract.events import Emission, JobsInvalidate, TaskStatusEvent
+from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import ServerSettings
 
 WORKERS = f"{V1}/workers"
@@ -62,6 +64,30 @@ async def test_only_the_owner_sends_heartbeats(client: httpx.AsyncClient, as_use
     expect_problem(await ada.patch(f"{WORKERS}/{UNKNOWN_ID}"), 404, "worker-not-found")
     expect_problem(await ada.patch(f"{WORKERS}/x"), 422, "invalid-request")
     assert (await ada.patch(f"{WORKERS}/{worker['id']}")).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["heartbeat", "claim", "provider request"])
+async def test_a_refused_request_is_no_sign_of_life(
+    client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime, kind: str
+) -> None:
+    """The next report of the worker itself still counts as its heartbeat."""
+    ada, eve = await as_user("ada"), await as_user("eve")
+    job = await register(ada, room="lab")
+    task = await submit(ada, job)
+    worker_id = job["worker_id"]
+    assert await claim(ada, worker_id) is not None
+    runtime.force_heartbeat(UUID(worker_id))
+    before = (await ada.get(f"{WORKERS}/{worker_id}")).json()["last_heartbeat"]
+    body = {"worker_id": worker_id}
+    refused = {
+        "heartbeat": lambda: eve.patch(f"{WORKERS}/{worker_id}"),
+        "claim": lambda: eve.post(f"{V1}/tasks/claim", json=body),
+        "provider request": lambda: eve.post(f"{V1}/providers/requests/claim", json=body),
+    }
+    expect_problem(await refused[kind](), 403, "forbidden")
+    assert (await report(ada, task, "running", worker_id=worker_id)).status_code == 200
+    after = (await ada.get(f"{WORKERS}/{worker_id}")).json()["last_heartbeat"]
+    assert parse_utc(after) > parse_utc(before)
 
 
 async def test_a_heartbeat_returns_a_verdict_for_each_named_task(client: httpx.AsyncClient) -> None:

@@ -30,9 +30,10 @@ from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.openapi.operations import namespace_of
 from zndraw_joblib.server.http.problems import add_problem_pages
 from zndraw_joblib.server.http.tokens import BearerTokens
+from zndraw_joblib.server.http.worker_rooms import WorkerRooms
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry
-from zndraw_joblib.server.ports import Identity, ResultBackend, SessionMaker, Wake, identity_key
+from zndraw_joblib.server.ports import Identity, ResultBackend, SessionMaker
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.results.selection import Results, select_result_backend
 from zndraw_joblib.server.providers.uploads import Uploads
@@ -97,9 +98,12 @@ class JobLib(HostApi):
         on_end: Mapping[str, Hook] | None = None,
         prefix: str = "",
     ) -> None:
-        self.settings, self.clock = settings or JobLibSettings(), clock
-        self.identity, self.prefix = identity, checks.checked_prefix(prefix)
-        self._resolve_identity = identity_dependency(identity)
+        self.settings, self.clock, self.prefix = (
+            settings or JobLibSettings(),
+            clock,
+            checks.checked_prefix(prefix),
+        )
+        self.identity, self._resolve_identity = identity, identity_dependency(identity)
         self.guards = RoomGuards(readable_room, writable_room)
         self.runtime = Runtime(
             session_maker,
@@ -112,6 +116,7 @@ class JobLib(HostApi):
         self._tsio, self.publisher = tsio, SocketIoPublisher(tsio, self.runtime.pubsub)
         self.runtime.pubsub.subscribe(self._receive)
         self._scheduler, self.rollups = Scheduler(self.runtime.write), Rollups(self.runtime)
+        self.worker_rooms = WorkerRooms(self.guards, self.runtime)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry)
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers)
         self.uploads, self.task_results = Uploads(self.runtime), TaskResults(self.runtime)
@@ -315,13 +320,6 @@ class JobLib(HostApi):
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
-
-    def disconnect_user(self, user_id: str) -> None:
-        """Disconnect the sockets of a user on all servers. Call it after you have revoked the user's access.
-
-        Other servers are notified over PostgreSQL or Redis; a server without that connection is not.
-        """
-        self.runtime.waiters.notify([Wake(identity_key(user_id))])
 
     async def _check_readable(self, request: Request, room_id: str) -> None:
         await self.guards.check(request, verify_readable_room, room_id)

@@ -48,7 +48,7 @@ from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Clock, Database, Transaction
 from zndraw_joblib.server.store.limits import Limits
 from zndraw_joblib.server.store.sessions import SessionDatabase
-from zndraw_joblib.server.waiters import Disconnected, Waiter, Waiters, waiting_requests
+from zndraw_joblib.server.waiters import OPEN, Access, Disconnected, Waiter, Waiters, waiting_requests
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -158,9 +158,10 @@ class Runtime:
         return await self._shielded(self.database.write_short(work, *args, **kwargs))
 
     async def _shielded(self, write: Awaitable[tuple[Result, Transaction]]) -> Result:
-        return await asyncio.shield(self._start(self._finish_write(write)))
+        return await asyncio.shield(self.start(self._finish_write(write)))
 
-    def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Start work that `finish` waits for."""
         started = asyncio.create_task(work)
         self._writing.add(started)
         started.add_done_callback(self._written)
@@ -194,9 +195,9 @@ class Runtime:
             self.waiters.wake(slot_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:
             # Not awaited, because the committed write must not raise its error.
-            self._start(self._wake_for_rooms([each.room_id for each in tx.freed], tx.wakes))
+            self.start(self._wake_for_rooms([each.room_id for each in tx.freed], tx.wakes))
         if tx.removed_providers and self.on_providers_removed is not None:
-            self._start(self.on_providers_removed(tx.removed_providers))
+            self.start(self.on_providers_removed(tx.removed_providers))
         if self.on_events is not None:
             self.on_events(tx.emissions)
         if self._publish is not None and self._has_subscribers():
@@ -284,10 +285,11 @@ class Runtime:
         max_tasks: int | None = None,
     ) -> WorkerResponse:
         """Record a heartbeat; return a verdict on each named task. With `named` None, it omits no task."""
-        self._mark_seen(worker_id)
         interval, is_on = self.settings.heartbeat_seconds, self.settings.unnamed_task_seconds is not None
         item = workers.Heartbeat(caller, worker_id, interval, named, max_tasks, records_unnamed=is_on)
-        return await self._heartbeats.put(item)
+        response = await self._heartbeats.put(item)
+        self._mark_seen(worker_id)  # only now: a heartbeat of another user is refused
+        return response
 
     def force_heartbeat(self, worker_id: UUID) -> None:
         """Make the next request of a worker write its heartbeat, however recent the last one is."""
@@ -308,7 +310,12 @@ class Runtime:
         self._last_seen[worker_id] = time.monotonic()
 
     async def claim(
-        self, caller: Identity, request: TaskClaimRequest, wait: float = 0, disconnected: Disconnected = None
+        self,
+        caller: Identity,
+        request: TaskClaimRequest,
+        wait: float = 0,
+        disconnected: Disconnected = None,
+        access: Access = OPEN,
     ) -> TaskClaimResponse:
         """Claim the oldest tasks for a worker; wait up to `wait` seconds for the first.
 
@@ -318,24 +325,25 @@ class Runtime:
         is_forced = self._last_seen.get(worker_id) == -math.inf
         interval = 0 if is_forced else self.settings.heartbeat_seconds
         item = claims.Claim(
-            caller, worker_id, interval, request.claim_id, self.order, count or 1, request.start
+            *(caller, worker_id, interval, request.claim_id, self.order, count or 1, request.start),
+            refused_rooms=await access.check(),
         )
         deadline = time.monotonic() + wait
         got: claims.ClaimResult | None = await self._claim_once(item)
-        while got is not None and not got.is_final and not self._is_over(deadline, disconnected):
-            got = await self._wait_for_claim(item, got.keys(worker_id), deadline, disconnected)
+        while got is not None and not got.is_final and not self.waiters.is_over(deadline, disconnected):
+            got = await self._wait_for_claim(item, got.keys(worker_id), deadline, disconnected, access)
         found, reason = (got.tasks, got.reason) if got else ([], None)
         if count is not None:
             return TaskClaimResponse(tasks=found, reason=reason)
         return TaskClaimResponse(task=found[0] if found else None, reason=reason)
 
     async def _wait_for_claim(
-        self, item: claims.Claim, keys: list[str], deadline: float, disconnected: Disconnected
+        self, item: claims.Claim, keys: list[str], deadline: float, disconnected: Disconnected, access: Access
     ) -> claims.ClaimResult | None:
         """Claim and wait in turns until there is a task, the deadline, or other keys to wait on."""
 
         async def check(waiter: Waiter) -> claims.ClaimResult:
-            got = await self._claim_once(item)
+            got = await self._claim_once(item._replace(refused_rooms=await access.check()))
             if not has_other_keys(got):
                 waiter.found(job_key(got.tasks[0].job_name) if got.tasks else None)
             return got
@@ -353,17 +361,13 @@ class Runtime:
             self.waiters.evict_oldest(key, 1)
         self.recheck.start()
         return await self.waiters.wait_until(
-            [*keys, *claim_keys],
+            [*keys, *claim_keys, *access.keys],
             check,
             is_done,
             deadline=deadline,
             user=item.caller.id,
             disconnected=disconnected,
         )
-
-    def _is_over(self, deadline: float, disconnected: Disconnected) -> bool:
-        is_gone = disconnected is not None and disconnected.done()
-        return is_gone or time.monotonic() >= deadline or self.waiters.is_closed
 
     async def _claim_once(self, item: claims.Claim) -> claims.ClaimResult:
         backoff = ExponentialBackoff(self.settings.claim_base_delay_seconds, _MAX_CLAIM_PAUSE, jitter=0.5)
@@ -378,22 +382,19 @@ class Runtime:
         return got
 
     async def get_task(
-        self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None, user: str | None = None
+        self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None, access: Access = OPEN
     ) -> TaskResponse:
-        """Return a task; wait up to `wait` seconds for its end. The request is that of `user`."""
-        if wait <= 0:
-            return await self.database.read_short(tasks.get, task_id)
+        """Return a task; wait up to `wait` seconds for its end."""
 
         async def check(_: Waiter) -> TaskResponse:
+            await access.check()
             return await self.database.read_short(tasks.get, task_id)
 
+        if wait <= 0:
+            return await self.database.read_short(tasks.get, task_id)
         self.recheck.start()
+        keys, deadline = [task_key(task_id), *access.keys], time.monotonic() + wait
         task = await self.waiters.wait_until(
-            [task_key(task_id)],
-            check,
-            tasks.has_ended,
-            deadline=time.monotonic() + wait,
-            user=user,
-            disconnected=disconnected,
+            keys, check, tasks.has_ended, deadline=deadline, user=access.user, disconnected=disconnected
         )
         return await self.database.read_short(tasks.get, task_id) if task is None else task

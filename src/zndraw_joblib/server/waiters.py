@@ -4,18 +4,42 @@ import asyncio
 import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from zndraw_joblib.server.ports import Wake
+from zndraw_joblib.server.ports import Wake, identity_key
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.shared_limit import SharedLimit
 
 Result = TypeVar("Result")
 # Done once the client that waits for the response has disconnected.
 Disconnected = asyncio.Future[None] | None
+
+
+async def _refuse_nothing() -> Collection[str]:
+    return ()
+
+
+class Access(NamedTuple):
+    """The access of a caller, which may end while its request waits.
+
+    `check` raises once it has ended; call it before the request gets anything. It returns the rooms whose
+    jobs or providers the caller's worker must not serve. A wake-up of one of `keys` requests a check. Without
+    a `user` the request is one of the server's own.
+    """
+
+    user: str | None = None
+    check: Callable[[], Awaitable[Collection[str]]] = _refuse_nothing
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys to wait on."""
+        return [] if self.user is None else [identity_key(self.user)]
+
+
+OPEN = Access()
 
 
 class Waiter:
@@ -242,6 +266,11 @@ class Waiters:
     def waited_keys(self) -> list[str]:
         """The keys on which waiters wait."""
         return list(self._queues)
+
+    def is_over(self, deadline: float, disconnected: Disconnected) -> bool:
+        """Return whether a request waits no longer: its client or its time is gone, or the server stops."""
+        is_gone = disconnected is not None and disconnected.done()
+        return is_gone or time.monotonic() >= deadline or self.is_closed
 
     def open(self) -> None:
         """Accept waiters, also again after a stop."""

@@ -1,5 +1,7 @@
 """The methods of `JobLib` for the code of a host: submit, read, cancel and follow tasks."""
 
+import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -21,14 +23,15 @@ from zndraw_joblib.contract.messages import (
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name, validate_room_id
 from zndraw_joblib.contract.near_names import missing_text
 from zndraw_joblib.contract.problems import InvalidRequest, JobNotFound, ProblemException, ServiceUnavailable
+from zndraw_joblib.contract.repeats import log_failed_work
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.batcher import raised
 from zndraw_joblib.server.host.following import HostEvent, follow
 from zndraw_joblib.server.host.requests import SubmitOptions, identity_of, new_task, request_key
 from zndraw_joblib.server.http.state import QueueState
-from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import idempotency, jobs, rules, tasks
+from zndraw_joblib.server.ports import Page, Wake, identity_key
+from zndraw_joblib.server.service import idempotency, jobs, rules, tasks, workers
 from zndraw_joblib.server.service.idempotency import Repeat
 from zndraw_joblib.server.service.tasks import Report, Submission
 from zndraw_joblib.server.store import schema
@@ -38,6 +41,7 @@ from zndraw_joblib.server.store.host_sessions import read_in, write_in
 P = ParamSpec("P")
 Result = TypeVar("Result")
 HookT = TypeVar("HookT", bound=Hook)
+logger = logging.getLogger(__name__)
 
 
 class HostApi(QueueState):
@@ -209,6 +213,25 @@ class HostApi(QueueState):
         room_id = None if room is None else validate_room_id(room)
         wanted_id = None if task_id is None else _id(task_id)
         return follow(self.streams, self.runtime, caller, room_id=room_id, task_id=wanted_id, after=after)
+
+    def disconnect_user(self, user_id: str) -> "asyncio.Task[None]":
+        """End what a user has open on all servers. Call it after you have revoked the user's access.
+
+        The user's sockets and event streams are closed, waiting requests are checked again, and the workers
+        are removed: their tasks follow their retry policy. Other servers are notified over PostgreSQL or
+        Redis; a server without that connection is not. The result is done once the workers are removed.
+        """
+        self.runtime.waiters.notify([Wake(identity_key(user_id))])
+        return self.runtime.start(self._remove_workers(str(user_id)))
+
+    async def _remove_workers(self, user_id: str) -> None:
+        try:
+            while await self.runtime.write(workers.remove_some_of, user_id):
+                pass
+        except Exception as error:
+            # Their requests are refused, so the sweeper removes them later.
+            log_failed_work(logger, error, f"Did not remove the workers of user={user_id!r}")
+            raise
 
     @asynccontextmanager
     async def _near_names(self, items: Sequence[Submission], session: Any) -> AsyncGenerator[None]:

@@ -83,7 +83,7 @@ async def _submit(
 
 @router.post("/tasks/report", response_model=BatchResponse)
 async def report_tasks(
-    queue: Queue, caller: Caller, body: BatchReportRequest, minimal: Minimal, key: Key
+    request: Request, queue: Queue, caller: Caller, body: BatchReportRequest, minimal: Minimal, key: Key
 ) -> Response:
     """Report on up to 1,000 tasks; the response has a result or a problem for each, in order.
 
@@ -101,6 +101,9 @@ async def report_tasks(
         else:
             items.append(Report(caller, update.id, update, item_key(key, index), wants_body=False))
     reports = [item for item in items if isinstance(item, Report)]
+    if refusals := await queue.worker_rooms.refused_reports(request, caller, reports):
+        items = [refusals.get(item.task_id, item) if isinstance(item, Report) else item for item in items]
+        reports = [item for item in items if isinstance(item, Report)]
     made = iter(await queue.runtime.report_many(reports, bodies=not minimal))
     done = [item if isinstance(item, Exception) else next(made) for item in items]
     return _response(done, 200, queue.prefix, is_minimal=minimal)

@@ -2,8 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Collection
 from typing import Annotated, Any
+from uuid import UUID
 
 from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
@@ -11,7 +13,7 @@ from pydantic import BaseModel
 from zndraw_joblib.contract.messages import MAX_PAGE
 from zndraw_joblib.contract.names import HOST, INTERNAL, JobName, parse_job_name, parse_provider_name
 from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
-from zndraw_joblib.server.http.fastapi_internals import solve
+from zndraw_joblib.server.http.fastapi_internals import fresh_copy, solve
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
 from zndraw_joblib.server.http.headers import header_values, preferred_wait
 from zndraw_joblib.server.http.parameters import Omissible
@@ -21,7 +23,7 @@ from zndraw_joblib.server.http.state import QueueState, queue_state
 from zndraw_joblib.server.ports import CursorPage, Identity, Page, ResultBackend
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.waiters import Disconnected
+from zndraw_joblib.server.waiters import Access, Disconnected
 
 JSON_MEDIA_TYPE = "application/json"
 _JSON = (b"content-type", JSON_MEDIA_TYPE.encode())
@@ -30,6 +32,9 @@ MAX_PART = 200
 _PART = 50
 _MINIMAL = re.compile(r'\s*return\s*=\s*("?)minimal\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
 _RESERVED = frozenset({INTERNAL, HOST})
+# A request that waits trusts the identity of its caller for this long. With the 3 s for which tokens are
+# cached, a revoked one works for at most 5 s.
+TRUSTED_SECONDS = 2.0
 _WHOLE = re.compile(r"\d{1,19}")
 
 
@@ -79,8 +84,46 @@ async def _result_backend(request: Request) -> Any:
 
 
 async def check_readable(request: Request, room_id: str) -> None:
-    """Run the host's guard for a room that is not in the request's path, e.g. the room of a task."""
+    """Run the host's guard for a room that is not in the request's path."""
     await queue_state(request).guards.check(request, verify_readable_room, room_id)
+
+
+async def check_task_readable(request: Request, caller: Identity, task_id: UUID, room_id: str) -> None:
+    """Run the host's guard for the room of a task.
+
+    The worker that has the task, or had it last, needs no right to read that room, only to serve the job.
+    """
+    try:
+        await check_readable(request, room_id)
+    except Exception:
+        if not await queue_state(request).worker_rooms.may_work_on(request, caller, task_id):
+            raise
+
+
+def access_of(
+    request: Request,
+    caller: Identity,
+    recheck: Callable[[Request], Awaitable[object]] | None = None,
+    refused_rooms: Callable[[], Awaitable[Collection[str]]] | None = None,
+) -> Access:
+    """Return the access of a caller. A check that is due, every 2 s, identifies the caller again.
+
+    It runs `recheck` with a copy of the request. `refused_rooms` runs at each check.
+    """
+    queue, checked = queue_state(request), time.monotonic()
+
+    async def check() -> Collection[str]:
+        nonlocal checked
+        if time.monotonic() >= checked + TRUSTED_SECONDS or queue.worker_rooms.changed_at >= checked:
+            checked = time.monotonic()
+            copy = fresh_copy(request)
+            if await current_identity(copy) != caller:
+                raise Unauthorized("The caller's rights have changed: send the request again")
+            if recheck is not None:
+                await recheck(copy)
+        return () if refused_rooms is None else await refused_rooms()
+
+    return Access(caller.id, check)
 
 
 def _guard(dependency: Guard) -> Callable[[Request], Any]:

@@ -8,6 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
+from zndraw_joblib.contract.problems import Unauthorized
 from zndraw_joblib.contract.streams import RoomEvents, StreamToken, TaskEvents
 from zndraw_joblib.server.http.dependencies import (
     Caller,
@@ -17,7 +18,7 @@ from zndraw_joblib.server.http.dependencies import (
     Queue,
     ReadableRoom,
     Wait,
-    check_readable,
+    check_task_readable,
     json_response,
 )
 from zndraw_joblib.server.http.event_stream import EventStream, Subscription
@@ -77,7 +78,7 @@ async def create_task_stream_token(
 ) -> Response:
     """Return a token that reads the events of a task for some minutes, as ``?token=…`` in its URL."""
     room_id = (await runtime.get_task(task_id)).room_id
-    await check_readable(request, room_id)
+    await check_task_readable(request, caller, task_id, room_id)
     token = await runtime.write_short(stream_tokens.issue, stream_name(request), caller, room_id)
     return json_response(token, 201)
 
@@ -125,6 +126,8 @@ async def _next_part(
             while not (_is_news(part) or reader.is_closed) and (left := deadline - time.monotonic()) > 0:
                 await reader.wait(left)
                 part = await queue.streams.read(reader, access.room_id, part.next)
+        if not await access.is_allowed():
+            raise Unauthorized("The caller's access has ended while the request waited")
     return part
 
 

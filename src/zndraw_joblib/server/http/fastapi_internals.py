@@ -60,6 +60,20 @@ async def solve(request: Request, dependency: Callable[..., Any], **path_params:
     return solved.values["taken"]
 
 
+def fresh_copy(request: Request) -> Request:
+    """Return a copy of a request for dependencies that are solved again, without effects on its response.
+
+    A host's dependencies may store values in a request.
+    """
+    scope = {name: value for name, value in request.scope.items() if name != _SOLVED}
+    scope["state"] = dict(scope.get("state", {}))
+    return Request(scope, _no_body)
+
+
+async def _no_body() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
 def add_effects(request: Request, response: Response) -> Response:
     """Add the cookies, headers and background tasks of solved dependencies to the response.
 

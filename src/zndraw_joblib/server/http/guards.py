@@ -62,6 +62,11 @@ class RoomGuards:
             if dependency in app.dependency_overrides:
                 self._remembered.setdefault(dependency, app.dependency_overrides[dependency])
 
+    def has(self, request: Request, dependency: Guard) -> bool:
+        """Return whether a guard is set."""
+        is_override = dependency in request.app.dependency_overrides or dependency in self._remembered
+        return is_override or self._arguments[dependency] is not None
+
     async def room(self, request: Request, dependency: Guard) -> str:
         """Return the room of a request's path after the guards have passed."""
         return await self.resolve(request, dependency, request.path_params["room_id"])

@@ -1,6 +1,7 @@
 """Endpoints of providers, provider requests and provider results."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from math import ceil
 from typing import Annotated, NamedTuple
 from uuid import UUID
@@ -35,8 +36,10 @@ from zndraw_joblib.server.http.dependencies import (
     Wait,
     WantedWait,
     WritableRoom,
+    access_of,
     json_response,
 )
+from zndraw_joblib.server.http.guards import verify_readable_room
 from zndraw_joblib.server.http.idempotency import Key, claim_id_of
 from zndraw_joblib.server.http.openapi.pages import ProviderPage
 from zndraw_joblib.server.http.parameters import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
@@ -121,9 +124,10 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of th
         if wait is not None:
             seconds = min(wait, settings.provider_long_poll_max_seconds)
             headers = {"Preference-Applied": f"wait={ceil(seconds)}"} if seconds else {}
+        access = access_of(request, caller, partial(queue.guards.room, dependency=verify_readable_room))
         async with DisconnectWatcher(request) as watcher:
             requests, disconnected = queue.provider_requests, watcher.disconnected
-            found = await requests.request(results, asked, seconds, disconnected, caller.id)
+            found = await requests.request(results, asked, seconds, disconnected, access)
     return await _respond(request, found, headers)
 
 
@@ -153,12 +157,13 @@ async def claim_provider_request(
     """Claim the oldest request of the worker's providers; with ``Prefer: wait=N``, wait for one."""
     claim_id = claim_id_of(body.claim_id, key)
     wait = min(wait, queue.runtime.settings.long_poll_max_wait_seconds)
+    refused_rooms = partial(queue.worker_rooms.refused_providers, request, caller, body.worker_id)
+    access = access_of(request, caller, refused_rooms=refused_rooms)
+    claim = partial(queue.provider_requests.claim, caller, body.worker_id, claim_id=claim_id, access=access)
     if wait <= 0:
-        return json_response(await queue.provider_requests.claim(caller, body.worker_id, claim_id=claim_id))
+        return json_response(await claim())
     async with DisconnectWatcher(request) as watcher:
-        got = await queue.provider_requests.claim(
-            caller, body.worker_id, wait, watcher.disconnected, claim_id
-        )
+        got = await claim(wait, watcher.disconnected)
     return json_response(got, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 
@@ -216,6 +221,7 @@ async def upload_provider_result(
     provider = await queue.runtime.database.read_short(
         find_for_upload, caller, provider_id, headers.worker_id
     )
+    await queue.worker_rooms.check(request, caller, provider.name.room_id)
     if headers.is_error:
         body = await read_body(request, queue.runtime.settings.request_timeout_seconds, _MAX_ERROR_BODY_BYTES)
         await queue.uploads.upload_error(results, provider, headers.request_hash, body)

@@ -15,7 +15,7 @@ from zndraw_joblib.contract.problems import InvalidRequest
 from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.providers import media_type
 from zndraw_joblib.server.http.content import StoredBytes, content_response
-from zndraw_joblib.server.http.dependencies import Caller, Queue, check_readable, json_response
+from zndraw_joblib.server.http.dependencies import Caller, Queue, check_task_readable, json_response
 from zndraw_joblib.server.http.parameters import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.providers import parts
@@ -44,6 +44,7 @@ async def upload_task_result(
     The ``Content-Type`` is kept. The attempt has to hold the task before and after the upload. A repeated
     upload replaces the first.
     """
+    await queue.worker_rooms.check_task(request, caller, task_id)
     info = ContentInfo(_content_type(request), _safe_name(filename), _announced(request))
     upload = Upload(caller, task_id, attempt)
     return json_response(await queue.task_results.upload(upload, info, request.stream()))
@@ -85,7 +86,7 @@ async def read_task_result(request: Request, queue: Queue, caller: Caller, task_
     ``Range``, ``If-Range`` and ``If-None-Match`` are supported.
     """
     found = await queue.runtime.database.read(task_results.find, task_id)
-    await check_readable(request, found.room_id)
+    await check_task_readable(request, caller, task_id, found.room_id)
     task_results.check(found)
     stored = _inline(found) if found.stored is None else _stored(queue, found)
     return await content_response(request, stored)

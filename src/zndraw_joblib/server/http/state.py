@@ -13,6 +13,7 @@ from zndraw_joblib.server.background.metrics import Metrics
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.http.fastapi_internals import QUEUE
 from zndraw_joblib.server.http.guards import RoomGuards
+from zndraw_joblib.server.http.worker_rooms import WorkerRooms
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.ports import Identity, ResultBackend
 from zndraw_joblib.server.providers.requests import ProviderRequests
@@ -41,6 +42,7 @@ class QueueState(ABC):
     overviews: Overviews
     guards: RoomGuards
     publisher: SocketIoPublisher
+    worker_rooms: WorkerRooms
     # What precedes ``/v1`` in the paths of its routes.
     prefix: str = ""
     # The host's dependency, and its value for a request.

@@ -2,14 +2,15 @@
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 from uuid import UUID
 
 from fastapi import Depends, Header, Query, Request
 from starlette.requests import HTTPConnection
 
 from zndraw_joblib.contract.problems import InvalidRequest, Unauthorized
-from zndraw_joblib.server.http.dependencies import check_readable, current_identity
+from zndraw_joblib.server.http.dependencies import check_task_readable, current_identity
+from zndraw_joblib.server.http.fastapi_internals import fresh_copy
 from zndraw_joblib.server.http.guards import verify_readable_room
 from zndraw_joblib.server.http.headers import header_values
 from zndraw_joblib.server.http.parameters import Omissible
@@ -65,31 +66,25 @@ async def resolve_access(request: Request) -> StreamAccess:
     caller = await current_identity(request)
     # The room of a task does not change, so the checks while the stream is open read no task.
     task_room = None if task_id is None else (await queue.runtime.get_task(task_id)).room_id
-    room_id = await _readable_room(request, task_room)
+
+    async def readable_room(request: Request) -> str:
+        if task_id is None or task_room is None:
+            return await queue.guards.room(request, verify_readable_room)
+        await check_task_readable(request, caller, task_id, task_room)
+        return task_room
+
+    room_id = await readable_room(request)
 
     async def is_allowed() -> bool:
-        # Each check gets a copy, because a host's dependencies may store values in the request.
-        copy = Request(dict(request.scope), _no_body)
+        copy = fresh_copy(request)
         try:
-            return await current_identity(copy) == caller and await _readable_room(copy, task_room) == room_id
+            return await current_identity(copy) == caller and await readable_room(copy) == room_id
         except Exception as error:
             if as_problem(error).problem.status < 500:
                 return False
             raise
 
     return StreamAccess(caller, room_id, task_id, is_allowed)
-
-
-async def _readable_room(request: Request, task_room: str | None) -> str:
-    """Return the room that the caller may read: the given one, or the one in the path."""
-    if task_room is None:
-        return await queue_state(request).guards.room(request, verify_readable_room)
-    await check_readable(request, task_room)
-    return task_room
-
-
-async def _no_body() -> dict[str, Any]:
-    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 def _position(request: Request) -> int | None:

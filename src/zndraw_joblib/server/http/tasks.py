@@ -1,5 +1,6 @@
 """Endpoints of tasks."""
 
+from functools import partial
 from math import ceil
 from typing import Annotated
 from uuid import UUID
@@ -29,7 +30,8 @@ from zndraw_joblib.server.http.dependencies import (
     ReadableRoom,
     Wait,
     WritableRoom,
-    check_readable,
+    access_of,
+    check_task_readable,
     json_response,
 )
 from zndraw_joblib.server.http.idempotency import Key, claim_id_of
@@ -70,17 +72,24 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
 
 @router.post("/tasks/claim", response_model=TaskClaimResponse)
 async def claim_task(
-    request: Request, runtime: CurrentRuntime, caller: Caller, body: TaskClaimRequest, wait: Wait, key: Key
+    request: Request, queue: Queue, caller: Caller, body: TaskClaimRequest, wait: Wait, key: Key
 ) -> Response:
-    """Claim the oldest pending tasks of the worker's jobs; with ``Prefer: wait=N``, wait for the first."""
+    """Claim the oldest pending tasks of the worker's jobs; with ``Prefer: wait=N``, wait for the first.
+
+    Jobs of rooms to which the caller may not write any more are left out; if no others are left, the response
+    is the refusal of the room.
+    """
+    runtime = queue.runtime
+    refused_rooms = partial(queue.worker_rooms.refused_jobs, request, caller, body.worker_id)
+    access = access_of(request, caller, refused_rooms=refused_rooms)
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
     headers = {}
     body.claim_id = claim_id_of(body.claim_id, key)
     if wait <= 0:
-        got = await runtime.claim(caller, body)
+        got = await runtime.claim(caller, body, access=access)
     else:
         async with DisconnectWatcher(request) as watcher:
-            got = await runtime.claim(caller, body, wait, watcher.disconnected)
+            got = await runtime.claim(caller, body, wait, watcher.disconnected, access)
         headers["Preference-Applied"] = f"wait={ceil(wait)}"
     if got.reason not in {None, EmptyReason.EMPTY}:
         headers["Retry-After"] = "1"
@@ -93,12 +102,17 @@ async def get_task(
 ) -> Response:
     """Return a task; with ``Prefer: wait=N``, wait for its end."""
     task = await runtime.get_task(task_id)
-    await check_readable(request, task.room_id)
+    await check_task_readable(request, caller, task_id, task.room_id)
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
     if wait <= 0 or task.status in TERMINAL:
         return json_response(task)
+
+    async def recheck(copy: Request) -> None:
+        await check_task_readable(copy, caller, task_id, task.room_id)
+
+    access = access_of(request, caller, recheck)
     async with DisconnectWatcher(request) as watcher:
-        task = await runtime.get_task(task_id, wait, watcher.disconnected, caller.id)
+        task = await runtime.get_task(task_id, wait, watcher.disconnected, access)
     return json_response(task, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 
@@ -107,7 +121,7 @@ async def get_task_history(
     request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID
 ) -> Response:
     """List all transitions of a task, and the details of its last 20 attempts, oldest first."""
-    await _check_readable(request, runtime, task_id)
+    await _check_readable(request, runtime, caller, task_id)
     return json_response(await runtime.database.read(task_history.history, task_id=task_id))
 
 
@@ -126,19 +140,19 @@ async def get_task_log(  # noqa: PLR0913 - one parameter each
 
     The lines after the number `after`: at most `limit`, and about 1 MiB.
     """
-    await _check_readable(request, runtime, task_id)
+    await _check_readable(request, runtime, caller, task_id)
     return json_response(await runtime.database.read(details.log, task_id, attempt, after, limit))
 
 
 @router.get("/tasks/{task_id}/explain", response_model=TaskExplanation)
 async def explain_task(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
     """Explain why a task is pending, or which worker holds it; the most important reason first."""
-    await _check_readable(request, runtime, task_id)
+    await _check_readable(request, runtime, caller, task_id)
     return json_response(await runtime.database.read(task_history.explain, task_id, runtime.order))
 
 
-async def _check_readable(request: Request, runtime: Runtime, task_id: UUID) -> None:
-    await check_readable(request, (await runtime.get_task(task_id)).room_id)
+async def _check_readable(request: Request, runtime: Runtime, caller: Identity, task_id: UUID) -> None:
+    await check_task_readable(request, caller, task_id, (await runtime.get_task(task_id)).room_id)
 
 
 @router.post("/tasks/{task_id}/release", response_model=TaskResponse)
@@ -179,15 +193,17 @@ async def _act(
 
 @router.patch("/tasks/{task_id}", response_model=TaskResponse)
 async def update_task(
-    runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskUpdateRequest, key: Key
+    request: Request, queue: Queue, caller: Caller, task_id: UUID, body: TaskUpdateRequest, key: Key
 ) -> Response:
     """Report on a task, or cancel it. A repeated report changes nothing."""
     rules.check_size("result", body.result)
     # The batch of reports knows no request.
     request_id = fields_here.get().get("request_id")
-    return json_response(
-        await runtime.report(tasks.Report(caller, task_id, body, key, request_id=request_id))
-    )
+    report = tasks.Report(caller, task_id, body, key, request_id=request_id)
+    refusals = await queue.worker_rooms.refused_reports(request, caller, [report])
+    if refusals:
+        raise refusals[task_id]
+    return json_response(await queue.runtime.report(report))
 
 
 @router.get("/rooms/{room_id}/tasks", response_model=TaskPage)

@@ -36,7 +36,7 @@ from zndraw_joblib.server.providers.cache import CachedResult, CacheKeys
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import provider_requests, providers
 from zndraw_joblib.server.service.provider_requests import ProviderRef
-from zndraw_joblib.server.waiters import Disconnected, Waiter
+from zndraw_joblib.server.waiters import OPEN, Access, Disconnected, Waiter
 
 # A wake-up may be lost, and server processes on SQLite send each other none.
 _STALE_LOCK_PAUSE, _STALE_LOCK_TTL = 0.1, 5
@@ -86,7 +86,7 @@ class ProviderRequests:
         key: RequestKey,
         wait: float,
         disconnected: Disconnected = None,
-        user: str | None = None,
+        access: Access = OPEN,
     ) -> CachedResult:
         """Send a request that `find_cached` did not find, and wait up to `wait` seconds for its result.
 
@@ -96,13 +96,13 @@ class ProviderRequests:
         keys, deadline = cache.cache_keys(key.name, key.request_hash), time.monotonic() + wait
         # An error that is stored already belongs to an earlier request.
         old_error = await cache.get_error(backend, keys)
-        waiting = _WaitingRequest(self, backend, key, keys, old_error, disconnected)
+        waiting = _WaitingRequest(self, backend, key, keys, old_error, disconnected, access)
         result = await self._runtime.waiters.wait_until(
-            [request_wait_key(key.name, key.request_hash), provider_key(key.name)],
+            [request_wait_key(key.name, key.request_hash), provider_key(key.name), *access.keys],
             waiting.check,
             lambda result: result is not None,
             deadline=deadline,
-            user=user,
+            user=access.user,
             disconnected=disconnected,
             wait=waiting.wait,
         )
@@ -163,36 +163,39 @@ class ProviderRequests:
         wait: float = 0,
         disconnected: Disconnected = None,
         claim_id: UUID | None = None,
+        access: Access = OPEN,
     ) -> ProviderClaimResponse:
         """Return the oldest request that is pending for a worker, waiting up to `wait` seconds for one."""
         lease = _LEASES * self._runtime.settings.provider_inflight_ttl_seconds
         item = provider_requests.Claim(
-            caller, worker_id, claim_id, timedelta(seconds=wait), timedelta(seconds=lease)
+            *(caller, worker_id, claim_id, timedelta(seconds=wait), timedelta(seconds=lease)),
+            refused_rooms=await access.check(),
         )
         await self._runtime.touch_worker(caller, worker_id)
         claimed = await self._runtime.write_short(provider_requests.claim, item)
         waiters = self._runtime.waiters
         if claimed is None and wait > 0 and not waiters.is_closed:
-            claimed = await self._wait_for_claim(item, disconnected)
+            claimed = await self._wait_for_claim(item, disconnected, access)
             is_disconnected = disconnected is not None and disconnected.done()
             if is_disconnected and not waiters.has(requests_key(worker_id)):
                 await self._runtime.write(providers.disconnect, worker_id)
         return ProviderClaimResponse(request=claimed)
 
     async def _wait_for_claim(
-        self, item: provider_requests.Claim, disconnected: Disconnected
+        self, item: provider_requests.Claim, disconnected: Disconnected, access: Access
     ) -> ClaimedProviderRequest | None:
         waiters, deadline = self._runtime.waiters, time.monotonic() + item.wait.total_seconds()
         key = requests_key(item.worker_id)
         # A client that lost its connection claims again before the server notices the loss.
         waiters.evict_oldest(key, self._runtime.settings.max_claims_per_worker)
-        keys = [key, worker_key(item.worker_id)]
+        keys = [key, worker_key(item.worker_id), *access.keys]
         if item.claim_id is not None:
             keys.append(claim_key(item.claim_id))
             waiters.evict_oldest(keys[-1], 1)
 
         async def check(waiter: Waiter) -> ClaimedProviderRequest | None:
-            claimed = await self._runtime.write_short(provider_requests.claim, item)
+            current = item._replace(refused_rooms=await access.check())
+            claimed = await self._runtime.write_short(provider_requests.claim, current)
             waiter.found(key if claimed else None)
             return claimed
 
@@ -221,6 +224,7 @@ class _WaitingRequest:
     keys: CacheKeys
     old_error: bytes | None
     disconnected: Disconnected
+    access: Access
     provider: ProviderRef | None = None
     recheck: ExponentialBackoff = field(
         default_factory=lambda: ExponentialBackoff(1.0, 5.0, jitter=0, growth=1.5)
@@ -229,6 +233,7 @@ class _WaitingRequest:
     async def check(self, _: Waiter) -> CachedResult | None:
         """Return the result; without one, send the request unless it is pending."""
         previous = self.provider
+        await self.access.check()
         try:
             provider = self.provider = await self.requests.find_provider(self.key)
         except ProviderNotFound:

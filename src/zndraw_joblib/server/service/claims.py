@@ -1,7 +1,7 @@
 """Claim the oldest pending tasks for workers, within the limits of jobs, rooms and workers."""
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,7 +32,7 @@ class Claim(NamedTuple):
     """A request of a worker for up to `most` tasks. `interval`: seconds between its heartbeats.
 
     A repeated claim with the same `claim_id` gets the same tasks. `order` comes from the server's settings.
-    With `start`, the tasks are also started.
+    With `start`, the tasks are also started. The caller may not serve the jobs of the rooms `refused_rooms`.
     """
 
     caller: Identity
@@ -42,6 +42,7 @@ class Claim(NamedTuple):
     order: ClaimOrder = ClaimOrder()
     most: int = 1
     start: bool = False
+    refused_rooms: Collection[str] = frozenset()
 
     @property
     def needs(self) -> str:
@@ -126,7 +127,11 @@ def _slots(
         if problem is not None:
             found.append(problem)
             continue
-        demand = {job_id: queue.pending for job_id, queue in queues[item.worker_id].items()}
+        demand = {
+            job_id: queue.pending
+            for job_id, queue in queues[item.worker_id].items()
+            if queue.room_id not in item.refused_rooms
+        }
         refusal = None
         if workers[item.worker_id].draining:
             demand, refusal = {}, EmptyReason.DRAINING
@@ -312,4 +317,5 @@ def _result(
     # Tasks that are pending and were not claimed here are locked by another transaction.
     is_left = any(pending > claimed_of[job_id] for job_id, pending in slot.demand.items())
     reason = slot.refusal or (EmptyReason.PAUSED if served.is_paused else EmptyReason.EMPTY)
-    return ClaimResult(jobs=served.names, is_contended=is_left or slot.may_claim_again, reason=reason)
+    names = [name for name in served.names if name.room_id not in slot.claim.refused_rooms]
+    return ClaimResult(jobs=names, is_contended=is_left or slot.may_claim_again, reason=reason)

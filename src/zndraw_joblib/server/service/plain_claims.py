@@ -62,6 +62,7 @@ def _may_be_plain(items: Sequence[Claim]) -> bool:
     ids = [(item.worker_id, item.claim_id) for item in items if item.claim_id is not None]
     return (
         not items[0].order.is_by_room
+        and not any(item.refused_rooms for item in items)
         and sum(item.most for item in items) <= claims.MAX_CLAIMED
         and len(set(ids)) == len(ids)
         and all(callers[item.worker_id] == item.caller.id for item in items)

@@ -1,6 +1,6 @@
 """Requests to providers: opened by readers, claimed by the provider's worker, completed by its upload."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
@@ -54,13 +54,17 @@ class ProviderRef(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The claim of a worker for a request: it waits up to `wait`, and the result is due within `lease`."""
+    """The claim of a worker for a request: it waits up to `wait`, and the result is due within `lease`.
+
+    The caller may not serve the providers of the rooms `refused_rooms`.
+    """
 
     caller: Identity
     worker_id: UUID
     claim_id: UUID | None
     wait: timedelta
     lease: timedelta
+    refused_rooms: Collection[str] = frozenset()
 
 
 async def find(
@@ -147,7 +151,7 @@ async def claim(tx: Transaction, item: Claim) -> ClaimedProviderRequest | None:
     connected_for = max(item.wait + CLAIM_GRACE, item.lease if is_busy else timedelta())
     await provider_store.extend_connection(tx, item.worker_id, await tx.now() + connected_for)
     found = await store.by_claim(tx, item.worker_id, item.claim_id) if item.claim_id is not None else None
-    found = found or await store.claim(tx, item.worker_id, item.claim_id, item.lease)
+    found = found or await store.claim(tx, item.worker_id, item.claim_id, item.lease, item.refused_rooms)
     if found is None:
         return None
     return ClaimedProviderRequest(

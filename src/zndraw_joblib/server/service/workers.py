@@ -33,6 +33,7 @@ from zndraw_joblib.server.store.workers import WorkerRecord
 
 # How many held tasks a batch of heartbeats compares with the named ones, besides as many as are named.
 _MAX_HELD = 2000
+_REMOVED_AT_ONCE = 50
 _NEVER = datetime.max.replace(tzinfo=UTC)
 Decide = Callable[[TaskRecord, datetime, float], TaskRecord]
 
@@ -196,6 +197,13 @@ async def remove(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
     if caller.id != worker.owner_id:
         await audit.record(tx, caller, "worker.remove", str(worker_id))
     await retire(tx, [worker_id])
+
+
+async def remove_some_of(tx: Transaction, owner_id: str) -> int:
+    """Remove some workers of a user whose access has ended. Return their number; 0 at the end."""
+    found = await store.lock_of_owner(tx, owner_id, _REMOVED_AT_ONCE)
+    await retire(tx, found)
+    return len(found)
 
 
 async def remove_if_silent(tx: Transaction, worker_id: UUID, since: datetime) -> bool:

@@ -1,6 +1,6 @@
 """Requests to providers that have no result yet."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
@@ -169,15 +169,22 @@ async def by_claim(tx: Transaction, worker_id: UUID, claim_id: UUID) -> RequestR
 
 
 async def claim(
-    tx: Transaction, worker_id: UUID, claim_id: UUID | None, lease: timedelta
+    tx: Transaction,
+    worker_id: UUID,
+    claim_id: UUID | None,
+    lease: timedelta,
+    refused_rooms: Collection[str] = (),
 ) -> RequestRecord | None:
-    """Claim the oldest open request to a provider of this worker.
+    """Claim the oldest open request to a provider of this worker, in none of the refused rooms.
 
     A request that was claimed longer than `lease` ago may be claimed again.
     """
     now = await tx.now()
     given = {"worker": worker_id, "now": now}
-    row = (await tx.execute(_LOCK_OLDEST, {**given, "lost_before": now - lease})).first()
+    oldest = _LOCK_OLDEST
+    if refused_rooms:
+        oldest = oldest.where(providers.c.room_id.not_in(refused_rooms))
+    row = (await tx.execute(oldest, {**given, "lost_before": now - lease})).first()
     if row is None:
         return None
     found = RequestRecord(*row)

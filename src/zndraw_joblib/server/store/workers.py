@@ -32,10 +32,11 @@ class WorkerRecord(NamedTuple):
 
 
 class QueueState(NamedTuple):
-    """How many tasks of a job are pending, and how many may be held at once."""
+    """How many tasks of a job are pending, how many may be held at once, and the job's room."""
 
     pending: int
     max_in_flight: int | None
+    room_id: str
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ _OPEN_QUEUES = links.join(
     jobs, and_(links.c.job_id == jobs.c.id, jobs.c.pending > 0, jobs.c.room_id != INTERNAL, ~jobs.c.paused)
 )
 _PENDING_QUEUES = (
-    select(links.c.worker_id, jobs.c.id, jobs.c.pending, jobs.c.max_in_flight)
+    select(links.c.worker_id, jobs.c.id, jobs.c.pending, jobs.c.max_in_flight, jobs.c.room_id)
     .select_from(_OPEN_QUEUES)
     .where(among(links.c.worker_id, _IDS))
 )
@@ -116,7 +117,7 @@ _seen = workers.alias("seen")
 _HEARTBEAT_SEEN = select(_seen.c.last_heartbeat).where(_seen.c.id == workers.c.id).scalar_subquery()
 # The OFFSET makes PostgreSQL look up the jobs per worker, instead of joining all workers with all their jobs.
 _ITS_QUEUES = (
-    select(links.c.job_id, jobs.c.pending, jobs.c.max_in_flight)
+    select(links.c.job_id, jobs.c.pending, jobs.c.max_in_flight, jobs.c.room_id)
     .select_from(_OPEN_QUEUES)
     .where(links.c.worker_id == workers.c.id)
     .offset(0)
@@ -129,6 +130,7 @@ _LOCK_WITH_QUEUES = (
         _ITS_QUEUES.c.job_id,
         _ITS_QUEUES.c.pending,
         _ITS_QUEUES.c.max_in_flight,
+        _ITS_QUEUES.c.room_id,
         func.now().label("now"),
     )
     .select_from(workers.outerjoin(_ITS_QUEUES, true()))
@@ -179,6 +181,12 @@ async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, WorkerRecord]
     rows = (await tx.execute(_LOCK, {"ids": padded(ids)})).all()
     tx.record_now(rows)
     return {row.id: WorkerRecord(*row[:-1]) for row in rows}
+
+
+async def lock_of_owner(tx: Transaction, owner_id: str, limit: int) -> list[UUID]:
+    """Lock up to `limit` workers of a user, and return their ids."""
+    wanted = select(workers.c.id).where(workers.c.owner_id == owner_id).order_by(workers.c.id).limit(limit)
+    return list((await tx.execute(wanted.with_for_update(key_share=True))).scalars())
 
 
 async def lock_if_stale(
@@ -267,7 +275,9 @@ async def lock_with_queues(
         tx.record_now(rows)
         found = {row.id: WorkerRecord(*row[: len(_COLUMNS)]) for row in rows}
         pending = [
-            (row.id, row.job_id, row.pending, row.max_in_flight) for row in rows if row.job_id is not None
+            (row.id, row.job_id, row.pending, row.max_in_flight, row.room_id)
+            for row in rows
+            if row.job_id is not None
         ]
         is_outdated = any(row.last_heartbeat != row.heartbeat_seen for row in rows)
     if is_outdated:

@@ -78,6 +78,9 @@ export interface paths {
         /**
          * Claim task
          * @description Claim the oldest pending tasks of the worker's jobs; with ``Prefer: wait=N``, wait for the first.
+         *
+         *     Jobs of rooms to which the caller may not write any more are left out; if no others are left, the response
+         *     is the refusal of the room.
          */
         post: operations["claimTask"];
         delete?: never;

@@ -1,0 +1,225 @@
+"""A right that the host took away is gone for the workers of the user too."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Header, HTTPException
+from rest import V1, claim, get_task, register, report, submit
+from waiting import until
+
+from host.conftest import Start
+from zndraw_joblib import Identity, JobLib
+from zndraw_joblib.server.http import dependencies, worker_rooms
+
+WAIT = 60
+
+
+class House:
+    """A host: the members of each room, users without access, and superusers."""
+
+    def __init__(self) -> None:
+        self.members = {"den": {"ada", "bob"}, "lab": {"ada", "bob"}}
+        self.revoked: set[str] = set()
+        self.superusers = {"root"}
+        self.locked: set[str] = set()
+        self.asked: list[str] = []
+
+    async def user(self, x_id: Annotated[str, Header()]) -> Identity:
+        """Return the user that the header names."""
+        if x_id in self.revoked:
+            raise HTTPException(401, "no access")
+        return Identity(x_id, x_id in self.superusers)
+
+    async def room(self, room_id: str, x_id: Annotated[str, Header()]) -> str:
+        """Hide the rooms of others."""
+        self.asked.append(room_id)
+        if room_id in self.members and x_id not in self.members[room_id]:
+            raise HTTPException(404, f"There is no room {room_id!r}")
+        return room_id
+
+    async def unlocked_room(self, room_id: str, x_id: Annotated[str, Header()]) -> str:
+        """Refuse changes of locked rooms."""
+        await self.room(room_id, x_id)
+        if room_id in self.locked:
+            raise HTTPException(423, "locked")
+        return room_id
+
+
+class Hosted:
+    """A running host, its queue, and clients of its users."""
+
+    def __init__(self, house: House, joblib: JobLib, clients: list[httpx.AsyncClient]) -> None:
+        self.house, self.joblib = house, joblib
+        self.root, self.ada, self.bob = clients
+
+
+@pytest.fixture
+async def host(sessions: Any, start: Start, monkeypatch: pytest.MonkeyPatch) -> Hosted:
+    """Run a host that trusts no outcome of its guards for longer than one request."""
+    monkeypatch.setattr(worker_rooms, "_CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(dependencies, "TRUSTED_SECONDS", 0.0)
+    house, app = House(), FastAPI()
+    joblib = JobLib(
+        session_maker=sessions,
+        identity=house.user,
+        readable_room=house.room,
+        writable_room=house.unlocked_room,
+    )
+    joblib.mount(app)
+    return Hosted(house, joblib, [await start(app, **{"X-Id": name}) for name in ("root", "ada", "bob")])
+
+
+def claiming(client: httpx.AsyncClient, worker_id: str, wait: float = WAIT) -> Awaitable[httpx.Response]:
+    """Start a claim that waits."""
+    body, headers = {"worker_id": worker_id}, {"Prefer": f"wait={wait}"}
+    return asyncio.ensure_future(client.post(f"{V1}/tasks/claim", json=body, headers=headers))
+
+
+async def waits(host: Hosted, count: int = 1) -> None:
+    """Wait until requests wait."""
+    await until(lambda: host.joblib.runtime.waiters.waiting_count == count)
+
+
+async def test_a_removed_member_claims_no_task_of_the_room(host: Hosted) -> None:
+    """Neither at once nor with a claim that waited; the tasks of its other rooms follow."""
+    den = await register(host.bob, room="den")
+    worker = den["worker_id"]
+    lab = await register(host.bob, room="lab", worker_id=worker)
+    waiting = claiming(host.bob, worker)
+    await waits(host)
+    host.house.members["den"].discard("bob")
+    hidden = await submit(host.ada, den, "den")
+    await until(lambda: host.joblib.runtime.waiters.waiting_count == 1)
+    seen = await submit(host.ada, lab, "lab")
+    assert (await waiting).json()["task"]["id"] == seen["id"]
+    assert (await get_task(host.ada, hidden))["status"] == "pending"
+    assert await claim(host.bob, worker) is None
+    host.house.members["lab"].discard("bob")
+    for wait in (0, WAIT):
+        assert (await claiming(host.bob, worker, wait)).status_code == 404
+    host.house.members["den"].add("bob")
+    claimed = await claim(host.bob, worker)
+    assert claimed is not None
+    assert claimed["id"] == hidden["id"]
+
+
+async def test_a_removed_member_reports_and_uploads_nothing(host: Hosted) -> None:
+    """With and without its worker's id, alone and in a batch. It may cancel, and others finish the task."""
+    job = await register(host.bob, room="den")
+    worker = {"worker_id": job["worker_id"]}
+    await submit(host.ada, job, "den")
+    task = await claim(host.bob, job["worker_id"])
+    assert task is not None
+    assert (await report(host.bob, task, "running", attempt=1)).status_code == 200
+    host.house.members["den"].discard("bob")
+    for token in ({}, worker):
+        assert (await report(host.bob, task, "completed", result=[1], **token)).status_code == 404
+        body = {"reports": [{"id": task["id"], "status": "completed", **token}]}
+        response = await host.bob.post(f"{V1}/tasks/report", json=body)
+        assert [each["status"] for each in response.json()["results"]] == [404]
+    url = f"{V1}/tasks/{task['id']}"
+    for path in (url, f"{url}/log", f"{url}/history", f"{url}/events"):
+        assert (await host.bob.get(path)).status_code == 404, path
+    assert (await host.bob.put(f"{url}/result?attempt=1", content=b"x")).status_code == 404
+    assert (await get_task(host.ada, task))["status"] == "running"
+    # A worker that gave up the job still holds the task.
+    removed = await host.bob.delete(f"{V1}/workers/{job['worker_id']}/jobs/{job['full_name']}")
+    assert removed.status_code == 204
+    assert (await report(host.bob, task, "completed", **worker)).status_code == 404
+    assert (await report(host.bob, task, "cancelled")).status_code == 200
+
+
+async def test_a_locked_room_takes_no_right_away(host: Hosted) -> None:
+    """Its tasks are claimed, and their results arrive."""
+    job = await register(host.bob, room="den")
+    await submit(host.ada, job, "den")
+    host.house.locked.add("den")
+    task = await claim(host.bob, job["worker_id"])
+    assert task is not None
+    for status in ("running", "completed"):
+        assert (await report(host.bob, task, status)).status_code == 200
+
+
+async def test_the_worker_of_a_global_job_works_in_rooms_that_it_cannot_read(host: Hosted) -> None:
+    """It reads its own task, also after its end, and no other; a former superuser claims and reads none."""
+    job = await register(host.root)
+    task, other = [await submit(host.ada, job, "den") for _ in range(2)]
+    claimed = await claim(host.root, job["worker_id"])
+    assert claimed is not None
+    assert claimed["id"] == task["id"]
+    host.house.members["den"].discard("bob")
+    for client, seen, status in ((host.root, task, 200), (host.root, other, 404), (host.bob, task, 404)):
+        for path in ("", "/log", "/history", "/explain", "/events"):
+            response = await client.get(f"{V1}/tasks/{seen['id']}{path}")
+            assert response.status_code == status, (path, response.text)
+    for state in ("running", "completed"):
+        response = await report(host.root, task, state, attempt=1, result=[2])
+        assert response.status_code == 200, response.text
+    assert (await get_task(host.root, task))["status"] == "completed"
+    assert (await host.root.get(f"{V1}/tasks/{task['id']}/result")).json() == [2]
+    host.house.superusers.clear()
+    assert (await host.root.get(f"{V1}/tasks/{task['id']}")).status_code == 404
+    assert (await claiming(host.root, job["worker_id"], 0)).status_code == 403
+
+
+async def test_a_removed_member_gets_no_provider_request(host: Hosted) -> None:
+    """It claims none, at once or waiting, and uploads no result."""
+    url = f"{V1}/rooms/den/providers"
+    provider = (await host.bob.put(url, json={"category": "files", "name": "Home"})).json()
+    body, headers = {"worker_id": provider["worker_id"]}, {"Prefer": f"wait={WAIT}"}
+    path = f"{V1}/providers/requests/claim"
+    waiting = asyncio.ensure_future(host.bob.post(path, json=body, headers=headers))
+    await waits(host)
+    host.house.members["den"].discard("bob")
+    read = asyncio.ensure_future(host.ada.get(f"{url}/den:files:Home", headers={"Prefer": "wait=1"}))
+    assert (await waiting).status_code == 404
+    assert (await host.bob.post(path, json=body)).status_code == 404
+    headers = {"X-Request-Hash": "0" * 64}
+    upload = await host.bob.post(f"{V1}/providers/{provider['id']}/results", content=b"x", headers=headers)
+    assert upload.status_code == 404
+    assert (await read).status_code in {503, 504}
+
+
+async def test_the_workers_of_a_disconnected_user_are_removed(host: Hosted) -> None:
+    """Its tasks go to others, its waiting requests end at once, and the workers of others stay."""
+    policy = {"max_attempts": 2, "backoff": {"base_seconds": 0}}
+    job, others = [await register(user, room="den", **policy) for user in (host.bob, host.ada)]
+    task = await submit(host.ada, job, "den")
+    assert await claim(host.bob, job["worker_id"]) is not None
+    following = asyncio.ensure_future(
+        host.bob.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": f"wait={WAIT}"})
+    )
+    waiting = claiming(host.bob, job["worker_id"])
+    await waits(host, 2)
+    host.house.revoked.add("bob")
+    await host.joblib.disconnect_user("bob")
+    for ended in (following, waiting):
+        assert (await ended).status_code == 401
+    host.house.revoked.clear()
+    gone = await host.bob.patch(f"{V1}/workers/{job['worker_id']}")
+    assert gone.status_code == 404
+    claimed = await claim(host.ada, others["worker_id"])
+    assert claimed is not None
+    assert (claimed["id"], claimed["attempt"]) == (task["id"], 2)
+
+
+async def test_guards_are_asked_once_in_some_seconds(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For claims and reports of a worker. A superuser's are never checked."""
+    monkeypatch.setattr(worker_rooms, "_CACHE_SECONDS", 60.0)
+    host.joblib.worker_rooms = worker_rooms.WorkerRooms(host.joblib.guards, host.joblib.runtime)
+    job = await register(host.bob, room="den")
+    shared = await register(host.root, room="attic")
+    for _ in range(5):
+        await submit(host.ada, job, "den")
+    host.house.asked.clear()
+    for _ in range(5):
+        task = await claim(host.bob, job["worker_id"])
+        assert task is not None
+        for status in ("running", "completed"):
+            assert (await report(host.bob, task, status, worker_id=job["worker_id"])).status_code == 200
+    assert host.house.asked == ["den"]
+    assert await claim(host.root, shared["worker_id"]) is None
+    assert host.house.asked == ["den"]
