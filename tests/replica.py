@@ -39,7 +39,7 @@ from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import recount
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.waiters import Disconnected
+from zndraw_joblib.server.waiters import Access, Disconnected
 
 OWNER = Identity("owner", is_superuser=False)
 SUBMITTER = Identity("submitter", is_superuser=False)
@@ -287,7 +287,7 @@ class Replica:
     async def get(self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None) -> TaskResponse:
         """Read a task."""
         async with asyncio.timeout(TIMEOUT):
-            return await self.runtime.get_task(task_id, wait, disconnected, SUBMITTER.id)
+            return await self.runtime.get_task(task_id, wait, disconnected, Access(SUBMITTER.id))
 
     async def retire_stale(self, seconds: float = 60) -> int:
         """Remove all workers that were silent for longer than `seconds`; return their number."""

@@ -163,6 +163,9 @@ async def test_the_identity_and_guards_of_the_host_apply(host: Host) -> None:
         job = await register(rest)
         join = {"job_name": job["full_name"], "worker_id": job["worker_id"]}
         assert (await bob.call("join_job_room", **join))["status"] == 403
+        for reserved in ("@internal", "@host"):
+            server_itself = await server.connect(auth={"token": reserved})
+            assert (await server_itself.call("join_room", room_id="lab"))["status"] == 403
         assert await ada.call("join_job_room", **join) == {}
 
 

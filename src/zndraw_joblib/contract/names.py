@@ -12,6 +12,8 @@ INTERNAL = "@internal"
 RESERVED = frozenset({GLOBAL, INTERNAL})
 # The id of the caller where a host's own code calls the queue for no user.
 HOST = "@host"
+# No user has one of these ids.
+RESERVED_IDS = frozenset({INTERNAL, HOST})
 # The room of calls that name none: of the command line, the SDK and the clients.
 DEFAULT_ROOM = "default"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
@@ -153,9 +154,9 @@ async def _find_identity(database: Database, digest: str) -> Identity | None:
     return None if row is None else Identity(row.name, row.is_superuser)
 
 
-async def _find_named(database: Database, name: str) -> Identity | None:
+async def _find_named(database: Database, name: str) -> tuple[Identity, datetime] | None:
     row = await database.read_short(tokens.by_name, name)
-    return None if row is None else Identity(row.name, row.is_superuser)
+    return None if row is None else (Identity(row.name, row.is_superuser), row.created_at)
 
 
 async def _find_existing(database: Database, digests: Collection[str]) -> set[str]:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from fastapi import FastAPI, Request
 from starlette.middleware import Middleware
 
 from zndraw_joblib.contract.events import Emission
+from zndraw_joblib.contract.names import RESERVED_IDS
+from zndraw_joblib.contract.problems import Forbidden
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.background.health import Health
 from zndraw_joblib.server.background.metrics import Metrics
@@ -98,14 +101,11 @@ class JobLib(HostApi):
         on_end: Mapping[str, Hook] | None = None,
         prefix: str = "",
     ) -> None:
-        self.settings, self.clock, self.prefix = (
-            settings or JobLibSettings(),
-            clock,
-            checks.checked_prefix(prefix),
-        )
+        self.settings, self.clock = settings or JobLibSettings(), clock
+        self.prefix = checks.checked_prefix(prefix)
         self.identity, self._resolve_identity = identity, identity_dependency(identity)
         self.guards = RoomGuards(readable_room, writable_room)
-        self.runtime = Runtime(
+        self.runtime = runtime = Runtime(
             session_maker,
             self.settings,
             publish=self._publish,
@@ -113,10 +113,9 @@ class JobLib(HostApi):
             on_due=self._schedule,
             clock=clock,
         )
-        self._tsio, self.publisher = tsio, SocketIoPublisher(tsio, self.runtime.pubsub)
-        self.runtime.pubsub.subscribe(self._receive)
-        self._scheduler, self.rollups = Scheduler(self.runtime.write), Rollups(self.runtime)
-        self.worker_rooms = WorkerRooms(self.guards, self.runtime)
+        self._tsio, self.publisher = tsio, SocketIoPublisher(tsio, runtime.pubsub)
+        runtime.pubsub.subscribe(self._receive)
+        self._scheduler, self.worker_rooms = Scheduler(runtime.write), WorkerRooms(self.guards, runtime)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry)
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers)
         self.uploads, self.task_results = Uploads(self.runtime), TaskResults(self.runtime)
@@ -124,7 +123,7 @@ class JobLib(HostApi):
         self.overviews = Overviews(self.runtime, self.streams)
         self.sweeper = self._new_sweeper(monotonic)
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
-        self.end_hooks = EndHooks(self.runtime, on_end or {})
+        self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end or {})
         self._internal_jobs, self._given_results = internal_jobs, result_backend
 
     def _new_sweeper(self, monotonic: Callable[[], float]) -> Sweeper:
@@ -279,15 +278,18 @@ class JobLib(HostApi):
             self._closing_sockets = asyncio.create_task(self.rooms.close_sockets())
 
     async def identify(self, request: Request) -> Identity | None:
-        """Return the caller of a request; None without an identity."""
+        """Return the caller of a request; None without an identity. Raises `Forbidden` for reserved ids."""
         if isinstance(self.identity, BearerTokens):
-            return await self.identity.identify(request)
-        identity: Identity | None = await solve(request, self._resolve_identity)
+            identity: Identity | None = await self.identity.identify(request)
+        else:
+            identity = await solve(request, self._resolve_identity)
+        if identity is not None and identity.id in RESERVED_IDS:
+            raise Forbidden(f"The identity {identity.id!r} is reserved for the server's code and processes")
         return identity
 
-    async def is_valid(self, identity: Identity) -> bool:
-        """Return whether an identity was not revoked; true if that is unknown."""
-        return not isinstance(self.identity, BearerTokens) or await self.identity.is_valid(identity)
+    async def is_valid(self, identity: Identity, at: datetime) -> bool:
+        """Return whether the access that an identity had at a time is not revoked; true if unknown."""
+        return not isinstance(self.identity, BearerTokens) or await self.identity.is_valid(identity, at)
 
     @property
     def results(self) -> ResultBackend:
@@ -337,7 +339,7 @@ class JobLib(HostApi):
         checks.check_sockets(self._app, self, sio)
         self.publisher.open(sio)
         access = SocketAccess(self._app, self.identify, self._check_readable, requires_identity, limits)
-        access = access._replace(prefix=self.prefix)
+        access = access._replace(prefix=self.prefix, check_served=self.worker_rooms.check)
         if isinstance(self.identity, BearerTokens):
             access = access._replace(
                 digest_of=self.identity.digest_of, find_revoked=self.identity.find_revoked

@@ -11,7 +11,7 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 
 from zndraw_joblib.contract.messages import MAX_PAGE
-from zndraw_joblib.contract.names import HOST, INTERNAL, JobName, parse_job_name, parse_provider_name
+from zndraw_joblib.contract.names import JobName, parse_job_name, parse_provider_name
 from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.fastapi_internals import fresh_copy, solve
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
@@ -31,7 +31,6 @@ MAX_OFFSET = 2**62
 MAX_PART = 200
 _PART = 50
 _MINIMAL = re.compile(r'\s*return\s*=\s*("?)minimal\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
-_RESERVED = frozenset({INTERNAL, HOST})
 # A request that waits trusts the identity of its caller for this long. With the 3 s for which tokens are
 # cached, a revoked one works for at most 5 s.
 TRUSTED_SECONDS = 2.0
@@ -48,8 +47,6 @@ async def current_identity(request: Request) -> Identity:
     identity = await queue_state(request).identify(request)
     if not isinstance(identity, Identity):
         raise Unauthorized("The request needs an identity", headers={"WWW-Authenticate": "Bearer"})
-    if identity.id in _RESERVED:
-        raise Forbidden(f"The identity {identity.id!r} is reserved for the server's own code and processes")
     request.scope[CALLER] = identity
     return identity
 

@@ -3,6 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from fastapi import Request
@@ -53,8 +54,8 @@ class QueueState(ABC):
         """Return the caller of a request; None without an identity."""
 
     @abstractmethod
-    async def is_valid(self, identity: Identity) -> bool:
-        """Return whether an identity was not revoked; true if that is unknown."""
+    async def is_valid(self, identity: Identity, at: datetime) -> bool:
+        """Return whether the access that an identity had at a time is not revoked; true if unknown."""
 
     @property
     @abstractmethod

@@ -59,7 +59,7 @@ async def resolve_access(request: Request) -> StreamAccess:
     if token is not None:
         read = queue.runtime.database.read_short
         owner = await read(stream_tokens.verify, stream_name(request), token)
-        is_valid = partial(queue.is_valid, owner.caller)
+        is_valid = partial(queue.is_valid, owner.caller, owner.issued_at)
         if not await is_valid():
             raise Unauthorized("The caller of the stream token has no access any more")
         return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds)

@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Collection
+from datetime import datetime
 from typing import Annotated
 
 from cachetools import TTLCache
@@ -39,7 +40,7 @@ class BearerTokens:
 
     `find` returns the identity of a digest, None for an unknown one. It is cached, so a revoked token works
     for at most 3 s more. `find_existing` returns which digests are known, and `find_named` the identity of a
-    name.
+    name and since when it has its token.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class BearerTokens:
         find: Callable[[str], Awaitable[Identity | None]],
         find_existing: Callable[[Collection[str]], Awaitable[set[str]]],
         admin_token: SecretStr | None,
-        find_named: Callable[[str], Awaitable[Identity | None]],
+        find_named: Callable[[str], Awaitable[tuple[Identity, datetime] | None]],
     ) -> None:
         self._find = find
         self._find_existing = find_existing
@@ -85,11 +86,13 @@ class BearerTokens:
         scheme, _, token = given[0].partition(" ") if given else ("", "", "")
         return digest(token.strip()) if scheme.lower() == "bearer" and token else None
 
-    async def is_valid(self, identity: Identity) -> bool:
-        """Return whether there is a token of this identity."""
+    async def is_valid(self, identity: Identity, at: datetime) -> bool:
+        """Return whether the token that this identity had at a time was not revoked."""
         if identity == ADMIN and self._admin_digest is not None:
             return True
-        return await self._find_named(identity.id) == identity
+        found = await self._find_named(identity.id)
+        # A newer token of the same name does not stand for the revoked one.
+        return found is not None and found[0] == identity and found[1] <= at
 
     async def find_revoked(self, digests: Collection[str]) -> set[str]:
         """Return the digests that belong to no token now. It reads the database, not the cache."""

@@ -38,6 +38,7 @@ class SocketAccess(NamedTuple):
 
     `requires_identity`: a socket without an identity cannot connect. `limits` bounds connections without an
     identity. `digest_of` returns the digest of a request's token, and `find_revoked` those that are revoked.
+    `check_served` raises if a caller may not serve the jobs and providers of a room.
     """
 
     app: FastAPI
@@ -48,6 +49,7 @@ class SocketAccess(NamedTuple):
     digest_of: Callable[[Request], str | None] = lambda _: None
     find_revoked: FindRevoked | None = None
     prefix: str = ""
+    check_served: Callable[[Request, Identity, str], Awaitable[None]] | None = None
 
 
 class Rooms:
@@ -191,6 +193,7 @@ class Rooms:
         # A heartbeat, which checks that the worker belongs to the caller.
         await self._runtime.heartbeat(caller, worker_id)
         await self._runtime.database.read(workers.check_serves, worker_id, name)
+        await self._check_served(sid, caller, name.room_id)
         await self._enter(sid, events.workers_of(str(name)), events.sockets_of(worker_id))
         self._record_join(sid, worker_id, str(name))
 
@@ -203,6 +206,7 @@ class Rooms:
         worker_id = _worker_id(event)
         caller, name = await self._caller(sid), parse_provider_name(event.provider_name)
         await self._runtime.heartbeat(caller, worker_id)
+        await self._check_served(sid, caller, name.room_id)
         await self._enter(sid, events.sockets_of(worker_id))
         await self.presence.join(sid, worker_id, name)
         self._record_join(sid, worker_id, events.providers_of(str(name)))
@@ -223,6 +227,11 @@ class Rooms:
         await self._leave(sid, events.room_of(event.room_id))
         if not any(room.startswith("room:") for room in self._joined.get(sid, set()) - {events.EVERY_ROOM}):
             await self._leave(sid, events.EVERY_ROOM)
+
+    async def _check_served(self, sid: str, caller: Identity, room_id: str) -> None:
+        request = self._requests.get(sid)
+        if request is not None and self._access.check_served is not None:
+            await self._access.check_served(request, caller, room_id)
 
     async def _caller(self, sid: str) -> Identity:
         request = self._requests.get(sid)

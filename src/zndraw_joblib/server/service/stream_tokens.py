@@ -7,7 +7,7 @@ import base64
 import hashlib
 import hmac
 import secrets
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from pydantic_core import from_json, to_json
@@ -32,6 +32,7 @@ class TokenOwner(NamedTuple):
     caller: Identity
     room_id: str
     seconds: float
+    issued_at: datetime
 
 
 async def issue(tx: Transaction, stream: str, caller: Identity, room_id: str) -> StreamToken:
@@ -63,7 +64,8 @@ def _owner(key: str, stream: str, token: str, now: datetime) -> TokenOwner | Non
     left = expires_at - now.timestamp()
     if of_stream != stream or left <= 0:
         return None
-    return TokenOwner(Identity(caller_id, is_superuser), room_id, left)
+    issued_at = datetime.fromtimestamp(expires_at, UTC) - LIFETIME
+    return TokenOwner(Identity(caller_id, is_superuser), room_id, left, issued_at)
 
 
 def _sign(key: str, text: str) -> str:
