@@ -14,6 +14,20 @@ from zndraw_joblib.server.settings import ServerSettings
 JOB = {"category": "modifiers", "name": "Rotate"}
 
 
+def doubled(prefix: str) -> dict[str, Any]:
+    """Return a schema whose references double 60 times; `prefix` is what they begin with."""
+    targets = {f"d{level}": [{"$ref": f"{prefix}{level + 1}"}] * 2 for level in range(60)}
+    decoys = {f"%64{level}": {} for level in range(61)}
+    definitions: dict[str, Any] = {**decoys, **{name: {"allOf": both} for name, both in targets.items()}}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, "d60": {}}}
+
+
+EMBEDDED = {"$id": "http://a.test/b", **doubled("#/$defs/d")}
+UNEVALUATED: dict[str, Any] = {"properties": {"a": {}}}
+for _ in range(60):
+    UNEVALUATED = {"allOf": [UNEVALUATED], "unevaluatedProperties": False}
+
+
 @pytest.fixture
 def database_url(sqlite_url: str) -> str:
     """Use SQLite only: schemas are checked before any query."""
@@ -107,8 +121,13 @@ async def test_references_inside_a_schema_work(client: httpx.AsyncClient) -> Non
         {"patternProperties": {r"(a)\1": {}}},
         {"pattern": "((a{1000}){1000}){1000}"},
         {"pattern": "a{0,60000}" * 50},
+        {"pattern": "a{1001}"},
+        {"pattern": "a" * 2001},
+        {"patternProperties": {f"a{number}": {} for number in range(101)}},
+        {"allOf": [{"pattern": f"{number}[^/]{{99}}"} for number in range(2000)]},
+        {"required": [10**30 + number for number in range(30_000)]},
     ],
-    ids=str,
+    ids=lambda schema: str(schema)[:60],
 )
 async def test_an_invalid_schema_is_refused(client: httpx.AsyncClient, schema: dict[str, Any]) -> None:
     """422 with the error at the registration, not at the submission."""
@@ -129,8 +148,15 @@ async def test_an_invalid_schema_is_refused(client: httpx.AsyncClient, schema: d
         ({"$ref": "#"}, {}),
         ({"allOf": [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}]}, {}),
         ({"properties": {"a": {"uniqueItems": True}}}, {"a": [[i] for i in range(20_000)]}),
+        ({"properties": {"a": {"uniqueItems": True}}}, {"a": [10**30 + i for i in range(30_000)]}),
+        (doubled("#/$defs/%64"), {}),
+        ({"$defs": {f"d{level}": {} for level in range(61)}, "not": EMBEDDED}, {}),
+        (UNEVALUATED, {"a": 1}),
     ],
-    ids=["nested", "overlap", "property", "alternatives", "self", "circle", "unique"],
+    ids=[
+        *("nested", "overlap", "property", "alternatives", "self", "circle", "unique", "equal-hashes"),
+        *("encoded", "embedded", "unevaluated"),
+    ],
 )
 async def test_the_validation_of_a_payload_has_a_time_limit(
     client: httpx.AsyncClient, schema: dict[str, Any], payload: dict[str, Any]

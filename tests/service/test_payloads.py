@@ -15,11 +15,21 @@ from waiting import until
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
 from zndraw_joblib.contract.names import parse_job_name
-from zndraw_joblib.contract.problems import InvalidPayload, JobNotFound, ServiceUnavailable
+from zndraw_joblib.contract.problems import (
+    InvalidPayload,
+    InvalidSchema,
+    JobNotFound,
+    ServiceUnavailable,
+    TooManyRequests,
+)
+from zndraw_joblib.server.fair_lock import FairLock
 from zndraw_joblib.server.loop_budget import LoopBudget
-from zndraw_joblib.server.payload_validator import PayloadValidator, ValidatorProcess
+from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.service import payloads
+from zndraw_joblib.server.service.schema_cache import SchemaCache
+from zndraw_joblib.server.service.schema_effort import estimate
 from zndraw_joblib.server.service.tasks import Submission
+from zndraw_joblib.server.validator_process import ValidatorProcess
 
 TREE = {
     "$ref": "#/$defs/node",
@@ -33,6 +43,8 @@ TREE = {
         }
     },
 }
+
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 
 
 def bomb(depth: int) -> dict[str, Any]:
@@ -82,16 +94,31 @@ async def checker() -> AsyncIterator[PayloadValidator]:
         ({"$ref": "#nowhere"}, inf),
         ({"$ref": "#/$defs/nowhere"}, inf),
         ({"$ref": 5}, inf),
+        ({"$defs": {"a": {}, "%61": {}}, "$ref": "#/$defs/%61"}, inf),
+        ({"$anchor": "a", "properties": {"b": {"$ref": "#a"}}}, inf),
+        ({"$dynamicRef": "#/$defs/a", "$defs": {"a": {}}}, inf),
+        ({"$recursiveRef": "#"}, inf),
+        ({"$id": "http://a.test/b"}, 1),
+        ({"properties": {"a": {"$id": "http://a.test/b"}}}, inf),
+        ({"properties": {"a": {"$schema": DRAFT_4}}}, inf),
+        ({"$schema": DRAFT_4, "properties": {"a": {"id": "http://a.test/b"}}}, inf),
+        ({"$schema": "http://json-schema.org/draft-07/schema#"}, 1),
+        ({"unevaluatedProperties": False}, inf),
+        ({"unevaluatedItems": False}, inf),
+        ({"format": "regex"}, inf),
+        ({"enum": ["x" * 70_000]}, inf),
+        ({"enum": [[] for _ in range(5000)]}, inf),
     ],
+    ids=lambda value: str(value)[:60],
 )
 def test_the_effort_counts_every_subschema_as_often_as_it_is_used(schema: Any, count: float) -> None:
     """A reference counts like its target; a recursive schema counts as infinite."""
-    assert payloads.estimate_effort(to_json(schema).decode()) == count
+    assert estimate(to_json(schema).decode()).subschemas == count
 
 
 def test_a_schema_that_doubles_itself_is_counted_at_once() -> None:
     """Counting takes time in proportion to the schema, not to its expansion."""
-    assert payloads.estimate_effort(to_json(bomb(60)).decode()) > 2**60
+    assert estimate(to_json(bomb(60)).decode()).subschemas > 2**60
 
 
 @pytest.mark.parametrize(
@@ -101,11 +128,16 @@ def test_a_schema_that_doubles_itself_is_counted_at_once() -> None:
         ({"pattern": "[ab]*a[ab]{800}c"}, {"x": "ab" * 2000}),
         ({"items": {"type": "string"}}, {"k" * 50_000: list(range(500))}),
         ({"items": {"multipleOf": 1e-300}}, {"x": [1e300] * 500}),
+        ({"uniqueItems": True}, {"x": [2**63 + number for number in range(1000)]}),
+        ({"pattern": "[^/]{100}"}, {}),
+        ({"enum": ["x" * 9000]}, {}),
     ],
-    ids=["comparisons", "states", "faults", "decimals"],
+    ids=["comparisons", "states", "faults", "decimals", "pairs", "patterns", "long"],
 )
 def test_expensive_checks_leave_the_event_loop(schema: Any, payload: dict[str, Any]) -> None:
-    """Many values to compare, many states of a pattern, many errors at a long path, or exact decimals."""
+    """Many values to compare, also in pairs, many states of a pattern, many errors at a long path, or exact
+    decimals; compiling patterns, or a long schema.
+    """
     schema = to_json({"additionalProperties": schema}).decode()
     assert payloads.check_quickly(schema, payload).errors is None
 
@@ -218,7 +250,7 @@ async def test_closing_ends_all_checks_and_leaves_no_process() -> None:
     for is_cancelled in (False, True):
         process = ValidatorProcess(check_seconds=inf, listing_seconds=1, max_waiting=3)
         endless = to_json(bomb(60)).decode()
-        checks = [asyncio.create_task(process.errors(endless, {})) for _ in range(3)]
+        checks = [asyncio.create_task(process.errors(endless, {}, user)) for user in "abc"]
         await until(lambda process=process: process._process is not None)
         if is_cancelled:
             checks[0].cancel()
@@ -234,10 +266,74 @@ async def test_waiting_checks_are_bounded() -> None:
     checker = PayloadValidator(max_waiting=2)
     schema = to_json(TREE).decode()
     answers = await asyncio.gather(
-        *[checker.fault(schema, {"name": "a"}) for _ in range(3)], return_exceptions=True
+        *[checker.fault(schema, {"name": "a"}, user) for user in "abc"], return_exceptions=True
     )
     assert [type(answer) for answer in answers] == [type(None), type(None), ServiceUnavailable]
     await checker.close()
+
+
+async def test_one_user_has_a_share_of_the_waiting_checks() -> None:
+    """Its next check is a 429 with `Retry-After`, and those of another user wait."""
+    checker, schema = PayloadValidator(max_waiting=4, share=lambda limit: limit // 2), to_json(TREE).decode()
+    checks = [checker.fault(schema, {"name": "a"}, user) for user in ["busy"] * 3 + ["other"] * 2]
+    *answers, refused, other, last = await asyncio.gather(*checks, return_exceptions=True)
+    assert [*answers, other, last] == [None] * 4
+    assert isinstance(refused, TooManyRequests)
+    assert "its share (max_share_per_user of 4 in each process)" in str(refused)
+    assert refused.headers == {"Retry-After": "5"}
+    await checker.close()
+
+
+async def test_users_that_wait_share_the_time_of_a_lock() -> None:
+    """A user waits for one request of another, however many the other sends; a cancelled one is left out."""
+    lock, log = FairLock(), []
+
+    async def use(user: str) -> None:
+        async with lock.hold(user):
+            log.append(user)
+            await asyncio.sleep(0)
+
+    uses = [asyncio.create_task(use(user)) for user in ["busy"] * 4 + ["ada", "bob", "ada", "eve"]]
+    await asyncio.sleep(0)
+    uses[-1].cancel()
+    await asyncio.wait(uses)
+    assert log[:3] == ["busy", "ada", "bob"]
+    assert sorted(log) == ["ada"] * 2 + ["bob"] + ["busy"] * 4
+    await asyncio.wait_for(use("eve"), TIMEOUT)
+
+
+async def test_a_schema_is_compiled_in_the_process_unless_that_is_quick(checker: PayloadValidator) -> None:
+    """While the process is paused, checks on the event loop go on; then the schema is accepted."""
+    others = set(psutil.Process().children())
+    first, second = (to_json({"pattern": f"{number}[^/]{{9}}"}).decode() for number in range(2))
+    await checker.check_schema("{}", "ada")
+    assert set(psutil.Process().children()) <= others
+    await checker.check_schema(first, "ada")
+    process = validator_process(others)
+    process.suspend()
+    compiling = asyncio.create_task(checker.check_schema(second, "ada"))
+    assert await checker.fault(to_json({"required": ["a"]}).decode(), {"a": 1}) is None
+    await checker.check_schema(first, "ada")  # it is known
+    assert not compiling.done()
+    process.resume()
+    await compiling
+
+
+async def test_a_schema_that_takes_too_long_to_compile_is_refused() -> None:
+    """Its registration is a 422 with the remedy."""
+    checker = PayloadValidator(check_seconds=1e-9)
+    with pytest.raises(InvalidSchema, match=r"compiling it takes more than 1e-09 s; use fewer"):
+        await checker.check_schema(to_json({"pattern": "a"}).decode(), "ada")
+    await checker.close()
+
+
+def test_the_memory_of_cached_schemas_is_bounded() -> None:
+    """By their size, not their number; the one used last stays, and a too large one is not kept."""
+    made: list[str] = []
+    cache = SchemaCache(10, lambda schema: made.append(schema) or schema)
+    for schema in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 11, "d" * 11):
+        assert cache.get(schema) == schema
+    assert made == ["aaaa", "bbbb", "cccc", "bbbb", "d" * 11, "d" * 11]
 
 
 # A check of this payload takes some 20 ms.
@@ -323,15 +419,15 @@ async def test_the_wait_for_a_validation_is_bounded() -> None:
     endless, tree = to_json(bomb(60)).decode(), to_json(TREE).decode()
     holding = asyncio.create_task(process.errors(endless, {}))
     await asyncio.sleep(0)
-    cancelled = asyncio.create_task(process.errors(tree, {}))
+    cancelled = asyncio.create_task(process.errors(tree, {}, "ada"))
     await asyncio.sleep(0)
-    with pytest.raises(ServiceUnavailable, match="2 payloads already wait"):
+    with pytest.raises(ServiceUnavailable, match="2 payloads and schemas wait"):
         await process.errors(tree, {})
     cancelled.cancel()
     await asyncio.wait([cancelled])
     async with asyncio.timeout(30):
-        with pytest.raises(ServiceUnavailable, match=r"not validated within 0\.1 s") as refused:
-            await process.errors(tree, {}, wait_seconds=0.1)
+        with pytest.raises(ServiceUnavailable, match=r"did not begin within 0\.1 s") as refused:
+            await process.errors(tree, {}, "ada", wait_seconds=0.1)
     assert refused.value.headers == {"Retry-After": "5"}
     holding.cancel()
     await asyncio.wait([holding])

@@ -105,7 +105,7 @@ class Runtime:
         self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(claim, tasks_of=most)
         beat = partial(workers.heartbeat, limits=partial(LogLimits.of, settings))
         self._heartbeats: Batcher[workers.Heartbeat, WorkerResponse] = self.batcher(beat, tasks_of=weight)
-        self.payload_validator = PayloadValidator()
+        self.payload_validator = PayloadValidator(share=settings.share_of)
         self._last_seen: dict[UUID, float] = {}
         self.content_store: ContentStore | None = None
 

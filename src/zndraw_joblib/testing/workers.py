@@ -61,7 +61,8 @@ class Workers:
         else:
             request = JobRegistration(cls, room, class_policy(cls, policy_of(policy))).request(worker_id, {})
             item = jobs.Registration(WORKER, room, request)
-            jobs.check(item, self._joblib.settings.allowed_categories)
+            schema = jobs.check(item, self._joblib.settings.allowed_categories)
+            await self._call(self._runtime.payload_validator.check_schema(schema, WORKER.id))
             registered, _ = await self._call(self._runtime.write(jobs.register, item=item))
             worker_id = registered.worker_id
         self._served[name] = served = ServedJob(name, cls, worker_id)

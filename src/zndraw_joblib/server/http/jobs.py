@@ -40,7 +40,8 @@ async def register_job(
 ) -> Response:
     """Register a job and the worker that serves it. Only superusers may do so in reserved rooms."""
     item = jobs.Registration(caller, room_id, body)
-    jobs.check(item, runtime.settings.allowed_categories)
+    schema = jobs.check(item, runtime.settings.allowed_categories)
+    await runtime.payload_validator.check_schema(schema, caller.id)
     job, is_new = await runtime.write(once(key, _REGISTERED, jobs.register), item=item)
     return json_response(job, 201 if is_new else 200)
 

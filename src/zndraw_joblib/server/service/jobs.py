@@ -17,7 +17,7 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, job_key, worker_key
-from zndraw_joblib.server.service import payloads, rules, serializers
+from zndraw_joblib.server.service import rules, serializers
 from zndraw_joblib.server.store import jobs as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
@@ -37,8 +37,11 @@ class Registration(NamedTuple):
     request: JobRegisterRequest
 
 
-def check(item: Registration, allowed_categories: Sequence[str]) -> None:
-    """Raise the problem of a registration that is invalid whatever the database contains."""
+def check(item: Registration, allowed_categories: Sequence[str]) -> str:
+    """Return the schema of a registration as JSON, which must be checked before the transaction.
+
+    Raises the problem of a registration that is invalid whatever the database contains.
+    """
     if item.room_id in RESERVED and not item.caller.is_superuser:
         raise Forbidden(f"Only a superuser may register jobs in {item.room_id}")
     allowed = dict.fromkeys((*allowed_categories, DEFAULT_CATEGORY))
@@ -46,7 +49,7 @@ def check(item: Registration, allowed_categories: Sequence[str]) -> None:
         raise InvalidCategory(
             f"Category {item.request.category!r} is not allowed; allowed are: {', '.join(allowed)}"
         )
-    payloads.check_schema(rules.check_size("schema", item.request.schema_))
+    return rules.check_size("schema", item.request.schema_)
 
 
 async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bool]:

@@ -1,22 +1,20 @@
-"""Validate payloads against the schemas of jobs, and estimate the effort beforehand."""
+"""Validate payloads against the schemas of jobs."""
 
-from functools import lru_cache
+import re
+from collections.abc import Iterator
 from itertools import islice
-from math import inf
 from typing import Any, NamedTuple
 
 import jsonschema_rs
 from pydantic_core import from_json, to_json
 
 from zndraw_joblib.contract.problems import InvalidPayload, InvalidSchema
+from zndraw_joblib.server.service import schema_effort
+from zndraw_joblib.server.service.schema_cache import SchemaCache
 
 # The schema of jobs that were registered without one.
 ANY_PAYLOAD = "{}"
 MAX_LISTED_ERRORS = 100
-# Subschemas times bytes of payload. A validation below the first takes at most about 3 ms, which the event
-# loop can afford; one below the second takes at most some tens of milliseconds.
-MAX_QUICK_EFFORT = 100_000
-MAX_EFFORT = 2_000_000
 # Effort times bytes. Below these values, listing all errors with their pointers takes about as long.
 MAX_QUICK_LISTING = 10_000_000
 MAX_LISTING = 100_000_000
@@ -24,12 +22,17 @@ _BYTES_PER_ERROR = 1000
 _MAX_MESSAGE = 1000
 _MAX_REASONS = 3
 _MAX_ALTERNATIVES = 4
-# The effort of some keywords per byte, in subschemas. The size limit of patterns bounds their states.
-_PATTERN_EFFORT = 1000
-_DECIMAL_EFFORT = 1000
-_FORMAT_EFFORT = 10
-_MAX_SMALL_INTEGER = 1_000_000
+# Of the patterns of one schema: their number, the characters of each, and the repetitions that it may count.
+MAX_PATTERNS = 100
+MAX_PATTERN_CHARACTERS = 2_000
+MAX_REPETITIONS = 1_000
 _MAX_PATTERN_BYTES = 1_000_000
+_MAX_CACHED_BYTES = 1 << 28
+# About what a compiled schema needs: for each of its characters, and for each pattern.
+_BYTES_PER_CHARACTER, _BYTES_PER_PATTERN = 32, 2 * _MAX_PATTERN_BYTES
+_REPETITION = re.compile(r"\{(\d+)?(?:,(\d*))?\}")
+# Values, which are no schemas.
+_VALUES = frozenset({"const", "default", "enum", "examples"})
 
 
 class UnvalidatedPayload(Exception):
@@ -52,17 +55,52 @@ class Check(NamedTuple):
 
 
 def check_schema(schema: str) -> None:
-    """Raise `InvalidSchema` if payloads cannot be validated against `schema`, given as JSON."""
-    _validator(schema)
+    """Raise `InvalidSchema` if payloads cannot be validated against `schema`, given as JSON.
+
+    Compiling may take seconds and hundreds of megabytes, unless the effort of the schema is quick.
+    """
+    for number, pattern in enumerate(_patterns(from_json(schema))):
+        if number == MAX_PATTERNS:
+            raise InvalidSchema(f"schema: it has more than {MAX_PATTERNS} patterns; use fewer")
+        _check_pattern(pattern)
+    _VALIDATORS.get(schema)
+
+
+def _patterns(node: Any, values: frozenset[str] = _VALUES) -> Iterator[str]:
+    """Return the patterns of a schema, but not those in lists of `values`."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _patterns(item, values)
+    if isinstance(node, dict):
+        if isinstance(node.get("pattern"), str):
+            yield node["pattern"]
+        if isinstance(node.get("patternProperties"), dict):
+            yield from node["patternProperties"]
+        for key, value in node.items():
+            if key not in values or isinstance(value, dict):
+                yield from _patterns(value, values)
+
+
+def _check_pattern(pattern: str) -> None:
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise InvalidSchema(
+            f"schema: the pattern {pattern[:100]!r}… has {len(pattern)} characters; at most "
+            f"{MAX_PATTERN_CHARACTERS} are allowed"
+        )
+    counts = [int(count) for found in _REPETITION.finditer(pattern) for count in found.groups() if count]
+    if max(counts, default=0) > MAX_REPETITIONS:
+        raise InvalidSchema(
+            f"schema: the pattern {pattern[:100]!r} repeats a part more than {MAX_REPETITIONS} times; use "
+            "`minLength` and `maxLength`"
+        )
 
 
 def check_quickly(schema: str, payload: dict[str, Any]) -> Check:
     """Validate a payload against a schema, given as JSON, if that takes at most some milliseconds."""
-    size, subschemas = len(to_json(payload)), estimate_effort(schema)
-    # A schema without subschemas checks the payload only as a whole.
-    effort = subschemas * size if subschemas > 1 else 0
+    size, estimate = len(to_json(payload)), schema_effort.estimate(schema)
+    effort = estimate.of(size)
     listing = effort * (size + _BYTES_PER_ERROR)
-    if effort > MAX_QUICK_EFFORT:
+    if effort > schema_effort.MAX_QUICK_EFFORT or not estimate.is_quick:
         return Check(effort, listing, None)
     if is_valid(schema, payload):
         return Check(effort, listing, [])
@@ -71,13 +109,13 @@ def check_quickly(schema: str, payload: dict[str, Any]) -> Check:
 
 def is_valid(schema: str, payload: Any) -> bool:
     """Return whether a payload matches a schema."""
-    return _validator(schema).is_valid(payload)
+    return _VALIDATORS.get(schema).is_valid(payload)
 
 
 def first_error(schema: str, payload: Any) -> dict[str, str]:
     """Return the first error of a payload that has one, without listing the others."""
     try:
-        _validator(schema).validate(payload)
+        _VALIDATORS.get(schema).validate(payload)
     except jsonschema_rs.ValidationError as error:
         return _error(error)
     raise AssertionError("the payload matches its schema")
@@ -88,7 +126,9 @@ def list_errors(schema: str, payload: Any) -> list[dict[str, str]]:
 
     The validator finds all errors before it returns the first one.
     """
-    return [_error(error) for error in islice(_validator(schema).iter_errors(payload), MAX_LISTED_ERRORS)]
+    return [
+        _error(error) for error in islice(_VALIDATORS.get(schema).iter_errors(payload), MAX_LISTED_ERRORS)
+    ]
 
 
 def _error(error: jsonschema_rs.ValidationError) -> dict[str, str]:
@@ -123,59 +163,7 @@ def raise_if_invalid(found: list[dict[str, str]]) -> None:
         raise InvalidPayload("; ".join(listed) + (f" (and {more} more)" if more > 0 else ""), errors=found)
 
 
-@lru_cache(maxsize=512)
-def estimate_effort(schema: str) -> float:
-    """Return the number of subschemas once every reference is replaced by its target.
-
-    A list counts as its length, because a value may be compared with each item. A pattern, and a `multipleOf`
-    that is not a small integer, count as a thousand, a format as ten.
-    The result is infinite for a recursive schema and for one that refers to anything outside itself.
-    """
-    root = from_json(schema)
-    known: dict[int, float] = {}
-
-    def count(node: Any) -> float:
-        if not isinstance(node, dict | list):
-            return 0
-        if id(node) not in known:
-            known[id(node)] = inf  # a node that is found again below itself is recursive
-            inner = list(node.values()) if isinstance(node, dict) else list(node)
-            if isinstance(node, dict):
-                inner += [_target_of(root, node[key]) for key in _REFERENCES if key in node]
-            known[id(node)] = 1 + _own_effort(node) + sum(map(count, inner))
-        return known[id(node)]
-
-    try:
-        return count(root)
-    except (AttributeError, LookupError, ValueError, TypeError, RecursionError):
-        return inf
-
-
-def _own_effort(node: dict[str, Any] | list[Any]) -> int:
-    if isinstance(node, list):
-        return len(node)
-    patterns = len(node.get("patternProperties", ())) + ("pattern" in node)
-    # A factor that is not an integer needs arithmetic of arbitrary precision.
-    factor = node.get("multipleOf", 1)
-    decimals = not isinstance(factor, int) or factor > _MAX_SMALL_INTEGER
-    return _PATTERN_EFFORT * patterns + _DECIMAL_EFFORT * decimals + _FORMAT_EFFORT * ("format" in node)
-
-
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-
-
-def _target_of(root: Any, reference: str) -> Any:
-    found, (start, _, path) = root, reference.partition("/")
-    if start != "#":
-        raise ValueError("not a reference inside this document")
-    for part in path.split("/") if path else ():
-        name = part.replace("~1", "/").replace("~0", "~")
-        found = found[int(name)] if isinstance(found, list) else found[name]
-    return found
-
-
-@lru_cache(maxsize=512)
-def _validator(schema: str) -> jsonschema_rs.Validator:
+def _compiled(schema: str) -> jsonschema_rs.Validator:
     # Offline, and with a linear-time regex engine: any user who may register a job sends schemas.
     try:
         return jsonschema_rs.validator_for(
@@ -185,3 +173,12 @@ def _validator(schema: str) -> jsonschema_rs.Validator:
         )
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise InvalidSchema(f"schema: {str(error)[:1000]}") from error
+
+
+def _compiled_bytes(schema: str) -> int:
+    has_patterns = '"pattern' in schema
+    patterns = sum(1 for _ in _patterns(from_json(schema), frozenset())) if has_patterns else 0
+    return _BYTES_PER_CHARACTER * len(schema) + _BYTES_PER_PATTERN * patterns
+
+
+_VALIDATORS = SchemaCache(_MAX_CACHED_BYTES, _compiled, _compiled_bytes)

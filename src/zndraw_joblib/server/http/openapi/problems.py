@@ -33,7 +33,7 @@ _ROOMS: Kinds = (p.InvalidRoomId,)
 _WRITABLE_ROOMS: Kinds = (p.InvalidRoomId, p.Locked)
 _TASK: Kinds = (p.TaskNotFound,)
 _REPORT: Kinds = (p.TaskNotFound, p.InvalidTaskTransition, p.StaleReport)
-_SUBMIT: Kinds = (p.TaskNotFound, p.InvalidPayload, p.InternalJobNotConfigured)
+_SUBMIT: Kinds = (p.TaskNotFound, p.InvalidPayload, p.TooManyRequests, p.InternalJobNotConfigured)
 _REGISTER: Kinds = (p.InvalidCategory, p.WorkerNotFound)
 _WORKER: Kinds = (p.WorkerNotFound,)
 _PROVIDER: Kinds = (p.ProviderNotFound,)
@@ -62,7 +62,7 @@ _OF_OPERATIONS: dict[str, Kinds] = {
     "read_task_result": _RESULT,
     "head_task_result": _RESULT,
     "create_task_stream_token": _TASK,
-    "register_job": (*_REGISTER, p.SchemaConflict, p.InvalidSchema),
+    "register_job": (*_REGISTER, p.SchemaConflict, p.InvalidSchema, p.TooManyRequests),
     "list_job_tasks": (p.ContentTooLarge,),
     "list_all_jobs": _ROOMS,
     "get_worker": _WORKER,
