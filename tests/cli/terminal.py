@@ -13,11 +13,16 @@ class OnTerminal:
     """A command whose standard error is a terminal; with `is_output` and `is_input`, other streams too."""
 
     def __init__(
-        self, program: Program, *arguments: str, is_output: bool = False, is_input: bool = False
+        self,
+        program: Program,
+        *arguments: str,
+        is_output: bool = False,
+        is_input: bool = False,
+        module: str = "zndraw_joblib",
     ) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "zndraw_joblib", *arguments],
+            [sys.executable, "-m", module, *arguments],
             env={**program.env, "TERM": "xterm", "COLUMNS": "120"},
             cwd=program.folder,
             stdin=theirs if is_input else None,

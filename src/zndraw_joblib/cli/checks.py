@@ -7,7 +7,8 @@ from enum import StrEnum
 from pydantic import BaseModel
 from rich.text import Text
 
-from zndraw_joblib.cli.display import console, one_line
+from zndraw_joblib.cli.display import console
+from zndraw_joblib.contract.terminal import one_line
 
 
 class State(StrEnum):

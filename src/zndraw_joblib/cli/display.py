@@ -14,6 +14,7 @@ from rich.text import Text
 
 from zndraw_joblib.cli.table import Layout, build_table
 from zndraw_joblib.contract.logs import LogFormat, applied_config
+from zndraw_joblib.contract.terminal import clean_text, escape_json, one_line
 
 log = logging.getLogger(__name__)
 Row = Mapping[str, Any]
@@ -39,7 +40,7 @@ def print_note(message: str) -> None:
     if logs_json():
         log.info("%s", message)
     else:
-        console(stderr=True).print(message)
+        console(stderr=True).print(clean_text(message))
 
 
 def logs_json() -> bool:
@@ -48,14 +49,9 @@ def logs_json() -> bool:
     return applied is not None and applied.format == LogFormat.JSON
 
 
-def one_line(text: str) -> str:
-    """Return `text` without line breaks and terminal control characters."""
-    return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))
-
-
 def print_json(value: BaseModel | Sequence[BaseModel] | Any) -> None:
     """Print indented JSON."""
-    sys.stdout.write(to_json(value, indent=2).decode() + "\n")
+    sys.stdout.write(escape_json(to_json(value, indent=2).decode()) + "\n")
 
 
 def print_rows(
@@ -90,12 +86,27 @@ def _cell(value: Any, *, plain: bool) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime):
-        return value.isoformat() if plain else humanize.naturaltime(value, when=datetime.now(UTC))
+        return value.isoformat() if plain else _natural_time(value)
     if isinstance(value, timedelta):
         return f"{value.total_seconds():.3f}" if plain else format_duration(value)
     if isinstance(value, float) and not plain:
         return f"{value:.1f}"
     return one_line(str(value))
+
+
+def local_time(moment: datetime) -> datetime:
+    """Return a time in the zone of this machine; one at an end of the calendar stays as it is."""
+    try:
+        return moment.astimezone()
+    except (ValueError, OverflowError):
+        return moment
+
+
+def _natural_time(moment: datetime) -> str:
+    try:
+        return humanize.naturaltime(moment, when=datetime.now(UTC))
+    except (ValueError, OverflowError):
+        return moment.isoformat()
 
 
 def format_duration(duration: timedelta) -> str:

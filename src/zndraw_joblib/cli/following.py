@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from zndraw_joblib.cli.client import AdminClient
-from zndraw_joblib.cli.display import console, format_duration, one_line, print_note
+from zndraw_joblib.cli.display import console, format_duration, print_note
 from zndraw_joblib.cli.errors import CommandError
 from zndraw_joblib.cli.task_output import amount_text, line_text, print_lines
 from zndraw_joblib.cli.task_stream import TaskStream
@@ -20,6 +20,7 @@ from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.contract.history import NumberedLine
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.contract.terminal import one_line
 
 # The exit code of timeout(1).
 EXIT_TIMEOUT = 124
@@ -39,7 +40,11 @@ class TaskBar(Progress):
     def __init__(self) -> None:
         self._lines: deque[Text] = deque(maxlen=_SHOWN_LINES)
         terminal = console(stderr=True)
-        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}")
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[amount]}", markup=False),
+        )
         super().__init__(
             *columns,
             TimeElapsedColumn(),

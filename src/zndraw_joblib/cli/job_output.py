@@ -12,6 +12,7 @@ from zndraw_joblib.cli.display import format_duration, print_fields, print_rows
 from zndraw_joblib.cli.table import Layout
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.policy import JobPolicy
+from zndraw_joblib.contract.terminal import clean_line
 
 Schema = Mapping[str, Any]
 _NO_EXAMPLE = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
@@ -31,7 +32,7 @@ def print_job(job: JobResponse) -> None:
         layout = Layout(wide=["type", "default", "description"], optional=["description"])
         typer.echo()
         print_rows(rows, ["parameter", "type", "default", "description"], layout)
-    typer.echo(f"\nExample: {example_call(job)}")
+    typer.echo(f"\nExample: {clean_line(example_call(job))}")
 
 
 def example_call(job: JobResponse) -> str:

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from zndraw_joblib.cli.client import AdminClient
-from zndraw_joblib.cli.display import console, one_line, print_note
+from zndraw_joblib.cli.display import console, print_note
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.client.batches import task_body
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES
@@ -21,6 +21,7 @@ from zndraw_joblib.contract.messages import TaskSubmitRequest
 from zndraw_joblib.contract.names import JobName, task_room
 from zndraw_joblib.contract.outcomes import describe_errors
 from zndraw_joblib.contract.problems import JobNotFound, ProblemException
+from zndraw_joblib.contract.terminal import one_line
 
 STDIN = "-"
 _SHOWN_FAULTS = 10
@@ -172,7 +173,12 @@ def submit_file(client: AdminClient, file: CheckedFile, key: str) -> None:
 
 
 def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     terminal = console(stderr=True)
     # Otherwise ids for a file or a pipe would go to the terminal.
     is_shown = sys.stdout.isatty()

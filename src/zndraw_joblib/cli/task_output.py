@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from io import TextIOWrapper
 from shutil import copyfileobj
 from tempfile import TemporaryFile
 from typing import Any
@@ -14,6 +15,7 @@ from zndraw_joblib.cli.client import AdminClient
 from zndraw_joblib.cli.display import (
     console,
     format_duration,
+    local_time,
     print_fields,
     print_json,
     print_note,
@@ -25,8 +27,8 @@ from zndraw_joblib.contract.history import NumberedLine, TaskHistory
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.progress import Failure, LogLevel, Progress
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.contract.terminal import clean_line, clean_text, escape_json
 
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _TEXT = re.compile(r"text/|application/json\b", re.IGNORECASE)
 _JSON = re.compile(r"application/json\b", re.IGNORECASE)
 _MAX_CHARACTERS, _MAX_ITEMS = 1000, 50
@@ -106,15 +108,8 @@ def print_lines(lines: Sequence[NumberedLine], after: int) -> None:
 
 def line_text(line: NumberedLine) -> Text:
     """Return a log line for a terminal."""
-    at = Text(f"{line.at.astimezone():%H:%M:%S} ", "dim")
+    at = Text(f"{local_time(line.at):%H:%M:%S} ", "dim")
     return at + Text(clean_line(line.text), _STYLES.get(line.level, ""))
-
-
-def clean_line(text: str) -> str:
-    """Return `text` without what would control a terminal."""
-    return "".join(
-        letter if letter.isprintable() or letter == "\t" else " " for letter in _ESCAPE.sub("", text)
-    )
 
 
 def progress_text(progress: Progress | None) -> str:
@@ -190,6 +185,9 @@ def write_result(client: AdminClient, task: TaskResponse) -> None:
         file.seek(0)
         if is_terminal and _JSON.match(content_type):
             _write_value(json.load(file), task)
+        elif is_terminal:
+            for line in TextIOWrapper(file, "utf-8", "replace"):
+                sys.stdout.write(clean_text(line))
         else:
             copyfileobj(file, sys.stdout.buffer)
 
@@ -203,7 +201,7 @@ def _write_value(value: Any, task: TaskResponse) -> None:
 
 
 def _inline(value: Any) -> str | None:
-    return None if value is None else json.dumps(_for_output(value), ensure_ascii=False)
+    return None if value is None else escape_json(json.dumps(_for_output(value), ensure_ascii=False))
 
 
 def _for_output(value: Any) -> Any:

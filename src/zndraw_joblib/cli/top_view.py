@@ -9,12 +9,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zndraw_joblib.cli.display import cells_of, format_duration, one_line
+from zndraw_joblib.cli.display import cells_of, format_duration, local_time
 from zndraw_joblib.cli.jobs import JOB_COLUMNS, JOB_LAYOUT, job_row
 from zndraw_joblib.cli.table import build_table
 from zndraw_joblib.cli.worker_list import WORKER_COLUMNS, WORKER_LAYOUT, worker_row
 from zndraw_joblib.contract.operations import JobEntry, Overview, Severity, WorkerSummary
 from zndraw_joblib.contract.statistics import MINUTE, Interval
+from zndraw_joblib.contract.terminal import one_line
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MINUTES = 60
@@ -86,7 +87,7 @@ def _load(job: JobEntry) -> tuple[int, int]:
 
 def _title(view: View) -> Text:
     problem = f"  no newer state: {one_line(view.problem)}" if view.problem else ""
-    return Text.assemble((f"{view.url}  {view.read_at.astimezone():%H:%M:%S}", "bold"), (problem, "bold red"))
+    return Text.assemble((f"{view.url}  {local_time(view.read_at):%H:%M:%S}", "bold"), (problem, "bold red"))
 
 
 def _totals(overview: Overview) -> list[Text]:

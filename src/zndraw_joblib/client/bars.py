@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.terminal import one_line
 
 _MAX_TEXT = 200
 
@@ -23,18 +24,23 @@ class Bar:
         self._progress: Progress | None = None
         if shown and self._notebook is None:
             console = Console(stderr=True)
-            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
             hidden = not console.is_terminal
             self._progress = Progress(*columns, console=console, transient=True, disable=hidden)
             self._progress.add_task("", total=None)
 
     def show(self, text: str, done: float, total: float | None) -> None:
         """Show that `done` of `total` are done; an unknown total is None."""
+        text = one_line(text[:_MAX_TEXT])
         if self._notebook is not None:
-            self._notebook.show(text[:_MAX_TEXT], done, total)
+            self._notebook.show(text, done, total)
         elif self._progress is not None:
-            shown = text[:_MAX_TEXT].replace("[", "\\[")
-            self._progress.update(self._progress.task_ids[0], description=shown, completed=done, total=total)
+            self._progress.update(self._progress.task_ids[0], description=text, completed=done, total=total)
 
     def show_task(self, task: TaskResponse) -> None:
         """Show the status and the progress of a task."""

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from zndraw_joblib.contract.task_context import running_task
+from zndraw_joblib.contract.terminal import clean_text
 from zndraw_joblib.contract.traces import current_ids
 
 _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -112,7 +113,7 @@ class _TextFormatter(logging.Formatter):
         line, _, rest = super().format(record).partition("\n")
         if not rest:
             return line
-        return f"{line}\n{rest}" if self._is_terminal else f"{line} exception={_escaped(rest)}"
+        return f"{line}\n{clean_text(rest)}" if self._is_terminal else f"{line} exception={_escaped(rest)}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = _escaped(record.message.rstrip("\n"))
