@@ -92,3 +92,22 @@ def test_an_sqlite_file_has_one_server(program: Program, tmp_path: Path) -> None
         first.stop(signal.SIGKILL)
     with RunningServer(program) as second:
         assert second.stop().code == 0
+
+
+def test_a_new_database_belongs_to_its_owner(program: Program, tmp_path: Path) -> None:
+    """Payloads, results and keys are not readable by others, also those in the files beside it."""
+    program.env["ZNDRAW_JOBLIB_DATABASE_URL"] = "sqlite:///some.db"
+    with RunningServer(program):
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("some.db*")}
+    assert modes.pop("some.db-server", None) in {None, 0o644}
+    assert {"some.db", "some.db-wal"} <= modes.keys()
+    assert set(modes.values()) == {0o600}, modes
+
+
+def test_an_existing_database_keeps_its_mode(program: Program, tmp_path: Path) -> None:
+    """An operator may have granted others the right to read it."""
+    program.env["ZNDRAW_JOBLIB_DATABASE_URL"] = "sqlite:///some.db"
+    program.ok("db", "upgrade")
+    (tmp_path / "some.db").chmod(0o640)
+    program.ok("token", "create", "ann")
+    assert (tmp_path / "some.db").stat().st_mode & 0o777 == 0o640

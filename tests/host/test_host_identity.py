@@ -10,7 +10,7 @@ import pytest
 from databases import on_sqlite
 from fastapi import BackgroundTasks, Depends, FastAPI, Request, Response
 from pydantic import BaseModel
-from rest import V1, expect_problem, register, run_task, submit
+from rest import UNKNOWN_ID, V1, expect_problem, register, run_task, submit
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from host.conftest import Start
@@ -290,3 +290,56 @@ async def test_any_type_with_both_attributes_is_accepted(sessions: Any, start: S
     """Fields that a model takes at run time count."""
     client: httpx.AsyncClient = await start(mounted(sessions, loose))
     assert (await client.get(f"{V1}/workers")).status_code == 200
+
+
+class Method:
+    """A user whose flag is a method, as in some frameworks."""
+
+    id = "ada"
+
+    def is_superuser(self) -> bool:
+        """Return false, but the method itself is true."""
+        return False
+
+
+async def by_method() -> Method:
+    """Return a user."""
+    return Method()
+
+
+@on_sqlite
+async def test_a_flag_that_is_a_method_is_an_error_at_mount(sessions: Any) -> None:
+    """It would make each user a superuser."""
+    with pytest.raises(TypeError, match=r"Method, whose is_superuser is a method.*property"):
+        mounted(sessions, by_method)
+
+
+@on_sqlite
+@pytest.mark.parametrize("flag", [Method().is_superuser, "no", 1, object()], ids=repr)
+async def test_a_flag_that_is_no_boolean_is_an_error(
+    sessions: Any, start: Start, flag: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a request and in a host's call: the error names the attribute and its value."""
+
+    async def identity() -> Late:
+        return Late(id="ada", is_superuser=flag)
+
+    app = mounted(sessions, identity)
+    client = await start(app)
+    body = expect_problem(await client.get(f"{V1}/workers"), 500, "internal-server-error")
+    assert "is_superuser of Late is" in body["detail"]
+    assert "neither True nor False" in caplog.text
+    with pytest.raises(TypeError, match="is_superuser of Late is"):
+        await app.state.joblib.cancel(UNKNOWN_ID, identity=Late(id="ada", is_superuser=flag))
+
+
+@on_sqlite
+@pytest.mark.parametrize(("flag", "expected"), [(True, True), (False, False), (None, False)])
+async def test_only_true_makes_a_superuser(sessions: Any, start: Start, flag: Any, expected: bool) -> None:
+    """A nullable column counts as false."""
+
+    async def identity() -> Late:
+        return Late(id="ada", is_superuser=flag)
+
+    client = await start(mounted(sessions, identity))
+    assert (await client.get(f"{V1}/me")).json()["is_superuser"] is expected

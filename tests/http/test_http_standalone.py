@@ -59,3 +59,15 @@ async def test_cors_applies_to_all_requests(sqlite_url: str) -> None:
             response = await client.options(f"{V1}/rooms/lab/tasks/a:b:c", headers=asked)
             assert response.status_code == 200
             assert "POST" in response.headers["access-control-allow-methods"]
+
+
+@on_sqlite
+async def test_no_page_has_foreign_scripts(client: httpx.AsyncClient) -> None:
+    """`/docs` lists the operations without scripts, and its policy permits none."""
+    response = await client.get("/docs")
+    assert "/v1/joblib/tasks/claim" in response.text
+    assert "<script" not in response.text
+    assert "https://" not in response.text
+    assert response.headers["content-security-policy"].startswith("default-src 'none';")
+    assert (await client.get("/redoc")).status_code == 404
+    assert (await client.get("/openapi.json")).status_code == 200

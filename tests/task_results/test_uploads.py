@@ -106,10 +106,18 @@ async def check_all(rows: AsyncEngine) -> None:
         await connection.execute(update(results).values(check_at=past))
 
 
+def files_in(folder: str, names: list[str]) -> list[str]:
+    """Return the paths of files."""
+    return [os.path.join(folder, name) for name in names]
+
+
 async def contents(joblib: JobLib, rows: AsyncEngine, directory: Path | None) -> int:
     """Return how many contents the store keeps."""
     backend = joblib.settings.task_result_backend
     if backend == "files":
+        # No other user may read results.
+        for folder, _, files in os.walk(directory or ""):
+            assert all(os.stat(path).st_mode & 0o077 == 0 for path in (folder, *files_in(folder, files)))
         return sum(len(files) for _, _, files in os.walk(directory or ""))
     store = joblib.runtime.content_store
     if backend == "memory":

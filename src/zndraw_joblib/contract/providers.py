@@ -30,10 +30,19 @@ _REQUEST_HASH = re.compile(r"[\w.-]{1,128}", re.A)
 
 
 def media_type(text: str) -> str:
-    """Return a content type. Raises ValueError for another text."""
-    if len(text) > MAX_CONTENT_TYPE or not text.isprintable() or not _MEDIA_TYPE.fullmatch(text):
-        raise ValueError("a content type has the form type/subtype, with optional parameters")
+    """Return a content type, which is ASCII. Raises ValueError for another text."""
+    if not is_media_type(text):
+        raise ValueError(
+            f"{text[:100]!r} is no content type: it has the form type/subtype, with optional parameters, in "
+            "ASCII, like 'text/plain; charset=utf-8'"
+        )
     return text
+
+
+def is_media_type(text: str) -> bool:
+    """Return whether a text is a content type that a header can have."""
+    is_header = len(text) <= MAX_CONTENT_TYPE and text.isascii() and text.isprintable()
+    return is_header and _MEDIA_TYPE.fullmatch(text) is not None
 
 
 ContentType = Annotated[str, AfterValidator(media_type)]

@@ -20,6 +20,7 @@ from zndraw_joblib.server.http import health, metrics
 from zndraw_joblib.server.http.fastapi_internals import has_telemetry
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.openapi.operations import tag_metadata
+from zndraw_joblib.server.http.operations_page import add_operations_page
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.http.request_ids import REQUEST_ID, SCOPE_KEY, request_id_of, with_header
 from zndraw_joblib.server.http.tokens import BearerTokens
@@ -103,7 +104,9 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
         finally:
             await database.close()
 
-    app = StandaloneApp(**_INFO, version=version("zndraw-joblib"), lifespan=lifespan)
+    options = {**_INFO, "docs_url": None, "redoc_url": None, "lifespan": lifespan}
+    app = StandaloneApp(**options, version=version("zndraw-joblib"))
+    add_operations_page(app)
     install_exception_handlers(app)
     if settings.cors_origins:
         _add_cors(app, settings)

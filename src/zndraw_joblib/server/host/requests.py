@@ -16,6 +16,7 @@ from zndraw_joblib.contract.extensions import job_name_of, job_room_of
 from zndraw_joblib.contract.idempotency import format_key
 from zndraw_joblib.contract.names import HOST, JobName, parse_job_name, task_room, validate_room_id
 from zndraw_joblib.contract.problems import InvalidRequest
+from zndraw_joblib.server.http.host_identity import NotABoolean, is_superuser
 from zndraw_joblib.server.ports import Identity, RequestKey
 from zndraw_joblib.server.problem_responses import invalid_part
 from zndraw_joblib.server.service import rules
@@ -39,7 +40,9 @@ def identity_of(user: Any) -> Identity:
     if user is None:
         return HOST_IDENTITY
     try:
-        return Identity(str(user.id), bool(user.is_superuser))
+        return Identity(str(user.id), is_superuser(user))
+    except NotABoolean as error:
+        raise TypeError(f"identity: {error}") from error
     except AttributeError as error:
         raise TypeError(
             f"identity: {type(user).__name__} has no attribute {error.name!r}. Pass your user object, "

@@ -8,11 +8,19 @@ from typing import NamedTuple
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from zndraw_joblib.contract.problems import RangeNotSatisfiable
+from zndraw_joblib.contract.problems import Forbidden, RangeNotSatisfiable
+from zndraw_joblib.contract.providers import is_media_type
 from zndraw_joblib.server.ports import PART_BYTES
 
 # Stored bytes must not run as a script with the identity of the user who opens them in a browser.
 SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
+# What a browser would run with the rights of the page that asks for it, in spite of the headers above.
+_CODE = frozenset(
+    {
+        *("script", "style", "xslt", "worker", "sharedworker", "serviceworker"),
+        *("audioworklet", "paintworklet", "embed", "object"),
+    }
+)
 _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.IGNORECASE)
 
 
@@ -34,7 +42,12 @@ class _Part(NamedTuple):
 
 
 async def content_response(request: Request, stored: StoredBytes) -> Response:
-    """Return bytes, or the range that is wanted, or 304. Raises `RangeNotSatisfiable`."""
+    """Return bytes, or the range that is wanted, or 304. Raises `Forbidden` and `RangeNotSatisfiable`."""
+    if request.headers.get("sec-fetch-dest", "") in _CODE:
+        raise Forbidden(
+            "header.Sec-Fetch-Dest: a page may not run stored bytes as code of this origin. Fetch them and "
+            "show them, or link to them"
+        )
     headers = {**SECURITY_HEADERS, "Cache-Control": "private, no-cache", **stored.headers}
     if stored.etag is not None:
         headers["ETag"] = f'"{stored.etag}"'
@@ -51,7 +64,8 @@ async def content_response(request: Request, stored: StoredBytes) -> Response:
     response = await _body(request, stored, part, headers)
     response.status_code = status
     # As it was stored: Starlette adds a charset to text types.
-    response.headers["Content-Type"] = stored.content_type
+    kind = stored.content_type
+    response.headers["Content-Type"] = kind if is_media_type(kind) else "application/octet-stream"
     return response
 
 

@@ -35,14 +35,35 @@ def identity_dependency(identity: Callable[..., Any]) -> Callable[..., Any]:
 def _identity(user: Any) -> Identity:
     try:
         if user.id is not None:
-            return Identity(str(user.id), bool(user.is_superuser))
+            return Identity(str(user.id), is_superuser(user))
         fault = "its id is None"
+    except NotABoolean as error:
+        fault = str(error)
     except AttributeError as error:
         if error.obj is not user:
             raise  # inside a property of the host
         fault = f"{type(user).__name__} has no attribute {error.name!r}"
     logger.error("The host's identity is wrong: %s. %s", fault, _REMEDY)
     raise InternalServerError(f"The host's identity is wrong: {fault}. {_REMEDY}")
+
+
+class NotABoolean(TypeError):
+    """The attribute `is_superuser` of a host's user is no boolean."""
+
+
+def is_superuser(user: Any) -> bool:
+    """Return whether a host's user is a superuser: only True and False count, and None is False.
+
+    Raises `NotABoolean` for all else: a method, or a text, is true and would make each user a superuser.
+    """
+    value = user.is_superuser
+    if isinstance(value, bool | None):
+        return value is True
+    shown = f"a method (use a property: without @property, {type(user).__name__}.is_superuser is always true)"
+    raise NotABoolean(
+        f"is_superuser of {type(user).__name__} is {shown if callable(value) else f'{value!r:.100}'}, "
+        "neither True nor False"
+    )
 
 
 def check_identity_type(identity: Callable[..., Any]) -> None:
@@ -53,6 +74,11 @@ def check_identity_type(identity: Callable[..., Any]) -> None:
             if _certainly_lacks(kind, name):
                 fault = f"{kind.__name__}, which has no attribute {name!r}"
                 raise TypeError(f"The identity {dependency!r} returns {fault}. {_REMEDY}")
+        if inspect.isroutine(inspect.getattr_static(kind, "is_superuser", None)):
+            raise TypeError(
+                f"The identity {dependency!r} returns {kind.__name__}, whose is_superuser is a method, which "
+                f"is always true. Make it a property. {_REMEDY}"
+            )
 
 
 def _returned_types(identity: Callable[..., Any]) -> list[type]:

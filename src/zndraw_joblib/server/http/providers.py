@@ -44,7 +44,7 @@ from zndraw_joblib.server.http.idempotency import Key, claim_id_of
 from zndraw_joblib.server.http.openapi.pages import ProviderPage
 from zndraw_joblib.server.http.parameters import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
 from zndraw_joblib.server.http.request_body import read_body
-from zndraw_joblib.server.http.routing import RESOLVERS, Route
+from zndraw_joblib.server.http.routing import RESOLVERS, TAKES_ANY_QUERY, Route
 from zndraw_joblib.server.providers.cache import CachedResult
 from zndraw_joblib.server.providers.requests import request_key
 from zndraw_joblib.server.service import providers
@@ -129,6 +129,9 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of th
             requests, disconnected = queue.provider_requests, watcher.disconnected
             found = await requests.request(results, asked, seconds, disconnected, access)
     return await _respond(request, found, headers)
+
+
+TAKES_ANY_QUERY.add(read_provider)
 
 
 async def _respond(request: Request, found: CachedResult, headers: dict[str, str]) -> Response:

@@ -43,6 +43,8 @@ CALLER = "zndraw_joblib.caller"
 # The key of the token that was in the query, which no log shows.
 QUERY_TOKEN = "zndraw_joblib.query_token"  # noqa: S105 - not a token
 Endpoint = Callable[..., Awaitable[Response]]
+# Endpoints whose query parameters are a user's own, with any names.
+TAKES_ANY_QUERY: set[Endpoint] = set()
 Resolve = Callable[[Request], Any]
 
 
@@ -79,7 +81,7 @@ class Route(APIRoute):
         started, scope = perf_counter(), request.scope
         if self.queue is not None:
             scope[QUEUE] = self.queue
-        if b"token=" in scope["query_string"]:
+        if b"token=" in scope["query_string"] and self._work not in TAKES_ANY_QUERY:
             _hide_token(scope)
         try:
             if SCOPE_KEY in scope or (request_id := given_request_id(scope)) is None:

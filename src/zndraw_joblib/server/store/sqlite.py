@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
@@ -242,8 +244,18 @@ def prepare(connection: Any, _: object) -> None:
 def _open(url: URL, seconds: float, **options: Any) -> Engine:
     arguments = {"timeout": seconds, "check_same_thread": False, "cached_statements": _CACHED_STATEMENTS}
     engine = create_engine(url.set(drivername="sqlite"), connect_args=arguments, **options)
+    event.listen(engine, "do_connect", _create_private)
     event.listen(engine, "connect", prepare)
     return engine
+
+
+def _create_private(_: object, __: object, arguments: Sequence[Any], ___: object) -> None:
+    """Create the file of a new database for its owner alone. SQLite gives its other files the same mode."""
+    name = str(arguments[0])
+    if name != ":memory:" and not name.startswith("file:"):
+        # An existing file keeps its mode. Other errors are those of the connection.
+        with suppress(OSError):
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _leave_checkpoints(connection: Any, _: object) -> None:

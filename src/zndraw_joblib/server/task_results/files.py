@@ -71,8 +71,12 @@ class FileContent:
 
 
 def _create(path: Path) -> BinaryIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("xb")
+    """Create a file, and its folders, for their owner alone."""
+    for folder in (path.parent.parent, path.parent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return os.fdopen(
+        os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o600), "wb"
+    )
 
 
 def _sync(file: BinaryIO) -> None:
