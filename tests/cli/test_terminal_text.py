@@ -24,7 +24,7 @@ class Queue:
         self.program = program
         program.env["ZNDRAW_JOBLIB_URL"] = server.url
         headers = {"Authorization": f"Bearer {server.token}"}
-        self._client = httpx.Client(base_url=server.url, headers=headers, timeout=TIMEOUT)
+        self.client = httpx.Client(base_url=server.url, headers=headers, timeout=TIMEOUT)
         fields = {"value": {"type": "string", "examples": [EVIL], "description": EVIL, "default": EVIL}}
         schema = {"type": "object", "description": EVIL, "properties": fields}
         self.worker = self.send("POST", "workers", json={"worker": {"name": "w"}})["id"]
@@ -33,7 +33,7 @@ class Queue:
 
     def send(self, method: str, path: str, **options: Any) -> Any:
         """Send a request that must succeed."""
-        response = self._client.request(method, f"{V1}/{path}", **options)
+        response = self.client.request(method, f"{V1}/{path}", **options)
         assert response.is_success, response.text
         return response.json() if response.content else None
 
@@ -59,7 +59,9 @@ def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
     """Return a queue of hostile texts."""
     program = Program(tmp_path_factory.mktemp("evil"))
     with RunningServer(program) as server:
-        yield Queue(program, server)
+        queue = Queue(program, server)
+        yield queue
+        queue.client.close()
 
 
 def shown(queue: Queue, *arguments: str) -> str:
