@@ -1,5 +1,7 @@
 """Create, list and revoke tokens."""
 
+from pathlib import Path
+
 from cli.conftest import Stack
 from cli.program import Program
 
@@ -35,10 +37,31 @@ def test_an_invalid_token_name_is_an_error(program: Program) -> None:
     """The name is taken, reserved, empty or unknown."""
     names = ("ann", "ann", "admin", " ")
     _, taken, reserved, empty, unknown = program.run_all(
-        [*(["token", "create", name] for name in names), ["token", "revoke", "bob"]]
+        [*(["token", "create", name, "--create-database"] for name in names), ["token", "revoke", "bob"]]
     )
     assert (taken.code, reserved.code, empty.code, unknown.code) == (1, 2, 2, 1)
     assert "already" in taken.err
     assert "ZNDRAW_JOBLIB_ADMIN_TOKEN" in reserved.err
     assert "1 to 128 printable characters" in empty.err
     assert "no token 'bob'" in unknown.err
+
+
+def test_a_token_is_created_in_no_new_database_by_mistake(program: Program, tmp_path: Path) -> None:
+    """In another folder than the server's the error names the file and both remedies; nothing is created."""
+    refused = program.run("token", "create", "ann")
+    assert refused.is_error_line
+    file = tmp_path / "zndraw-joblib.db"
+    for part in (f"no database {file}", "--database-url", "ZNDRAW_JOBLIB_DATABASE_URL", "--create-database"):
+        assert part in refused.err
+    assert not file.exists()
+    asked, again, named = program.run_all(
+        [
+            ["token", "create", "ann", "--create-database"],
+            ["token", "create", "bob"],
+            ["token", "create", "ann", "--database-url", "sqlite:///other.db"],
+        ]
+    )
+    assert [run.out[:3] for run in (asked, again, named)] == ["zj_"] * 3
+    assert f"Created the database {file}" in asked.err
+    assert again.err == ""
+    assert f"Created the database {tmp_path / 'other.db'}" in named.err

@@ -28,6 +28,12 @@ TokenName = Annotated[
 Superuser = Annotated[
     bool, typer.Option("--superuser", help="Allow jobs in @global, and changes to the tasks of other users.")
 ]
+CreateDatabase = Annotated[
+    bool,
+    typer.Option(
+        "--create-database", help="Create the database in the working directory if it does not exist."
+    ),
+]
 Repair = Annotated[bool, typer.Option("--repair", help="Correct wrong counts.")]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
 Port = Annotated[
@@ -104,11 +110,17 @@ def internal_worker(
 
 
 @token.command("create")
-def create_token(name: TokenName, *, superuser: Superuser = False, database_url: DatabaseUrl = None) -> None:
+def create_token(
+    name: TokenName,
+    *,
+    superuser: Superuser = False,
+    database_url: DatabaseUrl = None,
+    create_database: CreateDatabase = False,
+) -> None:
     """Create a token and print it once; the server stores only its hash."""
     with needs_server():
         from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
-    tokens.create(name, database_url, is_superuser=superuser)
+    tokens.create(name, database_url, is_superuser=superuser, allow_new=create_database)
 
 
 @token.command("list")

@@ -13,8 +13,12 @@ from zndraw_joblib.server.store import schema, tokens
 from zndraw_joblib.server.store.database import Database
 
 
-def create(name: str, database_url: str | None, *, is_superuser: bool) -> None:
-    """Store a new token's hash, and print the token to standard output."""
+def create(name: str, database_url: str | None, *, is_superuser: bool, allow_new: bool) -> None:
+    """Store a new token's hash, and print the token to standard output.
+
+    Raises `CommandError` if the default database does not exist, unless `allow_new`: the server's database is
+    probably in another folder.
+    """
     _check_name(name)
     token = new_token()
 
@@ -23,9 +27,16 @@ def create(name: str, database_url: str | None, *, is_superuser: bool) -> None:
         added, _ = await database.write(tokens.add, name, digest(token), is_superuser=is_superuser)
         return added
 
-    url = settings.load(database_url).database_url
+    loaded = settings.load(database_url)
+    url = loaded.database_url
     location = locate(url)
     is_new = location.is_missing
+    if is_new and not allow_new and "database_url" not in loaded.model_fields_set:
+        raise CommandError(
+            f"There is no database {location.text}: the file does not exist, and no URL names another. Run "
+            "the command in the server's folder, or pass the server's --database-url "
+            "(ZNDRAW_JOBLIB_DATABASE_URL). To create a new database here, add --create-database"
+        )
     if not run(url, work):
         raise CommandError(
             f"There is already a token {name!r}. Choose another name, "
