@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -187,4 +188,8 @@ async def test_both_ends_of_a_connection_have_the_limits(database: Database, pro
     assert client_end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     if sys.platform == "linux":
         assert client_end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2000
+    # Without the private part, the session has its limits.
+    await connection.execute("RESET ALL")
+    await prepare(SimpleNamespace(execute=connection.execute), LIMITS)
+    assert await connection.fetchval("SHOW statement_timeout") == "2s"
     await connection.close()

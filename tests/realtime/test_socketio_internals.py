@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-import tomllib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
+import pytest
 import socketio
 from waiting import until
 
@@ -13,7 +12,7 @@ from realtime.sockets import LiveServer
 from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.realtime import socketio_internals
 from zndraw_joblib.server.realtime.client_managers import PubSubManager
-from zndraw_joblib.server.realtime.socketio_internals import MessageManager
+from zndraw_joblib.server.realtime.socketio_internals import LocalManager, MessageManager, is_fast_right
 
 
 async def test_the_manager_knows_the_sockets_and_rooms_of_this_process(server: LiveServer) -> None:
@@ -115,15 +114,6 @@ async def test_messages_pass_between_processes() -> None:
         there.thread.cancel()
 
 
-def test_the_versions_are_bounded() -> None:
-    """A new major version of either library needs a review of the private names."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["server"]]
-    for library, bound in (("python-socketio", "<6"), ("python-engineio", "<5")):
-        [requirement] = [each for each in requirements if each.startswith(library)]
-        assert bound in requirement
-
-
 class Untouched(dict[str, str]):
     """The sockets of a room that must not be searched."""
 
@@ -173,3 +163,27 @@ async def test_a_disconnect_looks_only_into_own_rooms() -> None:
         assert shape_of(mine, sids[0]) == shape_of(theirs, sids[1])
     assert (mine.rooms["/"], theirs.rooms) == ({}, {})
     assert (mine.pending_disconnect, mine._rooms_of) == ({}, {})
+
+
+async def test_managers_that_are_not_as_expected_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a disconnect is that of python-socketio, with the same rooms left."""
+    assert LocalManager.is_fast
+    assert is_fast_right()
+    leave = socketio.AsyncManager.basic_disconnect
+
+    def leave_slowly(manager: LocalManager, sid: str, namespace: str, **options: object) -> None:
+        if manager.is_fast:
+            raise KeyError(namespace)
+        leave(manager, sid, namespace, **options)
+
+    monkeypatch.setattr(socketio.AsyncManager, "basic_disconnect", leave_slowly)
+    assert not is_fast_right()
+    monkeypatch.setattr(socketio.AsyncManager, "basic_disconnect", leave)
+    monkeypatch.setattr(LocalManager, "is_fast", False)
+    manager = Alone()
+    manager.set_server(socketio.AsyncServer(async_mode="asgi"))
+    sids = [await manager.connect(f"eio-{number}", "/") for number in range(2)]
+    for sid in sids:
+        manager.basic_enter_room(sid, "/", "lab")
+    manager.basic_disconnect(sids[0], "/")
+    assert shape_of(manager, sids) == {None: [1], 1: [1], "lab": [1]}

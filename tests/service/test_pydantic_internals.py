@@ -2,6 +2,7 @@
 
 import pickle
 from datetime import UTC, datetime
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -10,12 +11,24 @@ from pydantic import ValidationError
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import serializers
+from zndraw_joblib.server.service import pydantic_internals, serializers
 from zndraw_joblib.server.store.tasks import TaskRecord
 
 
-def test_a_task_response_is_a_model_like_any_other() -> None:
+def test_another_pydantic_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then models are built by its public function."""
+    assert pydantic_internals.construct is pydantic_internals.fast_construct
+    assert pydantic_internals.is_fast_right()
+    monkeypatch.setattr(pydantic_internals, "_set", lambda *_: None)
+    assert not pydantic_internals.is_fast_right()
+
+
+@pytest.mark.parametrize(
+    "construct", [pydantic_internals.fast_construct, pydantic_internals.public_construct]
+)
+def test_a_task_response_is_a_model_like_any_other(construct: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has all fields, and is compared, dumped, validated, copied, changed and pickled like others."""
+    monkeypatch.setattr(serializers, "construct", construct)
     now = datetime.now(UTC)
     task = TaskRecord(
         seq=1,

@@ -5,11 +5,17 @@ import weakref
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import httpx
 import pytest
+from rest import run_task
 from sqlalchemy import Column, Integer, MetaData, Table, bindparam, insert, select, update
 
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.store import compiled
 from zndraw_joblib.server.store.bulk import among
 from zndraw_joblib.server.store.compiled import MAX_FORMS, CompiledStatement, SqliteStatement
+from zndraw_joblib.server.store.engine import EngineDatabase, open_database
 from zndraw_joblib.server.store.tables import Job, Task
 
 jobs = Job.__table__
@@ -89,3 +95,27 @@ def test_values_of_sqlite_are_converted_both_ways() -> None:
     assert (row.id, row.payload, row.created_at) == (task_id, {"angle": 3}, now)
     with pytest.raises(TypeError, match="give every column its value"):
         SqliteStatement(insert(tasks), {"id": task_id})
+
+
+async def test_another_sqlalchemy_is_noticed(
+    settings: ServerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the server uses the database through SQLAlchemy alone, with the same results."""
+    assert compiled.is_usable()
+    assert not isinstance(open_database(settings.database_url), EngineDatabase)
+    with monkeypatch.context() as patch:
+        patch.delattr("sqlalchemy.engine.result.SimpleResultMetaData")
+        assert not compiled.is_usable.__wrapped__()
+    monkeypatch.setattr(compiled, "is_usable", lambda: False)
+    app = create_app(settings)
+    assert isinstance(app.state.joblib.runtime.database, EngineDatabase)
+    assert settings.admin_token is not None
+    headers = {"Authorization": f"Bearer {settings.admin_token.get_secret_value()}"}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://test", headers=headers
+        ) as client,
+    ):
+        assert (await run_task(client))["status"] == "completed"
+        assert (await client.get("/health/ready")).status_code == 200

@@ -4,10 +4,9 @@ import os
 import sys
 from typing import NoReturn
 
-import typer
-
 from zndraw_joblib.cli.commands import app
 from zndraw_joblib.cli.display import print_error
+from zndraw_joblib.cli.errors import TyperException
 
 NAME = "zndraw-joblib"
 
@@ -25,13 +24,13 @@ def main() -> NoReturn:
         # The reader closed the pipe; without this, flushing the rest of the buffer at exit raises again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    except typer.TyperException as error:
+    except TyperException as error:
         print_error(_message(error))
         code = error.exit_code
     sys.exit(code)
 
 
-def _message(error: typer.TyperException) -> str:
+def _message(error: TyperException) -> str:
     message = error.format_message().replace("Value error, ", "").rstrip(".")
     if getattr(error, "option_name", None) == "--token":
         return (

@@ -1,9 +1,19 @@
 """Errors that end a command."""
 
+from typing import TYPE_CHECKING
+
 import typer
 
+if TYPE_CHECKING:
+    TyperException = typer.TyperException
+else:
+    # The base of typer's errors, which older versions take from another library and do not name.
+    TyperException = next(
+        kind for kind in reversed(typer.BadParameter.__mro__) if kind.__module__ != "builtins"
+    )
 
-class CommandError(typer.TyperException):
+
+class CommandError(TyperException):
     """A command failed. The message is one line for the user."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:

@@ -17,7 +17,7 @@ from zndraw_joblib.contract.logs import fields_here
 from zndraw_joblib.contract.providers import REQUEST_HASH, RESULT_STATUS, WORKER_ID
 from zndraw_joblib.contract.traces import TRACEPARENT
 from zndraw_joblib.server.http import health, metrics
-from zndraw_joblib.server.http.fastapi_internals import has_telemetry
+from zndraw_joblib.server.http.host_routes import may_have_telemetry
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.openapi.operations import tag_metadata
 from zndraw_joblib.server.http.operations_page import add_operations_page
@@ -67,7 +67,7 @@ class StandaloneApp(FastAPI):
     @cached_property
     def _has_telemetry(self) -> bool:
         # Asked once, because it reads the environment. Telemetry is configured before the first request.
-        return has_telemetry(self)
+        return may_have_telemetry(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; its response, and records of the log, have its id."""

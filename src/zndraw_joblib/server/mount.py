@@ -26,8 +26,8 @@ from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.host.removed_providers import OnProvidersRemoved, notify_removed
 from zndraw_joblib.server.http import add_routes
 from zndraw_joblib.server.http.dashboard import Dashboard
-from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, RoomGuards, verify_readable_room
+from zndraw_joblib.server.http.host_dependencies import solve
 from zndraw_joblib.server.http.host_identity import identity_dependency
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.openapi.operations import namespace_of

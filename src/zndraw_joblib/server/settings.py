@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
@@ -34,9 +35,19 @@ def _split(value: object) -> object:
     return [part.strip(" \"'") for part in value.strip("[] ").split(",") if part.strip(" \"'")]
 
 
-WordList = Annotated[list[str], NoDecode, BeforeValidator(_split)]
-Transports = Annotated[list[Literal["polling", "websocket"]], NoDecode, BeforeValidator(_split)]
+WordList = Annotated[list[str], BeforeValidator(_split)]
+Transports = Annotated[list[Literal["polling", "websocket"]], BeforeValidator(_split)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
+
+
+class _Environment(EnvSettingsSource):
+    """The environment. A list may be words, which `_split` separates."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """Return a value that its field reads as it is, or the value from JSON."""
+        if any(isinstance(mark, BeforeValidator) for mark in field.metadata):
+            return value
+        return super().decode_complex_value(field_name, field, value)
 
 
 def _check_redis(value: str) -> str:
@@ -180,7 +191,7 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read arguments first, then the environment, then the pyproject.toml of the working directory."""
         pyproject = PyprojectTomlConfigSettingsSource(settings_cls)
-        return init_settings, env_settings, pyproject
+        return init_settings, _Environment(settings_cls), pyproject
 
 
 class ServerSettings(JobLibSettings):

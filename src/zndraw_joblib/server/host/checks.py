@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from zndraw_joblib.server.http.fastapi_internals import takes_parameter
 from zndraw_joblib.server.http.guards import Guard
+from zndraw_joblib.server.http.host_dependencies import takes_parameter
 from zndraw_joblib.server.http.host_identity import check_identity_type
 from zndraw_joblib.server.http.openapi.operations import namespace_of, operation_id
 from zndraw_joblib.server.http.state import QueueState

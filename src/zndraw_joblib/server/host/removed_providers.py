@@ -8,7 +8,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import Depends, FastAPI, Request
 
 from zndraw_joblib.contract.names import rooms_with_frames
-from zndraw_joblib.server.http.fastapi_internals import solve
+from zndraw_joblib.server.http.host_dependencies import solve
 
 logger = logging.getLogger(__name__)
 OnProvidersRemoved = Callable[[list[str]], Awaitable[object]]

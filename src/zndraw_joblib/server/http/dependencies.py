@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from zndraw_joblib.contract.messages import MAX_PAGE
 from zndraw_joblib.contract.names import JobName, parse_job_name, parse_provider_name
 from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
-from zndraw_joblib.server.http.fastapi_internals import fresh_copy, solve
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
 from zndraw_joblib.server.http.headers import header_values, preferred_wait
+from zndraw_joblib.server.http.host_dependencies import fresh_copy, solve
 from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.request_counts import WAITED
 from zndraw_joblib.server.http.routing import CALLER, RESOLVERS

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
-from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,7 +16,7 @@ from zndraw_joblib.server.http.uvicorn_internals import abort
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.problem_responses import as_problem, problem_response
 from zndraw_joblib.server.service.streams import Part
-from zndraw_joblib.server.streams.follower import Reader
+from zndraw_joblib.server.streams.follower import KEEPALIVE_COMMENT, Reader, format_sse_event
 from zndraw_joblib.server.streams.streams import Streams
 
 logger = logging.getLogger(__name__)

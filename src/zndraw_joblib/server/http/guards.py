@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Request
 
 from zndraw_joblib.contract.names import validate_room_id
-from zndraw_joblib.server.http.fastapi_internals import solve
+from zndraw_joblib.server.http.host_dependencies import solve
 
 logger = logging.getLogger(__name__)
 Guard = Callable[..., Any]

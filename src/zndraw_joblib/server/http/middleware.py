@@ -4,19 +4,14 @@ from collections.abc import Awaitable
 from re import Pattern
 from typing import NamedTuple
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from starlette.convertors import PathConvertor, StringConvertor
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from zndraw_joblib.server.http.fastapi_internals import (
-    is_included_router,
-    is_traced,
-    may_match,
-    route_path,
-    routes_version,
-)
+from zndraw_joblib.server.http.host_routes import included_routers, is_traced, may_match, route_path
+from zndraw_joblib.server.http.request_body import Rereadable
 from zndraw_joblib.server.http.request_ids import SCOPE_KEY, response_header, with_header
 from zndraw_joblib.server.http.routing import Route
 
@@ -44,8 +39,7 @@ class QueueMiddleware:
         self._app = app
         self._host = host
         self._routes: list[BaseRoute] = []
-        self._included: list[BaseRoute] = []
-        self._version = 0
+        self._included: list[tuple[APIRouter, list[BaseRoute]]] = []
         self._candidates: dict[tuple[str, str], list[Candidate]] = {}
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -57,8 +51,8 @@ class QueueMiddleware:
     def _find(self, scope: Scope) -> Route | None:
         """Return the route that the app's router would choose, if it is one of the queue."""
         router = self._host.router
-        if router.routes != self._routes or (
-            self._included and routes_version(self._included) != self._version
+        if router.routes != self._routes or any(
+            included.routes != routes for included, routes in self._included
         ):
             self._index(router.routes)
         path = route_path(scope)
@@ -83,17 +77,16 @@ class QueueMiddleware:
             if not isinstance(route, Route):
                 others.append(route)
             elif all(type(kind) in _AS_TEXT for kind in route.param_convertors.values()):
-                self._included = list(filter(is_included_router, others))
+                self._included = included_routers(others)
                 earlier = [other for other in others if may_match(other, route.path.partition("{")[0])]
                 for method in route.methods or ():
                     found = self._candidates.setdefault((method, _until_noun(route.path)), [])
                     found.append(Candidate(route, route.path_regex, earlier))
-        self._version = routes_version(self._included)
 
     async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = scope.get(SCOPE_KEY)
         try:
-            response = await route.respond(Request(scope, receive, send))
+            response = await route.respond(Request(scope, Rereadable(receive), send))
         except Exception as error:
             if request_id is not None:
                 send = with_header(send, request_id)

@@ -5,7 +5,6 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.types import Receive, Send
 
 from zndraw_joblib.contract.messages import Moment
@@ -34,6 +33,7 @@ from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.service import overview, statistics
+from zndraw_joblib.server.streams.follower import KEEPALIVE_COMMENT, format_sse_event
 
 router = APIRouter(route_class=Route, tags=["overview"])
 _STREAM: dict[int | str, dict[str, Any]] = {

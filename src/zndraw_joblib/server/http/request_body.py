@@ -1,6 +1,7 @@
 """Read the body of a request in a host's dependencies and again in the endpoint."""
 
 import asyncio
+from collections.abc import Awaitable
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -50,6 +51,19 @@ async def _read_in_time(request: Request, most: int, limit: asyncio.Timeout) -> 
             return chunk if not chunks else b"".join([*chunks, chunk])
         chunks.append(chunk)
         limit.reschedule(end + size / _MIN_BYTES_PER_SECOND)
+
+
+class Rereadable:
+    """The `receive` of a request of the queue. After a reader of the body, `source` is replaced."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: Receive) -> None:
+        self.source = source
+
+    def __call__(self) -> Awaitable[Message]:
+        """Return the next message."""
+        return self.source()
 
 
 class RecordedBody:

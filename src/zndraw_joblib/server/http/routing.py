@@ -27,9 +27,9 @@ from starlette.types import Receive, Scope, Send
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, BatchReportRequest, BatchSubmitRequest
 from zndraw_joblib.contract.logs import log_fields
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
-from zndraw_joblib.server.http.fastapi_internals import QUEUE, add_effects, solve
 from zndraw_joblib.server.http.forgery import check_unsafe
-from zndraw_joblib.server.http.request_body import BODY, MAX_BODY_BYTES, read_body
+from zndraw_joblib.server.http.host_dependencies import QUEUE, add_effects, solve
+from zndraw_joblib.server.http.request_body import BODY, MAX_BODY_BYTES, Rereadable, read_body
 from zndraw_joblib.server.http.request_counts import BY_HOST, RequestCounts
 from zndraw_joblib.server.http.request_ids import SCOPE_KEY, given_request_id
 from zndraw_joblib.server.http.state import QueueState, queue_state, remember_queue
@@ -73,7 +73,7 @@ class Route(APIRoute):
         return made
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self.respond(Request(scope, receive, send))
+        response = await self.respond(Request(scope, Rereadable(receive), send))
         await response(scope, receive, send)
 
     async def respond(self, request: Request) -> Response:

@@ -12,8 +12,8 @@ from zndraw_joblib.contract.problems import InternalServerError
 from zndraw_joblib.server.background.health import Health
 from zndraw_joblib.server.background.metrics import Metrics
 from zndraw_joblib.server.background.sweeper import Sweeper
-from zndraw_joblib.server.http.fastapi_internals import QUEUE
 from zndraw_joblib.server.http.guards import RoomGuards
+from zndraw_joblib.server.http.host_dependencies import QUEUE
 from zndraw_joblib.server.http.worker_rooms import WorkerRooms
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.ports import Identity, ResultBackend

@@ -10,9 +10,9 @@ from starlette.requests import HTTPConnection
 
 from zndraw_joblib.contract.problems import InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.dependencies import check_task_readable, current_identity
-from zndraw_joblib.server.http.fastapi_internals import fresh_copy
 from zndraw_joblib.server.http.guards import verify_readable_room
 from zndraw_joblib.server.http.headers import header_values
+from zndraw_joblib.server.http.host_dependencies import fresh_copy
 from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.routing import QUERY_TOKEN, RESOLVERS
 from zndraw_joblib.server.http.state import queue_state

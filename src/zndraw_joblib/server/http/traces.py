@@ -8,7 +8,7 @@ from fastapi import Depends, Header, Request
 
 from zndraw_joblib.contract import traces
 from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.server.http.fastapi_internals import tracer_provider
+from zndraw_joblib.server.http.host_routes import tracer_provider
 from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.routing import RESOLVERS
 

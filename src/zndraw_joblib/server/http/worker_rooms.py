@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from zndraw_joblib.contract.names import GLOBAL
 from zndraw_joblib.contract.problems import Forbidden, ProblemException
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.http.fastapi_internals import fresh_copy
 from zndraw_joblib.server.http.guards import RoomGuards, verify_writable_room
+from zndraw_joblib.server.http.host_dependencies import fresh_copy
 from zndraw_joblib.server.ports import Identity, identity_key
 from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.runtime import Runtime

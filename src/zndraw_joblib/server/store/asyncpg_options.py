@@ -1,8 +1,7 @@
 """Connect to PostgreSQL with asyncpg: parameters of a URL in libpq's spelling, and limits of a connection.
 
 This is the only module that uses a private part of asyncpg: the transport of a connection, to set options
-of its socket. `tests/bounds/test_silent_connections.py` fails when asyncpg changes it, and `pyproject.toml`
-sets an upper bound for asyncpg's version.
+of its socket. Without it, this side notices a lost connection by the time limit of its statement.
 """
 
 import socket

@@ -1,18 +1,19 @@
 """Statements compiled for asyncpg and sqlite3. The only module that uses private parts of SQLAlchemy.
 
-These are `SimpleResultMetaData` and attributes of `SQLCompiler`. `tests/store/test_compiled.py` fails when
-they change, and `pyproject.toml` sets an upper bound for SQLAlchemy.
+These are `SimpleResultMetaData` and attributes of `SQLCompiler`. `is_usable` compares what they give with
+what is expected. If it differs, `open_database` runs all statements through SQLAlchemy, as in a host.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Float
+from sqlalchemy import ColumnElement, Float, Integer, bindparam, column, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
 from sqlalchemy.engine import IteratorResult
-from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.engine import result as results
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from zndraw_joblib.server.store.database import Rows
@@ -96,7 +97,7 @@ class _ResultOf:
 
     def __init__(self, statement: Any, dialect: Any) -> None:
         columns = list(getattr(statement, "exported_columns", ()))
-        self._keys = SimpleResultMetaData([column.key for column in columns])
+        self._keys = results.SimpleResultMetaData([column.key for column in columns])
         self._converters = [
             (place, convert)
             for place, column in enumerate(columns)
@@ -132,3 +133,25 @@ def _processor(compiled: SQLCompiler, name: str, lists: Mapping[str, Sequence[st
 def _result_processor(column: ColumnElement[Any], dialect: Any) -> Convert:
     kind = column.type.dialect_impl(dialect)
     return kind.result_processor(dialect, _DOUBLE if isinstance(kind, Float) else None)
+
+
+@cache
+def is_usable() -> bool:
+    """Return whether these parts of SQLAlchemy give what the queue expects of them."""
+    number, flag = column("number", Integer), column("flag", Integer)
+    statement = select(number).where(
+        number.in_(bindparam("numbers", expanding=True)), flag == bindparam("flag")
+    )
+    plain = select(number).where(number == bindparam("wanted"), flag == 7)
+    given = {"numbers": [1, 2], "flag": 3}
+    try:
+        compiled = CompiledStatement(plain, {"wanted": 1})
+        form = SqliteStatement(statement, given).form(given)
+        return (
+            compiled.arguments({"wanted": 5}) == [5, 7]
+            and form.arguments(given) == [1, 2, 3]
+            and [row.number for row in form.result([(4,)])] == [4]
+            and [tuple(row) for row in compiled.result([(4,)])] == [(4,)]
+        )
+    except Exception:
+        return False

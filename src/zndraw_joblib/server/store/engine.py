@@ -1,15 +1,22 @@
 """Open SQLite and PostgreSQL databases by URL."""
 
+import logging
+from typing import Any
+
+import asyncpg
 from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
-from zndraw_joblib.server.store import sqlite
-from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl, connect_arguments
+from zndraw_joblib.server.store import compiled, sqlite
+from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl, connect_arguments, prepare
 from zndraw_joblib.server.store.database import Clock, Database
 from zndraw_joblib.server.store.limits import Limits
 from zndraw_joblib.server.store.postgres import PostgresDatabase
+from zndraw_joblib.server.store.sessions import SessionDatabase
+
+logger = logging.getLogger(__name__)
 
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -24,9 +31,38 @@ def open_database(url: str, clock: Clock | None = None, limits: Limits | None = 
     Raises `InvalidDatabaseUrl` for any other URL; its text has no password.
     """
     parsed = _parse(url)
+    if not compiled.is_usable():
+        logger.warning("This version of SQLAlchemy is unknown: statements take about twice as long")
+        return EngineDatabase(parsed, clock, limits)
     if parsed.get_backend_name() == "sqlite":
         return sqlite.SqliteDatabase(parsed, clock)
     return PostgresDatabase(parsed, clock, limits)
+
+
+class EngineDatabase(SessionDatabase):
+    """A database of the server, used through SQLAlchemy as that of a host: with its public API alone."""
+
+    def __init__(self, url: URL, clock: Clock | None = None, limits: Limits | None = None) -> None:
+        limits = limits or Limits()
+        self._engine = _limited_engine(url, limits)
+        super().__init__(open_sessions(self._engine), clock, limits)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._engine.dispose()
+
+
+def _limited_engine(url: URL, limits: Limits) -> AsyncEngine:
+    if url.get_backend_name() == "sqlite":
+        return open_engine(url.render_as_string(hide_password=False))
+    arguments = connect_arguments(url, limits)
+
+    async def connect() -> Any:
+        connection = await asyncpg.connect(**arguments)
+        await prepare(connection, limits)
+        return connection
+
+    return create_async_engine("postgresql+asyncpg://", async_creator=connect, pool_size=10, max_overflow=10)
 
 
 def check_url(url: str) -> None:

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from fastapi.sse import format_sse_event
 from pydantic_core import from_json
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
@@ -31,6 +30,23 @@ _REGISTER_SECONDS = 10.0
 _MAX_TOUCH_SECONDS = 60.0
 _MAX_RECENT = 1000
 _MAX_RECENT_BYTES = 512 * 1024
+
+
+# Keeps the connection of an idle stream open: a comment.
+KEEPALIVE_COMMENT = b": ping\n\n"
+
+
+def format_sse_event(
+    data_str: str | None = None, *, event: str | None = None, id: str | None = None, retry: int | None = None
+) -> bytes:
+    """Return an event in the format of Server-Sent Events. No text but the data may have line breaks."""
+    fields = [] if event is None else [("event", event)]
+    # The line breaks of the format; `splitlines` knows more.
+    lines = [] if data_str is None else data_str.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    fields += [("data", line) for line in lines]
+    fields += [] if id is None else [("id", id)]
+    fields += [] if retry is None else [("retry", str(retry))]
+    return "".join([*(f"{name}: {value}\n" for name, value in fields), "\n"]).encode()
 
 
 class Entry(NamedTuple):
