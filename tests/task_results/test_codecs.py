@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import enum
+import io
 import json
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
 from zndraw_joblib.contract.codecs import NotSerializable, decode_json, encode, register_codec
-from zndraw_joblib.contract.results import can_encode, encode_result
+from zndraw_joblib.contract.results import can_encode, decode_content, encode_result
 from zndraw_joblib.worker.return_types import warn_of_return_type
 
 
@@ -219,6 +220,68 @@ def test_an_unknown_or_invalid_tag() -> None:
     ):
         with pytest.raises(ValueError, match="'ndarray' is invalid"):
             decode_json(b'{"$zndraw": "ndarray", %s}' % fields.encode())
+
+
+def table(rows: int, *columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a data frame in JSON."""
+    return {"$zndraw": "pandas.DataFrame", "index": None, "rows": rows, "columns": list(columns)}
+
+
+def column(values: Any, dtype: str = "int64") -> dict[str, Any]:
+    """Return a column of a data frame in JSON."""
+    return {"name": "a", "dtype": dtype, "values": values}
+
+
+def array(shape: list[int], data: Any, dtype: str = "int64") -> dict[str, Any]:
+    """Return an array in JSON."""
+    return {"$zndraw": "ndarray", "dtype": dtype, "shape": shape, "data": data}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (array([200_001], ["a" * 200_000] + ["b"] * 200_000, "str"), "takes 160000800000 bytes"),
+        (array([10**12], ""), "cannot reshape"),
+        (array([0], "", "S1000000000"), "has no bytes"),
+        (table(10**12, column(5)), "not a list"),
+        (table(10**12, column(None)), "not a list"),
+        (table(10**12, column({"a": 1})), "not a list"),
+        (table(10**12, column(array([], "AAAAAAAAAAA="))), "not a list"),
+        (table(10**12, column([1])), "1 values for 1000000000000 rows"),
+        (table(10**12, {**column([1], "category"), "categories": column([1]), "ordered": False}), "1 values"),
+        (table(10**12), "1000000000000 rows have no columns"),
+        (table(10**30, column([1])), "too large"),
+        (table(2, column([None, "1"], "S1000000000")), "cannot have the dtype 'S1000000000'"),
+        (table(2, column(["a" * 100_000, "b"], "S")), "cannot have the dtype 'S'"),
+        ({"$zndraw": "ase.Atoms", "atoms": {**molecule("H2").todict(), "tags": [1]}}, "tags"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_no_value_needs_far_more_memory_than_its_json(value: Any, text: str) -> None:
+    """What declares more than it contains is a ValueError with the reason, before memory is allocated."""
+    with pytest.raises(ValueError, match=text):
+        decode_json(encode(value))
+
+
+def test_texts_of_different_lengths_in_an_array() -> None:
+    """An array of a few megabytes may consist of padding, as where it was made."""
+    texts = np.array(["a" * 100_000, *("b" for _ in range(100))])
+    found = back(texts)
+    assert found.dtype == texts.dtype
+    assert np.array_equal(found, texts)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_an_array_file_that_declares_more_than_it_has_is_refused(version: tuple[int, int]) -> None:
+    """In each version of the format; a complete one is read."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.arange(12.0).reshape(3, 4), version)
+    content = file.getvalue()
+    assert np.array_equal(decode_content(content, "application/x-npy"), np.arange(12.0).reshape(3, 4))
+    bomb = content.replace(b"(3, 4), }        ", b"(3, 4000000000), }")
+    for invalid in (bomb, content[:-1], b"PK\x03\x04" + content, b""):
+        with pytest.raises(ValueError, match=r"96000000000 bytes should follow|not 95|magic"):
+            decode_content(invalid, "application/x-npy")
 
 
 class Uncodable:

@@ -184,7 +184,7 @@ def _untagged(value: dict[str, Any]) -> Any:
         return codec.decode({key: item for key, item in value.items() if key != TAG})
     except ImportError:
         return value
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except _INVALID as error:
         raise ValueError(f"A value with the tag {value[TAG]!r} is invalid: {error}") from error
 
 
@@ -318,6 +318,11 @@ _UNKNOWN = "cannot be encoded"
 _STRICT: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
 _PLAIN = json.JSONEncoder(**_STRICT)
 _FLOATS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+# What libraries raise for objects that are not as their codec encodes them.
+_INVALID = (
+    *(LookupError, TypeError, ValueError, AttributeError),
+    *(ArithmeticError, AssertionError, NotImplementedError),
+)
 _NO_TAG: Callable[[dict[str, Any]], Any] = dict
 
 register_named("builtins.float", Codec("float", float, lambda given: float(given["value"])))

@@ -9,6 +9,11 @@ from zndraw_joblib.contract.codecs import Codec, NotSerializable, from_base64, r
 # Booleans, integers, floats, complex numbers, dates and durations: their bytes are the same everywhere.
 _BINARY_KINDS = "biufcmM"
 _COMPLEX_DOUBLE = 16
+# An array gives each of its texts the room of the longest one, with four bytes for a character. It may take
+# this many bytes, or this many for each character of its texts. Other data take about as many as their JSON.
+_MAX_PADDED_BYTES = 1 << 26
+_MAX_BYTES_PER_CHARACTER = 16
+_MAX_EMPTY_ROWS = 1_000_000
 
 
 def _encode_array(array: Any) -> dict[str, Any]:
@@ -32,14 +37,29 @@ def _decode_array(given: dict[str, Any]) -> Any:
     numpy = import_module("numpy")
     dtype, shape, data = given["dtype"], given["shape"], given["data"]
     if not isinstance(data, str):
+        if dtype != "object":
+            return numpy.array(_checked_texts(data), dtype=str).reshape(shape)
         array = numpy.empty(len(data), dtype=object)
         array[:] = data
-        return array.reshape(shape) if dtype == "object" else array.astype(str).reshape(shape)
+        return array.reshape(shape)
     parsed = numpy.dtype(dtype)
     if parsed.kind not in _BINARY_KINDS:
         raise ValueError(f"the dtype {dtype!r} has no bytes")
     # A copy, which can be changed.
     return numpy.frombuffer(from_base64(data), parsed.newbyteorder("<")).astype(parsed).reshape(shape)
+
+
+def _checked_texts(data: Any) -> list[str]:
+    """Return the texts of an array. Raises ValueError if it would take far more memory than they do."""
+    texts = [str(item) for item in data]
+    longest, characters = max(map(len, texts), default=0), sum(map(len, texts))
+    size = 4 * longest * len(texts)
+    if size > max(_MAX_PADDED_BYTES, _MAX_BYTES_PER_CHARACTER * characters):
+        raise ValueError(
+            f"an array of {len(texts)} texts, the longest with {longest} characters, takes {size} bytes. "
+            "Return a list, or an array of objects"
+        )
+    return texts
 
 
 def _encode_scalar(value: Any) -> Any:
@@ -82,6 +102,7 @@ def _decode_series(given: dict[str, Any]) -> Any:
 
 def _decode_column(given: dict[str, Any], index: Any) -> Any:
     pandas = import_module("pandas")
+    _check_column(given["values"], given["dtype"], index)
     if given["dtype"] == "category":
         categories = _decode_index({"name": None, **given["categories"]})
         values = pandas.Categorical(given["values"], categories, ordered=given["ordered"])
@@ -89,6 +110,18 @@ def _decode_column(given: dict[str, Any], index: Any) -> Any:
     if isinstance(given["values"], list):
         return pandas.Series(given["values"], index=index, dtype=object).astype(given["dtype"])
     return pandas.Series(given["values"], index=index)
+
+
+def _check_column(values: Any, dtype: Any, index: Any) -> None:
+    """Raise ValueError for values that pandas would repeat for each row, or pad to the length of a dtype."""
+    numpy, types = import_module("numpy"), import_module("pandas").api.types
+    if not isinstance(values, list) and not (isinstance(values, numpy.ndarray) and values.ndim == 1):
+        raise ValueError("the values of a column are not a list")
+    if index is not None and len(values) != len(index):
+        raise ValueError(f"a column has {len(values)} values for {len(index)} rows")
+    parsed = types.pandas_dtype(dtype)
+    if isinstance(parsed, numpy.dtype) and parsed.kind not in f"{_BINARY_KINDS}O" and str(dtype) != "str":
+        raise ValueError(f"a column cannot have the dtype {dtype!r}")
 
 
 def _encode_index(index: Any) -> Any:
@@ -118,6 +151,8 @@ def _decode_frame(given: dict[str, Any]) -> Any:
     pandas = import_module("pandas")
     index = _decode_index(given["index"])
     if index is None:
+        if not given["columns"] and given["rows"] > _MAX_EMPTY_ROWS:
+            raise ValueError(f"{given['rows']} rows have no columns")
         index = pandas.RangeIndex(given["rows"])
     columns = [_decode_column(column, index) for column in given["columns"]]
     frame = pandas.DataFrame(dict(enumerate(columns)), index=index)

@@ -11,7 +11,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
+from importlib import import_module
 from inspect import isabstract
+from math import prod
 from pathlib import Path, PurePath
 from shutil import copyfileobj
 from typing import IO, Any
@@ -90,17 +92,34 @@ def encode_result(value: Any) -> bytes | Content:
 
 
 def decode_content(content: bytes, content_type: str) -> Any:
-    """Return content as the value that was encoded; content of other types stays bytes."""
+    """Return content as the value that was encoded; content of other types stays bytes.
+
+    Raises ValueError for invalid content.
+    """
     kind = content_type.partition(";")[0].strip().lower()
     if kind == JSON_TYPE:
         return decode_json(content)
     if kind == ARRAY_TYPE:
         try:
-            import numpy  # noqa: PLC0415 - only those who read arrays have it
-        except ImportError:
+            return _loaded_array(content)
+        except ImportError:  # only those who read arrays have NumPy
             return content
-        return numpy.load(io.BytesIO(content), allow_pickle=False)
     return content
+
+
+def _loaded_array(content: bytes) -> Any:
+    """Return the array of a file in NumPy's format. Raises ValueError, before it allocates memory."""
+    file_format = import_module("numpy").lib.format
+    file = io.BytesIO(content)
+    is_first = file_format.read_magic(file) == (1, 0)
+    # The third version differs from the second in the encoding of names only.
+    read_header = file_format.read_array_header_1_0 if is_first else file_format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    size, rest = prod(shape) * dtype.itemsize, len(content) - file.tell()
+    if size > rest:
+        raise ValueError(f"The content is no array: {size} bytes should follow its header, not {rest}")
+    file.seek(0)
+    return file_format.read_array(file, allow_pickle=False)
 
 
 def _content_of(value: Any) -> Content | None:
