@@ -13,6 +13,8 @@ from waiting import until
 from sweeper.mounted_queue import Broker, MountedQueue
 from zndraw_joblib.server.background import sweeper as sweeper_module
 from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.service import workers
 from zndraw_joblib.server.service.workers import Counts
 
 Sessions = async_sessionmaker[AsyncSession]
@@ -187,6 +189,29 @@ class TestMassExpiryGuard:
             await queue.pass_time()
             assert (await queue.sweep()).is_held_back
             assert (await queue.sweep()).expired == 6
+
+    async def test_one_user_does_not_hold_up_the_recovery_of_others(self, queue: MountedQueue) -> None:
+        """Many silent workers of one user are kept for one cycle; the silent one of another is removed."""
+        ids = await create_workers(queue, 3)
+        for _ in range(2):
+            for _ in range(10):
+                await queue.joblib.runtime.write(workers.create, Identity("eve", is_superuser=False), 15)
+            await queue.pass_time(alive=ids[1:])
+            cycle = await queue.sweep()
+            assert (cycle.stale, cycle.expired, cycle.is_held_back) == (11, 1, False)
+            cycle = await queue.sweep()
+            assert (cycle.expired, cycle.errors) == (10, 0)
+            [ids[0]] = await create_workers(queue, 1)
+        assert await queue.worker_ids() == set(ids)
+
+    async def test_most_users_are_held_back_together(self, queue: MountedQueue) -> None:
+        """A fault of the server silences the workers of most users, however few each has."""
+        await create_workers(queue, 1)
+        for name in ("eve", "bob"):
+            await queue.joblib.runtime.write(workers.create, Identity(name, is_superuser=False), 15)
+        await queue.pass_time()
+        assert (await queue.sweep()).is_held_back
+        assert (await queue.sweep()).expired == 3
 
     @pytest.mark.parametrize(("dead", "alive"), [(1, 0), (5, 5)], ids=["one", "half"])
     async def test_few_workers_are_removed_at_once(self, queue: MountedQueue, dead: int, alive: int) -> None:

@@ -28,7 +28,7 @@ class QueueSweeper:
         self._ahead += self._timeout + 1
         self._sweeper.absence.forget()
         cycle = await self._sweeper.cycle()
-        if cycle.is_held_back:
+        if cycle.is_held_back or cycle.held_users:
             self._sweeper.absence.forget()
             cycle = await self._sweeper.cycle()
         return cycle.summary

@@ -21,7 +21,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.absence import AbsenceDetector
 from zndraw_joblib.server.background.pruner import Batch as PruneBatch
 from zndraw_joblib.server.background.pruner import Pruner
-from zndraw_joblib.server.service import sweep
+from zndraw_joblib.server.service import mass_expiry, sweep
 from zndraw_joblib.server.service.workers import Counts
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Transaction
@@ -36,7 +36,6 @@ ReportCycle = Callable[[SweeperCycle, float, float], Awaitable[None]]
 PASS_SECONDS = 60.0
 # A timer may fire slightly early; that must not cost a whole interval.
 _TIMER_TOLERANCE = 0.01
-_MASS_EXPIRY_MIN = 2
 _MIN_SLACK_SECONDS = 1.0
 _CYCLES_KEPT = 20
 # After a batch, the sweeper yields for this many cycles of the event loop, enough to answer a request.
@@ -57,6 +56,7 @@ class Cycle:
     errors: int = 0
     elapsed: float = 0.0
     is_held_back: bool = False
+    held_users: frozenset[str] = frozenset()
 
     @property
     def actions(self) -> dict[str, int]:
@@ -298,30 +298,39 @@ class Sweeper:
             if cycle.mode != SweeperMode.ENFORCE:
                 return False
             cycle.scanned, cycle.stale = await sweep.count_workers(tx, timeout)
-            cycle.is_held_back = self._may_expire and self._must_hold_back(cycle)
+            if self._may_expire and self._must_hold_back(cycle):
+                await self._hold_back(tx, cycle, timeout)
         if not self._may_expire or cycle.is_held_back:
             return False
         expired = await sweep.retire_stale(
-            tx, timeout, counts=cycle.counts, is_first=not cycle.expired, is_short=is_short
+            *(tx, timeout),
+            counts=cycle.counts,
+            but_of=cycle.held_users,
+            is_first=not cycle.expired,
+            is_short=is_short,
         )
         cycle.expired += expired
         return expired > 0
 
     def _must_hold_back(self, cycle: Cycle) -> bool:
-        """Return whether the mass-expiry guard holds the cycle back: most workers would expire at once."""
-        is_mass_expiry = cycle.stale >= _MASS_EXPIRY_MIN and 2 * cycle.stale > cycle.scanned
-        held_already = bool(self.last_cycles) and self.last_cycles[-1].is_held_back
-        if is_mass_expiry and not held_already:
+        """Return whether the mass-expiry guard applies: most workers would expire at once."""
+        is_mass_expiry = cycle.stale >= mass_expiry.MIN_SILENT and 2 * cycle.stale > cycle.scanned
+        return is_mass_expiry and not (self.last_cycles and self.last_cycles[-1].is_held_back)
+
+    async def _hold_back(self, tx: Transaction, cycle: Cycle, timeout: timedelta) -> None:
+        """Keep the silent workers of all users for one cycle, or those of users that were not kept before."""
+        spared = self.last_cycles[-1].held_users if self.last_cycles else frozenset()
+        held = await mass_expiry.find(tx, timeout, spared)
+        cycle.is_held_back, cycle.held_users = held.of_all, frozenset() if held.of_all else held.users
+        if held.of_all or held.users:
             logger.warning(
-                "%d of %d workers are silent, which may be the server's fault: waiting one cycle",
-                cycle.stale,
-                cycle.scanned,
+                "%d of %d workers are silent, which may be the server's fault: waiting one cycle%s",
+                *(cycle.stale, cycle.scanned),
+                "" if held.of_all else f" for those of {len(held.users)} users",
             )
-            return True
-        return False
 
     async def _retire_singly(self, cycle: Cycle, timeout: timedelta) -> None:
-        ids: list[UUID] = await self._run(sweep.stale_workers, timeout=timeout)
+        ids: list[UUID] = await self._run(sweep.stale_workers, timeout, cycle.held_users)
         for worker_id in ids:
             try:
                 cycle.expired += await self._run(

@@ -69,30 +69,32 @@ async def count_workers(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
     return await store.count(tx), await store.count(tx, await tx.now() - timeout)
 
 
-async def stale_workers(tx: Transaction, timeout: timedelta) -> list[UUID]:
-    """Lock and return a batch of workers without a heartbeat for `timeout`."""
-    return list(await store.lock_if_stale(tx, await tx.now() - timeout, batch_size(is_sqlite=tx.is_sqlite)))
+async def stale_workers(tx: Transaction, timeout: timedelta, but_of: Collection[str] = ()) -> list[UUID]:
+    """Lock and return a batch of workers without a heartbeat for `timeout`, but none of these users."""
+    size = batch_size(is_sqlite=tx.is_sqlite)
+    return list(await store.lock_if_stale(tx, await tx.now() - timeout, size, but_of=but_of))
 
 
-async def retire_stale(
+async def retire_stale(  # noqa: PLR0913 - one argument per condition
     tx: Transaction,
     timeout: timedelta,
     only: UUID | None = None,
     counts: Counts | None = None,
     *,
+    but_of: Collection[str] = (),
     is_first: bool = True,
     is_short: bool = False,
 ) -> int:
     """Retire a batch of workers without a heartbeat for `timeout`, or only one worker. Return their number.
 
-    One statement checks and locks them: a worker whose heartbeat commits first stays. The first batch of a
-    cycle also corrects heartbeats in the future. Raises `TooManyTasks` if it `is_short` and the first worker
-    holds too many tasks.
+    Those of the users `but_of` stay. One statement checks and locks them: a worker whose heartbeat commits
+    first stays. The first batch of a cycle also corrects heartbeats in the future. Raises `TooManyTasks` if
+    it `is_short` and the first worker holds too many tasks.
     """
     if is_first:
         await store.clamp_future_heartbeats(tx, _MAX_CLOCK_JITTER)
     size = batch_size(is_sqlite=tx.is_sqlite)
-    found = await store.lock_if_stale(tx, await tx.now() - timeout, size, only)
+    found = await store.lock_if_stale(tx, await tx.now() - timeout, size, only, but_of)
     most_cost = COST_PER_WORKER * size
     stale: list[UUID] = []
     total = 0

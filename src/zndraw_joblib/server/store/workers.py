@@ -1,12 +1,12 @@
 """Workers, and which jobs they serve."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import BindParameter, and_, bindparam, delete, func, insert, or_, select, true, update
+from sqlalchemy import BindParameter, and_, bindparam, case, delete, func, insert, or_, select, true, update
 
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.workers import WorkerInfo
@@ -37,6 +37,14 @@ class QueueState(NamedTuple):
     pending: int
     max_in_flight: int | None
     room_id: str
+
+
+class OwnerCounts(NamedTuple):
+    """How many workers a user has, and how many of them are silent."""
+
+    owner_id: str
+    total: int
+    silent: int
 
 
 @dataclass(slots=True)
@@ -190,16 +198,18 @@ async def lock_of_owner(tx: Transaction, owner_id: str, limit: int) -> list[UUID
 
 
 async def lock_if_stale(
-    tx: Transaction, cutoff: datetime, limit: int, only: UUID | None = None
+    tx: Transaction, cutoff: datetime, limit: int, only: UUID | None = None, but_of: Collection[str] = ()
 ) -> dict[UUID, int]:
     """Lock up to `limit` workers without a heartbeat since `cutoff`, the oldest heartbeat first.
 
-    Return them with what it costs to recover their tasks: 1 for each one that fails without a retry. A
-    worker that another transaction has locked (it claims, or another sweeper removes it) is skipped.
+    Those of the users `but_of` are left out. Return them with what it costs to recover their tasks: 1 for
+    each one that fails without a retry. A worker that another transaction has locked (it claims, or another
+    sweeper removes it) is skipped.
     """
     given: dict[str, Any] = {"cutoff": cutoff, "limit": limit}
     if only is None:
-        found = await tx.execute(_LOCK_STALE, given)
+        statement = _LOCK_STALE.where(workers.c.owner_id.not_in(but_of)) if but_of else _LOCK_STALE
+        found = await tx.execute(statement, given)
     else:
         found = await tx.execute(_LOCK_ONE_STALE, {**given, "only": only})
     return {worker_id: cost for worker_id, cost in found}
@@ -306,6 +316,13 @@ async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[U
     for job_id, worker_id in await tx.execute(statement.order_by(links.c.worker_id)):
         found[job_id].append(worker_id)
     return found
+
+
+async def count_by_owner(tx: Transaction, silent_since: datetime) -> list[OwnerCounts]:
+    """Count the workers of each user, and those of them without a heartbeat since a time."""
+    is_silent = case((workers.c.last_heartbeat < silent_since, 1), else_=0)
+    statement = select(workers.c.owner_id, func.count(), func.sum(is_silent)).group_by(workers.c.owner_id)
+    return [OwnerCounts(*row) for row in await tx.execute(statement)]
 
 
 async def count(tx: Transaction, stale_since: datetime | None = None) -> int:
