@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
+from cachetools import TTLCache
 from cli.program import Program, RunningServer
 from databases import on_sqlite
 from fastapi import FastAPI, Header, HTTPException
@@ -123,6 +124,27 @@ async def test_a_revoked_token_ends_its_streams(local: Local, monkeypatch: pytes
         assert len(app.state.joblib.streams) == 1
         await other.close()
         await anonymous.aclose()
+
+
+@on_sqlite
+async def test_a_revoked_token_gets_no_further_event(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Access is checked before events are sent, not only while nothing happens."""
+    monkeypatch.setattr(event_stream, "TRUSTED_SECONDS", 0.0)
+    app, client = local
+    app.state.joblib.identity._cached = TTLCache(1, 0.0)
+    database = app.state.joblib.runtime.database
+    text = tokens.new_token()
+    await database.write(token_store.add, "ada", tokens.digest(text), is_superuser=False)
+    headers = {"Authorization": f"Bearer {text}"}
+    async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60) as ada:
+        readers = [Reader(ada, "rooms/lab"), Reader(client, "rooms/lab")]
+        for reader in readers:
+            await reader.until(1)
+        await database.write(token_store.remove, "ada")
+        await submit(client, await register(client))
+        await readers[1].until(2)
+        assert [event.event for event in await readers[0].ended()] == ["snapshot"]
+        await readers[1].close()
 
 
 class House:

@@ -22,6 +22,8 @@ from zndraw_joblib.server.streams.streams import Streams
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 15.0
+# Access that was checked longer ago is checked again before events are sent.
+TRUSTED_SECONDS = 2.0
 # Clients that lost the connection connect again after this time.
 _RETRY = format_sse_event(retry=1000)
 
@@ -112,15 +114,15 @@ class EventStream(Response):
         opened = checked = time.monotonic()
         while True:
             if text:
+                now = time.monotonic()
+                if now >= checked + TRUSTED_SECONDS:
+                    checked = now
+                    if not await self._may_continue(now - opened):
+                        return
                 await self._send(send, text)
             text = b""  # an idle stream keeps no snapshot in memory
             if is_over or reader.is_closed:
                 return
-            now = time.monotonic()
-            if now >= checked + KEEP_ALIVE_SECONDS:
-                checked = now
-                if not await self._may_continue(now - opened):
-                    return
             text, is_over = await self._next(reader)
 
     async def _may_continue(self, seconds: float) -> bool:

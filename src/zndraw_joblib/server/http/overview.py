@@ -24,6 +24,7 @@ from zndraw_joblib.server.http.dependencies import (
 )
 from zndraw_joblib.server.http.event_stream import (
     KEEP_ALIVE_SECONDS,
+    TRUSTED_SECONDS,
     EventStream,
     Subscription,
     wait_for_disconnect,
@@ -120,7 +121,7 @@ class OverviewStream(EventStream):
                 checked = time.monotonic()
                 while not reader.is_closed:
                     text = await reader.next(KEEP_ALIVE_SECONDS)
-                    if time.monotonic() >= checked + KEEP_ALIVE_SECONDS:
+                    if time.monotonic() >= checked + TRUSTED_SECONDS:
                         checked = time.monotonic()
                         if not await self._wanted.is_allowed():
                             break
