@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, expect
-from rest import V1, get_task, report, submit
+from rest import V1, claim, get_task, report, submit
 
 from browser.dashboard import Dashboard, example_queue
 from browser.example_queue import ExampleQueue
@@ -42,6 +42,7 @@ async def test_a_task_is_followed_to_its_end(browser: Browser, database_url: str
         await _retry_a_failed_task(dashboard, queue)
         await _show_results(dashboard, queue)
         await _submit_again(dashboard, queue)
+        await _release_a_claim(dashboard, queue)
         assert dashboard.seen == []
 
 
@@ -79,6 +80,23 @@ async def _submit_again(dashboard: Dashboard, queue: ExampleQueue) -> None:
     await expect(page.get_by_text("Submitted.")).to_be_visible()
     listed = (await queue.client.get(f"{V1}/rooms/lab/tasks", params={"limit": 1})).json()["items"][0]
     assert repr(listed["payload"]) == "{'width': 9007199254740993, 'scale': 1.0}"
+
+
+async def _release_a_claim(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    """A claim that is released before its start is no attempt; the claim after it is the first."""
+    page, job = dashboard.page, queue.jobs["relax"]
+    task = await claim(queue.client, job["worker_id"])
+    assert task is not None
+    await _show(dashboard, task)
+    await page.get_by_role("button", name="Release").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Release").click()
+    await expect(page.get_by_text("not started")).to_have_count(2)
+    again = await claim(queue.client, job["worker_id"])
+    assert again is not None
+    fields = ("id", "attempt", "attempts")
+    assert [again[name] for name in fields] == [task["id"], task["attempt"] + 1, task["attempts"]]
+    await expect(page.get_by_text(f"attempt {again['attempts']} on")).to_be_visible()
+    await expect(page.get_by_text(f"attempt {again['attempt']} on")).to_have_count(0)
 
 
 async def test_tasks_are_found_chosen_and_retried(browser: Browser, database_url: str) -> None:

@@ -1,6 +1,7 @@
 """Explain, change and drain, with a real server and real workers."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,6 +126,27 @@ def test_a_task_may_have_taken_no_time(stack: Stack, job: Job) -> None:
     assert job.rest.report_tasks(job.worker_id, both) == [None, None]
     done = stack.program.run(*command, "--wait")
     assert (done.code, done.err) == (0, f"Task {task_id} completed in 0.00 s.\n")
+
+
+def test_a_released_claim_is_no_attempt(stack: Stack, job: Job) -> None:
+    """The number of an attempt counts attempts, for `task`, its history and its log."""
+    task_id = stack.program.ok("submit", job.name).strip()
+    assert job.claim() is not None
+    stack.program.ok("release", task_id)
+    claimed = job.claim()
+    assert claimed is not None
+    log = {"first": 1, "lines": [{"at": "2026-01-02T03:04:05Z", "text": "now it runs", "level": "info"}]}
+    report = {"id": task_id, "attempt": claimed.attempt, "status": "running", "log": log}
+    assert job.rest.report_tasks(job.worker_id, [json.dumps(report).encode()]) == [None]
+    task = ["task", task_id]
+    shown, history, lines, none = stack.program.run_all(
+        [task, [*task, "--history"], [*task, "--logs", "--attempt", "1"], [*task, "--logs", "--attempt", "2"]]
+    )
+    assert re.search(r"^attempts +1$", shown.out, re.MULTILINE)
+    steps = [line.split("\t")[1:3] for line in history.out.splitlines()[1:]]
+    assert steps == [["pending", ""], ["claimed", ""], ["pending", ""], ["claimed", "1"], ["running", "1"]]
+    assert "now it runs" in lines.out
+    assert "has no attempt 2; it has had 1" in none.err
 
 
 def test_a_job_is_paused_and_resumed(stack: Stack, job: Job) -> None:

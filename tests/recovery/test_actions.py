@@ -26,7 +26,7 @@ from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import Forbidden, InvalidTaskTransition, StaleReport, TaskNotFound
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import task_actions
+from zndraw_joblib.server.service import task_actions, task_history
 
 NO_PAUSE = {"base_seconds": 0}
 FROM = {
@@ -103,6 +103,31 @@ async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: Manu
     again = await timed.start(job.worker_id)
     assert (again.id, again.attempt) == (first.id, 2)
     assert (await timed.report(again.id, TaskStatus.FAILED, error="oh")).status is TaskStatus.FAILED
+
+
+@every_kind
+@pytest.mark.parametrize("most", [1, 2])
+async def test_a_claim_that_is_released_before_its_start_is_no_attempt(timed: Replica, most: int) -> None:
+    """Every response counts attempts without it; the fencing token grows; no limit counts it."""
+    job = await timed.register(max_attempts=most, retry_on=["error"], backoff={"base_seconds": 0})
+    task = await timed.submit(job)
+    for number in range(1, 4):
+        claimed = await timed.claim_task(job.worker_id)
+        released = await timed.act(task_actions.release, task.id)
+        assert (claimed.attempt, released.attempt) == (number, number)
+        assert (claimed.attempts, released.attempts) == (1, 0)
+    for number in range(1, most + 1):
+        started = await timed.start(job.worker_id)
+        ended = await timed.report(task.id, TaskStatus.FAILED, error="oh")
+        assert ended.status is (TaskStatus.FAILED if number == most else TaskStatus.PENDING)
+        for response in (started, ended, await timed.get(task.id)):
+            assert (response.attempt, response.attempts) == (3 + number, number)
+    await timed.act(task_actions.retry, task.id)
+    await timed.claim_task(job.worker_id)
+    failed = await timed.act(task_actions.fail, task.id)
+    assert (failed.status, failed.attempts) == (TaskStatus.FAILED, most)
+    response = await timed.runtime.database.read(task_history.history, task_id=task.id)
+    assert max(one.attempt_number or 0 for one in response.transitions) == most
 
 
 async def test_the_reason_of_a_release_is_kept(replica: Replica) -> None:

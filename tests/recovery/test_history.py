@@ -63,6 +63,9 @@ async def test_the_history_of_a_task_with_every_failure(timed: Replica, clock: M
     ]
     found = [(one.status.value, one.attempt, one.reason, one.error) for one in response.transitions]
     assert found == expected
+    # The first claim never started, so it was no attempt.
+    numbers = {one.attempt: one.attempt_number for one in response.transitions}
+    assert numbers == {0: None, 1: None, **{attempt: attempt - 1 for attempt in range(2, 8)}}
     scheduled = [one.reason for one in response.transitions if one.run_at is not None]
     assert scheduled == ["error", "run-timeout", "worker-lost"]
     assert all((one.worker_id is None) == (one.reason in {"submitted"}) for one in response.transitions)

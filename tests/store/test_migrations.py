@@ -525,14 +525,41 @@ async def test_a_queue_with_ended_tasks_gets_the_columns_of_functions(empty: Asy
     database = SessionDatabase(open_sessions(empty))
     for _ in range(2):
         await schema.upgrade(database)
-        due, _ = await database.write(end_hooks.take, ["record"], 10, at, at)
+        due, _ = await database.write(end_hooks.take, {"record": 10}, 10, at, at)
         assert due == []
         await database.write(end_hooks.attach, {task_id: "record"}, at)
-        [lease], _ = await database.write(end_hooks.take, ["record"], 10, at, at)
+        [lease], _ = await database.write(end_hooks.take, {"record": 10}, 10, at, at)
         assert lease == (task_id, "record", 1, at)
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0013")
             assert await counts(connection, rows) == [1, 1]
+
+
+async def test_claims_that_never_started_are_counted(empty: AsyncEngine) -> None:
+    """The upgrade from 0015 counts them in the earlier attempts of each task; a downgrade keeps the tasks."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id = uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"job_id": job_id, "room_id": "lab", "status": "pending", "created_by": "ada", "payload": {}}
+    task |= {"created_at": at, "attempt": 3}
+    ended = {"status": "claimed", "ended_at": at, "reason": "released", "claimed_at": at}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0015")
+        await add(connection, {"joblib_job": job | {"schema": {}}})
+        for seq in (1, 2):
+            await add(connection, {"joblib_task": task | {"id": uuid4(), "seq": seq}})
+        for attempt, started_at in ((1, None), (2, at), (3, None)):
+            row = ended | {"task_seq": 2, "attempt": attempt, "started_at": started_at}
+            await add(connection, {"joblib_attempt": row})
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            rows = await connection.execute(
+                text("SELECT seq, attempt, unstarted FROM joblib_task ORDER BY seq")
+            )
+            assert [tuple(row) for row in rows] == [(1, 3, 0), (2, 3, 2)]
+            await connection.run_sync(migrate, command.downgrade, "0015")
+            assert await counts(connection, ["joblib_task"]) == [2]
 
 
 async def test_stored_results_count_for_the_users_of_their_tasks(empty: AsyncEngine) -> None:

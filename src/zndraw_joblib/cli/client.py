@@ -127,6 +127,17 @@ class AdminClient(OperatorClient):
         """Return the next events of a task, and how many seconds the server agreed to wait for one."""
         return self._rest.task_events(str(task_id), after, wait)
 
+    def claim_of_attempt(self, task_id: UUID, number: int) -> int:
+        """Return the number of the claim by which a task had its attempt `number`.
+
+        Raises `CommandError` if it had none.
+        """
+        found = {change.attempt_number: change.attempt for change in self.history(task_id).transitions}
+        if number not in found:
+            last = max(filter(None, found), default=0)
+            raise CommandError(f"Task {task_id} has no attempt {number}; it has had {last}")
+        return found[number]
+
     def log_parts(self, task_id: UUID, attempt: int | None, after: int) -> Iterator[list[NumberedLine]]:
         """Yield the lines of an attempt's log after a number, by default of the current or last attempt."""
         path, following = f"/tasks/{task_id}/log", after

@@ -48,7 +48,8 @@ def print_task(task: TaskResponse, *, as_json: bool) -> None:
         "stored_result": None if task.stored_result is None else describe_result(task),
     }
     # Fields that the response leaves out are not shown.
-    print_fields({name: shown.get(name, value) for name, value in task.model_dump().items()})
+    fields = task.model_dump(exclude={"attempt"})  # it counts claims
+    print_fields({name: shown.get(name, value) for name, value in fields.items()})
     if task.failure is not None and task.failure.traceback:
         sys.stdout.write(f"\n{failure_text(task.failure)}\n")
 
@@ -67,6 +68,7 @@ def print_history(history: TaskHistory, *, as_json: bool) -> None:
         rows.append(
             {
                 **change.model_dump(),
+                "attempt": change.attempt_number,
                 "worker": change.worker_id,
                 "until": change.run_at,
                 "progress": progress_text(detail.progress) if detail else None,
@@ -151,7 +153,10 @@ def check_completed(task: TaskResponse) -> None:
             print_note(failure_text(task.failure))
         raise CommandError(f"Task {task.id} {task.status}" + (f": {task.error}" if task.error else ""))
     took = task.completed_at - task.started_at if task.completed_at and task.started_at else None
-    print_note(f"Task {task.id} completed{f' in {format_duration(took)}' if took is not None else ''}.")
+    lasted = "" if took is None else f" in {format_duration(took)}"
+    print_note(
+        f"Task {task.id} completed{lasted}{f', attempt {task.attempts}' if task.attempts > 1 else ''}."
+    )
 
 
 def write_result(client: AdminClient, task: TaskResponse) -> None:

@@ -27,23 +27,26 @@ class LogReader:
         self._client = client
         self._task_id = task_id
         self._show = show
-        self._attempt = 0
+        self._attempt = self._attempts = 0
         self._after = 0
 
-    def read(self, attempt: int) -> None:
-        """Show the new lines up to an attempt, those of the earlier attempts first."""
-        while 0 < self._attempt < attempt:
+    def read(self, task: TaskResponse) -> None:
+        """Show the new lines up to the present attempt of a task, those of the earlier attempts first."""
+        while 0 < self._attempt < task.attempt:
             self._read()
             self._attempt, self._after = self._attempt + 1, 0
-            print_note(f"Attempt {self._attempt} begins.")
-        self._attempt = attempt
-        if attempt:
+            # Of several claims since the last look, the last ones are taken for those that have started.
+            number = task.attempts - (task.attempt - self._attempt)
+            if number > self._attempts:
+                print_note(f"Attempt {number} begins.")
+        self._attempt, self._attempts = task.attempt, task.attempts
+        if task.attempt:
             self._read()
 
     def add(self, attempt: int, part: LogPart) -> None:
         """Show the new lines of a part of an attempt's log; the lines before it were shown."""
         if attempt > self._attempt:
-            self.read(attempt)
+            self.read(self._client.get_task(self._task_id))
         numbered = enumerate(part.lines, part.first)
         new = [NumberedLine(n=n, **dict(line)) for n, line in numbered if n > self._after]
         if attempt == self._attempt and new:
@@ -84,14 +87,14 @@ class TaskStream:
                     raise
         self._task, applied = self._client.read_task(self._task_id, min(wait, _POLL_SECONDS))
         self._position = None
-        self._log.read(self._task.attempt)
+        self._log.read(self._task)
         return self._task, applied
 
     def _read_events(self, task: TaskResponse, wait: int) -> tuple[TaskResponse, int]:
         part, applied = self._client.task_events(self._task_id, self._position, wait)
         if part.snapshot is not None:
             task = part.snapshot
-            self._log.read(task.attempt)
+            self._log.read(task)
         for event in part.events:
             task = self._apply(task, event)
         if part.ended or task.status in TERMINAL:

@@ -125,7 +125,8 @@ def task(  # noqa: PLR0913 - each is an option
         elif follow:
             check_completed(following.follow(client, found, prints_lines=True))
         elif logs:
-            print_log(client.log_parts(found, attempt, 0), as_json=as_json)
+            claim = None if attempt is None else client.claim_of_attempt(found, attempt)
+            print_log(client.log_parts(found, claim, 0), as_json=as_json)
         elif result:
             write_result(client, client.get_task(found))
         else:

@@ -11,11 +11,16 @@ from zndraw_joblib.contract.status import TaskStatus
 
 
 class Transition(ResponseBody):
-    """A change of a task's status. `attempt` counts its claims; `worker_id` held it before or after."""
+    """A change of a task's status. `attempt` counts its claims; `worker_id` held it before or after.
+
+    `attempt_number` counts its attempts. It is null before the first claim, and for a claim that ended before
+    its start, which is no attempt.
+    """
 
     at: datetime
     status: TaskStatus
     attempt: int
+    attempt_number: int | None = None
     worker_id: UUID | None = None
     reason: str | None = None
     error: str | None = None

@@ -207,6 +207,7 @@ class TaskResponse(ResponseBody):
 
     - `queue_position`: the place of a waiting task in the job's queue, from 1; null for other tasks.
     - `attempt`: the fencing token; it grows with every claim, and a worker's report may carry it.
+    - `attempts`: how many attempts have begun. A claim that is released before its start is none.
     - `error`, `error_code`: why the task, or its last attempt, ended without success. The code is ``error``
       for a failure that a worker reported, or the last part of a URL under ``/v1/problems/``.
     - `run_at`: when the task enters its queue, because its submitter set a time, or before a retry.
@@ -230,6 +231,7 @@ class TaskResponse(ResponseBody):
     payload: JsonObject
     queue_position: int | None = None
     attempt: int = 0
+    attempts: int = 0
     created_by: str | None = None
     result: Any = None
     error_code: str | None = None

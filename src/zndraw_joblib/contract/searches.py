@@ -63,6 +63,7 @@ class FoundTask(ResponseBody):
     worker_id: UUID | None = None
     created_by: str | None = None
     attempt: int = 0
+    attempts: int = 0
     priority: int = 0
     run_at: datetime | None = None
     error: str | None = None

@@ -14,6 +14,7 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.tasks import TaskRecord
+from zndraw_joblib.server.store.tasks.records import ended_unstarted
 
 ERROR = "error"
 DISCONNECTED = "Worker disconnected"
@@ -81,7 +82,8 @@ def requeued(
 ) -> TaskRecord:
     """Return a task in its queue again, or scheduled for `run_at`.
 
-    Its attempt stays, so that reports of its previous holder are rejected.
+    Its attempt stays, so that reports of its previous holder are rejected. A claim that has not started is
+    counted, because it was no attempt.
     """
     return task.changed(
         **also,
@@ -94,6 +96,7 @@ def requeued(
         claim_id=None,
         run_at=run_at,
         reason=reason,
+        unstarted=task.unstarted + ended_unstarted(task.claimed_at, task.started_at),
         error=error,
         error_code=reason,
         result=None,

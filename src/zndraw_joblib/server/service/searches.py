@@ -60,9 +60,14 @@ async def entries(tx: Transaction, rows: Sequence[FoundRow]) -> list[FoundTask]:
 
 def _entry(row: FoundRow, job_name: str) -> FoundTask:
     fields = row._asdict()
-    for name in ("seq", "job_id", "lane"):
+    for name in ("seq", "job_id", "lane", "unstarted"):
         del fields[name]
-    fields |= {"job_name": job_name, "status": TaskStatus(row.status), "priority": -row.lane}
+    fields |= {
+        "job_name": job_name,
+        "attempts": row.attempts,
+        "status": TaskStatus(row.status),
+        "priority": -row.lane,
+    }
     return FoundTask.model_construct(**fields)
 
 

@@ -1,6 +1,7 @@
 """The history of a task, and why it is in its present state."""
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.contract.history import Reason, TaskExplanation, TaskHistory, Transition
@@ -26,38 +27,44 @@ async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
     task = await _existing(tx, task_id)
     attempts = [details.attempt_detail(each) for each in await detail_store.of_task(tx, task.seq)]
     transitions = [Transition(at=task.created_at, status=TaskStatus.PENDING, attempt=0, reason="submitted")]
+    begun = 0
     for attempt in await store.attempts_of(tx, task.seq):
-        transitions += _transitions(attempt)
+        begun += attempt.started_at is not None
+        number = None if attempt.started_at is None else begun
+        transitions += _transitions(attempt, number)
         transitions.append(
             Transition(
                 at=attempt.ended_at,
                 status=TaskStatus.PENDING,
                 attempt=attempt.attempt,
+                attempt_number=number,
                 worker_id=attempt.worker_id,
                 reason=attempt.reason,
                 error=None if attempt.status in TERMINAL else attempt.error,
                 run_at=attempt.run_at,
             )
         )
-    return TaskHistory(id=task_id, transitions=transitions + _transitions(task), attempts=attempts)
+    is_attempt = task.started_at is not None or task.status in HELD
+    transitions += _transitions(task, begun + 1 if is_attempt else None)
+    return TaskHistory(id=task_id, transitions=transitions, attempts=attempts)
 
 
-def _transitions(attempt: TaskRecord | AttemptRecord) -> list[Transition]:
+def _transitions(attempt: TaskRecord | AttemptRecord, number: int | None) -> list[Transition]:
     steps = [(attempt.claimed_at, TaskStatus.CLAIMED), (attempt.started_at, TaskStatus.RUNNING)]
-    transitions = [
-        Transition(at=at, status=status, attempt=attempt.attempt, worker_id=attempt.worker_id)
-        for at, status in steps
-        if at is not None
-    ]
+    fields: dict[str, Any] = {
+        "attempt": attempt.attempt,
+        "attempt_number": number,
+        "worker_id": attempt.worker_id,
+    }
+    transitions = [Transition(at=at, status=status, **fields) for at, status in steps if at is not None]
     if attempt.completed_at is not None:
         transitions.append(
             Transition(
                 at=attempt.completed_at,
                 status=TaskStatus(attempt.status),
-                attempt=attempt.attempt,
-                worker_id=attempt.worker_id,
                 reason=attempt.error_code,
                 error=attempt.error,
+                **fields,
             )
         )
     return transitions
@@ -75,7 +82,7 @@ async def explain(tx: Transaction, task_id: UUID, order: ClaimOrder) -> TaskExpl
         since = task.started_at or task.claimed_at
         holder = "The server" if task.worker_id is None else f"Worker {task.worker_id}"
         does = "runs it" if task.status is TaskStatus.RUNNING else "has claimed it"
-        state = f"{holder} {does}, attempt {task.attempt}"
+        state = f"{holder} {does}, attempt {task.attempts}"
         reasons = [Reason(code=task.status, detail=f"{state}, since {since:%Y-%m-%d %H:%M:%S} UTC")]
     else:
         reasons, expected = await _pending_reasons(tx, task, position, order)

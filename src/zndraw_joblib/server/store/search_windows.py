@@ -38,7 +38,7 @@ _MAX_STREAMS = 40
 _REPEATED = 90
 _NAMES = (
     *("seq", "id", "job_id", "room_id", "status", "created_at", "claimed_at", "started_at", "completed_at"),
-    *("worker_id", "created_by", "attempt", "lane", "run_at", "error_code"),
+    *("worker_id", "created_by", "attempt", "unstarted", "lane", "run_at", "error_code"),
 )
 _COLUMNS = [*(tasks.c[name] for name in _NAMES), func.substr(tasks.c.error, 1, MAX_ERROR).label("error")]
 _SEQ = bindparam("seq", type_=tasks.c.seq.type)

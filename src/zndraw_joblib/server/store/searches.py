@@ -14,13 +14,13 @@ from uuid import UUID
 
 from sqlalchemy import Select, bindparam, func, literal_column, select, true
 
-from zndraw_joblib.contract.status import HELD, TaskStatus
+from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.store import search_windows
 from zndraw_joblib.server.store.bulk import among, like_pattern, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.search_windows import CONDITIONS, Shape
 from zndraw_joblib.server.store.tables import Job, RoomCount, Task
-from zndraw_joblib.server.store.tasks.records import IS_HELD
+from zndraw_joblib.server.store.tasks.records import IS_HELD, ended_unstarted
 
 tasks, jobs, rooms = Task.__table__, Job.__table__, RoomCount.__table__
 
@@ -93,10 +93,17 @@ class FoundRow(NamedTuple):
     worker_id: UUID | None
     created_by: str
     attempt: int
+    unstarted: int
     lane: int
     run_at: datetime | None
     error_code: str | None
     error: str | None
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts have begun, with the present one."""
+        is_unstarted = self.status in TERMINAL and ended_unstarted(self.claimed_at, self.started_at)
+        return self.attempt - self.unstarted - is_unstarted
 
 
 class _Pace:

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Computed,
     ForeignKey,
     Index,
+    Integer,
     String,
     Text,
     UniqueConstraint,
@@ -133,10 +134,9 @@ class Task(Base, table=True):
 
     `seq` is the order of submission; `attempt` is the fencing token, which grows with every claim. `lane` is
     the negated priority: a queue is ordered by `lane`, then by `seq`. While `run_at` is set, a pending task
-    is in no queue. `failures` and `crashes` count failed attempts; `deadline` is when a held task must have
-    started, or ended. `worker_id` and `worker_owner_id` stay after the worker was deleted.
-    `queued_at` is when the task last entered its queue, null if that was at its submit. `traceparent` is the
-    trace context of its submitter. `on_end` names the host's function to call after its end, null afterwards.
+    is in no queue. `failures` and `crashes` count failed attempts, `unstarted` claims that never started. A
+    held task must have started, or ended, by its `deadline`. `worker_id` and `worker_owner_id` outlive the
+    worker. `queued_at` is null until the task enters its queue again, `on_end` after it was called.
     """
 
     __tablename__ = "joblib_task"
@@ -206,6 +206,7 @@ class Task(Base, table=True):
     max_attempts: int | None = None
     failures: int = _zero()
     crashes: int = _zero()
+    unstarted: int = Field(sa_column=Column(Integer, nullable=False, server_default=text("0")), default=0)
     claim_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
     error_code: str | None = Field(default=None, max_length=64)
     queued_at: datetime | None = moment(nullable=True)

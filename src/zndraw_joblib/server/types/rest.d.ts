@@ -1534,6 +1534,11 @@ export interface components {
              */
             attempt: number;
             /**
+             * Attempts
+             * @default 0
+             */
+            attempts: number;
+            /**
              * Priority
              * @default 0
              */
@@ -2859,6 +2864,7 @@ export interface components {
          *
          *     - `queue_position`: the place of a waiting task in the job's queue, from 1; null for other tasks.
          *     - `attempt`: the fencing token; it grows with every claim, and a worker's report may carry it.
+         *     - `attempts`: how many attempts have begun. A claim that is released before its start is none.
          *     - `error`, `error_code`: why the task, or its last attempt, ended without success. The code is ``error``
          *       for a failure that a worker reported, or the last part of a URL under ``/v1/problems/``.
          *     - `run_at`: when the task enters its queue, because its submitter set a time, or before a retry.
@@ -2904,6 +2910,11 @@ export interface components {
              * @default 0
              */
             attempt: number;
+            /**
+             * Attempts
+             * @default 0
+             */
+            attempts: number;
             /** Created By */
             created_by: string | null;
             /** Result */
@@ -3055,6 +3066,9 @@ export interface components {
         /**
          * Transition
          * @description A change of a task's status. `attempt` counts its claims; `worker_id` held it before or after.
+         *
+         *     `attempt_number` counts its attempts. It is null before the first claim, and for a claim that ended before
+         *     its start, which is no attempt.
          */
         Transition: {
             /**
@@ -3065,6 +3079,8 @@ export interface components {
             status: components["schemas"]["TaskStatus"];
             /** Attempt */
             attempt: number;
+            /** Attempt Number */
+            attempt_number: number | null;
             /** Worker Id */
             worker_id: string | null;
             /** Reason */
@@ -3599,6 +3615,7 @@ export interface operations {
                      *       },
                      *       "queue_position": 1,
                      *       "attempt": 0,
+                     *       "attempts": 0,
                      *       "created_by": "ada",
                      *       "result": null,
                      *       "error_code": null,
@@ -3765,6 +3782,7 @@ export interface operations {
                      *         },
                      *         "queue_position": null,
                      *         "attempt": 1,
+                     *         "attempts": 1,
                      *         "created_by": "ada",
                      *         "result": null,
                      *         "error_code": null,
@@ -3908,6 +3926,7 @@ export interface operations {
                      *       },
                      *       "queue_position": null,
                      *       "attempt": 1,
+                     *       "attempts": 1,
                      *       "created_by": "ada",
                      *       "result": {
                      *         "rotated": 12
@@ -4026,6 +4045,7 @@ export interface operations {
                      *       },
                      *       "queue_position": null,
                      *       "attempt": 1,
+                     *       "attempts": 1,
                      *       "created_by": "ada",
                      *       "result": null,
                      *       "error_code": null,
@@ -4757,6 +4777,7 @@ export interface operations {
                      *           },
                      *           "queue_position": null,
                      *           "attempt": 1,
+                     *           "attempts": 1,
                      *           "created_by": "ada",
                      *           "result": {
                      *             "rotated": 12
@@ -4889,6 +4910,7 @@ export interface operations {
                      *             },
                      *             "queue_position": 1,
                      *             "attempt": 0,
+                     *             "attempts": 0,
                      *             "created_by": "ada",
                      *             "result": null,
                      *             "error_code": null,

@@ -37,6 +37,7 @@ _PENDING_TASK: dict[str, Any] = {
     "payload": {"angle": 90},
     "queue_position": 1,
     "attempt": 0,
+    "attempts": 0,
     "created_by": "ada",
     "result": None,
     "error_code": None,
@@ -49,6 +50,7 @@ _CLAIMED_TASK = _PENDING_TASK | {
     "worker_id": _WORKER_ID,
     "queue_position": None,
     "attempt": 1,
+    "attempts": 1,
 }
 _RUNNING_TASK = _CLAIMED_TASK | {"status": "running", "started_at": "2026-03-01T12:00:01.000000Z"}
 _COMPLETED_TASK = _RUNNING_TASK | {

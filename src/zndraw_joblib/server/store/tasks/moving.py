@@ -21,7 +21,7 @@ _GUARDED = ("status", "attempt")
 _WRITTEN = (
     *("status", "worker_id", "worker_owner_id", "attempt", "claimed_at", "started_at", "completed_at"),
     *("error", "error_code", "result", "run_at", "expires_at", "deadline", "failures", "crashes", "claim_id"),
-    "queued_at",
+    *("queued_at", "unstarted"),
 )
 _OLD = {f"old_{name}": tasks.c[name] for name in _GUARDED}
 _NEW = {f"new_{name}": tasks.c[name] for name in _WRITTEN}

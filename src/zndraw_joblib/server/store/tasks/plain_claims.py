@@ -80,6 +80,7 @@ class ClaimedTask(NamedTuple):
     payload: dict[str, Any]
     created_at: datetime
     attempt: int
+    unstarted: int
     error: str | None
     error_code: str | None
     lane: int

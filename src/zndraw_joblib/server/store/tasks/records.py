@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.status import HELD, TaskStatus
+from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.store.bulk import byte_size
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.jobs import policy_of
@@ -48,6 +48,11 @@ IS_PENDING = tasks.c.status == literal_column(f"'{TaskStatus.PENDING}'")
 QUEUED = and_(IS_PENDING, tasks.c.run_at.is_(None))
 IS_SCHEDULED = and_(IS_PENDING, tasks.c.run_at.is_not(None))
 IS_HELD = of_status(HELD)
+
+
+def ended_unstarted(claimed_at: datetime | None, started_at: datetime | None) -> bool:
+    """Return whether a task has lost a claim that never started, which was no attempt."""
+    return claimed_at is not None and started_at is None
 
 
 @dataclass
@@ -81,6 +86,7 @@ class TaskRecord:
     max_attempts: int | None = None
     failures: int = 0
     crashes: int = 0
+    unstarted: int = 0
     claim_id: UUID | None = None
     error_code: str | None = None
     traceparent: str | None = None
@@ -99,6 +105,12 @@ class TaskRecord:
     def place(self) -> Place:
         """The sort key of this task in its queue: the smallest is claimed first."""
         return self.lane, self.seq
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts have begun, with the present one."""
+        is_unstarted = self.status in TERMINAL and ended_unstarted(self.claimed_at, self.started_at)
+        return self.attempt - self.unstarted - is_unstarted
 
     @property
     def is_queued(self) -> bool:

@@ -73,6 +73,7 @@ class Stepped(NamedTuple):
     completed_at: datetime | None
     worker_id: UUID | None
     attempt: int
+    unstarted: int
     lane: int
     error: str | None
     error_code: str | None
@@ -129,7 +130,7 @@ _KINDS = {
     "result": Text(),
 }
 _KEPT = [tasks.c[name] for name in ("room_id", "created_by", "created_at", "started_at", "completed_at")]
-_KEPT += [tasks.c[name] for name in ("worker_id", "attempt", "lane")]
+_KEPT += [tasks.c[name] for name in ("worker_id", "attempt", "unstarted", "lane")]
 _COMPLETED: ColumnElement[str] = literal_column(f"'{TaskStatus.COMPLETED}'")
 _AT = bindparam("at", type_=UtcDateTime())
 Given = dict[str, ColumnElement[Any]]

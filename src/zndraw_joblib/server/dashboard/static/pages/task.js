@@ -44,10 +44,11 @@ export function Task({ segments }) {
           <${Json} value=${found.payload} label="Payload" /><//>
         <${Result} task=${found} />
       </div>
-      <${Log} id=${found.id} attempt=${found.attempt} attempts=${attemptsOf(found)} news=${news.value} isEnded=${isEnded} />`}<//><//>`;
+      <${Log} id=${found.id} attempt=${found.attempt} attempts=${attemptsOf(history)} news=${news.value} isEnded=${isEnded} />`}<//><//>`;
 }
 
-const attemptsOf = (task) => Array.from({ length: Math.min(task.attempt, 50) }, (_, index) => task.attempt - index);
+// The numbers of the attempts and those of their claims, the last 50, newest first.
+const attemptsOf = (history) => [...new Map(history.transitions.filter((each) => each.attempt_number).map((each) => [each.attempt_number, each.attempt]))].slice(-50).reverse();
 
 function Summary({ task, explanation }) {
   const isWaiting = task.status === "pending";
@@ -61,7 +62,7 @@ function Summary({ task, explanation }) {
       ["Started", task.started_at && html`<${Ago} at=${task.started_at} />`],
       ["Ended", task.completed_at && html`<${Ago} at=${task.completed_at} />`],
       ["Worker", task.worker_id && html`<${WorkerLink} id=${task.worker_id} />`],
-      ["Attempt", task.attempt || null],
+      ["Attempts", task.attempts || null],
       ["Priority", task.priority || null],
       ["Due", isWaiting && task.run_at && html`<${Time} at=${task.run_at} />`],
       ["Fails if not claimed", isWaiting && task.expires_at && html`<${Ago} at=${task.expires_at} />`],

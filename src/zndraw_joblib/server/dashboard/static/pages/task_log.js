@@ -17,10 +17,11 @@ async function readAll(id, attempt, abort, after = 0) {
   }
 }
 
-// `news` is the last `log` event of the task's stream. `attempts` are the numbers of all attempts.
+// `news` is the last `log` event of the task's stream. `attempt` is the number of the last claim; `attempts` has the number and the
+// claim of each attempt, the last one first: a claim that never started is no attempt, and has no log.
 export function Log({ id, attempt, attempts, news, isEnded }) {
   const chosen = useSignal(null);
-  const shown = chosen.value ?? attempt;
+  const shown = chosen.value ?? attempts[0]?.[1] ?? attempt;
   const log = useSignal(null);
   const error = useSignal(null);
   useEffect(() => {
@@ -45,7 +46,7 @@ export function Log({ id, attempt, attempts, news, isEnded }) {
     return () => controller.abort();
   }, [news, log.value?.attempt]);
   const choice = attempts.length > 1 && html`<label>Attempt <select value=${shown} onChange=${(event) => (chosen.value = Number(event.target.value))}>
-    ${attempts.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></label>`;
+    ${attempts.map(([number, claim]) => html`<option key=${claim} value=${claim}>${number}</option>`)}</select></label>`;
   return html`<${Section} title="Log" class="wide" actions=${choice}>
     ${error.value && html`<${Failure} error=${error.value} />`}
     ${log.value?.lines.length ? html`<${Lines} ...${log.value} />` : html`<${Empty}>${!shown ? `No worker has claimed the task${isEnded ? "" : " yet"}.` : isEnded || shown !== attempt ? "The job has written no line." : "No line yet."}<//>`}<//>`;

@@ -63,7 +63,7 @@ function columnsOf(items) {
     { name: "room", label: "Room", render: (task) => html`<${RoomLink} id=${task.room_id} />` },
     { name: "created", label: "Created", render: (task) => html`<${Ago} at=${task.created_at} />` },
     { name: "ran", label: "Ran", class: "number", render: (task) => task.started_at ? html`<${Between} from=${task.started_at} to=${task.completed_at} />` : html`<span class="none">–</span>` },
-    { name: "attempt", label: "Attempt", class: "number", render: (task) => task.attempt || html`<span class="none">–</span>` },
+    { name: "attempts", label: "Attempts", class: "number", render: (task) => task.attempts || html`<span class="none">–</span>` },
     { name: "worker", label: "Worker", render: (task) => html`<${WorkerLink} id=${task.worker_id} />` },
     items.some((task) => task.error || task.error_code) && {
       name: "error", label: "Error", class: "text",

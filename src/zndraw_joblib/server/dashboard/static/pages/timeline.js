@@ -9,7 +9,7 @@ export const isOver = (status) => TERMINAL.includes(status);
 // The stretches of time between the transitions: { status, from, to, attempt }.
 function stretches(transitions) {
   const found = [];
-  for (const [index, { at, status, attempt }] of transitions.entries()) {
+  for (const [index, { at, status, attempt_number: attempt }] of transitions.entries()) {
     const next = transitions[index + 1];
     if (isOver(status)) continue;
     found.push({ status, attempt, from: new Date(at), to: next ? new Date(next.at) : new Date(now.value), isOpen: !next });
@@ -44,7 +44,7 @@ export function Timeline({ history }) {
     <ol class="transitions">${transitions.map((each, index) => html`<li key=${index}>
       <${Time} at=${each.at} /> <${Status} status=${each.status} />
       <span class="help">${index ? `+${duration(between(transitions[index - 1].at, each.at))}` : ""}</span>
-      <span class="what">${each.attempt > 0 && html`attempt ${each.attempt}`} ${each.worker_id && html` on <${WorkerLink} id=${each.worker_id} />`}
+      <span class="what">${each.attempt_number ? `attempt ${each.attempt_number}` : each.attempt > 0 && "not started"} ${each.worker_id && html` on <${WorkerLink} id=${each.worker_id} />`}
         ${each.reason && html` <code>${each.reason}</code>`}${each.run_at && html` · due <${Time} at=${each.run_at} />`}
         ${each.error && html`<span class="error">${each.error}</span>`}</span></li>`)}</ol><//>`;
 }

@@ -123,7 +123,7 @@ function Current({ tasks }) {
     { name: "job", label: "Job", render: (task) => html`<${JobLink} name=${task.job_name} />` },
     { name: "room", label: "Room", render: (task) => html`<${RoomLink} id=${task.room_id} />` },
     { name: "ran", label: "For", class: "number", render: (task) => html`<${Between} from=${task.started_at ?? task.claimed_at} />` },
-    { name: "attempt", label: "Attempt", class: "number", render: (task) => task.attempt },
+    { name: "attempt", label: "Attempt", class: "number", render: (task) => task.attempts },
   ];
   return html`<${Table} caption="Current tasks" columns=${columns} rows=${tasks} empty="It holds no task at the moment." />`;
 }
