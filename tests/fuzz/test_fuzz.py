@@ -3,6 +3,7 @@
 The requests are the same in each run. `make fuzz` sends many more, and others each time.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -14,13 +15,14 @@ import pytest
 import schemathesis
 from databases import PostgresDatabases
 from generate import DOCUMENT
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi import checks
 from servers import ServerProcess
 
-from fuzz.rows import Rows, Values
+from fuzz.rows import ROOM, V1, Rows, Values
+from fuzz.schemas import payloads, schemas
 
 MANY = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 # No request may wait for long.
@@ -115,6 +117,32 @@ def test_each_answer_follows_the_document(
     case.call_and_validate(
         base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, checks=CHECKS, timeout=120
     )
+
+
+_NUMBERS = itertools.count()
+
+
+@given(schema=schemas, inputs=st.lists(payloads, min_size=1, max_size=2))
+@settings(
+    max_examples=MANY or 8,
+    derandomize=not MANY,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+def test_no_schema_stops_the_server(
+    schema: dict[str, Any], inputs: list[dict[str, Any]], client: httpx.Client
+) -> None:
+    """A job with it, and its tasks, are accepted or refused with 4xx; then the server answers."""
+    job = {"category": "modifiers", "name": f"Schema{next(_NUMBERS)}", "schema": schema}
+    response = client.put(f"{V1}/rooms/{ROOM}/jobs", json=job)
+    assert response.status_code in {201, 413, 422}, response.text
+    if response.status_code == 201:
+        for payload in inputs:
+            url = f"{V1}/rooms/{ROOM}/tasks/{response.json()['full_name']}"
+            answer = client.post(url, json={"payload": payload})
+            assert answer.status_code in {202, 413, 422}, answer.text
+    assert client.get(f"{V1}/me").is_success
 
 
 def address(part: Any, values: Values, data: st.DataObject) -> None:
