@@ -2,7 +2,8 @@
 
 import asyncio
 import importlib
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from types import ModuleType
 from typing import Annotated, Any
@@ -13,9 +14,11 @@ import socketio
 from databases import on_sqlite
 from fastapi import Depends, FastAPI
 from host.conftest import Start, start
-from rest import ROTATE, V1
+from realtime.sockets import serve
+from rest import ROTATE, V1, claim, register, submit
 from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
+from taskiq import InMemoryBroker
 from waiting import until
 
 from zndraw_joblib import (
@@ -41,6 +44,16 @@ from zndraw_joblib.server.store.engine import open_engine
 from zndraw_joblib.server.store.schema import OutdatedSchema
 
 __all__ = ["start"]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Any) -> str:
+    """Return the URL of a database without tables."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'new.db'}"
+    return str(request.getfixturevalue("empty_postgres_url"))
+
+
 OWN_ROWS = "ignore:(Worker|ProviderRecord).user_id:DeprecationWarning"
 
 
@@ -304,6 +317,51 @@ async def test_a_router_without_a_queue_says_what_to_call(
     async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
         assert (await client.get(f"{V1}/workers")).status_code == 500
     assert "call JobLib(...).mount(app) before it handles requests" in caplog.text
+
+
+def host_without_glue(old_host: ModuleType, engine: AsyncEngine, ran: list[str]) -> FastAPI:
+    """Return an old host that calls `mount` and nothing else that is new.
+
+    Its lifespan registers an internal job, which needs the tables, and runs a sweeper of its own.
+    """
+    sessions = async_sessionmaker(engine)
+
+    async def execute(cls: type[Any], payload: dict[str, Any], room_id: str, task_id: str) -> None:
+        ran.append(room_id)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with engine.begin() as connection:
+            await connection.run_sync(old_host.SQLModel.metadata.create_all)
+        await old_host.register_internal_jobs(app, InMemoryBroker(), [old_host.Center], execute, sessions)
+        sweeping = asyncio.create_task(old_host.run_sweeper(sessions, settings=JobLibSettings()))
+        yield
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
+
+    app = FastAPI(lifespan=lifespan)
+    app.include_router(old_host.router)
+    app.add_exception_handler(ProblemException, problem_exception_handler)
+    JobLib(session_maker=sessions, identity=old_host.current_user, upgrade_tables=True).mount(app)
+    return app
+
+
+async def test_one_call_replaces_the_glue_of_a_host(old_host: ModuleType, empty_database_url: str) -> None:
+    """On a real port and an empty database: `mount` adds the routes, the tables and the sweeper."""
+    engine, ran = open_engine(empty_database_url), list[str]()
+    app = host_without_glue(old_host, engine, ran)
+    async with serve(app, app, "unused") as server:
+        client = await server.rest()
+        internal = await client.post(f"{V1}/rooms/lab/tasks/@internal:modifiers:Center", json={})
+        assert internal.status_code == 202
+        await until(lambda: ran == ["lab"])
+        job = await register(client, room="lab")
+        task = await submit(client, job, room="lab")
+        assert (await claim(client, job["worker_id"]) or {})["id"] == task["id"]
+        listed = (await client.get(f"{V1}/admin/sweeper")).json()
+        assert listed["mode"] == "enforce"
+        assert not app.state.joblib.sweeper.is_late
+    await engine.dispose()
 
 
 def test_the_hosts_metadata_has_no_table_of_the_queue(old_host: ModuleType) -> None:

@@ -51,6 +51,7 @@ PROGRAMS = {
         "python",
         "python3",
         "rm",
+        "runuser",
     ),
     *(
         "createdb",

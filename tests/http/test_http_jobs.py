@@ -172,7 +172,7 @@ async def test_an_unknown_job_name_is_not_found(client: httpx.AsyncClient, part:
 async def test_a_job_of_another_room_is_not_found(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
-    """Reads, submissions and history are 404; `cross_room_jobs` allows them."""
+    """Reads, submissions and history are 404; `cross_room_jobs` allows them. Lists never show the job."""
     job = await register(client, room="lab")
     jobs, tasks = f"{V1}/rooms/attic/jobs/{job['full_name']}", f"{V1}/rooms/attic/tasks/{job['full_name']}"
     for _ in range(2):
@@ -184,6 +184,11 @@ async def test_a_job_of_another_room_is_not_found(
         submitted = await client.post(tasks, json={})
         assert (submitted.status_code, submitted.json()["room_id"]) == (202, "attic")
         assert (await client.get(f"{jobs}/tasks")).json()["total"] >= 1
+        batch = {"tasks": [{"room_id": "attic", "job_name": job["full_name"]}]}
+        [made] = (await client.post(f"{V1}/tasks/submit", json=batch)).json()["results"]
+        assert made["task"]["room_id"] == "attic"
+        listed = (await client.get(f"{V1}/rooms/attic/jobs")).json()
+        assert listed["total"] == 0
         settings.cross_room_jobs = False
 
 

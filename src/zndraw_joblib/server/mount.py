@@ -72,9 +72,9 @@ class JobLib(HostApi):
     return it. With `tsio`, a
     `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. `on_end` are functions to
     call after the ends of tasks, by their names; see `submit`. The app's lifespan upgrades the schema
-    (SQLite) or checks it (PostgreSQL), and runs the background loops. Set `on_providers_removed` to an async
-    function to call it with the full names of providers that were removed with their workers; its errors are
-    logged, and after a crash of the server it may not be called.
+    (SQLite, or with `upgrade_tables`) or checks it (PostgreSQL), and runs the background loops. Set
+    `on_providers_removed` to an async function to call it with the full names of providers that were removed
+    with their workers; its errors are logged, and after a crash of the server it may not be called.
     """
 
     rooms: Rooms | None = None
@@ -100,9 +100,10 @@ class JobLib(HostApi):
         internal_jobs: InternalJobs | None = None,
         on_end: Mapping[str, Hook] | None = None,
         prefix: str = "",
+        upgrade_tables: bool = False,
     ) -> None:
         self.settings, self.clock = settings or JobLibSettings(), clock
-        self.prefix = checks.checked_prefix(prefix)
+        self.prefix, self._upgrades_tables = checks.checked_prefix(prefix), upgrade_tables
         self.identity, self._resolve_identity = identity, identity_dependency(identity)
         self.guards = RoomGuards(readable_room, writable_room)
         self.runtime = runtime = Runtime(
@@ -120,8 +121,7 @@ class JobLib(HostApi):
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers)
         self.uploads, self.task_results = Uploads(self.runtime), TaskResults(self.runtime)
         self.streams, self.metrics = Streams(self.runtime), Metrics(self.runtime)
-        self.overviews = Overviews(self.runtime, self.streams)
-        self.sweeper = self._new_sweeper(monotonic)
+        self.overviews, self.sweeper = Overviews(runtime, self.streams), self._new_sweeper(monotonic)
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
         self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end or {})
         self._internal_jobs, self._given_results = internal_jobs, result_backend
@@ -202,13 +202,17 @@ class JobLib(HostApi):
         if self._app is not None:
             raise RuntimeError("This JobLib is mounted already. Create another one for another queue")
 
+    async def prepare_tables(self) -> None:
+        """Create or upgrade the tables, or check them: on PostgreSQL without `upgrade_tables`."""
+        await (schema.upgrade if self._upgrades_tables else schema.prepare)(self.runtime.database)
+
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Prepare the schema, run the background loops, and end waiting requests when the server stops.
 
         Raises `OutdatedSchema` for a PostgreSQL database that was not upgraded.
         """
-        await schema.prepare(self.runtime.database)
+        await self.prepare_tables()
         self.runtime.waiters.open()
         self._closing_sockets = None
         if self.rooms is not None:
@@ -378,7 +382,7 @@ async def register_internal_jobs(
 
     given, joblib = joblib, joblib or getattr(app.state, "joblib", None)
     database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
-    await schema.prepare(joblib.runtime.database if isinstance(joblib, JobLib) else database)
+    await (joblib.prepare_tables() if isinstance(joblib, JobLib) else schema.prepare(database))
     write = joblib.runtime.write if isinstance(joblib, JobLib) else database.write
     registry = await offer_internal_jobs(write, broker, extensions, executor)
     if given is None:
