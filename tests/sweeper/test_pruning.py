@@ -1,5 +1,6 @@
 """Old rows are deleted in the background, within a budget per cycle."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,8 @@ from sweeper.mounted_queue import MountedQueue
 from zndraw_joblib.server.background import pruner
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.store import recount
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.store.operation_tables import Statistic
+from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount, Task
 
 Sessions = async_sessionmaker[AsyncSession]
 tasks = Task.__table__
@@ -121,3 +123,64 @@ async def test_a_backlog_that_does_not_shrink_is_logged(
         await queue.sweep()
         assert len([r for r in caplog.records if "prune_max_rows" in r.message]) == warnings
     assert "prune_max_seconds" in caplog.text
+
+
+async def jobs_and_rest(sessions: Sessions) -> list[int]:
+    """Count all jobs, and the rows that belong to no task: counts and statistics of single jobs."""
+    no_job = Statistic.__table__.c.job_id != UUID(int=0)
+    rest = (select(func.count()).select_from(table.__table__) for table in (Job, RoomCount, QueueBlock))
+    async with sessions() as session:
+        statements = [*rest, select(func.count()).select_from(Statistic.__table__).where(no_job)]
+        return [(await session.execute(statement)).scalar_one() for statement in statements]
+
+
+async def test_soft_deleted_jobs_without_references_are_deleted(
+    queue: MountedQueue, sessions: Sessions
+) -> None:
+    """Not one with a task, with statistics, with a worker, or of the last day; a new one has the name then."""
+    used, unused, active = [await queue.register(name=name) for name in ("Used", "Unused", "Active")]
+    task = await queue.submit_and_claim(used, running=True)
+    await queue.report(task, "completed")
+    for job in (used, unused):
+        await queue.request("DELETE", f"/workers/{job['worker_id']}")
+    await queue.sweep()
+    assert (await jobs_and_rest(sessions))[0] == 3
+    queue.clock.advance(2 * 86_400)
+    await queue.heartbeat(active["worker_id"])
+    await queue.sweep()
+    assert (await jobs_and_rest(sessions))[0] == 2
+    assert not await queue.is_active(unused)
+    again = await queue.register(name="Unused")
+    assert (await queue.get_task(task))["job_name"] == used["full_name"]
+    await queue.request("DELETE", f"/workers/{again['worker_id']}")
+
+    row = {"job_id": UUID(used["id"]), "start": queue.clock.now, "waiting": [], "running": [], "causes": {}}
+    zero = dict.fromkeys(("submitted", "completed", "failed", "cancelled", "retried", "lost"), 0)
+    zero |= {"waiting_seconds": 0, "running_seconds": 0}
+    async with sessions() as session:
+        both = [{**row, **zero, "resolution": resolution} for resolution in (0, 3600)]
+        await (await session.connection()).execute(insert(Statistic.__table__), both)
+        await session.commit()
+    queue.joblib.settings.keep_finished_days = 1
+    await queue.heartbeat(active["worker_id"])
+    await queue.sweep()
+    await queue.sweep()
+    assert await count(sessions) == 0
+    assert (await jobs_and_rest(sessions))[0] == 3
+    await queue.execute("DELETE FROM joblib_statistic WHERE resolution = 3600")
+    await queue.sweep()
+    # The second job `Unused` is new.
+    assert await jobs_and_rest(sessions) == [2, 0, 0, 0]
+    assert await queue.is_active(active)
+    assert (await queue.register(name="Used"))["id"] != used["id"]
+
+
+async def test_a_job_may_be_registered_while_it_is_deleted(queue: MountedQueue) -> None:
+    """Its registration succeeds, whatever comes first."""
+    for _ in range(10):
+        job = await queue.register(name="Again")
+        await queue.request("DELETE", f"/workers/{job['worker_id']}")
+        queue.clock.advance(2 * 86_400)
+        _, again = await asyncio.gather(queue.sweep(), queue.register(name="Again"))
+        assert await queue.is_active(again)
+        await queue.request("DELETE", f"/workers/{again['worker_id']}")

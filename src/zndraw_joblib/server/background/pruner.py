@@ -42,6 +42,7 @@ class Pruner:
         self._batch_seconds = batch_seconds
         self._next_task = 0
         self._next_room = sweep.FIRST_ROOM
+        self._next_deleted_job = sweep.FIRST_JOB
         self._next_stream = streams.FIRST_ROOM
         self._next_job: UUID | None = UUID(int=0)
         self._cycles_behind = 0
@@ -60,7 +61,7 @@ class Pruner:
         if self._prune_content is not None:
             batches.append(self._prune_content)
         if with_tasks:
-            batches += [self._prune_room_queues, self._prune_blocks, self._prune_tasks]
+            batches += [self._prune_room_queues, self._prune_blocks, self._prune_tasks, self._prune_jobs]
         batches += [self._prune_events, self._prune_audit]
         while batches and rows_left > 0 and self._monotonic() < until:
             for batch in list(batches):
@@ -136,6 +137,12 @@ class Pruner:
     async def _prune_blocks(self) -> sweep.Pruned:
         pruned: sweep.Pruned = await self._write(sweep.prune_blocks)
         return pruned
+
+    async def _prune_jobs(self) -> sweep.Pruned:
+        work = partial(sweep.prune_jobs, after=self._next_deleted_job)
+        pruned, self._next_deleted_job = await self._write(work)
+        found: sweep.Pruned = pruned
+        return found
 
     async def _prune_tasks(self) -> sweep.Pruned:
         days = self._settings.keep_finished_days

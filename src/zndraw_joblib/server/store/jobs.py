@@ -158,9 +158,12 @@ async def add_or_lock(
         **_stored(policy),
     }
     statement = dialect(tx).insert(jobs).values(**values).on_conflict_do_nothing().returning(jobs.c.id)
-    is_new = (await tx.execute(statement)).first() is not None
-    row = (await tx.execute(_SELECT.where(_is_named(name)).with_for_update())).one()
-    return JobRecord(*row), is_new
+    while True:
+        is_new = (await tx.execute(statement)).first() is not None
+        row = (await tx.execute(_SELECT.where(_is_named(name)).with_for_update())).first()
+        # A soft-deleted job may be pruned between the two statements.
+        if row is not None:
+            return JobRecord(*row), is_new
 
 
 async def restore_with(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
