@@ -137,7 +137,7 @@ async def jobs_and_rest(sessions: Sessions) -> list[int]:
 async def test_soft_deleted_jobs_without_references_are_deleted(
     queue: MountedQueue, sessions: Sessions
 ) -> None:
-    """Not one with a task, with statistics, with a worker, or of the last day; a new one has the name then."""
+    """A job with a task, statistics or a worker stays, and one of the last day. The name is free then."""
     used, unused, active = [await queue.register(name=name) for name in ("Used", "Unused", "Active")]
     task = await queue.submit_and_claim(used, running=True)
     await queue.report(task, "completed")
