@@ -17,6 +17,7 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.store import workers
 from zndraw_joblib.server.store.database import Database, Transaction
 from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.store.sqlite import SqliteDatabase
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite"])
 
@@ -170,3 +171,40 @@ def test_event_loops_of_several_threads_share_a_database(kind: str, database_url
     assert failures == []
     assert asyncio.run(count(database)) == 400
     asyncio.run(database.close())
+
+
+# Some 20 ms.
+SLOW = text(
+    "WITH RECURSIVE steps(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM steps WHERE n < 100000) "
+    "SELECT count(*) FROM steps"
+)
+
+
+async def test_short_writes_back_to_back_let_a_long_one_in(database_url: str, database: Database) -> None:
+    """They hold the lock nearly all the time, and SQLite's lock is not fair: the long write would fail.
+
+    The sweeper and the statistics write in a thread.
+    """
+    impatient = SqliteDatabase(make_url(database_url), busy_seconds=5)
+    is_done = asyncio.Event()
+
+    async def slow(tx: Transaction) -> None:
+        await tx.execute(SLOW)
+
+    async def write_short() -> int:
+        writes = 0
+        while not is_done.is_set():
+            await impatient.write_short(slow)
+            await asyncio.sleep(0)
+            writes += 1
+        return writes
+
+    shorts = asyncio.create_task(write_short())
+    try:
+        for _ in range(5):
+            await impatient.write(workers.add, "long")
+    finally:
+        is_done.set()
+        assert await shorts > 0
+        await impatient.close()
+    assert await count(database) == 5

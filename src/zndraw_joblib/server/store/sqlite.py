@@ -32,6 +32,8 @@ _MOST_COMMITS = 800
 _LONG_LOG_PAGES = 2000  # 8 MB
 # How long a checkpoint may block writers while it waits for readers of an old state.
 _CHECKPOINT_PATIENCE_MS = 100
+# A transaction in the writer's thread waits this long for the lock before short writes queue up behind it.
+_FAIR_SECONDS = 0.02
 # More than the statements of the queue, with several lengths of their lists.
 _CACHED_STATEMENTS = 1024
 
@@ -54,6 +56,7 @@ class SqliteDatabase(Database):
         self._is_quick_free = threading.Lock()
         self._commits = self._checkpointed = 0
         self._is_emptying = False
+        self._waiting_since: float | None = None
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._reader = "writer" if is_in_memory else "reader"
         # A statement that ran once may be built for one use, and SQLAlchemy caches such better.
@@ -137,14 +140,25 @@ class SqliteDatabase(Database):
 
         def write() -> tuple[Result, Transaction]:
             with self._engine.connect() as connection:
-                connection.exec_driver_sql(SQLITE_LOCK)
+                self._waiting_since = time.monotonic()
+                try:
+                    connection.exec_driver_sql(SQLITE_LOCK)
+                finally:
+                    self._waiting_since = None
                 return self._run(connection, work)
 
         return await self._in_thread("writer", write)
 
     def _may_be_quick(self, is_short: bool) -> bool:
-        """Take the connection of the event loop for a write, unless the write must wait for a checkpoint."""
+        """Take the connection of the event loop for a write, unless the write must wait for others.
+
+        SQLite's lock is not fair: short writes back to back would keep it from the writer's thread until
+        that fails. They wait in the thread, behind the transaction that needs the lock.
+        """
         if not is_short or self._is_emptying or self._commits - self._checkpointed > _MOST_COMMITS:
+            return False
+        since = self._waiting_since
+        if since is not None and time.monotonic() - since > _FAIR_SECONDS:
             return False
         return self._is_quick_free.acquire(blocking=False)
 
