@@ -134,53 +134,61 @@ async def jobs_and_rest(sessions: Sessions) -> list[int]:
         return [(await session.execute(statement)).scalar_one() for statement in statements]
 
 
-async def test_soft_deleted_jobs_without_references_are_deleted(
-    queue: MountedQueue, sessions: Sessions
-) -> None:
-    """A job with a task, statistics or a worker stays, and one of the last day. The name is free then."""
+async def end_worker(queue: MountedQueue, job: dict[str, Any]) -> None:
+    """Remove the worker of a job."""
+    await queue.request("DELETE", f"/workers/{job['worker_id']}")
+
+
+async def test_soft_deleted_jobs_without_tasks_are_deleted(queue: MountedQueue, sessions: Sessions) -> None:
+    """A job with a task or a worker stays, and one of the last day; the name of a deleted one is free."""
     used, unused, active = [await queue.register(name=name) for name in ("Used", "Unused", "Active")]
     task = await queue.submit_and_claim(used, running=True)
     await queue.report(task, "completed")
     for job in (used, unused):
-        await queue.request("DELETE", f"/workers/{job['worker_id']}")
+        await end_worker(queue, job)
     await queue.sweep()
     assert (await jobs_and_rest(sessions))[0] == 3
     queue.clock.advance(2 * 86_400)
     await queue.heartbeat(active["worker_id"])
     await queue.sweep()
     assert (await jobs_and_rest(sessions))[0] == 2
-    assert not await queue.is_active(unused)
-    again = await queue.register(name="Unused")
+    assert [await queue.is_active(job) for job in (used, unused, active)] == [False, False, True]
+    assert (await queue.register(name="Unused"))["id"] != unused["id"]
+    assert (await queue.register(name="Used"))["id"] == used["id"]
     assert (await queue.get_task(task))["job_name"] == used["full_name"]
-    await queue.request("DELETE", f"/workers/{again['worker_id']}")
 
-    row = {"job_id": UUID(used["id"]), "start": queue.clock.now, "waiting": [], "running": [], "causes": {}}
+
+async def test_a_soft_deleted_job_stays_as_long_as_its_statistics(
+    queue: MountedQueue, sessions: Sessions
+) -> None:
+    """With those of minutes and hours the rest goes: its counts, and its totals since the first start."""
+    job = await queue.register()
+    await queue.report(await queue.submit_and_claim(job, running=True), "completed")
+    await end_worker(queue, job)
     zero = dict.fromkeys(("submitted", "completed", "failed", "cancelled", "retried", "lost"), 0)
-    zero |= {"waiting_seconds": 0, "running_seconds": 0}
+    row = {"job_id": UUID(job["id"]), "start": queue.clock.now, "waiting": [], "running": [], "causes": {}}
+    row |= {**zero, "waiting_seconds": 0, "running_seconds": 0}
     async with sessions() as session:
-        both = [{**row, **zero, "resolution": resolution} for resolution in (0, 3600)]
+        both = [{**row, "resolution": resolution} for resolution in (0, 3600)]
         await (await session.connection()).execute(insert(Statistic.__table__), both)
         await session.commit()
     queue.joblib.settings.keep_finished_days = 1
-    await queue.heartbeat(active["worker_id"])
-    await queue.sweep()
-    await queue.sweep()
+    queue.clock.advance(2 * 86_400)
+    for _ in range(2):
+        await queue.sweep()
     assert await count(sessions) == 0
-    assert (await jobs_and_rest(sessions))[0] == 3
+    assert (await jobs_and_rest(sessions))[0] == 1
     await queue.execute("DELETE FROM joblib_statistic WHERE resolution = 3600")
     await queue.sweep()
-    # The second job `Unused` is new.
-    assert await jobs_and_rest(sessions) == [2, 0, 0, 0]
-    assert await queue.is_active(active)
-    assert (await queue.register(name="Used"))["id"] != used["id"]
+    assert await jobs_and_rest(sessions) == [0, 0, 0, 0]
 
 
 async def test_a_job_may_be_registered_while_it_is_deleted(queue: MountedQueue) -> None:
     """Its registration succeeds, whatever comes first."""
     for _ in range(10):
         job = await queue.register(name="Again")
-        await queue.request("DELETE", f"/workers/{job['worker_id']}")
+        await end_worker(queue, job)
         queue.clock.advance(2 * 86_400)
         _, again = await asyncio.gather(queue.sweep(), queue.register(name="Again"))
         assert await queue.is_active(again)
-        await queue.request("DELETE", f"/workers/{again['worker_id']}")
+        await end_worker(queue, again)
