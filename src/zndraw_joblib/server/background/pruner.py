@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.contract.repeats import log_failed_work
-from zndraw_joblib.server.service import streams, sweep
+from zndraw_joblib.server.service import deleted_jobs, streams, sweep
 from zndraw_joblib.server.settings import JobLibSettings
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Pruner:
         self._batch_seconds = batch_seconds
         self._next_task = 0
         self._next_room = sweep.FIRST_ROOM
-        self._next_deleted_job = sweep.FIRST_JOB
+        self._next_deleted_job = deleted_jobs.FIRST
         self._next_stream = streams.FIRST_ROOM
         self._next_job: UUID | None = UUID(int=0)
         self._cycles_behind = 0
@@ -139,7 +139,7 @@ class Pruner:
         return pruned
 
     async def _prune_jobs(self) -> sweep.Pruned:
-        work = partial(sweep.prune_jobs, after=self._next_deleted_job)
+        work = partial(deleted_jobs.prune, after=self._next_deleted_job)
         pruned, self._next_deleted_job = await self._write(work)
         found: sweep.Pruned = pruned
         return found

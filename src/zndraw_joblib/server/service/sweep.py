@@ -15,7 +15,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import audit, retry_policy, serializers, workers
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service.workers import Counts, Decide
-from zndraw_joblib.server.store import deleted_jobs, idempotency, provider_requests, results, runtime_settings
+from zndraw_joblib.server.store import idempotency, provider_requests, results, runtime_settings
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
@@ -25,13 +25,9 @@ from zndraw_joblib.server.store.tasks import Condition, TaskRecord, counts, expi
 # A batch takes fewer workers if they hold more tasks; a task that may be retried counts as several.
 COST_PER_WORKER = 3
 FIRST_ROOM = room_queues.FIRST
-FIRST_JOB = deleted_jobs.FIRST
 TASKS_PER_BATCH = 1000
-JOBS_PER_BATCH = 200
 _RESULT_PARTS = 16
 _MODE = "sweeper_mode"
-# A job whose worker restarts keeps its id, also without tasks.
-_KEEP_JOBS = timedelta(days=1)
 # Provider requests are kept for this long after they expired.
 _KEEP_REQUESTS = timedelta(hours=1)
 # A heartbeat that is further ahead of the clock was made before the clock was set back.
@@ -350,16 +346,6 @@ async def prune_keys(tx: Transaction, keep: timedelta) -> Pruned:
     """Delete a batch of answers to requests with an `Idempotency-Key` that were stored `keep` ago."""
     deleted = await idempotency.prune(tx, await tx.now() - keep, TASKS_PER_BATCH)
     return Pruned(deleted, deleted == TASKS_PER_BATCH)
-
-
-async def prune_jobs(tx: Transaction, after: UUID) -> tuple[Pruned, UUID]:
-    """Delete soft-deleted jobs of a batch behind `after`, older than a day, without tasks and statistics.
-
-    Return where to continue.
-    """
-    created_before = await tx.now() - _KEEP_JOBS
-    deleted, following = await deleted_jobs.prune(tx, created_before, after, JOBS_PER_BATCH)
-    return Pruned(deleted, deleted > 0 and following != FIRST_JOB), following
 
 
 async def prune_audit(tx: Transaction, keep: timedelta) -> Pruned:
