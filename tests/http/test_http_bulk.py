@@ -258,14 +258,13 @@ async def test_users_retry_and_cancel_their_own_tasks(client: httpx.AsyncClient,
     assert (await act(ada, shown["token"], "cancel", room=["lab"])).json()["affected"] == 1
     assert await statuses(client, [own, other]) == ["cancelled", "pending"]
     expect_problem(await ada.get(f"{V1}/audit"), 403, "forbidden")
-    assert await trail(ada, room="lab") == [("bulk.cancel", "ada", {"affected": 1, "skipped": 0})]
-    assert await trail(ada, room="attic") == []
+    assert await trail(ada, room="lab") == await trail(client) == []
 
 
-async def test_operators_actions_are_recorded_and_logged(
+async def test_operators_actions_are_recorded_and_logged(  # noqa: PLR0915 - one statement for each action
     client: httpx.AsyncClient, as_user: AsUser, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One entry and one line each, with the request's id; not what users do with their own tasks."""
+    """One entry and one line each, with the request's id; not what users do with what is their own."""
     ada = await as_user("ada")
     job = await register(ada, room="lab")
     name, worker = job["full_name"], job["worker_id"]
@@ -289,6 +288,7 @@ async def test_operators_actions_are_recorded_and_logged(
         await do(method, path, body)
     held = await claim(ada, worker)
     await do("POST", f"/tasks/{held['id']}/release")
+    await ada.post(f"{V1}/workers/{worker}/drain")
     await do("POST", f"/workers/{worker}/drain")
     await do("DELETE", f"/workers/{worker}")
     assert (await ada.patch(f"{V1}/tasks/{ids[2]}", json={"status": "cancelled"})).status_code == 200
@@ -327,7 +327,7 @@ async def test_the_audit_trail_has_pages(client: httpx.AsyncClient) -> None:
 
 
 async def test_old_entries_are_deleted(replica: Replica) -> None:
-    """Those beyond `audit_days`, and beyond the newest 100,000."""
+    """Those beyond `audit_days`, however many there are."""
     table = metadata.tables["joblib_audit"]
     now = datetime.now(UTC)
     row = {"actor": "a", "action": "job.pause", "target": "x"}
@@ -335,6 +335,4 @@ async def test_old_entries_are_deleted(replica: Replica) -> None:
     keep = timedelta(days=90)
     assert await replica.runtime.write(audit.prune, keep, 10) == (1 if now - LONG_AGO > keep else 0)
     page = CursorPage(10, None)
-    before = (await replica.runtime.database.read(audit.trail, page, None, None, None)).items
-    await replica.runtime.write(audit.prune, keep, 10, most=2)
-    assert (await replica.runtime.database.read(audit.trail, page, None, None, None)).items == before[:2]
+    assert len((await replica.runtime.database.read(audit.trail, page, None, None, None)).items) == 3

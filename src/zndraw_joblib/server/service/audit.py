@@ -13,7 +13,6 @@ from zndraw_joblib.server.store.tasks import TaskRecord
 
 Result = TypeVar("Result")
 P = ParamSpec("P")
-MAX_ROWS = 100_000
 _KIND = "audit"
 _MAX_REQUEST_ID = 128
 
@@ -80,6 +79,6 @@ async def trail(
     return AuditTrail(items=items, next=following)
 
 
-async def prune(tx: Transaction, keep: timedelta, limit: int, most: int = MAX_ROWS) -> int:
-    """Delete up to `limit` entries that are older than `keep`, or are not among the `most` newest."""
-    return await store.prune(tx, await tx.now() - keep, most, limit)
+async def prune(tx: Transaction, keep: timedelta, limit: int) -> int:
+    """Delete up to `limit` entries that are older than `keep`."""
+    return await store.prune(tx, await tx.now() - keep, limit)

@@ -155,7 +155,7 @@ class _Done(NamedTuple):
     handled: int
     affected: int
     skipped: int
-    entry: int
+    entry: int | None
 
 
 async def _apply_batch(
@@ -209,8 +209,10 @@ def _after(action: BulkAction, task: TaskRecord, now: datetime) -> TaskRecord:
 
 async def _record(
     tx: Transaction, confirmed: Confirmed, affected: int, skipped: int, entry: int | None
-) -> int:
-    """Write the counts so far, so that also an action that is killed has an entry."""
+) -> int | None:
+    """Write the counts of an operator's action so far, so that also one that is killed has an entry."""
+    if not confirmed.caller.is_superuser:
+        return None
     detail = {"affected": affected, "skipped": skipped}
     if entry is not None:
         await audit.update(tx, entry, detail)

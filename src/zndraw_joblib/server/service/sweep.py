@@ -349,7 +349,7 @@ async def prune_keys(tx: Transaction, keep: timedelta) -> Pruned:
 
 
 async def prune_audit(tx: Transaction, keep: timedelta) -> Pruned:
-    """Delete a batch of operators' actions that were recorded `keep` ago, or beyond the newest 100,000."""
+    """Delete a batch of operators' actions that were recorded `keep` ago."""
     deleted = await audit.prune(tx, keep, TASKS_PER_BATCH)
     return Pruned(deleted, deleted == TASKS_PER_BATCH)
 

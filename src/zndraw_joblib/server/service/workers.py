@@ -194,8 +194,7 @@ async def keep_alive(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
 async def remove(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
     """Remove a worker at the request of its owner or a superuser."""
     worker = await _owned(tx, caller, worker_id)
-    if caller.id != worker.owner_id:
-        await audit.record(tx, caller, "worker.remove", str(worker_id))
+    await _record_if_of_others(tx, caller, "worker.remove", worker_id, worker)
     await retire(tx, [worker_id])
 
 
@@ -281,7 +280,7 @@ async def drain(tx: Transaction, caller: Identity, worker_id: UUID, interval: fl
             "tasks, send SIGTERM to its internal-worker process; to keep new tasks waiting, pause their jobs"
         )
     await store.set_draining(tx, worker_id)
-    await audit.record(tx, caller, "worker.drain", str(worker_id))
+    await _record_if_of_others(tx, caller, "worker.drain", worker_id, worker)
     tx.wake(worker_key(worker_id))
     return WorkerResponse(
         id=worker_id, last_heartbeat=worker.last_heartbeat, heartbeat_interval_seconds=interval, drain=True
@@ -300,6 +299,14 @@ async def unlink_job(tx: Transaction, caller: Identity, worker_id: UUID, name: J
     await job_service.soft_delete_orphans(tx, [job.id])
     # Waiting claims of the worker now exclude this job.
     tx.wake(worker_key(worker_id))
+
+
+async def _record_if_of_others(
+    tx: Transaction, caller: Identity, action: str, worker_id: UUID, worker: WorkerRecord
+) -> None:
+    """Record an operator's action; what owners do with their workers is none."""
+    if caller.id != worker.owner_id:
+        await audit.record(tx, caller, action, str(worker_id))
 
 
 async def _owned(tx: Transaction, caller: Identity, worker_id: UUID) -> WorkerRecord:

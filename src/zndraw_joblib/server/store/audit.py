@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, bindparam, delete, func, insert, select, update
+from sqlalchemy import BigInteger, bindparam, delete, insert, select, update
 
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction
@@ -53,19 +53,17 @@ async def page(tx: Transaction, before: int | None, limit: int, **wanted: Any) -
     return [AuditRow(*row) for row in await tx.execute(statement)]
 
 
-_NEWEST = select(func.max(audit.c.n))
 _FIRST = select(audit.c.n, audit.c.at).order_by(audit.c.n).limit(bindparam("most", type_=BigInteger()))
 _DELETE = delete(audit).where(among(audit.c.n, bindparam("numbers")))
 
 
-async def prune(tx: Transaction, before: datetime, keep: int, limit: int) -> int:
-    """Delete up to `limit` of the rows that are older than a time, or are not among the `keep` newest.
+async def prune(tx: Transaction, before: datetime, limit: int) -> int:
+    """Delete up to `limit` of the first rows that are older than a time.
 
     Return how many. Other servers may delete the same rows at the same time.
     """
-    newest: int = (await tx.execute(_NEWEST)).scalar_one() or 0
     first = await tx.execute(_FIRST, {"most": limit})
-    found = [row.n for row in first if row.at < before or row.n <= newest - keep]
+    found = [row.n for row in first if row.at < before]
     if found:
         await tx.execute(_DELETE, {"numbers": padded(found)})
     return len(found)
