@@ -449,7 +449,7 @@ async def test_rooms_get_the_tables_of_their_events(empty: AsyncEngine) -> None:
     stream = {"room_id": "lab", "first_n": 2**52, "last_n": 2**52 + 1, "size": 2, "max_events": 9}
     event = {"room_id": "lab", "n": 2**52 + 1, "task_id": task_id, "at": at, "kind": "status", "size": 2}
     added: dict[str, dict[str, Any]] = {
-        "joblib_room_stream": stream | {"max_bytes": 2**40, "watched_until": at},
+        "joblib_room_stream": stream | {"max_bytes": 2**40, "watched_until": at, "watched_by": "ada"},
         "joblib_room_event": event | {"data": "{}"},
     }
     async with empty.begin() as connection:
@@ -562,36 +562,33 @@ async def test_claims_that_never_started_are_counted(empty: AsyncEngine) -> None
             assert await counts(connection, ["joblib_task"]) == [2]
 
 
-async def test_stored_results_count_for_the_users_of_their_tasks(empty: AsyncEngine) -> None:
-    """The upgrade from 0014 sums the content of each user's results; later results add to the sums."""
+async def test_stored_results_and_watched_rooms_count_for_users(empty: AsyncEngine) -> None:
+    """The upgrade from 0014 sums the content of each user's results; watched rooms count for no user."""
     at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
-    job_id = uuid4()
-    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
-    task = {"job_id": job_id, "room_id": "lab", "status": "completed", "payload": {}}
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"job_id": job["id"], "room_id": "lab", "status": "completed", "payload": {}}
     task |= {"created_at": at, "started_at": at, "completed_at": at}
     result = {"attempt": 1, "content_type": "text/plain", "etag": "x", "expires_at": at}
+    stream = {"first_n": 1, "last_n": 2, "size": 3, "max_events": 4, "max_bytes": 5, "room_id": "lab"}
+    rows: list[dict[str, Any]] = [
+        {"joblib_job": job | {"schema": {}}, "joblib_room_stream": stream | {"watched_until": at}},
+        {"joblib_task_result_total": {"id": 1, "size": 1117 + 4 * 1024}},
+        {"joblib_task_result": result | {"n": 9, "task_seq": None, "size": 7, "content_key": "upload"}},
+    ]
+    # The content of the last one was deleted.
+    for seq, user_id, key in ((1, "ada", "a"), (2, "ada", "b"), (3, "bob", "c"), (4, "bob", None)):
+        stored = result | {"n": seq, "task_seq": seq, "size": 10**seq, "content_key": key}
+        of_user = task | {"id": uuid4(), "seq": seq, "created_by": user_id}
+        rows.append({"joblib_task": of_user, "joblib_task_result": stored})
     async with empty.begin() as connection:
         await connection.run_sync(migrate, command.upgrade, "0014")
-        await add(connection, {"joblib_job": job | {"schema": {}}})
-        for seq, user_id in enumerate(("ada", "ada", "bob", "bob"), 1):
-            stored = {
-                "n": seq,
-                "task_seq": seq,
-                "size": 10**seq,
-                "content_key": None if seq == 4 else f"k{seq}",
-            }
-            rows = {
-                "joblib_task": task | {"id": uuid4(), "seq": seq, "created_by": user_id},
-                "joblib_task_result": result | stored,
-            }
-            await add(connection, rows)
-        upload = result | {"n": 9, "task_seq": None, "size": 7, "content_key": "upload"}
-        total = {"id": 1, "size": 1117 + 4 * 1024}
-        await add(connection, {"joblib_task_result": upload, "joblib_task_result_total": total})
+        for each in rows:
+            await add(connection, each)
     database = SessionDatabase(open_sessions(empty))
     for _ in range(2):
         await schema.upgrade(database)
         assert await rows_of(empty, "joblib_task_result_share") == [("ada", 110 + 2048), ("bob", 1000 + 1024)]
+        assert [row[-1] for row in await rows_of(empty, "joblib_room_stream")] == [None]
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0014")
     await schema.upgrade(database)

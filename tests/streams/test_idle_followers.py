@@ -1,12 +1,22 @@
 """Rooms that nobody reads any more are followed for a short time, and only a bounded number of them."""
 
+import asyncio
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
 import httpx
 import pytest
-from rest import V1, expect_problem
+from rest import V1, expect_problem, register, submit
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
+from waiting import until
 
 from streams.sse import STREAM
+from zndraw_joblib.contract.problems import TooManyRequests
+from zndraw_joblib.server.http.tokens import digest
+from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.store import tokens
 from zndraw_joblib.server.store.room_events import streams as rooms
 
 
@@ -34,6 +44,7 @@ async def test_the_number_of_watched_rooms_is_bounded(
 ) -> None:
     """Streams of further rooms are refused, those of watched rooms are not; a deleted log makes space."""
     settings.max_watched_rooms = 2
+    settings.max_share_per_user = 1
     for room in ("a", "b", "a"):
         assert (await client.get(f"{V1}/rooms/{room}/events")).status_code == 200
     for accept in ({}, STREAM):
@@ -44,3 +55,59 @@ async def test_the_number_of_watched_rooms_is_bounded(
     async with engine.begin() as connection:
         await connection.execute(rooms.delete().where(rooms.c.room_id == "a"))
     assert (await client.get(f"{V1}/rooms/c/events")).status_code == 200
+
+
+async def test_one_user_leaves_watched_rooms_to_others(
+    client: httpx.AsyncClient, settings: ServerSettings, engine: AsyncEngine
+) -> None:
+    """A user's rooms are its share: a further one gets 429 for this user, and its events for another one.
+
+    Rooms without tasks are recorded for 2 minutes, others for `event_retention_seconds`.
+    """
+    settings.max_watched_rooms = 4
+    runtime = client._transport.app.state.joblib.runtime  # type: ignore[attr-defined]
+    for name in ("ada", "bob"):
+        own = digest(f"token-of-{name}-for-the-tests")
+        await runtime.write(partial(tokens.add, name=name, digest=own, is_superuser=False))
+    ada, bob = ({"Authorization": f"Bearer token-of-{name}-for-the-tests"} for name in ("ada", "bob"))
+    await submit(client, await register(client, room="b"), room="b")
+    for room in ("a", "b"):
+        assert (await client.get(f"{V1}/rooms/{room}/events", headers=ada)).status_code == 200
+    url = f"{V1}/rooms/c/events"
+    refused = await client.get(url, headers=ada)
+    problem = expect_problem(refused, 429, "too-many-requests")
+    assert "max_share_per_user of max_watched_rooms" in problem["detail"]
+    assert int(refused.headers["Retry-After"]) > 0
+    streams = client._transport.app.state.joblib.streams  # type: ignore[attr-defined]
+
+    async def follow(user: str) -> bool:
+        async with streams.reader(Identity(user, is_superuser=False), "c"):
+            return True
+
+    # Bob joins the follower that Ada may not have.
+    assert [
+        type(got) for got in await asyncio.gather(*map(follow, ("ada", "bob")), return_exceptions=True)
+    ] == [TooManyRequests, bool]
+    assert (await client.get(url, headers=bob)).status_code == 200
+    async with engine.connect() as connection:
+        kept = {row.room_id: row for row in await connection.execute(select(rooms))}
+    assert {room: row.watched_by for room, row in kept.items()} == {"a": "ada", "b": "ada", "c": "bob"}
+    soon = datetime.now(UTC) + timedelta(minutes=2)
+    assert [room for room, row in sorted(kept.items()) if row.watched_until <= soon] == ["a", "c"]
+
+
+async def test_a_room_is_kept_longer_from_its_first_task_on(
+    client: httpx.AsyncClient, engine: AsyncEngine
+) -> None:
+    """Its events are for those who read them up to `event_retention_seconds` later."""
+    job = await register(client, room="new")
+    first = (await client.get(f"{V1}/rooms/new/events")).json()["next"]
+    await submit(client, job, room="new")
+
+    async def is_kept() -> bool:
+        async with engine.connect() as connection:
+            [row] = (await connection.execute(select(rooms))).all()
+        return row.watched_until > datetime.now(UTC) + timedelta(minutes=10)
+
+    await until(is_kept)
+    assert (await client.get(f"{V1}/rooms/new/events", params={"after": first})).json()["events"]

@@ -24,7 +24,7 @@ TWICE: dict[str, Any] = {"max_attempts": 2, "retry_on": ["worker_lost"], "backof
 async def watch(replica: Replica, *rooms: str) -> None:
     """Record the events of these rooms."""
     for room in rooms:
-        await replica.runtime.write(streams.watch, room, Bounds(timedelta(minutes=5), 1000, 10**6, 1000))
+        await replica.runtime.write(streams.watch, room, Bounds(timedelta(hours=1), 1000, 10**6, 1000, 1000))
 
 
 async def recorded(replica: Replica, room: str = "lab") -> list[str]:

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable, TooManyRequests
 from zndraw_joblib.contract.status import TERMINAL
 from zndraw_joblib.contract.streams import Resync, ResyncReason, RoomSnapshot
 from zndraw_joblib.server.service import tasks
@@ -17,13 +17,14 @@ from zndraw_joblib.server.service.sweep import Pruned
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import streams as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.streams import Bounds, EventRow, Range
+from zndraw_joblib.server.store.streams import Bounds, EventRow, Range, TooManyRooms, Watched
 from zndraw_joblib.server.store.tasks import counts
 
 FIRST_ROOM = ""
 _PAGE = 500
 _PAGE_BYTES = 256 * 1024
 _SNAPSHOT_TASKS = 100
+_LIMIT = "max_watched_rooms"
 
 
 class Item(NamedTuple):
@@ -52,23 +53,28 @@ class Part(NamedTuple):
 def bounds(settings: JobLibSettings) -> Bounds:
     """Return the bounds of a room's events that the settings set."""
     keep = timedelta(seconds=settings.event_retention_seconds)
-    return Bounds(keep, settings.max_room_events, settings.max_room_event_bytes, settings.max_watched_rooms)
+    rooms = settings.max_watched_rooms
+    share = settings.share_of(rooms)
+    return Bounds(keep, settings.max_room_events, settings.max_room_event_bytes, rooms, share)
 
 
-async def watch(tx: Transaction, room_id: str, wanted: Bounds) -> Range:
-    """Record the events of a room from the commit on. Return the numbers of those that are kept.
+async def watch(tx: Transaction, room_id: str, wanted: Bounds, user: str | None = None) -> Watched:
+    """Record the events of a room for a user from the commit on. Return the numbers of those that are kept.
 
-    Raises `ServiceUnavailable` if too many other rooms are watched.
+    Raises `ServiceUnavailable` if too many other rooms are watched, `TooManyRequests` if the user's are.
     """
-    kept = await store.watch(tx, room_id, wanted)
-    if kept is None:
-        raise ServiceUnavailable(
-            f"The events of {wanted.max_rooms} other rooms are recorded already (max_watched_rooms); close "
-            f"streams that are not needed, and retry {wanted.keep.total_seconds():g} s later "
-            "(event_retention_seconds)",
+    try:
+        return await store.watch(tx, room_id, wanted, user)
+    except TooManyRooms as error:
+        kind: type[ProblemException] = ServiceUnavailable
+        count, limit = wanted.max_rooms, _LIMIT
+        if error.is_share:
+            kind, count, limit = TooManyRequests, wanted.max_share, f"max_share_per_user of {_LIMIT}"
+        raise kind(
+            f"The events of {count} other rooms are recorded already ({limit}); close streams that are not "
+            f"needed, and retry {wanted.keep.total_seconds():g} s later (event_retention_seconds)",
             headers={"Retry-After": "60"},
-        )
-    return kept
+        ) from error
 
 
 async def transactions_under_way(tx: Transaction, longest: timedelta) -> set[str]:

@@ -32,6 +32,8 @@ class RoomStream(Base, table=True):
     max_events: int
     max_bytes: int = _number()
     watched_until: datetime = moment()
+    # The user for whose share the room counts.
+    watched_by: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
 
 
 class RoomEvent(Base, table=True):

@@ -14,6 +14,7 @@ from sqlalchemy import (
     bindparam,
     column,
     delete,
+    exists,
     func,
     literal_column,
     or_,
@@ -35,15 +36,37 @@ jobs = Job.__table__
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PRUNED_ROWS = 1000
+# A room without tasks has no events to keep for those who read it later.
+_KEEP_EMPTY = timedelta(minutes=2)
 
 
 class Bounds(NamedTuple):
-    """For how long a room stays watched, how many events and bytes are kept of it, and how many rooms are."""
+    """For how long a room stays watched, how many events and bytes are kept of it, and how many rooms are.
+
+    `max_share` is how many rooms are watched for one user.
+    """
 
     keep: timedelta
     max_events: int
     max_bytes: int
     max_rooms: int
+    max_share: int
+
+
+class TooManyRooms(Exception):
+    """As many rooms are watched as may be: in all, or with `is_share` for one user."""
+
+    def __init__(self, *, is_share: bool) -> None:
+        super().__init__(is_share)
+        self.is_share = is_share
+
+
+class Watched(NamedTuple):
+    """The events with the numbers after `first`, up to `last`, are kept. The room is watched for `keep`."""
+
+    first: int
+    last: int
+    keep: timedelta
 
 
 class Range(NamedTuple):
@@ -78,28 +101,43 @@ class TaskSummary(NamedTuple):
 
 _NUMBERS = (streams.c.first_n, streams.c.last_n)
 _KEEP = update(streams).where(streams.c.room_id == bindparam("room")).returning(*_NUMBERS)
-_FIRST_ROOMS = select(streams.c.room_id).limit(bindparam("most", type_=BigInteger())).subquery()
-_COUNT = select(func.count()).select_from(_FIRST_ROOMS)
+_ROOMS = select(streams.c.room_id).limit(bindparam("most", type_=BigInteger()))
+_COUNT = select(func.count()).select_from(_ROOMS.subquery())
+_OF_USER = _ROOMS.where(streams.c.watched_by == bindparam("user"))
+_COUNT_OF_USER = select(func.count()).select_from(_OF_USER.subquery())
+_HAS_TASKS = select(exists().where(tasks.c.room_id == bindparam("room")))
 
 
-async def watch(tx: Transaction, room_id: str, bounds: Bounds) -> Range | None:
-    """Record the events of a room from the commit on, and for `keep` longer. Return what is kept now.
+async def watch(tx: Transaction, room_id: str, bounds: Bounds, user: str | None = None) -> Watched:
+    """Record the events of a room for a user from the commit on, and for `keep` longer.
 
-    Return None if `max_rooms` others are watched. The numbers of a new log begin at the current time in
-    microseconds, so that no number of an earlier log, which was deleted, means another event.
+    A room without tasks is watched for 2 minutes at most. Raises `TooManyRooms`. The numbers of a new log
+    begin at the current time in microseconds, so that no number of an earlier log, which was deleted, means
+    another event.
     """
-    now = await tx.now()
-    row = {"watched_until": now + bounds.keep, "max_events": bounds.max_events, "max_bytes": bounds.max_bytes}
+    now, keep = await tx.now(), bounds.keep
+    if not (await tx.execute(_HAS_TASKS, {"room": room_id})).scalar_one():
+        keep = min(keep, _KEEP_EMPTY)
+    row = {"watched_until": now + keep, "max_events": bounds.max_events, "max_bytes": bounds.max_bytes}
+    if user is not None:
+        row["watched_by"] = user
     found = (await tx.execute(_KEEP.values(row), {"room": room_id})).first()
     if found is None:
-        if (await tx.execute(_COUNT, {"most": bounds.max_rooms})).scalar_one() >= bounds.max_rooms:
-            return None
+        await _check_bounds(tx, bounds, user)
         first = (now - _EPOCH) // timedelta(microseconds=1)
         new = dialect(tx).insert(streams).values(**row, room_id=room_id, first_n=first, last_n=first, size=0)
         # Another server may have begun to watch the room meanwhile.
         added = new.on_conflict_do_update(index_elements=["room_id"], set_=row)
         found = (await tx.execute(added.returning(*_NUMBERS))).one()
-    return Range(*found)
+    return Watched(found.first_n, found.last_n, keep)
+
+
+async def _check_bounds(tx: Transaction, bounds: Bounds, user: str | None) -> None:
+    if (await tx.execute(_COUNT, {"most": bounds.max_rooms})).scalar_one() >= bounds.max_rooms:
+        raise TooManyRooms(is_share=False)
+    given = {"most": bounds.max_share, "user": user}
+    if user is not None and (await tx.execute(_COUNT_OF_USER, given)).scalar_one() >= bounds.max_share:
+        raise TooManyRooms(is_share=True)
 
 
 _locks = table(

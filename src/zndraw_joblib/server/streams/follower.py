@@ -126,6 +126,10 @@ class Reader:
             timer.cancel()
             self._future = None
 
+    def leave(self) -> None:
+        """Get no more events."""
+        self._follower.remove(self)
+
     def close(self, _: object = None) -> None:
         """End the stream."""
         self.is_closed = True
@@ -139,12 +143,16 @@ class Reader:
 class Follower:
     """Reads the events of one room after each wake-up, and a re-check in between for lost ones.
 
-    It keeps the room watched, and a bounded buffer of the newest events. `ready` is done once all
-    transactions record their events. Then the database has a state of the room, and all that follows it.
+    It keeps the room watched for one of its readers, and a bounded buffer of the newest events. `ready` is
+    done once all transactions record their events. Then the database has a state of the room, and all that
+    follows it.
     """
 
-    def __init__(self, room_id: str, runtime: Runtime, forget: Callable[["Follower"], None]) -> None:
+    def __init__(
+        self, room_id: str, user: str, runtime: Runtime, forget: Callable[["Follower"], None]
+    ) -> None:
         self.room_id = room_id
+        self.user = user
         self._runtime = runtime
         self._forget = forget
         self._loop = asyncio.get_running_loop()
@@ -154,6 +162,7 @@ class Follower:
         self.last = -1
         self._is_woken = asyncio.Event()
         self._touch_at = self._used_at = self._known_until = 0.0
+        self._was_empty = False
         self.ready: asyncio.Future[None] = self._loop.create_future()
         # Several clients may wait for it, or none.
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
@@ -238,13 +247,17 @@ class Follower:
         """Keep the room watched. Begin anew if the log is new, or lacks events that were not read."""
         settings, asked = self._runtime.settings, time.monotonic()
         bounds = streams.bounds(settings)
-        kept = await self._runtime.write_short(streams.watch, self.room_id, bounds)
+        users = {reader.caller.id for reader in self.readers}
+        if users and self.user not in users:
+            self.user = min(users)
+        kept = await self._runtime.write_short(streams.watch, self.room_id, bounds, self.user)
         if has_gap or self.last < kept.first:
             await self._wait_for_writers()
             self._restart(kept.last)
         # Not before: until the writers have ended, clients may miss their events.
         self._touch_at = asked + min(_MAX_TOUCH_SECONDS, settings.event_retention_seconds / 4)
-        self._known_until = asked + bounds.keep.total_seconds()
+        self._known_until = asked + kept.keep.total_seconds()
+        self._was_empty = kept.keep < bounds.keep
 
     async def _wait_for_writers(self) -> None:
         """Wait until no transaction is under way that may not know yet that the room is watched."""
@@ -279,6 +292,8 @@ class Follower:
     def _push(self, items: list[Item]) -> None:
         new = list(map(entry_of, items))
         first = self.last + 1
+        if self._was_empty:
+            self._touch_at = 0.0  # its events are kept for longer now
         self.last += len(new)
         self._recent += new
         self._recent_bytes += sum(len(entry.sse) for entry in new)

@@ -7,7 +7,7 @@ from itertools import islice
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
 from zndraw_joblib.server.ports import Identity, events_key, identity_key
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import streams
@@ -57,14 +57,29 @@ class Streams:
         Raises `ServiceUnavailable` and `TooManyRequests`.
         """
         with self.slot(caller):
-            follower = self._follower(room_id)
+            reader = await self._open_reader(caller, room_id, task_id)
+            try:
+                yield reader
+            finally:
+                reader.leave()
+
+    async def _open_reader(self, caller: Identity, room_id: str, task_id: UUID | None) -> Reader:
+        while True:
+            follower = self._follower(room_id, caller)
             reader = Reader(follower, caller, task_id)
             follower.add(reader)
             try:
                 await asyncio.shield(follower.ready)
-                yield reader
-            finally:
-                follower.remove(reader)
+            except TooManyRequests:
+                reader.leave()
+                if follower.user == caller.id:
+                    raise
+                # Another user's share is used up; this caller's may not be.
+            except BaseException:
+                reader.leave()
+                raise
+            else:
+                return reader
 
     @contextmanager
     def slot(self, caller: Identity) -> Iterator[None]:
@@ -102,11 +117,11 @@ class Streams:
         if followers:
             await asyncio.wait([follower.task for follower in followers])
 
-    def _follower(self, room_id: str) -> Follower:
+    def _follower(self, room_id: str, caller: Identity) -> Follower:
         followers = self._followers.setdefault(asyncio.get_running_loop(), {})
         if room_id not in followers:
             self._make_room(followers)
-            followers[room_id] = Follower(room_id, self._runtime, self._forget)
+            followers[room_id] = Follower(room_id, caller.id, self._runtime, self._forget)
         return followers[room_id]
 
     def _make_room(self, followers: dict[str, Follower]) -> None:
