@@ -39,7 +39,7 @@ def job(stack: Stack, request: pytest.FixtureRequest) -> Iterator[Job]:
 
 def test_submit_options_reach_the_task(stack: Stack, job: Job) -> None:
     """Schedule, priority and limits reach the task; `explain` and `task` show the schedule."""
-    options = ["--priority", "5", "--max-attempts", "2", "--expires-in", "7200"]
+    options = ["--priority", "5", "--max-attempts", "2", "--expires-in", "2h"]
     delayed, dated = stack.program.run_all(
         [
             ["submit", job.name, *options, "--delay", "3600"],

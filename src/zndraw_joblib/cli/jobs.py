@@ -50,7 +50,7 @@ def _print_summaries(jobs: list[JobSummary], room: str, *, as_json: bool) -> Non
         print_json(jobs)
         return
     rows = [{"job": job.full_name, "workers": len(job.workers)} for job in jobs]
-    caption = f"Room {room} sees {len(rows):,} jobs"
+    caption = f"Room {room} sees {len(rows):,} job{'' if len(rows) == 1 else 's'}"
     print_rows(rows, ["job", "workers"], Layout(wide=["job"]), caption=caption)
 
 

@@ -12,6 +12,7 @@ from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.cli.options import AsJson, Url, check_room
 from zndraw_joblib.cli.payload import check_key, check_payload, parse_object, parse_options, parse_values
 from zndraw_joblib.cli.task_file import checked_file, encoder, submit_file
+from zndraw_joblib.cli.task_filter import parse_duration
 from zndraw_joblib.cli.task_output import check_completed, write_result
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.logs import LogConfig
@@ -50,7 +51,13 @@ Priority = Annotated[
     ),
 ]
 Delay = Annotated[
-    float | None, typer.Option("--delay", metavar="SECONDS", help="Queue the task after this time.")
+    float | None,
+    typer.Option(
+        "--delay",
+        metavar="DURATION",
+        parser=parse_duration,
+        help="Queue the task after this time: seconds, or like 5m, 1h.",
+    ),
 ]
 RunAt = Annotated[
     str | None,
@@ -60,7 +67,12 @@ RunAt = Annotated[
 ]
 ExpiresIn = Annotated[
     float | None,
-    typer.Option("--expires-in", metavar="SECONDS", help="Fail the task if it is not claimed in this time."),
+    typer.Option(
+        "--expires-in",
+        metavar="DURATION",
+        parser=parse_duration,
+        help="Fail the task if it is not claimed in this time: seconds, or like 5m, 1h.",
+    ),
 ]
 MaxAttempts = Annotated[
     int | None,

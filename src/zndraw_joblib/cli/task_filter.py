@@ -128,6 +128,20 @@ def select(  # noqa: PLR0913 - one for each option
     return Selection(chosen, list(statuses or ()), list(jobs or ()), worker, fields)
 
 
+def parse_duration(text: float | str) -> float:
+    """Return the seconds of a number, or of a text like 90s, 5m, 1h, 7d. Raises `BadParameter`."""
+    if isinstance(text, float):
+        return text
+    try:
+        if found := _AGO.fullmatch(text.strip()):
+            return timedelta(**{_UNITS[found[2]]: float(found[1])}).total_seconds()
+        return float(text)
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(
+            f"{text[:100]!r} is not a duration. Pass seconds, or 90s, 5m, 1h, 7d"
+        ) from error
+
+
 def parse_moment(text: str | None, option: str) -> datetime | None:
     """Return a time like 2030-01-31T18:00 (local time), or like 90s, 30m, 1h, 7d before now."""
     if text is None:

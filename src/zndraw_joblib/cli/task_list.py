@@ -1,11 +1,13 @@
 """Lists of tasks, as rows of a table."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from zndraw_joblib.cli.display import Row, print_rows
 from zndraw_joblib.cli.table import Layout
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.searches import FoundTask
+from zndraw_joblib.contract.status import TaskStatus
 
 LAYOUT = Layout(wide=["job", "error"], ids=["task"], optional=["took", "created", "room"])
 
@@ -22,7 +24,8 @@ def print_tasks(tasks: Sequence[TaskResponse | FoundTask], *, with_rooms: bool, 
 
 def row_of(task: TaskResponse | FoundTask) -> Row:
     """Return the cells of a task."""
-    took = task.completed_at - task.started_at if task.started_at and task.completed_at else None
+    until = datetime.now(UTC) if task.status == TaskStatus.RUNNING else task.completed_at
+    took = until - task.started_at if task.started_at and until else None
     return {
         "task": task.id,
         "job": task.job_name,
