@@ -19,6 +19,14 @@ ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 GUARANTEES = (REFERENCE / "guarantees.md").read_text()
+SECURITY = (ROOT / "docs" / "explanation" / "security.md").read_text()
+LIMITS = (REFERENCE / "limits.md").read_text()
+# Limits of the implementation: no client reaches them, or they only bound one step of the work.
+INTERNAL_LIMITS = {
+    *("MAX_OFFSET", "MAX_PART", "MAX_FORMS", "MAX_JOBS", "MAX_CURSOR", "MAX_LINE_NUMBER", "MAX_ERROR"),
+    *("MAX_QUICK_EFFORT", "MAX_EFFORT", "MAX_QUICK_LISTING", "MAX_LISTING", "MAX_ITEMS", "MAX_REPETITIONS"),
+    *("MAX_WAITING_LINES", "MAX_WAITING_BYTES", "server.batcher.MAX_BATCH"),
+}
 FAULTS = {*SCENARIOS, "mixed"}
 PACKAGES = ("background", "http", "internal", "pubsub", "realtime", "service", "store")
 ALIASES = {"sweep_threshold_seconds", "sweep_interval_seconds"}
@@ -89,14 +97,65 @@ def test_every_guarantee_names_what_shows_it() -> None:
     assert [cell for cell in cells if "`tests/" not in cell and "chaos `" not in cell] == []
 
 
-def test_every_test_named_by_a_guarantee_exists() -> None:
+@pytest.mark.parametrize("text", [GUARANTEES, SECURITY], ids=["guarantees", "security"])
+def test_every_test_named_by_a_page_exists(text: str) -> None:
     """A name like `tests/a.py::test_b`, or `::test_c` after it, is a test; `tests/a.py` is a file."""
     path = ""
-    for named, test in re.findall(r"`((?:tests/[\w/]+\.py)?)(?:::(\w+))?`", GUARANTEES):
+    for named, test in re.findall(r"`((?:tests/[\w/]+\.py)?)(?:::(\w+))?`", text):
         path = named or path
         if path and (named or test):
             found = re.findall(r"^\s*(?:async )?def (test_\w+)", (ROOT / path).read_text(), re.MULTILINE)
             assert (test or found[0]) in found, f"{path}::{test}"
+
+
+def table_after(text: str, head: str) -> list[list[str]]:
+    """Return the cells of the table whose head begins with `head`."""
+    lines = text[text.index(head) :].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_limit_of_the_settings_is_listed() -> None:
+    """`limits.md` names each setting of a limit, and no setting that does not exist."""
+    limits = {name for name in ServerSettings.model_fields if re.search(r"(^|_)max_", name)}
+    named = set(re.findall(r"`([a-z]+_[a-z_]+)`", LIMITS))
+    assert limits - named == set()
+    assert {name for name in named if re.search(r"(^|_)max_|_(seconds|days|hours)$", name)} <= set(
+        ServerSettings.model_fields
+    )
+
+
+def test_every_limit_of_the_code_is_listed() -> None:
+    """`limits.md` has the value of each constant `MAX_…` of the contract and the server."""
+    missing = []
+    for package in ("contract", "server"):
+        for path in sorted((ROOT / "src" / "zndraw_joblib" / package).rglob("*.py")):
+            names = re.findall(r"^(MAX_[A-Z_]+)\b[^=\n]*=", path.read_text(), re.MULTILINE)
+            module = ".".join(path.relative_to(ROOT / "src" / "zndraw_joblib").with_suffix("").parts)
+            missing += [
+                f"{module}.{name}"
+                for name in names
+                if not {name, f"{module}.{name}"} & INTERNAL_LIMITS
+                and not any(text in LIMITS for text in forms(f"zndraw_joblib.{module}:{name}"))
+            ]
+    assert missing == []
+
+
+def forms(name: str) -> list[str]:
+    """Return how a page may write the value of a constant."""
+    value: int = pkgutil.resolve_name(name)
+    units = {"KiB": 1024, "MiB": 1024**2, "kB": 1000}
+    return [f"{value:,}", *(f"{value // size} {unit}" for unit, size in units.items() if value % size == 0)]
+
+
+def test_every_shared_limit_is_shown_by_a_test() -> None:
+    """The page about security has a row for each shared limit with a share, with its settings and tests."""
+    shared = {row[0]: row for row in table_after(LIMITS, "| resource | limit for all | share of one user |")}
+    shown = {row[0]: row for row in table_after(SECURITY, "| resource | limit | share | shown by |")}
+    assert shown.keys() == shared.keys()
+    for name, (_, limit, share, tests) in shown.items():
+        settings = set(re.findall(r"`(\w+)`", limit + share))
+        assert settings == set(re.findall(r"`(\w+)`", shared[name][3])), name
+        assert re.search(r"`tests/[\w/]+\.py::test_\w+`", tests), name
 
 
 def test_every_fault_named_by_a_guarantee_exists() -> None:
