@@ -13,7 +13,7 @@ import httpx
 import pytest
 from databases import on_sqlite
 from fastapi import FastAPI
-from rest import UNKNOWN_ID, V1, AsUser, expect_problem, parse_utc
+from rest import PROBLEM, UNKNOWN_ID, V1, AsUser, expect_problem, parse_utc
 from sqlalchemy import select
 
 from zndraw_joblib import get_result_backend, verify_readable_room, verify_writable_room
@@ -114,12 +114,13 @@ async def test_a_second_registration_replaces_the_first(client: httpx.AsyncClien
 
 
 async def test_permissions_to_register_a_provider(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """Only superusers register in reserved rooms or replace another user's provider."""
+    """Only superusers register in ``@global``, no user in ``@internal``; they may replace a provider."""
     ada, eve = await as_user("ada"), await as_user("eve")
-    for room in ("@global", "@internal"):
-        body = {"category": "files", "name": "home"}
-        expect_problem(await ada.put(f"{V1}/rooms/{room}/providers", json=body), 403, "forbidden")
-        await register_provider(client, room)
+    body = {"category": "files", "name": "home"}
+    expect_problem(await ada.put(f"{V1}/rooms/@global/providers", json=body), 403, "forbidden")
+    await register_provider(client, "@global")
+    for user in (ada, client):
+        expect_problem(await user.put(f"{V1}/rooms/@internal/providers", json=body), 403, "forbidden")
     provider = await register_provider(ada)
     expect_problem(
         await eve.put(f"{V1}/rooms/lab/providers", json={"category": "files", "name": "home"}),
@@ -463,7 +464,7 @@ async def test_a_provider_error_reaches_the_caller(client: httpx.AsyncClient) ->
     waiting = [asyncio.ensure_future(client.get(f"{URL}?path=/x")) for _ in range(5)]
     await serve(client, provider, failure, **{"X-Result-Status": "error"})
     for response in await asyncio.gather(*waiting):
-        body = expect_problem(response, 502, "provider-failed")
+        body = expect_problem(response, 400, "provider-execution-failed")
         assert body["error"] == "FileNotFoundError"
         assert "no such file: /x" in body["detail"]
     response, _ = await asyncio.gather(client.get(f"{URL}?path=/x"), serve(client, provider, b"found"))
@@ -500,8 +501,63 @@ async def test_a_provider_error_may_have_any_text(client: httpx.AsyncClient, bod
     response, _ = await asyncio.gather(
         client.get(URL), serve(client, provider, body, **{"X-Result-Status": "error"})
     )
-    problem = expect_problem(response, 502, "provider-failed")
+    problem = expect_problem(response, 400, "provider-execution-failed")
     assert len(problem["detail"]) < 70_000
+
+
+async def test_a_problem_in_place_of_a_result_is_stored_like_one(client: httpx.AsyncClient) -> None:
+    """Readers get it with its status until it expires, or a result or another registration comes."""
+    provider = await register_provider(client)
+    problem = {
+        "type": "https://host.example/busy",
+        "title": "Busy",
+        "status": 409,
+        "detail": "in use",
+        "by": 7,
+    }
+    first, claimed = await asyncio.gather(
+        client.get(f"{URL}?path=/x"),
+        serve(client, provider, json.dumps(problem).encode(), **{"X-Result-Status": "error"}),
+    )
+    again = await client.get(f"{URL}?path=/x", headers=NOW)
+    for response in (first, again):
+        assert (response.status_code, response.headers["content-type"]) == (409, PROBLEM)
+        assert response.json() == problem
+    assert (await upload(client, provider, claimed["request_id"], b"found")).status_code == 204
+    assert (await client.get(f"{URL}?path=/x", headers=NOW)).content == b"found"
+    error = {"X-Result-Status": "error"}
+    response = await upload(client, provider, claimed["request_id"], b'{"status": 404}', **error)
+    assert response.status_code == 204
+    missing = await client.get(f"{URL}?path=/x", headers=NOW)
+    assert (missing.status_code, missing.json()["type"]) == (404, "/v1/problems/provider-execution-failed")
+    await register_provider(client)
+    expect_problem(await client.get(f"{URL}?path=/x", headers=NOW), 504, "provider-timeout")
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"status": 200}, "body.status: 200 is not the status of a provider's problem"),
+        ({"status": 401}, "body.status: 401 is not the status of a provider's problem"),
+        ({"status": 600}, "body.status"),
+        ({"status": "soon"}, "body.status"),
+        ({"status": 404, "title": 7}, "body.title"),
+        ({"type": None}, "body.type"),
+    ],
+)
+async def test_a_problem_that_readers_cannot_get_is_refused(
+    client: httpx.AsyncClient, body: dict[str, Any], text: str
+) -> None:
+    """The error names the member; the request stays open."""
+    provider = await register_provider(client)
+    await client.get(URL, headers=NOW)
+    claimed = await claim_request(client, provider["worker_id"], wait=BOUND)
+    content = json.dumps(body).encode()
+    response = await upload(client, provider, claimed["request_id"], content, **{"X-Result-Status": "error"})
+    assert text in expect_problem(response, 422, "invalid-request")["detail"]
+    assert (await upload(client, provider, claimed["request_id"], b"found")).status_code == 204
+    assert (await client.get(URL, headers=NOW)).content == b"found"
 
 
 async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClient) -> None:
@@ -642,7 +698,7 @@ async def test_a_host_may_override_the_result_backend(client: httpx.AsyncClient,
 
 
 @on_sqlite
-@pytest.mark.parametrize(("status", "code", "content"), [("ok", 200, b"last words"), ("error", 502, None)])
+@pytest.mark.parametrize(("status", "code", "content"), [("ok", 200, b"last words"), ("error", 400, None)])
 async def test_a_result_is_served_though_its_provider_is_removed(
     client: httpx.AsyncClient, app: FastAPI, status: str, code: int, content: bytes | None
 ) -> None:

@@ -255,6 +255,27 @@ async def test_a_failure_has_an_error_text(client: httpx.AsyncClient, events: li
         assert events[-1].event.error == "so it is"
 
 
+async def test_a_server_may_refuse_tasks_that_no_worker_serves(
+    client: httpx.AsyncClient, settings: ServerSettings
+) -> None:
+    """409 names the job and the setting; by default such a task waits."""
+    job = await register(client)
+    await submit(client, job)
+    await client.delete(f"{V1}/workers/{job['worker_id']}")
+    await submit(client, job)
+    url, body = f"{V1}/rooms/lab/tasks", {"job_name": job["full_name"], "payload": {}}
+    settings.without_workers = "reject"
+    problem = expect_problem(
+        await client.post(f"{url}/{job['full_name']}", json={"payload": {}}), 409, "no-workers-available"
+    )
+    assert job["full_name"] in problem["detail"]
+    assert "without_workers" in problem["detail"]
+    batch = (await client.post(f"{V1}/tasks/submit", json={"tasks": [{**body, "room_id": "lab"}]})).json()
+    assert "no-workers-available" in str(batch)
+    await register(client)
+    await submit(client, job)
+
+
 async def test_the_last_pending_task_deletes_a_job_without_workers(
     client: httpx.AsyncClient, events: list[Emission]
 ) -> None:

@@ -7,6 +7,7 @@ from types import ModuleType
 import httpx
 import pytest
 from fastapi import FastAPI
+from rest import V1, expect_problem
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from taskiq import InMemoryBroker
 
@@ -46,3 +47,18 @@ async def test_the_example_runs_in_a_hosts_app(example: ModuleType, engine: Asyn
     example.offer(app, InMemoryBroker(), sessions)
     async with running(app) as client:
         assert await centred(client) == [[-1, -2], [1, 2]]
+
+
+async def test_the_example_of_a_provider_answers(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a result, or with the problem that its executor uploads."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    example = importlib.import_module("examples.internal_provider")
+    kind, _, rest = database_url.partition("://")
+    driver = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}[kind]
+    async with running(example.create_app(f"{driver}://{rest}", InMemoryBroker())) as client:
+        url = f"{V1}/rooms/lab/providers/@internal:clocks:Time"
+        found = await client.get(url, params={"zone": "UTC"}, headers={"Prefer": "wait=30"})
+        assert found.json()["time"].endswith("+00:00")
+        for params in ({"zone": "Nowhere/Here"}, {}):
+            response = await client.get(url, params=params, headers={"Prefer": "wait=30"})
+            expect_problem(response, 400, "provider-execution-failed")

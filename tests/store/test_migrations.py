@@ -21,6 +21,8 @@ from replica import TIMEOUT
 from sqlalchemy import Connection, column, func, insert, inspect, select, table, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from zndraw_joblib.contract.names import JobName
+from zndraw_joblib.server.service.providers import InternalProvider, register_internal
 from zndraw_joblib.server.store import idempotency, providers, schema
 from zndraw_joblib.server.store.column_types import UtcDateTime
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
@@ -595,6 +597,45 @@ async def test_stored_results_and_watched_rooms_count_for_users(empty: AsyncEngi
     await database.write(stored_results.forget, [1, 2, 9])
     assert await rows_of(empty, "joblib_task_result_share") == [("bob", 1000 + 1024)]
     assert await rows_of(empty, "joblib_task_result_total") == [(1, 1000 + 1024)]
+
+
+async def test_a_provider_with_a_worker_keeps_it(empty: AsyncEngine) -> None:
+    """From 0018 on others have none; the downgrade to 0017 deletes those, and keeps the first."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    worker_id, provider_id = uuid4(), uuid4()
+    rows: dict[str, dict[str, Any]] = {
+        "joblib_worker": {"id": worker_id, "owner_id": "ada", "created_at": at, "last_heartbeat": at},
+        "joblib_provider": {
+            **{"id": provider_id, "room_id": "lab", "category": "files", "name": "home", "owner_id": "ada"},
+            **{"schema": {}, "content_type": "text/plain", "registration": uuid4()},
+            **{"worker_id": worker_id, "created_at": at, "connected_until": at},
+        },
+        "joblib_provider_worker": {
+            **{"provider_id": provider_id, "worker_id": worker_id},
+            **{"schema": {}, "content_type": "text/plain"},
+        },
+        "joblib_provider_call": {
+            **{"provider_id": provider_id, "request_hash": "0", "params": "{}", "registration": uuid4()},
+            **{"sent_at": at, "expires_at": at},
+        },
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0017")
+        await add(connection, rows)
+    database = SessionDatabase(open_sessions(empty))
+    offer = InternalProvider(JobName("@internal", "files", "Home"), {}, "text/plain")
+    for _ in range(2):
+        await schema.upgrade(database)
+        kept = await database.read(providers.by_id, provider_id)
+        assert kept is not None
+        assert kept.worker_id == worker_id
+        await database.write(register_internal, [offer], "host")
+        added = await database.read(providers.by_name, offer.name)
+        assert added is not None
+        assert (added.worker_id, added.owner_id) == (None, "host")
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0017")
+            assert await counts(connection, rows) == [1] * len(rows)
 
 
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:

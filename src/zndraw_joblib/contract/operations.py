@@ -138,7 +138,7 @@ class ProviderEntry(SchemaBody, ResponseBody):
     category: str
     name: str
     content_type: str
-    worker_id: UUID
+    worker_id: UUID | None
     created_at: datetime
     connected: bool
     open_requests: int

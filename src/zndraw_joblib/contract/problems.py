@@ -9,7 +9,7 @@ ProblemException
 │   └── JobNotFound, WorkerNotFound, TaskNotFound, ProviderNotFound, ResultNotFound
 ├── MethodNotAllowed                         405
 ├── Conflict                                 409  ValueError
-│   ├── SchemaConflict, StaleResult, RequestInProgress, InvalidTaskTransition
+│   ├── SchemaConflict, StaleResult, RequestInProgress, NoWorkersAvailable, InvalidTaskTransition
 │   │   └── StaleReport
 │   └── WorkerLost, StartTimeout, RunTimeout, TaskExpired, InternalTimeout, Released, Retried,
 │       FailedByOperator, ResultNotSerializable: never a response; the `error_code` of a task
@@ -22,6 +22,7 @@ ProblemException
 ├── TooManyRequests                          429
 ├── InternalServerError                      500
 ├── ProviderFailed                           502
+│   └── ProviderExecutionFailed              400  ValueError
 ├── ServiceUnavailable                       503  ConnectionError
 │   └── InternalJobNotConfigured, ProviderNotConnected
 ├── ProviderTimeout                          504  TimeoutError
@@ -109,6 +110,10 @@ class ProblemException(Exception):
         raise error
 
 
+# Its name in hosts that extend version 0.1.x.
+ProblemError = ProblemException
+
+
 class InvalidRoomId(ProblemException, ValueError):
     """The room id has invalid characters."""
 
@@ -189,6 +194,10 @@ class SchemaConflict(Conflict):
 
 class RequestInProgress(Conflict):
     """A request with this `Idempotency-Key` is being processed; repeat yours after `Retry-After` seconds."""
+
+
+class NoWorkersAvailable(Conflict):
+    """No worker serves the job, and the server accepts no task without one (setting `without_workers`)."""
 
 
 class InvalidTaskTransition(Conflict):
@@ -318,9 +327,15 @@ class ProviderNotConnected(ServiceUnavailable):
 
 
 class ProviderFailed(ProblemException):
-    """The provider failed. `error` is the name of an exception, `detail` its text."""
+    """The server could not use the result of the provider. `error` is a name, `detail` the text."""
 
     title, status = "Bad Gateway", 502
+
+
+class ProviderExecutionFailed(ProviderFailed, ValueError):
+    """The provider raised an exception. `error` is its name, `detail` its text."""
+
+    title, status = "Bad Request", 400
 
 
 class ProviderTimeout(ProblemException, TimeoutError):

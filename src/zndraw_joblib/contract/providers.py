@@ -63,14 +63,17 @@ class ProviderRegisterRequest(SchemaBody, RequestBody):
 
 
 class ProviderResponse(SchemaBody, ResponseBody):
-    """A provider; the worker `worker_id` answers its requests, with bytes of `content_type`."""
+    """A provider; the worker `worker_id` answers its requests, with bytes of `content_type`.
+
+    A provider of ``@internal`` has no worker: the server sends its requests to a broker.
+    """
 
     id: UUID
     room_id: str
     category: str
     name: str
     full_name: str
-    worker_id: UUID
+    worker_id: UUID | None
     created_at: datetime
     content_type: str
 

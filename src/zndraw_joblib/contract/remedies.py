@@ -37,6 +37,7 @@ REMEDIES: dict[type[ProblemException], str] = {
     p.Retried: f"No action is needed: a worker claims the task again. {_ERROR_CODE}",
     p.FailedByOperator: f"The task's `error` has the operator's reason. {_ERROR_CODE}",
     p.ResultNotSerializable: f"Return JSON values, arrays or tables, or bytes from the job. {_ERROR_CODE}",
+    p.NoWorkersAvailable: "Start a worker of the job, or submit the task later.",
     p.StaleResult: "Drop the result: no client waits for it.",
     p.ResultExpired: "Submit the task again, or raise the setting.",
     p.ContentTooLarge: "Send less in one request: upload large results with `PUT /tasks/{task_id}/result`.",
@@ -52,7 +53,8 @@ REMEDIES: dict[type[ProblemException], str] = {
     p.ServiceUnavailable: _AGAIN,
     p.InternalJobNotConfigured: "Start the server with the job's module in `internal_extensions`.",
     p.ProviderNotConnected: "Start the provider's worker, or repeat the request later.",
-    p.ProviderFailed: "Read the log of the provider's worker.",
+    p.ProviderFailed: "Read `detail`: it names the limit that the result exceeds.",
+    p.ProviderExecutionFailed: "Correct the parameters, or read the log of the provider's worker.",
     p.ProviderTimeout: "Repeat the request: the provider continues to work on it.",
     p.ResultStoreFull: "Raise the setting or `max_share_per_user`, or let results expire sooner.",
 }

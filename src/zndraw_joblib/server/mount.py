@@ -21,7 +21,7 @@ from zndraw_joblib.server.background.rollups import Rollups
 from zndraw_joblib.server.background.scheduler import Scheduler
 from zndraw_joblib.server.background.server_reports import ServerReports
 from zndraw_joblib.server.background.sweeper import Sweeper
-from zndraw_joblib.server.host import checks, loops
+from zndraw_joblib.server.host import checks, loops, registries
 from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.host.removed_providers import OnProvidersRemoved, notify_removed
 from zndraw_joblib.server.http import add_routes
@@ -35,7 +35,9 @@ from zndraw_joblib.server.http.problems import add_problem_pages
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.http.worker_rooms import WorkerRooms
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
+from zndraw_joblib.server.internal.provider_requests import InternalRequests
 from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry
+from zndraw_joblib.server.internal.worker_tokens import WorkerToken, WorkerTokens
 from zndraw_joblib.server.ports import Identity, ResultBackend, SessionMaker
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.results.selection import Results, select_result_backend
@@ -71,7 +73,8 @@ class JobLib(HostApi):
     `readable_room` and `writable_room` are dependencies that take `room_id`, check access to the room and
     return it. With `tsio`, a
     `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. `on_end` are functions to
-    call after the ends of tasks, by their names; see `submit`. The app's lifespan upgrades the schema
+    call after the ends of tasks, by their names; see `submit`. `worker_token`, an async function, returns a
+    token for an internal executor that takes one. The app's lifespan upgrades the schema
     (SQLite, or with `upgrade_tables`) or checks it (PostgreSQL), and runs the background loops. Set
     `on_providers_removed` to an async function to call it with the full names of providers that were removed
     with their workers; its errors are logged, and after a crash of the server it may not be called.
@@ -81,6 +84,8 @@ class JobLib(HostApi):
     on_providers_removed: OnProvidersRemoved | None = None
     # Of this queue; without it, the first queue of an app has `app.state.internal_registry`.
     internal_registry: InternalRegistry | None = None
+    # Of internal providers, in the same way: without it, ``app.state.internal_provider_registry``.
+    internal_provider_registry: Any = None
     _results: Results | None = None
     _closing_sockets: asyncio.Task[None] | None = None
     _app: FastAPI | None = None
@@ -99,6 +104,7 @@ class JobLib(HostApi):
         monotonic: Callable[[], float] = time.monotonic,
         internal_jobs: InternalJobs | None = None,
         on_end: Mapping[str, Hook] | None = None,
+        worker_token: WorkerToken | None = None,
         prefix: str = "",
         upgrade_tables: bool = False,
     ) -> None:
@@ -117,14 +123,19 @@ class JobLib(HostApi):
         self._tsio, self.publisher = tsio, SocketIoPublisher(tsio, runtime.pubsub)
         runtime.pubsub.subscribe(self._receive)
         self._scheduler, self.worker_rooms = Scheduler(runtime.write), WorkerRooms(self.guards, runtime)
-        self.dispatcher = Dispatcher(self.runtime, self._internal_registry)
-        self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers)
+        self._connect_internal(checks.checked_worker_token(worker_token))
         self.uploads, self.task_results = Uploads(self.runtime), TaskResults(self.runtime)
         self.streams, self.metrics = Streams(self.runtime), Metrics(self.runtime)
         self.overviews, self.sweeper = Overviews(runtime, self.streams), self._new_sweeper(monotonic)
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
         self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end or {})
         self._internal_jobs, self._given_results = internal_jobs, result_backend
+
+    def _connect_internal(self, worker_token: WorkerToken | None) -> None:
+        self.worker_tokens = WorkerTokens(worker_token)
+        self.dispatcher = Dispatcher(self.runtime, self._internal_registry, self.worker_tokens)
+        internal = InternalRequests(self._internal_providers, self.worker_tokens)
+        self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers, internal)
 
     def _new_sweeper(self, monotonic: Callable[[], float]) -> Sweeper:
         self._server_reports = ServerReports(self.runtime)
@@ -305,24 +316,17 @@ class JobLib(HostApi):
         return self._results
 
     def _internal_registry(self) -> InternalRegistry | None:
-        found: Any = self.internal_registry
-        if found is None and self._app is not None and self._app.state.joblib is self:
-            found = getattr(self._app.state, "internal_registry", None)
-        if found is None or isinstance(found, InternalRegistry):
-            return found
-        # A host may set any object with `tasks`, and perhaps `executor` and `free`.
-        executor, free = getattr(found, "executor", None), getattr(found, "free", None)
-        return InternalRegistry(found.tasks, executor=executor, free=free)
+        return registries.find_jobs(self, self._app)
+
+    def _internal_providers(self) -> Any:
+        return registries.find(self, self._app, "internal_provider_registry")
 
     def _has_unknown_subscribers(self) -> bool:
         """Return whether a host may have let sockets into the rooms of providers by itself."""
         return self.publisher.is_open and (self.rooms is None or not self.rooms.owns_provider_rooms)
 
     def _check_internal(self) -> str:
-        """Return `ok`, or the reason why the executor in this process runs no internal task."""
-        registry = self._internal_registry()
-        check = getattr(registry.executor if registry else None, "check", None)
-        return str(check()) if callable(check) else "ok"
+        return registries.check(self._internal_registry())
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"

@@ -70,12 +70,14 @@ class DispatchMode(NamedTuple):
     """How an internal job's tasks reach an executor.
 
     `exclusive_start`: the executor starts a task once, however many messages name it. `is_bounded`: the
-    broker takes a limited number of tasks, so only the dispatcher sends them.
+    broker takes a limited number of tasks, so only the dispatcher sends them. `takes_token`: the executor is
+    called with a token.
     """
 
     handle: InternalTask
     exclusive_start: bool
     is_bounded: bool
+    takes_token: bool = False
 
 
 class ResultBackend(Protocol):

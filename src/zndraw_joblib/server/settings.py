@@ -98,11 +98,13 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     allowed_categories: WordList = Field(default_factory=lambda: [c.value for c in Category], min_length=1)
     cross_room_jobs: bool = False
     validate_payload: bool = True
+    without_workers: Literal["wait", "reject"] = "wait"
     max_share_per_user: Annotated[float, Field(gt=0, le=1)] = 0.5
     max_waiting_requests: Annotated[int, Field(ge=0)] = 20_000
     max_claims_per_worker: Annotated[int, Field(ge=1)] = 64
     disconnect_grace_seconds: Annotated[float, Field(ge=-1, le=3600)] = 10
     allowed_provider_categories: WordList | None = None
+    filebrowser_require_superuser: bool = True
     provider_result_ttl_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
     provider_inflight_ttl_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     provider_long_poll_default_seconds: Annotated[float, Field(ge=0, le=3600)] = 5

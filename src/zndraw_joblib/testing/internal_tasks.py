@@ -23,7 +23,7 @@ class _Handle:
     cls: type[Any]
     calls: deque[dict[str, Any]] = field(default_factory=deque)
 
-    async def kiq(self, *, task_id: str, room_id: str, payload: dict[str, Any]) -> None:
+    async def kiq(self, *, task_id: str, room_id: str, payload: dict[str, Any], **_: Any) -> None:
         self.calls.append({"task_id": task_id, "room_id": room_id, "payload": payload})
 
 

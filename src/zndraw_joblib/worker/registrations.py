@@ -185,7 +185,7 @@ class Registrations:
         with self._lock:
             response = self._first_time(lambda: self._register_provider(provider, self.worker_id, operation))
             self.worker_id = response.worker_id
-            self._subscriptions.join_provider(response.full_name, response.worker_id)
+            self._subscriptions.join_provider(response.full_name, self.worker())
             return response.id
 
     def class_of(self, full_name: str) -> type[Any] | None:

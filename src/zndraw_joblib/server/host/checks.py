@@ -27,6 +27,25 @@ def check_identity(identity: Callable[..., Any]) -> None:
     check_identity_type(identity)
 
 
+def checked_worker_token(function: Any) -> Any:
+    """Return `worker_token`. Raises TypeError for what is no function without arguments."""
+    if function is None:
+        return None
+    if not callable(function):
+        raise TypeError(
+            f"worker_token is a {type(function).__name__}, not a function. Pass an async function that "
+            "returns a new token for internal executors"
+        )
+    required = [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+    ]
+    if required:
+        raise TypeError(f"worker_token is called without arguments, but requires {', '.join(required)}")
+    return function
+
+
 def check_guards(**guards: Guard | None) -> None:
     """Raise TypeError for a guard that takes no `room_id`."""
     for name, guard in guards.items():

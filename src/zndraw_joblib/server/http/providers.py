@@ -66,7 +66,10 @@ _MAX_ERROR_BODY_BYTES = 8 * MAX_ERROR_BYTES
 async def register_provider(
     runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, body: ProviderRegisterRequest, key: Key
 ) -> Response:
-    """Register a worker as the provider of a data source. Only superusers may do so in reserved rooms."""
+    """Register a worker as the provider of a data source; in ``@global`` only a superuser may do so.
+
+    Providers of ``@internal`` are registered by the server's own code.
+    """
     item = providers.Registration(caller, room_id, body)
     providers.check(item, runtime.settings.allowed_provider_categories)
     provider, is_new = await runtime.write(once(key, _REGISTERED, providers.register), item=item)
@@ -77,8 +80,14 @@ async def register_provider(
 async def list_providers(
     runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging
 ) -> Response:
-    """List the providers that are visible in a room: its own and those of ``@global``."""
-    return json_response(await runtime.database.read(providers.page, room_id=room_id, part=page))
+    """List the providers that are visible in a room: its own and those of ``@global`` and ``@internal``.
+
+    With `filebrowser_require_superuser`, only superusers see the file systems of ``@internal``.
+    """
+    hides_files = runtime.settings.filebrowser_require_superuser and not caller.is_superuser
+    return json_response(
+        await runtime.database.read(providers.page, room_id=room_id, part=page, hides_files=hides_files)
+    )
 
 
 @router.get("/rooms/{room_id}/providers/{name:path}/info", response_model=ProviderResponse)
@@ -86,6 +95,7 @@ async def get_provider(
     runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, name: NamedProvider
 ) -> Response:
     """Return a provider."""
+    providers.check_reader(caller, name, require_superuser=runtime.settings.filebrowser_require_superuser)
     cross_room = runtime.settings.cross_room_jobs
     return json_response(await runtime.database.read(providers.get, room_id, name, cross_room=cross_room))
 
@@ -115,11 +125,12 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of th
 
     With ``Prefer: wait=N``, wait N seconds for the result, else `provider_long_poll_default_seconds`.
     """
+    settings = queue.runtime.settings
+    providers.check_reader(caller, name, require_superuser=settings.filebrowser_require_superuser)
     asked = request_key(room_id, name, params_of(request.query_params.multi_items()))
     found = await queue.provider_requests.find_cached(results, asked)
     headers: dict[str, str] = {}
     if found is None:
-        settings = queue.runtime.settings
         seconds = settings.provider_long_poll_default_seconds
         if wait is not None:
             seconds = min(wait, settings.provider_long_poll_max_seconds)
@@ -219,12 +230,16 @@ async def upload_provider_result(
 ) -> Response:
     """Upload the result of a provider request; with ``X-Result-Status: error``, its error.
 
+    An error that is a problem (RFC 9457) is stored like a result: readers get it with its status. Other
+    errors reach only the callers that wait, as `provider-execution-failed`.
     ``X-Request-Hash`` is the request's id. ``X-Worker-ID``, if given, must be the provider's worker.
     """
     provider = await queue.runtime.database.read_short(
         find_for_upload, caller, provider_id, headers.worker_id
     )
-    await queue.worker_rooms.check(request, caller, provider.name.room_id)
+    # The owner of an internal provider is a user of the host's own code.
+    if provider.worker_id is not None:
+        await queue.worker_rooms.check(request, caller, provider.name.room_id)
     if headers.is_error:
         body = await read_body(request, queue.runtime.settings.request_timeout_seconds, _MAX_ERROR_BODY_BYTES)
         await queue.uploads.upload_error(results, provider, headers.request_hash, body)

@@ -16,6 +16,7 @@ from zndraw_joblib.server.http.guards import RoomGuards
 from zndraw_joblib.server.http.host_dependencies import QUEUE
 from zndraw_joblib.server.http.worker_rooms import WorkerRooms
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
+from zndraw_joblib.server.internal.worker_tokens import WorkerTokens
 from zndraw_joblib.server.ports import Identity, ResultBackend
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.uploads import Uploads
@@ -42,6 +43,7 @@ class QueueState(ABC):
     streams: Streams
     overviews: Overviews
     guards: RoomGuards
+    worker_tokens: WorkerTokens
     publisher: SocketIoPublisher
     worker_rooms: WorkerRooms
     # What precedes ``/v1`` in the paths of its routes.

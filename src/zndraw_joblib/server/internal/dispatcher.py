@@ -14,6 +14,7 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.contract.repeats import log_failed_work
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask
+from zndraw_joblib.server.internal.worker_tokens import WorkerTokens
 from zndraw_joblib.server.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import internal
@@ -35,12 +36,19 @@ _MILLISECONDS = 4 * 10**12
 class Dispatcher:
     """Finds internal tasks that wait to be sent to their broker, whenever it is woken.
 
-    `registry` returns the internal jobs that this server runs; None while there are none.
+    `registry` returns the internal jobs that this server runs; None while there are none. `tokens` are for
+    executors that take one.
     """
 
-    def __init__(self, runtime: Runtime, registry: Callable[[], InternalRegistry | None]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        registry: Callable[[], InternalRegistry | None],
+        tokens: WorkerTokens | None = None,
+    ) -> None:
         self._runtime = runtime
         self._registry = registry
+        self._tokens = tokens or WorkerTokens()
         self._confirms = runtime.batcher(internal.confirm_dispatch, lambda task_id: f"task {task_id}")
         self._woken: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -53,7 +61,7 @@ class Dispatcher:
         handle = registry.tasks.get(str(job)) if registry is not None else None
         if registry is None or handle is None:
             return None
-        return DispatchMode(handle, registry.exclusive_start, registry.free is not None)
+        return DispatchMode(handle, registry.exclusive_start, registry.free is not None, registry.takes_token)
 
     async def submit(self, item: Submission) -> TaskResponse:
         """Add a task; if its job is internal, send it to the broker. A repeated request does neither."""
@@ -101,6 +109,7 @@ class Dispatcher:
             exclusive_start=mode is not None and mode.exclusive_start,
             is_deferred=mode is not None and mode.is_bounded,
             is_bounded=settings.room_max_in_flight is not None,
+            requires_worker=settings.without_workers == "reject",
             validate_payload=settings.validate_payload,
             cross_room=settings.cross_room_jobs,
             key=key,
@@ -116,7 +125,7 @@ class Dispatcher:
     async def _send_submitted(self, task: TaskResponse, mode: DispatchMode) -> TaskResponse:
         """Send a task to its broker after its submit. Return it as it is then: it may have failed."""
         try:
-            await _send(mode.handle, task, _SEND_SECONDS)
+            await self._send(mode.handle, task, _SEND_SECONDS, takes_token=mode.takes_token)
         except Exception as error:
             log_failed_work(logger, error, f"Did not dispatch task_id={task.id}", task_id=str(task.id))
             return await self._runtime.write(internal.fail_dispatch, task.id)
@@ -211,7 +220,8 @@ class Dispatcher:
                 refused.append(task.id)
                 continue
             try:
-                await _send(registry.tasks[_job_name(task)], task, seconds)
+                handle = registry.tasks[_job_name(task)]
+                await self._send(handle, task, seconds, takes_token=registry.takes_token)
             except Exception as error:
                 failures += 1
                 refused.append(task.id)
@@ -222,6 +232,13 @@ class Dispatcher:
         if not registry.exclusive_start:
             await asyncio.gather(*map(self._confirm, taken))
         return refused
+
+    async def _send(
+        self, handle: InternalTask, task: TaskRecord | TaskResponse, seconds: float, *, takes_token: bool
+    ) -> None:
+        async with asyncio.timeout(seconds):
+            token = await self._tokens.mint() if takes_token else None
+            await _send(handle, task, seconds, token)
 
     async def _confirm(self, task_id: UUID) -> None:
         try:
@@ -251,8 +268,12 @@ def _job_name(task: TaskRecord | TaskResponse) -> str:
     return task.job_name if isinstance(task, TaskResponse) else str(task.job)
 
 
-async def _send(handle: InternalTask, task: TaskRecord | TaskResponse, seconds: float) -> None:
+async def _send(
+    handle: InternalTask, task: TaskRecord | TaskResponse, seconds: float, token: str | None = None
+) -> None:
     call: dict[str, Any] = {"task_id": str(task.id), "room_id": task.room_id, "payload": task.payload}
+    if token is not None:
+        call["token"] = token
     async with asyncio.timeout(seconds):
         if isinstance(handle, OrderedTask):
             await handle.kiq_at(_place(task), **call)

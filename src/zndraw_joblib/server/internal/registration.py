@@ -11,6 +11,7 @@ from zndraw_joblib.contract.messages import JobRegisterRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry, OrderedTask
+from zndraw_joblib.server.internal.worker_tokens import with_token
 from zndraw_joblib.server.service import internal
 
 
@@ -52,6 +53,15 @@ async def offer_internal_jobs(
 
 
 def _call(cls: type[Any], executor: InternalExecutor) -> Callable[..., Any]:
+    if (call := with_token(executor)) is not None:
+
+        async def run_with_token(
+            task_id: str, room_id: str, payload: dict[str, Any], token: str | None = None
+        ) -> None:
+            await call(cls, payload, room_id, task_id, token)
+
+        return run_with_token
+
     async def run(task_id: str, room_id: str, payload: dict[str, Any]) -> None:
         await executor(cls, payload, room_id, task_id)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from zndraw_joblib.server.internal.worker_tokens import with_token
 from zndraw_joblib.server.ports import InternalTask
 
 
@@ -11,7 +12,8 @@ class InternalExecutor(Protocol):
     """Runs internal tasks in the process that gets them from the broker, and reports on them.
 
     An executor with a true attribute `exclusive_start` starts a task once, however often it is called with
-    it. Then the server sends a task that was not started to the broker again.
+    it. Then the server sends a task that was not started to the broker again. An executor that has a fifth
+    parameter `token` gets a token of `JobLib(worker_token=…)`.
     """
 
     async def __call__(
@@ -26,9 +28,9 @@ class OrderedTask:
 
     task: Any
 
-    async def kiq(self, *, task_id: str, room_id: str, payload: dict[str, Any]) -> object:
+    async def kiq(self, **call: Any) -> object:
         """Send one call with the lowest `place`, before all others."""
-        return await self.kiq_at(0, task_id=task_id, room_id=room_id, payload=payload)
+        return await self.kiq_at(0, **call)
 
     async def kiq_at(self, place: float, **call: Any) -> object:
         """Send one call with the label `place`: the lowest is taken first."""
@@ -52,3 +54,8 @@ class InternalRegistry:
     def exclusive_start(self) -> bool:
         """Whether the executor starts a task once, however many messages name it."""
         return bool(getattr(self.executor, "exclusive_start", False))
+
+    @property
+    def takes_token(self) -> bool:
+        """Whether the executor is called with a token."""
+        return self.executor is not None and with_token(self.executor) is not None

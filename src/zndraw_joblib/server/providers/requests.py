@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
-from zndraw_joblib.contract.names import JobName
+from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import ContentTooLarge, ProviderNotFound, ProviderTimeout
 from zndraw_joblib.contract.providers import (
     MAX_PARAMS_BYTES,
@@ -64,15 +64,28 @@ def request_key(room_id: str, name: JobName, params: dict[str, Any]) -> RequestK
     return RequestKey(room_id, name, text, request_hash(text))
 
 
+class InternalBroker(Protocol):
+    """The broker of internal providers."""
+
+    def find(self, name: JobName) -> object:
+        """Raise `ProviderNotConnected` if this server has no executor for a provider."""
+
+    async def send(self, name: JobName, provider_id: UUID, request_id: str, params: str) -> None:
+        """Send a request. Raises `ServiceUnavailable` if the broker does not accept it."""
+
+
 class ProviderRequests:
     """The requests to providers, for callers that want a result and for workers that claim requests.
 
-    `has_unknown_subscribers` returns whether sockets may be connected for a provider that the server does not
-    know of: a host may let sockets into the rooms of providers by itself.
+    `internal` sends requests to internal providers. `has_unknown_subscribers` returns whether sockets may be
+    connected for a provider that the server does not know of: a host may let sockets into the rooms of
+    providers by itself.
     """
 
-    def __init__(self, runtime: Runtime, has_unknown_subscribers: Callable[[], bool]) -> None:
-        self._runtime = runtime
+    def __init__(
+        self, runtime: Runtime, has_unknown_subscribers: Callable[[], bool], internal: InternalBroker
+    ) -> None:
+        self._runtime, self._internal = runtime, internal
         self.has_unknown_subscribers = has_unknown_subscribers
 
     async def find_cached(self, backend: ResultBackend, key: RequestKey) -> CachedResult | None:
@@ -91,7 +104,7 @@ class ProviderRequests:
         """Send a request that `find_cached` did not find, and wait up to `wait` seconds for its result.
 
         Raises `ProviderNotFound`, `ProviderNotConnected` or `ProviderTimeout`, or the error that the
-        provider reports: `ProviderFailed`, or `InvalidRequest` for parameters that it rejects.
+        provider reports: `ProviderExecutionFailed`, or `InvalidRequest` for parameters that it rejects.
         """
         keys, deadline = cache.cache_keys(key.name, key.request_hash), time.monotonic() + wait
         # An error that is stored already belongs to an earlier request.
@@ -125,8 +138,7 @@ class ProviderRequests:
     ) -> CachedResult | None:
         """Send a request to the connected worker unless it is pending. Return a result that exists."""
         ttl = self._runtime.settings.provider_inflight_ttl_seconds
-        if provider.connected_for <= 0 and not self.has_unknown_subscribers():
-            raise provider_requests.not_connected(provider)
+        self._check_connected(provider)
         if provider.is_pending:
             return None
         has_lock = await backend.acquire_inflight(keys.inflight, ttl)
@@ -140,14 +152,29 @@ class ProviderRequests:
             result = await cache.find(backend, provider, keys)
             if result is None:
                 lifetime = timedelta(seconds=ttl)
-                await self._runtime.write_short(
+                if await self._runtime.write_short(
                     provider_requests.create, provider, key.request_hash, key.params, lifetime
-                )
+                ):
+                    await self._dispatch(provider, key)
                 has_lock = False  # the upload of the result releases it
         finally:
             if has_lock:
                 await backend.release_inflight(keys.inflight)
         return result
+
+    def _check_connected(self, provider: ProviderRef) -> None:
+        if provider.name.room_id == INTERNAL:
+            self._internal.find(provider.name)
+        elif provider.connected_for <= 0 and not self.has_unknown_subscribers():
+            raise provider_requests.not_connected(provider)
+
+    async def _dispatch(self, provider: ProviderRef, key: RequestKey) -> None:
+        """Send a request to an internal provider to the broker. If that fails, it is no longer open."""
+        try:
+            await self._internal.send(provider.name, provider.id, key.request_hash, key.params)
+        except BaseException:
+            await self._runtime.write(provider_requests.discard, provider, key.request_hash)
+            raise
 
     async def _is_lock_stale(self, backend: ResultBackend, key: RequestKey, keys: CacheKeys) -> bool:
         """Return whether a removed provider may have left the lock; of many callers, only one gets True."""
@@ -247,7 +274,8 @@ class _WaitingRequest:
 
     async def wait(self, waiter: Waiter, seconds: float) -> None:
         """Wait for the result, a change of the provider, or the next re-check."""
-        if self.provider is not None and not self.requests.has_unknown_subscribers():
+        has_worker = self.provider is not None and self.provider.worker_id is not None
+        if self.provider is not None and has_worker and not self.requests.has_unknown_subscribers():
             seconds = min(seconds, self.provider.connected_for)
         seconds = min(seconds, self.recheck.next())
         result_stored = self.backend.wait_for_key(self.keys.result, seconds)

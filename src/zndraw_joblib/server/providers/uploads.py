@@ -49,8 +49,7 @@ class Uploads:
                 raise self._incoming.too_large()
             await self._store(backend, provider, keys, chunks)
         except ContentTooLarge as problem:
-            error = ProviderError(error=type(problem).__name__, detail=str(problem))
-            await self.upload_error(backend, provider, request_hash, error.model_dump_json().encode())
+            await self._report_too_large(backend, provider, request_hash, problem)
             raise
         except StaleResult:
             raise
@@ -63,12 +62,29 @@ class Uploads:
         finally:
             await backend.release_inflight(keys.upload)
 
+    async def _report_too_large(
+        self, backend: ResultBackend, provider: ProviderRef, request_hash: str, problem: ContentTooLarge
+    ) -> None:
+        keys = cache.cache_keys(provider.name, request_hash)
+        error = ProviderError(error=type(problem).__name__, detail=str(problem))
+        await cache.store_error(backend, keys, error.model_dump_json().encode(), is_of_provider=False)
+        await self._complete(backend, provider, request_hash, keys)
+
     async def upload_error(
         self, backend: ResultBackend, provider: ProviderRef, request_hash: str, body: bytes
     ) -> None:
-        """Report an error to the callers that wait for a request. A later caller repeats the request."""
+        """Report an error to the callers that wait for a request. A later caller repeats the request.
+
+        A body that is a problem (RFC 9457) is stored like a result: later callers get it too.
+        """
         keys = cache.cache_keys(provider.name, request_hash)
-        await cache.store_error(backend, keys, body)
+        problem = cache.problem_of(body)
+        if problem is None:
+            await cache.store_error(backend, keys, body)
+        else:
+            await self._runtime.database.read_short(provider_requests.check_current, provider)
+            ttl = self._runtime.settings.provider_result_ttl_seconds
+            await cache.store_problem(backend, provider, keys, problem, ttl)
         await self._complete(backend, provider, request_hash, keys)
 
     async def _store(

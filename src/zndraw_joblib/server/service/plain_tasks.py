@@ -103,7 +103,9 @@ async def find_written(tx: Transaction, items: Sequence["Submission"]) -> dict[i
 
 
 def _is_plain(item: "Submission", name: JobName, schema: str) -> bool:
-    if item.job != name or item.on_end is not None or not item.options.model_fields_set.isdisjoint(_OPTIONS):
+    if item.job != name or item.on_end is not None or item.requires_worker:
+        return False
+    if not item.options.model_fields_set.isdisjoint(_OPTIONS):
         return False
     if not (name.room_id in RESERVED or item.cross_room or item.room_id == name.room_id):
         return False

@@ -45,7 +45,7 @@ class ProviderRef(NamedTuple):
     id: UUID
     name: JobName
     owner_id: str
-    worker_id: UUID
+    worker_id: UUID | None
     content_type: str
     registration: UUID
     connected_for: float
@@ -102,9 +102,10 @@ async def _ref(tx: Transaction, provider: ProviderRow, *, is_pending: bool = Fal
 
 async def create(
     tx: Transaction, target: ProviderRef, request_hash: str, params: str, wanted: timedelta
-) -> None:
+) -> bool:
     """Open a request and notify the provider's worker, unless the request is open already.
 
+    Return whether the caller has to send the request, to the broker of an internal provider.
     Raises `ProviderNotFound`, and `TooManyRequests` for a provider with too many open requests.
     """
     provider = await _lock(tx, target)
@@ -115,10 +116,13 @@ async def create(
             headers={"Retry-After": "2"},
         )
     if not await store.add(tx, provider, request_hash, params, await tx.now() + wanted):
-        return
+        return False
+    if provider.worker_id is None:
+        return True
     event = ProviderRequest(request_id=request_hash, provider_name=str(target.name), params=params)
     tx.emit((target.id, request_hash), lambda: Emission(event, providers_of(event.provider_name)))
     tx.wake(requests_key(provider.worker_id), 1)
+    return False
 
 
 async def _lock(tx: Transaction, target: ProviderRef) -> ProviderRow:

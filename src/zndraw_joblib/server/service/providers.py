@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from zndraw_joblib.contract.events import Emission, ProvidersInvalidate, room_of
 from zndraw_joblib.contract.messages import PaginatedResponse
-from zndraw_joblib.contract.names import GLOBAL, RESERVED, JobName
+from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName
 from zndraw_joblib.contract.problems import Forbidden, InvalidCategory, ProviderNotFound, WorkerNotFound
 from zndraw_joblib.contract.providers import ClaimedProviderRequest, ProviderRegisterRequest, ProviderResponse
 from zndraw_joblib.server.ports import Identity, Page, provider_key, requests_key
@@ -24,6 +24,18 @@ GRACE = timedelta(seconds=5)
 MAX_PENDING_REQUESTS = 1000
 
 
+# The room and the category of the file systems of the server itself.
+FILES = (INTERNAL, "filesystem")
+
+
+class InternalProvider(NamedTuple):
+    """An internal provider as the server's code declares it."""
+
+    name: JobName
+    schema: dict[str, Any]
+    content_type: str
+
+
 class Registration(NamedTuple):
     """The request of a worker to answer the requests to a provider in a room."""
 
@@ -34,7 +46,12 @@ class Registration(NamedTuple):
 
 def check(item: Registration, allowed_categories: Sequence[str] | None) -> None:
     """Raise the problem of a registration that is invalid whatever the database contains."""
-    if item.room_id in RESERVED and not item.caller.is_superuser:
+    if item.room_id == INTERNAL:
+        raise Forbidden(
+            "Providers of @internal are registered by the server's code (ensure_internal_providers), not by "
+            "requests: register yours in another room"
+        )
+    if item.room_id == GLOBAL and not item.caller.is_superuser:
         raise Forbidden(f"Only a superuser may register providers in {item.room_id}")
     category = item.request.category
     if allowed_categories is not None and category not in allowed_categories:
@@ -78,6 +95,22 @@ async def register(tx: Transaction, item: Registration) -> tuple[ProviderRespons
     return _response(provider), is_new
 
 
+async def register_internal(tx: Transaction, offers: Sequence[InternalProvider], owner_id: str) -> None:
+    """Insert or update internal providers. They have no worker."""
+    for name, schema, content_type in sorted(offers, key=lambda offer: str(offer.name)):
+        fields = {"schema": schema, "content_type": content_type, "owner_id": owner_id, "worker_id": None}
+        registration = uuid4()
+        values = {**fields, "registration": registration, "connected_until": await tx.now()}
+        provider, is_new = await store.add_or_lock(tx, name, values)
+        if not is_new:
+            if all(getattr(provider, field) == value for field, value in fields.items()):
+                continue
+            await store.unlink(tx, provider.id)
+            await store.update_row(tx, provider.id, **values)
+            await request_store.reassign(tx, provider.id, registration)
+        _publish_changed(tx, name)
+
+
 async def _worker(tx: Transaction, item: Registration) -> UUID:
     worker_id = item.request.worker_id
     if worker_id is None:
@@ -119,6 +152,8 @@ async def remove(tx: Transaction, caller: Identity, provider_id: UUID, worker_id
     if not found:
         raise ProviderNotFound(f"Provider {provider_id} not found")
     check_owner(found[0].owner_id, caller)
+    if found[0].room_id == INTERNAL and found[0].worker_id is None:
+        raise Forbidden("Providers of @internal belong to the server's code: no request can remove them")
     if worker_id is not None and not await store.unlink(tx, provider_id, worker_id):
         raise ProviderNotFound(f"Worker {worker_id} has no provider {provider_id}")
     if worker_id is None:
@@ -159,9 +194,11 @@ def check_owner(owner_id: str, caller: Identity) -> None:
         raise Forbidden("Not authorized: the provider belongs to another user")
 
 
-async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[ProviderResponse]:
-    """Return one page of the providers that a room lists."""
-    found, total = await store.page(tx, room_id, part)
+async def page(
+    tx: Transaction, room_id: str, part: Page, *, hides_files: bool = False
+) -> PaginatedResponse[ProviderResponse]:
+    """Return one page of the providers that a room lists; `hides_files`: without internal file systems."""
+    found, total = await store.page(tx, room_id, part, FILES if hides_files else None)
     items = [_response(provider) for provider in found]
     return serializers.page_response(PaginatedResponse[ProviderResponse], items, total, part)
 
@@ -176,7 +213,15 @@ async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool)
 
 def is_visible(room_id: str, name: JobName, *, cross_room: bool) -> bool:
     """Return whether a room may send requests to a provider."""
-    return cross_room or name.room_id in {room_id, GLOBAL}
+    return cross_room or name.room_id in {room_id, GLOBAL, INTERNAL}
+
+
+def check_reader(caller: Identity, name: JobName, *, require_superuser: bool) -> None:
+    """Raise `Forbidden` for an internal file system, if only superusers may read those."""
+    if require_superuser and not caller.is_superuser and (name.room_id, name.category) == FILES:
+        raise Forbidden(
+            f"Only superusers may use provider {str(name)!r} (setting filebrowser_require_superuser)"
+        )
 
 
 def not_found(room_id: str, name: JobName) -> ProviderNotFound:

@@ -1,7 +1,7 @@
 """Submit, report and read tasks. Submissions and reports come in lists; each item gets its own result."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import (
     InternalJobNotConfigured,
     JobNotFound,
+    NoWorkersAvailable,
     ProblemException,
     TaskNotFound,
 )
@@ -48,7 +49,8 @@ class Submission:
 
     For an internal job, `is_configured`: this server has an executor; `exclusive_start`: the executor starts
     a task once, however often it is dispatched; `is_deferred`: the dispatcher claims the task later.
-    `is_bounded`: the number of held tasks of the room is limited.
+    `is_bounded`: the number of held tasks of the room is limited. `requires_worker`: the job needs a worker,
+    unless it is internal.
     `validated_schema`: a schema as JSON that the payload is known to match. `task_id`: the id that the task
     got in an earlier attempt to insert it, which may have succeeded. `traceparent`: the trace context of the
     submit. `on_end`: the name of the host's function to call after the task's end.
@@ -62,6 +64,7 @@ class Submission:
     exclusive_start: bool = False
     is_deferred: bool = False
     is_bounded: bool = False
+    requires_worker: bool = False
     validate_payload: bool = True
     cross_room: bool = False
     validated_schema: str | None = None
@@ -118,8 +121,8 @@ async def submit(
     if learn is not None:
         learn(jobs.values())
     now = await tx.now()
-    schemas = {name: to_json(job.schema).decode() for name, job in jobs.items()}
-    made = [_check(item, schemas.get(item.job)) or _task(item, jobs[item.job], now) for item in items]
+    faults = await _faults(tx, items, jobs)
+    made = [fault or _task(item, jobs[item.job], now) for item, fault in zip(items, faults, strict=True)]
     tasks = [task for task in made if isinstance(task, TaskRecord)]
     if tasks:
         await store.add(tx, tasks)
@@ -162,13 +165,37 @@ async def submit_all(tx: Transaction, items: Sequence[Submission]) -> list[TaskR
     return made
 
 
-def _check(item: Submission, schema: str | None) -> Exception | None:
+async def _faults(
+    tx: Transaction, items: Sequence[Submission], jobs: Mapping[JobName, JobRecord]
+) -> list[Exception | None]:
+    """Return why each item cannot be submitted, None for one that can."""
+    schemas = {name: to_json(job.schema).decode() for name, job in jobs.items()}
+    unserved = await _unserved(tx, items, jobs)
+    return [_check(item, schemas.get(item.job), unserved) for item in items]
+
+
+async def _unserved(
+    tx: Transaction, items: Sequence[Submission], jobs: Mapping[JobName, JobRecord]
+) -> set[JobName]:
+    """Return those of the jobs that need a worker and have none."""
+    names = {item.job for item in items if item.requires_worker and item.job.room_id != INTERNAL}
+    ids = {name: jobs[name].id for name in names if name in jobs}
+    served = await job_store.served(tx, list(ids.values())) if ids else set()
+    return {name for name, job_id in ids.items() if job_id not in served}
+
+
+def _check(item: Submission, schema: str | None, unserved: Collection[JobName]) -> Exception | None:
     try:
         if schema is None:
             raise JobNotFound(f"Job {str(item.job)!r} not found")
         rules.check_room(item.job, item.room_id, cross_room=item.cross_room)
         if item.job.room_id == INTERNAL and not item.is_configured:
             raise InternalJobNotConfigured(f"Job {str(item.job)!r} has no executor in this server")
+        if item.job in unserved:
+            raise NoWorkersAvailable(
+                f"No worker serves job {str(item.job)!r}, and the server accepts no task without one "
+                "(setting without_workers); start a worker, or submit it later"
+            )
     except ProblemException as problem:
         return problem
     if item.validate_payload and schema not in {item.validated_schema, payloads.ANY_PAYLOAD}:

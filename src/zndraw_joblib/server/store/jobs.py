@@ -201,6 +201,12 @@ async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[
     return [JobName(*row) for row in await tx.execute(statement.returning(*_NAME))]
 
 
+async def served(tx: Transaction, job_ids: Sequence[UUID]) -> set[UUID]:
+    """Return those of these jobs that have a worker."""
+    statement = select(links.c.job_id).where(links.c.job_id.in_(padded(job_ids))).distinct()
+    return set((await tx.execute(statement)).scalars())
+
+
 async def by_names(tx: Transaction, names: Sequence[str]) -> list[JobRecord]:
     """Return the active jobs of these full names, in the order of their ids."""
     named = jobs.c.full_name.in_(padded(names))

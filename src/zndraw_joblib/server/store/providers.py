@@ -14,11 +14,12 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    or_,
     select,
     update,
 )
 
-from zndraw_joblib.contract.names import GLOBAL, JobName
+from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
@@ -31,7 +32,10 @@ requests = ProviderRequest.__table__
 
 
 class ProviderRow(NamedTuple):
-    """A provider's row. `connected_until`: until then its worker counts as connected."""
+    """A provider's row. `connected_until`: until then its worker counts as connected.
+
+    `worker_id` is None for an internal provider.
+    """
 
     id: UUID
     room_id: str
@@ -40,7 +44,7 @@ class ProviderRow(NamedTuple):
     schema: dict[str, Any]
     content_type: str
     owner_id: str
-    worker_id: UUID
+    worker_id: UUID | None
     registration: UUID
     created_at: datetime
     connected_until: datetime
@@ -104,8 +108,8 @@ _UNLINK = delete(links).where(among(links.c.worker_id, bindparam("ids")))
 
 
 def visible_from(room_id: str) -> ColumnElement[bool]:
-    """Match the providers that a room lists: its own, and those of ``@global``."""
-    return providers.c.room_id.in_(sorted({room_id, GLOBAL}))
+    """Match the providers that a room lists: its own, and those of ``@global`` and ``@internal``."""
+    return providers.c.room_id.in_(sorted({room_id, GLOBAL, INTERNAL}))
 
 
 def is_named(name: JobName) -> ColumnElement[bool]:
@@ -159,9 +163,18 @@ async def remove(tx: Transaction, provider_id: UUID) -> None:
     await tx.execute(delete(providers).where(providers.c.id == provider_id))
 
 
-async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[ProviderRow], int]:
-    """Return one page of the providers that a room lists, newest first, and the count of all."""
-    rows, total = await fetch_page(tx, providers, _SELECT, visible_from(room_id), part)
+async def page(
+    tx: Transaction, room_id: str, part: Page, hidden: tuple[str, str] | None = None
+) -> tuple[list[ProviderRow], int]:
+    """Return one page of the providers that a room lists, newest first, and the count of all.
+
+    Those of the room and category `hidden` are left out.
+    """
+    wanted = visible_from(room_id)
+    if hidden is not None:
+        room, category = hidden
+        wanted = and_(wanted, or_(providers.c.room_id != room, providers.c.category != category))
+    rows, total = await fetch_page(tx, providers, _SELECT, wanted, part)
     return [ProviderRow(*row) for row in rows], total
 
 

@@ -288,7 +288,7 @@ class ProviderRecord(Named, Base, table=True):
     """A remote data source. `worker_id`, `schema` and `content_type` belong to its newest registration.
 
     `registration` changes with each registration: results of earlier ones are not used. Until
-    `connected_until` its worker counts as connected.
+    `connected_until` its worker counts as connected. One of ``@internal`` has no worker.
     """
 
     __tablename__ = "joblib_provider"
@@ -303,7 +303,7 @@ class ProviderRecord(Named, Base, table=True):
     )
     content_type: str = Field(default="application/json", max_length=255)
     owner_id: str
-    worker_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), nullable=False))
+    worker_id: UUID | None = Field(sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), nullable=True))
     registration: UUID = Field(default_factory=uuid4)
     created_at: datetime = moment()
     connected_until: datetime = moment()

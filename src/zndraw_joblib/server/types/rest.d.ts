@@ -607,12 +607,16 @@ export interface paths {
         };
         /**
          * List providers
-         * @description List the providers that are visible in a room: its own and those of ``@global``.
+         * @description List the providers that are visible in a room: its own and those of ``@global`` and ``@internal``.
+         *
+         *     With `filebrowser_require_superuser`, only superusers see the file systems of ``@internal``.
          */
         get: operations["listProviders"];
         /**
          * Register provider
-         * @description Register a worker as the provider of a data source. Only superusers may do so in reserved rooms.
+         * @description Register a worker as the provider of a data source; in ``@global`` only a superuser may do so.
+         *
+         *     Providers of ``@internal`` are registered by the server's own code.
          */
         put: operations["registerProvider"];
         post?: never;
@@ -717,6 +721,8 @@ export interface paths {
          * Upload provider result
          * @description Upload the result of a provider request; with ``X-Result-Status: error``, its error.
          *
+         *     An error that is a problem (RFC 9457) is stored like a result: readers get it with its status. Other
+         *     errors reach only the callers that wait, as `provider-execution-failed`.
          *     ``X-Request-Hash`` is the request's id. ``X-Worker-ID``, if given, must be the provider's worker.
          */
         post: operations["uploadProviderResult"];
@@ -2147,11 +2153,8 @@ export interface components {
             name: string;
             /** Content Type */
             content_type: string;
-            /**
-             * Worker Id
-             * Format: uuid
-             */
-            worker_id: string;
+            /** Worker Id */
+            worker_id: string | null;
             /**
              * Created At
              * Format: date-time
@@ -2204,6 +2207,8 @@ export interface components {
         /**
          * ProviderResponse
          * @description A provider; the worker `worker_id` answers its requests, with bytes of `content_type`.
+         *
+         *     A provider of ``@internal`` has no worker: the server sends its requests to a broker.
          */
         ProviderResponse: {
             /** Schema */
@@ -2223,11 +2228,8 @@ export interface components {
             name: string;
             /** Full Name */
             full_name: string;
-            /**
-             * Worker Id
-             * Format: uuid
-             */
-            worker_id: string;
+            /** Worker Id */
+            worker_id: string | null;
             /**
              * Created At
              * Format: date-time
@@ -3672,7 +3674,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `request-in-progress` */
+            /** @description `no-workers-available`, `request-in-progress` */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -4970,7 +4972,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `request-in-progress` */
+            /** @description `no-workers-available`, `request-in-progress` */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -7235,7 +7237,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description `invalid-room-id` */
+            /** @description `invalid-room-id`, `provider-execution-failed` */
             400: {
                 headers: {
                     [name: string]: unknown;

@@ -33,13 +33,17 @@ _ROOMS: Kinds = (p.InvalidRoomId,)
 _WRITABLE_ROOMS: Kinds = (p.InvalidRoomId, p.Locked)
 _TASK: Kinds = (p.TaskNotFound,)
 _REPORT: Kinds = (p.TaskNotFound, p.InvalidTaskTransition, p.StaleReport)
-_SUBMIT: Kinds = (p.TaskNotFound, p.InvalidPayload, p.TooManyRequests, p.InternalJobNotConfigured)
+_SUBMIT: Kinds = (
+    *(p.TaskNotFound, p.InvalidPayload, p.TooManyRequests),
+    *(p.InternalJobNotConfigured, p.NoWorkersAvailable),
+)
 _REGISTER: Kinds = (p.InvalidCategory, p.WorkerNotFound)
 _WORKER: Kinds = (p.WorkerNotFound,)
 _PROVIDER: Kinds = (p.ProviderNotFound,)
 _UPLOAD: Kinds = (*_BODY, p.TooManyRequests)
 _RESULT: Kinds = (p.TaskNotFound, p.ResultNotFound, p.ResultExpired, p.RangeNotSatisfiable)
-_REQUEST: Kinds = (p.ContentTooLarge, p.TooManyRequests, p.ProviderNotConnected, p.ProviderFailed)
+_PROVIDER_FAILED: Kinds = (p.ProviderFailed, p.ProviderExecutionFailed)
+_REQUEST: Kinds = (p.ContentTooLarge, p.TooManyRequests, p.ProviderNotConnected, *_PROVIDER_FAILED)
 _OF_OPERATIONS: dict[str, Kinds] = {
     "submit_task": _SUBMIT,
     "submit_tasks": (*_WRITABLE_ROOMS, p.JobNotFound, *_SUBMIT),

@@ -1,0 +1,97 @@
+"""Register internal providers in the database, and their requests with a broker."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+from taskiq import AsyncBroker, TaskiqEvents
+
+from zndraw_joblib.contract.extensions import category_of
+from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.providers import ProviderRegisterRequest
+from zndraw_joblib.server.background.host_functions import open_session
+from zndraw_joblib.server.internal.provider_requests import InternalProviderExecutor, InternalProviderRegistry
+from zndraw_joblib.server.service import providers as service
+from zndraw_joblib.server.service.rules import check_size
+from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store.sessions import SessionDatabase
+
+_METHODS = ("model_json_schema", "model_validate", "read")
+# Jobs have their full name as the name of their task.
+_TASK_PREFIX = "provider:"
+
+
+def register_internal_providers(
+    broker: AsyncBroker, providers: Sequence[type[Any]], executor: InternalProviderExecutor
+) -> InternalProviderRegistry:
+    """Register a task for each provider class with a broker, and return the registry.
+
+    Call it in the server, and set the result as ``app.state.internal_provider_registry``; and in the broker's
+    worker processes, which call the executor. Its methods `start` and `stop`, if it has them, are called when
+    such a process starts and stops. `ensure_internal_providers` creates the providers in the database. Raises
+    TypeError for what is no provider or executor, and ValueError for an invalid name.
+    """
+    if not callable(executor):
+        raise TypeError(f"executor is {executor!r:.100}, not an async function: see InternalProviderExecutor")
+    classes = {str(_offer_of(cls).name): cls for cls in providers}
+    if len(classes) < len(providers):
+        raise ValueError("providers: two classes have the same category and name; rename one")
+    tasks: dict[str, Any] = {
+        name: broker.register_task(_call(cls, executor), _TASK_PREFIX + name) for name, cls in classes.items()
+    }
+    for event, method in ((TaskiqEvents.WORKER_STARTUP, "start"), (TaskiqEvents.WORKER_SHUTDOWN, "stop")):
+        handler = getattr(executor, method, None)
+        if handler is not None and handler not in broker.event_handlers[event]:
+            broker.add_event_handler(event, handler)
+    return InternalProviderRegistry(tasks, classes, executor)
+
+
+async def ensure_internal_providers(
+    providers: Sequence[type[Any]], session_factory: Callable[[], Any], *, user_id: Any
+) -> None:
+    """Create or update the rows of internal providers; several replicas may do so at once.
+
+    `user_id` is the owner, whose token (or a superuser's) the executor uploads results with. A change of the
+    class or the owner outdates stored results. Creates missing tables on SQLite. Raises `OutdatedSchema` for
+    a PostgreSQL database without them, TypeError and ValueError as `register_internal_providers`.
+    """
+    owner_id = "" if user_id is None else str(user_id)
+    if not owner_id or owner_id.startswith("@"):
+        raise ValueError(f"user_id is {user_id!r:.100}: pass the id of the user that uploads the results")
+    offers = [_offer_of(cls) for cls in providers]
+    database = SessionDatabase(partial(open_session, session_factory))
+    await schema.prepare(database)
+    await database.write(service.register_internal, offers, owner_id)
+
+
+def _offer_of(cls: type[Any]) -> service.InternalProvider:
+    """Return a class as an internal provider. Raises TypeError, ValueError where it cannot be one."""
+    name = getattr(cls, "__name__", repr(cls)[:100])
+    missing = [method for method in _METHODS if not callable(getattr(cls, method, None))]
+    if not isinstance(cls, type) or missing or not getattr(cls, "category", None):
+        raise TypeError(
+            f"{name} is no provider: pass a class with {', '.join(_METHODS)} and category, such as "
+            "one derived from Provider"
+        )
+    try:
+        content_type = getattr(cls, "content_type", "application/json")
+        fields = {"category": category_of(cls), "name": name, "content_type": content_type}
+        named = ProviderRegisterRequest.model_validate(fields)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(
+            f"{name} cannot be an internal provider: {fault['loc'][0]}: {fault['msg']}"
+        ) from error
+    full_name = JobName(INTERNAL, named.category, named.name)
+    offered = cls.model_json_schema()
+    check_size("schema", offered)
+    return service.InternalProvider(full_name, offered, named.content_type)
+
+
+def _call(cls: type[Any], executor: InternalProviderExecutor) -> Callable[..., Any]:
+    async def run(params_json: str, provider_id: str, request_id: str, token: str | None = None) -> None:
+        given: Any = token
+        await executor(cls, params_json, provider_id, request_id, given)
+
+    return run
