@@ -64,6 +64,7 @@ async def test_a_submitted_task_is_pending(
         "payload": {"angle": 3},
         "queue_position": 1,
         "attempt": 0,
+        "attempts": 0,
         "created_by": "ada",
         "result": None,
         "error_code": None,
