@@ -315,7 +315,9 @@ async def test_a_flag_that_is_a_method_is_an_error_at_mount(sessions: Any) -> No
 
 
 @on_sqlite
-@pytest.mark.parametrize("flag", [Method().is_superuser, "no", 1, object()], ids=repr)
+@pytest.mark.parametrize(
+    "flag", [Method().is_superuser, "no", 1, object()], ids=["method", "text", "number", "object"]
+)
 async def test_a_flag_that_is_no_boolean_is_an_error(
     sessions: Any, start: Start, flag: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
