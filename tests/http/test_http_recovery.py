@@ -122,8 +122,11 @@ async def test_an_action_on_a_changed_task_is_refused(client: httpx.AsyncClient)
     expect_problem(await client.post(f"{V1}/tasks/{task['id']}/retry"), 409, "invalid-task-transition")
 
 
-async def test_history_and_explanation_need_a_readable_room(client: httpx.AsyncClient, app: FastAPI) -> None:
-    """The host's guard applies, as for the task itself."""
+async def test_history_and_explanation_need_a_readable_room(
+    client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
+) -> None:
+    """The host's guard applies, as for the task itself; the task's own worker may read it."""
+    stranger = await as_user("stranger")
     job = await register(client, max_attempts=2, retry_on=["error"])
     task = await submit(client, job)
     await claim(client, job["worker_id"])
@@ -140,4 +143,5 @@ async def test_history_and_explanation_need_a_readable_room(client: httpx.AsyncC
 
     app.dependency_overrides[verify_readable_room] = refuse
     for what in ("", "/history", "/explain"):
-        assert (await client.get(url + what)).status_code == 404
+        assert (await stranger.get(url + what)).status_code == 404
+        assert (await client.get(url + what)).status_code == 200
