@@ -236,7 +236,8 @@ WritableRoom = Annotated[str, Depends(verify_writable_room)]
 Results = Annotated[ResultBackend, Depends(get_result_backend)]
 # For a host's own routes, by their names of version 0.1.x.
 JobLibSettingsDep = Annotated[JobLibSettings, Depends(get_joblib_settings)]
-ResultBackendDep, WritableRoomDep = Results, WritableRoom
+ResultBackendDep = Results
+WritableRoomDep = WritableRoom
 NamedProvider = Annotated[JobName, Depends(_provider_name)]
 Minimal = Annotated[bool, Depends(_minimal)]
 WantedWait = Annotated[float | None, Depends(_wanted_wait)]
