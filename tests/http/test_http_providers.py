@@ -959,6 +959,23 @@ async def test_waiting_requests_are_bounded(client: httpx.AsyncClient, runtime: 
     expect_problem(await client.get(f"{URL}?n=3", headers=NOW), 504, "provider-timeout")
 
 
+async def test_one_user_leaves_open_requests_to_others(
+    client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime
+) -> None:
+    """Beyond its share a user's requests get 429, and another user's are sent."""
+    runtime.settings.max_share_per_user = 2 / MAX_PENDING_REQUESTS
+    ada, bob = await as_user("ada"), await as_user("bob")
+    await register_provider(client)
+    for n in range(2):
+        expect_problem(await ada.get(f"{URL}?n={n}", headers=NOW), 504, "provider-timeout")
+    refused = await ada.get(f"{URL}?n=2", headers=NOW)
+    assert "max_share_per_user" in expect_problem(refused, 429, "too-many-requests")["detail"]
+    assert refused.headers["retry-after"] == "2"
+    # A request that is open already needs no more of the share.
+    expect_problem(await ada.get(f"{URL}?n=1", headers=NOW), 504, "provider-timeout")
+    expect_problem(await bob.get(f"{URL}?n=2", headers=NOW), 504, "provider-timeout")
+
+
 @on_sqlite
 async def test_a_request_wakes_a_waiting_claim(client: httpx.AsyncClient) -> None:
     """The commit wakes it; several waiting claims get one request each."""

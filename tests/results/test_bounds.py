@@ -8,7 +8,7 @@ from replica import OpenReplica, Replica
 from results.conftest import PREFIX
 from zndraw_joblib.server.providers.results.database_results import DatabaseResults
 from zndraw_joblib.server.providers.results.redis_results import RedisResults
-from zndraw_joblib.server.store.tables import Result, ResultPart
+from zndraw_joblib.server.store.result_tables import Result, ResultPart
 
 MIB = 2**20
 LIMIT = 4 * MIB

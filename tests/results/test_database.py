@@ -13,7 +13,7 @@ from waiting import until
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.providers.results.database_results import DatabaseResults
 from zndraw_joblib.server.store import results as store
-from zndraw_joblib.server.store.tables import Result, ResultPart
+from zndraw_joblib.server.store.result_tables import Result, ResultPart
 
 MIB = 2**20
 # A wait that is not ended in this time would have gone on to its own end.

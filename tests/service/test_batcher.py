@@ -4,14 +4,15 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from waiting import until
 
-from zndraw_joblib.contract.problems import JobNotFound, ServiceUnavailable
+from zndraw_joblib.contract.problems import JobNotFound, ServiceUnavailable, TooManyRequests
 from zndraw_joblib.server import batcher as module
 from zndraw_joblib.server.batcher import Batcher, RowLocked
+from zndraw_joblib.server.ports import Identity
 
 
 class RecordingDatabase:
@@ -247,6 +248,59 @@ async def test_too_many_waiting_items_are_refused(recorder: RecordingDatabase) -
     assert raised.value.headers == {"Retry-After": "1"}
     recorder.open.set()
     assert await asyncio.gather(first, *waiting) == ["done first", "done 0", "done 1", "done 2"]
+
+
+class OfUser(NamedTuple):
+    """An item with a caller."""
+
+    caller: Identity
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.caller.id}-{self.number} 0"
+
+
+ADA, BOB = OfUser(Identity("ada", is_superuser=False)), OfUser(Identity("bob", is_superuser=False))
+
+
+async def test_one_user_leaves_waiting_writes_to_others(recorder: RecordingDatabase) -> None:
+    """Beyond its share a user's items get 429 with Retry-After, alone or together; others' wait."""
+    batcher: Batcher[Any, Any] = Batcher(recorder.commit, lambda: 1, max_waiting=4, share=2)
+    for _ in range(2):
+        waiting = [await recorder.busy(batcher), asyncio.create_task(put_all(batcher, [ADA, ADA]))]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyRequests, match="max_share_per_user") as raised:
+            await batcher.put(ADA)
+        assert raised.value.headers == {"Retry-After": "1"}
+        waiting.append(asyncio.create_task(put_all(batcher, [BOB, "the server's own"])))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [type(answer) for answer in await batcher.put_many([ADA])] == [ServiceUnavailable]
+        recorder.open.set()
+        async with asyncio.timeout(30):
+            assert [len(answers) for answers in await asyncio.gather(*waiting[1:])] == [2, 2]
+
+
+async def test_writes_that_wait_for_locks_count_for_their_user() -> None:
+    """They have left the batches, and still wait, except for one that is tried."""
+    database = LockedDatabase()
+    adas = [OfUser(ADA.caller, number) for number in range(5)]
+    database.locked = {row_of(str(item)) for item in adas}
+    batcher: Batcher[OfUser, str] = Batcher(
+        lambda items, seconds: database.commit([str(item) for item in items], seconds),
+        *(lambda: 1, lambda item: row_of(str(item)), 30),
+        share=3,
+    )
+    waiting = [asyncio.create_task(put_all(batcher, adas[:3]))]
+    async with asyncio.timeout(30):
+        await batcher.put(BOB)
+        waiting += [asyncio.create_task(put_all(batcher, [item])) for item in adas[3:]]
+        assert await batcher.put(BOB)
+        database.locked = set()
+        answers = [answer for answers in await asyncio.gather(*waiting) for answer in answers]
+        assert [type(answer) for answer in answers] == [str] * 4 + [TooManyRequests]
+        assert await put_all(batcher, adas[:3]) == answers[:3]
 
 
 async def test_a_cancelled_commit_cancels_all_waiting_items(

@@ -6,7 +6,7 @@ import sqlite3
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.server.service.providers import InternalProvider, register_internal
-from zndraw_joblib.server.store import idempotency, providers, schema
+from zndraw_joblib.server.store import idempotency, provider_requests, providers, schema
 from zndraw_joblib.server.store.column_types import UtcDateTime
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.store.idempotency import StoredAnswer
@@ -636,6 +636,38 @@ async def test_a_provider_with_a_worker_keeps_it(empty: AsyncEngine) -> None:
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0017")
             assert await counts(connection, rows) == [1] * len(rows)
+
+
+async def test_open_requests_count_for_no_user(empty: AsyncEngine) -> None:
+    """Requests that were open before the upgrade from 0018 stay open, without the user who asked."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    until, provider_id = at + timedelta(days=36_500), uuid4()
+    rows: dict[str, dict[str, Any]] = {
+        "joblib_provider": {
+            **{"id": provider_id, "room_id": "lab", "category": "files", "name": "home", "owner_id": "ada"},
+            **{"schema": {}, "content_type": "text/plain", "registration": uuid4()},
+            **{"created_at": at, "connected_until": at},
+        },
+        "joblib_provider_call": {
+            **{"provider_id": provider_id, "request_hash": "0", "params": "{}", "registration": uuid4()},
+            **{"sent_at": at, "expires_at": until},
+        },
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0018")
+        await add(connection, rows)
+    database = SessionDatabase(open_sessions(empty))
+    for number in (1, 2):
+        await schema.upgrade(database)
+        assert await database.read(provider_requests.count, provider_id, "ada") == (number, 0)
+        provider = await database.read(providers.by_id, provider_id)
+        assert provider is not None
+        added = await database.write(provider_requests.add, provider, str(number), "{}", until, "ada")
+        assert added[0] is True
+        assert await database.read(provider_requests.count, provider_id, "ada") == (number + 1, 1)
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0018")
+            assert await counts(connection, rows) == [1, number + 1]
 
 
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:

@@ -25,8 +25,7 @@ from zndraw_joblib.server.providers import parts
 from zndraw_joblib.server.service import task_results as service
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import tokens
-from zndraw_joblib.server.store.result_tables import TaskResult
-from zndraw_joblib.server.store.tables import ResultPart
+from zndraw_joblib.server.store.result_tables import ResultPart, TaskResult
 from zndraw_joblib.server.store.tasks import stored_results as task_results
 from zndraw_joblib.server.task_results.selection import content_store
 

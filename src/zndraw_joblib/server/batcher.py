@@ -4,14 +4,16 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from zndraw_joblib.contract.logs import create_shared_task
-from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
+from zndraw_joblib.server.shared_limit import QueueLimit
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -73,7 +75,7 @@ class Batcher(Generic[Item, Result]):
     `commit` takes the items of a batch and how many seconds they may wait for a lock, and returns a result
     or a problem for each. If it raises, nothing of the batch was written; then each item is committed
     alone, and only the faulty one fails. At most `concurrency()` batches are committed at the same time, and
-    at most `max_waiting` items wait.
+    at most `max_waiting` items wait, `share` of them for one user.
 
     If it raises `RowLocked`, another transaction has locked a row that some item `needs`. Then the batch is
     split by row, and its parts are committed apart from other batches, for at most `lock_seconds`.
@@ -86,16 +88,15 @@ class Batcher(Generic[Item, Result]):
         needs: Callable[[Item], str] = str,
         lock_seconds: float = 5.0,
         max_waiting: int = MAX_WAITING,
+        share: int = MAX_WAITING,
     ) -> None:
-        self._new_queue = partial(_Queue, commit, concurrency, needs, lock_seconds, max_waiting)
+        new_limit = partial(QueueLimit, max_waiting, min(share, max_waiting))
+        self._new_queue = partial(_Queue, commit, concurrency, needs, lock_seconds, new_limit)
         # A host's test client may run each request in an event loop of its own.
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue[Item, Result]] = WeakKeyDictionary()
 
     async def put(self, item: Item) -> Result:
-        """Return the result of `item` after its commit, or raise its problem.
-
-        Raises `ServiceUnavailable` when too many items wait.
-        """
+        """Return the result of `item` after its commit, or raise its problem or that of a full queue."""
         return raised(await self._queue().put(item))
 
     def _queue(self) -> "_Queue[Item, Result]":
@@ -113,7 +114,7 @@ class Batcher(Generic[Item, Result]):
             part = _Part(together, index)
             try:
                 queue.add(item, part)
-            except ServiceUnavailable as problem:
+            except (ServiceUnavailable, TooManyRequests) as problem:
                 part.set_result(problem)
         return await together.future if items else []
 
@@ -139,15 +140,13 @@ class _Together(Generic[Result]):
             self.future.set_result(cast("list[Result]", self._results))
 
 
+@dataclass(slots=True, eq=False)
 class _Part(Generic[Result]):
     """The result of one of these items."""
 
-    __slots__ = ("_index", "_is_set", "together")
-
-    def __init__(self, together: _Together[Result], index: int) -> None:
-        self.together = together
-        self._index = index
-        self._is_set = False
+    together: _Together[Result]
+    _index: int
+    _is_set: bool = False
 
     def done(self) -> bool:
         return self._is_set or self.together.future.done()
@@ -174,11 +173,11 @@ class _Queue(Generic[Item, Result]):
         concurrency: Callable[[], int],
         needs: Callable[[Item], str],
         lock_seconds: float,
-        max_waiting: int,
+        new_limit: Callable[[], QueueLimit],
     ) -> None:
         self._commit = commit
         self._concurrency = concurrency
-        self._max_waiting = max_waiting
+        self._limit = new_limit()
         self._waiting: deque[Entry[Item, Result]] = deque()
         self._blocked = _Blocked(self._results, self._put_back, needs, lock_seconds)
         self.tasks: set[asyncio.Task[None]] = set()
@@ -196,11 +195,8 @@ class _Queue(Generic[Item, Result]):
         return future
 
     def add(self, item: Item, pending: Pending[Result | Exception]) -> None:
-        if len(self._waiting) + self._blocked.count >= self._max_waiting:
-            raise ServiceUnavailable(
-                f"{self._max_waiting} requests wait to be written already; retry later",
-                headers={"Retry-After": "1"},
-            )
+        if (count := len(self._waiting) + self._blocked.count) >= self._limit.share:
+            self._limit.check(item, count, (entry[0] for entry in chain(self._waiting, self._blocked)))
         if self._blocked.has_lock_of(item):
             self._blocked.add((item, pending))
         else:
@@ -276,6 +272,7 @@ class _Queue(Generic[Item, Result]):
     async def _results(
         self, batch: list[Entry[Item, Result]], lock_seconds: float
     ) -> Sequence[Result | Exception]:
+        self._limit.forget()  # the batch has left the queue
         if not batch:
             return []
         try:
@@ -323,6 +320,9 @@ class _Blocked(Generic[Item, Result]):
         self._turns: deque[str] = deque()
         self.task: asyncio.Task[None] | None = None
         self.count = 0
+
+    def __iter__(self) -> Iterator[Entry[Item, Result]]:
+        return (entry for group in self._groups.values() for entry, _ in group.entries)
 
     @property
     def is_empty(self) -> bool:

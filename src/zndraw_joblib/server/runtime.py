@@ -21,7 +21,7 @@ from zndraw_joblib.contract.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.server.batcher import Batcher, raised
+from zndraw_joblib.server.batcher import MAX_WAITING, Batcher, raised
 from zndraw_joblib.server.histogram import Histogram
 from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.ports import (
@@ -125,14 +125,14 @@ class Runtime:
 
         `tasks_of` returns how many tasks an item concerns: a batch of many does not run on the event loop.
         """
+        database, share = self.database, self.settings.share_of(MAX_WAITING)
 
         def commit(items: Sequence[Item], lock_seconds: float) -> Awaitable[Sequence[Result | Exception]]:
             self.batch_items.add(len(items))
             is_short = sum(map(tasks_of, items)) <= _TASKS_PER_SHORT_WRITE
-            write = self.database.write_batch(apply, items, lock_seconds, is_short=is_short)
-            return self._finish_write(write)
+            return self._finish_write(database.write_batch(apply, items, lock_seconds, is_short=is_short))
 
-        made = Batcher(commit, lambda: self.database.concurrent_writes, needs, self.database.lock_seconds)
+        made = Batcher(commit, lambda: database.concurrent_writes, needs, database.lock_seconds, share=share)
         self._batchers.append(made)
         return made
 

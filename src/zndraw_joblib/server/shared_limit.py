@@ -1,7 +1,7 @@
 """Limits of what the users of a server process share: how much all may hold, and how much one of them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -68,3 +68,46 @@ class SharedLimit:
             yield
         finally:
             self.give_back(user, amount)
+
+
+@dataclass(slots=True)
+class QueueLimit:
+    """At most `limit` items wait in a queue, `share` of them for one user.
+
+    The items of each user are counted only while at least a share waits, once after each `forget`.
+    """
+
+    limit: int
+    share: int
+    _counts: Counter[str | None] | None = None
+
+    def forget(self) -> None:
+        """Count again before the next check, because items have left the queue."""
+        self._counts = None
+
+    def check(self, item: object, count: int, waiting: Iterable[object]) -> None:
+        """Let an item wait after `count` others. `waiting` are these.
+
+        Raises `ServiceUnavailable` beyond the limit, and `TooManyRequests` beyond the share.
+        """
+        headers = {"Retry-After": "1"}
+        if count >= self.limit:
+            detail = f"{self.limit} requests wait to be written already; retry later"
+            raise ServiceUnavailable(detail, headers=headers)
+        if (user := user_of(item)) is None:
+            return
+        if self._counts is None:
+            self._counts = Counter(map(user_of, waiting))
+        if (own := self._counts[user]) >= self.share:
+            raise TooManyRequests(
+                f"{own} requests of this caller wait to be written already, which is its share "
+                "(max_share_per_user); retry later",
+                headers=headers,
+            )
+        self._counts[user] += 1
+
+
+def user_of(item: object) -> str | None:
+    """Return the id of an item's caller, None if the item is the server's own."""
+    caller = getattr(item, "caller", None)
+    return None if caller is None else caller.id

@@ -36,6 +36,7 @@ from zndraw_joblib.server.providers.cache import CachedResult, CacheKeys
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import provider_requests, providers
 from zndraw_joblib.server.service.provider_requests import ProviderRef
+from zndraw_joblib.server.service.providers import MAX_PENDING_REQUESTS
 from zndraw_joblib.server.waiters import OPEN, Access, Disconnected, Waiter
 
 # A wake-up may be lost, and server processes on SQLite send each other none.
@@ -134,10 +135,16 @@ class ProviderRequests:
         )
 
     async def send_once(
-        self, backend: ResultBackend, provider: ProviderRef, key: RequestKey, keys: CacheKeys
+        self,
+        backend: ResultBackend,
+        provider: ProviderRef,
+        key: RequestKey,
+        keys: CacheKeys,
+        user: str | None,
     ) -> CachedResult | None:
-        """Send a request to the connected worker unless it is pending. Return a result that exists."""
-        ttl = self._runtime.settings.provider_inflight_ttl_seconds
+        """Send a user's request to the connected worker unless it is pending. Return a result that exists."""
+        settings = self._runtime.settings
+        ttl = settings.provider_inflight_ttl_seconds
         self._check_connected(provider)
         if provider.is_pending:
             return None
@@ -152,8 +159,9 @@ class ProviderRequests:
             result = await cache.find(backend, provider, keys)
             if result is None:
                 lifetime = timedelta(seconds=ttl)
+                asker = provider_requests.Asker(user, settings.share_of(MAX_PENDING_REQUESTS))
                 if await self._runtime.write_short(
-                    provider_requests.create, provider, key.request_hash, key.params, lifetime
+                    provider_requests.create, provider, key.request_hash, key.params, lifetime, asker
                 ):
                     await self._dispatch(provider, key)
                 has_lock = False  # the upload of the result releases it
@@ -270,7 +278,8 @@ class _WaitingRequest:
                 raise
             return result
         result = await self._find_result(provider) if previous else None
-        return result or await self.requests.send_once(self.backend, provider, self.key, self.keys)
+        user = self.access.user
+        return result or await self.requests.send_once(self.backend, provider, self.key, self.keys, user)
 
     async def wait(self, waiter: Waiter, seconds: float) -> None:
         """Wait for the result, a change of the provider, or the next re-check."""

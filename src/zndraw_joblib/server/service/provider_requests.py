@@ -100,22 +100,31 @@ async def _ref(tx: Transaction, provider: ProviderRow, *, is_pending: bool = Fal
     )
 
 
+class Asker(NamedTuple):
+    """The user who opens a request, None for the server itself, and how many requests the user may open."""
+
+    user: str | None
+    share: int
+
+
 async def create(
-    tx: Transaction, target: ProviderRef, request_hash: str, params: str, wanted: timedelta
+    tx: Transaction, target: ProviderRef, request_hash: str, params: str, wanted: timedelta, asker: Asker
 ) -> bool:
     """Open a request and notify the provider's worker, unless the request is open already.
 
     Return whether the caller has to send the request, to the broker of an internal provider.
-    Raises `ProviderNotFound`, and `TooManyRequests` for a provider with too many open requests.
+    Raises `ProviderNotFound`, and `TooManyRequests` for a provider with too many open requests, or if the
+    user has opened its share of them.
     """
     provider = await _lock(tx, target)
-    if await store.count(tx, target.id) >= MAX_PENDING_REQUESTS:
-        raise TooManyRequests(
-            f"Provider {str(target.name)!r} has {MAX_PENDING_REQUESTS} open requests, which is the limit; "
-            "repeat the request later",
-            headers={"Retry-After": "2"},
+    total, own = await store.count(tx, target.id, asker.user)
+    if total >= MAX_PENDING_REQUESTS:
+        raise _too_many(target, f"{total} open requests, which is the limit")
+    if own >= asker.share:
+        raise _too_many(
+            target, f"{own} open requests of this caller, which is its share (max_share_per_user)"
         )
-    if not await store.add(tx, provider, request_hash, params, await tx.now() + wanted):
+    if not await store.add(tx, provider, request_hash, params, await tx.now() + wanted, asker.user):
         return False
     if provider.worker_id is None:
         return True
@@ -123,6 +132,12 @@ async def create(
     tx.emit((target.id, request_hash), lambda: Emission(event, providers_of(event.provider_name)))
     tx.wake(requests_key(provider.worker_id), 1)
     return False
+
+
+def _too_many(target: ProviderRef, has: str) -> TooManyRequests:
+    return TooManyRequests(
+        f"Provider {str(target.name)!r} has {has}; repeat the request later", headers={"Retry-After": "2"}
+    )
 
 
 async def _lock(tx: Transaction, target: ProviderRef) -> ProviderRow:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Executable, and_, bindparam, delete, func, or_, select, update
+from sqlalchemy import Executable, and_, bindparam, case, delete, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.contract.names import JobName
@@ -55,7 +55,7 @@ _PROVIDER_AND_REQUEST = (
     .where(*_NAMED)
 )
 _COUNT = (
-    select(func.count())
+    select(func.count(), func.count(case((requests.c.user_id == bindparam("user"), 1))))
     .select_from(requests)
     .where(requests.c.provider_id == bindparam("provider"), requests.c.expires_at > bindparam("now"))
 )
@@ -98,7 +98,7 @@ _WORKERS = (
 @cache
 def _add(is_sqlite: bool) -> Executable:
     added: Any = (sqlite if is_sqlite else postgresql).insert(requests)
-    renewed = {name: added.excluded[name] for name in ("registration", "sent_at", "expires_at")}
+    renewed = {name: added.excluded[name] for name in ("registration", "sent_at", "expires_at", "user_id")}
     is_over = or_(
         requests.c.expires_at <= added.excluded.sent_at,
         requests.c.registration != added.excluded.registration,
@@ -123,9 +123,14 @@ async def provider_and_request(
 
 
 async def add(
-    tx: Transaction, provider: ProviderRow, request_hash: str, params: str, until: datetime
+    tx: Transaction,
+    provider: ProviderRow,
+    request_hash: str,
+    params: str,
+    until: datetime,
+    user_id: str | None = None,
 ) -> bool:
-    """Open a request. Return whether it was not open already."""
+    """Open a request of a user. Return whether it was not open already."""
     row = {
         "provider_id": provider.id,
         "request_hash": request_hash,
@@ -133,15 +138,16 @@ async def add(
         "registration": provider.registration,
         "sent_at": await tx.now(),
         "expires_at": until,
+        "user_id": user_id,
     }
     return (await tx.execute(_add(tx.is_sqlite), row)).first() is not None
 
 
-async def count(tx: Transaction, provider_id: UUID) -> int:
-    """Count the open requests of a provider."""
-    result = await tx.execute(_COUNT, {"provider": provider_id, "now": await tx.now()})
-    found: int = result.scalar_one()
-    return found
+async def count(tx: Transaction, provider_id: UUID, user_id: str | None) -> tuple[int, int]:
+    """Count the open requests of a provider, and those of them that a user has opened."""
+    given = {"provider": provider_id, "now": await tx.now(), "user": user_id}
+    total, own = (await tx.execute(_COUNT, given)).one()
+    return total, own
 
 
 async def unclaimed(tx: Transaction, provider_id: UUID, limit: int) -> list[RequestRecord]:

@@ -1,4 +1,4 @@
-"""The tables of stored task results. Their content is in a `ContentStore`."""
+"""The tables of task results, whose content is in a `ContentStore`, and of the database's result backend."""
 
 from datetime import datetime
 
@@ -64,3 +64,25 @@ class TaskResultShare(Base, table=True):
 
     user_id: str = Field(sa_column=Column(Text, primary_key=True))
     size: int = Field(sa_column=Column(BigInteger, nullable=False))
+
+
+class Result(Base, table=True):
+    """A value of the database's result backend: bytes in parts or, without `size`, a lock."""
+
+    __tablename__ = "joblib_result"
+    __table_args__ = (Index(None, "expires_at"),)
+
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    key: str = Field(sa_column=Column(Text, nullable=False, unique=True))
+    size: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True))
+    expires_at: datetime = moment()
+
+
+class ResultPart(Base, table=True):
+    """A part of the bytes of a `Result`, ordered by `part`."""
+
+    __tablename__ = "joblib_result_part"
+
+    result_n: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    part: int = Field(primary_key=True)
+    data: bytes

@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tables import Result, ResultPart
+from zndraw_joblib.server.store.result_tables import Result, ResultPart
 
 # Added to the size of each value, for its rows.
 VALUE_BYTES = 1024

@@ -328,7 +328,8 @@ class ProviderWorkerLink(Base, table=True):
 class ProviderRequest(Base, table=True):
     """An open request to a provider. Its result is wanted until `expires_at`.
 
-    `registration` is the provider's registration when it was made; `claimed_by` the worker that claimed it.
+    `registration` is the provider's registration when it was made; `claimed_by` the worker that claimed it;
+    `user_id` the user who asked first, None for the server itself.
     """
 
     __tablename__ = "joblib_provider_call"
@@ -344,28 +345,7 @@ class ProviderRequest(Base, table=True):
     claimed_by: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
     claimed_at: datetime | None = moment(nullable=True)
     claim_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
-
-
-class Result(Base, table=True):
-    """A value of the database's result backend: bytes in parts or, without `size`, a lock."""
-
-    __tablename__ = "joblib_result"
-    __table_args__ = (Index(None, "expires_at"),)
-
-    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
-    key: str = Field(sa_column=Column(Text, nullable=False, unique=True))
-    size: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True))
-    expires_at: datetime = moment()
-
-
-class ResultPart(Base, table=True):
-    """A part of the bytes of a `Result`, ordered by `part`."""
-
-    __tablename__ = "joblib_result_part"
-
-    result_n: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
-    part: int = Field(primary_key=True)
-    data: bytes
+    user_id: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
 
 
 class Token(Base, table=True):
