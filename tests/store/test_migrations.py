@@ -670,6 +670,27 @@ async def test_open_requests_count_for_no_user(empty: AsyncEngine) -> None:
             assert await counts(connection, rows) == [1, number + 1]
 
 
+async def test_a_deleted_job_was_deleted_at_the_upgrade(empty: AsyncEngine) -> None:
+    """The upgrade from 0019 sets the time of deleted jobs only; a downgrade keeps all jobs."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"room_id": "lab", "category": "modifiers", "schema": {}, "created_at": at}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0019")
+        for name, deleted in (("Rotate", True), ("Turn", False)):
+            await add(connection, {"joblib_job": job | {"id": uuid4(), "name": name, "deleted": deleted}})
+    for _ in range(2):
+        before = datetime.now(UTC)
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            jobs = metadata.tables["joblib_job"]
+            found = await connection.execute(select(jobs.c.deleted_at).order_by(jobs.c.name))
+            deleted_at, none = found.scalars()
+            assert none is None
+            assert abs(deleted_at - before) < timedelta(minutes=5)
+            await connection.run_sync(migrate, command.downgrade, "0019")
+            assert await counts(connection, ["joblib_job"]) == [2]
+
+
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:
     """Return the rows of a table in the order of its key."""
     chosen = metadata.tables[name]

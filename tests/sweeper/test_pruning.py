@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sweeper.mounted_queue import MountedQueue
 from zndraw_joblib.server.background import pruner
 from zndraw_joblib.server.background.sweeper import Sweeper
-from zndraw_joblib.server.store import recount
+from zndraw_joblib.server.store import deleted_jobs, recount
 from zndraw_joblib.server.store.operation_tables import Statistic
 from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount, Task
 
@@ -156,6 +156,59 @@ async def test_soft_deleted_jobs_without_tasks_are_deleted(queue: MountedQueue, 
     assert (await queue.register(name="Unused"))["id"] != unused["id"]
     assert (await queue.register(name="Used"))["id"] == used["id"]
     assert (await queue.get_task(task))["job_name"] == used["full_name"]
+
+
+async def test_a_job_keeps_its_id_for_a_day_after_it_was_deleted(
+    queue: MountedQueue, sessions: Sessions
+) -> None:
+    """An old job too, and again after it was restored. A deletion without a time counts from a cycle on."""
+    old = await queue.register()
+    for _ in range(2):
+        queue.clock.advance(2 * 86_400)
+        await end_worker(queue, old)
+        await queue.sweep()
+        queue.clock.advance(86_000)
+        await queue.sweep()
+        restored = await queue.register()
+        assert restored["id"] == old["id"]
+        old = restored
+    await end_worker(queue, old)
+    await queue.execute("UPDATE joblib_job SET deleted_at = NULL")
+    for seconds, jobs in ((0, 1), (86_000, 1), (1_000, 0)):
+        queue.clock.advance(seconds)
+        await queue.sweep()
+        assert (await jobs_and_rest(sessions))[0] == jobs
+
+
+async def test_the_counts_of_a_deleted_job_are_deleted_in_batches(
+    queue: MountedQueue, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are part of the budget of a cycle; a restored job has right counts in between."""
+    monkeypatch.setattr(deleted_jobs, "_MAX_ROOMS", 4)
+    jobs = [await queue.register(name=name) for name in ("Long", "Short")]
+    for job in jobs:
+        await end_worker(queue, job)
+    none = dict.fromkeys(("pending", "failed", "cancelled"), 0)
+    parts = [
+        {**none, "room_id": f"room-{number:02}", "job_id": UUID(job["id"]), "part": part, "total": part - 1}
+        for job, rooms in zip(jobs, (10, 1), strict=True)
+        for number in range(rooms)
+        for part in (0, 2)
+    ]
+    async with sessions() as session:
+        await (await session.connection()).execute(insert(RoomCount.__table__), parts)
+        await session.commit()
+    queue.clock.advance(2 * 86_400)
+    queue.joblib.settings.prune_max_rows = 1
+    cycles = 0
+    while (await jobs_and_rest(sessions))[0]:
+        left = (await jobs_and_rest(sessions))[1]
+        await queue.sweep()
+        cycles += 1
+        assert left - (await jobs_and_rest(sessions))[1] <= 16
+        assert await queue.joblib.runtime.database.run_sync(recount.wrong) == []
+    assert 3 <= cycles <= 5
+    assert await jobs_and_rest(sessions) == [0, 0, 0, 0]
 
 
 async def test_a_soft_deleted_job_stays_as_long_as_its_statistics(

@@ -14,7 +14,7 @@ _BATCH = 200
 
 
 async def prune(tx: Transaction, after: UUID) -> tuple[Pruned, UUID]:
-    """Delete soft-deleted jobs of a batch behind `after`, older than a day, without tasks and statistics.
+    """Delete jobs of a batch behind `after` that were soft-deleted a day ago, without tasks and statistics.
 
     Return where to continue.
     """

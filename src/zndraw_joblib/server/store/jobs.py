@@ -168,7 +168,7 @@ async def add_or_lock(
 
 async def restore_with(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
     """Restore a soft-deleted job with a new schema and a new policy, not paused."""
-    values = {"deleted": False, "paused": False, "schema": schema, **_stored(policy)}
+    values = {"deleted": False, "deleted_at": None, "paused": False, "schema": schema, **_stored(policy)}
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
@@ -181,7 +181,8 @@ async def replace(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy:
 async def restore(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
     """Restore those of these jobs that are soft-deleted, unchanged. Return their rooms."""
     deleted = update(jobs).where(jobs.c.id.in_(padded(job_ids)), jobs.c.deleted)
-    return list((await tx.execute(deleted.values(deleted=False).returning(jobs.c.room_id))).scalars())
+    restored = deleted.values(deleted=False, deleted_at=None).returning(jobs.c.room_id)
+    return list((await tx.execute(restored)).scalars())
 
 
 async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[JobName]:
@@ -197,7 +198,7 @@ async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[
     orphaned = and_(
         ~jobs.c.deleted, jobs.c.pending == 0, jobs.c.scheduled == 0, jobs.c.room_id != INTERNAL, ~served
     )
-    statement = update(jobs).where(chosen, orphaned).values(deleted=True)
+    statement = update(jobs).where(chosen, orphaned).values(deleted=True, deleted_at=await tx.now())
     return [JobName(*row) for row in await tx.execute(statement.returning(*_NAME))]
 
 

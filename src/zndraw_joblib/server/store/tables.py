@@ -33,6 +33,8 @@ def _among(column: str, values: frozenset[TaskStatus]) -> str:
 
 
 metadata = Base.metadata
+_FULL_NAME = "room_id || ':' || category || ':' || name"
+_DELETED: dict[str, Any] = {"sqlite_where": text("deleted = 1"), "postgresql_where": text("deleted")}
 _QUEUED = text("status = 'pending' AND run_at IS NULL")
 _SCHEDULED = text("status = 'pending' AND run_at IS NOT NULL")
 _EXPIRING = text("status = 'pending' AND expires_at IS NOT NULL")
@@ -55,9 +57,10 @@ class Job(Base, table=True):
     """A named function with a schema. It is soft-deleted only, so that the history of its tasks stays.
 
     `pending` counts the tasks in its queue, `scheduled` those with a later `run_at`; the functions that write
-    a task's status keep both. `policy` is a `JobPolicy` as JSON, null for the default; `max_in_flight` is
-    part of it. `has_lanes` is set once a task with a priority other than 0 was submitted. `fair_round` and
-    `fair_room` are the turn of the last fair claim: rooms take turns in the order of their names.
+    a task's status keep both. `deleted_at` is when it was soft-deleted. `policy` is a `JobPolicy` as JSON,
+    null for the default; `max_in_flight` is part of it. `has_lanes` is set once a task with a priority other
+    than 0 was submitted. `fair_round` and `fair_room` are the turn of the last fair claim: rooms take turns
+    in the order of their names.
     """
 
     __tablename__ = "joblib_job"
@@ -65,6 +68,7 @@ class Job(Base, table=True):
         UniqueConstraint("room_id", "category", "name"),
         CheckConstraint("pending >= 0", "pending_counts"),
         CheckConstraint("scheduled >= 0", "scheduled_counts"),
+        Index("ix_joblib_job_deleted", "id", **_DELETED),
     )
 
     id: UUID = id_column()
@@ -72,16 +76,12 @@ class Job(Base, table=True):
     category: str = Field(max_length=128)
     name: str = Field(max_length=128)
     full_name: str = Field(
-        sa_column=Column(
-            Text,
-            Computed("room_id || ':' || category || ':' || name", persisted=True),
-            unique=True,
-            nullable=False,
-        )
+        sa_column=Column(Text, Computed(_FULL_NAME, persisted=True), unique=True, nullable=False)
     )
     schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
     created_at: datetime = moment()
     deleted: bool = False
+    deleted_at: datetime | None = moment(nullable=True)
     pending: int = 0
     scheduled: int = _zero()
     paused: bool = _no()
@@ -236,7 +236,7 @@ class RoomCount(Base, table=True):
     """How many tasks of a job a room has: all, and those of three statuses. Readers sum its parts."""
 
     __tablename__ = "joblib_room_count"
-    __table_args__: ClassVar[Any] = {"sqlite_with_rowid": False}
+    __table_args__: ClassVar[Any] = (Index(None, "job_id", "room_id"), {"sqlite_with_rowid": False})
 
     room_id: str = Field(primary_key=True, max_length=128)
     job_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
