@@ -1,5 +1,6 @@
 """Limits and contents of request bodies: too large is 413, invalid JSON 422, valid JSON returns unchanged."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from databases import on_sqlite
-from rest import V1, claim, expect_problem, get_task, register, report, submit
+from fastapi import FastAPI
+from rest import V1, AsUser, claim, expect_problem, get_task, register, report, submit
+
+from zndraw_joblib.server.http import request_body
 
 MIB = 1024 * 1024
 CUT = 64 * 1024
@@ -88,6 +92,41 @@ async def test_a_body_that_is_too_large_is_not_read_completely(client: httpx.Asy
     expect_problem(await client.post(url, content=stream(), headers=JSON), 413, "content-too-large")
     assert sent <= 100 * MIB
     expect_problem(await client.post(url, content=b" " * (8 * MIB), headers=JSON), 413, "content-too-large")
+
+
+@on_sqlite
+async def test_one_user_leaves_bodies_to_others(
+    app: FastAPI, as_user: AsUser, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow bodies of one user reach its share (429), those of all the limit (503); small ones pass."""
+    monkeypatch.setattr(request_body, "MAX_BODIES_BYTES", 20 * MIB)
+    ada, bob, eve, kim = [await as_user(name) for name in ("ada", "bob", "eve", "kim")]
+    body = b'{"payload":{}}'.ljust(4 * MIB - CUT)
+    end, arrived = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield body
+        arrived.release()
+        await end.wait()
+
+    posts = []
+    for user in (ada, ada, bob, eve, eve):
+        posts.append(asyncio.ensure_future(user.post(url, content=slow())))
+        await arrived.acquire()
+        if len(posts) == 2:
+            refused = await ada.post(url, content=body)
+            assert "max_share_per_user" in expect_problem(refused, 429, "too-many-requests")["detail"]
+    assert len(app.state.joblib.body_bytes) == 5 * (len(body) - CUT)
+    refused = await kim.post(url, content=body)
+    assert "bytes of bodies" in expect_problem(refused, 503, "service-unavailable")["detail"]
+    assert refused.headers["retry-after"] == "5"
+    for user in (ada, kim):
+        assert (await user.post(url, content=body.strip())).status_code == 202
+    end.set()
+    assert [response.status_code for response in await asyncio.gather(*posts)] == [202] * 5
+    assert len(app.state.joblib.body_bytes) == 0
+    expect_problem(await ada.post(url, content=b"{".ljust(MIB)), 422, "invalid-request")
+    assert len(app.state.joblib.body_bytes) == 0
 
 
 async def test_a_long_error_is_truncated(client: httpx.AsyncClient, job: dict[str, Any]) -> None:

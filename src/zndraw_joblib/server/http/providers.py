@@ -43,8 +43,7 @@ from zndraw_joblib.server.http.guards import verify_readable_room
 from zndraw_joblib.server.http.idempotency import Key, claim_id_of
 from zndraw_joblib.server.http.openapi.pages import ProviderPage
 from zndraw_joblib.server.http.parameters import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
-from zndraw_joblib.server.http.request_body import read_body
-from zndraw_joblib.server.http.routing import RESOLVERS, TAKES_ANY_QUERY, Route
+from zndraw_joblib.server.http.routing import RESOLVERS, TAKES_ANY_QUERY, Route, receive_body
 from zndraw_joblib.server.providers.cache import CachedResult
 from zndraw_joblib.server.providers.requests import request_key
 from zndraw_joblib.server.service import providers
@@ -241,7 +240,7 @@ async def upload_provider_result(
     if provider.worker_id is not None:
         await queue.worker_rooms.check(request, caller, provider.name.room_id)
     if headers.is_error:
-        body = await read_body(request, queue.runtime.settings.request_timeout_seconds, _MAX_ERROR_BODY_BYTES)
+        body = await receive_body(request, _MAX_ERROR_BODY_BYTES)
         await queue.uploads.upload_error(results, provider, headers.request_hash, body)
     else:
         announced = int(request.headers.get("content-length", 0))

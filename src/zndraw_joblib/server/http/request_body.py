@@ -7,25 +7,67 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
+from zndraw_joblib.contract.batches import MAX_BATCH_BYTES
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import ContentTooLarge, UploadStalled
+from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.shared_limit import SharedLimit
 
 # A body has at most one JSON value of 1 MiB and an error text. Escapes at most triple the size of a text.
 MAX_BODY_BYTES = 4 * MAX_JSON_BYTES
+# All requests of a process together have bodies of this size, beyond the first 64 KiB of each.
+MAX_BODIES_BYTES = 256 * 1024 * 1024
+_UNCOUNTED_BYTES = 64 * 1024
 # A body that arrives at this rate may take longer than the time limit of a request.
 _MIN_BYTES_PER_SECOND = 64 * 1024
 # The key of a body that was read, in the request's scope.
 BODY = "zndraw_joblib.body"
+# The key of the `HeldBytes` of a large body, in the request's scope.
+HELD_BYTES = "zndraw_joblib.held_bytes"
 
 
-async def read_body(request: Request, seconds: float, most: int = MAX_BODY_BYTES) -> bytes:
+def bytes_of_bodies(settings: JobLibSettings) -> SharedLimit:
+    """Return the limit of the bodies that the requests of a process have. One user may always send one."""
+    return SharedLimit(
+        "bytes of bodies",
+        "are being received",
+        lambda: MAX_BODIES_BYTES,
+        lambda: max(MAX_BATCH_BYTES, settings.share_of(MAX_BODIES_BYTES)),
+        (f"{MAX_BODIES_BYTES} in a server process", "max_share_per_user"),
+    )
+
+
+class HeldBytes:
+    """The bytes of one request's body that count for a user until the end of the request."""
+
+    __slots__ = ("_amount", "_limit", "_user")
+
+    def __init__(self, limit: SharedLimit, user: str) -> None:
+        self._limit, self._user, self._amount = limit, user, 0
+
+    def grow(self, size: int) -> None:
+        """Count a body that has `size` bytes now. Raises `ServiceUnavailable` or `TooManyRequests`."""
+        more = size - _UNCOUNTED_BYTES - self._amount
+        self._limit.take(self._user, more)
+        self._amount += more
+
+    def give_back(self) -> None:
+        """Count the body no more."""
+        self._limit.give_back(self._user, self._amount)
+        self._amount = 0
+
+
+async def read_body(
+    request: Request, seconds: float, bodies: SharedLimit, user: str, most: int = MAX_BODY_BYTES
+) -> bytes:
     """Return the body. Raises `ContentTooLarge` as soon as it has more than `most` bytes.
 
-    Raises `UploadStalled` if it is not complete after `seconds`, and one more for each 64 KiB of it.
+    Raises `UploadStalled` if it is not complete after `seconds`, and one more for each 64 KiB of it. Beyond
+    the first 64 KiB it counts in `bodies` for a user; the caller gives back the `HeldBytes` of the request.
     """
     try:
         async with asyncio.timeout(seconds) as limit:
-            return await _read_in_time(request, most, limit)
+            return await _read_in_time(request, HeldBytes(bodies, user), most, limit)
     except TimeoutError as error:
         if not limit.expired():
             raise
@@ -38,7 +80,7 @@ async def read_body(request: Request, seconds: float, most: int = MAX_BODY_BYTES
         ) from error
 
 
-async def _read_in_time(request: Request, most: int, limit: asyncio.Timeout) -> bytes:
+async def _read_in_time(request: Request, held: HeldBytes, most: int, limit: asyncio.Timeout) -> bytes:
     chunks, size, end = list[bytes](), 0, limit.when() or 0
     while True:
         message = await request.receive()
@@ -47,6 +89,9 @@ async def _read_in_time(request: Request, most: int, limit: asyncio.Timeout) -> 
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         _check_size(size, most)
+        if size > _UNCOUNTED_BYTES:
+            request.scope[HELD_BYTES] = held
+            held.grow(size)
         if not message.get("more_body", False):
             return chunk if not chunks else b"".join([*chunks, chunk])
         chunks.append(chunk)

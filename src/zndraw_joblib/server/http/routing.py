@@ -29,7 +29,7 @@ from zndraw_joblib.contract.logs import log_fields
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
 from zndraw_joblib.server.http.forgery import check_unsafe
 from zndraw_joblib.server.http.host_dependencies import QUEUE, add_effects, solve
-from zndraw_joblib.server.http.request_body import BODY, MAX_BODY_BYTES, Rereadable, read_body
+from zndraw_joblib.server.http.request_body import BODY, HELD_BYTES, MAX_BODY_BYTES, Rereadable, read_body
 from zndraw_joblib.server.http.request_counts import BY_HOST, RequestCounts
 from zndraw_joblib.server.http.request_ids import SCOPE_KEY, given_request_id
 from zndraw_joblib.server.http.state import QueueState, queue_state, remember_queue
@@ -92,6 +92,9 @@ class Route(APIRoute):
         except Exception:
             self.counts.add(scope, BY_HOST, perf_counter() - started)
             raise
+        finally:
+            if HELD_BYTES in scope:
+                scope[HELD_BYTES].give_back()
         self.counts.add(scope, response.status_code, perf_counter() - started)
         return response
 
@@ -196,6 +199,13 @@ def _parameter(parameter: inspect.Parameter) -> Resolve:
     return resolve
 
 
+async def receive_body(request: Request, most: int) -> bytes:
+    """Return the body of a request. It counts for the caller until the end of the request."""
+    queue, caller = queue_state(request), request.scope.get(CALLER)
+    seconds, user = queue.runtime.settings.request_timeout_seconds, "" if caller is None else caller.id
+    return await read_body(request, seconds, queue.body_bytes, user, most)
+
+
 def _may_overflow(content: bytes) -> bool:
     """Return whether JSON may have a number that every parser turns into infinity."""
     digits = content.translate(_AS_ZEROS, b"+")
@@ -206,9 +216,7 @@ def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
     most = MAX_BATCH_BYTES if issubclass(model, BatchSubmitRequest | BatchReportRequest) else MAX_BODY_BYTES
 
     async def resolve(request: Request) -> Any:
-        content = request.scope[BODY] = await read_body(
-            request, queue_state(request).runtime.settings.request_timeout_seconds, most
-        )
+        content = request.scope[BODY] = await receive_body(request, most)
         if not content:
             if is_required:
                 raise InvalidRequest("body: it is empty; send a JSON object")

@@ -4,6 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from fastapi import Request
@@ -14,6 +15,7 @@ from zndraw_joblib.server.background.metrics import Metrics
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.http.guards import RoomGuards
 from zndraw_joblib.server.http.host_dependencies import QUEUE
+from zndraw_joblib.server.http.request_body import bytes_of_bodies
 from zndraw_joblib.server.http.worker_rooms import WorkerRooms
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.worker_tokens import WorkerTokens
@@ -22,6 +24,7 @@ from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.uploads import Uploads
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.shared_limit import SharedLimit
 from zndraw_joblib.server.streams.overviews import Overviews
 from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.server.task_results.results import TaskResults
@@ -50,6 +53,11 @@ class QueueState(ABC):
     prefix: str = ""
     # The host's dependency, and its value for a request.
     identity: Callable[..., Any]
+
+    @cached_property
+    def body_bytes(self) -> SharedLimit:
+        """The bytes of the bodies that this process receives."""
+        return bytes_of_bodies(self.runtime.settings)
 
     @abstractmethod
     async def identify(self, request: Request) -> Identity | None:
