@@ -1,7 +1,7 @@
 """A right that the host took away is gone for the workers of the user too."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Annotated, Any
 
 import httpx
@@ -12,7 +12,7 @@ from waiting import until
 
 from host.conftest import Start
 from zndraw_joblib import Identity, JobLib
-from zndraw_joblib.server.http import dependencies, worker_rooms
+from zndraw_joblib.server.http import callers, worker_rooms
 
 WAIT = 60
 
@@ -60,7 +60,7 @@ class Hosted:
 async def host(sessions: Any, start: Start, monkeypatch: pytest.MonkeyPatch) -> Hosted:
     """Run a host that trusts no outcome of its guards for longer than one request."""
     monkeypatch.setattr(worker_rooms, "_CACHE_SECONDS", 0.0)
-    monkeypatch.setattr(dependencies, "TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr(callers, "TRUSTED_SECONDS", 0.0)
     house, app = House(), FastAPI()
     joblib = JobLib(
         session_maker=sessions,
@@ -181,6 +181,57 @@ async def test_a_removed_member_gets_no_provider_request(host: Hosted) -> None:
     upload = await host.bob.post(f"{V1}/providers/{provider['id']}/results", content=b"x", headers=headers)
     assert upload.status_code == 404
     assert (await read).status_code in {503, 504}
+
+
+class Slow:
+    """A body that waits for `end` before its last byte."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.arrived, self.end = asyncio.Event(), asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._content[:-1]
+        self.arrived.set()
+        await self.end.wait()
+        yield self._content[-1:]
+
+
+@pytest.mark.parametrize("lost", ["access", "room"])
+@pytest.mark.parametrize("kind", ["submit", "result", "answer", "error"])
+async def test_a_slow_body_does_not_outlive_the_right_to_send_it(host: Hosted, kind: str, lost: str) -> None:
+    """After a revocation a submit adds no task, and an upload is not stored and completes nothing."""
+    job = await register(host.bob, room="den")
+    task = await submit(host.ada, job, "den")
+    claimed = await claim(host.bob, job["worker_id"])
+    assert claimed is not None
+    assert (await report(host.bob, task, "running", attempt=1)).status_code == 200
+    url = f"{V1}/rooms/den/providers"
+    provider = (await host.bob.put(url, json={"category": "files", "name": "Home"})).json()
+    reading = f"{url}/den:files:Home"
+    assert (await host.ada.get(reading, headers={"Prefer": "wait=0"})).status_code == 504
+    asked = await host.bob.post(f"{V1}/providers/requests/claim", json={"worker_id": provider["worker_id"]})
+    headers = {"X-Request-Hash": asked.json()["request"]["request_id"]}
+    results, body = f"{V1}/providers/{provider['id']}/results", Slow(b'{"payload": {}}')
+    sending = {
+        "submit": lambda: host.bob.post(f"{V1}/rooms/den/tasks/{job['full_name']}", content=body),
+        "result": lambda: host.bob.put(f"{V1}/tasks/{task['id']}/result?attempt=1", content=body),
+        "answer": lambda: host.bob.post(results, content=body, headers=headers),
+        "error": lambda: host.bob.post(
+            results, content=body, headers={**headers, "X-Result-Status": "error"}
+        ),
+    }
+    response = asyncio.ensure_future(sending[kind]())
+    await body.arrived.wait()
+    if lost == "access":
+        host.house.revoked.add("bob")
+    else:
+        host.house.members["den"].discard("bob")
+    body.end.set()
+    assert (await response).status_code == (401 if lost == "access" else 404)
+    assert (await host.ada.get(f"{V1}/rooms/den/tasks")).json()["total"] == 1
+    assert (await host.ada.get(f"{V1}/tasks/{task['id']}/result")).status_code == 404
+    assert (await host.ada.get(reading, headers={"Prefer": "wait=0"})).status_code in {503, 504}
 
 
 async def test_the_workers_of_a_disconnected_user_are_removed(host: Hosted) -> None:

@@ -14,7 +14,7 @@ from rest import NO_TASK, V1, AsUser, claim, expect_problem, get_task, register,
 from waiting import until
 
 from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.http import dependencies
+from zndraw_joblib.server.http import callers
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import tokens
@@ -332,7 +332,7 @@ async def test_a_refused_claim_does_not_wait(client: httpx.AsyncClient, as_user:
 @pytest.fixture
 def untrusted(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust no identity for longer than one request."""
-    monkeypatch.setattr(dependencies, "TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr(callers, "TRUSTED_SECONDS", 0.0)
     app.state.joblib.identity._cached = TTLCache(1, 0.0)
 
 

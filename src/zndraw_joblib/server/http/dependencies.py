@@ -12,13 +12,21 @@ from pydantic import BaseModel
 
 from zndraw_joblib.contract.messages import MAX_PAGE
 from zndraw_joblib.contract.names import JobName, parse_job_name, parse_provider_name
-from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
+from zndraw_joblib.contract.problems import Forbidden, InvalidRequest
+from zndraw_joblib.server.http.callers import (
+    IDENTIFIED_AT,
+    Recheck,
+    check_again,
+    current_identity,
+    guarded_room,
+    is_trusted,
+)
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
 from zndraw_joblib.server.http.headers import header_values, preferred_wait
-from zndraw_joblib.server.http.host_dependencies import fresh_copy, solve
+from zndraw_joblib.server.http.host_dependencies import solve
 from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.request_counts import WAITED
-from zndraw_joblib.server.http.routing import CALLER, RESOLVERS
+from zndraw_joblib.server.http.routing import RESOLVERS
 from zndraw_joblib.server.http.state import QueueState, queue_state
 from zndraw_joblib.server.ports import CursorPage, Identity, Page, ResultBackend
 from zndraw_joblib.server.runtime import Runtime
@@ -31,24 +39,12 @@ MAX_OFFSET = 2**62
 MAX_PART = 200
 _PART = 50
 _MINIMAL = re.compile(r'\s*return\s*=\s*("?)minimal\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
-# A request that waits trusts the identity of its caller for this long. With the 3 s for which tokens are
-# cached, a revoked one works for at most 5 s.
-TRUSTED_SECONDS = 2.0
 _WHOLE = re.compile(r"\d{1,19}")
 
 
 def get_runtime(request: Request) -> Runtime:
     """Return the runtime of this server process."""
     return queue_state(request).runtime
-
-
-async def current_identity(request: Request) -> Identity:
-    """Return the caller. Raises `Unauthorized` without an identity: every endpoint needs one."""
-    identity = await queue_state(request).identify(request)
-    if not isinstance(identity, Identity):
-        raise Unauthorized("The request needs an identity", headers={"WWW-Authenticate": "Bearer"})
-    request.scope[CALLER] = identity
-    return identity
 
 
 async def current_superuser(request: Request) -> Identity:
@@ -100,24 +96,20 @@ async def check_task_readable(request: Request, caller: Identity, task_id: UUID,
 def access_of(
     request: Request,
     caller: Identity,
-    recheck: Callable[[Request], Awaitable[object]] | None = None,
+    recheck: Recheck | None = None,
     refused_rooms: Callable[[], Awaitable[Collection[str]]] | None = None,
 ) -> Access:
     """Return the access of a caller. A check that is due, every 2 s, identifies the caller again.
 
     It runs `recheck` with a copy of the request. `refused_rooms` runs at each check.
     """
-    queue, checked = queue_state(request), time.monotonic()
+    checked = request.scope.get(IDENTIFIED_AT) or time.monotonic()
 
     async def check() -> Collection[str]:
         nonlocal checked
-        if time.monotonic() >= checked + TRUSTED_SECONDS or queue.worker_rooms.changed_at >= checked:
+        if not is_trusted(request, checked):
             checked = time.monotonic()
-            copy = fresh_copy(request)
-            if await current_identity(copy) != caller:
-                raise Unauthorized("The caller's rights have changed: send the request again")
-            if recheck is not None:
-                await recheck(copy)
+            await check_again(request, caller, recheck)
         return () if refused_rooms is None else await refused_rooms()
 
     return Access(caller.id, check)
@@ -125,7 +117,7 @@ def access_of(
 
 def _guard(dependency: Guard) -> Callable[[Request], Any]:
     async def resolve(request: Request) -> str:
-        return await queue_state(request).guards.room(request, dependency)
+        return await guarded_room(request, dependency)
 
     return resolve
 

@@ -9,10 +9,11 @@ from fastapi import Depends, Header, Request
 
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, MAX_KEY_LENGTH, parse_key
 from zndraw_joblib.contract.problems import InvalidIdempotencyKey
+from zndraw_joblib.server.http.callers import CALLER
 from zndraw_joblib.server.http.headers import header_values
 from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.request_body import BODY
-from zndraw_joblib.server.http.routing import CALLER, RESOLVED_LAST, RESOLVERS
+from zndraw_joblib.server.http.routing import RESOLVED_LAST, RESOLVERS
 from zndraw_joblib.server.http.state import queue_state
 from zndraw_joblib.server.ports import RequestKey
 

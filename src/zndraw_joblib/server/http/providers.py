@@ -23,6 +23,7 @@ from zndraw_joblib.contract.providers import (
     is_request_hash,
     params_of,
 )
+from zndraw_joblib.server.http.callers import body_of
 from zndraw_joblib.server.http.content import StoredBytes, content_response
 from zndraw_joblib.server.http.dependencies import (
     Caller,
@@ -236,13 +237,18 @@ async def upload_provider_result(
     provider = await queue.runtime.database.read_short(
         find_for_upload, caller, provider_id, headers.worker_id
     )
-    # The owner of an internal provider is a user of the host's own code.
-    if provider.worker_id is not None:
-        await queue.worker_rooms.check(request, caller, provider.name.room_id)
+
+    async def check_room(request: Request) -> None:
+        # The owner of an internal provider is a user of the host's own code.
+        if provider.worker_id is not None:
+            await queue.worker_rooms.check(request, caller, provider.name.room_id)
+
+    await check_room(request)
     if headers.is_error:
-        body = await receive_body(request, _MAX_ERROR_BODY_BYTES)
+        body = await receive_body(request, _MAX_ERROR_BODY_BYTES, check_room)
         await queue.uploads.upload_error(results, provider, headers.request_hash, body)
     else:
         announced = int(request.headers.get("content-length", 0))
-        await queue.uploads.upload(results, provider, headers.request_hash, request.stream(), announced)
+        chunks = body_of(request, check_room)
+        await queue.uploads.upload(results, provider, headers.request_hash, chunks, announced)
     return Response(status_code=204)

@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from zndraw_joblib.contract.problems import InvalidRequest
 from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.providers import media_type
+from zndraw_joblib.server.http.callers import body_of
 from zndraw_joblib.server.http.content import StoredBytes, content_response
 from zndraw_joblib.server.http.dependencies import Caller, Queue, check_task_readable, json_response
 from zndraw_joblib.server.http.parameters import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
@@ -44,10 +45,11 @@ async def upload_task_result(
     The ``Content-Type`` is kept. The attempt has to hold the task before and after the upload. A repeated
     upload replaces the first.
     """
-    await queue.worker_rooms.check_task(request, caller, task_id)
+    check_room = partial(queue.worker_rooms.check_task, caller=caller, task_id=task_id)
+    await check_room(request)
     info = ContentInfo(_content_type(request), _safe_name(filename), _announced(request))
     upload = Upload(caller, task_id, attempt)
-    return json_response(await queue.task_results.upload(upload, info, request.stream()))
+    return json_response(await queue.task_results.upload(upload, info, body_of(request, check_room)))
 
 
 _HEADERS = {

@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, BatchReportRequest, BatchSubmitRequest
 from zndraw_joblib.contract.logs import log_fields
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
+from zndraw_joblib.server.http.callers import CALLER, Recheck, check_after_body
 from zndraw_joblib.server.http.forgery import check_unsafe
 from zndraw_joblib.server.http.host_dependencies import QUEUE, add_effects, solve
 from zndraw_joblib.server.http.request_body import BODY, HELD_BYTES, MAX_BODY_BYTES, Rereadable, read_body
@@ -38,8 +39,6 @@ from zndraw_joblib.server.problem_responses import as_problem, invalid_body, inv
 # Every digit becomes a zero, to find numbers beyond the range of floats in linear time.
 _AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS = b"0" * 100
-# The key of the caller in the request's scope.
-CALLER = "zndraw_joblib.caller"
 # The key of the token that was in the query, which no log shows.
 QUERY_TOKEN = "zndraw_joblib.query_token"  # noqa: S105 - not a token
 Endpoint = Callable[..., Awaitable[Response]]
@@ -199,11 +198,16 @@ def _parameter(parameter: inspect.Parameter) -> Resolve:
     return resolve
 
 
-async def receive_body(request: Request, most: int) -> bytes:
-    """Return the body of a request. It counts for the caller until the end of the request."""
+async def receive_body(request: Request, most: int, recheck: Recheck | None = None) -> bytes:
+    """Return the body of a request. It counts for the caller until the end of the request.
+
+    After a slow body, the caller and its access to the path's room are checked again, and `recheck` runs.
+    """
     queue, caller = queue_state(request), request.scope.get(CALLER)
     seconds, user = queue.runtime.settings.request_timeout_seconds, "" if caller is None else caller.id
-    return await read_body(request, seconds, queue.body_bytes, user, most)
+    content = await read_body(request, seconds, queue.body_bytes, user, most)
+    await check_after_body(request, recheck)
+    return content
 
 
 def _may_overflow(content: bytes) -> bool:

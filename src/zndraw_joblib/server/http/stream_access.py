@@ -9,7 +9,8 @@ from fastapi import Depends, Header, Query, Request
 from starlette.requests import HTTPConnection
 
 from zndraw_joblib.contract.problems import InvalidRequest, Unauthorized
-from zndraw_joblib.server.http.dependencies import check_task_readable, current_identity
+from zndraw_joblib.server.http.callers import current_identity
+from zndraw_joblib.server.http.dependencies import check_task_readable
 from zndraw_joblib.server.http.guards import verify_readable_room
 from zndraw_joblib.server.http.headers import header_values
 from zndraw_joblib.server.http.host_dependencies import fresh_copy
