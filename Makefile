@@ -8,11 +8,21 @@ BROWSER := tests/browser
 TYPES := tests/typescript
 CLIENTS := .venv-clients
 PEERS := $(OLD)/.ready $(CLIENTS)/.ready $(foreach each,$(JS) $(BROWSER) $(TYPES),$(each)/node_modules/.ready)
+# What runs with the oldest and newest versions of the libraries, and the fast part, which other Pythons run.
+FAST := $(addprefix tests/,host/test_host_submit.py http/test_host_dependencies.py http/test_http_tasks.py \
+	realtime/test_events.py realtime/test_socketio_internals.py sdk/test_functions.py sdk/test_worker_command.py \
+	service/test_pydantic_internals.py store/test_compiled.py streams/test_streams.py)
+VERSIONS := $(addprefix tests/,host http streams/test_access.py realtime/test_hosts.py realtime/test_rooms.py \
+	realtime/test_providers.py sdk/test_serving.py sdk/test_provider_requests.py cli/test_errors.py) $(FAST)
+# Other versions of two libraries may warn of each other.
+ON_SQLITE := -n 2 --dist worksteal -W default::DeprecationWarning -m "not (benchmark or signals or slow)" -k "not postgresql or test_compiled"
+TESTED := -r requirements/tests.in -e ".[files,server,telemetry]"
+PYTHONS := 3.11 3.12 3.13
 CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all peers check format bench guard chaos docs fuzz generate run vendor clean
+.PHONY: help demo test test-slow test-all pythons peers check format bench guard chaos docs fuzz generate run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,19 +30,40 @@ help: ## list the targets
 demo: $(READY) ## run a server and a worker on example jobs
 	$(BIN)/python -m examples.demo $(ARGS)
 
-test: $(READY) $(PEERS) ## run the tests against SQLite, PostgreSQL and Valkey
+ifneq ($(filter lowest newest,$(ARGS)),)
+test: .venv-$(ARGS)/.ready
+	.venv-$(ARGS)/bin/python -m pytest $(ON_SQLITE) $(or $(TESTS),$(sort $(VERSIONS)))
+else
+test: $(READY) $(PEERS) ## run the tests; ARGS=lowest or ARGS=newest for some with these versions of the libraries
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	$(BIN)/python -m pytest -m "signals and not slow"
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not (benchmark or signals or slow)"
 	$(MAKE) guard
+	$(MAKE) test ARGS=lowest TESTS="$(FAST)"
+	$(MAKE) pythons
+endif
 endif
 
 test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, long model runs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 test-all: test test-slow ## run all tests
+
+pythons: $(READY) ## run a fast part of the tests on each other Python that is found; make test does this too
+	@for version in $(PYTHONS); do \
+		case "$$($(BIN)/python --version)" in "Python $$version."*) continue;; esac; \
+		for python in python$$version "$$HOME"/.pyenv/versions/$$version.*/bin/python; do \
+			if "$$python" -c '$(USABLE)' >/dev/null 2>&1; then \
+				echo "Python $$version: $$python"; \
+				$(MAKE) .venv-$$version/.ready INTERPRETER="$$python" || exit 1; \
+				.venv-$$version/bin/python -m pytest -q $(ON_SQLITE) $(FAST) || exit 1; \
+				continue 2; \
+			fi; \
+		done; \
+		echo "Python $$version was not found: its tests did not run"; \
+	done
 
 peers: $(READY) $(PEERS) ## install the other clients and the browser that the tests run; `make test` does this too
 
@@ -90,6 +121,23 @@ $(READY): pyproject.toml requirements/dev.txt
 	fi
 	$(BIN)/python -m pip install -q -r requirements/dev.txt
 	$(BIN)/python -m pip install -q --no-deps -e .
+	@touch $@
+
+.venv-lowest/.ready: pyproject.toml requirements/lowest.txt | $(READY)
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install -q -r requirements/lowest.txt
+	$(@D)/bin/python -m pip install -q --no-deps -e .
+	@touch $@
+
+# Each run looks for newer versions.
+.PHONY: .venv-newest/.ready
+.venv-newest/.ready: | $(READY)
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --upgrade --upgrade-strategy eager $(TESTED)
+
+$(addprefix .venv-,$(addsuffix /.ready,$(PYTHONS))): pyproject.toml requirements/dev.txt requirements/tests.in
+	"$(INTERPRETER)" -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install -q -c requirements/dev.txt $(TESTED)
 	@touch $@
 
 # Version 0.1.7 of this package has the same import name, and the generator of clients needs an older Typer:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from inspect import signature
 from typing import Annotated, Any
 
 import httpx
@@ -191,8 +192,11 @@ async def test_a_route_is_found_that_is_added_later(mount: Any, start: Start) ->
     client = await start(app, **{"X-Id": "root"})
     assert (await client.get(f"{V1}/workers")).json()["total"] == 0
     assert seen[-1][CAME_FIRST]
-    pages.add_api_route(f"{V1}/workers", own)
-    assert (await client.get(f"{V1}/workers")).json() == {"own": True}
+    for path in (f"{V1}/workers", "/own"):
+        pages.add_api_route(path, own)
+    # Older versions of FastAPI copy the routes of a router when it is included.
+    is_followed = (await client.get("/own")).status_code == 200
+    assert ((await client.get(f"{V1}/workers")).json() == {"own": True}) is is_followed
     app.router.routes.insert(0, Mount(f"{V1}/tasks", JSONResponse({"own": True})))
     assert (await client.get(TASK)).json() == {"own": True}
     del app.router.routes[0]
@@ -299,8 +303,10 @@ async def test_with_telemetry_the_router_gets_all_requests(mount: Any, start: St
     app.add_middleware(Recorder, seen=seen)
     client = await start(app, **{"X-Id": "root"})
     assert (await client.get(f"{V1}/workers")).status_code == 200
-    assert not seen[-1][CAME_FIRST]
-    assert may_have_telemetry(app)
+    # Older versions of FastAPI have no telemetry.
+    has_telemetry = "telemetry" in signature(FastAPI).parameters
+    assert seen[-1][CAME_FIRST] is not has_telemetry
+    assert may_have_telemetry(app) is has_telemetry
     assert not may_have_telemetry(FastAPI())
 
 

@@ -3,6 +3,7 @@
 All have public names, but `_publish` and `_listen`, which a client manager has to define.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
@@ -110,7 +111,7 @@ class MessageManager(AsyncPubSubManager, LocalManager, ABC):  # type: ignore[mis
         super().initialize()
 
     async def _publish(self, data: dict[str, Any]) -> None:
-        self.send(self.json.dumps(data))
+        self.send(json.dumps(data))
 
     async def _listen(self) -> AsyncIterator[str | bytes]:
         async for message in self.receive():
@@ -180,11 +181,13 @@ def count_connections(sio: Any) -> int:
 def unauthenticated(sio: Any) -> set[str]:
     """Return the connections without a namespace: Socket.IO's connect handler has not accepted them."""
     manager = sio.manager
+    # Older versions have no state before the handler accepts a socket.
+    is_waiting = getattr(manager, "is_pre_connected", lambda *_: False)
     accepted = {
         eio_sid
         for namespace in manager.get_namespaces()
         for sid, eio_sid in manager.rooms[namespace].get(None, {}).items()
-        if not manager.is_pre_connected(sid, namespace)
+        if not is_waiting(sid, namespace)
     }
     return set(sio.eio.sockets) - accepted
 
