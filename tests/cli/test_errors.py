@@ -10,7 +10,7 @@ Case = tuple[list[str], str]
 NOWHERE = ("--url", "http://127.0.0.1:1")
 USAGE_ERRORS: dict[str, Case] = {
     "command": (["nope"], "No such command 'nope'. See 'zndraw-joblib --help'"),
-    "option": (["tasks", "--nope"], "No such option: --nope"),
+    "option": (["tasks", "--nope"], "No such option"),
     "token": (["tasks", "--token", "secret"], "No such option: --token. Set ZNDRAW_JOBLIB_TOKEN"),
     "status": (["tasks", "--status", "x"], "'x' is not one of 'pending'"),
     "argument": (["submit"], "JOB is missing"),

@@ -307,6 +307,7 @@ async def test_with_telemetry_the_router_gets_all_requests(mount: Any, start: St
     has_telemetry = "telemetry" in signature(FastAPI).parameters
     assert seen[-1][CAME_FIRST] is not has_telemetry
     assert may_have_telemetry(app) is has_telemetry
+    assert (host_routes.tracer_provider(app) is not None) is has_telemetry
     assert not may_have_telemetry(FastAPI())
 
 

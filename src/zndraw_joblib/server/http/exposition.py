@@ -24,6 +24,8 @@ from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.service.metrics import JobMetrics, QueueMetrics
 
 _NAME = "zndraw_joblib_"
+# prometheus-client's own constant for this format has other names in older versions.
+_PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 _JOB = ("job_name",)
 _PROCESS = ("process",)
 
@@ -44,7 +46,7 @@ def encode(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
     if "application/openmetrics-text" in accept:
         text: bytes = openmetrics.generate_latest(Families(families))  # type: ignore[no-untyped-call]
         return text, openmetrics.CONTENT_TYPE_LATEST
-    return exposition.generate_latest(Families(families)), exposition.CONTENT_TYPE_PLAIN_0_0_4
+    return exposition.generate_latest(Families(families)), _PLAIN
 
 
 def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
