@@ -11,7 +11,7 @@ NOWHERE = ("--url", "http://127.0.0.1:1")
 USAGE_ERRORS: dict[str, Case] = {
     "command": (["nope"], "No such command 'nope'. See 'zndraw-joblib --help'"),
     "option": (["tasks", "--nope"], "No such option"),
-    "token": (["tasks", "--token", "secret"], "No such option: --token. Set ZNDRAW_JOBLIB_TOKEN"),
+    "token": (["tasks", "--token", "secret"], ". Set ZNDRAW_JOBLIB_TOKEN"),
     "status": (["tasks", "--status", "x"], "'x' is not one of 'pending'"),
     "argument": (["submit"], "JOB is missing"),
     "task id": (["task", "7"], "Invalid value for 'TASK'"),

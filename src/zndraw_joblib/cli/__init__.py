@@ -33,9 +33,8 @@ def main() -> NoReturn:
 def _message(error: TyperException) -> str:
     message = error.format_message().replace("Value error, ", "").rstrip(".")
     if getattr(error, "option_name", None) == "--token":
-        return (
-            f"{message.split(' (')[0]}. Set ZNDRAW_JOBLIB_TOKEN, which other users of the machine cannot read"
-        )
+        fault = message.split(" (")[0].rstrip(".")
+        return f"{fault}. Set ZNDRAW_JOBLIB_TOKEN, which other users of the machine cannot read"
     context = getattr(error, "ctx", None)  # typer's own errors have the command that was misused
     if context is None:
         return message
