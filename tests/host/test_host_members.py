@@ -257,6 +257,22 @@ async def test_the_workers_of_a_disconnected_user_are_removed(host: Hosted) -> N
     assert (claimed["id"], claimed["attempt"]) == (task["id"], 2)
 
 
+async def test_a_thread_disconnects_a_user(host: Hosted) -> None:
+    """A host's route that is a plain function runs in a thread without an event loop."""
+    jobs = [await register(host.bob, room="den"), await register(host.bob, room="lab")]
+    waiting = claiming(host.bob, jobs[0]["worker_id"])
+    await waits(host)
+    host.house.revoked.add("bob")
+    await asyncio.to_thread(lambda: host.joblib.disconnect_user("bob").result(WAIT))
+    assert (await waiting).status_code == 401
+    removal = await asyncio.to_thread(host.joblib.disconnect_user, "bob")
+    await removal
+    assert removal.done()
+    host.house.revoked.clear()
+    for job in jobs:
+        assert (await host.bob.patch(f"{V1}/workers/{job['worker_id']}")).status_code == 404
+
+
 async def test_guards_are_asked_once_in_some_seconds(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     """For claims and reports of a worker. A superuser's are never checked."""
     monkeypatch.setattr(worker_rooms, "_CACHE_SECONDS", 60.0)

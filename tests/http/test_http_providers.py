@@ -534,6 +534,22 @@ async def test_a_problem_in_place_of_a_result_is_stored_like_one(client: httpx.A
     expect_problem(await client.get(f"{URL}?path=/x", headers=NOW), 504, "provider-timeout")
 
 
+async def test_the_texts_of_an_uploaded_problem_are_truncated(client: httpx.AsyncClient) -> None:
+    """Its title and its detail, so that readers get at most 64 KiB."""
+    provider = await register_provider(client)
+    error = {"X-Result-Status": "error"}
+    texts = {"title": "t" * 70_000, "detail": "d\0" * 40_000}
+    response, _ = await asyncio.gather(
+        client.get(URL), serve(client, provider, json.dumps({"status": 404, **texts}).encode(), **error)
+    )
+    problem = expect_problem(response, 404, "provider-execution-failed")
+    assert len(response.content) < 64 * 1024
+    for name, text in texts.items():
+        beginning, mark = problem[name].rsplit("\n", 1)
+        assert text.replace("\0", "\ufffd").startswith(beginning)
+        assert "cut" in mark
+
+
 @on_sqlite
 @pytest.mark.parametrize(
     ("body", "text"),
@@ -544,6 +560,9 @@ async def test_a_problem_in_place_of_a_result_is_stored_like_one(client: httpx.A
         ({"status": "soon"}, "body.status"),
         ({"status": 404, "title": 7}, "body.title"),
         ({"type": None}, "body.type"),
+        ({"type": "javascript:alert(1)"}, "body.type: 'javascript:alert(1)' is not the type"),
+        ({"status": 404, "by": "x" * 66_000}, "body.by: it has 66002 bytes"),
+        ({"status": 404, **{f"x{n}": "y" * 1000 for n in range(70)}}, "body.x0"),
     ],
 )
 async def test_a_problem_that_readers_cannot_get_is_refused(

@@ -225,7 +225,7 @@ class JobLib(HostApi):
         """
         await self.prepare_tables()
         self.runtime.waiters.open()
-        self._closing_sockets = None
+        self._closing_sockets, self.loop = None, asyncio.get_running_loop()
         if self.rooms is not None:
             self.rooms.install_handlers()
         open_connection = await connection_factory(self.settings, self.runtime.database.pubsub_connection)

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future as ThreadFuture
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -44,6 +45,34 @@ HookT = TypeVar("HookT", bound=Hook)
 logger = logging.getLogger(__name__)
 
 
+class Removal:
+    """The removal of a user's workers. It goes on if its caller does not wait for it."""
+
+    def __init__(self, started: "asyncio.Task[None] | ThreadFuture[None]") -> None:
+        self._started = started
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait for its end, and raise its error."""
+        started = self._started
+        future = asyncio.wrap_future(started) if isinstance(started, ThreadFuture) else started
+        return asyncio.shield(future).__await__()
+
+    def done(self) -> bool:
+        """Return whether it has ended."""
+        return self._started.done()
+
+    def result(self, timeout: float | None = None) -> None:
+        """Raise its error. In a thread without an event loop, wait for its end first, as `timeout` allows.
+
+        Raises TimeoutError after `timeout` seconds, and `asyncio.InvalidStateError` in an event loop before
+        the end: `await` it there.
+        """
+        if isinstance(self._started, ThreadFuture):
+            self._started.result(timeout)
+        else:
+            self._started.result()
+
+
 class HostApi(QueueState):
     """What a host's code calls. Room guards do not apply: the host decides who may do what.
 
@@ -55,6 +84,8 @@ class HostApi(QueueState):
 
     clock: Clock | None
     end_hooks: EndHooks
+    # The event loop of the lifespan.
+    loop: asyncio.AbstractEventLoop | None = None
 
     def create_tables(self, connection: Any) -> Any:
         """Create the queue's tables, or upgrade them, in the transaction of a host's connection.
@@ -214,13 +245,27 @@ class HostApi(QueueState):
         wanted_id = None if task_id is None else _id(task_id)
         return follow(self.streams, self.runtime, caller, room_id=room_id, task_id=wanted_id, after=after)
 
-    def disconnect_user(self, user_id: str) -> "asyncio.Task[None]":
+    def disconnect_user(self, user_id: str) -> Removal:
         """End what a user has open on all servers. Call it after you have revoked the user's access.
 
         The user's sockets and event streams are closed, waiting requests are checked again, and the workers
         are removed: their tasks follow their retry policy. Other servers are notified over PostgreSQL or
-        Redis; a server without that connection is not. The result is done once the workers are removed.
+        Redis; a server without that connection is not. The result is done once the workers are removed:
+        `await` it, or call its `result()` in a thread without an event loop, as that of a route that is a
+        plain function. Raises RuntimeError in such a thread if the app has not started.
         """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            if self.loop is None:
+                raise RuntimeError("disconnect_user: the app has not started") from None
+            return Removal(asyncio.run_coroutine_threadsafe(self._disconnect(user_id), self.loop))
+        return Removal(self._start_disconnect(user_id))
+
+    async def _disconnect(self, user_id: str) -> None:
+        await self._start_disconnect(user_id)
+
+    def _start_disconnect(self, user_id: str) -> "asyncio.Task[None]":
         self.runtime.waiters.notify([Wake(identity_key(user_id))])
         return self.runtime.start(self._remove_workers(str(user_id)))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import (
@@ -29,6 +29,10 @@ _EXTRA_META_TTL = 60
 # A body with one of these is a problem; a `ProviderError` has none of them.
 _PROBLEM_MEMBERS = frozenset({"type", "title", "status"})
 _MIN_STATUS, _MAX_STATUS = 400, 599
+# The size of a problem, and of its title and detail, which are truncated.
+_MAX_PROBLEM_BYTES, _MAX_TITLE_BYTES, _MAX_DETAIL_BYTES = 64 * 1024, 1024, 32 * 1024
+# The last is the type of a problem that means no more than its status.
+_TYPE_BEGINNINGS = ("http://", "https://", "/", "about:blank")
 # What these say is about the reader's connection to the server, so a reader would act on it.
 _STATUSES_OF_CONNECTION = frozenset({401, 407, 421, 426, 511})
 
@@ -171,6 +175,25 @@ def problem_of(body: bytes) -> Problem | None:
         raise InvalidRequest(
             f"body.status: {problem.status} is not the status of a provider's problem: send one from "
             f"{_MIN_STATUS} to {_MAX_STATUS}, except {', '.join(map(str, sorted(_STATUSES_OF_CONNECTION)))}"
+        )
+    return _bounded(problem)
+
+
+def _bounded(problem: Problem) -> Problem:
+    """Return a problem with a short title and detail. Raises `InvalidRequest` if other members are large."""
+    if not problem.type.startswith(_TYPE_BEGINNINGS):
+        raise InvalidRequest(
+            f"body.type: {problem.type[:100]!r} is not the type of a provider's problem: send a URL of http "
+            "or https, or a path that begins with '/'"
+        )
+    problem.title = truncate_error(problem.title, _MAX_TITLE_BYTES) or ProviderExecutionFailed.title
+    problem.detail = truncate_error(problem.detail, _MAX_DETAIL_BYTES)
+    sizes = {name: len(to_json(value)) for name, value in problem.model_dump(exclude_none=True).items()}
+    if sum(sizes.values()) > _MAX_PROBLEM_BYTES:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise InvalidRequest(
+            f"body.{largest[:100]}: it has {sizes[largest]} bytes, the problem {sum(sizes.values())}, and at "
+            f"most {_MAX_PROBLEM_BYTES} are allowed; send less"
         )
     return problem
 

@@ -28,7 +28,7 @@ from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import retry_policy
 from zndraw_joblib.server.store.tasks import TaskRecord, TaskState
 
-_CUT = "\n[cut: the text was longer than 64 KiB]"
+_CUT = "\n[cut: the text was longer than {} KiB]"
 
 
 def check_room(job: JobName, room_id: str, *, cross_room: bool) -> None:
@@ -53,13 +53,14 @@ def at_item(problem: ProblemException, field: str, index: int) -> ProblemExcepti
     return problem
 
 
-def truncate_error(error: str | None) -> str | None:
-    """Return an error text that every database can store, truncated to 64 KiB with a mark at the end."""
+def truncate_error(error: str | None, most: int = MAX_ERROR_BYTES) -> str | None:
+    """Return an error text that every database can store, truncated to `most` bytes and then marked."""
     if not error:
         return None
     text = error.replace("\x00", "\ufffd").encode("utf-8", "replace")
-    if len(text) > MAX_ERROR_BYTES:
-        return text[: MAX_ERROR_BYTES - len(_CUT)].decode("utf-8", "ignore") + _CUT
+    if len(text) > most:
+        mark = _CUT.format(most // 1024)
+        return text[: most - len(mark)].decode("utf-8", "ignore") + mark
     return text.decode()
 
 
