@@ -248,6 +248,33 @@ async def test_functions_that_hang_stop_no_others(async_url: str, calls: Calls) 
         assert (len(set(calls.hanging)), len(calls.hanging)) == (25, 50)
 
 
+async def test_a_result_that_is_awaited_extends_the_lease(async_url: str) -> None:
+    """A plain function may return an awaitable, which has the time limit once more after the thread."""
+    started, released = threading.Event(), threading.Event()
+    awaited, ended = asyncio.Event(), asyncio.Event()
+
+    async def finish() -> None:
+        awaited.set()
+        await ended.wait()
+
+    def begin(_: TaskResponse) -> Any:
+        started.set()
+        assert released.wait(BOUND)
+        return finish()
+
+    async with asyncio.timeout(BOUND), running_host(async_url, on_end={"begin": begin}) as host:
+        job = await host.register()
+        await host.joblib.submit(job["full_name"], room="lab", on_end="begin")
+        await host.end(job)
+        await until(started.is_set)
+        of_thread = await due_at(host)
+        released.set()
+        await awaited.wait()
+        assert await due_after(host, of_thread)
+        ended.set()
+        await until(lambda: all_called(host))
+
+
 async def age(host: Host, days: int) -> None:
     """Let all tasks have ended some days ago, and be known to the statistics."""
     old = "UPDATE joblib_task SET created_at = '2020-01-01', completed_at = datetime('now', :age)"

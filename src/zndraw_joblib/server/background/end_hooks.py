@@ -206,6 +206,9 @@ class EndHooks:
             result = function(task)
         else:
             result = await self._wait_for_thread(call, partial(function, task))
+            if inspect.isawaitable(result):
+                # The thread may have taken as long as a coroutine has.
+                await self._extend(call)
         if inspect.isawaitable(result):
             async with asyncio.timeout(self._runtime.settings.on_end_timeout_seconds):
                 await result
@@ -218,15 +221,18 @@ class EndHooks:
         while not done.done():
             if not call.is_late:
                 self._release_slot(call, seconds)
-            try:
-                await self._runtime.write(end_hooks.extend, call.lease, self._lease_seconds)
-            except Exception as error:
-                logger.warning("Did not extend a call of on_end=%s: error=%r", call.lease.name, error)
+            await self._extend(call)
             await asyncio.wait({done}, timeout=seconds / 2)
         result, fault = done.result()
         if fault is not None:
             raise fault
         return result
+
+    async def _extend(self, call: _Call) -> None:
+        try:
+            await self._runtime.write(end_hooks.extend, call.lease, self._lease_seconds)
+        except Exception as error:
+            logger.warning("Did not extend a call of on_end=%s: error=%r", call.lease.name, error)
 
     def _release_slot(self, call: _Call, seconds: float) -> None:
         call.is_late = True
