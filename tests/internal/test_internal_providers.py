@@ -12,10 +12,12 @@ import pytest
 from databases import on_postgresql, on_sqlite
 from fastapi import FastAPI, HTTPException, Request
 from rest import PROBLEM, V1, expect_problem
+from sqlalchemy import text as sql
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from taskiq import AsyncBroker, InMemoryBroker
 from taskiq.receiver import Receiver
 from taskiq_redis import ListQueueBroker
+from waiting import until
 
 from internal.processes import submit
 from zndraw_joblib import (
@@ -57,6 +59,9 @@ class Files(Frame):
     category: ClassVar[str] = "filesystem"
 
 
+BOUND = 120
+
+
 class Executor:
     """An executor of a host: it uploads over REST, with the token that it gets."""
 
@@ -94,6 +99,20 @@ class Refusing(InMemoryBroker):
         """Refuse the message, or take it."""
         if self.is_down:
             raise ConnectionError("the broker is away")
+        await super().kick(message)
+
+
+class Slow(InMemoryBroker):
+    """A broker that takes a message after `gate` was set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def kick(self, message: Any) -> None:
+        """Take a message, later."""
+        self.reached.set()
+        await self.gate.wait()
         await super().kick(message)
 
 
@@ -253,6 +272,56 @@ async def test_a_dispatch_that_fails_leaves_no_mark(sessions: Sessions, executor
         host.app.state.internal_provider_registry = None
         problem = expect_problem(await read(ada, FRAME, index=3), 503, "provider-not-connected")
         assert "no executor in this server" in problem["detail"]
+
+
+async def leave(reading: "asyncio.Task[Any]") -> None:
+    """End a reader's request before its answer."""
+    reading.cancel()
+    await asyncio.wait({reading})
+    assert reading.cancelled()
+
+
+async def test_a_reader_that_leaves_does_not_stop_its_request(sessions: Sessions, executor: Executor) -> None:
+    """The broker gets it, and once; the next reader gets its result."""
+    broker = Slow()
+    async with (
+        asyncio.timeout(BOUND),
+        run_host(sessions, broker, executor, provider_inflight_ttl_seconds=3600) as host,
+        host.user("ada") as ada,
+    ):
+        reading = asyncio.create_task(read(ada, FRAME, index=1))
+        await broker.reached.wait()
+        await leave(reading)
+        broker.gate.set()
+        await until(lambda: len(executor.calls) == 1)
+        assert (await read(ada, FRAME, index=1)).text == "frame 1"
+        assert len(executor.calls) == 1
+
+
+@on_postgresql
+async def test_a_reader_may_leave_before_its_request_is_recorded(
+    sessions: Sessions, executor: Executor
+) -> None:
+    """What is recorded is sent, so that the next reader need not wait for the end of its lifetime."""
+    waiting = sql(
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    async with (
+        asyncio.timeout(BOUND),
+        run_host(sessions, InMemoryBroker(), executor, provider_inflight_ttl_seconds=3600) as host,
+        host.user("ada") as ada,
+        sessions() as observer,
+    ):
+        async with sessions.begin() as session:
+            await session.execute(sql("SELECT id FROM joblib_provider FOR UPDATE"))
+            reading = asyncio.create_task(read(ada, FRAME, index=1))
+            while not (await observer.execute(waiting)).scalar_one():
+                await observer.rollback()
+                await asyncio.sleep(0.01)
+            await leave(reading)
+        assert (await read(ada, FRAME, index=1)).text == "frame 1"
+        assert len(executor.calls) == 1
 
 
 @on_postgresql

@@ -35,7 +35,7 @@ from zndraw_joblib.server.providers import cache
 from zndraw_joblib.server.providers.cache import CachedResult, CacheKeys
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import provider_requests, providers
-from zndraw_joblib.server.service.provider_requests import ProviderRef
+from zndraw_joblib.server.service.provider_requests import Asker, ProviderRef
 from zndraw_joblib.server.service.providers import MAX_PENDING_REQUESTS
 from zndraw_joblib.server.waiters import OPEN, Access, Disconnected, Waiter
 
@@ -158,17 +158,29 @@ class ProviderRequests:
             # The result is stored before its lock is released.
             result = await cache.find(backend, provider, keys)
             if result is None:
-                lifetime = timedelta(seconds=ttl)
-                asker = provider_requests.Asker(user, settings.share_of(MAX_PENDING_REQUESTS))
-                if await self._runtime.write_short(
-                    provider_requests.create, provider, key.request_hash, key.params, lifetime, asker
-                ):
-                    await self._dispatch(provider, key)
+                asker = Asker(user, settings.share_of(MAX_PENDING_REQUESTS))
                 has_lock = False  # the upload of the result releases it
+                # A caller that leaves does not stop it: others may wait for this request already.
+                opening = self._runtime.start(self._open(backend, provider, key, keys, asker))
+                await asyncio.shield(opening)
         finally:
             if has_lock:
                 await backend.release_inflight(keys.inflight)
         return result
+
+    async def _open(
+        self, backend: ResultBackend, provider: ProviderRef, key: RequestKey, keys: CacheKeys, asker: Asker
+    ) -> None:
+        """Record a request and send it. If that fails, release its lock."""
+        lifetime = timedelta(seconds=self._runtime.settings.provider_inflight_ttl_seconds)
+        try:
+            if await self._runtime.write_short(
+                provider_requests.create, provider, key.request_hash, key.params, lifetime, asker
+            ):
+                await self._dispatch(provider, key)
+        except BaseException:
+            await backend.release_inflight(keys.inflight)
+            raise
 
     def _check_connected(self, provider: ProviderRef) -> None:
         if provider.name.room_id == INTERNAL:
