@@ -114,7 +114,7 @@ def tables_written(path: Path) -> Iterator[tuple[str, str]]:
 def test_five_modules_write_the_status_of_a_task() -> None:
     """Only `store/tasks` inserts, updates or deletes tasks; moves, plain claims and steps update them.
 
-    `end_hooks` updates columns of its own alone.
+    `end_hooks` updates columns of its own alone, and `recount` a count of claims.
     """
     is_task = {"tasks", "Task", "Task.__table__", "tables.Task", "store.tasks", "tasks.tasks"}
     writers = {
@@ -128,6 +128,7 @@ def test_five_modules_write_the_status_of_a_task() -> None:
         ("end_hooks.py", "update"),
         ("append.py", "insert"),
         ("plain_claims.py", "update"),
+        ("server/store/recount.py", "update"),
     }
 
 

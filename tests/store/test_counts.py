@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
@@ -18,8 +19,9 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import sweep, task_actions, tasks
 from zndraw_joblib.server.store import recount
-from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount
+from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount, Task
 from zndraw_joblib.server.store.tasks import counts
+from zndraw_joblib.server.store.tasks.stored_results import results, shares
 
 rooms, blocks, jobs = RoomCount.__table__, QueueBlock.__table__, Job.__table__
 
@@ -127,6 +129,36 @@ async def test_wrong_counts_are_found_and_corrected(replica: Replica) -> None:
     await replica.correct_counts()
     assert await wrong(replica) == []
     assert await totals(replica) == expected
+
+
+async def test_a_repair_counts_what_older_servers_do_not(replica: Replica) -> None:
+    """The bytes of results whose content they delete, and claims that they requeue before their start."""
+    job = await replica.register()
+    for _ in range(2):
+        await replica.submit(job)
+    first, _ = [await replica.claim_task(job.worker_id) for _ in range(2)]
+    for _ in range(2):
+        await replica.act(task_actions.release, first.id)
+        await replica.claim_task(job.worker_id)
+    result = {"attempt": 1, "content_type": "", "etag": "", "expires_at": datetime.now(UTC), "size": 10}
+    stored = [("ada", "a", 1), ("ada", "b", None), ("bob", None, 2), (None, "c", None)]
+    for user_id, key, seq in stored:
+        row = {**result, "user_id": user_id, "content_key": key, "task_seq": seq}
+        await replica.execute(insert(results).values(row))
+    await replica.execute(insert(shares).values(user_id="ada", size=2 * 1034))
+    assert await wrong(replica) == []
+    await replica.execute(update(Task.__table__).values(unstarted=0))
+    await replica.execute(update(results).where(results.c.content_key == "b").values(content_key=None))
+    await replica.execute(insert(shares).values(user_id="bob", size=1034))
+    await replica.execute(insert(results).values({**result, "user_id": "eve", "content_key": "d"}))
+    found = await wrong(replica)
+    assert [line.partition(":")[0] for line in found] == ["user"] * 3 + ["task"]
+    assert found[-1].endswith(", unstarted=2")
+    await replica.correct_counts()
+    assert await wrong(replica) == []
+    kept = {row.user_id: row.size for row in await replica.rows(shares)}
+    assert kept == {"ada": 1034, "eve": 1034}
+    assert sorted(row.unstarted for row in await replica.rows(Task.__table__)) == [0, 2]
 
 
 @on_postgresql

@@ -149,9 +149,10 @@ def upgrade_database(*, database_url: DatabaseUrl = None) -> None:
 
 @db.command("check-counts")
 def check_counts(*, repair: Repair = False, database_url: DatabaseUrl = None) -> None:
-    """Compare the kept counts with the tasks.
+    """Compare the kept counts with the tasks and their stored results.
 
-    Totals of lists and queue positions come from these counts. Servers may run meanwhile.
+    Totals of lists, queue positions, numbers of attempts and the bytes of each user's results come from
+    these counts. Servers may run meanwhile.
     """
     with needs_server():
         from zndraw_joblib.cli.server import database  # noqa: PLC0415 - see above

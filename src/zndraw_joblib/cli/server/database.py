@@ -79,8 +79,8 @@ def check_counts(database_url: str | None, *, repair: bool) -> None:
         typer.echo(f"Add to the counts of a {line}")
     if found and not repair:
         raise CommandError(
-            f"{locate(url).text}: kept counts differ from the tasks. Run 'zndraw-joblib db check-counts "
-            "--repair' with the same database URL"
+            f"{locate(url).text}: kept counts differ from the tasks and results. Run 'zndraw-joblib db "
+            "check-counts --repair' with the same database URL"
         )
     typer.echo(f"{locate(url).text}: " + ("the counts are corrected" if found else "all counts are right"))
 

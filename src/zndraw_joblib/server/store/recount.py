@@ -1,4 +1,4 @@
-"""Compare the kept counts with the tasks, and correct them, also while servers run.
+"""Compare the kept counts with the tasks and their results, and correct them, also while servers run.
 
 Each statement sees one snapshot, in which every task is counted once. So a difference is an error, and adding
 it to the counts stays right whatever other transactions add meanwhile.
@@ -15,10 +15,12 @@ from sqlalchemy import (
     Select,
     Table,
     case,
+    delete,
     func,
     literal,
     or_,
     select,
+    true,
     union_all,
     update,
 )
@@ -28,11 +30,13 @@ from sqlalchemy.exc import DBAPIError
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.errors import is_retriable
-from zndraw_joblib.server.store.tables import Job
+from zndraw_joblib.server.store.tables import Attempt, Job
 from zndraw_joblib.server.store.tasks import counts
 from zndraw_joblib.server.store.tasks.records import IS_PENDING, IS_SCHEDULED, QUEUED
+from zndraw_joblib.server.store.tasks.stored_results import RESULT_BYTES, results, shares
 
 tasks, jobs, rooms, blocks = counts.tasks, Job.__table__, counts.rooms, counts.blocks
+attempts = Attempt.__table__
 
 _MAX_LISTED = 100
 _ATTEMPTS = 10
@@ -76,7 +80,31 @@ _OF_JOBS = _differences(
     select(jobs.c.id, -jobs.c.pending, -jobs.c.scheduled),
     ("job_id",),
 )
-_ALL = {"room": _OF_ROOMS, "block of a queue": _OF_BLOCKS, "job": _OF_JOBS}
+_OF_USERS = _differences(
+    select(results.c.user_id, func.sum(results.c.size + RESULT_BYTES).label("size"))
+    .where(results.c.user_id.is_not(None), results.c.content_key.is_not(None))
+    .group_by(results.c.user_id),
+    select(shares.c.user_id, -shares.c.size),
+    ("user_id",),
+)
+_UNSTARTED = (
+    select(attempts.c.task_seq.label("seq"), func.count().label("number"))
+    .where(attempts.c.claimed_at.is_not(None), attempts.c.started_at.is_(None))
+    .group_by(attempts.c.task_seq)
+    .subquery()
+)
+_OF_TASKS = (
+    select(tasks.c.seq, (_UNSTARTED.c.number - tasks.c.unstarted).label("unstarted"))
+    .join(_UNSTARTED, _UNSTARTED.c.seq == tasks.c.seq)
+    .where(_UNSTARTED.c.number > tasks.c.unstarted)
+)
+_ALL = {
+    "room": _OF_ROOMS,
+    "block of a queue": _OF_BLOCKS,
+    "job": _OF_JOBS,
+    "user": _OF_USERS,
+    "task": _OF_TASKS,
+}
 
 
 def wrong(connection: Connection) -> list[str]:
@@ -95,7 +123,7 @@ async def repair(database: Database) -> None:
     Each kind has a transaction of its own, because every writer locks jobs before the other counts. A
     transaction runs again after a deadlock with a writer that locks its rows in another order.
     """
-    for correct in (_repair_jobs, _repair_blocks, _repair_rooms):
+    for correct in (_repair_jobs, _repair_blocks, _repair_rooms, _repair_shares, _repair_tasks):
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 await database.run_sync(partial(_alone, correct=correct))
@@ -129,6 +157,23 @@ def _repair_blocks(connection: Connection) -> None:
 def _repair_rooms(connection: Connection) -> None:
     pruned = _OF_ROOMS.add_columns(literal(counts.PRUNED).label("part")).order_by("room_id", "job_id")
     connection.execute(_add_from(connection, rooms, pruned))
+
+
+def _repair_shares(connection: Connection) -> None:
+    insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert
+    off = _OF_USERS.order_by("user_id").subquery()
+    # An INSERT checks that the size is not negative, also where it adds to an existing one.
+    missing = insert(shares).from_select(["user_id", "size"], select(off.c.user_id, literal(0)).where(true()))
+    connection.execute(missing.on_conflict_do_nothing())
+    own = shares.c.user_id == off.c.user_id
+    connection.execute(update(shares).where(own).values(size=shares.c.size + off.c.size))
+    connection.execute(delete(shares).where(shares.c.size == 0))
+
+
+def _repair_tasks(connection: Connection) -> None:
+    off = _OF_TASKS.subquery()
+    added = {"unstarted": tasks.c.unstarted + off.c.unstarted}
+    connection.execute(update(tasks).where(tasks.c.seq == off.c.seq).values(added))
 
 
 def _add_from(connection: Connection, table: Table, source: Select[Any]) -> Executable:
