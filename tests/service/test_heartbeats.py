@@ -156,3 +156,28 @@ async def test_any_replica_settles_a_task_that_another_one_heard_nothing_of(pair
         assert (await second.get(task.id)).status is TaskStatus.FAILED
         published = {*first.final_statuses(task.id), *second.final_statuses(task.id)}
         assert published == {TaskStatus.FAILED}
+
+
+@every_kind
+async def test_simultaneous_reports_write_one_heartbeat(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a worker whose heartbeat is due. A report of another user writes none, and is refused once."""
+    job = await replica.register()
+    held = [await replica.running(job) for _ in range(5)]
+    runtime, written = replica.runtime, list[Heartbeat]()
+    put = runtime._heartbeats.put
+
+    async def record(item: Heartbeat) -> WorkerResponse:
+        written.append(item)
+        return await put(item)
+
+    monkeypatch.setattr(runtime._heartbeats, "put", record)
+    for user in (OWNER, STRANGER):
+        runtime.force_heartbeat(job.worker_id)
+        written.clear()
+        await asyncio.gather(*[runtime.touch_worker(user, job.worker_id) for _ in held])
+        await runtime.touch_worker(user, job.worker_id)
+        assert [item.caller for item in written] == [user]
+    await runtime.touch_worker(OWNER, job.worker_id)
+    assert [item.caller for item in written] == [STRANGER, OWNER]

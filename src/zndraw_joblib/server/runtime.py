@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -23,6 +22,7 @@ from zndraw_joblib.contract.messages import (
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.server.batcher import MAX_WAITING, Batcher, raised
 from zndraw_joblib.server.histogram import Histogram
+from zndraw_joblib.server.last_heartbeats import LastHeartbeats
 from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.ports import (
     ContentStore,
@@ -106,7 +106,7 @@ class Runtime:
         beat = partial(workers.heartbeat, limits=partial(LogLimits.of, settings))
         self._heartbeats: Batcher[workers.Heartbeat, WorkerResponse] = self.batcher(beat, tasks_of=weight)
         self.payload_validator = PayloadValidator(share=settings.share_of)
-        self._last_seen: dict[UUID, float] = {}
+        self._last_heartbeats = LastHeartbeats(settings)
         self.content_store: ContentStore | None = None
 
     def _wake(self, key: str, count: int | None) -> None:
@@ -288,26 +288,21 @@ class Runtime:
         interval, is_on = self.settings.heartbeat_seconds, self.settings.unnamed_task_seconds is not None
         item = workers.Heartbeat(caller, worker_id, interval, named, max_tasks, records_unnamed=is_on)
         response = await self._heartbeats.put(item)
-        self._mark_seen(worker_id)  # only now: a heartbeat of another user is refused
+        self._last_heartbeats.add(worker_id)  # only now: a heartbeat of another user is refused
         return response
 
     def force_heartbeat(self, worker_id: UUID) -> None:
         """Make the next request of a worker write its heartbeat, however recent the last one is."""
-        self._last_seen[worker_id] = -math.inf
+        self._last_heartbeats.force(worker_id)
 
     async def touch_worker(self, caller: Identity, worker_id: UUID) -> None:
         """Count a request of a worker as a heartbeat, unless one was written lately."""
-        due = self._last_seen.get(worker_id, 0) + self.settings.heartbeat_seconds
-        if time.monotonic() >= due:
+        if self._last_heartbeats.is_due(caller.id, worker_id):
             try:
-                await self.heartbeat(caller, worker_id)
+                with self._last_heartbeats.writing(caller.id, worker_id):
+                    await self.heartbeat(caller, worker_id)
             except ProblemException as problem:
                 logger.debug("Did not record a heartbeat of worker %s: %s", worker_id, problem)
-
-    def _mark_seen(self, worker_id: UUID) -> None:
-        if len(self._last_seen) > 2 * self.settings.max_waiting_requests + 1000:
-            self._last_seen.clear()
-        self._last_seen[worker_id] = time.monotonic()
 
     async def claim(
         self,
@@ -322,7 +317,7 @@ class Runtime:
         A client that disconnects gets no task. A repeated `claim_id` gets the tasks of the first claim.
         """
         worker_id, count = request.worker_id, request.max
-        is_forced = self._last_seen.get(worker_id) == -math.inf
+        is_forced = self._last_heartbeats.is_forced(worker_id)
         interval = 0 if is_forced else self.settings.heartbeat_seconds
         item = claims.Claim(
             *(caller, worker_id, interval, request.claim_id, self.order, count or 1, request.start),
@@ -378,7 +373,7 @@ class Runtime:
             if got.tasks or not got.is_contended:
                 break
             await asyncio.sleep(backoff.next())
-        self._mark_seen(item.worker_id)
+        self._last_heartbeats.add(item.worker_id)
         return got
 
     async def get_task(
