@@ -290,3 +290,44 @@ async def test_guards_are_asked_once_in_some_seconds(host: Hosted, monkeypatch: 
     assert host.house.asked == ["den"]
     assert await claim(host.root, shared["worker_id"]) is None
     assert host.house.asked == ["den"]
+
+
+async def test_a_removed_member_retries_no_task_and_records_no_details(host: Hosted) -> None:
+    """Its heartbeats count the task of the room as lost, and it cannot retry its own tasks there."""
+    job = await register(host.bob, room="den")
+    await submit(host.ada, job, "den")
+    own = await submit(host.bob, job, "den")
+    assert (await report(host.bob, own, "cancelled")).status_code == 200
+    task = await claim(host.bob, job["worker_id"])
+    assert task is not None
+    named = {
+        "id": task["id"],
+        "attempt": 1,
+        "log": {"first": 1, "lines": [{"at": "2026-01-01T00:00:00Z", "text": "x"}]},
+    }
+    url, retry = f"{V1}/workers/{job['worker_id']}", f"{V1}/tasks/{own['id']}/retry"
+    host.house.members["den"].discard("bob")
+    response = await host.bob.patch(url, json={"tasks": [named]})
+    assert response.status_code == 200, response.text
+    assert [each["verdict"] for each in response.json()["tasks"]] == ["lost"]
+    assert (await host.ada.get(f"{V1}/tasks/{task['id']}/log")).json()["lines"] == []
+    assert (await host.bob.post(retry)).status_code == 404
+    host.house.members["den"].add("bob")
+    assert (await host.bob.post(retry)).status_code == 200
+
+
+async def test_a_former_superuser_serves_no_global_job_without_guards(sessions: Any, start: Start) -> None:
+    """The claim is refused; one of a worker with other jobs leaves the job out."""
+    house, app = House(), FastAPI()
+    JobLib(session_maker=sessions, identity=house.user).mount(app)
+    root, ada = [await start(app, **{"X-Id": name}) for name in ("root", "ada")]
+    job = await register(root)
+    await submit(ada, job, "den")
+    house.superusers.clear()
+    assert (await claiming(root, job["worker_id"], 0)).status_code == 403
+    lab = await register(root, room="lab", worker_id=job["worker_id"])
+    task = await submit(ada, lab, "lab")
+    claimed = await claim(root, job["worker_id"])
+    assert claimed is not None
+    assert claimed["id"] == task["id"]
+    assert await claim(root, job["worker_id"]) is None

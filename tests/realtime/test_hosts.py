@@ -10,6 +10,7 @@ import pytest
 import socketio
 from fastapi import Depends, FastAPI, Header, Request
 from rest import V1, claim, register, report, submit
+from waiting import until
 
 from realtime.sockets import LiveServer, serve
 from zndraw_joblib import (
@@ -19,7 +20,10 @@ from zndraw_joblib import (
     register_socketio_handlers,
     validate_room_id,
     verify_readable_room,
+    verify_writable_room,
 )
+from zndraw_joblib.contract.events import workers_of
+from zndraw_joblib.server.realtime import rooms
 from zndraw_joblib.server.store.engine import open_engine, open_sessions
 
 KEY = "ada"
@@ -248,3 +252,36 @@ def test_handlers_need_a_mounted_queue(host: Host) -> None:
     joblib = JobLib(session_maker=open_sessions(host.engine), identity=current_user)
     with pytest.raises(RuntimeError, match="mount"):
         register_socketio_handlers(host.sio, joblib)
+
+
+async def test_a_socket_leaves_the_rooms_that_its_user_may_not_serve(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose owner lost the room gets no more events of its jobs and provider requests."""
+    refused: set[str] = set()
+
+    async def writable(room_id: str) -> str:
+        if room_id in refused:
+            raise Forbidden("The room is no longer yours")
+        return room_id
+
+    monkeypatch.setattr(rooms, "_CHECK_SECONDS", 0.02)
+    host.app.dependency_overrides[verify_writable_room] = writable
+    register_socketio_handlers(host.sio, host.joblib)
+    async with host.serve() as server:
+        rest = await server.rest("bob")
+        lab, den = await register(rest, room="lab"), await register(rest, room="den")
+        bob = await server.connect(auth={"token": "bob"})
+        for job in (lab, den):
+            join = {"job_name": job["full_name"], "worker_id": job["worker_id"]}
+            assert await bob.call("join_job_room", **join) == {}
+        names = {workers_of(job["full_name"]) for job in (lab, den)}
+        assert names <= joined(host)
+        refused.add("lab")
+        await until(lambda: workers_of(lab["full_name"]) not in joined(host))
+        assert workers_of(den["full_name"]) in joined(host)
+
+
+def joined(host: Host) -> set[str]:
+    """Return the rooms of the host's Socket.IO server that have sockets."""
+    return {name for name in host.sio.manager.rooms.get("/", {}) if name}

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -283,10 +283,14 @@ class Runtime:
         worker_id: UUID,
         named: Sequence[NamedTask] | None = None,
         max_tasks: int | None = None,
+        refused: Collection[UUID] = (),
     ) -> WorkerResponse:
-        """Record a heartbeat; return a verdict on each named task. With `named` None, it omits no task."""
+        """Record a heartbeat; return a verdict on each named task. With `named` None, it omits no task.
+
+        The tasks in `refused` count as not named.
+        """
         interval, is_on = self.settings.heartbeat_seconds, self.settings.unnamed_task_seconds is not None
-        item = workers.Heartbeat(caller, worker_id, interval, named, max_tasks, records_unnamed=is_on)
+        item = workers.Heartbeat(caller, worker_id, interval, named, max_tasks, is_on, refused)
         response = await self._heartbeats.put(item)
         self._last_heartbeats.add(worker_id)  # only now: a heartbeat of another user is refused
         return response

@@ -34,6 +34,7 @@ from zndraw_joblib.server.http.dependencies import (
     check_task_readable,
     json_response,
 )
+from zndraw_joblib.server.http.guards import verify_writable_room
 from zndraw_joblib.server.http.idempotency import Key, claim_id_of
 from zndraw_joblib.server.http.openapi.pages import TaskPage
 from zndraw_joblib.server.http.parameters import Omissible
@@ -165,10 +166,21 @@ async def release_task(
 
 @router.post("/tasks/{task_id}/retry", response_model=TaskResponse)
 async def retry_task(
-    runtime: CurrentRuntime, caller: Caller, task_id: UUID, key: Key, body: TaskActionRequest | None = None
+    request: Request,
+    queue: Queue,
+    caller: Caller,
+    task_id: UUID,
+    key: Key,
+    body: TaskActionRequest | None = None,
 ) -> Response:
-    """Put a failed or cancelled task into its queue again. Its submitter or a superuser may do so."""
-    return await _act(runtime, caller, task_id, body, key, task_actions.retry)
+    """Put a failed or cancelled task into its queue again.
+
+    Its submitter, who must be able to write to its room as for a submit, or a superuser may do so.
+    """
+    if not caller.is_superuser and queue.guards.has(request, verify_writable_room):
+        room_id = (await queue.runtime.get_task(task_id)).room_id
+        await queue.guards.check(request, verify_writable_room, room_id)
+    return await _act(queue.runtime, caller, task_id, body, key, task_actions.retry)
 
 
 @router.post("/tasks/{task_id}/fail", response_model=TaskResponse)

@@ -1,7 +1,8 @@
 """The host's guards for workers: an owner who may not write to a room any more does not serve its jobs.
 
 Claims, reports and uploads name no room. They are checked against the guards of the rooms of the worker's
-jobs and providers, with outcomes that are cached for some seconds. Without guards, nothing is read.
+jobs and providers, with outcomes that are cached for some seconds. Without guards, nothing is read, and
+only ``@global`` is refused, to callers who are no superusers.
 """
 
 import time
@@ -14,14 +15,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from zndraw_joblib.contract.names import GLOBAL
-from zndraw_joblib.contract.problems import Forbidden, ProblemException
+from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.http.guards import RoomGuards, verify_writable_room
 from zndraw_joblib.server.http.host_dependencies import fresh_copy
 from zndraw_joblib.server.ports import Identity, identity_key
 from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import worker_rooms
+from zndraw_joblib.server.service import rules, worker_rooms
 from zndraw_joblib.server.service.tasks import Report
 from zndraw_joblib.server.service.worker_rooms import ServedRooms
 
@@ -30,6 +31,7 @@ _MAX_CACHED = 10_000
 # Other refusals, like 423, are a state of the room and take no right away.
 _LOST_RIGHTS = frozenset({401, 403, 404})
 _NONE: frozenset[str] = frozenset()
+_ONLY_GLOBAL = frozenset({GLOBAL})
 _UNKNOWN = ProblemException("")
 Refusals = Mapping[str, ProblemException]
 
@@ -59,17 +61,19 @@ class WorkerRooms:
     async def refused_jobs(self, request: Request, caller: Identity, worker_id: UUID) -> Collection[str]:
         """Return the rooms whose jobs a worker must not claim from. Raises the refusal if these are all."""
         if not self._apply_to(request, caller):
-            return _NONE
+            return _refused_without_guards(caller)
         return await self._refused(request, caller, (await self._rooms(caller, worker_id)).jobs)
 
     async def refused_providers(self, request: Request, caller: Identity, worker_id: UUID) -> Collection[str]:
         """Return the rooms whose provider requests a worker must not claim, as `refused_jobs` does."""
         if not self._apply_to(request, caller):
-            return _NONE
+            return _refused_without_guards(caller)
         return await self._refused(request, caller, (await self._rooms(caller, worker_id)).providers)
 
     async def check(self, request: Request, caller: Identity, room_id: str) -> None:
-        """Raise the refusal of a room."""
+        """Raise the refusal of a room. That of ``@global`` needs no guard."""
+        if not rules.may_serve_room(caller, room_id):
+            raise rules.only_superusers()
         problem = await self._refusal(request, caller, room_id) if self._apply_to(request, caller) else None
         if problem is not None:
             raise problem
@@ -95,6 +99,16 @@ class WorkerRooms:
             if worker_id is None or await self._serves_refused(request, caller, worker_id):
                 suspects |= task_ids
         return await self._refusals(request, caller, suspects) if suspects else {}
+
+    async def refused_tasks(
+        self, request: Request, caller: Identity, worker_id: UUID, task_ids: Collection[UUID]
+    ) -> Collection[UUID]:
+        """Return those of the tasks that a worker names whose jobs it may not serve."""
+        if not task_ids or not self._apply_to(request, caller):
+            return ()
+        if not await self._serves_refused(request, caller, worker_id):
+            return ()
+        return (await self._refusals(request, caller, task_ids)).keys()
 
     async def may_work_on(self, request: Request, caller: Identity, task_id: UUID) -> bool:
         """Return whether a task is, or was last, one of the caller's worker, which may serve its job."""
@@ -138,12 +152,15 @@ class WorkerRooms:
 
     async def _refusal(self, request: Request, caller: Identity, room_id: str) -> ProblemException | None:
         """Return why the caller may not serve a room; None if it may."""
-        if room_id == GLOBAL:
-            return Forbidden(f"Not authorized: only superusers may serve jobs and providers of {GLOBAL}")
+        if not rules.may_serve_room(caller, room_id):
+            return rules.only_superusers()
         key = caller.id, room_id
         outcome = self._outcomes.get(key, _UNKNOWN)
         if outcome is _UNKNOWN:
-            outcome = self._outcomes[key] = await self._ask(request, room_id)
+            outcome = await self._ask(request, room_id)
+            # An expired token refuses no other request of the user.
+            if outcome is None or outcome.problem.status != 401:
+                self._outcomes[key] = outcome
         return None if outcome is None else outcome.with_traceback(None)
 
     async def _ask(self, request: Request, room_id: str) -> ProblemException | None:
@@ -156,3 +173,7 @@ class WorkerRooms:
                 raise
             return problem if problem.problem.status in _LOST_RIGHTS else None
         return None
+
+
+def _refused_without_guards(caller: Identity) -> Collection[str]:
+    return _NONE if caller.is_superuser else _ONLY_GLOBAL

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from zndraw_joblib.contract.messages import HeartbeatRequest, WorkerResponse
 from zndraw_joblib.contract.operations import WorkerDetail
@@ -12,6 +12,7 @@ from zndraw_joblib.server.http.dependencies import (
     CurrentRuntime,
     NamedJob,
     Paging,
+    Queue,
     ReadableRoom,
     json_response,
 )
@@ -52,13 +53,19 @@ async def get_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -
 
 @router.patch("/workers/{worker_id}", response_model=WorkerResponse)
 async def send_heartbeat(
-    runtime: CurrentRuntime, caller: Caller, worker_id: UUID, body: HeartbeatRequest | None = None
+    request: Request, queue: Queue, caller: Caller, worker_id: UUID, body: HeartbeatRequest | None = None
 ) -> Response:
-    """Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so."""
+    """Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so.
+
+    Tasks of jobs in rooms to which the owner may not write any more are lost.
+    """
+    runtime = queue.runtime
     body = body or HeartbeatRequest()
     # Without the field, the heartbeat omits no task; an empty list means that the worker holds none.
     named = body.tasks if "tasks" in body.model_fields_set else None
-    response = await runtime.heartbeat(caller, worker_id, named, body.max_tasks)
+    task_ids = [task.id for task in named or ()]
+    refused = await queue.worker_rooms.refused_tasks(request, caller, worker_id, task_ids)
+    response = await runtime.heartbeat(caller, worker_id, named, body.max_tasks, refused)
     if body.worker is not None:
         await runtime.write_short(workers.describe, worker_id, body.worker)
     return json_response(response)

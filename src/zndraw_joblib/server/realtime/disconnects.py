@@ -36,6 +36,13 @@ class DisconnectTracker:
         """The workers whose grace period runs."""
         return set(self._removals)
 
+    def joined_rooms(self) -> dict[str, list[tuple[UUID, str]]]:
+        """Return by socket which workers have joined the rooms of which jobs and providers."""
+        return {
+            sid: [(worker_id, room) for worker_id, rooms in workers.items() for room in rooms]
+            for sid, workers in self._rooms.items()
+        }
+
     def joined(self, sid: str, worker_id: UUID, room: str) -> None:
         """Record that a worker has joined the room of a job or provider by a socket."""
         self._rooms.setdefault(sid, {}).setdefault(worker_id, set()).add(room)

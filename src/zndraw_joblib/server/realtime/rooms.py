@@ -31,6 +31,7 @@ Event = TypeVar("Event", bound=events.Event)
 
 MAX_ROOMS = 1000  # of one socket
 _MAX_TOKEN_LENGTH = 4096
+_CHECK_SECONDS = 10.0  # between checks of what the sockets of workers serve
 
 
 class SocketAccess(NamedTuple):
@@ -86,7 +87,11 @@ class Rooms:
     @property
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Return the loops to run while the server runs, by name."""
-        return {"presence": self.presence.run, "sockets": self.supervisor.run}
+        return {
+            "presence": self.presence.run,
+            "sockets": self.supervisor.run,
+            "served_rooms": self._check_served_rooms,
+        }
 
     @property
     def is_idle(self) -> bool:
@@ -198,9 +203,11 @@ class Rooms:
         self._record_join(sid, worker_id, str(name))
 
     async def _leave_job(self, sid: str, event: events.LeaveJobRoom) -> None:
-        worker_id = _worker_id(event)
-        await self._leave(sid, events.workers_of(event.job_name))
-        self.disconnects.left(sid, worker_id, event.job_name)
+        await self._end_job(sid, _worker_id(event), event.job_name)
+
+    async def _end_job(self, sid: str, worker_id: UUID, name: str) -> None:
+        await self._leave(sid, events.workers_of(name))
+        self.disconnects.left(sid, worker_id, name)
 
     async def _join_provider(self, sid: str, event: events.JoinProviderRoom) -> None:
         worker_id = _worker_id(event)
@@ -212,10 +219,12 @@ class Rooms:
         self._record_join(sid, worker_id, events.providers_of(str(name)))
 
     async def _leave_provider(self, sid: str, event: events.LeaveProviderRoom) -> None:
-        worker_id = _worker_id(event)
-        self.presence.left(sid, event.provider_name)
-        await self._leave(sid, events.providers_of(event.provider_name))
-        self.disconnects.left(sid, worker_id, events.providers_of(event.provider_name))
+        await self._end_provider(sid, _worker_id(event), event.provider_name)
+
+    async def _end_provider(self, sid: str, worker_id: UUID, name: str) -> None:
+        self.presence.left(sid, name)
+        await self._leave(sid, events.providers_of(name))
+        self.disconnects.left(sid, worker_id, events.providers_of(name))
 
     async def _join_room(self, sid: str, event: events.JoinRoom) -> None:
         await self._caller(sid)
@@ -232,6 +241,31 @@ class Rooms:
         request = self._requests.get(sid)
         if request is not None and self._access.check_served is not None:
             await self._access.check_served(request, caller, room_id)
+
+    async def _check_served_rooms(self) -> None:
+        """End repeatedly what the sockets of workers may not serve any more, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            for sid, joined in self.disconnects.joined_rooms().items():
+                try:
+                    await self._leave_refused(sid, joined)
+                except Exception as error:
+                    logger.warning("Rooms of a socket were not checked: sid=%s error=%r", sid, error)
+
+    async def _leave_refused(self, sid: str, joined: list[tuple[UUID, str]]) -> None:
+        for worker_id, room in joined:
+            name = room.removeprefix(events.providers_of(""))
+            if await self._is_refused(sid, name.split(":", 1)[0]):
+                logger.info("A socket left a room that its user may not serve: sid=%s room=%s", sid, room)
+                await (self._end_job if room == name else self._end_provider)(sid, worker_id, name)
+
+    async def _is_refused(self, sid: str, room_id: str) -> bool:
+        """Return whether the caller may not serve a room any more. A token that expired is no refusal."""
+        try:
+            await self._check_served(sid, await self._caller(sid), room_id)
+        except Exception as error:
+            return as_problem(error).problem.status in {403, 404}
+        return False
 
     async def _caller(self, sid: str) -> Identity:
         request = self._requests.get(sid)

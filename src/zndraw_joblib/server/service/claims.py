@@ -10,11 +10,11 @@ from typing import NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
-from zndraw_joblib.contract.names import JobName
+from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import HELD
 from zndraw_joblib.server.ports import Identity, job_key, slot_key, worker_key
-from zndraw_joblib.server.service import fairness, retry_policy, serializers
+from zndraw_joblib.server.service import fairness, retry_policy, rules, serializers
 from zndraw_joblib.server.service.fairness import ClaimOrder, ClaimSlot
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
@@ -48,6 +48,16 @@ class Claim(NamedTuple):
     def needs(self) -> str:
         """Return the name of the row that the item locks."""
         return f"worker {self.worker_id}"
+
+    def empty(
+        self, names: Sequence[JobName], reason: EmptyReason, *, is_contended: bool
+    ) -> "ClaimResult | ProblemException":
+        """Return the result without tasks for a worker of these jobs; a refusal if it may serve none."""
+        allowed = [name for name in names if name.room_id not in self.refused_rooms]
+        is_global = bool(names) and not allowed and all(name.room_id == GLOBAL for name in names)
+        if is_global and reason != EmptyReason.DRAINING:
+            return rules.only_superusers()
+        return ClaimResult(jobs=allowed, is_contended=is_contended, reason=reason)
 
 
 @dataclass(slots=True)
@@ -307,7 +317,7 @@ def _result(
     tasks: Mapping[int, TaskRecord],
     claimed_of: Counter[UUID],
     jobs: Mapping[UUID, ServedJobs],
-) -> ClaimResult:
+) -> ClaimResult | ProblemException:
     got = [tasks[seq] for seq in slot.seqs if seq in tasks]
     if got:
         return ClaimResult([serializers.task_response(task, traceparent=task.traceparent) for task in got])
@@ -317,5 +327,4 @@ def _result(
     # Tasks that are pending and were not claimed here are locked by another transaction.
     is_left = any(pending > claimed_of[job_id] for job_id, pending in slot.demand.items())
     reason = slot.refusal or (EmptyReason.PAUSED if served.is_paused else EmptyReason.EMPTY)
-    names = [name for name in served.names if name.room_id not in slot.claim.refused_rooms]
-    return ClaimResult(jobs=names, is_contended=is_left or slot.may_claim_again, reason=reason)
+    return slot.claim.empty(served.names, reason, is_contended=is_left or slot.may_claim_again)

@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import EmptyReason
-from zndraw_joblib.contract.names import parse_job_name
+from zndraw_joblib.contract.names import GLOBAL, parse_job_name
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import claims, fairness, serializers
@@ -19,6 +19,7 @@ from zndraw_joblib.server.store.tasks.plain_claims import Demand, Found, claim
 
 # For how many batches at most the statement is skipped after it could not serve one.
 _MAX_SKIPPED = 16
+_ONLY_GLOBAL = frozenset({GLOBAL})
 
 
 class PlainClaims:
@@ -36,18 +37,21 @@ class PlainClaims:
                 self._left_out = 0
                 if (found := await claim_plain(tx, items)) is not None:
                     self._failed = 0
-                    return [*found]
+                    return found
                 self._failed += 1
         return await claims.claim(tx, items)
 
 
-async def claim_plain(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult] | None:
+async def claim_plain(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | ProblemException] | None:
     """Give each worker the oldest tasks of its queue. Return None if a claim is not plain."""
     claimants: dict[UUID, Claimant] = {}
     for item in items:
         known = claimants.get(item.worker_id)
         is_marked = item.claim_id is not None or (known is not None and known.is_marked)
-        claimants[item.worker_id] = Claimant(item.worker_id, item.caller.id, item.interval / 4, is_marked)
+        serves_global = GLOBAL not in item.refused_rooms
+        claimants[item.worker_id] = Claimant(
+            *(item.worker_id, item.caller.id, serves_global, item.interval / 4, is_marked)
+        )
     demands = [Demand(item.worker_id, item.caller.id, item.claim_id, item.start, item.most) for item in items]
     most_bytes = None if fairness.are_few(item.most for item in items) else fairness.MAX_PAYLOAD_BYTES
     found = await claim(tx, list(claimants.values()), demands, most_bytes)
@@ -58,18 +62,18 @@ async def claim_plain(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResu
 
 
 def _may_be_plain(items: Sequence[Claim]) -> bool:
-    callers = {item.worker_id: item.caller.id for item in items}
+    callers = {item.worker_id: (item.caller.id, item.refused_rooms) for item in items}
     ids = [(item.worker_id, item.claim_id) for item in items if item.claim_id is not None]
     return (
         not items[0].order.is_by_room
-        and not any(item.refused_rooms for item in items)
+        and all(_ONLY_GLOBAL.issuperset(item.refused_rooms) for item in items)
         and sum(item.most for item in items) <= claims.MAX_CLAIMED
         and len(set(ids)) == len(ids)
-        and all(callers[item.worker_id] == item.caller.id for item in items)
+        and all(callers[item.worker_id] == (item.caller.id, item.refused_rooms) for item in items)
     )
 
 
-def _result(tx: Transaction, item: Claim, found: Found, now: datetime) -> ClaimResult:
+def _result(tx: Transaction, item: Claim, found: Found, now: datetime) -> ClaimResult | ProblemException:
     status = TaskStatus.RUNNING if item.start else TaskStatus.CLAIMED
     if found.tasks:
         started_at = now if item.start else None
@@ -79,5 +83,5 @@ def _result(tx: Transaction, item: Claim, found: Found, now: datetime) -> ClaimR
         serializers.publish_changed(tx, tasks)
         return ClaimResult(tasks)
     reason = EmptyReason.PAUSED if found.is_paused else EmptyReason.EMPTY
-    jobs = [parse_job_name(name) for name in found.job_names]
-    return ClaimResult(jobs=jobs, is_contended=found.is_contended, reason=reason)
+    names = [parse_job_name(name) for name in found.job_names]
+    return item.empty(names, reason, is_contended=found.is_contended)

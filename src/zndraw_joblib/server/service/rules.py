@@ -13,7 +13,7 @@ from zndraw_joblib.contract.messages import (
     TaskUpdateRequest,
     Verdict,
 )
-from zndraw_joblib.contract.names import RESERVED, JobName
+from zndraw_joblib.contract.names import GLOBAL, RESERVED, JobName
 from zndraw_joblib.contract.policy import RetryOn
 from zndraw_joblib.contract.problems import (
     ContentTooLarge,
@@ -35,6 +35,16 @@ def check_room(job: JobName, room_id: str, *, cross_room: bool) -> None:
     """Raise `JobNotFound` for a job of another room."""
     if not (cross_room or job.room_id in RESERVED or job.room_id == room_id):
         raise JobNotFound(f"Job {str(job)!r} not found in room {room_id!r}")
+
+
+def may_serve_room(caller: Identity, room_id: str) -> bool:
+    """Return whether the caller may serve jobs and providers of a room, if the host's guards agree."""
+    return room_id != GLOBAL or caller.is_superuser
+
+
+def only_superusers() -> Forbidden:
+    """Return the refusal of a caller who may not serve ``@global``."""
+    return Forbidden(f"Not authorized: only superusers may serve jobs and providers of {GLOBAL}")
 
 
 def check_size(field: str, value: Any) -> str:

@@ -1,7 +1,7 @@
 """Workers: creation, heartbeats, draining and removal. Every removal ends in `retire`."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -49,7 +49,8 @@ class Counts:
 class Heartbeat(NamedTuple):
     """A heartbeat: the next is due in `interval` seconds.
 
-    `named` are the tasks that the worker names as its own; None if the heartbeat has no list. Without
+    `named` are the tasks that the worker names as its own; None if the heartbeat has no list. Those in
+    `refused` count as lost: their jobs are of rooms that the caller may not serve. Without
     `records_unnamed`, it is not recorded which tasks the list omits.
     """
 
@@ -59,6 +60,7 @@ class Heartbeat(NamedTuple):
     named: Sequence[NamedTask] | None = None
     max_tasks: int | None = None
     records_unnamed: bool = True
+    refused: Collection[UUID] = ()
 
     @property
     def needs(self) -> str:
@@ -105,7 +107,12 @@ async def heartbeat(
 
 async def _record_details(tx: Transaction, items: Sequence[Heartbeat], limits: LogLimits) -> None:
     """Record the details of held tasks. A task that the worker does not hold gets its verdict instead."""
-    detailed = [(item.worker_id, task) for item in items for task in item.named or () if task.has_details]
+    detailed = [
+        (item.worker_id, task)
+        for item in items
+        for task in item.named or ()
+        if task.has_details and task.id not in item.refused
+    ]
     if detailed:
         found = await task_store.lock(tx, list({task.id for _, task in detailed}), 0)
         held = {
@@ -120,10 +127,15 @@ async def _states(tx: Transaction, items: Sequence[Heartbeat]) -> dict[UUID, Tas
     named: dict[UUID, set[tuple[UUID, int]]] = {}
     for item in items:
         if item.named is not None and item.records_unnamed:
-            named.setdefault(item.worker_id, set()).update((task.id, task.attempt) for task in item.named)
+            pairs = {(task.id, task.attempt) for task in item.named if task.id not in item.refused}
+            named.setdefault(item.worker_id, set()).update(pairs)
     # A list of the maximum length may be incomplete.
-    full = [worker_id for worker_id, pairs in named.items() if len(pairs) >= MAX_NAMED_TASKS]
-    await unnamed.unmark_held_by(tx, full)
+    full = {
+        item.worker_id
+        for item in items
+        if item.worker_id in named and len(item.named or ()) >= MAX_NAMED_TASKS
+    }
+    await unnamed.unmark_held_by(tx, list(full))
     complete = {worker_id: pairs for worker_id, pairs in named.items() if worker_id not in full}
     states = await _compare(tx, complete) if complete else {}
     ids = dict.fromkeys(task.id for item in items for task in item.named or ())
@@ -173,7 +185,10 @@ def _response(
         drain=worker.draining,
         tasks=[
             TaskVerdict.model_construct(
-                id=task.id, verdict=rules.verdict(states.get(task.id), item.worker_id, task.attempt)
+                id=task.id,
+                verdict=rules.verdict(
+                    None if task.id in item.refused else states.get(task.id), item.worker_id, task.attempt
+                ),
             )
             for task in item.named or ()
         ],

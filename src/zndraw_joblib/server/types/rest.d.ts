@@ -206,7 +206,9 @@ export interface paths {
         put?: never;
         /**
          * Retry task
-         * @description Put a failed or cancelled task into its queue again. Its submitter or a superuser may do so.
+         * @description Put a failed or cancelled task into its queue again.
+         *
+         *     Its submitter, who must be able to write to its room as for a submit, or a superuser may do so.
          */
         post: operations["retryTask"];
         delete?: never;
@@ -348,6 +350,8 @@ export interface paths {
         /**
          * Send heartbeat
          * @description Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so.
+         *
+         *     Tasks of jobs in rooms to which the owner may not write any more are lost.
          */
         patch: operations["sendHeartbeat"];
         trace?: never;

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.names import GLOBAL, INTERNAL
 from zndraw_joblib.server.store.bulk import arrays
 from zndraw_joblib.server.store.column_types import UtcDateTime
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
@@ -36,13 +36,14 @@ links = WorkerJobLink.__table__
 
 
 class Claimant(NamedTuple):
-    """A worker that claims, and the owner that it must have.
+    """A worker that claims, the owner that it must have, and whether it may serve the jobs of ``@global``.
 
     Its heartbeat is written if it is older than `age` seconds. `is_marked`: its claims have ids.
     """
 
     claimant: UUID
     owner: str
+    serves_global: bool
     age: float
     is_marked: bool
 
@@ -62,6 +63,7 @@ def seen_workers() -> CTE:
         .join_from(links, jobs, links.c.job_id == jobs.c.id)
         .where(links.c.worker_id == workers.c.id)
         .where(jobs.c.pending > 0, jobs.c.room_id != INTERNAL, ~jobs.c.paused)
+        .where(or_(_CLAIMANTS.c.serves_global, jobs.c.room_id != GLOBAL))
         .limit(2)
     )
     # An EXISTS may become a hash of all held tasks.
@@ -134,6 +136,6 @@ AT = func.coalesce(bindparam("at", type_=UtcDateTime()), func.now())
 _IDS = postgresql.ARRAY(workers.c.id.type, dimensions=1)
 _VERSION: ColumnElement[Any] = literal_column("joblib_worker.ctid").label("version")
 _ID = workers.c.id.type
-_CLAIMANTS = arrays({"claimant": _ID, "owner": Text(), "age": Float(), "is_marked": Boolean()}).alias(
-    "claimants"
-)
+_CLAIMANTS = arrays(
+    {"claimant": _ID, "owner": Text(), "serves_global": Boolean(), "age": Float(), "is_marked": Boolean()}
+).alias("claimants")
