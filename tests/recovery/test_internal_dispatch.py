@@ -60,9 +60,9 @@ async def commit_only(replica: Replica, *, exclusive_start: bool = False) -> UUI
     return submitted_tasks.id
 
 
-async def start(replica: Replica, worker_id: UUID, *ids: UUID) -> list[Any]:
-    """Start tasks as an executor does."""
-    items = [rules.Start(worker_id, task_id, internal()) for task_id in ids]
+async def start(replica: Replica, worker_id: UUID, *ids: UUID, name: str = "Render") -> list[Any]:
+    """Start tasks of a job as an executor does."""
+    items = [rules.Start(worker_id, task_id, internal(name)) for task_id in ids]
     responses: list[Any] = await replica.runtime.write(rules.start, items=items)
     return responses
 

@@ -102,14 +102,14 @@ async def test_the_backlog_of_a_paused_job_waits(timed: Replica, broker: Bounded
     assert await broker.take(timed, 3) == other
     # The broker has the message already; the executor does not start the task, which returns to its queue.
     worker_id = await worker(timed)
-    assert await start(timed, worker_id, sent) == [None]
+    assert await start(timed, worker_id, sent, name="Alpha") == [None]
     assert (await timed.get(sent)).status is TaskStatus.PENDING
     woken: list[str] = []
     timed.runtime.waiters.subscribe("job:@internal:", woken.append)
     await pause(timed, "Alpha", paused=False)
     assert woken
     assert await broker.take(timed, 3) == backlog
-    started = await start(timed, worker_id, *backlog)
+    started = await start(timed, worker_id, *backlog, name="Alpha")
     assert [task.status for task in started] == [TaskStatus.RUNNING] * 3
 
 

@@ -9,7 +9,7 @@ from replica import Replica
 from sqlalchemy import CheckConstraint, delete, update
 from sqlalchemy.exc import IntegrityError
 
-from zndraw_joblib.server.store.result_tables import TaskResultTotal
+from zndraw_joblib.server.store.result_tables import TaskResultShare, TaskResultTotal
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink, metadata
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -68,10 +68,12 @@ async def test_a_count_of_pending_tasks_is_never_negative(replica: Replica) -> N
             await replica.execute(change)
 
 
-async def test_the_size_of_all_results_is_never_negative(replica: Replica) -> None:
+async def test_the_sizes_of_results_are_never_negative(replica: Replica) -> None:
     """A wrong size aborts its transaction."""
     with pytest.raises(IntegrityError, match="ck_joblib_task_result_total_size_counts"):
         await replica.add(TaskResultTotal.__table__, [{"id": 2, "size": -1}])
+    with pytest.raises(IntegrityError, match="ck_joblib_task_result_share_size_counts"):
+        await replica.add(TaskResultShare.__table__, [{"user_id": "ada", "size": -1}])
 
 
 def test_every_check_is_tested() -> None:
@@ -85,6 +87,7 @@ def test_every_check_is_tested() -> None:
     assert checks == {
         "ck_joblib_job_pending_counts",
         "ck_joblib_job_scheduled_counts",
+        "ck_joblib_task_result_share_size_counts",
         "ck_joblib_task_result_total_size_counts",
         *[f"ck_joblib_task_{name}" for name in BAD_TASKS],
     }
