@@ -149,7 +149,7 @@ def upgrade_database(*, database_url: DatabaseUrl = None) -> None:
 
 @db.command("check-counts")
 def check_counts(*, repair: Repair = False, database_url: DatabaseUrl = None) -> None:
-    """Compare the kept counts with the tasks and their stored results.
+    """Compare the kept counts with tasks and results.
 
     Totals of lists, queue positions, numbers of attempts and the bytes of each user's results come from
     these counts. Servers may run meanwhile.

@@ -78,6 +78,7 @@ _LOCK_OLDEST = (
     .limit(1)
     .with_for_update(of=requests, skip_locked=True)
 )
+_LOCK_OLDEST_ELSEWHERE = _LOCK_OLDEST.where(~among(providers.c.room_id, bindparam("refused")))
 _CLAIM = (
     update(requests)
     .where(requests.c.n == bindparam("number"))
@@ -187,10 +188,11 @@ async def claim(
     """
     now = await tx.now()
     given = {"worker": worker_id, "now": now}
-    oldest = _LOCK_OLDEST
+    statement: Any = _LOCK_OLDEST
+    limits: dict[str, Any] = {"lost_before": now - lease}
     if refused_rooms:
-        oldest = oldest.where(providers.c.room_id.not_in(refused_rooms))
-    row = (await tx.execute(oldest, {**given, "lost_before": now - lease})).first()
+        statement, limits["refused"] = _LOCK_OLDEST_ELSEWHERE, padded([*refused_rooms])
+    row = (await tx.execute(statement, {**given, **limits})).first()
     if row is None:
         return None
     found = RequestRecord(*row)

@@ -80,6 +80,7 @@ _cost = (
 _LOCK_STALE = _STALE.add_columns(_cost.label("cost")).with_for_update(
     key_share=True, skip_locked=True, of=workers
 )
+_LOCK_STALE_OF_OTHERS = _LOCK_STALE.where(~among(workers.c.owner_id, bindparam("but_of")))
 _LOCK_ONE_STALE = _LOCK_STALE.where(workers.c.id == bindparam("only", type_=workers.c.id.type))
 # With a limit PostgreSQL uses the index, whatever it expects to find.
 _FUTURE_LIMIT = 500
@@ -208,8 +209,10 @@ async def lock_if_stale(
     """
     given: dict[str, Any] = {"cutoff": cutoff, "limit": limit}
     if only is None:
-        statement = _LOCK_STALE.where(workers.c.owner_id.not_in(but_of)) if but_of else _LOCK_STALE
-        found = await tx.execute(statement, given)
+        if but_of:
+            found = await tx.execute(_LOCK_STALE_OF_OTHERS, {**given, "but_of": padded([*but_of])})
+        else:
+            found = await tx.execute(_LOCK_STALE, given)
     else:
         found = await tx.execute(_LOCK_ONE_STALE, {**given, "only": only})
     return {worker_id: cost for worker_id, cost in found}
