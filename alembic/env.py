@@ -6,10 +6,10 @@ import os
 from alembic import context
 from sqlalchemy import Connection
 
-from zndraw_joblib.server.settings import DEFAULT_DATABASE_URL
-from zndraw_joblib.server.store.engine import open_engine
-from zndraw_joblib.server.store.schema import VERSION_TABLE
-from zndraw_joblib.server.store.tables import metadata
+from zndraw_joblib.server.db.engine import open_engine
+from zndraw_joblib.server.db.schema import VERSION_TABLE
+from zndraw_joblib.server.db.tables import metadata
+from zndraw_joblib.server.process.settings import DEFAULT_DATABASE_URL
 
 
 def _migrate(connection: Connection) -> None:

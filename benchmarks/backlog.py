@@ -4,8 +4,8 @@ from functools import partial
 
 from sqlalchemy import Connection, text
 
-from zndraw_joblib.server.store import recount
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.queue import sql_recount
 
 _ROWS_PER_INSERT = 50_000
 _JOB = "(SELECT id FROM joblib_job WHERE full_name = '@global:modifiers:Work')"
@@ -32,7 +32,7 @@ async def add_pending_tasks(url: str, count: int) -> None:
     database = open_database(url)
     for done in range(0, count, _ROWS_PER_INSERT):
         await database.run_sync(partial(_insert, count=min(_ROWS_PER_INSERT, count - done)))
-    await recount.repair(database)
+    await sql_recount.repair(database)
     await database.close()
 
 

@@ -18,8 +18,8 @@ from benchmarks import scenarios
 from benchmarks.figures import Report
 from benchmarks.http_client import Rate
 from benchmarks.servers import serving
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.engine import open_database
 
 CONNECTIONS = 16
 _TEMPLATE = "bench_template"

@@ -13,8 +13,8 @@ from benchmarks.http_client import connections, quantiles
 from benchmarks.pages import PAGES, TASKS
 from benchmarks.scenarios import V1
 from benchmarks.servers import TOKEN, serving
-from zndraw_joblib.server.store import recount
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.queue import sql_recount
 
 _ROWS_PER_INSERT = 50_000
 _JOBS, _ROOMS, _WORKERS = 50, 300, 200
@@ -71,7 +71,7 @@ async def _seed(url: str) -> None:
     await database.run_sync(_insert_others)
     for first in range(1, TASKS, _ROWS_PER_INSERT):
         await database.run_sync(partial(_insert_tasks, first=first))
-    await recount.repair(database)
+    await sql_recount.repair(database)
     await database.run_sync(_finish)
     await database.close()
 

@@ -18,9 +18,9 @@ from benchmarks.bench import Bench
 from benchmarks.http_client import connections, quantiles
 from benchmarks.scenarios import JOB, V1, register
 from benchmarks.servers import TOKEN, serving
-from zndraw_joblib.server.store import recount
-from zndraw_joblib.server.store.engine import open_database
-from zndraw_joblib.server.store.tables import Job, Task, Worker
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.db.tables import Job, Task, Worker
+from zndraw_joblib.server.queue import sql_recount
 
 _SETTINGS = {"WORKER_TIMEOUT_SECONDS": "4", "SWEEPER_INTERVAL_SECONDS": "1"}
 _COUNT = 10_000
@@ -91,7 +91,7 @@ async def sweep(server: str, url: str, count: int) -> tuple[float, list[float]]:
 async def _add_dead_workers(url: str, count: int) -> None:
     database = open_database(url)
     await database.run_sync(partial(_insert_dead_workers, count=count))
-    await recount.repair(database)
+    await sql_recount.repair(database)
     await database.close()
 
 

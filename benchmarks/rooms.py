@@ -6,14 +6,14 @@ from statistics import median
 
 from benchmarks.bench import Bench
 from benchmarks.figures import Report
-from zndraw_joblib.contract.messages import JobRegisterRequest
-from zndraw_joblib.contract.names import GLOBAL, JobName
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import claims, jobs, tasks
-from zndraw_joblib.server.service.fairness import ClaimOrder
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Database
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.database import Database
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_claims, rules_jobs, rules_tasks
+from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
+from zndraw_joblib.wire.messages import JobRegisterRequest
+from zndraw_joblib.wire.names import GLOBAL, JobName
 
 ROOMS = (10, 10_000)
 _TASKS_PER_ROOM = 3
@@ -46,28 +46,30 @@ async def _report_claims(url: str, report: Report) -> None:
     await database.close()
 
 
-async def _prepare(database: Database, name: str, rooms: int) -> claims.Claim:
+async def _prepare(database: Database, name: str, rooms: int) -> rules_claims.Claim:
     """Submit a few tasks from each of these rooms; return a claim of them."""
     request = JobRegisterRequest(category="modifiers", name=name, schema={})
-    item = jobs.Registration(_USER, GLOBAL, request)
-    (job, _), _ = await database.write(jobs.register, item=item)
+    item = rules_jobs.Registration(_USER, GLOBAL, request)
+    (job, _), _ = await database.write(rules_jobs.register, item=item)
     job_name = JobName(GLOBAL, "modifiers", name)
     rooms_of = [f"{name}-{number:05}" for number in range(rooms)] * _TASKS_PER_ROOM
     for start in range(0, len(rooms_of), _TASKS_PER_SUBMIT):
         chunk = rooms_of[start : start + _TASKS_PER_SUBMIT]
-        await database.write(tasks.submit, [tasks.Submission(_USER, room, job_name, {}) for room in chunk])
+        await database.write(
+            rules_tasks.submit, [rules_tasks.Submission(_USER, room, job_name, {}) for room in chunk]
+        )
     assert job.worker_id is not None
-    return claims.Claim(_USER, job.worker_id, 15)
+    return rules_claims.Claim(_USER, job.worker_id, 15)
 
 
-async def _claim_times(database: Database, claim: claims.Claim) -> list[float]:
+async def _claim_times(database: Database, claim: rules_claims.Claim) -> list[float]:
     """Return how long each of some claims takes, in ms."""
     spent = []
     for _ in range(_CLAIMS):
         started = time.perf_counter()
-        (result, *_), _ = await database.write_short(claims.claim, [claim])
+        (result, *_), _ = await database.write_short(rules_claims.claim, [claim])
         spent.append(1000 * (time.perf_counter() - started))
-        assert isinstance(result, claims.ClaimResult)
+        assert isinstance(result, rules_claims.ClaimResult)
         if not result.tasks:
             break
     return spent

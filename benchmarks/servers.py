@@ -56,9 +56,9 @@ def _run() -> None:
     import uvicorn  # noqa: PLC0415 - only the server process needs them
     from fastapi import FastAPI  # noqa: PLC0415
 
-    from zndraw_joblib.contract.messages import TaskSubmitRequest  # noqa: PLC0415
-    from zndraw_joblib.server.app import create_app  # noqa: PLC0415
-    from zndraw_joblib.server.settings import ServerSettings  # noqa: PLC0415
+    from zndraw_joblib.server.host.app import create_app  # noqa: PLC0415
+    from zndraw_joblib.server.process.settings import ServerSettings  # noqa: PLC0415
+    from zndraw_joblib.wire.messages import TaskSubmitRequest  # noqa: PLC0415
 
     parser = argparse.ArgumentParser()
     parser.add_argument("kind")

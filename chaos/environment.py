@@ -16,9 +16,9 @@ from chaos.records import Fault, RunRecord, Submission, read_worker_logs
 from chaos.server import COMMAND, TOKEN, Server
 from chaos.worker_pool import WorkerPool
 from zndraw_joblib.client.api import API_PREFIX
-from zndraw_joblib.contract.history import TaskHistory
-from zndraw_joblib.contract.messages import JobResponse, PaginatedResponse, TaskResponse
-from zndraw_joblib.contract.policy import JobPolicy
+from zndraw_joblib.wire.history import TaskHistory
+from zndraw_joblib.wire.messages import JobResponse, PaginatedResponse, TaskResponse
+from zndraw_joblib.wire.policy import JobPolicy
 
 DEFAULTS: dict[str, Any] = {"worker_timeout_seconds": 3.0, "sweeper_interval_seconds": 0.5}
 _PAGE_SIZE = 500

@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from zndraw_joblib.contract.extensions import Category, Extension
-from zndraw_joblib.contract.policy import JobPolicy
+from zndraw_joblib.jobs.extensions import Category, Extension
+from zndraw_joblib.wire.policy import JobPolicy
 
 GLOBAL = "@global"
 RETRY_POLICY: dict[str, Any] = {

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import nan
 
 from chaos.records import Fault, RunRecord, Submission
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.statuses import TaskStatus
 
 HEADER = (
     "fault",

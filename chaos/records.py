@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from zndraw_joblib.contract.history import TaskHistory
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.status import TERMINAL
+from zndraw_joblib.wire.history import TaskHistory
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.statuses import TERMINAL
 
 WORKER_LOST = "worker-lost"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from chaos.records import Fault, RunRecord
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 _HEADER = (
     "fault",

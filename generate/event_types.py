@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from zndraw_joblib.contract import events
-from zndraw_joblib.contract.events import Event
+from zndraw_joblib.wire import events
+from zndraw_joblib.wire.events import Event
 
 FROM_CLIENTS: tuple[type[Event], ...] = (
     events.JoinRoom,

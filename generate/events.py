@@ -5,11 +5,11 @@ import inspect
 from pydantic import BaseModel
 from sitegen.schemas import fields_table
 
-from zndraw_joblib.contract.events import Event
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.operations import Overview
-from zndraw_joblib.contract.progress import LogPart, StoredResult
-from zndraw_joblib.contract.streams import EventKind, Resync, RoomSnapshot, StreamEvent
+from zndraw_joblib.wire.events import Event
+from zndraw_joblib.wire.history import EventKind, Resync, RoomSnapshot, StreamEvent
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.operators import Overview
+from zndraw_joblib.wire.progress import LogPart, StoredResult
 
 _HEAD = """\
 # Events

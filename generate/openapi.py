@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 
 def document() -> dict[str, Any]:

@@ -4,8 +4,8 @@ import inspect
 from collections import defaultdict
 
 from generate import openapi
-from zndraw_joblib.contract.problems import PROBLEMS, ProblemException
-from zndraw_joblib.contract.remedies import REMEDIES
+from zndraw_joblib.wire.problems import PROBLEMS, ProblemException
+from zndraw_joblib.wire.remedies import REMEDIES
 
 _HEAD = """\
 # Problems

@@ -4,16 +4,13 @@ import zndraw_joblib
 
 # The modules of each page, by the beginning of their names; the first that fits counts.
 _PAGES = {
-    "jobs": (
-        "Jobs",
-        ("contract.extensions", "contract.policy", "contract.task_context", "contract.progress"),
-    ),
+    "jobs": ("Jobs", ("jobs.extensions", "wire.policy", "jobs.task_context", "wire.progress")),
     "workers": ("Workers", ("worker",)),
     "client": ("Clients", ("client",)),
     "testing": ("Testing", ("testing",)),
-    "hosts": ("Hosts", ("server", "contract.logs")),
-    "problems": ("Errors", ("contract.problems",)),
-    "messages": ("Messages", ("contract",)),
+    "hosts": ("Hosts", ("server", "jobs.logs")),
+    "problems": ("Errors", ("wire.problems",)),
+    "messages": ("Messages", ("wire", "jobs")),
 }
 
 

@@ -19,12 +19,12 @@ from servers import start_valkey
 from sqlalchemy import Pool
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store.database import Clock, Database
-from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
-from zndraw_joblib.server.store.limits import Limits
-from zndraw_joblib.server.store.sessions import SessionDatabase
+from zndraw_joblib.server.db.database import Clock, Database
+from zndraw_joblib.server.db.engine import open_database, open_engine, open_sessions
+from zndraw_joblib.server.db.host_sessions import SessionDatabase
+from zndraw_joblib.server.db.limits import Limits
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 

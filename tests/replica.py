@@ -12,8 +12,20 @@ from sqlalchemy import Executable, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
-from zndraw_joblib.contract.events import Emission, TaskStatusEvent
-from zndraw_joblib.contract.messages import (
+from zndraw_joblib.server.background.loops import Scheduler
+from zndraw_joblib.server.db.database import Database
+from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.internal.dispatcher import Dispatcher
+from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.process.waiters import Access, Disconnected
+from zndraw_joblib.server.queue import rules_history, rules_jobs, rules_sweep, rules_workers, sql_recount
+from zndraw_joblib.server.queue.rules_tasks import Report
+from zndraw_joblib.server.runtime.event_queue import Publish
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.events import Emission, TaskStatusEvent
+from zndraw_joblib.wire.messages import (
     JobRegisterRequest,
     JobResponse,
     NamedTask,
@@ -26,20 +38,8 @@ from zndraw_joblib.contract.messages import (
     Verdict,
     WorkerResponse,
 )
-from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName, parse_job_name
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.background.scheduler import Scheduler
-from zndraw_joblib.server.internal.dispatcher import Dispatcher
-from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.runtime import Publish, Runtime
-from zndraw_joblib.server.service import jobs, sweep, task_history, workers
-from zndraw_joblib.server.service.tasks import Report
-from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store import recount
-from zndraw_joblib.server.store.database import Database
-from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.waiters import Access, Disconnected
+from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, parse_job_name
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 OWNER = Identity("owner", is_superuser=False)
 SUBMITTER = Identity("submitter", is_superuser=False)
@@ -129,7 +129,7 @@ class Replica:
 
     async def correct_counts(self) -> None:
         """Correct the kept counts after a test changed tasks directly."""
-        await recount.repair(self.runtime.database)
+        await sql_recount.repair(self.runtime.database)
 
     async def rows(self, table: Any, *where: Any) -> list[Any]:
         """Return rows of a table."""
@@ -164,14 +164,16 @@ class Replica:
         request = JobRegisterRequest(
             category="modifiers", name=name, schema=schema or {}, worker_id=worker, **policy
         )
-        item = jobs.Registration(by, room, request)
+        item = rules_jobs.Registration(by, room, request)
         async with asyncio.timeout(TIMEOUT):
-            return await self.runtime.write(jobs.register, item=item)
+            return await self.runtime.write(rules_jobs.register, item=item)
 
     async def worker(self, by: Identity = OWNER) -> UUID:
         """Create a worker without jobs."""
         async with asyncio.timeout(TIMEOUT):
-            worker_response: WorkerResponse = await self.runtime.write(workers.create, caller=by, interval=15)
+            worker_response: WorkerResponse = await self.runtime.write(
+                rules_workers.create, caller=by, interval=15
+            )
         return worker_response.id
 
     async def submit(
@@ -228,23 +230,23 @@ class Replica:
         """Drain a worker."""
         assert worker is not None
         async with asyncio.timeout(TIMEOUT):
-            return await self.runtime.write(workers.drain, caller=by, worker_id=worker, interval=15)
+            return await self.runtime.write(rules_workers.drain, caller=by, worker_id=worker, interval=15)
 
     async def pause(self, job: JobResponse, *, paused: bool = True) -> JobResponse:
         """Pause or resume a job."""
-        work = partial(jobs.pause, name=parse_job_name(job.full_name), paused=paused)
+        work = partial(rules_jobs.pause, name=parse_job_name(job.full_name), paused=paused)
         async with asyncio.timeout(TIMEOUT):
             result: JobResponse = await self.runtime.write(work)
             return result
 
     async def explain(self, task_id: UUID) -> list[str]:
         """Return the codes of the reasons why a task has its status."""
-        work = partial(task_history.explain, task_id=task_id, order=self.runtime.order)
+        work = partial(rules_history.explain, task_id=task_id, order=self.runtime.order)
         return [why.code for why in (await self.runtime.database.read(work)).reasons]
 
     async def history(self, task_id: UUID) -> list[tuple[str, int, str | None]]:
         """Return a task's transitions: status, attempt, reason."""
-        history = await self.runtime.database.read(task_history.history, task_id=task_id)
+        history = await self.runtime.database.read(rules_history.history, task_id=task_id)
         assert [each.at for each in history.transitions] == sorted(each.at for each in history.transitions)
         return [(each.status.value, each.attempt, each.reason) for each in history.transitions]
 
@@ -275,14 +277,14 @@ class Replica:
         """Remove a worker."""
         assert worker is not None
         async with asyncio.timeout(TIMEOUT):
-            await self.runtime.write(workers.remove, caller=by, worker_id=worker)
+            await self.runtime.write(rules_workers.remove, caller=by, worker_id=worker)
 
     async def unlink_job(self, worker: UUID | None, job: JobResponse, *, by: Identity = OWNER) -> None:
         """Remove a job from a worker."""
         assert worker is not None
         name = parse_job_name(job.full_name)
         async with asyncio.timeout(TIMEOUT):
-            await self.runtime.write(workers.unlink_job, caller=by, worker_id=worker, name=name)
+            await self.runtime.write(rules_workers.unlink_job, caller=by, worker_id=worker, name=name)
 
     async def get(self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None) -> TaskResponse:
         """Read a task."""
@@ -291,27 +293,27 @@ class Replica:
 
     async def retire_stale(self, seconds: float = 60) -> int:
         """Remove all workers that were silent for longer than `seconds`; return their number."""
-        return await self._until_done(partial(sweep.retire_stale, timeout=timedelta(seconds=seconds)))
+        return await self._until_done(partial(rules_sweep.retire_stale, timeout=timedelta(seconds=seconds)))
 
     async def fail_stuck(self, seconds: float = 3600) -> int:
         """Fail the internal tasks that are held for longer than `seconds`."""
-        return await self._until_done(partial(sweep.fail_stuck, timeout=timedelta(seconds=seconds)))
+        return await self._until_done(partial(rules_sweep.fail_stuck, timeout=timedelta(seconds=seconds)))
 
     async def recover_abandoned(self) -> int:
         """Recover the held tasks whose worker does not exist."""
-        return await self._until_done(sweep.recover_abandoned)
+        return await self._until_done(rules_sweep.recover_abandoned)
 
     async def recover_overdue(self) -> int:
         """Recover the held tasks that were not started, or did not end, in time."""
-        return await self._until_done(sweep.recover_overdue)
+        return await self._until_done(rules_sweep.recover_overdue)
 
     async def fail_expired(self) -> int:
         """Fail the tasks that no worker claimed in time."""
-        return await self._until_done(sweep.fail_expired)
+        return await self._until_done(rules_sweep.fail_expired)
 
     async def enqueue_due(self) -> int:
         """Enqueue the scheduled tasks that are due."""
-        return await self._until_done(sweep.enqueue_due)
+        return await self._until_done(rules_sweep.enqueue_due)
 
     async def _until_done(self, batch: Any) -> int:
         count = 0

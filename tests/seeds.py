@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 from replica import SUBMITTER, Replica
 from sqlalchemy import delete, func, insert, select
 
-from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.store.tables import RoomQueue, Task
+from zndraw_joblib.server.db.tables import RoomQueue, Task
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 tasks, queues = Task.__table__, RoomQueue.__table__
 

@@ -15,8 +15,8 @@ _SERVE = """
 import socket, sys
 from contextlib import suppress
 import uvicorn
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 config = uvicorn.Config(create_app(ServerSettings()), log_level="warning")
 with suppress(KeyboardInterrupt):

@@ -12,8 +12,8 @@ from chaos.scenarios import SCENARIOS
 from typer.main import get_command
 
 from zndraw_joblib.cli import commands
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -28,7 +28,18 @@ INTERNAL_LIMITS = {
     *("MAX_WAITING_LINES", "MAX_WAITING_BYTES", "server.batcher.MAX_BATCH"),
 }
 FAULTS = {*SCENARIOS, "mixed"}
-PACKAGES = ("background", "http", "internal", "pubsub", "realtime", "service", "store")
+PACKAGES = (
+    "admin",
+    "background",
+    "db",
+    "http",
+    "internal",
+    "process",
+    "queue",
+    "realtime",
+    "results",
+    "runtime",
+)
 ALIASES = {"sweep_threshold_seconds", "sweep_interval_seconds"}
 
 
@@ -83,8 +94,8 @@ def test_every_command_is_listed() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_names_of_the_server_exist(page: Path) -> None:
-    """A name like `store.engine.SqliteFile` in the text is one of the server's modules or their contents."""
-    names = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.(?!py\b)\w+)+)`", page.read_text())
+    """A name like `db.engine.SqliteFile` in the text is one of the server's modules or their contents."""
+    names = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.(?!(?:py|ts|js)\b)\w+)+)`", page.read_text())
     for name in names:
         assert pkgutil.resolve_name(f"zndraw_joblib.server.{name}") is not None
 
@@ -166,13 +177,13 @@ def test_every_fault_named_by_a_guarantee_exists() -> None:
     assert listed == FAULTS
 
 
-def test_every_package_and_layer_is_described() -> None:
-    """The page about the architecture names each package, and each layer of the server."""
+def test_every_package_and_room_is_described() -> None:
+    """The page about the architecture names each package, and each room of the server."""
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = {one["id"]: one["layers"] for one in config if one["type"] == "layers"}
     assert f"`{' > '.join(layers['packages'])}`" in page
-    modules = [name.strip() for layer in layers["server-layers"] for name in layer.split("|")]
+    modules = [name.strip() for layer in layers["server-rooms"] for name in layer.split("|")]
     assert [name for name in modules if f"`{name}`" not in page and f"`{name}/`" not in page] == []
 
 

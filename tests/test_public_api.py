@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import zndraw_joblib
-from zndraw_joblib.contract import events, problems
+from zndraw_joblib.wire import events, problems
 
 # A public name is a promise to users, so each added or removed name must be changed here too.
 NAMES = """

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from zndraw_joblib.contract.extensions import Category, Extension
+from zndraw_joblib.jobs.extensions import Category, Extension
 
 _THIRD_PARTY = frozenset({"site-packages", "dist-packages"})
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.match_case, ast.BoolOp)

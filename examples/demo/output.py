@@ -16,8 +16,8 @@ from rich.table import Table
 from examples.demo.jobs import stdlib_folder
 from examples.demo.processes import SWEEPER_INTERVAL_SECONDS, WORKER_TIMEOUT_SECONDS, WORKERS
 from examples.demo.summary import Kill, Summary
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.statuses import TaskStatus
 
 _COUNTS = ("lines", "functions", "classes", "branches", "docstrings")
 _LARGEST = 10

@@ -12,9 +12,9 @@ from examples.demo.output import Output
 from examples.demo.processes import WORKERS, DemoFailed, DemoProcesses
 from examples.demo.summary import Kill, Summary
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.contract.messages import MAX_PAGE, TaskResponse
-from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.wire.messages import MAX_PAGE, TaskResponse
+from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 ROOM = "stdlib"
 _LATENCY_ROOM = "latency"

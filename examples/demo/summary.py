@@ -8,8 +8,8 @@ from uuid import UUID
 
 from examples.demo.jobs import is_valid_python
 from examples.demo.processes import WORKERS
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 DISCONNECTED = "Worker disconnected"
 

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 _MODULES = {
-    "contract.events": (
+    "wire.events": (
         "Emission",
         "Event",
         "FrozenEvent",
@@ -26,7 +26,7 @@ _MODULES = {
         "TaskStatusEvent",
         "build_task_status_emission",
     ),
-    "contract.messages": (
+    "wire.messages": (
         "HeartbeatRequest",
         "JobRegisterRequest",
         "JobResponse",
@@ -50,10 +50,10 @@ _MODULES = {
         "Verdict",
         "WorkerResponse",
     ),
-    "contract.logs": ("LogFields",),
-    "contract.names": ("validate_room_id",),
-    "contract.operations": ("WorkerSummary",),
-    "contract.problems": (
+    "jobs.logs": ("LogFields",),
+    "wire.names": ("validate_room_id",),
+    "wire.operators": ("WorkerSummary",),
+    "wire.problems": (
         "Conflict",
         "FailedByOperator",
         "ContentTooLarge",
@@ -107,9 +107,9 @@ _MODULES = {
         "WorkerLost",
         "WorkerNotFound",
     ),
-    "contract.codecs": ("NotSerializable", "register_codec"),
-    "contract.results": ("ResultFile",),
-    "contract.providers": (
+    "jobs.codecs": ("NotSerializable", "register_codec"),
+    "jobs.results": ("ResultFile",),
+    "wire.providers": (
         "ProviderClaimRequest",
         "ProviderClaimResponse",
         "ClaimedProviderRequest",
@@ -118,22 +118,20 @@ _MODULES = {
         "ProviderError",
         "request_hash",
     ),
-    "contract.history": ("Reason", "TaskExplanation", "TaskHistory", "Transition"),
-    "contract.policy": ("Backoff", "RetryOn", "JobPolicy"),
-    "contract.progress": ("LogLevel",),
-    "contract.status": ("TaskStatus",),
-    "contract.task_context": ("TaskContext", "TaskLogHandler", "current_task"),
-    "contract.extensions": ("Category", "Extension", "GiveUp", "NonRetryable", "Provider"),
-    "contract.functions": ("JobFunction", "job"),
+    "wire.history": ("Reason", "TaskExplanation", "TaskHistory", "Transition"),
+    "wire.policy": ("Backoff", "RetryOn", "JobPolicy"),
+    "wire.progress": ("LogLevel",),
+    "wire.statuses": ("TaskStatus",),
+    "jobs.task_context": ("TaskContext", "TaskLogHandler", "current_task"),
+    "jobs.extensions": ("Category", "Extension", "GiveUp", "NonRetryable", "Provider"),
+    "jobs.functions": ("JobFunction", "job"),
     "client.access": ("ServerUnreachable",),
-    "client.async_handles": ("AsyncTaskHandle",),
-    "client.async_queue": ("AsyncQueue",),
+    "client.async_queue": ("AsyncTaskHandle", "AsyncQueue"),
     "client.events": ("TaskEvent",),
-    "client.failures": ("AmbiguousJob", "TaskCancelled", "TaskFailed"),
-    "client.handles": ("TaskHandle",),
-    "client.queue": ("Queue",),
+    "client.flows": ("AmbiguousJob", "TaskCancelled", "TaskFailed"),
+    "client.queue": ("TaskHandle", "Queue"),
     "client.api": ("ApiManager", "connect"),
-    "client.batches": ("NewTask",),
+    "client.submits": ("NewTask",),
     "client.job_client": ("ProviderResult", "ReadResult"),
     "worker.folders": ("FileContent", "Folder", "FolderListing", "share_folder"),
     "worker.manager": ("ClaimedTask", "JobManager"),
@@ -150,19 +148,24 @@ _MODULES = {
         "get_result_backend",
         "get_tsio",
     ),
-    "server.host.removed_providers": ("FrameRoomCleanup", "FrameRoomCleanupDep", "get_frame_room_cleanup"),
-    "server.http.guards": ("verify_readable_room", "verify_writable_room"),
-    "server.problem_responses": ("problem_exception_handler",),
-    "server.mount": ("JobLib", "register_internal_jobs", "register_socketio_handlers"),
-    "server.ports": ("Identity", "ResultBackend", "StreamingBackend"),
+    "server.host.mount": (
+        "FrameRoomCleanup",
+        "FrameRoomCleanupDep",
+        "get_frame_room_cleanup",
+        "JobLib",
+        "register_internal_jobs",
+        "register_socketio_handlers",
+    ),
+    "server.http.identity": ("verify_readable_room", "verify_writable_room"),
+    "server.runtime.problem_responses": ("problem_exception_handler",),
+    "server.process.ports": ("Identity", "ResultBackend", "StreamingBackend"),
     "server.internal.provider_requests": ("InternalProviderExecutor", "InternalProviderRegistry"),
     "server.internal.providers": ("ensure_internal_providers", "register_internal_providers"),
     "server.http.worker_tokens": ("WorkerTokenDep", "get_worker_token", "mint_internal_worker_token"),
-    "server.internal.registration": ("register_internal_tasks",),
-    "server.internal.registry": ("InternalExecutor", "InternalRegistry"),
-    "server.settings": ("JobLibSettings",),
-    "server.store.host_migrations": ("alembic_include_object",),
-    "server.store.tables": ("Job", "ProviderRecord", "Task", "Worker", "WorkerJobLink"),
+    "server.internal.registry": ("register_internal_tasks", "InternalExecutor", "InternalRegistry"),
+    "server.process.settings": ("JobLibSettings",),
+    "server.db.host_migrations": ("alembic_include_object",),
+    "server.db.tables": ("Job", "ProviderRecord", "Task", "Worker", "WorkerJobLink"),
     "server.background.host_functions": (
         "cleanup_stale_workers",
         "cleanup_stuck_internal_tasks",
@@ -187,7 +190,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not _MODULE_OF[name].startswith("server"):
             raise
-        from zndraw_joblib.contract.extras import missing_extra  # noqa: PLC0415 - only for an error
+        from zndraw_joblib.jobs.extras import missing_extra  # noqa: PLC0415 - only for an error
 
         text = missing_extra(f"{__name__}.{name}", "server", error)
         raise ModuleNotFoundError(text, name=error.name) from error

@@ -13,15 +13,14 @@ from replica import TIMEOUT, InternalExecutor, Replica, internal
 from sqlalchemy import func, select, text, update
 from waiting import until
 
-from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.db.tables import Job, Task
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import internal as rules
-from zndraw_joblib.server.service import jobs, sweep
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store.tables import Job, Task
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.queue import rules_internal, rules_jobs, rules_sweep
+from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.problems import ServiceUnavailable
+from zndraw_joblib.wire.statuses import TaskStatus
 
 pytestmark = pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
 # Autovacuum may visit the database at any time.
@@ -114,7 +113,7 @@ async def test_a_locked_job_stops_no_scheduled_task_of_others(replica: Replica) 
 async def test_many_tasks_of_a_locked_job_delay_no_others(replica: Replica) -> None:
     """A whole batch of them is older than the due, overdue and expired tasks of another job."""
     stuck, other = [await replica.register(name, timeout_seconds=60) for name in ("Stuck", "Other")]
-    tasks, size = Task.__table__, sweep.TASKS_PER_BATCH
+    tasks, size = Task.__table__, rules_sweep.TASKS_PER_BATCH
     for job in (stuck, other):
         await replica.running(job)
         await replica.submit(job, delay_seconds=3600)
@@ -129,8 +128,8 @@ async def test_many_tasks_of_a_locked_job_delay_no_others(replica: Replica) -> N
     counts = {"pending": size + 1, "scheduled": size + 1}
     await replica.execute(update(Job.__table__).where(Job.__table__.c.id == stuck.id).values(counts))
     async with locked(replica, Job.__table__, stuck.id):
-        kinds = sweep.kinds(timedelta(hours=1), None)
-        assert await replica.runtime.write(sweep.move_tasks, kinds, skip_locked=True) == 1
+        kinds = rules_sweep.kinds(timedelta(hours=1), None)
+        assert await replica.runtime.write(rules_sweep.move_tasks, kinds, skip_locked=True) == 1
     rows = await replica.rows(tasks, tasks.c.job_id == other.id)
     assert sorted(row.status for row in rows) == ["failed", "failed", "pending"]
     assert not any(row.run_at for row in rows)
@@ -139,14 +138,14 @@ async def test_many_tasks_of_a_locked_job_delay_no_others(replica: Replica) -> N
 async def test_a_locked_internal_job_stops_no_dispatch_of_others(replica: Replica) -> None:
     """The dispatcher sends the pending tasks of other internal jobs, and those of the job when it is free."""
     stuck, other, broker = internal("Stuck"), internal("Other"), InternalExecutor()
-    offers = [rules.InternalJob(name, {}, JobPolicy()) for name in (stuck, other)]
-    await replica.runtime.write(rules.register, jobs=offers)
+    offers = [rules_internal.InternalJob(name, {}, JobPolicy()) for name in (stuck, other)]
+    await replica.runtime.write(rules_internal.register, jobs=offers)
     replica.registry = InternalRegistry({str(stuck): broker, str(other): broker})
     for name in (stuck, other):
-        await replica.runtime.write(partial(jobs.pause, name=name, paused=True))
+        await replica.runtime.write(partial(rules_jobs.pause, name=name, paused=True))
     tasks = {name: await replica.submit(str(name)) for name in (stuck, other)}
     for name in (stuck, other):
-        await replica.runtime.write(partial(jobs.pause, name=name, paused=False))
+        await replica.runtime.write(partial(rules_jobs.pause, name=name, paused=False))
     assert broker.calls == []
     [row] = await replica.rows(Job.__table__, Job.__table__.c.name == stuck.name)
     async with locked(replica, Job.__table__, row.id), asyncio.timeout(TIMEOUT):

@@ -10,9 +10,9 @@ import pytest
 from replica import TIMEOUT, Replica
 from sqlalchemy import select
 
-from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store.tables import Job, Task, Worker
+from zndraw_joblib.server.db.tables import Job, Task, Worker
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.wire.problems import ServiceUnavailable
 
 pytestmark = pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
 

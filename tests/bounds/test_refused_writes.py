@@ -12,7 +12,7 @@ from rest import V1
 from sqlalchemy import Engine, create_engine, event
 from waiting import until
 
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
 
 FREE_PAGES = 40
 

@@ -21,16 +21,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from waiting import until
 
 from bounds.silent_proxy import SilentProxy
-from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import workers
-from zndraw_joblib.server.store.asyncpg_options import connect_arguments, prepare
-from zndraw_joblib.server.store.database import Database, Transaction
-from zndraw_joblib.server.store.engine import open_database, open_sessions
-from zndraw_joblib.server.store.limits import Limits
-from zndraw_joblib.server.store.postgres import PostgresDatabase
-from zndraw_joblib.server.store.sessions import SessionDatabase
-from zndraw_joblib.server.store.tables import Job, Task
+from zndraw_joblib.server.db.asyncpg_options import connect_arguments, prepare
+from zndraw_joblib.server.db.database import Database, Transaction
+from zndraw_joblib.server.db.engine import open_database, open_sessions
+from zndraw_joblib.server.db.host_sessions import SessionDatabase
+from zndraw_joblib.server.db.limits import Limits
+from zndraw_joblib.server.db.postgres import PostgresDatabase
+from zndraw_joblib.server.db.tables import Job, Task
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.queue import sql_workers
+from zndraw_joblib.wire.problems import ServiceUnavailable
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 pytestmark = on_postgresql
@@ -69,10 +69,10 @@ async def test_silent_connections_are_replaced(
     assert proxy.silence() == 8
     act: Any = getattr(database, what)
     async with asyncio.timeout(TIMEOUT):
-        await asyncio.gather(*[act(workers.count) for _ in range(4)])
+        await asyncio.gather(*[act(sql_workers.count) for _ in range(4)])
     assert "does not respond" in caplog.text
     caplog.clear()
-    await asyncio.gather(*[act(workers.count) for _ in range(8)])
+    await asyncio.gather(*[act(sql_workers.count) for _ in range(8)])
     assert "does not respond" not in caplog.text
 
 
@@ -83,7 +83,7 @@ async def test_a_commit_without_an_answer_is_not_repeated(database: Database, pr
     async def work(tx: Transaction) -> None:
         nonlocal tries
         tries += 1
-        await workers.add(tx, "once")
+        await sql_workers.add(tx, "once")
         asyncio.get_running_loop().call_soon(proxy.silence)
 
     with pytest.raises(ServiceUnavailable, match="may or may not"):
@@ -132,7 +132,7 @@ async def test_a_hosts_silent_connection_is_bounded(proxy: SilentProxy) -> None:
     answers: list[Any] = [None]
     async with asyncio.timeout(TIMEOUT):
         while not isinstance(answers[-1], tuple) and len(answers) < 10:
-            write = database.write_short(workers.add, owner_id="host")
+            write = database.write_short(sql_workers.add, owner_id="host")
             answers += await asyncio.gather(write, return_exceptions=True)
     problems = answers[1:-1]
     assert 0 < len(problems) <= 2

@@ -13,17 +13,17 @@ from databases import on_postgresql
 from replica import TIMEOUT, Replica
 from sqlalchemy import select
 
-from zndraw_joblib.contract.messages import JobResponse
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store.tables import Job
+from zndraw_joblib.server.db.tables import Job
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.wire.messages import JobResponse
 
 _STOP_WITH_LOCK = """
 import asyncio, os, signal, sys
 from uuid import UUID
 from sqlalchemy import select
-from zndraw_joblib.server.store.engine import open_database
-from zndraw_joblib.server.store.limits import Limits
-from zndraw_joblib.server.store.tables import Job
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.db.limits import Limits
+from zndraw_joblib.server.db.tables import Job
 
 async def work(tx):
     jobs = Job.__table__

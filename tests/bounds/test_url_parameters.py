@@ -11,11 +11,12 @@ from replica import TIMEOUT
 from sqlalchemy import text
 
 from bounds.silent_proxy import SilentProxy
-from zndraw_joblib.server.store import schema, workers
-from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl
-from zndraw_joblib.server.store.connect import UnusableDatabase, connected, locate
-from zndraw_joblib.server.store.database import Database, Transaction
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl
+from zndraw_joblib.server.db.database import Database, Transaction
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.db.schema import UnusableDatabase, connected, locate
+from zndraw_joblib.server.queue import sql_workers
 
 
 @pytest.fixture
@@ -30,8 +31,8 @@ async def tls_proxy(database_url: str, certificate: Certificate) -> AsyncIterato
 async def use(database: Database) -> None:
     """Use the database as `db upgrade`, requests and the pub/sub connection do."""
     assert await schema.current(database) == schema.newest()
-    await database.write(workers.add, owner_id="x")
-    assert await database.read(workers.count) == 1
+    await database.write(sql_workers.add, owner_id="x")
+    assert await database.read(sql_workers.count) == 1
     open_pubsub = await database.pubsub_connection()
     assert open_pubsub is not None
     async with open_pubsub() as connection:

@@ -12,9 +12,9 @@ from servers import ServerProcess
 
 from browser.conftest import MILLISECONDS
 from browser.example_queue import ExampleQueue
-from zndraw_joblib.server.http.tokens import digest
-from zndraw_joblib.server.store import tokens
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.http.identity import digest
 
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -88,7 +88,9 @@ class Dashboard:
 async def new_user(database_url: str, name: str, *, is_superuser: bool = False) -> str:
     """Store a token of a user in the database of a server; return it."""
     database, token = open_database(database_url), f"token-of-{name}-for-the-browser"
-    await database.write(partial(tokens.add, name=name, digest=digest(token), is_superuser=is_superuser))
+    await database.write(
+        partial(sql_operators.add_token, name=name, digest=digest(token), is_superuser=is_superuser)
+    )
     await database.close()
     return token
 

@@ -12,9 +12,9 @@ from rest import register, submit
 from sqlalchemy import insert
 
 from browser.dashboard import example_queue
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.engine import open_database
-from zndraw_joblib.server.store.operation_tables import Statistic
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.db.operation_tables import Statistic
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),

@@ -22,8 +22,8 @@ from tcp_proxy import TcpProxy
 
 from browser.dashboard import example_queue, new_user, opened
 from zndraw_joblib import Identity, JobLib
-from zndraw_joblib.contract.problems import Unauthorized
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.wire.problems import Unauthorized
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),

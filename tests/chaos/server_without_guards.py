@@ -11,15 +11,14 @@ from typing import Any
 
 from zndraw_joblib import cli
 from zndraw_joblib.server.background import sweeper
-from zndraw_joblib.server.service import rules, sweep
-from zndraw_joblib.server.store import workers
+from zndraw_joblib.server.queue import rules_sweep, rules_transitions, sql_workers
 
 _POLL_SECONDS = 0.02
 
 
 def remove_fencing() -> None:
     """Accept a report of any attempt."""
-    replace(rules, "check_fence", lambda *_: None)
+    replace(rules_transitions, "check_fence", lambda *_: None)
 
 
 def remove_startup_grace() -> None:
@@ -37,14 +36,14 @@ def find_before_removing(*, check_again: bool) -> None:
 
     With `check_again`, the statement that removes them checks again, as the server does.
     """
-    sweep_workers, lock_if_stale = sweeper.Sweeper._sweep_workers, workers.lock_if_stale
+    sweep_workers, lock_if_stale = sweeper.Sweeper._sweep_workers, sql_workers.lock_if_stale
 
     async def find_then_sweep(self: Any, cycle: sweeper.Cycle) -> None:
         # A cycle in the grace period removes no worker, whatever it finds.
         if self.grace_remaining > sweeper._TIMER_TOLERANCE:
             return await sweep_workers(self, cycle)
         timeout = timedelta(seconds=self._settings.worker_timeout_seconds)
-        find = partial(sweep.stale_workers, timeout=timeout)
+        find = partial(rules_sweep.stale_workers, timeout=timeout)
         if found := await self._write(find):
             write_line("found silent workers")
             while await self._write(find):  # noqa: ASYNC110
@@ -56,11 +55,11 @@ def find_before_removing(*, check_again: bool) -> None:
             batch, found[:] = dict.fromkeys(found, 0), []  # an empty batch ends the cycle
             return batch
 
-        workers.lock_if_stale = lock
+        sql_workers.lock_if_stale = lock
         try:
             return await sweep_workers(self, cycle)
         finally:
-            workers.lock_if_stale = lock_if_stale
+            sql_workers.lock_if_stale = lock_if_stale
 
     sweeper.Sweeper._sweep_workers = find_then_sweep
 

@@ -11,13 +11,13 @@ from chaos.database import wrong_counts
 from chaos.records import ExecutionEvent, Fault, RunRecord, Submission, WorkerRequest
 from sqlalchemy import insert
 
-from zndraw_joblib.contract.history import TaskHistory, Transition
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.engine import open_database
-from zndraw_joblib.server.store.tables import RoomCount
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.db.tables import RoomCount
+from zndraw_joblib.wire.history import TaskHistory, Transition
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.statuses import TaskStatus
 
 JOB, WORKER, OTHER_WORKER = "@global:modifiers:Ordered", str(UUID(int=9)), str(UUID(int=8))
 TASKS = [str(UUID(int=number)) for number in range(2)]

@@ -10,7 +10,7 @@ from waiting import wait_until
 
 from cli.conftest import Stack
 from cli.program import TIMEOUT, Program, RunningServer
-from zndraw_joblib.contract.messages import JobRegisterRequest, TaskResponse
+from zndraw_joblib.wire.messages import JobRegisterRequest, TaskResponse
 from zndraw_joblib.worker.rest import RestApi
 
 

@@ -15,12 +15,13 @@ from servers import free_port
 
 from cli.conftest import Stack
 from cli.program import TIMEOUT, Program, RunningServer
-from zndraw_joblib.cli.server import bootstrap_token
-from zndraw_joblib.cli.server.bootstrap_token import BootstrapToken
-from zndraw_joblib.server.http.tokens import digest
-from zndraw_joblib.server.store import schema, tokens
-from zndraw_joblib.server.store.database import Database
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.cli.server import tokens
+from zndraw_joblib.cli.server.tokens import BootstrapToken
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.database import Database
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.http.identity import digest
 
 Result = TypeVar("Result")
 URL = "http://127.0.0.1:9999"
@@ -46,14 +47,14 @@ def _add_token(file: Path, token: str) -> None:
 
     async def add(database: Database) -> None:
         await schema.prepare(database)
-        await database.write(tokens.add, "earlier", digest(token), is_superuser=True)
+        await database.write(sql_operators.add_token, "earlier", digest(token), is_superuser=True)
 
     asyncio.run(_in_database(file, add))
 
 
 def _start(file: Path) -> BootstrapToken:
     """Prepare a database as `serve` does."""
-    return asyncio.run(_in_database(file, partial(bootstrap_token.prepare, url=URL)))
+    return asyncio.run(_in_database(file, partial(tokens.prepare, url=URL)))
 
 
 def _save(program: Program, tokens: dict[str, str]) -> None:

@@ -19,7 +19,7 @@ from cli.conftest import Stack, serving
 from cli.program import TIMEOUT, Program, RunningServer
 from cli.terminal import OnTerminal
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.contract.problems import PROBLEM_MEDIA_TYPE as PROBLEM
+from zndraw_joblib.wire.problems import PROBLEM_MEDIA_TYPE as PROBLEM
 from zndraw_joblib.worker.rest import RestApi
 
 JOBS = '''
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zndraw_joblib import Category, Extension, JobPolicy
-from zndraw_joblib.contract.policy import Backoff, RetryOn
+from zndraw_joblib.wire.policy import Backoff, RetryOn
 
 
 class Report(Extension):

@@ -58,7 +58,7 @@ class Wait(Extension):
 ASYNC_RUN = "async " + RUN
 RECORDS = """
 import logging, warnings
-from zndraw_joblib.contract.logs import LogConfig, log_fields
+from zndraw_joblib.jobs.logs import LogConfig, log_fields
 LogConfig("info", "{format}").apply()
 log = logging.getLogger("zndraw_joblib.part")
 with log_fields(request_id="r-1"), log_fields(task_id="t-1"):

@@ -20,17 +20,17 @@ from cli.program import TIMEOUT, Program, RunningServer
 from zndraw_joblib.cli.server import serve
 from zndraw_joblib.cli.server.processes import ChildConfig
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.contract.logs import LogConfig, LogLevel
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.jobs.logs import LogConfig, LogLevel
+from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.worker.rest import RestApi
 
 # Starts the children without the parent's check of the database.
 _SERVE_SEVERAL = """
 import socket
-from zndraw_joblib.cli.errors import CommandError
-from zndraw_joblib.contract.logs import LogConfig
+from zndraw_joblib.cli.display import CommandError
+from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.cli.server.processes import serve_several
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
 
 with socket.create_server(("127.0.0.1", 0)) as listener:
     try:

@@ -12,7 +12,7 @@ from waiting import wait_until
 
 from cli.conftest import Stack
 from cli.program import TIMEOUT, Program
-from zndraw_joblib.contract.problems import ProviderFailed
+from zndraw_joblib.wire.problems import ProviderFailed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "provider.py"
 Start = Callable[..., subprocess.Popen[str]]

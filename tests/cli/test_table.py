@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 from rich.console import Console
 
-from zndraw_joblib.cli.ids import parse_id
-from zndraw_joblib.cli.job_output import example_call
-from zndraw_joblib.cli.table import Layout, build_table
-from zndraw_joblib.cli.task_list import LAYOUT, columns_of
-from zndraw_joblib.contract.messages import JobResponse
+from zndraw_joblib.cli.client import parse_id
+from zndraw_joblib.cli.display import Layout, build_table
+from zndraw_joblib.cli.jobs import example_call
+from zndraw_joblib.cli.tasks import LAYOUT, columns_of
+from zndraw_joblib.wire.messages import JobResponse
 
 ID = "01a9b2c3-d4e5-7f60-8123-456789abcdef"
 TWIN = "01a9b2c3-d4e5-7f60-8123-456789abcdee"

@@ -141,7 +141,7 @@ def test_the_bar_of_the_sdk_is_safe(queue: Queue, tmp_path: Path) -> None:
     """A progress message is text, with its brackets, and no command."""
     program = Program(tmp_path)
     (tmp_path / "bar.py").write_text(
-        "from zndraw_joblib.client.bars import Bar\n"
+        "from zndraw_joblib.client.task_id import Bar\n"
         f"with Bar(shown=True) as bar:\n    bar.show({EVIL!r}, 1, 2)\n    bar._progress.refresh()\n"
     )
     terminal = OnTerminal(program, module="bar")

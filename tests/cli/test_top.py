@@ -6,17 +6,17 @@ from uuid import uuid4
 
 from rich.console import Console
 
-from zndraw_joblib.cli.top_view import View, render, sparkline
-from zndraw_joblib.contract.operations import (
+from zndraw_joblib.cli.top import View, render, sparkline
+from zndraw_joblib.wire.operators import (
     Finding,
+    Interval,
     JobEntry,
     Overview,
     Severity,
+    StatusCounts,
     WorkerState,
     WorkerSummary,
 )
-from zndraw_joblib.contract.searches import StatusCounts
-from zndraw_joblib.contract.statistics import Interval
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

@@ -3,7 +3,7 @@
 import threading
 from typing import Any, ClassVar
 
-from zndraw_joblib.contract.extensions import Category, Extension
+from zndraw_joblib.jobs.extensions import Category, Extension
 
 
 class Area(Extension):

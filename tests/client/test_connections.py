@@ -14,10 +14,9 @@ from sdk.test_idempotency import LossyProxy
 
 from client.both import Both
 from client.jobs import Area
-from zndraw_joblib.client import credentials
-from zndraw_joblib.client.access import ServerUnreachable, find_access
-from zndraw_joblib.client.credentials import UnreadableCredentials
-from zndraw_joblib.contract.problems import Unauthorized
+from zndraw_joblib.client import access
+from zndraw_joblib.client.access import ServerUnreachable, UnreadableCredentials, find_access
+from zndraw_joblib.wire.problems import Unauthorized
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]
@@ -103,11 +102,11 @@ async def test_url_and_token_come_from_the_environment_or_the_file(
     open_queue: Callable[..., Both], server: LiveServer, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file's token is used for its URL only."""
-    credentials.save(server.url, TOKEN)
+    access.save(server.url, TOKEN)
     monkeypatch.setenv("ZNDRAW_JOBLIB_URL", server.url)
     assert isinstance(await open_queue(None, None).jobs(), list)
     assert find_access("http://example.com").token is None
-    credentials.save(server.url, "wrong-token")
+    access.save(server.url, "wrong-token")
     monkeypatch.setenv("ZNDRAW_JOBLIB_TOKEN", TOKEN)
     assert isinstance(await open_queue(None, None).jobs(), list)
 

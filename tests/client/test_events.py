@@ -9,8 +9,8 @@ from tcp_proxy import TcpProxy
 from client.both import Both
 from client.jobs import Area, Steps
 from zndraw_joblib.client.events import EventParser, TaskEvent
-from zndraw_joblib.contract.problems import TaskNotFound
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.problems import TaskNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]

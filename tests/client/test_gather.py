@@ -7,7 +7,7 @@ import pytest
 
 from client.both import Both
 from client.jobs import Area, Fail
-from zndraw_joblib.client.failures import TaskFailed
+from zndraw_joblib.client.flows import TaskFailed
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]

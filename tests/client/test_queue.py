@@ -16,13 +16,12 @@ from sdk.live import TOKEN, LiveServer
 
 from client.both import Both
 from client.jobs import Area, Fail, Values
-from zndraw_joblib.client.batches import NewTask
-from zndraw_joblib.client.failures import AmbiguousJob, TaskCancelled, TaskFailed
-from zndraw_joblib.client.handles import TaskHandle
-from zndraw_joblib.client.queue import Queue
-from zndraw_joblib.contract.names import DEFAULT_ROOM
-from zndraw_joblib.contract.problems import InvalidPayload, InvalidTaskTransition, JobNotFound
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.client.flows import AmbiguousJob, TaskCancelled, TaskFailed
+from zndraw_joblib.client.queue import Queue, TaskHandle
+from zndraw_joblib.client.submits import NewTask
+from zndraw_joblib.wire.names import DEFAULT_ROOM
+from zndraw_joblib.wire.problems import InvalidPayload, InvalidTaskTransition, JobNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]

@@ -86,7 +86,7 @@ def test_the_package_itself_uses_no_old_name() -> None:
 def test_old_pickles_load() -> None:
     """A pickle names the module of its class, which may be an old one."""
     dumped = pickle.dumps(TaskStatus.FAILED, 0).replace(
-        b"zndraw_joblib.contract.status", b"zndraw_joblib.models"
+        b"zndraw_joblib.wire.statuses", b"zndraw_joblib.models"
     )
     with pytest.warns(DeprecationWarning, match="models.TaskStatus"):
         assert pickle.loads(dumped) is TaskStatus.FAILED  # noqa: S301 - written above

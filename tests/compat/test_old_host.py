@@ -40,8 +40,8 @@ from zndraw_joblib import (
     register_socketio_handlers,
     run_sweeper,
 )
-from zndraw_joblib.server.store.engine import open_engine
-from zndraw_joblib.server.store.schema import OutdatedSchema
+from zndraw_joblib.server.db.engine import open_engine
+from zndraw_joblib.server.db.schema import OutdatedSchema
 
 __all__ = ["start"]
 

@@ -5,8 +5,8 @@ from typing import Any
 import typer
 
 from zndraw_joblib.cli.commands import app as command_line
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 SETTINGS = {f"ZNDRAW_JOBLIB_{name.upper()}" for name in ServerSettings.model_fields}
 # Variables that the client commands and uvicorn read, in addition to the settings.

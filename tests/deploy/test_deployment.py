@@ -10,8 +10,8 @@ import yaml
 
 from deploy.known import OTHER_VARIABLES, SETTINGS, parse
 from zndraw_joblib.cli.server.processes import KEEP_ALIVE_SECONDS, STOP_SECONDS
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import MIN_TOKEN_LENGTH, ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import MIN_TOKEN_LENGTH, ServerSettings
 from zndraw_joblib.worker.loading import load_extensions
 
 ROOT = Path(__file__).parents[2]

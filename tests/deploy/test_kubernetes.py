@@ -9,7 +9,7 @@ import yaml
 
 from deploy.known import OTHER_VARIABLES, SETTINGS, parse, paths
 from zndraw_joblib.cli.server.processes import STOP_SECONDS
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 Manifest = dict[str, Any]

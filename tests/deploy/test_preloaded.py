@@ -17,8 +17,8 @@ from waiting import until
 _FORK = """
 import os, signal, socket, sys
 import uvicorn
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 app = create_app(ServerSettings())
 for number in sys.argv[1:]:

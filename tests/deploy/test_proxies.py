@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from deploy.known import paths
 from zndraw_joblib.cli.server.processes import KEEP_ALIVE_SECONDS
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
 
 FOLDER = Path(__file__).parents[2] / "deploy"
 CADDY = Path(sysconfig.get_path("scripts")) / "caddy"

@@ -21,8 +21,8 @@ from deploy.forwarder import Forwarder
 from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.retry import is_unreachable
-from zndraw_joblib.contract.messages import MAX_PAGE
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.messages import MAX_PAGE
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.rest import RestApi
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from cli.terminal import OnTerminal
 from waiting import wait_until
 
 from example_jobs.conftest import ROOT, running
-from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.wire.messages import TaskResponse
 
 CO = {"symbols": "CO", "positions": [[0, 0, 0], [0, 0, 1.5]]}
 

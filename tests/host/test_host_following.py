@@ -10,7 +10,7 @@ from waiting import until
 
 from host.queues import Host, running_host
 from zndraw_joblib import JobLibSettings, ServiceUnavailable, TaskNotFound, TaskResponse, TooManyRequests
-from zndraw_joblib.contract.streams import Resync, RoomSnapshot, StreamEvent
+from zndraw_joblib.wire.history import Resync, RoomSnapshot, StreamEvent
 
 BOUND = 30
 UNKNOWN = "00000000-0000-4000-8000-000000000000"

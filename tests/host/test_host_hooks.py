@@ -18,8 +18,8 @@ from waiting import until
 
 from host.queues import ROOT, Host, running_host
 from zndraw_joblib import JobLib, JobLibSettings, Task, TaskResponse
-from zndraw_joblib.contract.batches import TaskToSubmit
-from zndraw_joblib.server.service import end_hooks, sweep
+from zndraw_joblib.server.queue import rules_details, rules_sweep
+from zndraw_joblib.wire.messages import TaskToSubmit
 
 BOUND = 120
 _PROCESS = """
@@ -295,10 +295,10 @@ async def test_a_task_with_a_due_function_is_kept_for_a_week_longer(async_url: s
             await host.end(job)
         write = host.joblib.runtime.write
         await age(host, 3)
-        await write(sweep.prune, timedelta(days=1), 0)
+        await write(rules_sweep.prune, timedelta(days=1), 0)
         assert [await host.exists(each.id) for each in (kept, gone)] == [True, False]
         await age(host, 9)
-        await write(sweep.prune, timedelta(days=1), 0)
+        await write(rules_sweep.prune, timedelta(days=1), 0)
         assert not await host.exists(kept.id)
 
 
@@ -310,19 +310,19 @@ async def test_a_lease_ends_and_a_new_end_is_a_new_call(async_url: str, calls: C
         idle = JobLib(session_maker=host.sessions, identity=lambda: ROOT, on_end=calls.functions)
         task = await idle.submit(job["full_name"], room="lab", on_end="record")
         await host.end(job, "failed")
-        [first] = (await write(end_hooks.take, {"record": 10}, 10, 0)).leases
-        [second] = (await write(end_hooks.take, {"record": 10}, 10, 0)).leases
+        [first] = (await write(rules_details.take, {"record": 10}, 10, 0)).leases
+        [second] = (await write(rules_details.take, {"record": 10}, 10, 0)).leases
         assert (first.attempt, second.attempt) == (1, 2)
-        await write(end_hooks.finish, first)
+        await write(rules_details.finish, first)
         assert (await host.client.post(f"/v1/joblib/tasks/{task.id}/retry")).status_code == 200
-        await write(end_hooks.finish, second)
-        assert (await write(end_hooks.take, {"record": 10}, 10, 0)).leases == []
+        await write(rules_details.finish, second)
+        assert (await write(rules_details.take, {"record": 10}, 10, 0)).leases == []
         await host.end(job)
-        [third] = (await write(end_hooks.take, {"record": 10}, 10, 60)).leases
-        due = await write(end_hooks.take, {"record": 10}, 10, 60)
+        [third] = (await write(rules_details.take, {"record": 10}, 10, 60)).leases
+        due = await write(rules_details.take, {"record": 10}, 10, 60)
         assert (due.leases, due.seconds) == ([], pytest.approx(60, abs=30))
-        await write(end_hooks.finish, third)
-        assert (await write(end_hooks.take, {"record": 10}, 10, 0)) == ([], None)
+        await write(rules_details.finish, third)
+        assert (await write(rules_details.take, {"record": 10}, 10, 0)) == ([], None)
 
 
 @on_sqlite
@@ -339,7 +339,7 @@ async def test_a_function_that_ends_its_process_is_given_up(
         await idle.submit(job["full_name"], room="lab", on_end="record")
         await host.end(job)
         for attempt in (1, 2):
-            [lease] = (await host.joblib.runtime.write(end_hooks.take, {"record": 10}, 10, 0)).leases
+            [lease] = (await host.joblib.runtime.write(rules_details.take, {"record": 10}, 10, 0)).leases
             assert lease.attempt == attempt
         await idle.end_hooks.call_once()
         assert (calls.tasks, await left(host)) == ([], 0)

@@ -18,9 +18,9 @@ from sqlmodel import Field, SQLModel
 from host.conftest import Start
 from host.queues import ROOT
 from zndraw_joblib import JobLib, router
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.engine import open_sessions
-from zndraw_joblib.server.store.sessions import SessionDatabase
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.engine import open_sessions
+from zndraw_joblib.server.db.host_sessions import SessionDatabase
 
 
 class Item(SQLModel, table=True):

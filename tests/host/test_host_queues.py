@@ -29,7 +29,7 @@ from zndraw_joblib import (
     connect,
     register_socketio_handlers,
 )
-from zndraw_joblib.contract.events import room_of
+from zndraw_joblib.wire.events import room_of
 
 BOUND = 30
 V1 = "/v1/joblib"

@@ -11,10 +11,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from zndraw_joblib import Identity, JobLib
-from zndraw_joblib.server.http import health
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.engine import open_engine, open_sessions
-from zndraw_joblib.server.store.sessions import SessionDatabase
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.engine import open_engine, open_sessions
+from zndraw_joblib.server.db.host_sessions import SessionDatabase
+from zndraw_joblib.server.http import metrics
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def client(engine: AsyncEngine) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
     identity = Identity("root", is_superuser=True)
     JobLib(session_maker=open_sessions(engine), identity=lambda: identity).mount(app)
-    app.include_router(health.router)
+    app.include_router(metrics.health_router)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
         yield client

@@ -7,8 +7,8 @@ import httpx
 from fastapi import Depends, FastAPI, HTTPException
 
 from zndraw_joblib import Identity, JobLib
+from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.store.engine import open_database
 
 URL = "/v1/joblib/me"
 

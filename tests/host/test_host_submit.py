@@ -22,7 +22,7 @@ from zndraw_joblib import (
     TaskNotFound,
     job,
 )
-from zndraw_joblib.contract.batches import TaskToSubmit
+from zndraw_joblib.wire.messages import TaskToSubmit
 
 ADA = Identity("ada", is_superuser=False)
 BOUND = 30

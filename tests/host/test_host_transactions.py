@@ -14,10 +14,10 @@ from waiting import until
 
 from host.queues import Host, Order, running_host
 from zndraw_joblib import JobLibSettings, JobNotFound, ServiceUnavailable
-from zndraw_joblib.contract.events import TaskAvailable
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.errors import RepeatTransaction
-from zndraw_joblib.server.store.host_sessions import write_in
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.errors import RepeatTransaction
+from zndraw_joblib.server.db.host_sessions import write_in
+from zndraw_joblib.wire.events import TaskAvailable
 
 BOUND = 30
 # Longer than a test may take: only a wake-up ends a wait in time.

@@ -10,11 +10,11 @@ import pytest
 from fastapi import FastAPI
 from rest import AsUser
 
-from zndraw_joblib.contract.events import Emission, Event
-from zndraw_joblib.server.http.tokens import digest
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.http.identity import digest
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.store import tokens
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.events import Emission, Event
 
 
 @pytest.fixture
@@ -54,7 +54,9 @@ async def as_user(
             headers = {}
             if name is not None:
                 token = f"token-of-{name}-for-the-tests"
-                add = partial(tokens.add, name=name, digest=digest(token), is_superuser=is_superuser)
+                add = partial(
+                    sql_operators.add_token, name=name, digest=digest(token), is_superuser=is_superuser
+                )
                 await runtime.write(add)
                 headers = {"Authorization": f"Bearer {token}"}
             route = transport(app, raise_app_exceptions=False)

@@ -11,7 +11,7 @@ from databases import on_sqlite
 from fastapi import FastAPI
 from rest import V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
-from zndraw_joblib.server.http import request_body
+from zndraw_joblib.server.http import requests
 
 MIB = 1024 * 1024
 CUT = 64 * 1024
@@ -99,7 +99,7 @@ async def test_one_user_leaves_bodies_to_others(
     app: FastAPI, as_user: AsUser, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slow bodies of one user reach its share (429), those of all the limit (503); small ones pass."""
-    monkeypatch.setattr(request_body, "MAX_BODIES_BYTES", 20 * MIB)
+    monkeypatch.setattr(requests, "MAX_BODIES_BYTES", 20 * MIB)
     ada, bob, eve, kim = [await as_user(name) for name in ("ada", "bob", "eve", "kim")]
     body = b'{"payload":{}}'.ljust(4 * MIB - CUT)
     end, arrived = asyncio.Event(), asyncio.Semaphore(0)

@@ -12,16 +12,15 @@ from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from seeds import LONG_AGO, add_tasks, task
 from sqlalchemy import func, select
 
-from zndraw_joblib.contract.searches import BulkAction, TaskFilter
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import CursorPage
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import audit, bulk_actions, bulk_tokens
-from zndraw_joblib.server.service.bulk_actions import BulkLimits
-from zndraw_joblib.server.service.bulk_tokens import Confirmed
-from zndraw_joblib.server.store import runtime_settings
-from zndraw_joblib.server.store.detail_tables import AttemptDetail
-from zndraw_joblib.server.store.tables import Task, metadata
+from zndraw_joblib.server.admin import rules_searches
+from zndraw_joblib.server.admin.rules_searches import BulkLimits, Confirmed
+from zndraw_joblib.server.db import runtime_settings
+from zndraw_joblib.server.db.tables import AttemptDetail, Task, metadata
+from zndraw_joblib.server.process.ports import CursorPage
+from zndraw_joblib.server.queue import rules_audit
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.operators import BulkAction, TaskFilter
+from zndraw_joblib.wire.statuses import TaskStatus
 
 tasks = Task.__table__
 BULK = f"{V1}/tasks/bulk"
@@ -136,7 +135,7 @@ async def test_a_purge_of_long_logs_takes_several_batches(replica: Replica) -> N
 
     async def write(work: Any, *args: Any) -> Any:
         result = await replica.runtime.write(work, *args)
-        if work is bulk_actions._apply_batch:
+        if work is rules_searches._apply_batch:
             left.append(len(await replica.rows(AttemptDetail.__table__)))
         return result
 
@@ -151,12 +150,12 @@ async def apply(
     """Preview and apply an action without HTTP."""
     runtime = replica.runtime
     limits = limits or BulkLimits(seconds=60)
-    shown = await bulk_actions.preview(runtime.database.read, runtime.write, confirmed, limits)
+    shown = await rules_searches.preview(runtime.database.read, runtime.write, confirmed, limits)
     assert shown.limit == limits.tasks
     checked = await runtime.database.read(
-        bulk_tokens.verify, shown.token, confirmed.caller, confirmed.action, confirmed.wanted
+        rules_searches.verify, shown.token, confirmed.caller, confirmed.action, confirmed.wanted
     )
-    return await bulk_actions.apply(runtime.database.read, write or runtime.write, checked, None, limits)
+    return await rules_searches.apply(runtime.database.read, write or runtime.write, checked, None, limits)
 
 
 class Killed(Exception):
@@ -171,7 +170,7 @@ async def test_a_kill_between_two_batches_loses_nothing(replica: Replica) -> Non
 
     async def write(work: Any, *args: Any) -> Any:
         nonlocal batches
-        batches += work is bulk_actions._apply_batch
+        batches += work is rules_searches._apply_batch
         if batches > 2:
             raise Killed
         return await replica.runtime.write(work, *args)
@@ -230,7 +229,7 @@ async def test_a_token_is_for_its_caller_action_and_filter(
         response = await act(caller, given, action, **wanted)
         assert "body.token" in expect_problem(response, 422, "invalid-request")["detail"]
     confirmed = Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(room=["lab"]), 1)
-    old = await runtime.write(bulk_tokens.issue, confirmed, lifetime=timedelta(seconds=-1))
+    old = await runtime.write(rules_searches.issue, confirmed, lifetime=timedelta(seconds=-1))
     response = await act(client, old.token, "retry", room=["lab"])
     assert "expired" in expect_problem(response, 422, "invalid-request")["detail"]
     unknown = await client.post(f"{BULK}/preview", json={"action": "retry", "filter": {"colour": "red"}})
@@ -333,6 +332,6 @@ async def test_old_entries_are_deleted(replica: Replica) -> None:
     row = {"actor": "a", "action": "job.pause", "target": "x"}
     await replica.add(table, [row | {"at": at} for at in (LONG_AGO, now, now, now)])
     keep = timedelta(days=90)
-    assert await replica.runtime.write(audit.prune, keep, 10) == (1 if now - LONG_AGO > keep else 0)
+    assert await replica.runtime.write(rules_audit.prune, keep, 10) == (1 if now - LONG_AGO > keep else 0)
     page = CursorPage(10, None)
-    assert len((await replica.runtime.database.read(audit.trail, page, None, None, None)).items) == 3
+    assert len((await replica.runtime.database.read(rules_audit.trail, page, None, None, None)).items) == 3

@@ -10,8 +10,8 @@ from rest import V1, expect_problem
 from starlette.middleware.cors import CORSMiddleware
 
 from zndraw_joblib import Identity, JobLib, JobLibSettings
-from zndraw_joblib.server.http.dashboard import Dashboard
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.http.pages import Dashboard
 
 OWN = "http://test"
 # Headers of a request, and whether it may change something.

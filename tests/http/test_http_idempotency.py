@@ -11,10 +11,10 @@ from rest import ROTATE, V1, AsUser, claim, expect_problem, register, report, su
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.contract.idempotency import MAX_KEY_LENGTH
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store.tables import IdempotencyKey, Task, Worker
+from zndraw_joblib.server.db.tables import IdempotencyKey, Task, Worker
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.wire.names import MAX_KEY_LENGTH
 
 keys = IdempotencyKey.__table__
 

@@ -7,8 +7,8 @@ from databases import on_sqlite
 from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser, expect_problem, register, submit
 
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.store import tokens
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.runtime.runtime import Runtime
 
 LONG = "Bearer " + "x" * 10_000
 VALUES = {
@@ -73,7 +73,7 @@ async def test_a_revoked_token_is_refused(
 ) -> None:
     """A token that was removed before its first use is refused like an unknown one."""
     ada = await as_user("ada")
-    await runtime.write(tokens.remove, name="ada")
+    await runtime.write(sql_operators.remove_token, name="ada")
     expect_problem(await ada.get(f"{V1}/workers"), 401, "unauthorized")
 
 

@@ -9,8 +9,8 @@ from databases import on_sqlite
 from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
-from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent
 from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.wire.events import Emission, TaskAvailable, TaskStatusEvent
 
 NAME = "@internal:modifiers:Rotate"
 SUBMIT = f"{V1}/rooms/lab/tasks/{NAME}"

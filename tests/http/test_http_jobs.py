@@ -9,9 +9,9 @@ import pytest
 from databases import on_sqlite
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, parse_utc, register, report, submit
 
-from zndraw_joblib.contract.events import Emission, JobsInvalidate
-from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.wire.events import Emission, JobsInvalidate
+from zndraw_joblib.wire.policy import JobPolicy
 
 JOBS = f"{V1}/rooms/lab/jobs"
 ROTATE = {"category": "modifiers", "name": "Rotate"}

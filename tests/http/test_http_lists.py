@@ -10,11 +10,11 @@ import httpx
 import pytest
 from rest import V1, AsUser, claim, expect_problem, parse_utc, register, report, submit
 
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import cursors
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.providers import end_connection, extend_connection
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.process import cursors
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.queue.sql_providers import end_connection, extend_connection
+from zndraw_joblib.server.runtime.runtime import Runtime
 
 NO_TASKS = dict.fromkeys(("pending", "claimed", "running", "completed", "failed", "cancelled"), 0)
 

@@ -9,9 +9,9 @@ import pytest
 from generate import DOCUMENT, openapi
 from jsonschema_rs import validator_for
 
-from zndraw_joblib.contract.problems import PROBLEMS
 from zndraw_joblib.server.http import routes
-from zndraw_joblib.server.http.openapi.operations import operation_id
+from zndraw_joblib.server.http.openapi import operation_id
+from zndraw_joblib.wire.problems import PROBLEMS
 
 OPERATIONS = {
     "/v1/joblib/workers": {"get", "post"},

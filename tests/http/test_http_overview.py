@@ -13,7 +13,7 @@ from rest import V1, AsUser, expect_problem, register, submit
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
 from zndraw_joblib import JobLib, JobLibSettings
-from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.process.ports import Identity
 
 
 @asynccontextmanager

@@ -8,11 +8,11 @@ from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser, expect_problem, register, submit
 from sqlalchemy import text
 
-from zndraw_joblib.contract.problems import PROBLEMS
-from zndraw_joblib.contract.remedies import REMEDIES
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.problems import PROBLEMS
+from zndraw_joblib.wire.remedies import REMEDIES
 
 BREAK = {
     True: [

@@ -17,13 +17,12 @@ from rest import PROBLEM, UNKNOWN_ID, V1, AsUser, expect_problem, parse_utc
 from sqlalchemy import select
 
 from zndraw_joblib import get_result_backend, verify_readable_room, verify_writable_room
-from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.server.providers.results.memory import MemoryResults
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service.providers import MAX_PENDING_REQUESTS
-from zndraw_joblib.server.store import provider_requests as request_store
-from zndraw_joblib.server.store import providers as provider_store
-from zndraw_joblib.server.store.tables import ProviderRecord, ProviderRequest
+from zndraw_joblib.server.db.tables import ProviderRecord, ProviderRequest
+from zndraw_joblib.server.queue import sql_providers
+from zndraw_joblib.server.queue.rules_providers import MAX_PENDING_REQUESTS
+from zndraw_joblib.server.results.memory import MemoryResults
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.events import Emission
 
 BOUND = 25
 NAME = "lab:files:home"
@@ -963,11 +962,11 @@ async def test_waiting_requests_are_bounded(client: httpx.AsyncClient, runtime: 
     provider = await register_provider(client)
 
     async def insert_requests(tx: Any) -> None:
-        row = await provider_store.by_id(tx, UUID(provider["id"]))
+        row = await sql_providers.by_id(tx, UUID(provider["id"]))
         assert row is not None
         until = await tx.now() + timedelta(minutes=1)
         for n in range(MAX_PENDING_REQUESTS):
-            await request_store.add(tx, row, f"read-{n}", "{}", until)
+            await sql_providers.add(tx, row, f"read-{n}", "{}", until)
 
     await runtime.write(insert_requests)
     response = await client.get(f"{URL}?n=3", headers=NOW)

@@ -9,9 +9,9 @@ import pytest
 from replica import OWNER, Replica
 from rest import V1, get_task, register, submit
 
-from zndraw_joblib.contract.messages import TaskResponse, TaskUpdateRequest
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import idempotency, tasks
+from zndraw_joblib.server.queue import rules_idempotency, rules_tasks
+from zndraw_joblib.wire.messages import TaskResponse, TaskUpdateRequest
+from zndraw_joblib.wire.statuses import TaskStatus
 
 REPORT = f"{V1}/tasks/report"
 LARGE = {"text": "ä" * (500 * 1024)}
@@ -102,7 +102,7 @@ async def test_a_transaction_reads_a_bounded_number_of_bytes(
     for _ in range(count):
         await replica.submit(job, LARGE)
     items = [
-        tasks.Report(
+        rules_tasks.Report(
             OWNER,
             (await replica.start(job.worker_id)).id,
             TaskUpdateRequest(status=status, result=1),
@@ -110,5 +110,7 @@ async def test_a_transaction_reads_a_bounded_number_of_bytes(
         )
         for _ in range(count)
     ]
-    got = await replica.runtime.write(idempotency.report, items)
-    assert [tasks.has_body(each) for each in got if isinstance(each, TaskResponse)] == [has_body] * count
+    got = await replica.runtime.write(rules_idempotency.report, items)
+    assert [rules_tasks.has_body(each) for each in got if isinstance(each, TaskResponse)] == [
+        has_body
+    ] * count

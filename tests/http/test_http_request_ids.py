@@ -12,11 +12,11 @@ import pytest
 from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1
 
-from zndraw_joblib.contract.logs import LogFields
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.http import request_ids
-from zndraw_joblib.server.http.guards import verify_readable_room
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.jobs.logs import LogFields
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.http import requests
+from zndraw_joblib.server.http.identity import verify_readable_room
+from zndraw_joblib.server.process.settings import ServerSettings
 
 
 @asynccontextmanager
@@ -123,11 +123,11 @@ async def test_a_host_keeps_its_responses(app: FastAPI, caplog: pytest.LogCaptur
 def test_forked_processes_make_other_ids() -> None:
     """A server that forks after its import makes ids that no other process makes."""
     scope: dict[str, Any] = {"headers": []}
-    first = request_ids.request_id_of(scope)
+    first = requests.request_id_of(scope)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(writer, request_ids.request_id_of(scope).encode())
+        os.write(writer, requests.request_id_of(scope).encode())
         os._exit(0)
     os.waitpid(pid, 0)
     os.close(writer)

@@ -9,7 +9,7 @@ import pytest
 from replica import TIMEOUT
 from rest import V1, AsUser, expect_problem, register, submit
 
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
 
 JOB = {"category": "modifiers", "name": "Rotate"}
 

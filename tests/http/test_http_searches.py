@@ -10,11 +10,12 @@ from replica import OWNER, SUBMITTER, Replica
 from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from seeds import LONG_AGO, add_tasks, task
 
-from zndraw_joblib.contract.searches import TaskFilter
-from zndraw_joblib.contract.status import HELD, TaskStatus
-from zndraw_joblib.server.ports import CursorPage
-from zndraw_joblib.server.service import cursors, searches
-from zndraw_joblib.server.store.searches import Budget
+from zndraw_joblib.server.admin import rules_searches
+from zndraw_joblib.server.admin.sql_searches import Budget
+from zndraw_joblib.server.process import cursors
+from zndraw_joblib.server.process.ports import CursorPage
+from zndraw_joblib.wire.operators import TaskFilter
+from zndraw_joblib.wire.statuses import HELD, TaskStatus
 
 ERRORS = ["ValueError: 100%_sure", "value~error", None]
 PAYLOADS: list[dict[str, Any]] = [{"file": "a_b%c.xyz"}, {"file": "aXbYc"}, {"name": 'He said "HÉ"'}]
@@ -81,7 +82,7 @@ async def everything(replica: Replica, limit: int, budget: Budget | None = None,
     cursor = None
     while True:
         part = await replica.runtime.database.read(
-            searches.find, TaskFilter(**wanted), CursorPage(limit, cursor), budget
+            rules_searches.find, TaskFilter(**wanted), CursorPage(limit, cursor), budget
         )
         assert len(part.items) <= limit
         found += [item.id for item in part.items]
@@ -197,7 +198,7 @@ async def test_every_task_is_found_once_while_tasks_are_added_and_change(replica
         found, cursor = [], None
         while True:
             read = replica.runtime.database.read
-            part = await read(searches.find, TaskFilter(**wanted), CursorPage(3, cursor))
+            part = await read(rules_searches.find, TaskFilter(**wanted), CursorPage(3, cursor))
             found += [item.id for item in part.items]
             await replica.submit(job)
             if (cursor := part.next) is None:
@@ -212,7 +213,7 @@ async def test_a_search_for_few_among_many_ends_early_and_reads_on(replica: Repl
     rows = [task(job.id, payload={"n": number}) for number in range(1000)]
     await add_tasks(replica, rows)
     wanted, budget = TaskFilter(text='"n":7}'), Budget(rows=1)
-    part = await replica.runtime.database.read(searches.find, wanted, CursorPage(5, None), budget)
+    part = await replica.runtime.database.read(rules_searches.find, wanted, CursorPage(5, None), budget)
     assert (part.items, part.next is None) == ([], False)
     assert await everything(replica, 5, budget, text='"n":7}') == [rows[7]["id"]]
     assert await everything(replica, 5, Budget(seconds=0), text='"n":7}', room=["lab"]) == [rows[7]["id"]]

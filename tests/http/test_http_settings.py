@@ -6,9 +6,15 @@ import httpx
 import pytest
 from rest import V1, AsUser, expect_problem
 
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ALIASES, JobLibSettings, ServerSettings
-from zndraw_joblib.server.settings_report import descriptions, report, without_password
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import (
+    ALIASES,
+    JobLibSettings,
+    ServerSettings,
+    descriptions,
+    report,
+    without_password,
+)
 
 SECRET = "a-secret-of-the-tests"
 

@@ -15,9 +15,9 @@ from rest import NO_TASK, V1, claim, get_task, register, submit
 from servers import ServerProcess
 from waiting import until
 
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.runtime.runtime import Runtime
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from databases import on_sqlite
 from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser
 
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 PATHS = [
     *("/tasks/claim", "/tasks/claim/", f"/tasks/{UNKNOWN_ID}", f"/workers/{UNKNOWN_ID}", "/nothing"),

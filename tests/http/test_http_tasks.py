@@ -21,8 +21,8 @@ from rest import (
     submit,
 )
 
-from zndraw_joblib.contract.events import Emission, JobsInvalidate, TaskAvailable, TaskStatusEvent
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.wire.events import Emission, JobsInvalidate, TaskAvailable, TaskStatusEvent
 
 CLAIM = f"{V1}/tasks/claim"
 

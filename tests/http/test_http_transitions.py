@@ -1,4 +1,4 @@
-"""Permissions and transitions of tasks over HTTP: every cell of the table in `contract.status`."""
+"""Permissions and transitions of tasks over HTTP: every cell of the table in `wire.statuses`."""
 
 import asyncio
 from itertools import product
@@ -8,7 +8,7 @@ import httpx
 from forms import transport  # noqa: F401 - a fixture
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
-from zndraw_joblib.contract.status import TERMINAL, TRANSITIONS, Role, TaskStatus, may_move
+from zndraw_joblib.wire.statuses import TERMINAL, TRANSITIONS, Role, TaskStatus, may_move
 
 WAY = {
     TaskStatus.CLAIMED: [],

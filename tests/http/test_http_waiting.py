@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from rest import NO_TASK, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 from waiting import until
 
-from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.http import callers
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import tokens
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.runtime.runtime import Runtime
 
 # Long enough that an earlier response can only come from a wake-up.
 WAIT = 60
@@ -374,7 +374,7 @@ async def test_a_waiting_request_of_a_revoked_token_gets_nothing(
     }
     waiting = asyncio.ensure_future(started[kind]())
     await until(lambda: runtime.waiters.waiting_count or len(app.state.joblib.streams))
-    await runtime.write(tokens.remove, name="ada")
+    await runtime.write(sql_operators.remove_token, name="ada")
     submitted = await submit(client, job)
     claimed = await claim(client, other["worker_id"])
     assert claimed is not None

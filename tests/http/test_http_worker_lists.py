@@ -7,7 +7,7 @@ import httpx
 import pytest
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, register, report, submit
 
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
 
 WORKERS = f"{V1}/workers"
 ABOUT = {"name": "bench-7", "host": "node-7.example.org", "pid": 4711, "version": "1.2.3", "slots": 4}

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, parse_utc, register, report, submit
 
-from zndraw_joblib.contract.events import Emission, JobsInvalidate, TaskStatusEvent
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.events import Emission, JobsInvalidate, TaskStatusEvent
 
 WORKERS = f"{V1}/workers"
 

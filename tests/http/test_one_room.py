@@ -14,8 +14,8 @@ from fastapi import FastAPI, Header, HTTPException
 from rest import V1, claim, register, report, submit
 
 from zndraw_joblib import Identity, JobLib
-from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.process.settings import JobLibSettings
 
 OWN, OTHER = "lab", "vault"
 USERS = ("reader", "writer")

@@ -12,7 +12,7 @@ from endings import ENDINGS, RAISED_BY_VALIDATORS
 from pydantic import field_validator
 
 from zndraw_joblib import Category, Extension, JobPolicy
-from zndraw_joblib.contract.policy import Backoff, RetryOn
+from zndraw_joblib.wire.policy import Backoff, RetryOn
 
 QUICKLY = Backoff(base_seconds=0.1, factor=1)
 _lock = threading.Lock()

@@ -28,8 +28,8 @@ from internal.processes import (
     submit,
     wait_for_end,
 )
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 
 @pytest.fixture

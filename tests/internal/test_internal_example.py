@@ -13,8 +13,8 @@ from taskiq import InMemoryBroker
 
 from internal.processes import TOKEN, running, submit, wait_for_end
 from zndraw_joblib import Identity, JobLib
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 NAME = "@internal:modifiers:Center"
 

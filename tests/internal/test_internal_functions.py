@@ -10,9 +10,9 @@ from taskiq import InMemoryBroker
 
 from internal.processes import TOKEN, running, submit, wait_for_end
 from zndraw_joblib import GuardedExecutor, Identity, JobLib, TaskContext, job, register_internal_jobs
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.internal.extensions import CannotLoad, load
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.internal.registry import CannotLoad, load
+from zndraw_joblib.server.process.settings import ServerSettings
 
 
 @job

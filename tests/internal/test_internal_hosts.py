@@ -25,7 +25,7 @@ from zndraw_joblib import (
     register_internal_jobs,
     register_internal_tasks,
 )
-from zndraw_joblib.contract.names import JobName
+from zndraw_joblib.wire.names import JobName
 
 NAME = "@internal:modifiers:Double"
 Sessions = async_sessionmaker[AsyncSession]

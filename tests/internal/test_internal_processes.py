@@ -41,11 +41,11 @@ from internal.processes import (
     wait_for_end,
 )
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.internal.brokers import QueueBroker
 from zndraw_joblib.server.internal.dispatcher import _send
 from zndraw_joblib.server.internal.registry import OrderedTask
+from zndraw_joblib.server.internal.setup import QueueBroker
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.rest import RestApi
 
 pytestmark = pytest.mark.slow

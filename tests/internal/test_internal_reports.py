@@ -10,8 +10,8 @@ from rest import V1
 from waiting import until
 
 from internal.processes import TOKEN, running, submit, wait_for_end
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 TALK = "@internal:analysis:Talk"
 

@@ -3,8 +3,8 @@
 from spans import global_spans, links_of, traceparent_of
 
 from internal.processes import TOKEN, running, submit, wait_for_end
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 
 async def test_an_internal_run_links_to_its_submit(database_url: str) -> None:

@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from metrics.promql import Evaluation, Scrape, selectors
 from metrics.scraping import PREFIX, Values, running, scrape
 from metrics.test_metrics import add_server, add_tasks, scrape_totals
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 RULES: list[dict[str, Any]] = yaml.safe_load((ROOT / "deploy" / "prometheus-alerts.yml").read_text())[

@@ -19,13 +19,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
 from metrics.scraping import ADMIN_TOKEN, Values, parsed, running, scrape, value
-from zndraw_joblib.contract.statistics import BUCKET_BOUNDS
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.mount import JobLib
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
-from zndraw_joblib.server.store.operation_tables import Server, Statistic
-from zndraw_joblib.server.store.tables import Job, RoomCount
+from zndraw_joblib.server.db.operation_tables import Server, Statistic
+from zndraw_joblib.server.db.tables import Job, RoomCount
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.host.mount import JobLib
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
+from zndraw_joblib.wire.operators import BUCKET_BOUNDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
 TOKEN = "a-token-for-prometheus"

@@ -5,8 +5,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.contract.problems import (
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.wire.names import INTERNAL, JobName
+from zndraw_joblib.wire.problems import (
     Forbidden,
     InvalidTaskTransition,
     JobNotFound,
@@ -15,7 +16,6 @@ from zndraw_joblib.contract.problems import (
     StaleReport,
     WorkerNotFound,
 )
-from zndraw_joblib.server.ports import Identity
 
 TIMEOUT = timedelta(seconds=60)
 STUCK = timedelta(seconds=3600)

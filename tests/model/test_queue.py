@@ -26,18 +26,25 @@ from replica import ADMIN, OWNER, STRANGER, SUBMITTER, ManualClock
 from sqlalchemy import select
 
 from model.ledger import ENDED, STUCK, TIMEOUT, Ledger, Policy
-from zndraw_joblib.contract.events import Emission, TaskStatusEvent
-from zndraw_joblib.contract.messages import JobRegisterRequest, TaskActionRequest, TaskUpdateRequest
-from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName
-from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Identity, Page
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import claims, jobs, sweep, task_actions, tasks, workers
-from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.engine import open_database
-from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.db.tables import Job, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.process.ports import Identity, Page
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import (
+    rules_claims,
+    rules_jobs,
+    rules_sweep,
+    rules_task_actions,
+    rules_tasks,
+    rules_workers,
+)
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.events import Emission, TaskStatusEvent
+from zndraw_joblib.wire.messages import JobRegisterRequest, TaskActionRequest, TaskUpdateRequest
+from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName
+from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.wire.statuses import TaskStatus
 
 A, B = JobName(GLOBAL, "modifiers", "A"), JobName(GLOBAL, "modifiers", "B")
 C = JobName("lab", "modifiers", "C")
@@ -127,7 +134,9 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         request = JobRegisterRequest(
             category=name.category, name=name.name, schema=schema, worker_id=worker, **_policy_fields(name)
         )
-        answer = self.run_in_transaction(jobs.register, item=jobs.Registration(by, name.room_id, request))
+        answer = self.run_in_transaction(
+            rules_jobs.register, item=rules_jobs.Registration(by, name.room_id, request)
+        )
         if refusal is not None:
             assert answer is refusal
             return multiple()
@@ -140,8 +149,8 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def submit(self, by: Identity, name: JobName, room: str) -> Any:
         """Submit a task of a remote or an internal job."""
         refusal = self.ledger.check_submission(name, room)
-        item = tasks.Submission(by, room, name, {}, is_configured=True, validate_payload=False)
-        [answer] = self.run_batch(tasks.submit, [item])
+        item = rules_tasks.Submission(by, room, name, {}, is_configured=True, validate_payload=False)
+        [answer] = self.run_batch(rules_tasks.submit, [item])
         if refusal is not None:
             assert answer is refusal
             return multiple()
@@ -152,10 +161,10 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def claim(self, requests: list[tuple[UUID, Identity | None, UUID | None, tuple[int, bool]]]) -> None:
         """Claim for several workers at once, or repeat a claim, by their owners or by other users."""
         items = [
-            claims.Claim(by or self._owner(worker), worker, 15, claim_id, most=most, start=start)
+            rules_claims.Claim(by or self._owner(worker), worker, 15, claim_id, most=most, start=start)
             for worker, by, claim_id, (most, start) in requests
         ]
-        for item, answer in zip(items, self.run_batch(claims.claim, items), strict=True):
+        for item, answer in zip(items, self.run_batch(rules_claims.claim, items), strict=True):
             claimed = answer if isinstance(answer, type) else [task.id for task in answer.tasks]
             assert claimed == self.ledger.claim(
                 item.caller, item.worker_id, item.claim_id, item.most, start=item.start
@@ -189,14 +198,14 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def report(self, reports: list[tuple[UUID, Identity | None, TaskStatus | None, str]]) -> None:
         """Report on tasks with a current token, an old one, none, or another worker's id."""
         items = [self._report(*one) for one in reports]
-        for item, answer in zip(items, self.run_batch(tasks.report, items), strict=True):
+        for item, answer in zip(items, self.run_batch(rules_tasks.report, items), strict=True):
             fields = item.update.model_dump(exclude_unset=True)
             refusal = self.ledger.report(item.caller, item.task_id, fields.pop("status").value, fields)
             assert (answer if isinstance(answer, type) else None) == refusal
 
     def _report(
         self, task_id: UUID, by: Identity | None, status: TaskStatus | None, token: str
-    ) -> tasks.Report:
+    ) -> rules_tasks.Report:
         task = self.ledger.tasks[task_id]
         holder = ADMIN if task.job == INTERNAL_JOB else Identity(task.owner or OWNER.id, is_superuser=False)
         reported = status or NEXT.get(task.status, TaskStatus.CANCELLED)
@@ -207,14 +216,14 @@ class QueueAgainstLedger(RuleBasedStateMachine):
             fields["attempt"] = task.attempt - 1
         elif token == "other":
             fields["worker_id"] = uuid4()
-        return tasks.Report(by or holder, task_id, TaskUpdateRequest(status=reported, **fields))
+        return rules_tasks.Report(by or holder, task_id, TaskUpdateRequest(status=reported, **fields))
 
     @rule(task_id=known_tasks, by=CALLERS, what=st.sampled_from(["release", "release", "retry"]))
     def act(self, task_id: UUID, by: Identity | None, what: str) -> None:
         """Release or retry a task."""
         caller = by or ADMIN
         answer = self.run_in_transaction(
-            getattr(task_actions, what), caller=caller, task_id=task_id, action=TaskActionRequest()
+            getattr(rules_task_actions, what), caller=caller, task_id=task_id, action=TaskActionRequest()
         )
         refusal = getattr(self.ledger, what)(caller, task_id)
         assert (answer if isinstance(answer, type) else None) == refusal
@@ -223,7 +232,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def heartbeat(self, worker: UUID, by: Identity | None) -> None:
         """Send a heartbeat."""
         caller = by or self._owner(worker)
-        [answer] = self.run_batch(workers.heartbeat, [workers.Heartbeat(caller, worker, 15)])
+        [answer] = self.run_batch(rules_workers.heartbeat, [rules_workers.Heartbeat(caller, worker, 15)])
         assert (answer if isinstance(answer, type) else None) == self.ledger.heartbeat(caller, worker)
 
     @rule(worker=known_workers, by=CALLERS)
@@ -231,14 +240,14 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         """Remove a worker."""
         caller = by or self._owner(worker)
         assert self.run_in_transaction(
-            workers.remove, caller=caller, worker_id=worker
+            rules_workers.remove, caller=caller, worker_id=worker
         ) == self.ledger.remove_worker(caller, worker)
 
     @rule(worker=known_workers, by=CALLERS, name=NAMES)
     def unlink_job(self, worker: UUID, by: Identity | None, name: JobName) -> None:
         """Unregister a worker from one job."""
         caller = by or self._owner(worker)
-        answer = self.run_in_transaction(workers.unlink_job, caller=caller, worker_id=worker, name=name)
+        answer = self.run_in_transaction(rules_workers.unlink_job, caller=caller, worker_id=worker, name=name)
         assert answer == self.ledger.unlink_job(caller, worker, name)
 
     @rule(seconds=st.sampled_from([1, 10, 30, 61, 1800, 3601, -30]))
@@ -251,11 +260,11 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def sweep(self) -> None:
         """Run a sweeper cycle."""
         self.ledger.sweep()
-        self.run_in_transaction(sweep.retire_stale, timeout=TIMEOUT)
-        assert self.run_in_transaction(sweep.recover_abandoned) == 0
-        self.run_in_transaction(sweep.fail_stuck, timeout=STUCK)
-        self.run_in_transaction(sweep.recover_overdue)
-        self.run_in_transaction(sweep.enqueue_due)
+        self.run_in_transaction(rules_sweep.retire_stale, timeout=TIMEOUT)
+        assert self.run_in_transaction(rules_sweep.recover_abandoned) == 0
+        self.run_in_transaction(rules_sweep.fail_stuck, timeout=STUCK)
+        self.run_in_transaction(rules_sweep.recover_overdue)
+        self.run_in_transaction(rules_sweep.enqueue_due)
 
     @invariant()
     def everything_matches_the_model(self) -> None:
@@ -269,7 +278,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     async def _read_database(self, tx: Transaction) -> dict[str, Any]:
         positions = {}
         for room in ("lab", "other"):
-            page = await tasks.page(tx, room, None, part=Page(500, 0))
+            page = await rules_tasks.page(tx, room, None, part=Page(500, 0))
             positions |= {item.id: item.queue_position for item in page.items}
         named = {row.id: row for row in await tx.execute(select(Job.__table__))}
         served: dict[UUID, set[UUID]] = {job_id: set() for job_id in named}

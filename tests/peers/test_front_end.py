@@ -8,7 +8,7 @@ import pytest
 from peers.conftest import TRANSPORTS, LiveServer
 from peers.peer import Peer
 from peers.watching import LIFE, run_task, statuses_seen
-from zndraw_joblib.contract.messages import JobRegisterRequest
+from zndraw_joblib.wire.messages import JobRegisterRequest
 
 
 @pytest.mark.parametrize("transports", TRANSPORTS, ids="+".join)

@@ -10,7 +10,7 @@ from waiting import wait_until
 from peers.conftest import TRANSPORTS, V1, LiveServer
 from peers.peer import Peer
 from zndraw_joblib.client.job_client import ProviderResult
-from zndraw_joblib.contract.problems import (
+from zndraw_joblib.wire.problems import (
     ProviderFailed,
     ProviderNotConnected,
     ProviderNotFound,

@@ -2,7 +2,7 @@
 
 from peers.conftest import LiveServer
 from peers.peer import Peer
-from zndraw_joblib.contract.messages import JobRegisterRequest, TaskUpdateRequest
+from zndraw_joblib.wire.messages import JobRegisterRequest, TaskUpdateRequest
 
 LIFE = ["pending", "claimed", "running", "completed"]
 

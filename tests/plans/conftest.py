@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from plans.explained import Explainer
 from plans.seeding import ANALYZE, SEEDS
-from zndraw_joblib.server.store.engine import open_engine
+from zndraw_joblib.server.db.engine import open_engine
 
 KINDS = ["without statistics", "with statistics"]
 

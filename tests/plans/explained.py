@@ -10,7 +10,7 @@ from typing import Any, Self
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from zndraw_joblib.server.store.sessions import from_connection
+from zndraw_joblib.server.db.host_sessions import from_connection
 
 # A plan may sort this many rows; a queue or a history has far more.
 FEW = 3_000

@@ -8,7 +8,7 @@ one has three tasks at its end, one is internal, one has only a history; there a
 
 from uuid import UUID
 
-from zndraw_joblib.server.store.tables import metadata
+from zndraw_joblib.server.db.tables import metadata
 
 TASKS = 100_000
 KEYS = 20_000

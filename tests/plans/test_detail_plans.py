@@ -9,13 +9,20 @@ from replica import ADMIN, OWNER
 from plans.explained import Explainer, Plan
 from plans.seeding import LAB, WORKERS, task_id, worker_id
 from plans.test_plans import describe
-from zndraw_joblib.contract.messages import NamedTask, TaskUpdateRequest
-from zndraw_joblib.contract.progress import Failure, LogLine, LogPart, Progress
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import claims, details, sweep, task_history, tasks, workers
-from zndraw_joblib.server.service.details import LogLimits
-from zndraw_joblib.server.store.tasks import details as store
+from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import (
+    rules_claims,
+    rules_details,
+    rules_history,
+    rules_sweep,
+    rules_tasks,
+    rules_workers,
+    sql_details,
+)
+from zndraw_joblib.server.queue.rules_details import LogLimits
+from zndraw_joblib.wire.messages import NamedTask, TaskUpdateRequest
+from zndraw_joblib.wire.progress import Failure, LogLine, LogPart, Progress
+from zndraw_joblib.wire.statuses import TaskStatus
 
 TABLES = {"joblib_attempt_detail", "joblib_task_log"}
 KEYS = {
@@ -41,13 +48,13 @@ def assert_by_key(plans: list[Plan], *tables: str) -> None:
 async def test_a_report_finds_the_details_of_its_attempts(explainer: Explainer, count: int) -> None:
     """It reads and writes only rows of its attempts, also where a log is at its bound."""
     update = TaskUpdateRequest(progress=PROGRESS, log=LOG)
-    items = [tasks.Report(ADMIN, task_id(RUNNING + turn), update) for turn in range(count)]
-    plans = await explainer.plans(partial(tasks.report, items=items, limits=LogLimits(4)))
+    items = [rules_tasks.Report(ADMIN, task_id(RUNNING + turn), update) for turn in range(count)]
+    plans = await explainer.plans(partial(rules_tasks.report, items=items, limits=LogLimits(4)))
     assert_by_key(plans, *TABLES)
     assert any("DELETE FROM joblib_task_log" in plan.statement for plan in plans)
     failed = TaskUpdateRequest(status=TaskStatus.FAILED, error="x", failure=Failure(type="KeyError"))
     plans = await explainer.plans(
-        partial(tasks.report, items=[tasks.Report(ADMIN, task_id(RUNNING), failed)])
+        partial(rules_tasks.report, items=[rules_tasks.Report(ADMIN, task_id(RUNNING), failed)])
     )
     assert_by_key(plans, "joblib_attempt_detail")
 
@@ -55,38 +62,38 @@ async def test_a_report_finds_the_details_of_its_attempts(explainer: Explainer, 
 async def test_a_heartbeat_finds_the_details_of_its_tasks(explainer: Explainer) -> None:
     """So does a heartbeat with progress and lines."""
     named = [NamedTask(id=task_id(RUNNING), attempt=1, progress=PROGRESS, log=LOG)]
-    items = [workers.Heartbeat(OWNER, worker_id(RUNNING % WORKERS), 15, named)]
-    assert_by_key(await explainer.plans(partial(workers.heartbeat, items=items)), *TABLES)
+    items = [rules_workers.Heartbeat(OWNER, worker_id(RUNNING % WORKERS), 15, named)]
+    assert_by_key(await explainer.plans(partial(rules_workers.heartbeat, items=items)), *TABLES)
 
 
 async def test_readers_find_the_details_of_attempts(explainer: Explainer) -> None:
     """A task, a page, a log and a history are read by keys; an earlier attempt's details are deleted so."""
     wanted = task_id(RUNNING)
-    assert_by_key(await explainer.plans(partial(tasks.get, task_id=wanted)), "joblib_attempt_detail")
-    page = partial(tasks.page, room_id=LAB, status=TaskStatus.RUNNING, part=Page(500, 0))
+    assert_by_key(await explainer.plans(partial(rules_tasks.get, task_id=wanted)), "joblib_attempt_detail")
+    page = partial(rules_tasks.page, room_id=LAB, status=TaskStatus.RUNNING, part=Page(500, 0))
     assert_by_key(await explainer.plans(page), "joblib_attempt_detail")
-    log = partial(details.log, task_id=wanted, attempt=1, after=0, limit=1000)
+    log = partial(rules_details.log, task_id=wanted, attempt=1, after=0, limit=1000)
     assert_by_key(await explainer.plans(log), *TABLES)
     assert_by_key(
-        await explainer.plans(partial(task_history.history, task_id=wanted)), "joblib_attempt_detail"
+        await explainer.plans(partial(rules_history.history, task_id=wanted)), "joblib_attempt_detail"
     )
-    assert_by_key(await explainer.plans(partial(store.forget, seq=RUNNING, newest=1)), *TABLES)
+    assert_by_key(await explainer.plans(partial(sql_details.forget, seq=RUNNING, newest=1)), *TABLES)
 
 
 async def test_pruning_finds_the_details_of_attempts(explainer: Explainer) -> None:
     """A batch of old tasks deletes only their rows."""
-    work = partial(sweep.prune, keep=timedelta(days=1), after=0)
+    work = partial(rules_sweep.prune, keep=timedelta(days=1), after=0)
     assert_by_key(await explainer.plans(work), *TABLES)
 
 
 async def test_requests_without_progress_read_nothing_of_it(explainer: Explainer) -> None:
     """A claim, a report and a heartbeat run no statement for it."""
-    claim = claims.Claim(OWNER, worker_id(0), 15)
-    plans = await explainer.plans(partial(claims.claim, items=[claim]))
+    claim = rules_claims.Claim(OWNER, worker_id(0), 15)
+    plans = await explainer.plans(partial(rules_claims.claim, items=[claim]))
     for status in (TaskStatus.COMPLETED, TaskStatus.FAILED):
-        item = tasks.Report(ADMIN, task_id(RUNNING), TaskUpdateRequest(status=status, error="x"))
-        plans += await explainer.plans(partial(tasks.report, items=[item]))
+        item = rules_tasks.Report(ADMIN, task_id(RUNNING), TaskUpdateRequest(status=status, error="x"))
+        plans += await explainer.plans(partial(rules_tasks.report, items=[item]))
     named = [NamedTask(id=task_id(RUNNING), attempt=1)]
-    beat = workers.Heartbeat(OWNER, worker_id(RUNNING % WORKERS), 15, named)
-    plans += await explainer.plans(partial(workers.heartbeat, items=[beat]))
+    beat = rules_workers.Heartbeat(OWNER, worker_id(RUNNING % WORKERS), 15, named)
+    plans += await explainer.plans(partial(rules_workers.heartbeat, items=[beat]))
     assert_by_key(plans)

@@ -5,9 +5,8 @@ from datetime import timedelta
 from plans.explained import FEW, Explainer
 from plans.seeding import task_id
 from plans.test_plans import describe
-from zndraw_joblib.server.service import end_hooks
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import end_hooks as store
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.queue import rules_details, sql_details
 
 # Of ended tasks, and of tasks that wait: the index does not have the second ones.
 ENDED, WAITING = range(1, 100), range(70_000, 70_100)
@@ -18,12 +17,12 @@ async def test_due_functions_are_read_by_their_index(explainer: Explainer) -> No
 
     async def work(tx: Transaction) -> None:
         past = await tx.now() - timedelta(hours=1)
-        await store.attach(tx, {task_id(seq): "mail" for seq in (*ENDED, *WAITING)}, past)
-        due = await end_hooks.take(tx, {"mail": 10, "unused": 10}, 10, 60.0)
+        await sql_details.attach(tx, {task_id(seq): "mail" for seq in (*ENDED, *WAITING)}, past)
+        due = await rules_details.take(tx, {"mail": 10, "unused": 10}, 10, 60.0)
         assert len(due.leases) == 10
         assert due.seconds is not None
-        await end_hooks.finish(tx, due.leases[0])
-        await end_hooks.retry(tx, due.leases[1])
+        await rules_details.finish(tx, due.leases[0])
+        await rules_details.retry(tx, due.leases[1])
 
     plans = await explainer.plans(work)
     reads = [plan for plan in plans if plan.statement.startswith("SELECT") and "on_end" in plan.statement]

@@ -11,15 +11,16 @@ from sqlalchemy import insert
 from plans.explained import FEW, Explainer
 from plans.seeding import JOBS, job_id
 from plans.test_plans import HELD, PENDING, describe
-from zndraw_joblib.server.service import deleted_jobs, metrics
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.operation_tables import Statistic
-from zndraw_joblib.server.store.tables import Job, RoomCount
+from zndraw_joblib.server.admin import rules_overview
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.operation_tables import Statistic
+from zndraw_joblib.server.db.tables import Job, RoomCount
+from zndraw_joblib.server.queue import rules_sweep
 
 
 async def test_metrics_read_kept_counts_held_tasks_and_heads_of_queues(explainer: Explainer) -> None:
     """Of the tasks, the statements read the held ones and the head of each queue, without sorting it."""
-    plans = await explainer.plans(partial(metrics.read, heartbeat_seconds=15))
+    plans = await explainer.plans(partial(rules_overview.read_metrics, heartbeat_seconds=15))
     by_number = [plan for plan in plans if re.search(r"joblib_task\.seq (IN|= ANY)", plan.statement)]
     assert all(None not in plan.by("joblib_task") for plan in by_number)
     plans = [plan for plan in plans if plan not in by_number]
@@ -54,7 +55,7 @@ async def test_deleted_jobs_are_deleted_by_indexes(explainer: Explainer) -> None
         await tx.execute(
             insert(RoomCount.__table__), count | dict.fromkeys(("total", "pending", "failed", "cancelled"), 0)
         )
-        pruned, _ = await deleted_jobs.prune(tx, deleted_jobs.FIRST)
+        pruned, _ = await rules_sweep.prune_deleted_jobs(tx, rules_sweep.FIRST)
         assert pruned.deleted == 3
 
     plans = [plan for plan in await explainer.plans(work) if not plan.statement.startswith("INSERT")]

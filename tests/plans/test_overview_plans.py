@@ -6,12 +6,12 @@ from functools import partial
 from plans.explained import Explainer, Plan
 from plans.seeding import LAB, TASKS
 from plans.test_plans import describe
-from zndraw_joblib.server.service import overview
-from zndraw_joblib.server.store.tasks import occurrences
+from zndraw_joblib.server.admin import rules_overview
+from zndraw_joblib.server.queue import sql_occurrences
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 # The last minute of the tasks, of which the last ten have greater numbers than the floor.
-INTERVAL = occurrences.Interval(
+INTERVAL = sql_occurrences.Interval(
     START + timedelta(seconds=TASKS - 60), START + timedelta(seconds=TASKS), TASKS - 10
 )
 
@@ -27,18 +27,18 @@ def assert_no_scan(plans: list[Plan], *, along_key: bool = False) -> None:
 
 async def test_an_overview_scans_no_tasks(explainer: Explainer) -> None:
     """Neither that of the queue nor that of a room."""
-    assert_no_scan(await explainer.plans(partial(overview.read, heartbeat_seconds=15)))
-    assert_no_scan(await explainer.plans(partial(overview.read_room, room_id=LAB)))
+    assert_no_scan(await explainer.plans(partial(rules_overview.read_overview, heartbeat_seconds=15)))
+    assert_no_scan(await explainer.plans(partial(rules_overview.read_room, room_id=LAB)))
 
 
 async def test_a_pass_reads_the_newest_tasks_and_the_last_ends(explainer: Explainer) -> None:
     """Also after a long absence."""
     for read in (
-        partial(occurrences.read, interval=INTERVAL),
-        partial(occurrences.after, floor=INTERVAL.task_floor, at=INTERVAL.since),
-        partial(occurrences.last_before, interval=INTERVAL, at=INTERVAL.since),
-        partial(occurrences.next_end, attempt_floor=0, at=INTERVAL.since),
+        partial(sql_occurrences.read, interval=INTERVAL),
+        partial(sql_occurrences.after, floor=INTERVAL.task_floor, at=INTERVAL.since),
+        partial(sql_occurrences.last_before, interval=INTERVAL, at=INTERVAL.since),
+        partial(sql_occurrences.next_end, attempt_floor=0, at=INTERVAL.since),
     ):
         assert_no_scan(await explainer.plans(read), along_key=True)
-    plans = await explainer.plans(partial(occurrences.read, interval=INTERVAL))
+    plans = await explainer.plans(partial(sql_occurrences.read, interval=INTERVAL))
     assert any("ix_joblib_task_ended" in plan.by("joblib_task") for plan in plans)

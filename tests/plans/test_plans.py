@@ -15,27 +15,28 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from plans.explained import FEW, Explainer, Plan
 from plans.seeding import BIG, IDLE, JOBS, LAB, QUIET, RARE, TASKS, WORKERS, job_id, task_id, worker_id
-from zndraw_joblib.contract.messages import NamedTask, TaskUpdateRequest
-from zndraw_joblib.contract.names import GLOBAL, JobName
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Page, RequestKey
-from zndraw_joblib.server.service import (
-    claims,
-    idempotency,
-    internal,
-    retry_policy,
-    sweep,
-    task_history,
-    tasks,
-    workers,
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.process.ports import Page, RequestKey
+from zndraw_joblib.server.queue import (
+    rules_claims,
+    rules_history,
+    rules_idempotency,
+    rules_internal,
+    rules_sweep,
+    rules_tasks,
+    rules_transitions,
+    rules_workers,
+    sql_room_queues,
+    sql_tasks,
+    sql_transitions,
+    sql_workers,
 )
-from zndraw_joblib.server.service.fairness import ClaimOrder
-from zndraw_joblib.server.service.plain_claims import claim_plain
-from zndraw_joblib.server.store import tasks as store
-from zndraw_joblib.server.store import workers as worker_store
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.store.tasks import read, room_queues
+from zndraw_joblib.server.queue.rules_claims import claim_with_one_statement
+from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
+from zndraw_joblib.wire.messages import NamedTask, TaskUpdateRequest
+from zndraw_joblib.wire.names import GLOBAL, JobName
+from zndraw_joblib.wire.statuses import TaskStatus
 
 PENDING, HELD = "ix_joblib_task_queue", "ix_joblib_task_held"
 ROOM = "ix_joblib_task_room_status"
@@ -80,8 +81,8 @@ def assert_bounded(plans: list[Plan]) -> None:
 async def test_a_claim_reads_the_head_of_its_queue(explainer: Explainer, most: int) -> None:
     """A worker of one job reads the head of that queue, for any length, and its own links and tasks."""
     for number in (BIG, RARE, IDLE):
-        item = claims.Claim(OWNER, worker_id(number + JOBS), 15, uuid4(), most=most, start=True)
-        plans = await explainer.plans(partial(claims.claim, items=[item]))
+        item = rules_claims.Claim(OWNER, worker_id(number + JOBS), 15, uuid4(), most=most, start=True)
+        plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
         assert_bounded(plans)
         if number != IDLE:
             assert_reads(plans, PENDING, HELD, KEY)
@@ -97,8 +98,8 @@ async def test_a_plain_claim_reads_the_head_of_its_queue(
         return
     for number in (BIG, RARE, IDLE):
         ids = [worker_id(number + JOBS * turn) for turn in range(1, claimants + 1)]
-        items = [claims.Claim(OWNER, worker, 15, uuid4(), most=most, start=True) for worker in ids]
-        plans = await explainer.plans(partial(claim_plain, items=items))
+        items = [rules_claims.Claim(OWNER, worker, 15, uuid4(), most=most, start=True) for worker in ids]
+        plans = await explainer.plans(partial(claim_with_one_statement, items=items))
         assert len({plan.statement for plan in plans}) == 1
         assert_reads(plans, PENDING, HELD, "uq_joblib_task_id")
         assert_bounded(plans)
@@ -113,9 +114,11 @@ async def test_a_move_finds_its_tasks_by_their_keys(explainer: Explainer, count:
     async def move(tx: Transaction) -> None:
         seqs = range(61_001, 61_001 + count)
         await tx.execute(update(Task).where(column.between(seqs[0], seqs[-1])).values(attempt=7))
-        found = await store.lock(tx, [task_id(seq) for seq in seqs])
-        moves = [(task, retry_policy.released(task, f"for reason {task.seq}")) for task in found.values()]
-        await store.move(tx, moves)
+        found = await sql_tasks.lock(tx, [task_id(seq) for seq in seqs])
+        moves = [
+            (task, rules_transitions.released(task, f"for reason {task.seq}")) for task in found.values()
+        ]
+        await sql_transitions.move(tx, moves)
 
     column = Task.__table__.c.seq
     plans = await explainer.plans(move)
@@ -128,7 +131,7 @@ async def test_a_dispatcher_reads_held_tasks_and_the_heads_of_its_queues(explain
     """Due dispatches are found among the held tasks, the others at the heads of queues."""
     names = [str(name(number)) for number in (BIG, RARE)]
     plans = await explainer.plans(
-        partial(internal.claim, names=names, limit=10, order=ClaimOrder(), exclusive_start=True)
+        partial(rules_internal.claim, names=names, limit=10, order=ClaimOrder(), exclusive_start=True)
     )
     assert_reads(plans, HELD, PENDING, KEY)
 
@@ -136,8 +139,8 @@ async def test_a_dispatcher_reads_held_tasks_and_the_heads_of_its_queues(explain
 @pytest.mark.parametrize("most", [1, 256])
 async def test_a_claim_over_many_jobs_merges_their_queues(explainer: Explainer, most: int) -> None:
     """A worker of all jobs reads the head of each queue; the backlog is not sorted."""
-    item = claims.Claim(OWNER, worker_id(0), 15, most=most)
-    plans = await explainer.plans(partial(claims.claim, items=[item]))
+    item = rules_claims.Claim(OWNER, worker_id(0), 15, most=most)
+    plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
     assert_reads(plans, PENDING, KEY)
     assert_bounded(plans)
 
@@ -145,8 +148,8 @@ async def test_a_claim_over_many_jobs_merges_their_queues(explainer: Explainer, 
 async def test_a_batch_of_claims_reads_as_many_tasks_as_it_claims(explainer: Explainer) -> None:
     """Sixteen claims at once, of one job and of many, read the heads of their queues."""
     for crowd in ([JOBS * turn for turn in range(1, 17)], list(range(16))):
-        items = [claims.Claim(OWNER, worker_id(number), 15) for number in crowd]
-        plans = await explainer.plans(partial(claims.claim, items=items))
+        items = [rules_claims.Claim(OWNER, worker_id(number), 15) for number in crowd]
+        plans = await explainer.plans(partial(rules_claims.claim, items=items))
         assert_reads(plans, PENDING, KEY)
         assert_bounded(plans)
 
@@ -156,8 +159,8 @@ async def test_a_batch_of_claims_reads_as_many_tasks_as_it_claims(explainer: Exp
 )
 async def test_a_claim_by_room_reads_a_few_rooms(explainer: Explainer, order: ClaimOrder) -> None:
     """It reads the next rooms along an index, their first tasks, and how many of their tasks are held."""
-    item = claims.Claim(OWNER, worker_id(BIG + JOBS), 15, None, order)
-    plans = await explainer.plans(partial(claims.claim, items=[item]))
+    item = rules_claims.Claim(OWNER, worker_id(BIG + JOBS), 15, None, order)
+    plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
     assert_reads(plans, "ix_joblib_task_turn", ROOM, KEY, HELD)
     assert_bounded(plans)
     for plan in plans:
@@ -167,15 +170,15 @@ async def test_a_claim_by_room_reads_a_few_rooms(explainer: Explainer, order: Cl
 
 async def test_a_free_slot_reads_no_backlog(explainer: Explainer) -> None:
     """The jobs with tasks in a room are found in the queues of rooms, not among the tasks."""
-    for plan in await explainer.plans(partial(room_queues.jobs_queued_in, rooms=[LAB, QUIET])):
+    for plan in await explainer.plans(partial(sql_room_queues.jobs_queued_in, rooms=[LAB, QUIET])):
         assert plan.by("joblib_task") == set(), describe(plan)
 
 
 @pytest.mark.parametrize("count", [1, 16])
 async def test_a_submission_reads_no_task(explainer: Explainer, count: int) -> None:
     """It reads its job and inserts its rows; the length of the queue is a stored count."""
-    items = [tasks.Submission(SUBMITTER, LAB, name(turn % JOBS), {"angle": 3}) for turn in range(count)]
-    for plan in await explainer.plans(partial(tasks.submit, items=items)):
+    items = [rules_tasks.Submission(SUBMITTER, LAB, name(turn % JOBS), {"angle": 3}) for turn in range(count)]
+    for plan in await explainer.plans(partial(rules_tasks.submit, items=items)):
         assert plan.by("joblib_task") == set(), describe(plan)
 
 
@@ -183,9 +186,9 @@ async def test_a_submission_reads_no_task(explainer: Explainer, count: int) -> N
 async def test_idempotency_keys_are_found_by_their_digest(explainer: Explainer, count: int) -> None:
     """A submit with a key reads only its own row of the keys; the sweeper reads the oldest ones."""
     keys = [RequestKey(uuid4(), uuid4(), timedelta(days=1)) for _ in range(count)]
-    items = [tasks.Submission(SUBMITTER, LAB, name(0), {"angle": 3}, key=key) for key in keys]
-    plans = await explainer.plans(partial(idempotency.submit, items=items))
-    plans += await explainer.plans(partial(sweep.prune_keys, keep=timedelta(days=1)))
+    items = [rules_tasks.Submission(SUBMITTER, LAB, name(0), {"angle": 3}, key=key) for key in keys]
+    plans = await explainer.plans(partial(rules_idempotency.submit, items=items))
+    plans += await explainer.plans(partial(rules_sweep.prune_keys, keep=timedelta(days=1)))
     assert any(plan.by("joblib_idempotency_key") for plan in plans)
     for plan in plans:
         assert None not in plan.by("joblib_idempotency_key"), describe(plan)
@@ -198,11 +201,11 @@ async def test_a_report_finds_its_tasks_by_their_keys(explainer: Explainer, coun
     seqs = [60_001, 61_500, TASKS - 500] * 86
     statuses = [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.CANCELLED] * 86
     items = [
-        tasks.Report(ADMIN, task_id(seq + turn), TaskUpdateRequest(status=status))
+        rules_tasks.Report(ADMIN, task_id(seq + turn), TaskUpdateRequest(status=status))
         for turn, (seq, status) in enumerate(zip(seqs, statuses, strict=True))
     ]
     for first in range(3):
-        plans = await explainer.plans(partial(tasks.report, items=items[first : first + count]))
+        plans = await explainer.plans(partial(rules_tasks.report, items=items[first : first + count]))
         assert_reads(plans, KEY)
         assert_bounded(plans)
 
@@ -214,11 +217,13 @@ async def test_a_plain_report_finds_its_tasks_by_their_keys(
 ) -> None:
     """Its one statement reads and writes only their own rows."""
     items = [
-        tasks.Report(OWNER, task_id(61_500 + turn), TaskUpdateRequest(status=status), wants_body=wants_body)
+        rules_tasks.Report(
+            OWNER, task_id(61_500 + turn), TaskUpdateRequest(status=status), wants_body=wants_body
+        )
         for turn in range(count)
         for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED)
     ]
-    plans = await explainer.plans(partial(idempotency.report, items=items))
+    plans = await explainer.plans(partial(rules_idempotency.report, items=items))
     plans = [plan for plan in plans if plan.statement == plans[0].statement]
     assert "UPDATE joblib_task" in plans[0].statement
     assert_reads(plans, KEY)
@@ -228,8 +233,8 @@ async def test_a_plain_report_finds_its_tasks_by_their_keys(
 @pytest.mark.parametrize("count", [1, 16])
 async def test_a_heartbeat_finds_its_workers_by_their_keys(explainer: Explainer, count: int) -> None:
     """A batch of heartbeats reads and writes only the rows of its workers."""
-    items = [workers.Heartbeat(OWNER, worker_id(turn), 15) for turn in range(count)]
-    plans = await explainer.plans(partial(workers.heartbeat, items=items))
+    items = [rules_workers.Heartbeat(OWNER, worker_id(turn), 15) for turn in range(count)]
+    plans = await explainer.plans(partial(rules_workers.heartbeat, items=items))
     assert_bounded(plans)
     assert not any(plan.by("joblib_task") for plan in plans)
 
@@ -241,9 +246,10 @@ async def test_a_heartbeat_finds_the_tasks_that_it_names_by_their_keys(
     """One statement reads the held tasks of a batch's workers, and one the other tasks that it names."""
     named = [NamedTask(id=task_id(60_001 + turn), attempt=1) for turn in range(3 * count)]
     items = [
-        workers.Heartbeat(OWNER, worker_id(turn), 15, named[3 * turn : 3 * turn + 3]) for turn in range(count)
+        rules_workers.Heartbeat(OWNER, worker_id(turn), 15, named[3 * turn : 3 * turn + 3])
+        for turn in range(count)
     ]
-    plans = await explainer.plans(partial(workers.heartbeat, items=items))
+    plans = await explainer.plans(partial(rules_workers.heartbeat, items=items))
     assert_reads(plans, HELD, KEY)
     assert_bounded(plans)
     assert len({plan.statement for plan in plans if plan.by("joblib_task")}) == 2
@@ -253,7 +259,7 @@ async def test_a_heartbeat_finds_the_tasks_that_it_names_by_their_keys(
 async def test_a_removal_reads_only_the_held_tasks_of_its_worker(explainer: Explainer, count: int) -> None:
     """The removal finds its tasks among the held ones and does not read its history."""
     ids = [worker_id(turn) for turn in range(count)]
-    plans = await explainer.plans(partial(workers.retire, worker_ids=ids))
+    plans = await explainer.plans(partial(rules_workers.retire, worker_ids=ids))
     assert_reads(plans, HELD, KEY)
     if count == 1:
         assert_bounded(plans)
@@ -267,13 +273,16 @@ async def test_stale_workers_are_found_by_their_heartbeats(
     column = Task.__table__.metadata.tables["joblib_worker"].c.last_heartbeat
     async with engine.connect() as connection:
         born = (await connection.execute(select(func.min(column)))).scalar_one()
-    size = sweep.batch_size(is_sqlite=engine.dialect.name == "sqlite")
-    find = partial(worker_store.lock_if_stale, cutoff=born + stale * SECOND, limit=size)
+    size = rules_sweep.batch_size(is_sqlite=engine.dialect.name == "sqlite")
+    find = partial(sql_workers.lock_if_stale, cutoff=born + stale * SECOND, limit=size)
     for plan in await explainer.plans(find):
         assert plan.by("joblib_worker") == {"ix_joblib_worker_last_heartbeat"}, describe(plan)
 
 
-SWEEPS = {"stuck": partial(sweep.fail_stuck, timeout=timedelta(days=1)), "abandoned": sweep.recover_abandoned}
+SWEEPS = {
+    "stuck": partial(rules_sweep.fail_stuck, timeout=timedelta(days=1)),
+    "abandoned": rules_sweep.recover_abandoned,
+}
 
 
 @pytest.mark.parametrize("what", SWEEPS)
@@ -287,7 +296,7 @@ async def test_a_sweep_looks_for_tasks_among_the_held_ones(explainer: Explainer,
 
 async def test_future_heartbeats_are_found_by_their_index(explainer: Explainer) -> None:
     """Heartbeats in the future are found by the index, like stale ones."""
-    plans = await explainer.plans(partial(sweep.retire_stale, timeout=timedelta(days=365)))
+    plans = await explainer.plans(partial(rules_sweep.retire_stale, timeout=timedelta(days=365)))
     worker_plans = [plan for plan in plans if "FROM joblib_worker" in plan.statement]
     assert len(worker_plans) >= 2
     for plan in worker_plans:
@@ -303,7 +312,7 @@ async def test_a_page_of_a_room_is_read_in_its_order(
     """An index returns the rows in the order of the page; nothing is sorted."""
     index = "ix_joblib_task_room" if status is None else "ix_joblib_task_room_status"
     for part in (Page(50, 0), Page(50, 1000)):
-        plans = await explainer.plans(partial(read.page, room_id=room, status=status, part=part))
+        plans = await explainer.plans(partial(sql_tasks.page, room_id=room, status=status, part=part))
         assert_totals(plans, status)
         assert_reads([plan for plan in plans if "count(*)" not in plan.statement], index)
 
@@ -329,7 +338,7 @@ async def test_a_page_of_a_jobs_other_tasks_reads_no_backlog(
     explainer: Explainer, number: int, status: TaskStatus
 ) -> None:
     """The tasks of a job that are not pending come from the tasks of that status in the room."""
-    work = partial(read.page, room_id=LAB, status=status, job_id=job_id(number), part=Page(50, 0))
+    work = partial(sql_tasks.page, room_id=LAB, status=status, job_id=job_id(number), part=Page(50, 0))
     plans = await explainer.plans(work)
     assert_totals(plans, status)
     # With statistics, PostgreSQL chooses by the number of the tasks of that job and of that status.
@@ -342,7 +351,7 @@ async def test_a_page_of_a_job_reads_that_jobs_tasks(
     explainer: Explainer, number: int, status: TaskStatus | None
 ) -> None:
     """The tasks of a job in a room come from an index that begins with both, or from the job's queue."""
-    work = partial(read.page, room_id=LAB, status=status, job_id=job_id(number), part=Page(50, 0))
+    work = partial(sql_tasks.page, room_id=LAB, status=status, job_id=job_id(number), part=Page(50, 0))
     plans = await explainer.plans(work)
     assert_totals(plans, status)
     assert_reads(plans, JOB_ROOM, *([] if status is None else [PENDING, ROOM]))
@@ -354,7 +363,7 @@ async def test_a_position_is_counted_in_the_queue(explainer: Explainer, seq: int
 
     PostgreSQL may also read the block's range of the primary key.
     """
-    plans = await explainer.plans(partial(tasks.get, task_id=task_id(seq)))
+    plans = await explainer.plans(partial(rules_tasks.get, task_id=task_id(seq)))
     assert_no_full_scan(plans)
     assert_ranks(plans)
 
@@ -372,7 +381,7 @@ def assert_ranks(plans: list[Plan]) -> None:
 
 async def test_the_positions_of_a_page_are_counted_in_their_queues(explainer: Explainer) -> None:
     """The ranks of a page's tasks are read from the queues, between the first and the last of them."""
-    plans = await explainer.plans(partial(tasks.page, room_id=LAB, status=None, part=Page(50, 0)))
+    plans = await explainer.plans(partial(rules_tasks.page, room_id=LAB, status=None, part=Page(50, 0)))
     assert_no_full_scan(plans)
     assert_ranks(plans)
 
@@ -388,7 +397,7 @@ def assert_no_full_scan(plans: list[Plan]) -> None:
 @pytest.mark.parametrize("seq", [62_001, 80_001, TASKS - 10])
 async def test_an_explanation_reads_no_backlog_and_no_history(explainer: Explainer, seq: int) -> None:
     """It reads the held tasks, the head of the queue, and the few tasks of the job before it."""
-    work = partial(task_history.explain, task_id=task_id(seq), order=ClaimOrder(room_cap=1))
+    work = partial(rules_history.explain, task_id=task_id(seq), order=ClaimOrder(room_cap=1))
     plans = await explainer.plans(work)
     assert_no_full_scan(plans)
     assert_ranks(plans)
@@ -400,4 +409,4 @@ async def test_an_explanation_reads_no_backlog_and_no_history(explainer: Explain
 async def test_a_recheck_reads_only_the_awaited_tasks(explainer: Explainer) -> None:
     """The tasks that waiters wait for are read by their ids."""
     ids = [task_id(seq) for seq in range(1, 500)]
-    assert_reads(await explainer.plans(partial(store.finished, ids=ids)), KEY)
+    assert_reads(await explainer.plans(partial(sql_tasks.finished, ids=ids)), KEY)

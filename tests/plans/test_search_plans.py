@@ -10,10 +10,10 @@ from replica import ADMIN
 from plans.explained import FEW, Explainer, Plan
 from plans.seeding import BIG, RARE, worker_id
 from plans.test_plans import describe, name
-from zndraw_joblib.contract.searches import TaskFilter
-from zndraw_joblib.server.ports import CursorPage
-from zndraw_joblib.server.service import ids, searches
-from zndraw_joblib.server.store.searches import Budget
+from zndraw_joblib.server.admin import rules_lists, rules_searches
+from zndraw_joblib.server.admin.sql_searches import Budget
+from zndraw_joblib.server.process.ports import CursorPage
+from zndraw_joblib.wire.operators import TaskFilter
 
 UNSUCCESSFUL, HELD, QUEUE = "ix_joblib_task_unsuccessful", "ix_joblib_task_held", "ix_joblib_task_queue"
 SCHEDULED, JOB_ROOM = "ix_joblib_task_scheduled", "ix_joblib_task_job_room"
@@ -47,7 +47,9 @@ async def test_a_search_reads_its_index(explainer: Explainer, kind: str) -> None
     """No window is read by another index, and no large result is sorted, however fast the windows grow."""
     budget = Budget(rows=4_000, seconds=60, grow_below=60, shrink_above=60)
     for wanted, indexes in CASES[kind]:
-        work = partial(searches.find, wanted=TaskFilter(**wanted), page=CursorPage(50, None), budget=budget)
+        work = partial(
+            rules_searches.find, wanted=TaskFilter(**wanted), page=CursorPage(50, None), budget=budget
+        )
         for plan in await explainer.plans(work):
             assert plan.by("joblib_task") <= indexes, describe(plan)
             if explainer.is_postgresql:
@@ -67,8 +69,10 @@ def assert_begins_at_its_place(plan: Plan) -> None:
 async def test_counts_and_ids_scan_no_tasks(explainer: Explainer) -> None:
     """Counts are kept; held tasks and ids are found by their indexes."""
     for rooms in ([], ["lab"]):
-        for plan in await explainer.plans(partial(searches.count, rooms=rooms)):
+        for plan in await explainer.plans(partial(rules_searches.count, rooms=rooms)):
             assert plan.by("joblib_task") <= {HELD, ROOM_STATUS}, describe(plan)
-    work = partial(ids.find, caller=ADMIN, span=ids.parse("0000-0000"), rooms=["lab"])
+    work = partial(
+        rules_lists.find_ids, caller=ADMIN, span=rules_lists.parse_prefix("0000-0000"), rooms=["lab"]
+    )
     for plan in await explainer.plans(work):
         assert plan.by("joblib_task") <= IDS, describe(plan)

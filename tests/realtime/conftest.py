@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from realtime.sockets import LiveServer, serve
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 
 @pytest.fixture

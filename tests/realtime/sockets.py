@@ -12,10 +12,10 @@ import socketio
 import uvicorn
 from fastapi import FastAPI
 
-from zndraw_joblib.server.http.tokens import digest
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.http.identity import digest
 from zndraw_joblib.server.realtime.rooms import Rooms
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.store import tokens
+from zndraw_joblib.server.runtime.runtime import Runtime
 
 Received = tuple[str, Any]
 
@@ -68,7 +68,7 @@ class LiveServer:
     async def create_user(self, name: str) -> str:
         """Create a user and return the user's token."""
         token = f"token-of-{name}-for-the-tests"
-        await self.runtime.write(tokens.add, name=name, digest=digest(token), is_superuser=False)
+        await self.runtime.write(sql_operators.add_token, name=name, digest=digest(token), is_superuser=False)
         return token
 
     async def rest(self, token: str | None = None) -> httpx.AsyncClient:

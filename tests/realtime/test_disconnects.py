@@ -10,8 +10,8 @@ from rest import V1, claim, get_task, register, report, submit
 from waiting import until
 
 from realtime.sockets import LiveServer, Socket
-from zndraw_joblib.server.realtime.disconnects import DisconnectTracker
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.realtime.rooms import DisconnectTracker
 
 GRACE = 0.4
 LONG = 30

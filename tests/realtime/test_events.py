@@ -9,7 +9,7 @@ import pytest
 from rest import V1, claim, register, report, submit
 
 from realtime.sockets import LiveServer, Socket
-from zndraw_joblib.server.service import sweep
+from zndraw_joblib.server.queue import rules_sweep
 
 FRONT_END_ROOMS = ("lab", "attic", "@global")
 
@@ -135,7 +135,7 @@ async def test_events_of_a_removed_worker(recorder: Recorder, reason: str) -> No
         await recorder.rest.delete(f"{V1}/workers/{job['worker_id']}")
     else:
         timeout = timedelta(microseconds=1)
-        assert await recorder.server.runtime.write(sweep.retire_stale, timeout=timeout) == 1
+        assert await recorder.server.runtime.write(rules_sweep.retire_stale, timeout=timeout) == 1
     events = await recorder.new_events()
     assert sorted(events.pop("lab")) == ["failed", "jobs_invalidate"]
     assert events == {}

@@ -22,9 +22,9 @@ from zndraw_joblib import (
     verify_readable_room,
     verify_writable_room,
 )
-from zndraw_joblib.contract.events import workers_of
+from zndraw_joblib.server.db.engine import open_engine, open_sessions
 from zndraw_joblib.server.realtime import rooms
-from zndraw_joblib.server.store.engine import open_engine, open_sessions
+from zndraw_joblib.wire.events import workers_of
 
 KEY = "ada"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "host_app.py"

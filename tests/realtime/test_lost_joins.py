@@ -7,7 +7,7 @@ from rest import V1
 from waiting import until
 
 from realtime.sockets import LiveServer, Socket
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
 
 SOCKETS = 40
 

@@ -13,8 +13,8 @@ from rest import UNKNOWN_ID, V1
 from waiting import until
 
 from realtime.sockets import LiveServer, Socket, names, serve
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 WAIT_SECONDS = 20
 NAME = "lab:files:home"
@@ -243,10 +243,10 @@ async def serve_host(url: str, sio: socketio.AsyncServer) -> AsyncIterator[LiveS
     from fastapi import FastAPI
 
     from zndraw_joblib import JobLib, JobLibSettings, register_socketio_handlers
-    from zndraw_joblib.server.ports import Identity
-    from zndraw_joblib.server.store import schema
-    from zndraw_joblib.server.store.engine import open_engine, open_sessions
-    from zndraw_joblib.server.store.sessions import SessionDatabase
+    from zndraw_joblib.server.db import schema
+    from zndraw_joblib.server.db.engine import open_engine, open_sessions
+    from zndraw_joblib.server.db.host_sessions import SessionDatabase
+    from zndraw_joblib.server.process.ports import Identity
 
     engine = open_engine(url)
     await schema.prepare(SessionDatabase(open_sessions(engine)))

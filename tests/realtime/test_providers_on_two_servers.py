@@ -10,12 +10,12 @@ from rest import V1
 
 from realtime.sockets import LiveServer, serve
 from realtime.test_providers import LONG, URL, join, register_provider, upload, wait_for_requests
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.providers.results.database_results import DatabaseResults
-from zndraw_joblib.server.providers.results.redis_results import RedisResults
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.results.database_values import DatabaseResults
+from zndraw_joblib.server.results.redis import RedisResults
 
 TOKEN = "admin-token-of-the-tests"
 Pair = tuple[LiveServer, LiveServer]

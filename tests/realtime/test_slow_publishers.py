@@ -18,11 +18,11 @@ from waiting import until
 from realtime.sockets import LiveServer, serve
 from realtime.test_hosts import KEY, current_user
 from zndraw_joblib import JobLib, TaskSubmitRequest, emit, register_socketio_handlers
-from zndraw_joblib.contract.events import Emission, JobsInvalidate
-from zndraw_joblib.contract.names import parse_job_name
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.engine import open_engine, open_sessions
+from zndraw_joblib.server.db.engine import open_engine, open_sessions
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.wire.events import Emission, JobsInvalidate
+from zndraw_joblib.wire.names import parse_job_name
+from zndraw_joblib.wire.statuses import TaskStatus
 
 ENOUGH = 30.0
 STATUSES = [TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.COMPLETED]

@@ -12,11 +12,11 @@ from waiting import until
 
 from realtime.sockets import LiveServer, Socket, serve
 from zndraw_joblib import Identity
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.batcher import RowLocked
-from zndraw_joblib.server.realtime.supervisor import SocketOwner, SocketSupervisor
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import tokens
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.batcher import RowLocked
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.realtime.rooms import SocketOwner, SocketSupervisor
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 POLL = "/socket.io/?EIO=4&transport=polling"
@@ -33,7 +33,7 @@ async def test_a_revoked_token_disconnects_its_sockets(server: LiveServer) -> No
     token = await server.create_user("eve")
     eve, ada = await server.connect("lab", token=token), await server.connect("lab")
     polling = await server.connect(token=token, transports=["polling"])
-    await server.runtime.write(tokens.remove, name="eve")
+    await server.runtime.write(sql_operators.remove_token, name="eve")
     await asyncio.gather(closed(eve), closed(polling))
     received = len(eve.received)
     rest = await server.rest()
@@ -56,7 +56,7 @@ async def test_a_revoked_token_disconnects_sockets_of_every_replica(replicas: li
     """The command line revokes tokens in the database alone."""
     token = await replicas[0].create_user("eve")
     sockets = [await replica.connect("lab", token=token) for replica in replicas]
-    await replicas[0].runtime.write(tokens.remove, name="eve")
+    await replicas[0].runtime.write(sql_operators.remove_token, name="eve")
     await asyncio.gather(*map(closed, sockets))
 
 

@@ -9,7 +9,7 @@ import socketio
 from waiting import until
 
 from realtime.sockets import LiveServer
-from zndraw_joblib.server.pubsub.pubsub import PubSub
+from zndraw_joblib.server.process.pubsub import PubSub
 from zndraw_joblib.server.realtime import socketio_internals
 from zndraw_joblib.server.realtime.client_managers import PubSubManager
 from zndraw_joblib.server.realtime.socketio_internals import LocalManager, MessageManager, is_fast_right

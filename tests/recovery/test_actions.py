@@ -20,29 +20,29 @@ from replica import (
 from seeds import add_tasks, task
 
 from recovery.test_time_limits import LONG, SOON, recheck_seconds  # noqa: F401 - a fixture
-from zndraw_joblib.contract.events import JobsInvalidate, TaskAvailable, TaskStatusEvent, room_of, workers_of
-from zndraw_joblib.contract.messages import TaskResponse, Verdict
-from zndraw_joblib.contract.names import INTERNAL
-from zndraw_joblib.contract.problems import Forbidden, InvalidTaskTransition, StaleReport, TaskNotFound
-from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import task_actions, task_history
+from zndraw_joblib.server.queue import rules_history, rules_task_actions
+from zndraw_joblib.wire.events import JobsInvalidate, TaskAvailable, TaskStatusEvent, room_of, workers_of
+from zndraw_joblib.wire.messages import TaskResponse, Verdict
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.problems import Forbidden, InvalidTaskTransition, StaleReport, TaskNotFound
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 NO_PAUSE = {"base_seconds": 0}
 FROM = {
-    task_actions.release: HELD,
-    task_actions.retry: {TaskStatus.FAILED, TaskStatus.CANCELLED},
-    task_actions.fail: set(TaskStatus) - TERMINAL,
+    rules_task_actions.release: HELD,
+    rules_task_actions.retry: {TaskStatus.FAILED, TaskStatus.CANCELLED},
+    rules_task_actions.fail: set(TaskStatus) - TERMINAL,
 }
 MAY = {
-    task_actions.release: {OWNER, ADMIN},
-    task_actions.retry: {SUBMITTER, ADMIN},
-    task_actions.fail: {ADMIN},
+    rules_task_actions.release: {OWNER, ADMIN},
+    rules_task_actions.retry: {SUBMITTER, ADMIN},
+    rules_task_actions.fail: {ADMIN},
 }
 TO = {
-    task_actions.release: TaskStatus.PENDING,
-    task_actions.retry: TaskStatus.PENDING,
-    task_actions.fail: TaskStatus.FAILED,
+    rules_task_actions.release: TaskStatus.PENDING,
+    rules_task_actions.retry: TaskStatus.PENDING,
+    rules_task_actions.fail: TaskStatus.FAILED,
 }
 
 
@@ -88,7 +88,9 @@ async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: Manu
     first, second = await timed.submit(job), await timed.submit(job)
     running = await timed.start(job.worker_id)
     timed.events.clear()
-    released = await timed.act(task_actions.release, running.id, by=OWNER, attempt=1, worker_id=job.worker_id)
+    released = await timed.act(
+        rules_task_actions.release, running.id, by=OWNER, attempt=1, worker_id=job.worker_id
+    )
     assert (released.id, released.status, released.queue_position) == (first.id, TaskStatus.PENDING, 1)
     assert (released.error, released.error_code, released.worker_id) == (None, "released", None)
     assert events(timed) == [
@@ -113,7 +115,7 @@ async def test_a_claim_that_is_released_before_its_start_is_no_attempt(timed: Re
     task = await timed.submit(job)
     for number in range(1, 4):
         claimed = await timed.claim_task(job.worker_id)
-        released = await timed.act(task_actions.release, task.id)
+        released = await timed.act(rules_task_actions.release, task.id)
         assert (claimed.attempt, released.attempt) == (number, number)
         assert (claimed.attempts, released.attempts) == (1, 0)
     for number in range(1, most + 1):
@@ -122,22 +124,24 @@ async def test_a_claim_that_is_released_before_its_start_is_no_attempt(timed: Re
         assert ended.status is (TaskStatus.FAILED if number == most else TaskStatus.PENDING)
         for response in (started, ended, await timed.get(task.id)):
             assert (response.attempt, response.attempts) == (3 + number, number)
-    await timed.act(task_actions.retry, task.id)
+    await timed.act(rules_task_actions.retry, task.id)
     await timed.claim_task(job.worker_id)
-    failed = await timed.act(task_actions.fail, task.id)
+    failed = await timed.act(rules_task_actions.fail, task.id)
     assert (failed.status, failed.attempts) == (TaskStatus.FAILED, most)
-    response = await timed.runtime.database.read(task_history.history, task_id=task.id)
+    response = await timed.runtime.database.read(rules_history.history, task_id=task.id)
     assert max(one.attempt_number or 0 for one in response.transitions) == most
 
 
 async def test_the_reason_of_a_release_is_kept(replica: Replica) -> None:
     """The task keeps the reason until its next attempt has ended."""
     running = await replica.running(await replica.register())
-    released = await replica.act(task_actions.release, running.id, error="the disk is full")
+    released = await replica.act(rules_task_actions.release, running.id, error="the disk is full")
     assert (released.error, released.error_code) == ("the disk is full", "released")
 
 
-@pytest.mark.parametrize("what", [task_actions.release, task_actions.fail], ids=lambda what: what.__name__)
+@pytest.mark.parametrize(
+    "what", [rules_task_actions.release, rules_task_actions.fail], ids=lambda what: what.__name__
+)
 async def test_the_former_holder_is_fenced_out(replica: Replica, what: Any) -> None:
     """Its reports are refused with a reason; its heartbeat gets the verdict `lost`."""
     job = await replica.register()
@@ -148,7 +152,7 @@ async def test_the_former_holder_is_fenced_out(replica: Replica, what: Any) -> N
         with pytest.raises(InvalidTaskTransition) as refused:
             await replica.report(running.id, status, attempt=1, worker_id=job.worker_id, error="late")
         body = refused.value.problem.model_dump()
-        assert body["reason"] == ("released" if what is task_actions.release else "finished")
+        assert body["reason"] == ("released" if what is rules_task_actions.release else "finished")
         assert body["error_code"] == after.error_code
     assert await replica.verdicts(job.worker_id, (running.id, 1)) == [(running.id, Verdict.LOST)]
     assert await replica.get(running.id) == after
@@ -160,9 +164,9 @@ async def test_an_action_may_name_the_claim(replica: Replica, what: Any, fence: 
     """An action on an older attempt, or on another worker's, is refused."""
     job = await replica.register()
     running = await replica.running(job)
-    await replica.act(task_actions.release, running.id)
+    await replica.act(rules_task_actions.release, running.id)
     again = await replica.start(job.worker_id)
-    if what is task_actions.retry:
+    if what is rules_task_actions.retry:
         again = await replica.report(again.id, TaskStatus.FAILED)
     wrong = {"attempt": 1} if fence == "attempt" else {"worker_id": uuid4()}
     right = {"attempt": 2} if fence == "attempt" else {"worker_id": job.worker_id}
@@ -180,7 +184,7 @@ async def test_a_worker_releases_its_own_tasks_only(replica: Replica) -> None:
     await replica.register(by=STRANGER)
     running = await replica.running(job)
     with pytest.raises(Forbidden):
-        await replica.act(task_actions.release, running.id, by=STRANGER)
+        await replica.act(rules_task_actions.release, running.id, by=STRANGER)
     assert (await replica.get(running.id)).status is TaskStatus.RUNNING
 
 
@@ -194,7 +198,7 @@ async def test_a_retried_task_gets_all_its_attempts(timed: Replica, clock: Manua
     claims = ended.attempt
     clock.advance(1000)
     timed.events.clear()
-    retried = await timed.act(task_actions.retry, ended.id, by=SUBMITTER)
+    retried = await timed.act(rules_task_actions.retry, ended.id, by=SUBMITTER)
     assert (retried.status, retried.queue_position, retried.attempt) == (TaskStatus.PENDING, 1, claims)
     assert (retried.completed_at, retried.error, retried.worker_id) == (None, None, None)
     assert events(timed) == [
@@ -228,7 +232,7 @@ async def test_a_retry_restores_a_soft_deleted_job(replica: Replica) -> None:
     running = await replica.running(job)
     await replica.leave(job.worker_id)
     replica.events.clear()
-    await replica.act(task_actions.retry, running.id, by=SUBMITTER)
+    await replica.act(rules_task_actions.retry, running.id, by=SUBMITTER)
     assert (JobsInvalidate.__name__, room_of("@global")) in events(replica)
     back, is_new = await replica.register_job()
     assert not is_new
@@ -244,10 +248,10 @@ async def test_cancelling_a_retried_task_deletes_its_job_again(replica: Replica)
     running = await replica.running(job)
     await replica.leave(job.worker_id)
     for what in (SUBMITTER, ADMIN):
-        await replica.act(task_actions.retry, running.id, by=SUBMITTER)
+        await replica.act(rules_task_actions.retry, running.id, by=SUBMITTER)
         replica.events.clear()
         if what is ADMIN:
-            await replica.act(task_actions.fail, running.id)
+            await replica.act(rules_task_actions.fail, running.id)
         else:
             await replica.report(running.id, TaskStatus.CANCELLED, by=what)
         assert (JobsInvalidate.__name__, room_of("@global")) in events(replica)
@@ -268,7 +272,7 @@ async def test_an_operator_fails_any_task_that_has_not_ended(
     waiter = asyncio.create_task(timed.get(submitted.id, wait=LONG))
     await wait_until_waiting(timed, 1)
     error = "it is stuck" if how == "running" else None
-    failed = await timed.act(task_actions.fail, submitted.id, error=error)
+    failed = await timed.act(rules_task_actions.fail, submitted.id, error=error)
     assert (failed.status, failed.error_code) == (TaskStatus.FAILED, "failed-by-operator")
     assert failed.error == (error or "An operator ended the task")
     async with asyncio.timeout(SOON):
@@ -286,18 +290,20 @@ async def test_only_a_superuser_acts_on_a_claimed_internal_task(replica: Replica
     for what in FROM:
         with pytest.raises(Forbidden):
             await replica.act(what, submitted.id, by=SUBMITTER)
-    assert (await replica.act(task_actions.fail, submitted.id)).status is TaskStatus.FAILED
+    assert (await replica.act(rules_task_actions.fail, submitted.id)).status is TaskStatus.FAILED
 
 
-@pytest.mark.parametrize("what", [task_actions.release, task_actions.retry], ids=lambda what: what.__name__)
+@pytest.mark.parametrize(
+    "what", [rules_task_actions.release, rules_task_actions.retry], ids=lambda what: what.__name__
+)
 async def test_a_released_internal_task_is_dispatched_again(replica: Replica, what: Any) -> None:
     """No remote worker is woken; the broker gets it as another attempt."""
     await replica.register("Render", INTERNAL, by=ADMIN)
     executor = InternalExecutor()
     replica.registry = InternalRegistry({str(internal()): executor})
     submitted = await replica.submit(str(internal()), {"x": 1})
-    if what is task_actions.retry:
-        await replica.act(task_actions.fail, submitted.id)
+    if what is rules_task_actions.retry:
+        await replica.act(rules_task_actions.fail, submitted.id)
     replica.events.clear()
     back = await replica.act(what, submitted.id)
     assert (back.status, back.attempt, back.queue_position) == (TaskStatus.PENDING, 1, 1)
@@ -332,7 +338,7 @@ async def test_a_release_and_a_report_exclude_each_other(pair: list[Replica]) ->
     for _ in range(6):
         running = await pair[0].running(job)
         answers = await asyncio.gather(
-            pair[0].act(task_actions.release, running.id, by=OWNER, attempt=1),
+            pair[0].act(rules_task_actions.release, running.id, by=OWNER, attempt=1),
             pair[1].report(running.id, TaskStatus.COMPLETED, attempt=1, worker_id=job.worker_id),
             return_exceptions=True,
         )

@@ -8,10 +8,10 @@ from databases import on_postgresql
 from replica import OWNER, Replica
 from sqlalchemy import select
 
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.server.service import claims
-from zndraw_joblib.server.service.claims import Claim
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.queue import rules_claims
+from zndraw_joblib.server.queue.rules_claims import Claim
+from zndraw_joblib.wire.messages import TaskResponse
 
 tasks = Task.__table__
 ORDERS = pytest.mark.parametrize(
@@ -32,7 +32,7 @@ async def locked(replica: Replica, held: list[TaskResponse]) -> Any:
 async def claimed(replica: Replica, worker: Any, count: int) -> list[Any]:
     """Claim in one transaction; return the ids of the tasks, None for an empty claim."""
     items = [Claim(OWNER, worker, 15, None, replica.runtime.order)] * count
-    answers: list[Any] = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    answers: list[Any] = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
     assert all(answer.tasks or answer.is_contended for answer in answers)
     return [answer.tasks[0].id if answer.tasks else None for answer in answers]
 

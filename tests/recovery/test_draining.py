@@ -7,10 +7,10 @@ from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica, wait_until_waiting
 
 from recovery.test_time_limits import LONG, SOON, recheck_seconds  # noqa: F401 - a fixture
-from zndraw_joblib.contract.events import JobsInvalidate
-from zndraw_joblib.contract.messages import EmptyReason
-from zndraw_joblib.contract.problems import Forbidden, JobNotFound, WorkerNotFound
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.events import JobsInvalidate
+from zndraw_joblib.wire.messages import EmptyReason
+from zndraw_joblib.wire.problems import Forbidden, JobNotFound, WorkerNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 
 
 @every_kind

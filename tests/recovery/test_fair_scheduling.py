@@ -10,10 +10,10 @@ from databases import every_kind, on_sqlite
 from replica import OWNER, ManualClock, Replica
 from sqlalchemy import text
 
-from zndraw_joblib.contract.messages import JobResponse, TaskResponse
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import claims, task_actions
-from zndraw_joblib.server.service.claims import Claim
+from zndraw_joblib.server.queue import rules_claims, rules_task_actions
+from zndraw_joblib.server.queue.rules_claims import Claim
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse
+from zndraw_joblib.wire.statuses import TaskStatus
 
 BACKLOGS = {"a": 9, "b": 2, "c": 5, "d": 1}
 
@@ -71,7 +71,7 @@ async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: ManualCloc
     assert job.worker_id is not None
     item = Claim(OWNER, job.worker_id, 15, None, timed.runtime.order, most)
     items = [item] * (len(submitted) // most + 2)
-    answers: list[Any] = await timed.runtime.write(lambda tx: claims.claim(tx, items))
+    answers: list[Any] = await timed.runtime.write(lambda tx: rules_claims.claim(tx, items))
     claimed = [task for answer in answers for task in answer.tasks]
     assert [task.room_id for task in claimed] == rounds(BACKLOGS)
     assert_in_order(submitted, claimed)
@@ -133,7 +133,7 @@ async def test_a_returning_task_takes_no_additional_turn(timed: Replica, clock: 
         task = await timed.claim_task(job.worker_id)
         turns.append(task.room_id)
         if count == 0:
-            await timed.act(task_actions.release, task.id)
+            await timed.act(rules_task_actions.release, task.id)
     assert Counter(turns) == {"a": 3, "b": 3}
 
 
@@ -229,7 +229,7 @@ async def test_names_sort_as_the_database_sorts_them(timed: Replica, clock: Manu
         clock.advance(1)
         assert job.worker_id is not None
         items = [Claim(OWNER, job.worker_id, 15, None, timed.runtime.order)] * len(submitted)
-        answers: list[Any] = await timed.runtime.write(lambda tx, items=items: claims.claim(tx, items))
+        answers: list[Any] = await timed.runtime.write(lambda tx, items=items: rules_claims.claim(tx, items))
         claimed = [task for answer in answers for task in answer.tasks]
         assert {task.id for task in claimed} == {task.id for task in submitted}
         assert len(claimed) == len(submitted)

@@ -7,13 +7,13 @@ import pytest
 from databases import every_kind
 from replica import ADMIN, OWNER, SUBMITTER, InternalExecutor, ManualClock, Replica, internal
 
-from zndraw_joblib.contract.history import TaskHistory
-from zndraw_joblib.contract.messages import JobResponse, TaskUpdateRequest
-from zndraw_joblib.contract.names import INTERNAL
-from zndraw_joblib.contract.problems import TaskNotFound
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import task_actions, task_history, tasks
+from zndraw_joblib.server.queue import rules_history, rules_task_actions, rules_tasks
+from zndraw_joblib.wire.history import TaskHistory
+from zndraw_joblib.wire.messages import JobResponse, TaskUpdateRequest
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.problems import TaskNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 
 SUBMITTED = ("pending", 0, "submitted")
 
@@ -27,7 +27,7 @@ async def fail_in_every_way(timed: Replica, clock: ManualClock) -> UUID:
     clock.advance(10)
     await timed.recover_overdue()
     await timed.start(job.worker_id)
-    await timed.act(task_actions.release, task.id, error="not now")
+    await timed.act(rules_task_actions.release, task.id, error="not now")
     await fail_once(timed, clock, job)
     await timed.start(job.worker_id)
     clock.advance(100)
@@ -38,8 +38,8 @@ async def fail_in_every_way(timed: Replica, clock: ManualClock) -> UUID:
     await make_due(timed, clock)
     job = await timed.register()
     await timed.start(job.worker_id)
-    await timed.act(task_actions.fail, task.id, error="enough")
-    await timed.act(task_actions.retry, task.id)
+    await timed.act(rules_task_actions.fail, task.id, error="enough")
+    await timed.act(rules_task_actions.retry, task.id)
     done = await timed.start(job.worker_id)
     await timed.report(done.id, TaskStatus.COMPLETED)
     return task.id
@@ -49,7 +49,7 @@ async def fail_in_every_way(timed: Replica, clock: ManualClock) -> UUID:
 async def test_the_history_of_a_task_with_every_failure(timed: Replica, clock: ManualClock) -> None:
     """Every return to the queue has its reason, attempt, time and error."""
     task_id = await fail_in_every_way(timed, clock)
-    response: TaskHistory = await timed.runtime.database.read(task_history.history, task_id=task_id)
+    response: TaskHistory = await timed.runtime.database.read(rules_history.history, task_id=task_id)
     expected = [
         (*SUBMITTED, None),
         ("claimed", 1, None, None),
@@ -99,7 +99,7 @@ async def test_a_history_starts_with_the_submit(timed: Replica, clock: ManualClo
     waiting, late, gone, back = [await timed.submit(job, expires_in_seconds=s) for s in (None, 9, None, None)]
     await timed.report(gone.id, TaskStatus.CANCELLED, by=SUBMITTER)
     await timed.report(back.id, TaskStatus.CANCELLED, by=SUBMITTER)
-    await timed.act(task_actions.retry, back.id)
+    await timed.act(rules_task_actions.retry, back.id)
     clock.advance(9)
     await timed.fail_expired()
     assert await timed.history(waiting.id) == [SUBMITTED]
@@ -120,8 +120,8 @@ async def test_several_steps_of_one_batch_are_all_in_the_history(timed: Replica)
     await timed.submit(job)
     task = await timed.claim_task(job.worker_id)
     explain_task = [TaskUpdateRequest(status=status) for status in (TaskStatus.RUNNING, TaskStatus.FAILED)]
-    items = [tasks.Report(OWNER, task.id, update) for update in explain_task]
-    await timed.runtime.write(lambda tx: tasks.report(tx, items))
+    items = [rules_tasks.Report(OWNER, task.id, update) for update in explain_task]
+    await timed.runtime.write(lambda tx: rules_tasks.report(tx, items))
     assert await timed.history(task.id) == [
         SUBMITTED,
         ("claimed", 1, None),
@@ -158,7 +158,7 @@ async def test_the_text_of_an_explanation(timed: Replica, clock: ManualClock) ->
     task = await timed.submit(job)
 
     async def explain_task() -> list[tuple[str, str]]:
-        work = partial(task_history.explain, task_id=task.id, order=timed.runtime.order)
+        work = partial(rules_history.explain, task_id=task.id, order=timed.runtime.order)
         response = await timed.runtime.database.read(work)
         return [(why.code, why.detail) for why in response.reasons]
 
@@ -189,5 +189,5 @@ async def test_the_explanation_of_an_internal_task(timed: Replica) -> None:
     timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     inside = await timed.submit(str(internal()))
     assert await timed.explain(inside.id) == ["claimed"]
-    await timed.act(task_actions.fail, inside.id)
+    await timed.act(rules_task_actions.fail, inside.id)
     assert await timed.explain(inside.id) == ["failed", "failed-by-operator"]

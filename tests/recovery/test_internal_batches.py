@@ -9,15 +9,17 @@ import pytest
 from replica import SUBMITTER, ManualClock, Replica, internal
 
 from recovery.test_internal_dispatch import LEASE, serve
-from zndraw_joblib.contract.messages import TaskSubmitRequest
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal import dispatcher
-from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.queue import rules_tasks
+from zndraw_joblib.wire.messages import TaskSubmitRequest
+from zndraw_joblib.wire.statuses import TaskStatus
 
 
-def batch(length: int) -> list[tasks.Submission]:
+def batch(length: int) -> list[rules_tasks.Submission]:
     """Return tasks of the internal job."""
-    return [tasks.Submission(SUBMITTER, "lab", internal(), {}, is_configured=True) for _ in range(length)]
+    return [
+        rules_tasks.Submission(SUBMITTER, "lab", internal(), {}, is_configured=True) for _ in range(length)
+    ]
 
 
 @pytest.mark.parametrize(

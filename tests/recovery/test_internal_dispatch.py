@@ -11,17 +11,22 @@ from sqlalchemy import delete, update
 from waiting import until
 
 from recovery.test_pausing import until_waiting
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.names import INTERNAL
-from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.problems import Conflict, JobNotFound, WorkerNotFound
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.db.tables import Job, Worker
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import internal as rules
-from zndraw_joblib.server.service import jobs, task_actions, tasks, workers
-from zndraw_joblib.server.service.internal import EXECUTOR
-from zndraw_joblib.server.store.tables import Job, Worker
+from zndraw_joblib.server.queue import (
+    rules_internal,
+    rules_jobs,
+    rules_task_actions,
+    rules_tasks,
+    rules_workers,
+)
+from zndraw_joblib.server.queue.rules_internal import EXECUTOR
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.problems import Conflict, JobNotFound, WorkerNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 
 SECOND = 1.0
 LEASE = 30.0
@@ -42,8 +47,8 @@ async def serve(
 ) -> InternalExecutor:
     """Connect the internal job of a replica to a broker, and return the broker."""
     executor = executor or InternalExecutor()
-    offer = rules.InternalJob(internal(), {}, JobPolicy(**policy))
-    await replica.runtime.write(rules.register, jobs=[offer])
+    offer = rules_internal.InternalJob(internal(), {}, JobPolicy(**policy))
+    await replica.runtime.write(rules_internal.register, jobs=[offer])
     held: Any = ExclusiveExecutor() if exclusive_start else None
     registry = InternalRegistry({str(internal()): executor}, executor=held)
     replica.registry = registry
@@ -52,24 +57,24 @@ async def serve(
 
 async def commit_only(replica: Replica, *, exclusive_start: bool = False) -> UUID:
     """Submit, and crash before the dispatch."""
-    item = tasks.Submission(
+    item = rules_tasks.Submission(
         SUBMITTER, "lab", internal(), {}, is_configured=True, exclusive_start=exclusive_start
     )
-    [submitted_tasks] = await replica.runtime.write(tasks.submit, items=[item])
+    [submitted_tasks] = await replica.runtime.write(rules_tasks.submit, items=[item])
     assert isinstance(submitted_tasks, TaskResponse)
     return submitted_tasks.id
 
 
 async def start(replica: Replica, worker_id: UUID, *ids: UUID, name: str = "Render") -> list[Any]:
     """Start tasks of a job as an executor does."""
-    items = [rules.Start(worker_id, task_id, internal(name)) for task_id in ids]
-    responses: list[Any] = await replica.runtime.write(rules.start, items=items)
+    items = [rules_internal.Start(worker_id, task_id, internal(name)) for task_id in ids]
+    responses: list[Any] = await replica.runtime.write(rules_internal.start, items=items)
     return responses
 
 
 async def worker(replica: Replica) -> UUID:
     """Create a worker inside the server."""
-    submitted_tasks = await replica.runtime.write(workers.create, caller=EXECUTOR, interval=15)
+    submitted_tasks = await replica.runtime.write(rules_workers.create, caller=EXECUTOR, interval=15)
     return submitted_tasks.id
 
 
@@ -133,14 +138,14 @@ async def test_two_replicas_dispatch_a_due_task_once(pair: list[Replica]) -> Non
 
 
 async def _pause(tx: Any, *, paused: bool) -> None:
-    await jobs.pause(tx, internal(), paused=paused)
+    await rules_jobs.pause(tx, internal(), paused=paused)
 
 
 async def test_tasks_wait_for_an_unavailable_broker(timed: Replica, caplog: pytest.LogCaptureFixture) -> None:
     """They stay claimed, are retried by each dispatch cycle, and the log has one warning."""
     broker = await serve(timed)
     submitted = await timed.submit(str(internal()))
-    await timed.act(task_actions.release, submitted.id)
+    await timed.act(rules_task_actions.release, submitted.id)
 
     async def refuse(_: UUID) -> None:
         raise ConnectionError("away")
@@ -233,7 +238,7 @@ async def test_an_internal_task_expires_before_its_dispatch(timed: Replica, cloc
     late = await timed.submit(str(internal()), expires_in_seconds=5)
     await timed.dispatcher.dispatch()
     clock.advance(6)
-    await timed.act(task_actions.fail, first.id)
+    await timed.act(rules_task_actions.fail, first.id)
     await timed.dispatcher.dispatch()
     assert (await timed.get(late.id)).error_code == "task-expired"
     assert len(broker.calls) == 1
@@ -244,7 +249,7 @@ async def test_a_start_is_strict_and_exclusive(timed: Replica) -> None:
     await serve(timed)
     first, second = await worker(timed), await worker(timed)
     one, ended = await timed.submit(str(internal())), await timed.submit(str(internal()))
-    await timed.act(task_actions.fail, ended.id)
+    await timed.act(rules_task_actions.fail, ended.id)
     job = await timed.register()
     await timed.submit(job)
     remote = await timed.claim(job.worker_id)
@@ -254,7 +259,7 @@ async def test_a_start_is_strict_and_exclusive(timed: Replica) -> None:
     assert isinstance(other, Conflict)
     assert await start(timed, second, one.id) == [None]
     assert await start(timed, first, one.id) == [mine]  # repeated, because the response may have been lost
-    await timed.act(task_actions.release, one.id)
+    await timed.act(rules_task_actions.release, one.id)
     assert await start(timed, second, one.id) == [None]
     [refused] = await start(timed, uuid4(), one.id)
     assert isinstance(refused, WorkerNotFound)

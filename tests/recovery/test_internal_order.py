@@ -7,11 +7,10 @@ import pytest
 from replica import ADMIN, InternalExecutor, ManualClock, Replica, internal
 
 from recovery.test_internal_dispatch import ExclusiveExecutor, start, worker
-from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import internal as rules
-from zndraw_joblib.server.service import jobs, task_actions
+from zndraw_joblib.server.queue import rules_internal, rules_jobs, rules_task_actions
+from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.statuses import TaskStatus
 
 NAMES = ("Alpha", "Beta", "Gamma", "Zeta")
 
@@ -39,8 +38,8 @@ class BoundedBroker(InternalExecutor):
 async def broker(timed: Replica) -> BoundedBroker:
     """Offer four internal jobs through one bounded broker."""
     broker = BoundedBroker()
-    offers = [rules.InternalJob(internal(name), {}, JobPolicy()) for name in NAMES]
-    await timed.runtime.write(rules.register, jobs=offers)
+    offers = [rules_internal.InternalJob(internal(name), {}, JobPolicy()) for name in NAMES]
+    await timed.runtime.write(rules_internal.register, jobs=offers)
     handles: dict[str, Any] = {str(internal(name)): broker for name in NAMES}
     executor: Any = ExclusiveExecutor()
     timed.registry = InternalRegistry(handles, executor=executor, free=broker.free)
@@ -54,7 +53,7 @@ async def submit(replica: Replica, *names: str, **options: Any) -> list[UUID]:
 
 async def pause(replica: Replica, name: str, *, paused: bool = True) -> None:
     """Pause or resume an internal job."""
-    await replica.runtime.write(jobs.pause, name=internal(name), paused=paused)
+    await replica.runtime.write(rules_jobs.pause, name=internal(name), paused=paused)
 
 
 async def test_the_highest_priority_is_dispatched_first(timed: Replica, broker: BoundedBroker) -> None:
@@ -88,7 +87,7 @@ async def test_a_delayed_task_does_not_starve(
     later = await submit(timed, "Alpha", "Alpha", "Zeta")
     clock.advance(6)
     assert await timed.enqueue_due() == 1
-    await timed.act(task_actions.release, released)
+    await timed.act(rules_task_actions.release, released)
     assert await broker.take(timed, 5) == [delayed, released, *later]
 
 
@@ -115,8 +114,8 @@ async def test_the_backlog_of_a_paused_job_waits(timed: Replica, broker: Bounded
 
 async def test_the_limit_of_a_job_counts_beside_other_jobs(timed: Replica, broker: BoundedBroker) -> None:
     """A job at its limit delays no other job."""
-    limited = rules.InternalJob(internal("Alpha"), {}, JobPolicy(max_in_flight=1))
-    await timed.runtime.write(rules.register, jobs=[limited])
+    limited = rules_internal.InternalJob(internal("Alpha"), {}, JobPolicy(max_in_flight=1))
+    await timed.runtime.write(rules_internal.register, jobs=[limited])
     first, second = await submit(timed, "Alpha", "Alpha")
     others = await submit(timed, "Beta", "Zeta")
     assert await broker.take(timed, 4) == [first, *others]

@@ -12,15 +12,14 @@ from replica import ADMIN, OWNER, SUBMITTER, ManualClock, Replica, wait_until_wa
 from sqlalchemy import delete, func, select
 
 from recovery.test_time_limits import LONG, SOON, recheck_seconds  # noqa: F401 - a fixture
-from zndraw_joblib.contract.messages import EmptyReason, JobResponse, TaskResponse
-from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
-from zndraw_joblib.server.service import claims, task_actions
-from zndraw_joblib.server.service.claims import Claim, ClaimResult
-from zndraw_joblib.server.store import database
-from zndraw_joblib.server.store.tables import RoomQueue, Task
-from zndraw_joblib.server.store.tasks import room_queues
+from zndraw_joblib.server.db import database
+from zndraw_joblib.server.db.tables import RoomQueue, Task
+from zndraw_joblib.server.queue import rules_claims, rules_task_actions, sql_room_queues
+from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult
+from zndraw_joblib.wire.messages import EmptyReason, JobResponse, TaskResponse
+from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.wire.statuses import TaskStatus
 
 ROUNDS = 12
 tasks = Task.__table__
@@ -30,7 +29,7 @@ async def reasons(replica: Replica, *workers: UUID | None) -> list[EmptyReason |
     """Claim for several workers in one transaction; return the reason of each, None for a claimed task."""
     items = [Claim(OWNER, worker, 15, None, replica.runtime.order) for worker in workers if worker]
     answers: list[ClaimResult | ProblemException] = await replica.runtime.write(
-        lambda tx: claims.claim(tx, items)
+        lambda tx: rules_claims.claim(tx, items)
     )
     return [None if isinstance(a, ProblemException) or a.tasks else a.reason for a in answers]
 
@@ -81,7 +80,7 @@ async def test_claims_of_many_share_the_limit_of_their_worker(replica: Replica) 
     assert job.worker_id is not None
     submitted = [(await replica.submit(job)).id for _ in range(9)]
     items = [Claim(OWNER, job.worker_id, 15, most=3) for _ in range(3)]
-    answers: list[Any] = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    answers: list[Any] = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
     claimed = [[task.id for task in answer.tasks] for answer in answers]
     assert claimed == [submitted[:3], submitted[3:5], []]
     assert (answers[2].reason, answers[2].is_contended) == (EmptyReason.MAX_TASKS, False)
@@ -193,7 +192,7 @@ async def free_by_removal(replica: Replica, job: JobResponse, task: TaskResponse
 
 async def free_by_release(replica: Replica, job: JobResponse, task: TaskResponse) -> None:
     """Release the task."""
-    await replica.act(task_actions.release, task.id)
+    await replica.act(rules_task_actions.release, task.id)
 
 
 FREEING = [free_by_report, free_by_cancel, free_by_removal, free_by_release]
@@ -423,11 +422,14 @@ async def test_rows_of_empty_rooms_are_deleted(replica: Replica) -> None:
         await replica.submit(job, room=room)
     for _ in range(3):
         await replica.claim_task(job.worker_id)
-    first, rooms = room_queues.FIRST, {job.id: ["a", "b"]}
-    assert await replica.runtime.write(room_queues.find_empty, after=first, limit=2) == (rooms, (job.id, "b"))
-    found = await replica.runtime.write(room_queues.find_empty, after=(job.id, "b"), limit=9)
+    first, rooms = sql_room_queues.FIRST, {job.id: ["a", "b"]}
+    assert await replica.runtime.write(sql_room_queues.find_empty, after=first, limit=2) == (
+        rooms,
+        (job.id, "b"),
+    )
+    found = await replica.runtime.write(sql_room_queues.find_empty, after=(job.id, "b"), limit=9)
     assert found == ({job.id: ["c"]}, first)
-    assert await replica.runtime.write(room_queues.prune, job_id=job.id, rooms=list("abcd")) == 3
+    assert await replica.runtime.write(sql_room_queues.prune, job_id=job.id, rooms=list("abcd")) == 3
     assert [row.room_id for row in await replica.rows(RoomQueue.__table__)] == ["d"]
 
 

@@ -6,9 +6,9 @@ import pytest
 from replica import TIMEOUT, Replica
 from sqlalchemy import func, select, text, update
 
-from zndraw_joblib.contract.messages import EmptyReason, JobResponse
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.store.tables import Job, Task, Worker
+from zndraw_joblib.server.db.tables import Job, Task, Worker
+from zndraw_joblib.wire.messages import EmptyReason, JobResponse
+from zndraw_joblib.wire.statuses import TaskStatus
 
 on_postgresql = pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
 jobs, workers = Job.__table__, Worker.__table__

@@ -8,11 +8,11 @@ import pytest
 from databases import every_kind
 from replica import SUBMITTER, ManualClock, Replica
 
-from zndraw_joblib.contract.messages import JobResponse
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import task_actions, tasks
-from zndraw_joblib.server.store.tables import Job
+from zndraw_joblib.server.db.tables import Job
+from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import rules_task_actions, rules_tasks
+from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.wire.statuses import TaskStatus
 
 
 async def claim_all(replica: Replica, worker: UUID | None) -> list[UUID]:
@@ -25,7 +25,7 @@ async def claim_all(replica: Replica, worker: UUID | None) -> list[UUID]:
 
 async def listed(replica: Replica) -> dict[UUID, int | None]:
     """Return all positions, as a page of the room shows them."""
-    page = partial(tasks.page, room_id="lab", status=None, part=Page(500, 0))
+    page = partial(rules_tasks.page, room_id="lab", status=None, part=Page(500, 0))
     return {item.id: item.queue_position for item in (await replica.runtime.database.read(page)).items}
 
 
@@ -171,7 +171,7 @@ class RandomActions:
         """Release a task."""
         if self.held:
             job, task_id, priority = self.held.pop(self.chance.randrange(len(self.held)))
-            back = await self.timed.act(task_actions.release, task_id)
+            back = await self.timed.act(rules_task_actions.release, task_id)
             self.model.add(job, task_id, priority)
             assert back.queue_position == self.model.positions()[task_id]
 

@@ -9,18 +9,18 @@ from databases import every_kind
 from replica import OWNER, ManualClock, Replica, wait_until_waiting
 
 from recovery.test_time_limits import LONG, recheck_seconds  # noqa: F401 - a fixture
-from zndraw_joblib.contract.messages import EmptyReason
-from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import claims, task_actions
-from zndraw_joblib.server.service.claims import Claim, ClaimResult
+from zndraw_joblib.server.queue import rules_claims, rules_task_actions
+from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult
+from zndraw_joblib.wire.messages import EmptyReason
+from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.wire.statuses import TaskStatus
 
 
 async def batch(replica: Replica, *requests: tuple[UUID | None, UUID | None]) -> list[UUID | None]:
     """Claim for several workers in one transaction; return the tasks."""
     items = [Claim(OWNER, worker, 15, claim_id) for worker, claim_id in requests if worker is not None]
     answers: list[ClaimResult | ProblemException] = await replica.runtime.write(
-        lambda tx: claims.claim(tx, items)
+        lambda tx: rules_claims.claim(tx, items)
     )
     found: list[UUID | None] = []
     for answer in answers:
@@ -51,13 +51,13 @@ async def test_a_repeated_claim_of_many_gets_what_the_worker_still_holds(timed: 
     assert job.worker_id is not None
     ids = [(await timed.submit(job)).id for _ in range(6)]
     item = Claim(OWNER, job.worker_id, 15, claim_id, most=4, start=True)
-    first, again = await timed.runtime.write(lambda tx: claims.claim(tx, [item, item]))
+    first, again = await timed.runtime.write(lambda tx: rules_claims.claim(tx, [item, item]))
     assert isinstance(first, ClaimResult)
     assert isinstance(again, ClaimResult)
     assert [task.id for task in first.tasks] == ids[:4]
     assert again.tasks == first.tasks
     await timed.report(ids[1], TaskStatus.COMPLETED)
-    await timed.act(task_actions.release, ids[2])
+    await timed.act(rules_task_actions.release, ids[2])
     repeated = await timed.claim_response(job.worker_id, claim_id=claim_id, max=4, start=True)
     assert repeated.tasks == [first.tasks[0], first.tasks[3]]
     rest = await timed.claim_response(job.worker_id, claim_id=uuid4(), max=4)
@@ -71,10 +71,10 @@ async def test_a_claim_id_ends_with_its_claim(timed: Replica, how: str) -> None:
     first = await timed.submit(job)
     await timed.claim_task(job.worker_id, claim_id=claim_id)
     if how == "released":
-        await timed.act(task_actions.release, first.id)
+        await timed.act(rules_task_actions.release, first.id)
         assert (await timed.claim_task(job.worker_id, claim_id=uuid4())).id == first.id
     elif how == "lost":
-        await timed.act(task_actions.release, first.id)
+        await timed.act(rules_task_actions.release, first.id)
         assert (await timed.claim_task((await timed.register()).worker_id, claim_id=claim_id)).attempt == 2
     else:
         await timed.report(first.id, TaskStatus.RUNNING)

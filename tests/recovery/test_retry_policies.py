@@ -9,10 +9,10 @@ import pytest
 from databases import every_kind
 from replica import STRANGER, SUBMITTER, ManualClock, Replica
 
-from zndraw_joblib.contract.messages import JobResponse, TaskResponse
-from zndraw_joblib.contract.policy import Backoff, JobPolicy
-from zndraw_joblib.contract.problems import InvalidTaskTransition, SchemaConflict, StaleReport
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse
+from zndraw_joblib.wire.policy import Backoff, JobPolicy
+from zndraw_joblib.wire.problems import InvalidTaskTransition, SchemaConflict, StaleReport
+from zndraw_joblib.wire.statuses import TaskStatus
 
 TIMEOUT = 60.0
 AT_ONCE = {"base_seconds": 0}

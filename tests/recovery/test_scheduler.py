@@ -15,10 +15,10 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
-from zndraw_joblib.contract.messages import JobResponse, TaskResponse
-from zndraw_joblib.server.background.scheduler import Scheduler
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.background.loops import Scheduler
+from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse
 
 LONG = 30.0
 PROMPT = 1.0

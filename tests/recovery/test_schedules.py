@@ -10,11 +10,11 @@ from replica import SUBMITTER, ManualClock, OpenReplica, Replica, wait_until_wai
 from seeds import seconds
 
 from recovery.test_time_limits import LONG, SOON, recheck_seconds  # noqa: F401 - a fixture
-from zndraw_joblib.contract.events import TaskAvailable
-from zndraw_joblib.contract.messages import EmptyReason, TaskSubmitRequest
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
-from zndraw_joblib.server.service import sweep
+from zndraw_joblib.server.queue import rules_sweep
+from zndraw_joblib.wire.events import TaskAvailable
+from zndraw_joblib.wire.messages import EmptyReason, TaskSubmitRequest
+from zndraw_joblib.wire.statuses import TaskStatus
 
 MOMENT = 0.000001
 
@@ -154,4 +154,4 @@ async def test_the_last_moment_is_a_time_like_others(replica: Replica) -> None:
     assert (await replica.get(task.id)) == task
     assert "scheduled" in await replica.explain(task.id)
     assert await replica.enqueue_due() == 0
-    assert await replica.runtime.write(sweep.next_due) is not None
+    assert await replica.runtime.write(rules_sweep.next_due) is not None

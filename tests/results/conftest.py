@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from zndraw_joblib.server.providers.results.redis_results import RedisResults
+from zndraw_joblib.server.results.redis import RedisResults
 
 OpenRedis = Callable[[], RedisResults]
 PREFIX = "test-of-results"

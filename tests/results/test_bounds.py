@@ -6,9 +6,9 @@ import redis.asyncio
 from replica import OpenReplica, Replica
 
 from results.conftest import PREFIX
-from zndraw_joblib.server.providers.results.database_results import DatabaseResults
-from zndraw_joblib.server.providers.results.redis_results import RedisResults
-from zndraw_joblib.server.store.result_tables import Result, ResultPart
+from zndraw_joblib.server.db.tables import Result, ResultPart
+from zndraw_joblib.server.results.database_values import DatabaseResults
+from zndraw_joblib.server.results.redis import RedisResults
 
 MIB = 2**20
 LIMIT = 4 * MIB

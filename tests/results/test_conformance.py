@@ -12,9 +12,9 @@ from replica import OpenReplica
 from results.broken import BROKEN
 from results.conftest import OpenRedis
 from zndraw_joblib import check_result_backend
-from zndraw_joblib.server.ports import ResultBackend, StreamingBackend
-from zndraw_joblib.server.providers.results.database_results import DatabaseResults
-from zndraw_joblib.server.providers.results.memory import MemoryResults
+from zndraw_joblib.server.process.ports import ResultBackend, StreamingBackend
+from zndraw_joblib.server.results.database_values import DatabaseResults
+from zndraw_joblib.server.results.memory import MemoryResults
 
 LARGE = 2**30
 # A busy machine needs longer than the default.

@@ -10,10 +10,10 @@ from databases import OpenDatabase
 from replica import ManualClock, OpenReplica, Replica
 from waiting import until
 
-from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.providers.results.database_results import DatabaseResults
-from zndraw_joblib.server.store import results as store
-from zndraw_joblib.server.store.result_tables import Result, ResultPart
+from zndraw_joblib.server.db import values as store
+from zndraw_joblib.server.db.tables import Result, ResultPart
+from zndraw_joblib.server.results.database_values import DatabaseResults
+from zndraw_joblib.wire.problems import ServiceUnavailable
 
 MIB = 2**20
 # A wait that is not ended in this time would have gone on to its own end.

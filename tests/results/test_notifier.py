@@ -4,10 +4,9 @@ import asyncio
 
 from waiting import until
 
-from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.ports import PART_BYTES
-from zndraw_joblib.server.providers.parts import rechunk
-from zndraw_joblib.server.providers.results.notifier import Notifier, SingleFlight
+from zndraw_joblib.server.process.ports import PART_BYTES
+from zndraw_joblib.server.results.backends import Notifier, SingleFlight, rechunk
+from zndraw_joblib.wire.problems import ServiceUnavailable
 
 
 async def test_a_caller_that_joins_a_read_late_reads_again_if_it_found_nothing() -> None:

@@ -11,8 +11,8 @@ from servers import Valkey
 from waiting import until
 
 from results.conftest import PREFIX, OpenRedis
-from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.providers.results.redis_results import RedisResults
+from zndraw_joblib.server.results.redis import RedisResults
+from zndraw_joblib.wire.problems import ServiceUnavailable
 
 MIB = 2**20
 # A wait that is not ended in this time would have gone on to its own end.

@@ -4,12 +4,12 @@ import pytest
 from databases import every_kind
 from replica import OpenReplica
 
-from zndraw_joblib.server.providers.results.database_results import DatabaseResults
-from zndraw_joblib.server.providers.results.memory import MemoryResults
-from zndraw_joblib.server.providers.results.redis_results import RedisResults
-from zndraw_joblib.server.providers.results.selection import select_result_backend
-from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
-from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
+from zndraw_joblib.server.results.database_values import DatabaseResults
+from zndraw_joblib.server.results.memory import MemoryResults
+from zndraw_joblib.server.results.redis import RedisResults
+from zndraw_joblib.server.results.selection import select_result_backend
 
 REDIS = "redis://127.0.0.1:9"
 

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 from replica import Replica
 
-from zndraw_joblib.contract.statistics import Counters, Interval
-from zndraw_joblib.server.background.rollups import Rollups
-from zndraw_joblib.server.service import statistics
+from zndraw_joblib.server.admin import rules_statistics
+from zndraw_joblib.server.background.loops import Rollups
+from zndraw_joblib.wire.operators import Counters, Interval
 
 NOW = timedelta(0)
 
@@ -24,14 +24,14 @@ async def update(replica: Replica, settle: timedelta = NOW) -> int:
 
 async def totals(replica: Replica, job: str | None = None) -> Counters:
     """Return the totals of a job, or of all jobs."""
-    found = await replica.runtime.database.read(statistics.totals)
+    found = await replica.runtime.database.read(rules_statistics.totals)
     counters = found.get(job, Counters())
     return Counters.model_validate(counters.model_dump())
 
 
 async def intervals(replica: Replica, resolution: int = 60) -> list[Interval]:
     """Return the intervals of all jobs."""
-    read = await replica.runtime.database.read(statistics.read, None, resolution, None, None)
+    read = await replica.runtime.database.read(rules_statistics.read, None, resolution, None, None)
     return read.intervals
 
 

@@ -7,11 +7,11 @@ from databases import every_kind
 from replica import SUBMITTER, ManualClock, Replica
 
 from rollups.reading import buckets, intervals, summed, totals, update
-from zndraw_joblib.contract.messages import JobResponse
-from zndraw_joblib.contract.policy import Backoff
-from zndraw_joblib.contract.statistics import Counters, Histogram
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import task_actions
+from zndraw_joblib.server.queue import rules_task_actions
+from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.wire.operators import Counters, Histogram
+from zndraw_joblib.wire.policy import Backoff
+from zndraw_joblib.wire.statuses import TaskStatus
 
 POLICY: dict[str, Any] = {
     "max_attempts": 4,
@@ -88,9 +88,9 @@ class Story:
         job = await self.replica.register()
         running = await self.replica.start(job.worker_id)
         await self.wait(5)
-        await self.replica.act(task_actions.fail, running.id, error="enough")
+        await self.replica.act(rules_task_actions.fail, running.id, error="enough")
         await self.wait(7)
-        await self.replica.act(task_actions.retry, running.id)
+        await self.replica.act(rules_task_actions.retry, running.id)
         again = await self.replica.start(job.worker_id)
         await self.wait(0.02)
         await self.replica.report(again.id, TaskStatus.COMPLETED)
@@ -114,7 +114,7 @@ class Story:
         job = await replica.register("Other", start_timeout_seconds=0)
         released = await replica.running(job)
         await self.wait(64)
-        await replica.act(task_actions.release, released.id)
+        await replica.act(rules_task_actions.release, released.id)
         await replica.report(released.id, TaskStatus.CANCELLED, by=SUBMITTER)
         await replica.submit(job)
 

@@ -12,13 +12,14 @@ from sqlalchemy import insert
 from waiting import until
 
 from rollups.reading import NOW, intervals, summed, totals, update
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.background.rollups import Rollups
-from zndraw_joblib.server.service import statistics, sweep
-from zndraw_joblib.server.store.operation_tables import Statistic, StatisticPosition
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.admin import rules_statistics
+from zndraw_joblib.server.background.loops import Rollups
+from zndraw_joblib.server.db.operation_tables import Statistic, StatisticPosition
+from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.queue import rules_sweep
+from zndraw_joblib.wire.statuses import TaskStatus
 
-RETENTION = statistics.Retention(timedelta(days=2), timedelta(days=90))
+RETENTION = rules_statistics.Retention(timedelta(days=2), timedelta(days=90))
 
 
 async def finish(replica: Replica, number: int) -> None:
@@ -61,7 +62,7 @@ async def test_a_pass_that_is_rolled_back_counts_nothing(timed: Replica, clock: 
     clock.advance(1)
 
     async def fail(tx: object) -> None:
-        done = await statistics.advance(tx, RETENTION)  # type: ignore[arg-type]
+        done = await rules_statistics.advance(tx, RETENTION)  # type: ignore[arg-type]
         assert done.number == 6
         raise RuntimeError("killed")
 
@@ -188,7 +189,7 @@ async def test_ended_tasks_are_deleted_after_they_were_read(timed: Replica, cloc
     clock.advance(1)
 
     async def prune() -> int:
-        deleted, _ = await timed.runtime.write(sweep.prune, keep=timedelta(0), after=0)
+        deleted, _ = await timed.runtime.write(rules_sweep.prune, keep=timedelta(0), after=0)
         return int(deleted)
 
     for number in (3, 2):

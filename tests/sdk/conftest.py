@@ -10,8 +10,8 @@ import pytest
 
 from sdk.live import LiveServer
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.contract.capture import running, stop_following_threads
-from zndraw_joblib.contract.task_channel import TaskChannel
+from zndraw_joblib.jobs.capture import running, stop_following_threads
+from zndraw_joblib.jobs.task_channel import TaskChannel
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.tasks import ClaimedTask
 

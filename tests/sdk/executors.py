@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from endings import ENDINGS
 
-from zndraw_joblib.contract.extensions import Category, Extension
+from zndraw_joblib.jobs.extensions import Category, Extension
 
 
 class Meet(Extension):

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from zndraw_joblib.contract.extensions import Category, Extension
+from zndraw_joblib.jobs.extensions import Category, Extension
 
 
 class Add(Extension):

@@ -10,8 +10,8 @@ from servers import free_port
 from waiting import wait_until
 
 from zndraw_joblib.client.api import Connection, connect
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 TOKEN = "a-token-for-the-tests"
 # Socket.IO does not respond to the open poll of a client that leaves.

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from zndraw_joblib.contract.extensions import Provider
+from zndraw_joblib.jobs.extensions import Provider
 
 
 class Echo(Provider):

@@ -3,7 +3,7 @@
 import tempfile
 from typing import Any, ClassVar
 
-from zndraw_joblib.contract.extensions import Category, Extension
+from zndraw_joblib.jobs.extensions import Category, Extension
 
 SIZE = 3_000_000
 

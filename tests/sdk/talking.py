@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from zndraw_joblib.contract.extensions import Category, Extension
-from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
-from zndraw_joblib.contract.task_context import TaskContext, current_task
+from zndraw_joblib.jobs.extensions import Category, Extension
+from zndraw_joblib.jobs.task_context import TaskContext, current_task
+from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
 
 
 def wait_for(path: str) -> None:

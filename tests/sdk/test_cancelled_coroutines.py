@@ -11,9 +11,9 @@ from waiting import wait_until
 
 from sdk.cancelled_jobs import Wait
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.contract.cancellation import CancelEvent, await_until_set
-from zndraw_joblib.contract.messages import TaskUpdateRequest
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.jobs.task_context import CancelEvent, await_until_set
+from zndraw_joblib.wire.messages import TaskUpdateRequest
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.serving import Runner

@@ -13,9 +13,9 @@ from waiting import wait_until
 from sdk.jobs import Add
 from sdk.live import LiveServer
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.contract.events import sockets_of
-from zndraw_joblib.contract.messages import TaskUpdateRequest
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.events import sockets_of
+from zndraw_joblib.wire.messages import TaskUpdateRequest
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi

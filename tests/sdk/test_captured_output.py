@@ -19,10 +19,10 @@ from uuid import UUID
 import pytest
 
 from sdk.jobs import Add
-from zndraw_joblib.contract.capture import CapturedStream, outside_tasks, running, stop_following_threads
-from zndraw_joblib.contract.progress import LogLevel, LogSource
-from zndraw_joblib.contract.task_channel import TaskChannel
-from zndraw_joblib.contract.task_context import current_task
+from zndraw_joblib.jobs.capture import CapturedStream, outside_tasks, running, stop_following_threads
+from zndraw_joblib.jobs.task_channel import TaskChannel
+from zndraw_joblib.jobs.task_context import current_task
+from zndraw_joblib.wire.progress import LogLevel, LogSource
 from zndraw_joblib.worker.execution import Outcome, await_task, run_task
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.tasks import ClaimedTask
@@ -311,8 +311,8 @@ def test_the_end_of_the_interpreter_prints() -> None:
     code = """
 import atexit, sys, threading
 from uuid import UUID
-from zndraw_joblib.contract.capture import running
-from zndraw_joblib.contract.task_channel import TaskChannel
+from zndraw_joblib.jobs.capture import running
+from zndraw_joblib.jobs.task_channel import TaskChannel
 from zndraw_joblib.worker.tasks import ClaimedTask
 task = ClaimedTask("a", "job", "room", None, 1, {}, UUID(int=0), channel=TaskChannel(captures=True))
 def work():
@@ -367,8 +367,8 @@ def test_a_print_outlives_the_task_that_it_is_captured_for() -> None:
     code = """
 import io, sys, threading
 from uuid import UUID
-from zndraw_joblib.contract.capture import running
-from zndraw_joblib.contract.task_channel import TaskChannel
+from zndraw_joblib.jobs.capture import running
+from zndraw_joblib.jobs.task_channel import TaskChannel
 from zndraw_joblib.worker.tasks import ClaimedTask
 task = ClaimedTask("a", "job", "room", None, 1, {}, UUID(int=0), channel=TaskChannel(captures=True))
 class Slow(io.StringIO):

@@ -16,9 +16,9 @@ from waiting import wait_until
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from zndraw_joblib.client.api import connect
-from zndraw_joblib.contract.extensions import Extension
-from zndraw_joblib.contract.problems import InvalidPayload, JobNotFound, TaskNotFound
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.jobs.extensions import Extension
+from zndraw_joblib.wire.problems import InvalidPayload, JobNotFound, TaskNotFound
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]

@@ -9,9 +9,9 @@ from pydantic import field_validator
 from waiting import wait_until
 
 from sdk.providers import Data
-from zndraw_joblib.contract.extensions import Category, Extension, NonRetryable, Provider
-from zndraw_joblib.contract.problems import ProviderFailed
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.jobs.extensions import Category, Extension, NonRetryable, Provider
+from zndraw_joblib.wire.problems import ProviderFailed
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]

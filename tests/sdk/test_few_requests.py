@@ -11,10 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sdk.live import LiveServer
 from sdk.talking import execute
-from zndraw_joblib.contract.extensions import Category, Extension
-from zndraw_joblib.contract.history import TaskLog
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.contract.task_context import TaskContext
+from zndraw_joblib.jobs.extensions import Category, Extension
+from zndraw_joblib.jobs.task_context import TaskContext
+from zndraw_joblib.wire.history import TaskLog
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from zndraw_joblib.contract.problems import InvalidRequest, ProviderFailed
+from zndraw_joblib.wire.problems import InvalidRequest, ProviderFailed
 from zndraw_joblib.worker.folders import FileContent, Folder, FolderListing, normalized_path, share_folder
 from zndraw_joblib.worker.manager import JobManager
 

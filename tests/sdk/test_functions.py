@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from sdk.function_jobs import later, refuse, scale, where
 from sdk.jobs import Add
-from zndraw_joblib.client.batches import NewTask
-from zndraw_joblib.contract.problems import InvalidPayload, SchemaConflict
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.client.submits import NewTask
+from zndraw_joblib.wire.problems import InvalidPayload, SchemaConflict
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.loading import load_extensions
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import Runner

@@ -9,8 +9,8 @@ from pathlib import Path
 from waiting import wait_until
 
 from sdk.live import TOKEN, LiveServer
-from zndraw_joblib.contract.messages import SweeperState
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.messages import SweeperState
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 

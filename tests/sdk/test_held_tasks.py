@@ -12,8 +12,8 @@ from pydantic import field_validator
 from waiting import wait_until
 
 from sdk.live import LiveServer
-from zndraw_joblib.contract.extensions import Category, Extension
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.jobs.extensions import Category, Extension
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]

@@ -14,11 +14,10 @@ from sdk.proxy import Proxy, raw
 from zndraw_joblib.cli.client import AdminClient, CommandRule
 from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.client.responses import UnexpectedResponse
-from zndraw_joblib.client.retry import RetryRule
-from zndraw_joblib.contract.messages import JobRegisterRequest
-from zndraw_joblib.contract.problems import IdempotencyKeyReused
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.client.retry import RetryRule, UnexpectedResponse
+from zndraw_joblib.wire.messages import JobRegisterRequest
+from zndraw_joblib.wire.problems import IdempotencyKeyReused
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 

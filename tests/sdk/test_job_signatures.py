@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from sdk.function_jobs import later, refuse, scale, where
 from zndraw_joblib import Extension, JobFunction, JobPolicy, TaskContext, job
-from zndraw_joblib.contract.problems import InvalidRoomId
+from zndraw_joblib.wire.problems import InvalidRoomId
 
 
 class Point(BaseModel):

@@ -9,8 +9,8 @@ from waiting import wait_until
 
 from sdk.jobs import Add, Picky
 from sdk.live import LiveServer
-from zndraw_joblib.contract.problems import InvalidTaskTransition
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.problems import InvalidTaskTransition
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]

@@ -18,10 +18,10 @@ from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from sdk.talking import Talk, TalkLater, execute
 from zndraw_joblib.client.api import Connection, connect
-from zndraw_joblib.contract.history import TaskHistory, TaskLog
-from zndraw_joblib.contract.messages import TaskUpdateRequest
-from zndraw_joblib.contract.progress import LogLevel, LogSource
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.history import TaskHistory, TaskLog
+from zndraw_joblib.wire.messages import TaskUpdateRequest
+from zndraw_joblib.wire.progress import LogLevel, LogSource
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi

@@ -18,9 +18,8 @@ from sdk.jobs import Add, Picky
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from zndraw_joblib.client.api import Connection, connect
-from zndraw_joblib.contract.batches import BatchResponse, BatchSubmitRequest, TaskToSubmit
-from zndraw_joblib.contract.messages import TaskUpdateRequest
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.messages import BatchResponse, BatchSubmitRequest, TaskToSubmit, TaskUpdateRequest
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask

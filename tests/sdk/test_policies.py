@@ -13,12 +13,12 @@ from waiting import wait_until
 from sdk.jobs import Add, Picky
 from zndraw_joblib.client.api import Connection
 from zndraw_joblib.client.calls import quoted
-from zndraw_joblib.client.handles import TaskHandle
-from zndraw_joblib.contract.extensions import NonRetryable
-from zndraw_joblib.contract.messages import JobResponse
-from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.client.queue import TaskHandle
+from zndraw_joblib.jobs.extensions import NonRetryable
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask

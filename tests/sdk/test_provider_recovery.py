@@ -23,8 +23,8 @@ from sdk.providers import Call, Echo, Gate
 from sdk.test_lost_responses import Lose, bad_gateway, lose_connection, lose_one_claim, time_out
 from zndraw_joblib.client.api import Connection
 from zndraw_joblib.client.job_client import ProviderResult
-from zndraw_joblib.contract.messages import WorkerResponse
-from zndraw_joblib.contract.problems import ProviderFailed, ProviderNotFound
+from zndraw_joblib.wire.messages import WorkerResponse
+from zndraw_joblib.wire.problems import ProviderFailed, ProviderNotFound
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 

@@ -21,8 +21,8 @@ from sdk.jobs import Add
 from sdk.live import LiveServer
 from sdk.providers import Call, Data, Echo, Gate, Text
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.contract.events import providers_of
-from zndraw_joblib.contract.problems import (
+from zndraw_joblib.wire.events import providers_of
+from zndraw_joblib.wire.problems import (
     InvalidRequest,
     ProviderFailed,
     ProviderNotConnected,

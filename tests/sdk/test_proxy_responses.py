@@ -14,8 +14,8 @@ from sdk.providers import Echo
 from sdk.proxy import Proxy, raw
 from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.contract.problems import InvalidCategory, JobNotFound
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.problems import InvalidCategory, JobNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 

@@ -20,11 +20,11 @@ from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.client.realtime import Realtime
-from zndraw_joblib.contract.events import sockets_of, workers_of
-from zndraw_joblib.server.http.problems import install_exception_handlers
-from zndraw_joblib.server.mount import JobLib
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.host.mount import JobLib
+from zndraw_joblib.server.http.pages import install_exception_handlers
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.wire.events import sockets_of, workers_of
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi

@@ -11,8 +11,8 @@ from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from zndraw_joblib.client.api import connect
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.contract.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemException
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemException
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 

@@ -26,10 +26,10 @@ from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, Rule
 from sdk.test_live_reports import texts
 from zndraw_joblib.client.api import Connection, connect
-from zndraw_joblib.contract.messages import MAX_JSON_BYTES, JobRegisterRequest
-from zndraw_joblib.contract.problems import ResultNotFound
-from zndraw_joblib.contract.results import ResultFile
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.jobs.results import ResultFile
+from zndraw_joblib.wire.messages import MAX_JSON_BYTES, JobRegisterRequest
+from zndraw_joblib.wire.problems import ResultNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from zndraw_joblib.client.retry import FailureLog, RequestBackoff, is_transient, is_unreachable, retry_after
-from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
+from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
 from zndraw_joblib.worker.session import sleep_until
 
 

@@ -13,8 +13,8 @@ from waiting import wait_until
 from sdk.jobs import Add, Picky
 from sdk.live import LiveServer
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.contract.messages import JobRegisterRequest
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.messages import JobRegisterRequest
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask

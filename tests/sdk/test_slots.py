@@ -10,7 +10,7 @@ from waiting import wait_until
 
 from sdk.jobs import Add
 from sdk.live import LiveServer
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.tasks import ClaimedTask
 

@@ -12,11 +12,10 @@ from sdk.jobs import Add
 from sdk.proxy import Proxy, raw
 from zndraw_joblib import NewTask, connect
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.client.batches import chunks, task_body
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.client.responses import UnexpectedResponse
-from zndraw_joblib.client.retry import RetryRule
-from zndraw_joblib.contract.problems import InvalidIdempotencyKey, InvalidPayload, JobNotFound
+from zndraw_joblib.client.retry import RetryRule, UnexpectedResponse
+from zndraw_joblib.client.submits import chunks, task_body
+from zndraw_joblib.wire.problems import InvalidIdempotencyKey, InvalidPayload, JobNotFound
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 

@@ -21,7 +21,10 @@ from sdk.jobs import Add, Picky
 from sdk.live import LiveServer
 from sdk.providers import Call
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.contract.events import (
+from zndraw_joblib.server.host.mount import JobLib
+from zndraw_joblib.server.http.pages import install_exception_handlers
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.wire.events import (
     Event,
     JoinJobRoom,
     JoinProviderRoom,
@@ -31,9 +34,6 @@ from zndraw_joblib.contract.events import (
     room_of,
     workers_of,
 )
-from zndraw_joblib.server.http.problems import install_exception_handlers
-from zndraw_joblib.server.mount import JobLib
-from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.subscriptions import Subscriptions

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from zndraw_joblib.contract.progress import MAX_LINE_CHARACTERS, LogPart, LogSource, Progress
-from zndraw_joblib.contract.task_channel import MAX_WAITING_BYTES, MAX_WAITING_LINES, Line, TaskChannel
-from zndraw_joblib.contract.task_context import TaskContext
+from zndraw_joblib.jobs.task_channel import MAX_WAITING_BYTES, MAX_WAITING_LINES, Line, TaskChannel
+from zndraw_joblib.jobs.task_context import TaskContext
+from zndraw_joblib.wire.progress import MAX_LINE_CHARACTERS, LogPart, LogSource, Progress
 
 
 class Task(TaskContext):

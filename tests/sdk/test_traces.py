@@ -14,8 +14,8 @@ from waiting import wait_until
 
 from sdk.live import LiveServer
 from sdk.traced_jobs import Traced, TracedLater
-from zndraw_joblib.contract.logs import LogFields
-from zndraw_joblib.contract.traces import current_traceparent
+from zndraw_joblib.jobs.logs import LogFields
+from zndraw_joblib.jobs.traces import current_traceparent
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import Runner
 
@@ -119,7 +119,7 @@ def test_the_sdk_does_not_load_opentelemetry() -> None:
     """A worker without it does not pay for its import."""
     program = "import sys, zndraw_joblib.worker.manager, zndraw_joblib.worker.serving; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "zndraw_joblib.contract.traces" in done.stdout
+    assert "zndraw_joblib.jobs.traces" in done.stdout
     assert "opentelemetry" not in done.stdout
 
 
@@ -129,7 +129,7 @@ began, may_end, found = threading.Event(), threading.Event(), []
 sys.path.insert(0, sys.argv[1])
 threading.Thread(target=__import__, args=("opentelemetry.trace",)).start()
 began.wait()
-from zndraw_joblib.contract.traces import current_traceparent
+from zndraw_joblib.jobs.traces import current_traceparent
 reader = threading.Thread(target=lambda: found.append(current_traceparent()))
 reader.start()
 reader.join(0.3)  # it has to wait for the other thread

@@ -13,8 +13,8 @@ from sdk.live import TOKEN, LiveServer
 from sdk.test_live_reports import texts
 from zndraw_joblib.client.api import Connection
 from zndraw_joblib.client.calls import quoted
-from zndraw_joblib.contract.messages import JobResponse
-from zndraw_joblib.contract.policy import RetryOn
+from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.wire.policy import RetryOn
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from opentelemetry import trace
 from spans import traceparent_of
 
-from zndraw_joblib.contract.extensions import Category, Extension
+from zndraw_joblib.jobs.extensions import Category, Extension
 
 
 class Traced(Extension):

@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy.dialects import postgresql
 
-from zndraw_joblib.server.store.database import Database
-from zndraw_joblib.server.store.postgres import PostgresDatabase
+from zndraw_joblib.server.db.database import Database
+from zndraw_joblib.server.db.postgres import PostgresDatabase
 
 # Transactions wait for locks in the order of these tables, and within a table in the order of its keys.
 ORDER = (

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 from waiting import until
 
-from zndraw_joblib.contract.problems import JobNotFound, ServiceUnavailable, TooManyRequests
-from zndraw_joblib.server import batcher as module
-from zndraw_joblib.server.batcher import Batcher, RowLocked
-from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.process import batcher as module
+from zndraw_joblib.server.process.batcher import Batcher, RowLocked
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.wire.problems import JobNotFound, ServiceUnavailable, TooManyRequests
 
 
 class RecordingDatabase:

@@ -11,17 +11,17 @@ from replica import ADMIN, OWNER, STRANGER, InternalExecutor, ManualClock, Repli
 from seeds import add_tasks, task
 from sqlalchemy import insert, update
 
-from zndraw_joblib.contract.messages import TaskUpdateRequest
-from zndraw_joblib.contract.names import INTERNAL
-from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.db.tables import Task, Worker, WorkerJobLink
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import claims, retry_policy
-from zndraw_joblib.server.service.claims import Claim, ClaimResult
-from zndraw_joblib.server.service.fairness import ClaimOrder
-from zndraw_joblib.server.service.tasks import Report
-from zndraw_joblib.server.store.tables import Task, Worker, WorkerJobLink
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_claims, rules_transitions
+from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult
+from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
+from zndraw_joblib.server.queue.rules_tasks import Report
+from zndraw_joblib.wire.messages import TaskUpdateRequest
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.problems import Forbidden, ProblemException, WorkerNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 
 tasks = Task.__table__
 workers = Worker.__table__
@@ -38,7 +38,7 @@ async def claim_all(replica: Replica, worker: UUID | None) -> list[UUID]:
 async def batch(replica: Replica, *requests: tuple[Identity, UUID]) -> list[ClaimResult | ProblemException]:
     """Claim for several workers in one transaction."""
     items = [Claim(caller, worker_id, 15) for caller, worker_id in requests]
-    return await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    return await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
 
 
 async def test_the_oldest_task_of_a_job_comes_first(replica: Replica) -> None:
@@ -86,7 +86,7 @@ async def test_claims_in_one_transaction_get_a_bounded_number_of_tasks(replica: 
     assert job.worker_id is not None
     ids = await add_tasks(replica, [task(job.id) for _ in range(2500)])
     items = [Claim(OWNER, job.worker_id, 15, most=most) for most in (1000, 1, 1000, 20, 1000)]
-    answers = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    answers = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
     found = [[task.id for task in answer.tasks] for answer in answers if isinstance(answer, ClaimResult)]
     assert [len(each) for each in found] == [659, 1, 660, 20, 660]
     assert [task_id for each in found for task_id in each] == ids[:2000]
@@ -115,7 +115,7 @@ async def test_claims_of_large_tasks_get_a_bounded_number_of_bytes(
     items = [Claim(OWNER, first.worker_id, 15, most=most, order=by_fairness) for most in (11, 1)]
     found: dict[UUID, Any] = {}
     for sizes in ([8, 1], [11, 1]):
-        answers = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+        answers = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
         got = [answer.tasks for answer in answers if isinstance(answer, ClaimResult)]
         assert [len(each) for each in got] == sizes
         found |= {each.id: each.payload for together in got for each in together}
@@ -135,13 +135,13 @@ async def test_many_claims_of_one_large_task_get_a_bounded_number_of_bytes(
     await add_tasks(replica, rows)
     by_fairness = ClaimOrder(is_fair=order == "fair")
     items = [Claim(OWNER, job.worker_id, 15, claim_id=uuid4(), order=by_fairness) for _ in range(36)]
-    answers = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    answers = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
     got = [answer for answer in answers if isinstance(answer, ClaimResult)]
     assert [len(answer.tasks) for answer in got] == [1] * 33 + [0] * 3
     assert [answer.is_left_out for answer in got] == [False] * 33 + [True] * 3
-    rest = await replica.runtime.write(lambda tx: claims.claim(tx, items[33:]))
+    rest = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items[33:]))
     assert [len(answer.tasks) for answer in rest if isinstance(answer, ClaimResult)] == [1] * 3
-    again = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    again = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
     repeated = [answer for answer in again if isinstance(answer, ClaimResult)]
     assert [answer.tasks for answer in repeated[:33]] == [answer.tasks for answer in got[:33]]
     assert [answer.is_left_out for answer in repeated] == [False] * 33 + [True] * 3
@@ -163,13 +163,13 @@ async def test_a_claim_of_many_does_not_run_on_the_event_loop(
     """A claim of hundreds of tasks runs in a thread; small claims, also many at once, do not."""
     job = await replica.register()
     ran_in: list[bool] = []
-    work = retry_policy.claimed
+    work = rules_transitions.claimed
 
     def record(*args: Any, **options: Any) -> Any:
         ran_in.append(threading.current_thread() is threading.main_thread())
         return work(*args, **options)
 
-    monkeypatch.setattr(retry_policy, "claimed", record)
+    monkeypatch.setattr(rules_transitions, "claimed", record)
     for most in (1, 500, 501, 1):
         await replica.submit(job)
         assert (await replica.claim_response(job.worker_id, max=most)).tasks

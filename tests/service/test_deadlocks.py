@@ -10,9 +10,9 @@ from replica import OWNER, OpenReplica, Replica
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from service.test_mixed_load import Actor, deadlocks
-from zndraw_joblib.contract.policy import Backoff, RetryOn
-from zndraw_joblib.contract.providers import ProviderRegisterRequest
-from zndraw_joblib.server.service import providers
+from zndraw_joblib.server.queue import rules_providers
+from zndraw_joblib.wire.policy import Backoff, RetryOn
+from zndraw_joblib.wire.providers import ProviderRegisterRequest
 
 POLICY: dict[str, Any] = {
     "max_in_flight": 3,
@@ -44,8 +44,8 @@ class LimitedActor(Actor):
         """Register a worker for one of a few providers."""
         worker = self.any_of("jobs").worker_id
         request = ProviderRegisterRequest(category="files", name=self.chance.choice("PQR"), worker_id=worker)
-        item = providers.Registration(OWNER, "lab", request)
-        provider, _ = await self.replica.runtime.write(providers.register, item=item)
+        item = rules_providers.Registration(OWNER, "lab", request)
+        provider, _ = await self.replica.runtime.write(rules_providers.register, item=item)
         self.known["providers"].append(provider)
 
     async def withdraw(self) -> None:
@@ -53,7 +53,7 @@ class LimitedActor(Actor):
         provider = self.any_of("providers")
         worker = self.any_of("jobs").worker_id if self.chance.random() < 0.5 else None
         await self.replica.runtime.write(
-            providers.remove, caller=OWNER, provider_id=provider.id, worker_id=worker
+            rules_providers.remove, caller=OWNER, provider_id=provider.id, worker_id=worker
         )
 
 
@@ -72,8 +72,8 @@ async def test_two_replicas_with_every_limit(
     known: dict[str, list[Any]] = {"jobs": jobs, "providers": []}
     known["tasks"] = [await replicas[0].submit(job, room=room) for job in jobs for room in "xyz"]
     request = ProviderRegisterRequest(category="files", name="P", worker_id=first.worker_id)
-    item = providers.Registration(OWNER, "lab", request)
-    known["providers"].append((await replicas[0].runtime.write(providers.register, item=item))[0])
+    item = rules_providers.Registration(OWNER, "lab", request)
+    known["providers"].append((await replicas[0].runtime.write(rules_providers.register, item=item))[0])
     before = await deadlocks(engine)
     actors = [
         LimitedActor(replica, random.Random(f"{order} {number} {index}"), known)

@@ -11,19 +11,23 @@ from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, TIMEOUT, Replica
 from sqlalchemy import update
 
-from zndraw_joblib.contract.events import TaskProgress, TaskStatusEvent, room_of
-from zndraw_joblib.contract.history import TaskHistory, TaskLog
-from zndraw_joblib.contract.messages import NamedTask, TaskResponse, TaskUpdateRequest, Verdict
-from zndraw_joblib.contract.problems import Forbidden, StaleReport, TaskNotFound
-from zndraw_joblib.contract.progress import Failure, LogLine, LogPart, Progress
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import details, task_actions, task_history, tasks
-from zndraw_joblib.server.service.details import MAX_ATTEMPTS, LogLimits
-from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store import tasks as store
-from zndraw_joblib.server.store.detail_tables import AttemptDetail, TaskLogPart
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.db.tables import AttemptDetail, Task, TaskLogPart
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import (
+    rules_details,
+    rules_history,
+    rules_task_actions,
+    rules_tasks,
+    sql_transitions,
+)
+from zndraw_joblib.server.queue.rules_details import MAX_ATTEMPTS, LogLimits
+from zndraw_joblib.wire.events import TaskProgress, TaskStatusEvent, room_of
+from zndraw_joblib.wire.history import TaskHistory, TaskLog
+from zndraw_joblib.wire.messages import NamedTask, TaskResponse, TaskUpdateRequest, Verdict
+from zndraw_joblib.wire.problems import Forbidden, StaleReport, TaskNotFound
+from zndraw_joblib.wire.progress import Failure, LogLine, LogPart, Progress
+from zndraw_joblib.wire.statuses import TaskStatus
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 TWICE: dict[str, Any] = {"max_attempts": 2, "retry_on": ["error"], "backoff": {"base_seconds": 0}}
@@ -46,14 +50,14 @@ async def report(
     """Report on the attempt of a task, by default without a status."""
     update = TaskUpdateRequest(**{"attempt": task.attempt, **fields})
     async with asyncio.timeout(TIMEOUT):
-        return await replica.runtime.report(tasks.Report(by, task.id, update))
+        return await replica.runtime.report(rules_tasks.Report(by, task.id, update))
 
 
 async def log(
     replica: Replica, task_id: UUID, attempt: int | None = None, after: int = 0, limit: int = 1000
 ) -> TaskLog:
     """Return the log of an attempt."""
-    return await replica.runtime.database.read(details.log, task_id, attempt, after, limit)
+    return await replica.runtime.database.read(rules_details.log, task_id, attempt, after, limit)
 
 
 async def texts(replica: Replica, task: TaskResponse, attempt: int | None = None) -> list[tuple[int, str]]:
@@ -68,7 +72,7 @@ def lines(*spans: tuple[int, int]) -> list[tuple[int, str]]:
 
 async def history(replica: Replica, task: TaskResponse) -> TaskHistory:
     """Return the history of a task."""
-    return await replica.runtime.database.read(task_history.history, task_id=task.id)
+    return await replica.runtime.database.read(rules_history.history, task_id=task.id)
 
 
 @every_kind
@@ -132,7 +136,7 @@ async def test_each_attempt_keeps_its_own(replica: Replica) -> None:
         assert found.progress == fields["progress"]
         assert after.status is (TaskStatus.FAILED if attempt == 2 else TaskStatus.PENDING)
         if attempt == 2:
-            await replica.act(task_actions.retry, task.id)
+            await replica.act(rules_task_actions.retry, task.id)
         if attempt < 3:
             task = await replica.start(job.worker_id)
             assert (await replica.get(task.id)).progress is None
@@ -171,11 +175,15 @@ async def test_a_batch_joins_the_reports_of_a_task(replica: Replica) -> None:
     job = await replica.register()
     one, two = [await replica.running(job) for _ in range(2)]
     items = [
-        tasks.Report(OWNER, one.id, TaskUpdateRequest(progress=Progress(current=1), log=numbered(1, 2))),
-        tasks.Report(OWNER, two.id, TaskUpdateRequest(progress=Progress(current=9), attempt=7)),
-        tasks.Report(OWNER, two.id, TaskUpdateRequest(log=numbered(1, 1))),
-        tasks.Report(OWNER, one.id, TaskUpdateRequest(progress=Progress(current=2), log=numbered(2, 3))),
-        tasks.Report(OWNER, one.id, TaskUpdateRequest(status="completed", log=numbered(4, 4))),
+        rules_tasks.Report(
+            OWNER, one.id, TaskUpdateRequest(progress=Progress(current=1), log=numbered(1, 2))
+        ),
+        rules_tasks.Report(OWNER, two.id, TaskUpdateRequest(progress=Progress(current=9), attempt=7)),
+        rules_tasks.Report(OWNER, two.id, TaskUpdateRequest(log=numbered(1, 1))),
+        rules_tasks.Report(
+            OWNER, one.id, TaskUpdateRequest(progress=Progress(current=2), log=numbered(2, 3))
+        ),
+        rules_tasks.Report(OWNER, one.id, TaskUpdateRequest(status="completed", log=numbered(4, 4))),
     ]
     results = await replica.runtime.report_many(items)
     assert [type(result) for result in results] == [TaskResponse, StaleReport, *[TaskResponse] * 3]
@@ -191,7 +199,7 @@ async def test_a_stale_attempt_reports_nothing(replica: Replica) -> None:
     job = await replica.register()
     task = await replica.running(job)
     fields = {"progress": Progress(current=1), "log": numbered(1, 1)}
-    await replica.act(task_actions.release, task.id)
+    await replica.act(rules_task_actions.release, task.id)
     with pytest.raises(StaleReport) as caught:
         await report(replica, task, **fields)
     assert caught.value.problem.model_dump()["reason"] == "released"
@@ -224,7 +232,7 @@ async def test_heartbeats_carry_progress_and_log(replica: Replica) -> None:
     """A heartbeat records the details of its held tasks; for others it has a verdict and records nothing."""
     job = await replica.register()
     held, lost = [await replica.running(job) for _ in range(2)]
-    await replica.act(task_actions.release, lost.id)
+    await replica.act(rules_task_actions.release, lost.id)
     named = [
         NamedTask(id=held.id, attempt=1, progress=Progress(current=1), log=numbered(1, 2)),
         NamedTask(id=held.id, attempt=2, progress=Progress(current=5), log=numbered(1, 5)),
@@ -306,7 +314,9 @@ async def test_the_bound_of_one_log_leaves_others(replica: Replica, small: JobLi
     updates = [numbered(1, 200), numbered(1, 5), numbered(1, 200)]
     for start in (0, 200):
         items = [
-            tasks.Report(OWNER, task.id, TaskUpdateRequest(log=numbered(start + 1, start + len(each.lines))))
+            rules_tasks.Report(
+                OWNER, task.id, TaskUpdateRequest(log=numbered(start + 1, start + len(each.lines)))
+            )
             for task, each in zip(found, updates, strict=True)
         ]
         assert all(isinstance(each, TaskResponse) for each in await replica.runtime.report_many(items))
@@ -322,7 +332,7 @@ async def test_a_task_keeps_the_details_of_its_last_attempts(replica: Replica) -
     task = await replica.running(job)
     for _ in range(MAX_ATTEMPTS + 2):
         await report(replica, task, progress=Progress(current=task.attempt), log=part(1, [str(task.attempt)]))
-        await replica.act(task_actions.release, task.id)
+        await replica.act(rules_task_actions.release, task.id)
         task = await replica.start(job.worker_id)
     await report(replica, task, progress=Progress(current=0))
     numbers = [each.attempt for each in (await history(replica, task)).attempts]
@@ -365,10 +375,10 @@ async def test_pages_have_progress(replica: Replica) -> None:
     job = await replica.register()
     one, two = [await replica.running(job) for _ in range(2)]
     await report(replica, one, progress=Progress(current=1))
-    await replica.act(task_actions.release, one.id)
+    await replica.act(rules_task_actions.release, one.id)
     await replica.start(job.worker_id)
     await report(replica, two, progress=Progress(current=2))
-    page = await replica.runtime.database.read(tasks.page, "lab", None, part=tasks.Page(50, 0))
+    page = await replica.runtime.database.read(rules_tasks.page, "lab", None, part=rules_tasks.Page(50, 0))
     assert {task.id: task.progress for task in page.items} == {one.id: None, two.id: Progress(current=2)}
 
 
@@ -383,7 +393,7 @@ async def test_pruned_tasks_take_it_with_them(replica: Replica) -> None:
     again = await replica.start(job.worker_id)
     await report(replica, again, status="completed", log=numbered(1, 1))
     later = datetime.now(UTC).replace(year=2100)
-    deleted, _ = await replica.runtime.write(store.prune, later, 0, 100)
+    deleted, _ = await replica.runtime.write(sql_transitions.prune, later, 0, 100)
     assert deleted == 1
     for table in (DETAILS, LOG):
         assert len(await replica.rows(table)) == 1
@@ -400,7 +410,7 @@ async def test_tasks_with_long_logs_are_pruned_fewer_at_a_time(replica: Replica)
         await replica.execute(update(DETAILS).where(DETAILS.c.task_seq == seq).values(log_lines=count))
     later, after, pruned = datetime.now(UTC).replace(year=2100), 0, []
     while after is not None:
-        deleted, after = await replica.runtime.write(store.prune, later, after, 100)
+        deleted, after = await replica.runtime.write(sql_transitions.prune, later, after, 100)
         pruned.append(deleted)
     assert pruned == [1, 1, 2, 1, 0]
     assert await replica.rows(DETAILS) == await replica.rows(LOG) == []

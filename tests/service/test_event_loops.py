@@ -7,10 +7,10 @@ from weakref import WeakSet
 
 import pytest
 
-from zndraw_joblib.contract.events import Emission, JobsInvalidate
-from zndraw_joblib.server.batcher import Batcher, RowLocked
-from zndraw_joblib.server.pubsub.event_queue import EventQueue
-from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.process.batcher import Batcher, RowLocked
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.runtime.event_queue import EventQueue
+from zndraw_joblib.wire.events import Emission, JobsInvalidate
 
 Use = Callable[[], Awaitable[object]]
 

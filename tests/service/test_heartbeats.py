@@ -10,16 +10,13 @@ from databases import every_kind
 from replica import OWNER, STRANGER, Replica
 from sqlalchemy import update
 
-from zndraw_joblib.contract.messages import NamedTask, Verdict, WorkerResponse
-from zndraw_joblib.contract.problems import Forbidden, WorkerNotFound
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import sweep, workers
-from zndraw_joblib.server.service.workers import Heartbeat
-from zndraw_joblib.server.store import tasks as store
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.detail_tables import UnnamedTask
-from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.store.tasks import unnamed
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.tables import Task, UnnamedTask
+from zndraw_joblib.server.queue import rules_sweep, rules_workers, sql_expiry, sql_tasks
+from zndraw_joblib.server.queue.rules_workers import Heartbeat
+from zndraw_joblib.wire.messages import NamedTask, Verdict, WorkerResponse
+from zndraw_joblib.wire.problems import Forbidden, WorkerNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 
 CONTINUE, CANCEL, LOST = Verdict
 tasks = Task.__table__
@@ -101,15 +98,17 @@ async def test_one_statement_reads_the_tasks_of_a_batch(
         item(uuid4(), secret),
     ]
     read_ids: list[Sequence[UUID]] = []
-    read = unnamed.held_by
+    read = sql_expiry.named_tasks_of
 
-    async def record_ids(tx: Transaction, ids: Sequence[UUID], limit: int) -> list[unnamed.HeldTask]:
+    async def record_ids(tx: Transaction, ids: Sequence[UUID], limit: int) -> list[sql_expiry.HeldTask]:
         read_ids.append(ids)
         return await read(tx, ids, limit)
 
-    monkeypatch.setattr(unnamed, "held_by", record_ids)
-    monkeypatch.setattr(store, "states", None)
-    first, second, third, *refused = await replica.runtime.write(lambda tx: workers.heartbeat(tx, items))
+    monkeypatch.setattr(sql_expiry, "named_tasks_of", record_ids)
+    monkeypatch.setattr(sql_tasks, "states", None)
+    first, second, third, *refused = await replica.runtime.write(
+        lambda tx: rules_workers.heartbeat(tx, items)
+    )
     assert read_ids == [[job.worker_id, other.worker_id]]
     verdicts = [
         [task.verdict for task in answer.tasks]
@@ -119,7 +118,7 @@ async def test_one_statement_reads_the_tasks_of_a_batch(
     assert verdicts == [[CONTINUE, LOST], [LOST, CONTINUE], []]
     assert [type(problem) for problem in refused] == [Forbidden, WorkerNotFound]
     without_names = [Heartbeat(OWNER, job.worker_id or uuid4(), 15), *items[3:]]
-    await replica.runtime.write(lambda tx: workers.heartbeat(tx, without_names))
+    await replica.runtime.write(lambda tx: rules_workers.heartbeat(tx, without_names))
     assert len(read_ids) == 1
 
 
@@ -150,7 +149,7 @@ async def test_any_replica_settles_a_task_that_another_one_heard_nothing_of(pair
     long_ago = datetime(2020, 1, 1, tzinfo=UTC)
     await first.execute(update(UnnamedTask.__table__).values(unnamed_since=long_ago))
     limit = timedelta(seconds=60)
-    sweeps = [replica.runtime.write(sweep.recover_unnamed, limit=limit) for replica in pair]
+    sweeps = [replica.runtime.write(rules_sweep.recover_unnamed, limit=limit) for replica in pair]
     assert sum(await asyncio.gather(*sweeps)) == len(submitted)
     for task in submitted:
         assert (await second.get(task.id)).status is TaskStatus.FAILED

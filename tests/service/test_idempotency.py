@@ -15,18 +15,23 @@ from rest import V1, register
 from servers import ServerProcess
 from sqlalchemy import func, select
 
-from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
-from zndraw_joblib.contract.names import JobName, parse_job_name
-from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.problems import IdempotencyKeyReused, JobNotFound, RequestInProgress
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.tables import IdempotencyKey, Task, Worker
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.ports import RequestKey
-from zndraw_joblib.server.service import idempotency, sweep, tasks, workers
-from zndraw_joblib.server.service import internal as rules
-from zndraw_joblib.server.service.idempotency import Repeat
-from zndraw_joblib.server.store import idempotency as store
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tables import IdempotencyKey, Task, Worker
+from zndraw_joblib.server.process.ports import RequestKey
+from zndraw_joblib.server.queue import (
+    rules_idempotency,
+    rules_internal,
+    rules_sweep,
+    rules_tasks,
+    rules_workers,
+    sql_idempotency,
+)
+from zndraw_joblib.server.queue.rules_idempotency import Repeat
+from zndraw_joblib.wire.messages import TaskResponse, TaskSubmitRequest
+from zndraw_joblib.wire.names import JobName, parse_job_name
+from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.problems import IdempotencyKeyReused, JobNotFound, RequestInProgress
 
 DAY = timedelta(days=1)
 JOB = parse_job_name("@global:modifiers:Rotate")
@@ -75,17 +80,17 @@ async def test_a_batch_has_a_result_for_each_item(replica: Replica) -> None:
     await replica.register()
     old, twice, misused, failing = (new_key() for _ in range(4))
 
-    def item(key: RequestKey | None, x: int, job: JobName = JOB) -> tasks.Submission:
-        return tasks.Submission(SUBMITTER, "lab", job, {"x": x}, key=key)
+    def item(key: RequestKey | None, x: int, job: JobName = JOB) -> rules_tasks.Submission:
+        return rules_tasks.Submission(SUBMITTER, "lab", job, {"x": x}, key=key)
 
-    [first] = await replica.runtime.write(idempotency.submit, [item(old, 0)])
+    [first] = await replica.runtime.write(rules_idempotency.submit, [item(old, 0)])
     nope = parse_job_name("@global:modifiers:Nope")
     other = misused._replace(fingerprint=uuid4())
     items = [
         *(item(None, 1), item(old, 0), item(twice, 2), item(twice, 2), item(misused, 3), item(other, 4)),
         *(item(failing, 5, nope), item(failing, 5, nope), item(old._replace(fingerprint=uuid4()), 0)),
     ]
-    got = await replica.runtime.write(idempotency.submit, items)
+    got = await replica.runtime.write(rules_idempotency.submit, items)
     kinds = [type(one) for one in got]
     repeat, new = Repeat, TaskResponse
     reused, missing = IdempotencyKeyReused, JobNotFound
@@ -94,7 +99,7 @@ async def test_a_batch_has_a_result_for_each_item(replica: Replica) -> None:
     assert got[3].result == got[2]
     assert await count(replica, Task) == 4
     # An error is not stored: its key is free.
-    [corrected] = await replica.runtime.write(idempotency.submit, [item(failing, 6)])
+    [corrected] = await replica.runtime.write(rules_idempotency.submit, [item(failing, 6)])
     assert isinstance(corrected, TaskResponse)
 
 
@@ -104,13 +109,15 @@ async def test_a_rolled_back_request_leaves_its_key_free(replica: Replica) -> No
     key = new_key()
 
     async def fail_late(tx: Transaction) -> None:
-        await idempotency.once(key, idempotency.WORKER, workers.create)(tx, caller=OWNER, interval=15)
+        await rules_idempotency.once(key, rules_idempotency.WORKER, rules_workers.create)(
+            tx, caller=OWNER, interval=15
+        )
         raise RuntimeError("the power is gone")
 
     with pytest.raises(RuntimeError):
         await replica.runtime.write(fail_late)
     assert await count(replica, IdempotencyKey) == 0
-    create = idempotency.once(key, idempotency.WORKER, workers.create)
+    create = rules_idempotency.once(key, rules_idempotency.WORKER, rules_workers.create)
     first, again = [await replica.runtime.write(create, caller=OWNER, interval=15) for _ in range(2)]
     assert first == again
     assert await count(replica, Worker) == 1
@@ -126,7 +133,7 @@ async def test_a_duplicate_of_a_stuck_request_waits_for_nothing(
     is_locked = asyncio.Event()
 
     async def hang(tx: Transaction) -> None:
-        await store.lock(tx, [key.id])
+        await sql_idempotency.lock(tx, [key.id])
         is_locked.set()
         await stuck.wait()
 
@@ -134,7 +141,7 @@ async def test_a_duplicate_of_a_stuck_request_waits_for_nothing(
     other = open_replica()
     async with asyncio.timeout(TIMEOUT):
         await is_locked.wait()
-        item = tasks.Submission(SUBMITTER, "lab", JOB, {}, key=key)
+        item = rules_tasks.Submission(SUBMITTER, "lab", JOB, {}, key=key)
         results = await asyncio.gather(
             other.runtime.submit(item), submit(other, new_key()), return_exceptions=True
         )
@@ -158,9 +165,9 @@ async def test_a_lost_race_for_a_key_is_rolled_back(
         return {}, set()
 
     with monkeypatch.context() as raced:
-        raced.setattr(store, "lock", find_nothing)
+        raced.setattr(sql_idempotency, "lock", find_nothing)
         with pytest.raises(RequestInProgress):
-            await replica.runtime.submit(tasks.Submission(SUBMITTER, "lab", JOB, {}, key=key))
+            await replica.runtime.submit(rules_tasks.Submission(SUBMITTER, "lab", JOB, {}, key=key))
     assert await count(replica, Task) == 1
     assert await submit(replica, key) == first
 
@@ -168,8 +175,8 @@ async def test_a_lost_race_for_a_key_is_rolled_back(
 async def test_a_repeated_submit_of_an_internal_job_is_sent_once(replica: Replica) -> None:
     """The broker gets one message, also when the request is repeated."""
     executor = InternalExecutor()
-    offer = rules.InternalJob(internal(), {}, JobPolicy())
-    await replica.runtime.write(rules.register, jobs=[offer])
+    offer = rules_internal.InternalJob(internal(), {}, JobPolicy())
+    await replica.runtime.write(rules_internal.register, jobs=[offer])
     replica.registry = InternalRegistry({str(internal()): executor})
     key = new_key()
     first, again = [await submit(replica, key, internal()) for _ in range(2)]
@@ -181,7 +188,7 @@ async def test_old_keys_are_pruned_in_batches(
     timed: Replica, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sweeper removes keys that are older than the setting, a bounded number in each transaction."""
-    monkeypatch.setattr(sweep, "TASKS_PER_BATCH", 3)
+    monkeypatch.setattr(rules_sweep, "TASKS_PER_BATCH", 3)
     await timed.register()
     old = [new_key() for _ in range(5)]
     for key in old:
@@ -189,7 +196,7 @@ async def test_old_keys_are_pruned_in_batches(
     clock.advance(DAY.total_seconds() - 1)
     fresh = new_key()
     await submit(timed, fresh)
-    prune = partial(sweep.prune_keys, keep=DAY)
+    prune = partial(rules_sweep.prune_keys, keep=DAY)
     assert (await timed.runtime.write(prune)).deleted == 0
     clock.advance(1)
     assert [(await timed.runtime.write(prune)).deleted for _ in range(3)] == [3, 2, 0]

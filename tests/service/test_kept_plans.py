@@ -10,8 +10,7 @@ from plans.explained import Explainer
 from replica import OWNER, Replica
 from sqlalchemy import text
 
-from zndraw_joblib.server.service.claims import Claim
-from zndraw_joblib.server.service.plain_claims import claim_plain
+from zndraw_joblib.server.queue.rules_claims import Claim, claim_with_one_statement
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ async def test_a_plan_made_for_few_tasks_fits_many(replica: Replica, *, is_analy
         await replica.execute(text("ANALYZE joblib_task"))
     await replica.engine.dispose()
     with Explainer(replica.engine) as explainer:
-        plans = await explainer.plans(partial(claim_plain, items=[item]))
+        plans = await explainer.plans(partial(claim_with_one_statement, items=[item]))
     [plan] = [plan for plan in plans if plan.is_generic]
     assert plan.by("joblib_task") == {"ix_joblib_task_queue", "ix_joblib_task_held", "uq_joblib_task_id"}, (
         plan.text

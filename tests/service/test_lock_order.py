@@ -15,18 +15,28 @@ from replica import ADMIN, OWNER, InternalExecutor, Replica, internal
 
 from service.lock_recorder import ORDER, LockRecorder
 from service.test_mixed_load import Actor
-from zndraw_joblib.contract.messages import JobResponse, TaskSubmitRequest, TaskUpdateRequest
-from zndraw_joblib.contract.names import INTERNAL, parse_job_name
-from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
-from zndraw_joblib.contract.providers import ProviderRegisterRequest
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.tables import RoomQueue, Task
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import claims, providers, streams, task_actions, tasks
-from zndraw_joblib.server.service import internal as internal_jobs
-from zndraw_joblib.server.store import providers as provider_store
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tables import RoomQueue, Task
+from zndraw_joblib.server.queue import (
+    rules_claims,
+    rules_internal,
+    rules_providers,
+    rules_room_events,
+    rules_task_actions,
+    rules_tasks,
+    rules_transitions,
+    sql_jobs,
+    sql_providers,
+    sql_tasks,
+    sql_transitions,
+)
+from zndraw_joblib.wire.messages import JobResponse, TaskSubmitRequest, TaskUpdateRequest
+from zndraw_joblib.wire.names import INTERNAL, parse_job_name
+from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
+from zndraw_joblib.wire.providers import ProviderRegisterRequest
+from zndraw_joblib.wire.statuses import TaskStatus
 
 RETRIED: dict[str, Any] = {
     "max_attempts": 3,
@@ -62,12 +72,12 @@ async def test_a_recorder_sees_a_wrong_order(replica: Replica, recorder: LockRec
     task = await replica.submit(low)
 
     async def lock_job_first(tx: Transaction) -> None:
-        await tasks.job_store.lock_by_names(tx, [parse_job_name(low.full_name)])
-        await tasks.store.lock(tx, [task.id])
+        await sql_jobs.lock_by_names(tx, [parse_job_name(low.full_name)])
+        await sql_tasks.lock(tx, [task.id])
 
     async def lock_high_first(tx: Transaction) -> None:
         for job in (high, low):
-            await tasks.job_store.lock_by_names(tx, [parse_job_name(job.full_name)])
+            await sql_jobs.lock_by_names(tx, [parse_job_name(job.full_name)])
 
     for work in (lock_job_first, lock_high_first):
         before = len(recorder.violations)
@@ -112,10 +122,10 @@ async def test_tasks_that_crashed_differently_return_together(
     moves = []
 
     async def requeue(tx: Transaction) -> None:
-        found = await tasks.store.lock(tx, [task.id for task in held])
+        found = await sql_tasks.lock(tx, [task.id for task in held])
         for number, task in enumerate(found.values()):
-            moves.append((task, tasks.retry_policy.released(task, f"for reason {number}")))
-        await tasks.store.move(tx, moves)
+            moves.append((task, rules_transitions.released(task, f"for reason {number}")))
+        await sql_transitions.move(tx, moves)
 
     await replica.runtime.write(requeue)
     ok(recorder)
@@ -129,9 +139,9 @@ async def test_a_batch_of_reports_whose_counts_cancel_out(replica: Replica, reco
     await replica.submit(high)
     failing = [await replica.start(low.worker_id) for _ in range(2)]
     pending = await replica.submit(low)
-    cancel = tasks.Report(ADMIN, pending.id, TaskUpdateRequest(status=TaskStatus.CANCELLED))
-    fail = [tasks.Report(OWNER, one.id, TaskUpdateRequest(status=TaskStatus.FAILED)) for one in failing]
-    await replica.runtime.write(lambda tx: tasks.report(tx, [cancel, *fail]))
+    cancel = rules_tasks.Report(ADMIN, pending.id, TaskUpdateRequest(status=TaskStatus.CANCELLED))
+    fail = [rules_tasks.Report(OWNER, one.id, TaskUpdateRequest(status=TaskStatus.FAILED)) for one in failing]
+    await replica.runtime.write(lambda tx: rules_tasks.report(tx, [cancel, *fail]))
     ok(recorder)
 
 
@@ -146,8 +156,8 @@ async def test_claims_with_every_limit(replica: Replica, recorder: LockRecorder,
         for job in (high, low):
             await replica.submit(job, room=room)
     assert low.worker_id is not None
-    items = [claims.Claim(OWNER, low.worker_id, 15, None, replica.runtime.order)] * 3
-    await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    items = [rules_claims.Claim(OWNER, low.worker_id, 15, None, replica.runtime.order)] * 3
+    await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
     held = await replica.start(low.worker_id)
     await replica.report(held.id, TaskStatus.FAILED)
     await replica.leave(low.worker_id)
@@ -157,8 +167,8 @@ async def test_claims_with_every_limit(replica: Replica, recorder: LockRecorder,
 async def register_provider(replica: Replica, name: str, worker: UUID | None) -> Any:
     """Register a worker for a provider."""
     request = ProviderRegisterRequest(category="files", name=name, worker_id=worker)
-    item = providers.Registration(OWNER, "lab", request)
-    return (await replica.runtime.write(providers.register, item=item))[0]
+    item = rules_providers.Registration(OWNER, "lab", request)
+    return (await replica.runtime.write(rules_providers.register, item=item))[0]
 
 
 @on_postgresql
@@ -171,16 +181,20 @@ async def test_providers_and_their_workers(replica: Replica, recorder: LockRecor
     low, high = sorted(workers)
     connected = {low: ids[2:], high: ids[:2]}
     for round_ in (1, 2):
-        await replica.runtime.write(providers.extend_connections, connected=connected, lease=round_ * lease)
+        await replica.runtime.write(
+            rules_providers.extend_connections, connected=connected, lease=round_ * lease
+        )
 
     async def extend(tx: Transaction) -> None:
-        await provider_store.extend_connection(tx, workers[1], await tx.now() + 3 * lease)
+        await sql_providers.extend_connection(tx, workers[1], await tx.now() + 3 * lease)
 
     await replica.runtime.write(extend)
-    await replica.runtime.write(providers.disconnect, worker_id=workers[1])
-    await replica.runtime.write(providers.remove, caller=OWNER, provider_id=ids[0], worker_id=workers[1])
+    await replica.runtime.write(rules_providers.disconnect, worker_id=workers[1])
+    await replica.runtime.write(
+        rules_providers.remove, caller=OWNER, provider_id=ids[0], worker_id=workers[1]
+    )
     await replica.leave(workers[1])
-    await replica.runtime.write(providers.remove, caller=OWNER, provider_id=ids[1])
+    await replica.runtime.write(rules_providers.remove, caller=OWNER, provider_id=ids[1])
     await replica.leave(workers[0])
     ok(recorder)
 
@@ -218,10 +232,10 @@ async def test_rows_of_empty_rooms_are_deleted_job_by_job(replica: Replica, reco
 async def test_internal_jobs(replica: Replica, recorder: LockRecorder) -> None:
     """Several servers register their internal jobs at once; a dispatcher claims from all of them."""
     names = [internal(name) for name in "CABDE"]
-    jobs = [internal_jobs.InternalJob(name, {}, JobPolicy()) for name in names]
+    jobs = [rules_internal.InternalJob(name, {}, JobPolicy()) for name in names]
     for schema in ({}, {"title": "new"}):
         await replica.runtime.write(
-            internal_jobs.register, jobs=[job._replace(schema=schema) for job in jobs]
+            rules_internal.register, jobs=[job._replace(schema=schema) for job in jobs]
         )
     replica.registry = InternalRegistry({str(name): InternalExecutor() for name in names})
     replica.runtime.settings.room_max_in_flight = 2
@@ -234,8 +248,8 @@ async def test_internal_jobs(replica: Replica, recorder: LockRecorder) -> None:
 async def watch(replica: Replica, *rooms: str) -> None:
     """Let the transactions write the events of these rooms."""
     for room in rooms:
-        bounds = streams.bounds(replica.runtime.settings)
-        await replica.runtime.write(streams.watch, room_id=room, wanted=bounds)
+        bounds = rules_room_events.bounds(replica.runtime.settings)
+        await replica.runtime.write(rules_room_events.watch, room_id=room, wanted=bounds)
 
 
 @on_postgresql
@@ -255,7 +269,7 @@ async def test_watched_rooms_are_locked_last(replica: Replica, recorder: LockRec
     held = [await replica.start(jobs[0].worker_id) for _ in rooms]
     updates = [TaskUpdateRequest(status=TaskStatus.COMPLETED, attempt=1) for _ in held]
     await replica.runtime.report_many(
-        [tasks.Report(OWNER, task.id, update) for task, update in zip(held, updates, strict=True)]
+        [rules_tasks.Report(OWNER, task.id, update) for task, update in zip(held, updates, strict=True)]
     )
     ok(recorder)
     assert "joblib_room_stream" in {ORDER[level] for level in recorder.locked}
@@ -268,10 +282,12 @@ async def test_random_requests(replica: Replica, recorder: LockRecorder) -> None
     replica.registry = InternalRegistry({str(internal()): InternalExecutor()})
     known: dict[str, list[Any]] = {"jobs": [await replica.register(name, **RETRIED) for name in "AB"]}
     known["tasks"] = [await replica.submit(job) for job in known["jobs"] for _ in range(8)]
-    for action in (task_actions.release, task_actions.fail, task_actions.retry):
+    for action in (rules_task_actions.release, rules_task_actions.fail, rules_task_actions.retry):
         held = await replica.start(known["jobs"][0].worker_id)
-        await replica.act(action if action is not task_actions.retry else task_actions.fail, held.id)
-    await replica.act(task_actions.retry, held.id)
+        await replica.act(
+            action if action is not rules_task_actions.retry else rules_task_actions.fail, held.id
+        )
+    await replica.act(rules_task_actions.retry, held.id)
     await watch(replica, "lab")
     actor = Actor(replica, random.Random(1), known)
     for limit in (None, 1):

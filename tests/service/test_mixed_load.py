@@ -15,16 +15,16 @@ from seeds import LONG_AGO
 from sqlalchemy import text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.contract.events import TaskStatusEvent
-from zndraw_joblib.contract.messages import JobResponse, TaskResponse
-from zndraw_joblib.contract.names import INTERNAL
-from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.db.tables import Task, Worker
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import tasks
-from zndraw_joblib.server.store.tables import Task, Worker
+from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import rules_tasks
+from zndraw_joblib.wire.events import TaskStatusEvent
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 ACTORS = 6
 STEPS = 45
@@ -123,7 +123,7 @@ class Actor:
     async def read(self) -> None:
         """Read a task and a page."""
         await self.replica.get(self.any_of("tasks").id)
-        page = partial(tasks.page, room_id="lab", status=None, part=Page(20, 0))
+        page = partial(rules_tasks.page, room_id="lab", status=None, part=Page(20, 0))
         await self.replica.runtime.database.read(page)
 
 

@@ -13,23 +13,21 @@ from pydantic_core import to_json
 from replica import SUBMITTER, TIMEOUT, Replica
 from waiting import until
 
-from zndraw_joblib.contract.messages import JobResponse, TaskResponse
-from zndraw_joblib.contract.names import parse_job_name
-from zndraw_joblib.contract.problems import (
+from zndraw_joblib.server.process.shared_limit import FairLock
+from zndraw_joblib.server.queue import rules_payloads
+from zndraw_joblib.server.queue.rules_payloads import SchemaCache, estimate_effort
+from zndraw_joblib.server.queue.rules_tasks import Submission
+from zndraw_joblib.server.runtime.payload_validator import LoopBudget, PayloadValidator
+from zndraw_joblib.server.runtime.validator_process import ValidatorProcess
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse
+from zndraw_joblib.wire.names import parse_job_name
+from zndraw_joblib.wire.problems import (
     InvalidPayload,
     InvalidSchema,
     JobNotFound,
     ServiceUnavailable,
     TooManyRequests,
 )
-from zndraw_joblib.server.fair_lock import FairLock
-from zndraw_joblib.server.loop_budget import LoopBudget
-from zndraw_joblib.server.payload_validator import PayloadValidator
-from zndraw_joblib.server.service import payloads
-from zndraw_joblib.server.service.schema_cache import SchemaCache
-from zndraw_joblib.server.service.schema_effort import estimate
-from zndraw_joblib.server.service.tasks import Submission
-from zndraw_joblib.server.validator_process import ValidatorProcess
 
 TREE = {
     "$ref": "#/$defs/node",
@@ -113,12 +111,12 @@ async def checker() -> AsyncIterator[PayloadValidator]:
 )
 def test_the_effort_counts_every_subschema_as_often_as_it_is_used(schema: Any, count: float) -> None:
     """A reference counts like its target; a recursive schema counts as infinite."""
-    assert estimate(to_json(schema).decode()).subschemas == count
+    assert estimate_effort(to_json(schema).decode()).subschemas == count
 
 
 def test_a_schema_that_doubles_itself_is_counted_at_once() -> None:
     """Counting takes time in proportion to the schema, not to its expansion."""
-    assert estimate(to_json(bomb(60)).decode()).subschemas > 2**60
+    assert estimate_effort(to_json(bomb(60)).decode()).subschemas > 2**60
 
 
 @pytest.mark.parametrize(
@@ -139,7 +137,7 @@ def test_expensive_checks_leave_the_event_loop(schema: Any, payload: dict[str, A
     decimals; compiling patterns, or a long schema.
     """
     schema = to_json({"additionalProperties": schema}).decode()
-    assert payloads.check_quickly(schema, payload).errors is None
+    assert rules_payloads.check_quickly(schema, payload).errors is None
 
 
 async def test_of_too_many_errors_only_the_first_is_returned(checker: PayloadValidator) -> None:
@@ -210,7 +208,7 @@ def test_an_error_of_alternatives_says_why_each_is_refused() -> None:
     path = {"type": "object", "required": ["x"], "properties": {"x": {"items": number}}}
     schema = {"properties": {"a": {"anyOf": [text, number]}, "b": {"oneOf": [path, number]}, "c": point}}
     payload = {"a": None, "b": {"x": [1, "y"]}, "c": ["z" * 5000]}
-    found = payloads.list_errors(to_json(schema).decode(), payload)
+    found = rules_payloads.list_errors(to_json(schema).decode(), payload)
     assert [fault["pointer"] for fault in found] == ["/a", "/b", "/c"]
     of_a, of_b, of_c = (fault["message"] for fault in found)
     assert of_a == 'no alternative fits: null is not of type "string"; or null is not of type "number"'
@@ -455,6 +453,6 @@ def test_a_misspelt_parameter_is_named_beside_the_missing_one() -> None:
     """The detail lists up to three errors, and counts the others."""
     found = [{"pointer": "", "message": f"error {number}"} for number in range(5)]
     with pytest.raises(InvalidPayload, match=r"error 0; payload: error 1; payload: error 2 \(and 2 more\)$"):
-        payloads.raise_if_invalid(found)
+        rules_payloads.raise_if_invalid(found)
     with pytest.raises(InvalidPayload, match=r"^payload: error 0; payload: error 1$"):
-        payloads.raise_if_invalid(found[:2])
+        rules_payloads.raise_if_invalid(found[:2])

@@ -15,14 +15,13 @@ from seeds import add_tasks, task
 from sqlalchemy import Executable, delete, select, update
 
 from service.test_plain_tasks import wait_for_lock
-from zndraw_joblib.contract.messages import EmptyReason, JobResponse
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import claims, task_actions
-from zndraw_joblib.server.service.claims import Claim, ClaimResult
-from zndraw_joblib.server.service.fairness import ClaimOrder
-from zndraw_joblib.server.service.plain_claims import PlainClaims, claim_plain
-from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_claims, rules_task_actions
+from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult, PlainClaims, claim_with_one_statement
+from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
+from zndraw_joblib.wire.messages import EmptyReason, JobResponse
+from zndraw_joblib.wire.statuses import TaskStatus
 
 tasks, workers, jobs = Task.__table__, Worker.__table__, Job.__table__
 POLICIES: list[dict[str, Any]] = [{}, {"start_timeout_seconds": 0}, {"timeout_seconds": 12.5}]
@@ -37,12 +36,12 @@ def a_claim(worker: UUID | None, *, by: Identity = OWNER, **options: Any) -> Cla
 
 async def plain(replica: Replica, *items: Claim) -> list[ClaimResult] | None:
     """Claim with one statement."""
-    return await replica.runtime.write(partial(claim_plain, items=items))
+    return await replica.runtime.write(partial(claim_with_one_statement, items=items))
 
 
 async def general(replica: Replica, *items: Claim) -> list[ClaimResult]:
     """Claim with the statements for all claims."""
-    results = await replica.runtime.write(partial(claims.claim, items=items))
+    results = await replica.runtime.write(partial(rules_claims.claim, items=items))
     return [result for result in results if isinstance(result, ClaimResult)]
 
 
@@ -262,7 +261,7 @@ async def test_some_batches_are_never_plain(replica: Replica, monkeypatch: pytes
         [marked, marked],
         [a_claim(worker), a_claim(worker, by=STRANGER)],
     ]
-    monkeypatch.setattr("zndraw_joblib.server.service.plain_claims.claim_plain", None)
+    monkeypatch.setattr("zndraw_joblib.server.queue.rules_claims.claim_with_one_statement", None)
     for items in batches:
         await replica.runtime.write(partial(PlainClaims().claim, items=items))
 
@@ -336,7 +335,7 @@ async def test_a_repeat_during_the_claim_gets_its_tasks(pair: list[Replica], fir
     claimed, go = asyncio.Event(), asyncio.Event()
 
     async def claim_slowly(tx: Any) -> Any:
-        made = await (claim_plain if first is plain else claims.claim)(tx, [item])
+        made = await (claim_with_one_statement if first is plain else rules_claims.claim)(tx, [item])
         claimed.set()
         await go.wait()
         return made
@@ -400,7 +399,7 @@ async def test_a_task_that_returned_to_its_queue_meanwhile_is_claimed(replica: R
         claiming = asyncio.create_task(replica.claim(job.worker_id))
         await wait_for_lock(replica)
         await general(replica, a_claim(other.worker_id))
-        await replica.act(task_actions.release, made.id)
+        await replica.act(rules_task_actions.release, made.id)
         await holder.rollback()
     got = await claiming
     assert got is not None

@@ -12,21 +12,20 @@ from replica import OWNER, SUBMITTER, TIMEOUT, Replica
 from sqlalchemy import select, update
 from waiting import until
 
-from zndraw_joblib.contract.messages import JobResponse, TaskResponse, TaskUpdateRequest
-from zndraw_joblib.contract.problems import InvalidTaskTransition, StaleReport
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import idempotency, tasks
-from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.store.tasks import steps
+from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.queue import rules_idempotency, rules_tasks, sql_reports
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.wire.problems import InvalidTaskTransition, StaleReport
+from zndraw_joblib.wire.statuses import TaskStatus
 
 TASKS = Task.__table__
 RUNNING, COMPLETED = TaskStatus.RUNNING, TaskStatus.COMPLETED
 Results = list[TaskResponse | Exception]
 
 
-def report(task_id: UUID, status: TaskStatus, **fields: Any) -> tasks.Report:
+def report(task_id: UUID, status: TaskStatus, **fields: Any) -> rules_tasks.Report:
     """Return one item of a batch."""
-    return tasks.Report(OWNER, task_id, TaskUpdateRequest(status=status, **fields))
+    return rules_tasks.Report(OWNER, task_id, TaskUpdateRequest(status=status, **fields))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +36,7 @@ def no_batch_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not split
 
 
-async def many(replica: Replica, *items: tasks.Report) -> Results:
+async def many(replica: Replica, *items: rules_tasks.Report) -> Results:
     """Report as one request."""
     async with asyncio.timeout(TIMEOUT):
         return await replica.runtime.report_many(items, bodies=True)
@@ -68,7 +67,7 @@ async def test_it_equals_the_general_path(
     """Responses, rows and events are alike, also of a task with the error of an earlier attempt."""
     job = await replica.register(max_attempts=3, retry_on=["error"], backoff={"base_seconds": 0})
 
-    async def run(apply: Callable[[list[tasks.Report]], Awaitable[Any]]) -> tuple[Any, Any, Any]:
+    async def run(apply: Callable[[list[rules_tasks.Report]], Awaitable[Any]]) -> tuple[Any, Any, Any]:
         task = await claimed(replica, job)
         if is_retried:
             await replica.report(task.id, RUNNING)
@@ -91,7 +90,7 @@ async def test_it_equals_the_general_path(
         return [without_times(answer) for answer in answers], events, kept
 
     plain = await run(lambda items: many(replica, *items))
-    assert plain == await run(lambda items: replica.runtime.write(tasks.report, items))
+    assert plain == await run(lambda items: replica.runtime.write(rules_tasks.report, items))
     assert [answer["status"] for answer in plain[0]] == statuses
     assert [event["status"] for event in plain[1]] == statuses
 
@@ -135,7 +134,7 @@ async def test_a_report_that_is_not_plain_holds_no_other_up(replica: Replica) ->
         report(held[5].id, COMPLETED),
         report(held[5].id, RUNNING),
         report(held[5].id, COMPLETED, result=5),
-        tasks.Report(SUBMITTER, held[2].id, TaskUpdateRequest(status=TaskStatus.CANCELLED)),
+        rules_tasks.Report(SUBMITTER, held[2].id, TaskUpdateRequest(status=TaskStatus.CANCELLED)),
     )
     kinds = [type(each).__name__ if isinstance(each, Exception) else each.status.value for each in got]
     assert kinds == [
@@ -152,7 +151,7 @@ async def test_reports_with_the_same_values_are_fenced_alike(
     replica: Replica, monkeypatch: pytest.MonkeyPatch, longest_list: int
 ) -> None:
     """Values that all reports share are compared with those of each task, however many there are."""
-    monkeypatch.setattr(steps, "CHUNK", longest_list)
+    monkeypatch.setattr(sql_reports, "CHUNK", longest_list)
     job, other = await replica.register(), await replica.register()
     held = [await claimed(replica, job) for _ in range(3)]
     for wrong in ({"attempt": 2}, {"attempt": 1, "worker_id": other.worker_id}):
@@ -298,7 +297,7 @@ async def test_a_repeat_after_a_lost_connection_is_applied_once(replica: Replica
     held = await replica.running(await replica.register())
     items = [report(held.id, COMPLETED, attempt=1, result=1)]
     for _ in range(2):
-        [done] = await replica.runtime.write(idempotency.report, items)
+        [done] = await replica.runtime.write(rules_idempotency.report, items)
         assert (done.status, done.result) == (COMPLETED, 1)
-    [refused] = await replica.runtime.write(idempotency.report, [report(held.id, RUNNING, attempt=1)])
+    [refused] = await replica.runtime.write(rules_idempotency.report, [report(held.id, RUNNING, attempt=1)])
     assert isinstance(refused, InvalidTaskTransition)

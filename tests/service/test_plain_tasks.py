@@ -13,16 +13,14 @@ from databases import every_kind, on_postgresql
 from replica import SUBMITTER, TIMEOUT, Replica
 from sqlalchemy import delete, insert, select
 
-from zndraw_joblib.contract.messages import JobResponse, TaskResponse, TaskSubmitRequest
-from zndraw_joblib.contract.names import parse_job_name
-from zndraw_joblib.contract.problems import IdempotencyKeyReused, InvalidPayload, JobNotFound
-from zndraw_joblib.server.ports import RequestKey
-from zndraw_joblib.server.service import plain_tasks, tasks
-from zndraw_joblib.server.service.plain_tasks import KnownJobs
-from zndraw_joblib.server.service.tasks import Submission
-from zndraw_joblib.server.store import tasks as store
-from zndraw_joblib.server.store.errors import RepeatTransaction
-from zndraw_joblib.server.store.tables import IdempotencyKey, Job, RoomQueue, Task
+from zndraw_joblib.server.db.errors import RepeatTransaction
+from zndraw_joblib.server.db.tables import IdempotencyKey, Job, RoomQueue, Task
+from zndraw_joblib.server.process.ports import RequestKey
+from zndraw_joblib.server.queue import rules_tasks, sql_tasks, sql_transitions
+from zndraw_joblib.server.queue.rules_tasks import KnownJobs, Submission
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskSubmitRequest
+from zndraw_joblib.wire.names import parse_job_name
+from zndraw_joblib.wire.problems import IdempotencyKeyReused, InvalidPayload, JobNotFound
 
 NUMBERS = {"type": "object", "properties": {"n": {"type": "number"}}}
 
@@ -244,21 +242,21 @@ async def test_servers_that_submit_at_once_share_one_order(pair: list[Replica]) 
 async def test_tasks_that_exist_already_repeat_their_transaction(replica: Replica) -> None:
     """An earlier attempt, whose connection was lost, may insert the same tasks at any time."""
     made = await replica.submit(await replica.register())
-    existing = await replica.runtime.database.read(store.by_id, made.id)
+    existing = await replica.runtime.database.read(sql_tasks.by_id, made.id)
     assert existing is not None
     with pytest.raises(RepeatTransaction):
-        await replica.runtime.write(store.add, [existing])
+        await replica.runtime.write(sql_transitions.add, [existing])
 
 
 @every_kind
 async def test_a_trace_context_does_not_change_the_path(replica: Replica) -> None:
     """Tasks with a context are plain, also in a batch with others and with keys."""
     job, known = await replica.register(), KnownJobs()
-    await replica.runtime.write(partial(tasks.submit, items=[item(replica, job)], learn=known.learn))
+    await replica.runtime.write(partial(rules_tasks.submit, items=[item(replica, job)], learn=known.learn))
     context = f"00-{1:032x}-{1:016x}-01"
     for key in (None, new_key()):
         batch = [item(replica, job), item(replica, job, key=key)]
         batch[1].traceparent = context
-        assert await replica.runtime.write(partial(plain_tasks.submit, items=batch, known=known))
+        assert await replica.runtime.write(partial(rules_tasks.submit_plain, items=batch, known=known))
     kept = [row.traceparent for row in sorted(await replica.rows(Task), key=lambda row: row.seq)]
     assert kept == [None, None, context, None, context]

@@ -17,15 +17,13 @@ from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.contract.events import TaskStatusEvent
-from zndraw_joblib.contract.messages import JobResponse, TaskResponse
-from zndraw_joblib.contract.problems import InvalidTaskTransition, JobNotFound, SchemaConflict, WorkerNotFound
-from zndraw_joblib.contract.providers import ProviderRegisterRequest
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.service import providers
-from zndraw_joblib.server.store import provider_requests as request_store
-from zndraw_joblib.server.store import providers as provider_store
-from zndraw_joblib.server.store.tables import Job, ProviderRequest, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.db.tables import Job, ProviderRequest, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.queue import rules_providers, sql_providers
+from zndraw_joblib.wire.events import TaskStatusEvent
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse
+from zndraw_joblib.wire.problems import InvalidTaskTransition, JobNotFound, SchemaConflict, WorkerNotFound
+from zndraw_joblib.wire.providers import ProviderRegisterRequest
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 jobs, tasks, workers, links = Job.__table__, Task.__table__, Worker.__table__, WorkerJobLink.__table__
 
@@ -428,17 +426,17 @@ async def test_removing_a_provider_waits_for_an_open_request(replica: Replica) -
     """The removal waits for a request that is being inserted, and removes it too."""
     write, leaving = replica.runtime.write, []
     request = ProviderRegisterRequest(category="files", name="home")
-    item = providers.Registration(OWNER, "lab", request)
-    provider, _ = await write(providers.register, item=item)
+    item = rules_providers.Registration(OWNER, "lab", request)
+    provider, _ = await write(rules_providers.register, item=item)
     waits = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
 
     async def insert_request(tx: Any) -> None:
-        [found] = await provider_store.lock(tx, [provider.id], shared=True)
-        leave = partial(providers.remove, caller=OWNER, provider_id=provider.id)
+        [found] = await sql_providers.lock(tx, [provider.id], shared=True)
+        leave = partial(rules_providers.remove, caller=OWNER, provider_id=provider.id)
         leaving.append(asyncio.create_task(write(leave)))
         while not (await tx.execute(waits)).scalar_one():  # noqa: ASYNC110 - a lock has no event
             await asyncio.sleep(0.01)
-        await request_store.add(tx, found, "hash", "{}", await tx.now() + timedelta(seconds=60))
+        await sql_providers.add(tx, found, "hash", "{}", await tx.now() + timedelta(seconds=60))
 
     async with asyncio.timeout(TIMEOUT):
         await write(insert_request)

@@ -6,20 +6,20 @@ from uuid import uuid4
 import pytest
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica, internal
 
-from zndraw_joblib.contract.events import Emission, JobsInvalidate, room_of
-from zndraw_joblib.contract.messages import JobRegisterRequest
-from zndraw_joblib.contract.names import INTERNAL, JobName, parse_job_name
-from zndraw_joblib.contract.problems import (
+from zndraw_joblib.server.db.tables import Job, Worker, WorkerJobLink
+from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import rules_jobs, rules_tasks
+from zndraw_joblib.wire.events import Emission, JobsInvalidate, room_of
+from zndraw_joblib.wire.messages import JobRegisterRequest
+from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
+from zndraw_joblib.wire.problems import (
     Forbidden,
     InvalidCategory,
     JobNotFound,
     SchemaConflict,
     WorkerNotFound,
 )
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import jobs, tasks
-from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
+from zndraw_joblib.wire.statuses import TaskStatus
 
 SCHEMA = {"type": "object", "properties": {"angle": {"type": "number"}}, "required": ["angle"]}
 
@@ -98,9 +98,9 @@ def test_invalid_registrations_are_refused_without_the_database(
     """Reserved rooms need a superuser, and the category must be allowed."""
     request = JobRegisterRequest(**{"category": "modifiers", "name": "Rotate", **request_})
     with pytest.raises(problem):
-        jobs.check(jobs.Registration(OWNER, room, request), ["modifiers"])
+        rules_jobs.check(rules_jobs.Registration(OWNER, room, request), ["modifiers"])
     if problem is Forbidden:
-        jobs.check(jobs.Registration(ADMIN, room, request), ["modifiers"])
+        rules_jobs.check(rules_jobs.Registration(ADMIN, room, request), ["modifiers"])
 
 
 async def test_a_job_without_workers_and_tasks_is_soft_deleted(replica: Replica) -> None:
@@ -112,7 +112,7 @@ async def test_a_job_without_workers_and_tasks_is_soft_deleted(replica: Replica)
     assert replica.events == [Emission(JobsInvalidate(), room_of("lab"))]
     name = parse_job_name(job.full_name)
     with pytest.raises(JobNotFound):
-        await replica.runtime.database.read(jobs.get, room_id="lab", name=name, cross_room=False)
+        await replica.runtime.database.read(rules_jobs.get, room_id="lab", name=name, cross_room=False)
     with pytest.raises(JobNotFound):
         await replica.submit(job)
 
@@ -141,9 +141,9 @@ async def test_a_registration_restores_a_soft_deleted_job(replica: Replica) -> N
     assert is_new
     assert (back.id, back.schema_) == (job.id, SCHEMA)
     assert back.workers == [back.worker_id]
-    get = partial(jobs.get, room_id="lab", name=parse_job_name(job.full_name), cross_room=False)
+    get = partial(rules_jobs.get, room_id="lab", name=parse_job_name(job.full_name), cross_room=False)
     assert (await replica.runtime.database.read(get)).schema_ == SCHEMA
-    page = partial(tasks.page, room_id="lab", status=None, part=Page(50, 0), job=job.id)
+    page = partial(rules_tasks.page, room_id="lab", status=None, part=Page(50, 0), job=job.id)
     [old] = (await replica.runtime.database.read(page)).items
     assert (old.id, old.result, old.worker_id) == (done.id, 7, job.worker_id)
 
@@ -155,7 +155,7 @@ async def test_the_history_of_a_soft_deleted_job_is_readable(replica: Replica) -
     await replica.report(done.id, TaskStatus.COMPLETED)
     await replica.leave(job.worker_id)
     name = parse_job_name(job.full_name)
-    find = partial(jobs.id_of, room_id="lab", name=name, cross_room=False)
+    find = partial(rules_jobs.id_of, room_id="lab", name=name, cross_room=False)
     assert await replica.runtime.database.read(find) == job.id
     assert (await replica.get(done.id)).job_name == job.full_name
 
@@ -164,7 +164,7 @@ async def test_a_rooms_job_is_visible_in_that_room_only(replica: Replica) -> Non
     """Other rooms cannot find, read or call it, unless `cross_room_jobs` is set."""
     job = await replica.register(room="lab")
     name = JobName("lab", "modifiers", "Rotate")
-    for work in (jobs.get, jobs.id_of):
+    for work in (rules_jobs.get, rules_jobs.id_of):
         with pytest.raises(JobNotFound):
             await replica.runtime.database.read(work, room_id="other", name=name, cross_room=False)
         assert await replica.runtime.database.read(work, room_id="other", name=name, cross_room=True)

@@ -10,30 +10,32 @@ from replica import ADMIN, OWNER, STRANGER, SUBMITTER, ManualClock, Replica
 from seeds import add_tasks, task
 from sqlalchemy import update
 
-from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, TaskResponse, TaskUpdateRequest
-from zndraw_joblib.contract.problems import (
+from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_tasks
+from zndraw_joblib.wire.messages import MAX_ERROR_BYTES, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.wire.problems import (
     Forbidden,
     InvalidTaskTransition,
     ProblemException,
     StaleReport,
     TaskNotFound,
 )
-from zndraw_joblib.contract.status import HELD, TERMINAL, TRANSITIONS, Role, TaskStatus
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import tasks
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TRANSITIONS, Role, TaskStatus
 
 CALLERS = {Role.WORKER: OWNER, Role.SUBMITTER: SUBMITTER, Role.SUPERUSER: ADMIN, None: STRANGER}
 
 
-def report(task_id: UUID, status: TaskStatus | str, by: Identity = OWNER, **fields: Any) -> tasks.Report:
+def report(
+    task_id: UUID, status: TaskStatus | str, by: Identity = OWNER, **fields: Any
+) -> rules_tasks.Report:
     """Return one item of a batch."""
-    return tasks.Report(by, task_id, TaskUpdateRequest(status=TaskStatus(status), **fields))
+    return rules_tasks.Report(by, task_id, TaskUpdateRequest(status=TaskStatus(status), **fields))
 
 
-async def apply(replica: Replica, *items: tasks.Report) -> list[TaskResponse | ProblemException]:
+async def apply(replica: Replica, *items: rules_tasks.Report) -> list[TaskResponse | ProblemException]:
     """Apply all reports in one transaction."""
-    return await replica.runtime.write(lambda tx: tasks.report(tx, items))
+    return await replica.runtime.write(lambda tx: rules_tasks.report(tx, items))
 
 
 def expected(role: Role | None, source: TaskStatus, target: TaskStatus) -> type:

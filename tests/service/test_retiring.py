@@ -11,15 +11,15 @@ from replica import ADMIN, OWNER, STRANGER, InternalExecutor, ManualClock, Repli
 from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import Connection, delete, update
 
-from zndraw_joblib.contract.events import JobsInvalidate, TaskStatusEvent, room_of
-from zndraw_joblib.contract.names import INTERNAL
-from zndraw_joblib.contract.problems import Forbidden, InvalidTaskTransition, WorkerNotFound
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.db.tables import Job, Task, Worker, WorkerJobLink
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import sweep
-from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
-from zndraw_joblib.server.store.tasks.records import CHUNK
+from zndraw_joblib.server.queue import rules_sweep
+from zndraw_joblib.server.queue.sql_task_rows import CHUNK
+from zndraw_joblib.wire.events import JobsInvalidate, TaskStatusEvent, room_of
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.problems import Forbidden, InvalidTaskTransition, WorkerNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 
 workers = Worker.__table__
 links = WorkerJobLink.__table__
@@ -178,7 +178,7 @@ async def test_a_heartbeat_in_the_future_is_set_to_now(timed: Replica, clock: Ma
 
 async def test_many_silent_workers_expire_in_batches(timed: Replica, clock: ManualClock) -> None:
     """The longest silent expire first, a bounded number in each transaction."""
-    size = sweep.batch_size(is_sqlite=bool(timed.runtime.database.is_sqlite))
+    size = rules_sweep.batch_size(is_sqlite=bool(timed.runtime.database.is_sqlite))
     count = size + 50
     job = await timed.register()
     ids = [uuid4() for _ in range(count)]
@@ -192,7 +192,7 @@ async def test_many_silent_workers_expire_in_batches(timed: Replica, clock: Manu
     await add_tasks(timed, [task(job.id, TaskStatus.RUNNING, worker_id=id_, **held) for id_ in ids])
     timed.events.clear()
     clock.advance(1)
-    first = await timed.runtime.write(lambda tx: sweep.retire_stale(tx, seconds(TIMEOUT)))
+    first = await timed.runtime.write(lambda tx: rules_sweep.retire_stale(tx, seconds(TIMEOUT)))
     assert first == size
     left = {row.id for row in await timed.rows(workers)}
     assert left == {job.worker_id, *ids[size:]}
@@ -222,7 +222,7 @@ async def test_one_silent_worker_can_be_removed_alone(timed: Replica, clock: Man
     for worker, count in ((living.worker_id, 0), (job.worker_id, 1), (job.worker_id, 0)):
 
         async def retire(tx, worker=worker):
-            return await sweep.retire_stale(tx, seconds(TIMEOUT), worker)
+            return await rules_sweep.retire_stale(tx, seconds(TIMEOUT), worker)
 
         assert await timed.runtime.write(retire) == count
     assert {row.id for row in await timed.rows(workers)} == {other.worker_id, living.worker_id}
@@ -236,7 +236,10 @@ async def test_counting_silent_workers_changes_nothing(timed: Replica, clock: Ma
     clock.advance(2 * TIMEOUT)
     await timed.register()
     timed.events.clear()
-    assert await timed.runtime.database.read(lambda tx: sweep.count_workers(tx, seconds(TIMEOUT))) == (2, 1)
+    assert await timed.runtime.database.read(lambda tx: rules_sweep.count_workers(tx, seconds(TIMEOUT))) == (
+        2,
+        1,
+    )
     assert (await timed.get(held.id)).status is TaskStatus.RUNNING
     assert timed.events == []
     assert await timed.retire_stale(TIMEOUT) == 1
@@ -349,7 +352,9 @@ async def test_a_batch_of_workers_holds_a_bounded_number_of_tasks(timed: Replica
         [{**row, "id": id_, "last_heartbeat": LONG_AGO + seconds(order)} for order, id_ in enumerate(ids)],
     )
     held = {"worker_owner_id": OWNER.id}
-    most = sweep.COST_PER_WORKER * sweep.batch_size(is_sqlite=bool(timed.runtime.database.is_sqlite))
+    most = rules_sweep.COST_PER_WORKER * rules_sweep.batch_size(
+        is_sqlite=bool(timed.runtime.database.is_sqlite)
+    )
     counts = [most // 2 + 1, most // 2 + 1, most + 1]
     rows = [
         task(job.id, TaskStatus.RUNNING, worker_id=id_, **held)
@@ -358,9 +363,9 @@ async def test_a_batch_of_workers_holds_a_bounded_number_of_tasks(timed: Replica
     ]
     await add_tasks(timed, rows)
     clock.advance(1)
-    short = partial(sweep.retire_stale, timeout=seconds(TIMEOUT), is_short=True)
+    short = partial(rules_sweep.retire_stale, timeout=seconds(TIMEOUT), is_short=True)
     assert [await timed.runtime.write(short) for _ in range(2)] == [1, 1]
-    with pytest.raises(sweep.TooManyTasks):
+    with pytest.raises(rules_sweep.TooManyTasks):
         await timed.runtime.write(short)
     assert {row.id for row in await timed.rows(workers)} == {job.worker_id, ids[2]}
     assert Counter(row.status for row in await timed.rows(Task.__table__)) == {

@@ -10,28 +10,23 @@ from databases import every_kind
 from pydantic_core import to_json
 from replica import ADMIN, SUBMITTER, InternalExecutor, Replica, internal
 
-from zndraw_joblib.contract.events import TaskAvailable, TaskStatusEvent, room_of, workers_of
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.names import INTERNAL, parse_job_name
-from zndraw_joblib.contract.problems import (
-    InternalJobNotConfigured,
-    InvalidPayload,
-    JobNotFound,
-    TaskNotFound,
-)
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.db.tables import Job, Task
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import tasks
-from zndraw_joblib.server.service.payloads import UnvalidatedPayload
-from zndraw_joblib.server.store.tables import Job, Task
+from zndraw_joblib.server.queue import rules_tasks
+from zndraw_joblib.server.queue.rules_payloads import UnvalidatedPayload
+from zndraw_joblib.wire.events import TaskAvailable, TaskStatusEvent, room_of, workers_of
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.names import INTERNAL, parse_job_name
+from zndraw_joblib.wire.problems import InternalJobNotConfigured, InvalidPayload, JobNotFound, TaskNotFound
+from zndraw_joblib.wire.statuses import TaskStatus
 
 NUMBERS = {"type": "object", "properties": {"n": {"type": "number"}}}
 
 
-def submission(job: str, payload: dict[str, Any] | None = None, **fields: Any) -> tasks.Submission:
+def submission(job: str, payload: dict[str, Any] | None = None, **fields: Any) -> rules_tasks.Submission:
     """Return one item of a batch."""
     values = {"caller": SUBMITTER, "room_id": "lab", "job": parse_job_name(job), "payload": payload or {}}
-    return tasks.Submission(**values | fields)
+    return rules_tasks.Submission(**values | fields)
 
 
 async def test_a_submitted_task_is_pending(replica: Replica) -> None:
@@ -55,7 +50,7 @@ async def test_positions_within_a_batch_continue(replica: Replica) -> None:
     names = [(await replica.register(name)).full_name for name in ("A", "B")]
     await replica.submit(names[0])
     batch = [submission(names[turn]) for turn in (0, 1, 0, 0, 1)]
-    submitted = await replica.runtime.write(lambda tx: tasks.submit(tx, batch))
+    submitted = await replica.runtime.write(lambda tx: rules_tasks.submit(tx, batch))
     assert all(isinstance(task, TaskResponse) for task in submitted)
     assert [task.queue_position for task in submitted] == [2, 1, 3, 4, 2]
     for task in submitted:
@@ -84,7 +79,7 @@ async def test_invalid_items_of_a_batch_are_refused_alone(replica: Replica) -> N
         (submission(str(internal())), InternalJobNotConfigured),
         (submission(checked.full_name, {"n": 1}, validated_schema=to_json(NUMBERS).decode()), TaskResponse),
     ]
-    results = await replica.runtime.write(lambda tx: tasks.submit(tx, [item for item, _ in batch]))
+    results = await replica.runtime.write(lambda tx: rules_tasks.submit(tx, [item for item, _ in batch]))
     assert [type(answer) for answer in results] == [expected for _, expected in batch]
     submitted = [answer.id for answer in results if isinstance(answer, TaskResponse)]
     assert [row.id for row in await replica.rows(Task.__table__)] == submitted

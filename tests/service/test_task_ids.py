@@ -5,7 +5,7 @@ from uuid import RFC_4122
 
 from replica import Replica
 
-from zndraw_joblib.server.service.task_ids import new_ids
+from zndraw_joblib.server.queue.rules_tasks import new_ids
 
 
 def test_ids_are_unique_and_begin_with_the_time() -> None:

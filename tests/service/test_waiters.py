@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
-from zndraw_joblib.server.ports import Wake
-from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.waiters import Waiter, Waiters, waiting_requests
+from zndraw_joblib.server.process.ports import Wake
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.process.waiters import Waiter, Waiters, waiting_requests
+from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
 
 LONG = 60.0
 SOON = 30.0

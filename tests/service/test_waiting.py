@@ -14,12 +14,12 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
-from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests, WorkerNotFound
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.ports import job_key
-from zndraw_joblib.server.store.tables import Job, Task, Worker
+from zndraw_joblib.server.db.tables import Job, Task, Worker
+from zndraw_joblib.server.process.ports import job_key
+from zndraw_joblib.wire.events import Emission
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests, WorkerNotFound
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 LONG = 30.0
 # Before the end of the wait, and before a recheck with a heartbeat.

@@ -1,4 +1,4 @@
-"""The private parts of SQLAlchemy that `store/compiled.py` uses behave as it expects."""
+"""The private parts of SQLAlchemy that `db/compiled.py` uses behave as it expects."""
 
 import gc
 import weakref
@@ -10,13 +10,13 @@ import pytest
 from rest import run_task
 from sqlalchemy import Column, Integer, MetaData, Table, bindparam, insert, select, update
 
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import compiled
-from zndraw_joblib.server.store.bulk import among
-from zndraw_joblib.server.store.compiled import MAX_FORMS, CompiledStatement, SqliteStatement
-from zndraw_joblib.server.store.engine import EngineDatabase, open_database
-from zndraw_joblib.server.store.tables import Job, Task
+from zndraw_joblib.server.db import compiled
+from zndraw_joblib.server.db.bulk import among
+from zndraw_joblib.server.db.compiled import MAX_FORMS, CompiledStatement, SqliteStatement
+from zndraw_joblib.server.db.engine import EngineDatabase, open_database
+from zndraw_joblib.server.db.tables import Job, Task
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 jobs = Job.__table__
 tasks = Task.__table__

@@ -9,8 +9,15 @@ from replica import Replica
 from sqlalchemy import CheckConstraint, delete, update
 from sqlalchemy.exc import IntegrityError
 
-from zndraw_joblib.server.store.result_tables import TaskResultShare, TaskResultTotal
-from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink, metadata
+from zndraw_joblib.server.db.tables import (
+    Job,
+    Task,
+    TaskResultShare,
+    TaskResultTotal,
+    Worker,
+    WorkerJobLink,
+    metadata,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GOOD_TASK = {

@@ -14,14 +14,12 @@ from seeds import seconds
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
-from zndraw_joblib.contract.messages import JobResponse
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import sweep, task_actions, tasks
-from zndraw_joblib.server.store import recount
-from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount, Task
-from zndraw_joblib.server.store.tasks import counts
-from zndraw_joblib.server.store.tasks.stored_results import results, shares
+from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Task
+from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import rules_sweep, rules_task_actions, rules_tasks, sql_counts, sql_recount
+from zndraw_joblib.server.queue.sql_results import results, shares
+from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.wire.statuses import TaskStatus
 
 rooms, blocks, jobs = RoomCount.__table__, QueueBlock.__table__, Job.__table__
 
@@ -30,14 +28,14 @@ async def totals(replica: Replica, room: str = "lab", job: UUID | None = None) -
     """Return the totals of a room's lists, all and by status, without those that are 0."""
     found = {}
     for status in (None, *TaskStatus):
-        page = partial(tasks.page, room_id=room, status=status, part=Page(0, 0), job=job)
+        page = partial(rules_tasks.page, room_id=room, status=status, part=Page(0, 0), job=job)
         found[status or "all"] = (await replica.runtime.database.read(page)).total
     return {str(name): total for name, total in found.items() if total}
 
 
 async def wrong(replica: Replica) -> list[str]:
     """Return the wrong counts."""
-    return await replica.runtime.database.run_sync(recount.wrong)
+    return await replica.runtime.database.run_sync(sql_recount.wrong)
 
 
 async def one_of_each(replica: Replica, job: JobResponse) -> None:
@@ -76,11 +74,11 @@ async def test_a_retry_and_a_release_move_a_task_between_the_totals(replica: Rep
     held = await replica.start(job.worker_id)
     await replica.report(held.id, TaskStatus.FAILED)
     assert await totals(replica) == {"all": 1, "failed": 1}
-    await replica.act(task_actions.retry, held.id)
+    await replica.act(rules_task_actions.retry, held.id)
     assert await totals(replica) == {"all": 1, "pending": 1}
     await replica.claim_task(job.worker_id)
     assert await totals(replica) == {"all": 1, "claimed": 1}
-    await replica.act(task_actions.release, held.id)
+    await replica.act(rules_task_actions.release, held.id)
     assert await totals(replica) == {"all": 1, "pending": 1}
 
 
@@ -93,7 +91,7 @@ async def test_deleted_tasks_leave_no_counts(replica: Replica) -> None:
             held = await replica.start(job.worker_id)
             await replica.report(held.id, TaskStatus.FAILED if room == "gone" else TaskStatus.COMPLETED)
     await replica.submit(job)
-    prune = partial(sweep.prune, keep=seconds(0), after=0)
+    prune = partial(rules_sweep.prune, keep=seconds(0), after=0)
     assert (await replica.runtime.write(prune))[0] == 6
     assert await totals(replica) == {"all": 1, "pending": 1}
     assert await totals(replica, "gone") == {}
@@ -138,7 +136,7 @@ async def test_a_repair_counts_what_older_servers_do_not(replica: Replica) -> No
         await replica.submit(job)
     first, _ = [await replica.claim_task(job.worker_id) for _ in range(2)]
     for _ in range(2):
-        await replica.act(task_actions.release, first.id)
+        await replica.act(rules_task_actions.release, first.id)
         await replica.claim_task(job.worker_id)
     result = {"attempt": 1, "content_type": "", "etag": "", "expires_at": datetime.now(UTC), "size": 10}
     stored = [("ada", "a", 1), ("ada", "b", None), ("bob", None, 2), (None, "c", None)]
@@ -187,7 +185,14 @@ async def test_a_repair_runs_again_after_a_deadlock(replica: Replica) -> None:
     for room in ("a", "b"):
         await replica.submit(job, room=room)
     await replica.execute(update(rooms).values(total=rooms.c.total + 5))
-    nothing = {"job_id": job.id, "part": counts.PRUNED, "total": 0, "pending": 0, "failed": 0, "cancelled": 0}
+    nothing = {
+        "job_id": job.id,
+        "part": sql_counts.PRUNED,
+        "total": 0,
+        "pending": 0,
+        "failed": 0,
+        "cancelled": 0,
+    }
     async with replica.engine.begin() as writer:
         await writer.execute(insert(rooms).values(room_id="b", **nothing))
         repairing = asyncio.create_task(replica.correct_counts())
@@ -208,7 +213,14 @@ async def test_two_repairs_at_once_correct_a_count_once(replica: Replica, what: 
     job = await replica.register()
     await replica.submit(job)
     table = {"job": jobs, "block of a queue": blocks, "room": rooms}[what]
-    nothing = {"job_id": job.id, "part": counts.PRUNED, "total": 0, "pending": 0, "failed": 0, "cancelled": 0}
+    nothing = {
+        "job_id": job.id,
+        "part": sql_counts.PRUNED,
+        "total": 0,
+        "pending": 0,
+        "failed": 0,
+        "cancelled": 0,
+    }
     await replica.execute(insert(rooms).values(room_id="lab", **nothing))
     for column in (rooms.c.total, blocks.c.queued, jobs.c.pending):
         if column.table is table:

@@ -11,10 +11,10 @@ from rest import V1
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.contract.repeats import RepeatedFailure
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import errors
+from zndraw_joblib.jobs.logs import RepeatedFailure
+from zndraw_joblib.server.db import errors
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 _SECRET = "NameInAParameter"
 _REFUSE = {

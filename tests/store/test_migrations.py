@@ -21,15 +21,15 @@ from replica import TIMEOUT
 from sqlalchemy import Connection, column, func, insert, inspect, select, table, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.server.service.providers import InternalProvider, register_internal
-from zndraw_joblib.server.store import idempotency, provider_requests, providers, schema
-from zndraw_joblib.server.store.column_types import UtcDateTime
-from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
-from zndraw_joblib.server.store.idempotency import StoredAnswer
-from zndraw_joblib.server.store.sessions import SessionDatabase
-from zndraw_joblib.server.store.tables import metadata
-from zndraw_joblib.server.store.tasks import end_hooks, stored_results
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.column_types import UtcDateTime
+from zndraw_joblib.server.db.engine import open_database, open_engine, open_sessions
+from zndraw_joblib.server.db.host_sessions import SessionDatabase
+from zndraw_joblib.server.db.tables import metadata
+from zndraw_joblib.server.queue import sql_details, sql_idempotency, sql_providers, sql_results
+from zndraw_joblib.server.queue.rules_providers import InternalProvider, register_internal
+from zndraw_joblib.server.queue.sql_idempotency import StoredAnswer
+from zndraw_joblib.wire.names import JobName
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -216,8 +216,9 @@ async def test_a_start_waits_for_another_process_on_a_new_file(empty_url: str) -
 
 _STARTER = """
 import asyncio, sys
-from zndraw_joblib.server.store import idempotency, providers, schema
-from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.queue import sql_idempotency, sql_providers
+from zndraw_joblib.server.db.engine import open_database
 
 async def start():
     database = open_database(sys.argv[1])
@@ -291,7 +292,7 @@ async def test_a_provider_survives_the_rename_of_its_column(empty: AsyncEngine) 
             await connection.execute(insert(old), row)
     database = SessionDatabase(open_sessions(empty))
     await schema.upgrade(database)
-    found = await database.read(providers.by_id, provider["id"])
+    found = await database.read(sql_providers.by_id, provider["id"])
     assert found is not None
     assert (str(found.name), found.connected_until) == ("lab:files:home", until)
     async with empty.begin() as connection:
@@ -316,8 +317,8 @@ async def test_a_queue_with_tasks_gets_the_table_of_keys(empty: AsyncEngine) -> 
             await connection.execute(insert(metadata.tables[name]), row)
     for _ in range(2):
         await schema.upgrade(database)
-        assert (await database.write(idempotency.add, [answer], at))[0]
-        assert (await database.write(idempotency.lock, [answer.id]))[0] == ({answer.id: answer}, set())
+        assert (await database.write(sql_idempotency.add, [answer], at))[0]
+        assert (await database.write(sql_idempotency.lock, [answer.id]))[0] == ({answer.id: answer}, set())
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0004")
             assert await counts(connection, names) == [1, 1]
@@ -527,10 +528,10 @@ async def test_a_queue_with_ended_tasks_gets_the_columns_of_functions(empty: Asy
     database = SessionDatabase(open_sessions(empty))
     for _ in range(2):
         await schema.upgrade(database)
-        due, _ = await database.write(end_hooks.take, {"record": 10}, 10, at, at)
+        due, _ = await database.write(sql_details.take, {"record": 10}, 10, at, at)
         assert due == []
-        await database.write(end_hooks.attach, {task_id: "record"}, at)
-        [lease], _ = await database.write(end_hooks.take, {"record": 10}, 10, at, at)
+        await database.write(sql_details.attach, {task_id: "record"}, at)
+        [lease], _ = await database.write(sql_details.take, {"record": 10}, 10, at, at)
         assert lease == (task_id, "record", 1, at)
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0013")
@@ -594,7 +595,7 @@ async def test_stored_results_and_watched_rooms_count_for_users(empty: AsyncEngi
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0014")
     await schema.upgrade(database)
-    await database.write(stored_results.forget, [1, 2, 9])
+    await database.write(sql_results.forget, [1, 2, 9])
     assert await rows_of(empty, "joblib_task_result_share") == [("bob", 1000 + 1024)]
     assert await rows_of(empty, "joblib_task_result_total") == [(1, 1000 + 1024)]
 
@@ -626,11 +627,11 @@ async def test_a_provider_with_a_worker_keeps_it(empty: AsyncEngine) -> None:
     offer = InternalProvider(JobName("@internal", "files", "Home"), {}, "text/plain")
     for _ in range(2):
         await schema.upgrade(database)
-        kept = await database.read(providers.by_id, provider_id)
+        kept = await database.read(sql_providers.by_id, provider_id)
         assert kept is not None
         assert kept.worker_id == worker_id
         await database.write(register_internal, [offer], "host")
-        added = await database.read(providers.by_name, offer.name)
+        added = await database.read(sql_providers.by_name, offer.name)
         assert added is not None
         assert (added.worker_id, added.owner_id) == (None, "host")
         async with empty.begin() as connection:
@@ -659,12 +660,12 @@ async def test_open_requests_count_for_no_user(empty: AsyncEngine) -> None:
     database = SessionDatabase(open_sessions(empty))
     for number in (1, 2):
         await schema.upgrade(database)
-        assert await database.read(provider_requests.count, provider_id, "ada") == (number, 0)
-        provider = await database.read(providers.by_id, provider_id)
+        assert await database.read(sql_providers.count, provider_id, "ada") == (number, 0)
+        provider = await database.read(sql_providers.by_id, provider_id)
         assert provider is not None
-        added = await database.write(provider_requests.add, provider, str(number), "{}", until, "ada")
+        added = await database.write(sql_providers.add, provider, str(number), "{}", until, "ada")
         assert added[0] is True
-        assert await database.read(provider_requests.count, provider_id, "ada") == (number + 1, 1)
+        assert await database.read(sql_providers.count, provider_id, "ada") == (number + 1, 1)
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0018")
             assert await counts(connection, rows) == [1, number + 1]

@@ -9,14 +9,15 @@ from replica import OWNER, Replica
 from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import text
 
-from zndraw_joblib.contract.problems import ContentTooLarge
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import jobs, tasks, worker_list
-from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
+from zndraw_joblib.server.admin import rules_lists
+from zndraw_joblib.server.db.tables import Job, Worker, WorkerJobLink
+from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import rules_jobs, rules_tasks
+from zndraw_joblib.wire.problems import ContentTooLarge
+from zndraw_joblib.wire.statuses import TaskStatus
 
 COUNT = 57
-list_workers = partial(worker_list.page, caller=OWNER, interval=15)
+list_workers = partial(rules_lists.list_workers, caller=OWNER, interval=15)
 
 
 async def all_pages(replica: Replica, page: Any, limit: int, **wanted: Any) -> list[Any]:
@@ -39,11 +40,11 @@ async def test_tasks_with_equal_times_are_listed_once(replica: Replica, limit: i
     job = await replica.register()
     statuses = [TaskStatus.PENDING, TaskStatus.COMPLETED, TaskStatus.CANCELLED]
     ids = await add_tasks(replica, [task(job.id, statuses[index % 3]) for index in range(COUNT)])
-    seen = await all_pages(replica, tasks.page, limit, room_id="lab", status=None)
+    seen = await all_pages(replica, rules_tasks.page, limit, room_id="lab", status=None)
     assert [item.id for item in seen] == ids[::-1]
-    seen = await all_pages(replica, tasks.page, limit, room_id="lab", status=TaskStatus.COMPLETED)
+    seen = await all_pages(replica, rules_tasks.page, limit, room_id="lab", status=TaskStatus.COMPLETED)
     assert [item.id for item in seen] == ids[1::3][::-1]
-    seen = await all_pages(replica, tasks.page, limit, room_id="lab", status=None, job=job.id)
+    seen = await all_pages(replica, rules_tasks.page, limit, room_id="lab", status=None, job=job.id)
     assert [item.id for item in seen] == ids[::-1]
 
 
@@ -54,7 +55,7 @@ async def test_the_order_does_not_depend_on_an_index(replica: Replica) -> None:
     ids = await add_tasks(replica, [task(job.id) for _ in range(COUNT)])
     for index in ("room", "room_status", "job_room"):
         await replica.execute(text(f"DROP INDEX ix_joblib_task_{index}"))
-    seen = await all_pages(replica, tasks.page, 10, room_id="lab", status=None)
+    seen = await all_pages(replica, rules_tasks.page, 10, room_id="lab", status=None)
     assert [item.id for item in seen] == ids[::-1]
 
 
@@ -64,7 +65,7 @@ async def test_the_creation_time_comes_before_seq(replica: Replica) -> None:
     ids = await add_tasks(
         replica, [task(job.id, created_at=LONG_AGO + seconds(order)) for order in (3, 1, 2)]
     )
-    seen = await all_pages(replica, tasks.page, 2, room_id="lab", status=None)
+    seen = await all_pages(replica, rules_tasks.page, 2, room_id="lab", status=None)
     assert [item.id for item in seen] == [ids[0], ids[2], ids[1]]
 
 
@@ -80,9 +81,9 @@ async def test_a_list_filters_by_room_status_and_job(replica: Replica) -> None:
             task(other.id, TaskStatus.FAILED),
         ],
     )
-    seen = await all_pages(replica, tasks.page, 2, room_id="lab", status=TaskStatus.FAILED, job=job.id)
+    seen = await all_pages(replica, rules_tasks.page, 2, room_id="lab", status=TaskStatus.FAILED, job=job.id)
     assert [item.id for item in seen] == wanted[::-1]
-    assert await all_pages(replica, tasks.page, 2, room_id="nowhere", status=None) == []
+    assert await all_pages(replica, rules_tasks.page, 2, room_id="nowhere", status=None) == []
 
 
 async def test_an_empty_page_has_the_total(replica: Replica) -> None:
@@ -91,8 +92,8 @@ async def test_an_empty_page_has_the_total(replica: Replica) -> None:
     await add_tasks(replica, [task(job.id) for _ in range(3)])
     for part in (Page(0, 0), Page(10, 3), Page(10, 2**62)):
         for page in (
-            partial(tasks.page, room_id="lab", status=None),
-            partial(jobs.page, room_id="lab"),
+            partial(rules_tasks.page, room_id="lab", status=None),
+            partial(rules_jobs.page, room_id="lab"),
             partial(list_workers, room_id=None),
         ):
             answer = await replica.runtime.database.read(page, part=part)
@@ -119,7 +120,7 @@ async def test_jobs_and_workers_with_equal_times_are_listed_once(replica: Replic
     links = [{"worker_id": w, "job_id": j} for w, j in zip(worker_ids, job_ids, strict=True)]
     await replica.add(WorkerJobLink.__table__, links)
     names = {f"lab:modifiers:J{i}": worker_id for i, worker_id in enumerate(worker_ids)}
-    seen = await all_pages(replica, jobs.page, limit, room_id="lab")
+    seen = await all_pages(replica, rules_jobs.page, limit, room_id="lab")
     assert {item.full_name: item.workers for item in seen} == {n: [w] for n, w in names.items()}
     assert len(seen) == COUNT
     for room in (None, "lab"):
@@ -143,7 +144,7 @@ async def test_a_room_lists_its_own_jobs_and_the_reserved_ones(replica: Replica)
         "@internal": {"@internal"},
     }
     for room, sees in expected.items():
-        seen = await all_pages(replica, jobs.page, 10, room_id=room)
+        seen = await all_pages(replica, rules_jobs.page, 10, room_id=room)
         assert {item.full_name for item in seen} == {f"{name}:modifiers:Shown" for name in sees}
         listed = await all_pages(replica, list_workers, 10, room_id=room)
         assert {item.id for item in listed} == {served[name] for name in sees} - {None}
@@ -167,6 +168,6 @@ async def test_a_page_of_large_tasks_is_refused(replica: Replica) -> None:
     bulky = {"payload": {"text": "x" * 1_000_000}, "result": "y" * 1_000_000}
     ids = await add_tasks(replica, [task(job.id, TaskStatus.COMPLETED, **bulky) for _ in range(20)])
     with pytest.raises(ContentTooLarge, match=r"limit: these 50 .* Request fewer"):
-        await all_pages(replica, tasks.page, 50, room_id="lab", status=None)
-    seen = await all_pages(replica, tasks.page, 10, room_id="lab", status=None)
+        await all_pages(replica, rules_tasks.page, 50, room_id="lab", status=None)
+    seen = await all_pages(replica, rules_tasks.page, 10, room_id="lab", status=None)
     assert [item.id for item in seen] == ids[::-1]

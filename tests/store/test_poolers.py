@@ -7,10 +7,11 @@ from fastapi import FastAPI
 
 from store.transaction_pooler import TransactionPooler
 from zndraw_joblib import JobLib
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import connect, pooling, schema
-from zndraw_joblib.server.store.engine import open_engine, open_sessions
+from zndraw_joblib.server.db import engine as pooling
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.engine import open_engine, open_sessions
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 
 @pytest.fixture
@@ -26,8 +27,8 @@ async def test_a_server_does_not_start_behind_a_transaction_pooler(pooled_url: s
     with pytest.raises(pooling.TransactionPooling, match="pool_mode = session"):
         async with app.router.lifespan_context(app):
             pass
-    with pytest.raises(connect.UnusableDatabase, match="pool_mode = session"):
-        async with connect.connected(pooled_url) as database:
+    with pytest.raises(schema.UnusableDatabase, match="pool_mode = session"):
+        async with schema.connected(pooled_url) as database:
             await schema.prepare(database)
 
 
@@ -44,5 +45,5 @@ async def test_a_host_does_not_start_behind_a_transaction_pooler(pooled_url: str
 
 async def test_a_direct_connection_is_accepted(postgres_url: str) -> None:
     """Each connection is a session of its own."""
-    async with connect.connected(postgres_url) as database:
+    async with schema.connected(postgres_url) as database:
         await schema.prepare(database)

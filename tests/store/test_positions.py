@@ -8,15 +8,14 @@ import pytest
 from replica import SUBMITTER, Replica
 from seeds import add_tasks, task
 
-from zndraw_joblib.contract.messages import JobResponse
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
-from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import task_actions, tasks
-from zndraw_joblib.server.store import tasks as store
-from zndraw_joblib.server.store.tables import QueueBlock
-from zndraw_joblib.server.store.tasks.counts import BLOCK_BITS
-from zndraw_joblib.server.store.tasks.positions import positions
+from zndraw_joblib.server.db.tables import QueueBlock
+from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import rules_task_actions, rules_tasks, sql_tasks
+from zndraw_joblib.server.queue.sql_counts import BLOCK_BITS
+from zndraw_joblib.server.queue.sql_tasks import positions
+from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.wire.statuses import TaskStatus
 
 # With the tasks in between, this queue has three blocks.
 LENGTH = 6000
@@ -43,8 +42,8 @@ async def queue(replica: Replica) -> list[UUID]:
 async def test_the_position_is_exact_in_every_block(replica: Replica, queue: list[UUID]) -> None:
     """The first task has position 1, the last one the queue length; the others are consecutive."""
     database = replica.runtime.database
-    first = await database.read(store.by_id, task_id=queue[0])
-    last = await database.read(store.by_id, task_id=queue[-1])
+    first = await database.read(sql_tasks.by_id, task_id=queue[0])
+    last = await database.read(sql_tasks.by_id, task_id=queue[-1])
     assert first is not None
     assert last is not None
     assert (last.seq >> BLOCK_BITS) - (first.seq >> BLOCK_BITS) >= 2
@@ -61,7 +60,7 @@ async def test_positions_follow_priorities_and_returns(replica: Replica, queue: 
     claimed = [await replica.claim_task(job.worker_id) for _ in range(4)]
     assert claimed[-1].id == queue[0]
     assert (await replica.get(queue[-1])).queue_position == LENGTH - 1
-    await replica.act(task_actions.release, queue[0])
+    await replica.act(rules_task_actions.release, queue[0])
     assert (await replica.get(queue[0])).queue_position == 1
     assert (await replica.get(queue[-1])).queue_position == LENGTH
 
@@ -82,7 +81,7 @@ async def test_the_positions_of_a_page_are_exact(replica: Replica, queue: list[U
     """On every page each pending task has its rank, and other tasks have none."""
     ranks = {task_id: rank for rank, task_id in enumerate(queue, 1)}
     for offset in (0, 700, 4500, 9000):
-        page = partial(tasks.page, room_id="lab", status=None, part=Page(500, offset))
+        page = partial(rules_tasks.page, room_id="lab", status=None, part=Page(500, offset))
         items = (await replica.runtime.database.read(page)).items
         assert len(items) > 100
         for item in items:
@@ -118,7 +117,7 @@ async def test_queues_of_several_jobs_do_not_mix(replica: Replica) -> None:
     found: list[JobResponse] = [await replica.register(name) for name in ("A", "B", "C")]
     for job in (0, 1, 0, 2, 0, 1):
         await replica.submit(found[job])
-    page = partial(tasks.page, room_id="lab", status=None, part=Page(50, 0))
+    page = partial(rules_tasks.page, room_id="lab", status=None, part=Page(50, 0))
     items = (await replica.runtime.database.read(page)).items
     assert [(item.job_name[-1], item.queue_position) for item in reversed(items)] == [
         ("A", 1),
@@ -136,7 +135,7 @@ async def test_a_task_that_left_the_queue_since_it_was_read_has_no_position(
 ) -> None:
     """A page takes several statements: a task claimed in between has no position; the others keep theirs."""
     database = replica.runtime.database
-    records = [await database.read(store.by_id, task_id=queue[i]) for i in (index, index + 10)]
+    records = [await database.read(sql_tasks.by_id, task_id=queue[i]) for i in (index, index + 10)]
     await replica.report(queue[index], TaskStatus.CANCELLED, by=SUBMITTER)
     found = await database.read(positions, records=records)
     assert found == {queue[index + 10]: index + 10}

@@ -13,11 +13,11 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.store import workers
-from zndraw_joblib.server.store.database import Database, Transaction
-from zndraw_joblib.server.store.engine import open_database
-from zndraw_joblib.server.store.sqlite import SqliteDatabase
+from zndraw_joblib.server.db.database import Database, Transaction
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.db.sqlite import SqliteDatabase
+from zndraw_joblib.server.queue import sql_workers
+from zndraw_joblib.wire.problems import ServiceUnavailable
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite"])
 
@@ -30,12 +30,12 @@ def database(new_database: OpenDatabase) -> Database:
 
 async def add(database: Database, owner: str = "x") -> None:
     """Insert one row."""
-    await database.write_short(workers.add, owner_id=owner)
+    await database.write_short(sql_workers.add, owner_id=owner)
 
 
 async def count(database: Database) -> int:
     """Count the rows."""
-    return await database.read(workers.count)
+    return await database.read(sql_workers.count)
 
 
 async def test_a_short_write_runs_on_the_event_loop(database: Database) -> None:
@@ -44,7 +44,7 @@ async def test_a_short_write_runs_on_the_event_loop(database: Database) -> None:
 
     async def work(tx: Transaction) -> None:
         ran_in.append(threading.get_ident())
-        await workers.add(tx, "x")
+        await sql_workers.add(tx, "x")
 
     await database.write_short(work)
     await database.write(work)
@@ -58,7 +58,7 @@ async def test_a_short_read_runs_on_the_event_loop(database: Database) -> None:
 
     async def work(tx: Transaction) -> int:
         ran_in.append(threading.get_ident())
-        return await workers.count(tx)
+        return await sql_workers.count(tx)
 
     await add(database)
     assert await database.read_short(work) == 1
@@ -74,7 +74,7 @@ async def test_a_short_read_that_would_wait_runs_in_a_thread(database: Database)
         ran_in.append(threading.get_ident())
         if len(ran_in) == 1:
             await tx.execute(text("SELECT n FROM nowhere"))
-        return await workers.count(tx)
+        return await sql_workers.count(tx)
 
     assert await database.read_short(work) == 0
     assert [thread == threading.get_ident() for thread in ran_in] == [True, False]
@@ -100,7 +100,7 @@ async def test_a_failed_short_write_is_rolled_back(database: Database) -> None:
     """The next write succeeds."""
 
     async def work(tx: Transaction) -> None:
-        await workers.add(tx, "ada")
+        await sql_workers.add(tx, "ada")
         raise ValueError("half-way")
 
     with pytest.raises(ValueError, match="half-way"):
@@ -202,7 +202,7 @@ async def test_short_writes_back_to_back_let_a_long_one_in(database_url: str, da
     shorts = asyncio.create_task(write_short())
     try:
         for _ in range(5):
-            await impatient.write(workers.add, "long")
+            await impatient.write(sql_workers.add, "long")
     finally:
         is_done.set()
         assert await shorts > 0

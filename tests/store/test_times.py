@@ -7,9 +7,9 @@ from replica import ManualClock, Replica
 from seeds import LONG_AGO, add_tasks, task
 from sqlalchemy import text
 
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.wire.statuses import TaskStatus
 
 
 async def test_times_are_aware_on_every_database(replica: Replica) -> None:

@@ -16,17 +16,16 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from zndraw_joblib.contract.events import Emission, JobsInvalidate
-from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.ports import Wake
-from zndraw_joblib.server.service import workers as worker_service
-from zndraw_joblib.server.store import workers
-from zndraw_joblib.server.store.database import Database, Transaction
-from zndraw_joblib.server.store.engine import open_database, open_sessions
-from zndraw_joblib.server.store.postgres import PostgresDatabase
-from zndraw_joblib.server.store.sessions import SessionDatabase, begin
-from zndraw_joblib.server.store.sqlite import SqliteDatabase
-from zndraw_joblib.server.store.tables import Job, Worker
+from zndraw_joblib.server.db.database import Database, Transaction
+from zndraw_joblib.server.db.engine import open_database, open_sessions
+from zndraw_joblib.server.db.host_sessions import SessionDatabase, begin
+from zndraw_joblib.server.db.postgres import PostgresDatabase
+from zndraw_joblib.server.db.sqlite import SqliteDatabase
+from zndraw_joblib.server.db.tables import Job, Worker
+from zndraw_joblib.server.process.ports import Wake
+from zndraw_joblib.server.queue import rules_workers, sql_workers
+from zndraw_joblib.wire.events import Emission, JobsInvalidate
+from zndraw_joblib.wire.problems import ServiceUnavailable
 
 only_postgresql = pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
 only_sqlite = pytest.mark.parametrize("kind", ["sqlite", "sqlite-of-a-host"])
@@ -59,12 +58,12 @@ async def test_a_failed_transaction_is_rolled_back(database: Database, engine: A
     """An error undoes earlier statements, and the next transaction succeeds."""
 
     async def work(tx: Transaction) -> None:
-        await workers.add(tx, "ada")
+        await sql_workers.add(tx, "ada")
         raise ValueError("half-way")
 
     with pytest.raises(ValueError, match="half-way"):
         await database.write(work)
-    await database.write(workers.add, owner_id="bob")
+    await database.write(sql_workers.add, owner_id="bob")
     assert await owners(engine) == ["bob"]
 
 
@@ -92,7 +91,7 @@ async def test_a_violated_constraint_rolls_the_transaction_back(
     """The caller gets the constraint's error, and no row of the transaction stays."""
 
     async def work(tx: Transaction) -> None:
-        await workers.add(tx, "ada")
+        await sql_workers.add(tx, "ada")
         await tx.execute(insert(Worker.__table__), [{"id": uuid4(), "owner_id": None, "draining": False}])
 
     with pytest.raises(IntegrityError):
@@ -103,15 +102,15 @@ async def test_a_violated_constraint_rolls_the_transaction_back(
 @every_kind
 async def test_a_reader_waits_for_no_writer(database: Database, engine: AsyncEngine) -> None:
     """A list is read while another process writes, and contains what was committed before."""
-    await database.write(workers.add, owner_id="first")
+    await database.write(sql_workers.add, owner_id="first")
     async with engine.connect() as other, asyncio.timeout(TIMEOUT):
         if other.dialect.name == "sqlite":
             await other.exec_driver_sql("BEGIN IMMEDIATE")
         row = {"id": uuid4(), "owner_id": "second", "created_at": LONG_AGO, "last_heartbeat": LONG_AGO}
         await other.execute(insert(Worker.__table__), [row])
-        assert await database.read(workers.count) == 1
+        assert await database.read(sql_workers.count) == 1
         await other.commit()
-    assert await database.read(workers.count) == 2
+    assert await database.read(sql_workers.count) == 2
 
 
 @every_kind
@@ -119,7 +118,7 @@ async def test_a_writer_waits_for_another_process(database: Database, engine: As
     """A write waits for the lock of another process and then succeeds."""
     async with engine.connect() as other:
         await locked_by_another_process(other)
-        writing = asyncio.create_task(database.write(workers.add, owner_id="patient"))
+        writing = asyncio.create_task(database.write(sql_workers.add, owner_id="patient"))
         done, _ = await asyncio.wait({writing}, timeout=0.1)
         assert not done
         await other.rollback()
@@ -152,7 +151,7 @@ async def test_writers_lose_no_update(
 async def test_a_deadlock_is_retried(database: Database, replica: Replica) -> None:
     """Two transactions that lock two rows in opposite order both commit in the end."""
     ids = [(await replica.register(name)).id for name in ("A", "B")]
-    await database.write(workers.count)
+    await database.write(sql_workers.count)
     both_hold_one = asyncio.Barrier(2)
     tries = 0
 
@@ -184,7 +183,7 @@ async def test_a_connection_lost_before_the_commit_is_retried(
     async def work(tx: Transaction) -> None:
         nonlocal tries
         tries += 1
-        await workers.add(tx, "survivor")
+        await sql_workers.add(tx, "survivor")
         if tries == 1:
             await tx.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
@@ -202,7 +201,7 @@ async def test_closed_idle_connections_are_replaced(
 
     async def send_requests() -> list[Any]:
         act = database.read if what == "read" else database.write
-        return await asyncio.gather(*[act(workers.count) for _ in range(5)], return_exceptions=True)
+        return await asyncio.gather(*[act(sql_workers.count) for _ in range(5)], return_exceptions=True)
 
     await send_requests()
     async with engine.connect() as other:
@@ -221,7 +220,7 @@ async def short_timeouts(kind: str, database_url: str) -> AsyncIterator[Database
         return
     if kind == "postgresql":
         own = PostgresDatabase(make_url(url), pool_size=1)
-        await own.read(workers.count)  # a busy machine needs longer than the timeout to connect
+        await own.read(sql_workers.count)  # a busy machine needs longer than the timeout to connect
         own._pool_seconds = 0.05
         yield own
         await own.close()
@@ -240,9 +239,9 @@ async def test_a_lock_timeout_is_reported(short_timeouts: Database, engine: Asyn
     async with engine.connect() as other:
         await locked_by_another_process(other)
         with pytest.raises(ServiceUnavailable) as raised:
-            await short_timeouts.write(workers.add, owner_id="unlucky")
+            await short_timeouts.write(sql_workers.add, owner_id="unlucky")
         assert raised.value.headers == {"Retry-After": "1"}
-    await short_timeouts.write(workers.add, owner_id="lucky")
+    await short_timeouts.write(sql_workers.add, owner_id="lucky")
     assert await owners(engine) == ["lucky"]
 
 
@@ -259,10 +258,10 @@ async def test_an_exhausted_pool_is_reported(short_timeouts: Database) -> None:
     holding = asyncio.create_task(short_timeouts.read(hold))
     await asyncio.wait_for(taken.wait(), TIMEOUT)
     with pytest.raises(ServiceUnavailable):
-        await short_timeouts.read(workers.count)
+        await short_timeouts.read(sql_workers.count)
     free.set()
     await holding
-    assert await short_timeouts.read(workers.count) == 0
+    assert await short_timeouts.read(sql_workers.count) == 0
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
@@ -272,13 +271,13 @@ async def test_a_transaction_in_a_thread_may_only_await_the_database(
     """Any other await raises an error at once, and the transaction is rolled back."""
 
     async def work(tx: Transaction) -> None:
-        await workers.add(tx, "ada")
+        await sql_workers.add(tx, "ada")
         await asyncio.sleep(0)
 
     with pytest.raises(RuntimeError, match="nothing except the database"):
         await database.write(work)
     assert await owners(engine) == []
-    await database.write(workers.add, owner_id="bob")
+    await database.write(sql_workers.add, owner_id="bob")
 
 
 @every_kind
@@ -311,7 +310,7 @@ async def test_a_hosts_session_can_be_used_as_a_transaction(
         if before == "a write":
             row = {"id": uuid4(), "owner_id": owner, "created_at": LONG_AGO, "last_heartbeat": LONG_AGO}
             await session.execute(insert(Worker.__table__), [row])
-        await worker_service.remove(await begin(session), OWNER, job.worker_id)
+        await rules_workers.remove(await begin(session), OWNER, job.worker_id)
 
     async with open_sessions(engine)() as session:
         await retire(session, "undone")
@@ -335,8 +334,8 @@ def test_a_database_serves_several_event_loops(kind: str, database_url: str) -> 
     for turn in range(1, 4):
 
         async def at_once() -> int:
-            await asyncio.gather(*[database.write(workers.add, owner_id="x") for _ in range(5)])
-            return await database.read(workers.count)
+            await asyncio.gather(*[database.write(sql_workers.add, owner_id="x") for _ in range(5)])
+            return await database.read(sql_workers.count)
 
         assert asyncio.run(at_once()) == 5 * turn
     asyncio.run(database.close())
@@ -345,6 +344,6 @@ def test_a_database_serves_several_event_loops(kind: str, database_url: str) -> 
 async def test_a_closed_database_opens_again(database: Database) -> None:
     """An app that was stopped may start again with the same object."""
     for turn in (1, 2):
-        await database.write(workers.add, owner_id="x")
-        assert await database.read(workers.count) == turn
+        await database.write(sql_workers.add, owner_id="x")
+        assert await database.read(sql_workers.count) == turn
         await database.close()

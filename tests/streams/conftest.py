@@ -11,8 +11,8 @@ import uvicorn
 from fastapi import FastAPI
 from servers import ServerProcess
 
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 
 @pytest.fixture

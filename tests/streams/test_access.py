@@ -18,10 +18,10 @@ from waiting import until
 from streams.conftest import serving
 from streams.sse import ADMIN_TOKEN, STREAM, Reader
 from zndraw_joblib import Identity, JobLib
-from zndraw_joblib.server.http import event_stream, tokens
-from zndraw_joblib.server.service import stream_tokens
-from zndraw_joblib.server.store import tokens as token_store
-from zndraw_joblib.server.store.engine import open_engine, open_sessions
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.db.engine import open_engine, open_sessions
+from zndraw_joblib.server.http import events, identity
+from zndraw_joblib.server.streams import stream_tokens
 
 Local = tuple[FastAPI, httpx.AsyncClient]
 ANONYMOUS = {"Authorization": ""}
@@ -103,13 +103,13 @@ async def test_a_token_expires(timed: Any, clock: Any) -> None:
 @on_sqlite
 async def test_a_revoked_token_ends_its_streams(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those opened with the bearer token, and those opened with a stream token of its user."""
-    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(tokens, "_CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(identity, "_CACHE_SECONDS", 0.0)
     app, client = local
     app.state.joblib.identity._cached.clear()
     database = app.state.joblib.runtime.database
-    text = tokens.new_token()
-    await database.write(token_store.add, "ada", tokens.digest(text), is_superuser=False)
+    text = identity.new_token()
+    await database.write(sql_operators.add_token, "ada", identity.digest(text), is_superuser=False)
     headers = {"Authorization": f"Bearer {text}"}
     async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60) as ada:
         token = await token_of(ada, "rooms/lab")
@@ -118,7 +118,7 @@ async def test_a_revoked_token_ends_its_streams(local: Local, monkeypatch: pytes
         other = Reader(client, "rooms/lab")
         for reader in (*readers, other):
             await reader.until(1)
-        await database.write(token_store.remove, "ada")
+        await database.write(sql_operators.remove_token, "ada")
         for reader in readers:
             await reader.ended()
         assert len(app.state.joblib.streams) == 1
@@ -129,18 +129,18 @@ async def test_a_revoked_token_ends_its_streams(local: Local, monkeypatch: pytes
 @on_sqlite
 async def test_a_revoked_token_gets_no_further_event(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """Access is checked before events are sent, not only while nothing happens."""
-    monkeypatch.setattr(event_stream, "TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr(events, "TRUSTED_SECONDS", 0.0)
     app, client = local
     app.state.joblib.identity._cached = TTLCache(1, 0.0)
     database = app.state.joblib.runtime.database
-    text = tokens.new_token()
-    await database.write(token_store.add, "ada", tokens.digest(text), is_superuser=False)
+    text = identity.new_token()
+    await database.write(sql_operators.add_token, "ada", identity.digest(text), is_superuser=False)
     headers = {"Authorization": f"Bearer {text}"}
     async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60) as ada:
         readers = [Reader(ada, "rooms/lab"), Reader(client, "rooms/lab")]
         for reader in readers:
             await reader.until(1)
-        await database.write(token_store.remove, "ada")
+        await database.write(sql_operators.remove_token, "ada")
         await submit(client, await register(client))
         await readers[1].until(2)
         assert [event.event for event in await readers[0].ended()] == ["snapshot"]
@@ -182,7 +182,7 @@ async def test_guards_of_a_host(
     host: tuple[House, JobLib, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A guard of rooms decides about streams and their tokens, also while a stream is open."""
-    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
     house, joblib, client = host
     job = await register(client, room="lab")
     task = await submit(client, job, "lab")
@@ -224,7 +224,7 @@ async def test_a_stream_of_a_token_ends_with_it(
     host: tuple[House, JobLib, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No guard of the host is asked about it while it is open; the guard decides about the next token."""
-    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
     monkeypatch.setattr(stream_tokens, "LIFETIME", timedelta(seconds=3))
     house, _, client = host
     async with httpx.AsyncClient(base_url=client.base_url, timeout=60) as anonymous:

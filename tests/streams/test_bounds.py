@@ -19,9 +19,9 @@ from waiting import until
 from streams.conftest import serving
 from streams.sse import ADMIN_TOKEN, STREAM, Reader
 from streams.writers import Writers
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.http import event_stream
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.http import events as event_stream
+from zndraw_joblib.server.process.settings import ServerSettings
 
 Local = tuple[FastAPI, httpx.AsyncClient]
 READERS = 1000

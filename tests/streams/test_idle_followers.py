@@ -12,12 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
 from streams.sse import STREAM
-from zndraw_joblib.contract.problems import TooManyRequests
-from zndraw_joblib.server.http.tokens import digest
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import tokens
-from zndraw_joblib.server.store.room_events import streams as rooms
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.db.room_events import streams as rooms
+from zndraw_joblib.server.http.identity import digest
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.wire.problems import TooManyRequests
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_one_user_leaves_watched_rooms_to_others(
     runtime = client._transport.app.state.joblib.runtime  # type: ignore[attr-defined]
     for name in ("ada", "bob"):
         own = digest(f"token-of-{name}-for-the-tests")
-        await runtime.write(partial(tokens.add, name=name, digest=own, is_superuser=False))
+        await runtime.write(partial(sql_operators.add_token, name=name, digest=own, is_superuser=False))
     ada, bob = ({"Authorization": f"Bearer token-of-{name}-for-the-tests"} for name in ("ada", "bob"))
     await submit(client, await register(client, room="b"), room="b")
     for room in ("a", "b"):

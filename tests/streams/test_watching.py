@@ -10,16 +10,15 @@ from databases import every_kind, on_postgresql, on_sqlite
 from replica import OWNER, SUBMITTER, OpenReplica, Replica
 from waiting import until
 
-from zndraw_joblib.contract.messages import JobResponse, TaskSubmitRequest
-from zndraw_joblib.contract.names import parse_job_name
-from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.service import streams, tasks
-from zndraw_joblib.server.service.streams import Part
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.stream_tables import RoomEvent, RoomStream
-from zndraw_joblib.server.streams import follower
-from zndraw_joblib.server.streams.follower import Reader
-from zndraw_joblib.server.streams.streams import Streams
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.tables import RoomEvent, RoomStream
+from zndraw_joblib.server.queue import rules_room_events, rules_tasks
+from zndraw_joblib.server.queue.rules_room_events import Part
+from zndraw_joblib.server.streams import streams
+from zndraw_joblib.server.streams.streams import Reader, Streams
+from zndraw_joblib.wire.messages import JobResponse, TaskSubmitRequest
+from zndraw_joblib.wire.names import parse_job_name
+from zndraw_joblib.wire.problems import ServiceUnavailable
 
 TIMEOUT = 60.0
 events, rooms = RoomEvent.__table__, RoomStream.__table__
@@ -87,7 +86,7 @@ class SlowSubmit:
         self.writing = asyncio.create_task(replica.runtime.write(self._submit))
 
     async def _submit(self, tx: Transaction) -> Any:
-        [task] = await tasks.submit_all(tx, [self._item])
+        [task] = await rules_tasks.submit_all(tx, [self._item])
         self.has_written.set()
         await self.may_commit.wait()
         return task
@@ -140,7 +139,7 @@ async def test_a_log_that_was_deleted_begins_anew_after_all_writers(
     jobs = [await replica.register("Slow"), await replica.register("Quick")]
     async with asyncio.timeout(TIMEOUT), found.reader(OWNER, "lab") as reader:
         await found.read(reader, "lab", None)
-        monkeypatch.setattr(follower, "_REGISTER_SECONDS", 0.2)
+        monkeypatch.setattr(streams, "_REGISTER_SECONDS", 0.2)
         following = found._followers[asyncio.get_running_loop()]["lab"]
         await replica.execute(rooms.delete())
         slow = SlowSubmit(replica, jobs[0])
@@ -169,7 +168,7 @@ async def test_a_reader_goes_on_once_the_writers_of_a_gap_have_ended(
     jobs = [await replica.register("Slow"), await replica.register("Quick")]
     async with asyncio.timeout(TIMEOUT), found.reader(OWNER, "lab") as reader:
         await found.read(reader, "lab", None)
-        monkeypatch.setattr(follower, "_REGISTER_SECONDS", 0.2)
+        monkeypatch.setattr(streams, "_REGISTER_SECONDS", 0.2)
         slow = SlowSubmit(replica, jobs[0])
         await slow.has_written.wait()
         # As if five events had been deleted before they were read.
@@ -268,24 +267,26 @@ async def test_the_log_is_bounded(replica: Replica, opened: list[Streams]) -> No
 async def test_old_events_and_rooms_without_readers_are_deleted(timed: Replica, clock: Any) -> None:
     """The sweeper deletes events after their time, and all of a room that was not watched for that time."""
     job = await timed.register()
-    bounds = streams.bounds(timed.runtime.settings)
-    await timed.runtime.write(streams.watch, "lab", bounds)
+    bounds = rules_room_events.bounds(timed.runtime.settings)
+    await timed.runtime.write(rules_room_events.watch, "lab", bounds)
     await timed.submit(job)
     clock.advance(600)
-    start = await timed.runtime.write(streams.watch, "lab", bounds)
+    start = await timed.runtime.write(rules_room_events.watch, "lab", bounds)
     task = await timed.submit(job)
     clock.advance(400)
     keep = timedelta(seconds=900)
-    pruned, room = await timed.runtime.write(streams.prune, keep, "")
+    pruned, room = await timed.runtime.write(rules_room_events.prune, keep, "")
     assert (pruned, room) == ((1, True), "lab")
     assert [row.task_id for row in await timed.rows(events)] == [task.id]
-    assert (await timed.runtime.database.read_snapshot(streams.read, "lab", None, start.last)).resync is None
-    first = await timed.runtime.database.read_snapshot(streams.read, "lab", None, start.last - 1)
+    assert (
+        await timed.runtime.database.read_snapshot(rules_room_events.read, "lab", None, start.last)
+    ).resync is None
+    first = await timed.runtime.database.read_snapshot(rules_room_events.read, "lab", None, start.last - 1)
     assert first.resync is not None
     clock.advance(600)
-    pruned, room = await timed.runtime.write(streams.prune, keep, "")
+    pruned, room = await timed.runtime.write(rules_room_events.prune, keep, "")
     assert (pruned.deleted, room) == (2, "lab")
     assert await timed.rows(events) == await timed.rows(rooms) == []
-    assert await timed.runtime.write(streams.prune, keep, room) == ((0, False), "")
+    assert await timed.runtime.write(rules_room_events.prune, keep, room) == ((0, False), "")
     # A later log has greater numbers.
-    assert (await timed.runtime.write(streams.watch, "lab", bounds)).first > start.last
+    assert (await timed.runtime.write(rules_room_events.watch, "lab", bounds)).first > start.last

@@ -9,14 +9,13 @@ from replica import ADMIN, OWNER, Replica
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from zndraw_joblib import Worker, cleanup_stale_workers, cleanup_worker
-from zndraw_joblib.contract.messages import TaskActionRequest, TaskUpdateRequest
-from zndraw_joblib.contract.progress import LogLine, LogPart, Progress
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import task_actions, tasks
-from zndraw_joblib.server.store import streams
-from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.room_events import events
-from zndraw_joblib.server.store.streams import Bounds
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.room_events import events
+from zndraw_joblib.server.queue import rules_task_actions, rules_tasks, sql_streams
+from zndraw_joblib.server.queue.sql_streams import Bounds
+from zndraw_joblib.wire.messages import TaskActionRequest, TaskUpdateRequest
+from zndraw_joblib.wire.progress import LogLine, LogPart, Progress
+from zndraw_joblib.wire.statuses import TaskStatus
 
 TWICE: dict[str, Any] = {"max_attempts": 2, "retry_on": ["worker_lost"], "backoff": {"base_seconds": 0}}
 
@@ -24,7 +23,9 @@ TWICE: dict[str, Any] = {"max_attempts": 2, "retry_on": ["worker_lost"], "backof
 async def watch(replica: Replica, *rooms: str) -> None:
     """Record the events of these rooms."""
     for room in rooms:
-        await replica.runtime.write(streams.watch, room, Bounds(timedelta(hours=1), 1000, 10**6, 1000, 1000))
+        await replica.runtime.write(
+            sql_streams.watch, room, Bounds(timedelta(hours=1), 1000, 10**6, 1000, 1000)
+        )
 
 
 async def recorded(replica: Replica, room: str = "lab") -> list[str]:
@@ -59,10 +60,10 @@ async def test_reports_of_several_rooms(replica: Replica) -> None:
     line = LogLine(at=datetime(2026, 1, 2, tzinfo=UTC), text="x")
     fields = {"progress": Progress(current=1), "log": LogPart(first=1, lines=[line])}
     items = [
-        tasks.Report(OWNER, detailed.id, TaskUpdateRequest(attempt=1, **fields)),
-        tasks.Report(OWNER, ended.id, TaskUpdateRequest(attempt=1, status=TaskStatus.COMPLETED)),
+        rules_tasks.Report(OWNER, detailed.id, TaskUpdateRequest(attempt=1, **fields)),
+        rules_tasks.Report(OWNER, ended.id, TaskUpdateRequest(attempt=1, status=TaskStatus.COMPLETED)),
     ]
-    await replica.runtime.write(partial(tasks.report, items=items))
+    await replica.runtime.write(partial(rules_tasks.report, items=items))
     assert sorted(await recorded(replica)) == ["log", "progress"]
 
 
@@ -77,8 +78,8 @@ async def test_an_end_and_a_retry_in_one_transaction(replica: Replica) -> None:
     )
 
     async def work(tx: Transaction) -> None:
-        await tasks.report(tx, [tasks.Report(OWNER, task.id, failed)])
-        for what in (task_actions.retry, task_actions.fail, task_actions.retry):
+        await rules_tasks.report(tx, [rules_tasks.Report(OWNER, task.id, failed)])
+        for what in (rules_task_actions.retry, rules_task_actions.fail, rules_task_actions.retry):
             await what(tx, ADMIN, task.id, TaskActionRequest())
 
     await replica.runtime.write(work)

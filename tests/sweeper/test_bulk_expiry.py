@@ -12,8 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sweeper.mounted_queue import MountedQueue, identify
 from zndraw_joblib import JobLib, Task, TaskStatusEvent, Worker, WorkerJobLink
-from zndraw_joblib.server.service import sweep
-from zndraw_joblib.server.store import recount
+from zndraw_joblib.server.queue import rules_sweep, sql_recount
 
 DEAD = 1000
 
@@ -53,7 +52,7 @@ async def add_workers(queue: MountedQueue, job: dict[str, Any], count: int) -> N
             [{**task, **times, "id": uuid4(), "worker_id": i, "status": "running"} for i in ids],
         )
         await session.commit()
-    await recount.repair(queue.joblib.runtime.database)
+    await sql_recount.repair(queue.joblib.runtime.database)
 
 
 async def count_tasks(queue: MountedQueue, status: str) -> int:
@@ -75,7 +74,7 @@ async def test_a_thousand_workers_are_removed_with_few_statements(
     with recorded_statements(engine) as statements:
         cycle = await queue.sweep()
     assert (cycle.scanned, cycle.expired, cycle.errors) == (DEAD + 1, DEAD, 0)
-    batches = 1 + DEAD // sweep.batch_size(is_sqlite=engine.dialect.name == "sqlite")
+    batches = 1 + DEAD // rules_sweep.batch_size(is_sqlite=engine.dialect.name == "sqlite")
     assert len(statements) < 38 + 12 * batches
     assert await queue.worker_ids() == {job["worker_id"]}
     assert (await count_tasks(queue, "failed"), await count_tasks(queue, "running")) == (DEAD, 0)

@@ -19,10 +19,10 @@ from servers import ServerProcess
 from sqlalchemy import text
 from waiting import until
 
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.engine import open_database, open_engine
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.engine import open_database, open_engine
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.process.settings import ServerSettings
 
 TOKEN = "a-token-of-the-tests"
 # Long enough that a worker on a busy machine sends its heartbeats in time.

@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sweeper.mounted_queue import MountedQueue
 from zndraw_joblib.server.background import pruner
 from zndraw_joblib.server.background.sweeper import Sweeper
-from zndraw_joblib.server.store import deleted_jobs, recount
-from zndraw_joblib.server.store.operation_tables import Statistic
-from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount, Task
+from zndraw_joblib.server.db.operation_tables import Statistic
+from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Task
+from zndraw_joblib.server.queue import sql_jobs, sql_recount
 
 Sessions = async_sessionmaker[AsyncSession]
 tasks = Task.__table__
@@ -43,7 +43,7 @@ async def old_tasks(queue: MountedQueue, sessions: Sessions) -> None:
     async with sessions() as session:
         await (await session.connection()).execute(insert(tasks), [row | {"id": uuid4()} for _ in range(OLD)])
         await session.commit()
-    await recount.repair(queue.joblib.runtime.database)
+    await sql_recount.repair(queue.joblib.runtime.database)
     queue.joblib.settings.keep_finished_days = 1
 
 
@@ -184,7 +184,7 @@ async def test_the_counts_of_a_deleted_job_are_deleted_in_batches(
     queue: MountedQueue, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are part of the budget of a cycle; a restored job has right counts in between."""
-    monkeypatch.setattr(deleted_jobs, "_MAX_ROOMS", 4)
+    monkeypatch.setattr(sql_jobs, "_MAX_ROOMS", 4)
     jobs = [await queue.register(name=name) for name in ("Long", "Short")]
     for job in jobs:
         await end_worker(queue, job)
@@ -206,7 +206,7 @@ async def test_the_counts_of_a_deleted_job_are_deleted_in_batches(
         await queue.sweep()
         cycles += 1
         assert left - (await jobs_and_rest(sessions))[1] <= 16
-        assert await queue.joblib.runtime.database.run_sync(recount.wrong) == []
+        assert await queue.joblib.runtime.database.run_sync(sql_recount.wrong) == []
     assert 3 <= cycles <= 5
     assert await jobs_and_rest(sessions) == [0, 0, 0, 0]
 

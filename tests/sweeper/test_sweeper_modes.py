@@ -11,8 +11,8 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from sweeper.mounted_queue import MountedQueue, User
-from zndraw_joblib.server.service.workers import Counts
-from zndraw_joblib.server.store.tables import Worker, WorkerJobLink, metadata
+from zndraw_joblib.server.db.tables import Worker, WorkerJobLink, metadata
+from zndraw_joblib.server.queue.rules_workers import Counts
 
 Sessions = async_sessionmaker[AsyncSession]
 SWEEPER = f"{V1}/admin/sweeper"

@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import func, select
 
 from sweeper.mounted_queue import MountedQueue
-from zndraw_joblib.contract.messages import MAX_NAMED_TASKS
-from zndraw_joblib.server.service import workers
-from zndraw_joblib.server.store.detail_tables import UnnamedTask
+from zndraw_joblib.server.db.tables import UnnamedTask
+from zndraw_joblib.server.queue import rules_workers
+from zndraw_joblib.wire.messages import MAX_NAMED_TASKS
 
 INTERVAL = 15.0  # of heartbeats
 LIMIT = 45.0  # three of them
@@ -186,7 +186,7 @@ async def test_a_named_task_continues_however_many_tasks_are_held(
     stranded, own = [await queue.submit_and_claim(job, running=True) for _ in range(2)]
     await name(queue, job["worker_id"])
     assert await marks(queue) == 2
-    monkeypatch.setattr(workers, "_MAX_HELD", 0)
+    monkeypatch.setattr(rules_workers, "_MAX_HELD", 0)
     await omit(queue, job["worker_id"], own)
     assert await marks(queue) == 1
     await queue.sweep()

@@ -11,11 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from waiting import until
 
 from sweeper.mounted_queue import Broker, MountedQueue
-from zndraw_joblib.server.background import sweeper as sweeper_module
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import workers
-from zndraw_joblib.server.service.workers import Counts
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_sweep, rules_workers
+from zndraw_joblib.server.queue.rules_workers import Counts
 
 Sessions = async_sessionmaker[AsyncSession]
 # By default a worker expires after 60 s of silence, and the sweeper runs every 30 s.
@@ -195,7 +194,9 @@ class TestMassExpiryGuard:
         ids = await create_workers(queue, 3)
         for _ in range(2):
             for _ in range(10):
-                await queue.joblib.runtime.write(workers.create, Identity("eve", is_superuser=False), 15)
+                await queue.joblib.runtime.write(
+                    rules_workers.create, Identity("eve", is_superuser=False), 15
+                )
             await queue.pass_time(alive=ids[1:])
             cycle = await queue.sweep()
             assert (cycle.stale, cycle.expired, cycle.is_held_back) == (11, 1, False)
@@ -208,7 +209,7 @@ class TestMassExpiryGuard:
         """A fault of the server silences the workers of most users, however few each has."""
         await create_workers(queue, 1)
         for name in ("eve", "bob"):
-            await queue.joblib.runtime.write(workers.create, Identity(name, is_superuser=False), 15)
+            await queue.joblib.runtime.write(rules_workers.create, Identity(name, is_superuser=False), 15)
         await queue.pass_time()
         assert (await queue.sweep()).is_held_back
         assert (await queue.sweep()).expired == 3
@@ -418,7 +419,7 @@ async def test_a_worker_that_cannot_be_removed_does_not_affect_readiness(
     await queue.pass_time()
     before = queue.joblib.sweeper.last_good
     with monkeypatch.context() as broken:
-        broken.setattr(sweeper_module.sweep, "retire_stale", raise_error)
+        broken.setattr(rules_sweep, "retire_stale", raise_error)
         cycle = await queue.sweep()
     assert cycle.errors == 1
     assert queue.joblib.sweeper.last_good > before

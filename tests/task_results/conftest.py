@@ -9,9 +9,9 @@ import pytest
 from rest import claim, register, report, submit
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.mount import JobLib
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.host.app import create_app
+from zndraw_joblib.server.host.mount import JobLib
+from zndraw_joblib.server.process.settings import ServerSettings
 
 BACKENDS = ["database", "memory", "files", "redis"]
 

@@ -22,9 +22,9 @@ from ase.constraints import FixAtoms
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
-from zndraw_joblib.contract.codecs import NotSerializable, decode_json, encode, register_codec
-from zndraw_joblib.contract.results import can_encode, decode_content, encode_result
-from zndraw_joblib.worker.return_types import warn_of_return_type
+from zndraw_joblib.jobs.codecs import NotSerializable, decode_json, encode, register_codec
+from zndraw_joblib.jobs.results import can_encode, decode_content, encode_result
+from zndraw_joblib.worker.manager import warn_of_return_type
 
 
 def back(value: Any) -> Any:
@@ -309,7 +309,7 @@ def test_no_library_is_imported() -> None:
     """Neither by the SDK, nor to encode; decoding without the library leaves the JSON."""
     script = (
         "import sys; sys.modules['numpy'] = None; import zndraw_joblib.worker.manager; "
-        "from zndraw_joblib.contract.codecs import decode_json, encode; encode({'a': [float('nan'), b'x']}); "
+        "from zndraw_joblib.jobs.codecs import decode_json, encode; encode({'a': [float('nan'), b'x']}); "
         "value = {'$zndraw': 'ndarray', 'dtype': 'int8', 'shape': [1], 'data': 'AQ=='}; "
         "assert decode_json(encode(value)) == value; "
         "assert not {'pandas', 'ase', 'PIL', 'matplotlib'} & set(sys.modules)"

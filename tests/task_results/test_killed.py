@@ -16,7 +16,7 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
-from zndraw_joblib.server.store.result_tables import TaskResult
+from zndraw_joblib.server.db.tables import TaskResult
 
 SIZE = 8_000_000
 # Sends half of an upload, and waits until it is killed.

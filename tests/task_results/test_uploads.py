@@ -18,16 +18,15 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
-from zndraw_joblib.server.http.tokens import digest
-from zndraw_joblib.server.mount import JobLib
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.providers import parts
-from zndraw_joblib.server.service import task_results as service
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import tokens
-from zndraw_joblib.server.store.result_tables import ResultPart, TaskResult
-from zndraw_joblib.server.store.tasks import stored_results as task_results
-from zndraw_joblib.server.task_results.selection import content_store
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.db.tables import ResultPart, TaskResult
+from zndraw_joblib.server.host.mount import JobLib
+from zndraw_joblib.server.http.identity import digest
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.queue import rules_results, sql_results
+from zndraw_joblib.server.results import backends
+from zndraw_joblib.server.results.selection import content_store
 
 MIB = 1024 * 1024
 LARGE = bytes(range(256)) * (10 * 1024) + b"the end"
@@ -65,7 +64,9 @@ async def hold(client: httpx.AsyncClient, count: int, name: str = "Many") -> lis
 async def user(client: httpx.AsyncClient, joblib: JobLib, name: str) -> AsyncIterator[httpx.AsyncClient]:
     """Return the client of another user."""
     token = f"token-of-{name}-for-the-tests"
-    await joblib.runtime.write(partial(tokens.add, name=name, digest=digest(token), is_superuser=False))
+    await joblib.runtime.write(
+        partial(sql_operators.add_token, name=name, digest=digest(token), is_superuser=False)
+    )
     route, headers = client._transport, {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(transport=route, base_url=client.base_url, headers=headers) as other:
         yield other
@@ -87,7 +88,7 @@ class Trickle:
 
 async def total(joblib: JobLib) -> int:
     """Return the size of all content, as it is counted."""
-    size: int = await joblib.runtime.database.read(task_results.total)
+    size: int = await joblib.runtime.database.read(sql_results.total)
     return size
 
 
@@ -272,7 +273,7 @@ async def test_another_attempt_hides_the_result_of_the_former(
     while (await joblib.task_results.prune()).deleted:
         pass
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
-    assert await total(joblib) == len(b"repeated") + task_results.RESULT_BYTES
+    assert await total(joblib) == len(b"repeated") + sql_results.RESULT_BYTES
 
 
 async def test_a_large_result_is_refused(
@@ -289,7 +290,7 @@ async def test_a_large_result_is_refused(
         assert refused.status_code == 413
         assert "max_task_result_bytes" in refused.json()["detail"]
     assert (await upload(client, held, bytes(4 * MIB))).status_code == 200
-    assert await total(joblib) == 4 * MIB + task_results.RESULT_BYTES
+    assert await total(joblib) == 4 * MIB + sql_results.RESULT_BYTES
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
 
 
@@ -311,13 +312,13 @@ async def test_all_results_have_a_limit(
         assert "max_stored_result_bytes" in refused.json()["detail"]
     await report(client, held, "completed", attempt=1)
     assert (await client.get(path(held))).content == first
-    assert await total(joblib) == MIB + task_results.RESULT_BYTES
+    assert await total(joblib) == MIB + sql_results.RESULT_BYTES
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
 
 
 async def test_concurrent_uploads_never_exceed_the_limit(client: httpx.AsyncClient, joblib: JobLib) -> None:
     """Of ten uploads of a megabyte, as many are stored as fit; others get 503 while some are under way."""
-    joblib.settings.max_stored_result_bytes = 3 * MIB + 3 * task_results.RESULT_BYTES
+    joblib.settings.max_stored_result_bytes = 3 * MIB + 3 * sql_results.RESULT_BYTES
     joblib.settings.max_share_per_user = 1
     tasks = await hold(client, 10)
     answers = await asyncio.gather(*(upload(client, task, bytes([n]) * MIB) for n, task in enumerate(tasks)))
@@ -380,7 +381,7 @@ async def test_a_client_that_disconnects_leaves_nothing(
         await upload(client, held, body())
     await report(client, held, "completed", attempt=1)
     assert (await client.get(path(held))).content == b"before"
-    assert await total(joblib) == len(b"before") + task_results.RESULT_BYTES
+    assert await total(joblib) == len(b"before") + sql_results.RESULT_BYTES
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
 
 
@@ -389,12 +390,12 @@ async def test_an_abandoned_upload_is_deleted(
 ) -> None:
     """The content and the reserved bytes of an upload whose server ended are freed after its lease."""
 
-    runtime, quota = joblib.runtime, task_results.Quota(MIB, MIB, timedelta(days=1))
-    who = service.Upload(Identity("admin", is_superuser=True), UUID(held["id"]), 1)
+    runtime, quota = joblib.runtime, sql_results.Quota(MIB, MIB, timedelta(days=1))
+    who = rules_results.Upload(Identity("admin", is_superuser=True), UUID(held["id"]), 1)
 
-    await runtime.write(service.begin, who, "task-result:abcd", 7, quota)
-    await content_store(runtime).store_stream("task-result:abcd", parts.stream(LARGE), 60)
-    assert await total(joblib) == 7 + task_results.RESULT_BYTES
+    await runtime.write(rules_results.begin, who, "task-result:abcd", 7, quota)
+    await content_store(runtime).store_stream("task-result:abcd", backends.stream(LARGE), 60)
+    assert await total(joblib) == 7 + sql_results.RESULT_BYTES
     assert (await joblib.task_results.prune()).deleted == 0
     await expire_all(rows)
     assert (await joblib.task_results.prune()).deleted == 1
@@ -421,7 +422,9 @@ async def test_only_its_worker_may_upload_and_readers_may_read(
 ) -> None:
     """A stranger gets 403 for an upload; every user may read on the standalone server."""
     token = "token-of-a-stranger-for-the-tests"
-    await joblib.runtime.write(partial(tokens.add, name="stranger", digest=digest(token), is_superuser=False))
+    await joblib.runtime.write(
+        partial(sql_operators.add_token, name="stranger", digest=digest(token), is_superuser=False)
+    )
     headers = {"Authorization": f"Bearer {token}"}
     refused = await client.put(path(held), params={"attempt": 1}, content=b"x", headers=headers)
     assert (refused.status_code, refused.json()["type"]) == (403, "/v1/problems/forbidden")
@@ -503,7 +506,7 @@ async def test_an_upload_of_unknown_length_reserves_room_as_it_grows(
     client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
 ) -> None:
     """It is refused before it has sent more than all results may have; one that fits counts as it is."""
-    joblib.settings.max_stored_result_bytes = 2 * MIB + task_results.RESULT_BYTES
+    joblib.settings.max_stored_result_bytes = 2 * MIB + sql_results.RESULT_BYTES
     joblib.settings.max_share_per_user = 1
     totals, sent = [], 0
 
@@ -512,17 +515,17 @@ async def test_an_upload_of_unknown_length_reserves_room_as_it_grows(
         for _ in range(pieces):
             yield bytes(MIB // 2)
             sent += 1
-            totals.append(await total(joblib) - task_results.RESULT_BYTES)
+            totals.append(await total(joblib) - sql_results.RESULT_BYTES)
 
     assert (await upload(client, held, body(3))).status_code == 200
     assert totals == [MIB, MIB, 2 * MIB]
-    assert await total(joblib) == 3 * MIB // 2 + task_results.RESULT_BYTES
+    assert await total(joblib) == 3 * MIB // 2 + sql_results.RESULT_BYTES
     joblib.settings.max_stored_result_bytes *= 2
     sent = 0
     refused = await upload(client, held, body(100))
     assert (refused.status_code, refused.json()["type"]) == (507, "/v1/problems/result-store-full")
     assert sent <= 5
-    assert await total(joblib) == 3 * MIB // 2 + task_results.RESULT_BYTES
+    assert await total(joblib) == 3 * MIB // 2 + sql_results.RESULT_BYTES
 
 
 async def test_an_upload_that_stalls_is_refused(
@@ -574,7 +577,7 @@ async def test_a_later_upload_of_the_same_result_ends_the_earlier(
     assert ((await earlier).status_code, (await earlier).json()["type"]) == (409, "/v1/problems/conflict")
     await report(client, held, "completed", attempt=1)
     assert (await client.get(path(held))).content == LARGE
-    assert await total(joblib) == len(LARGE) + task_results.RESULT_BYTES
+    assert await total(joblib) == len(LARGE) + sql_results.RESULT_BYTES
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
 
 
@@ -625,7 +628,7 @@ async def test_announced_bytes_are_reserved_as_they_arrive(client: httpx.AsyncCl
         for task, body in zip(tasks, bodies, strict=False)
     ]
     await asyncio.gather(*(body.arrived.wait() for body in bodies))
-    assert await total(joblib) == 4 * (MIB + task_results.RESULT_BYTES)
+    assert await total(joblib) == 4 * (MIB + sql_results.RESULT_BYTES)
     assert (await upload(client, tasks[4], bytes(4 * MIB - 8192))).status_code == 200
     for sender in slow:
         sender.cancel()

@@ -12,8 +12,8 @@ from rest import V1, claim, register, report, submit
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
 from zndraw_joblib import Identity, JobLib, register_socketio_handlers
-from zndraw_joblib.contract.events import Event, TaskProgress, TaskStatusEvent
-from zndraw_joblib.contract.progress import LogPart, StoredResult
+from zndraw_joblib.wire.events import Event, TaskProgress, TaskStatusEvent
+from zndraw_joblib.wire.progress import LogPart, StoredResult
 
 DECLARATIONS = next(path for path in FILES if path.name == "events.d.ts")
 

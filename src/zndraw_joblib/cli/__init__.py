@@ -5,8 +5,7 @@ import sys
 from typing import NoReturn
 
 from zndraw_joblib.cli.commands import app
-from zndraw_joblib.cli.display import print_error
-from zndraw_joblib.cli.errors import TyperException
+from zndraw_joblib.cli.display import TyperException, print_error
 
 NAME = "zndraw-joblib"
 

@@ -1,31 +1,43 @@
-"""The connection of the client commands to a server: URL, token and error messages."""
+"""Ids of tasks and workers, which a command takes as a whole or as a prefix that only one of them has."""
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import inf
-from typing import IO
+from typing import IO, Any
 from uuid import UUID
 
 import httpx
+import typer
 
-from zndraw_joblib.cli.errors import CommandError, UsageError
-from zndraw_joblib.cli.operator_client import OperatorClient
-from zndraw_joblib.client import access, lookup, operations
-from zndraw_joblib.client.access import Access, explain_unauthorized, explain_unreachable
-from zndraw_joblib.client.api import Connection, connect
-from zndraw_joblib.client.batches import chunks
+from zndraw_joblib.cli.display import CommandError, MissingOperation, UsageError
+from zndraw_joblib.client import access, calls, flows
+from zndraw_joblib.client.access import (
+    Access,
+    UnreadableCredentials,
+    explain_unauthorized,
+    explain_unreachable,
+)
+from zndraw_joblib.client.api import ApiManager, Connection, connect
 from zndraw_joblib.client.calls import Call, Model, quoted, reading
-from zndraw_joblib.client.credentials import UnreadableCredentials
-from zndraw_joblib.client.failures import AmbiguousJob
-from zndraw_joblib.client.handles import TaskHandle
-from zndraw_joblib.client.responses import UnexpectedResponse
+from zndraw_joblib.client.flows import AmbiguousJob, Polling
+from zndraw_joblib.client.job_client import JobClient
+from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.client.rest import Download, TaskRest
-from zndraw_joblib.client.retry import BUSY, Attempt, RetryRule, is_unreachable, unexpected_response_of
-from zndraw_joblib.client.waiting import Polling
-from zndraw_joblib.contract.history import NumberedLine, TaskLog
-from zndraw_joblib.contract.messages import (
+from zndraw_joblib.client.retry import (
+    BUSY,
+    Attempt,
+    RetryRule,
+    UnexpectedResponse,
+    is_missing,
+    is_unreachable,
+    unexpected_response_of,
+)
+from zndraw_joblib.client.submits import chunks
+from zndraw_joblib.wire.history import NumberedLine, TaskEvents, TaskLog
+from zndraw_joblib.wire.messages import (
     JobResponse,
     JobSummary,
     SweeperMode,
@@ -37,10 +49,190 @@ from zndraw_joblib.contract.messages import (
     TaskUpdateRequest,
     WorkerResponse,
 )
-from zndraw_joblib.contract.names import DEFAULT_ROOM, JobName, parse_job_name
-from zndraw_joblib.contract.problems import JobNotFound, ProblemException, Unauthorized
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.contract.streams import TaskEvents
+from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_job_name
+from zndraw_joblib.wire.operators import (
+    AuditEntry,
+    AuditTrail,
+    BulkAction,
+    BulkPreview,
+    BulkPreviewRequest,
+    BulkRequest,
+    BulkResult,
+    FoundTask,
+    FoundTasks,
+    JobEntries,
+    JobEntry,
+    Overview,
+    PrefixMatches,
+    Settings,
+    TaskFilter,
+    Version,
+    WorkerDetail,
+)
+from zndraw_joblib.wire.problems import (
+    Forbidden,
+    JobNotFound,
+    MethodNotAllowed,
+    NotFound,
+    ProblemException,
+    Unauthorized,
+)
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+
+MIN_PREFIX = 4
+_PREFIX = re.compile(r"[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?")
+_HEX = re.compile(r"[0-9a-f]{1,32}")
+
+
+def parse_id(text: str) -> str:
+    """Return an id or its beginning in the usual form, with hyphens. Raises `typer.BadParameter`."""
+    given = text.strip().lower()
+    digits = given.replace("-", "")
+    is_prefix = _HEX.fullmatch(given) is not None or _PREFIX.fullmatch(given) is not None
+    if not is_prefix or not MIN_PREFIX <= len(digits) <= 32:
+        raise typer.BadParameter(
+            f"{text[:100]!r} is not an id. Pass the whole id, or its first {MIN_PREFIX} or more characters"
+        )
+    cuts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+    return "-".join(part for part in cuts if part)
+
+
+def whole_id(text: str) -> UUID | None:
+    """Return the id, None for a prefix."""
+    return UUID(text) if len(text) == 36 else None
+
+
+# The requests of operators: searches, bulk actions, ids by prefix, overviews, the audit trail.
+
+MAX_PART = 200
+_SEARCH_SECONDS = 60.0
+
+
+class OperatorClient(JobClient):
+    """A client with the requests of operators. An older server, which lacks one, raises `CommandError`."""
+
+    @property
+    def connection(self) -> ApiManager:
+        """The connection to the server."""
+        return self._rest.api
+
+    def search(self, wanted: TaskFilter, limit: int) -> tuple[list[FoundTask], bool]:
+        """Return the newest tasks that match, up to `limit`, and whether there may be more.
+
+        A search that finds few of many tasks ends after a minute.
+        """
+        deadline = time.monotonic() + _SEARCH_SECONDS
+        found: list[FoundTask] = []
+        query = wanted.model_dump(mode="json", exclude_defaults=True)
+        cursor: str | None = None
+        while True:
+            with _new("searches for tasks"):
+                part = self._rest.get(
+                    "/tasks", FoundTasks, **query, limit=min(MAX_PART, limit - len(found)), cursor=cursor
+                )
+            found += part.items
+            cursor = part.next
+            if cursor is None or len(found) >= limit or time.monotonic() > deadline:
+                return found, cursor is not None
+
+    def preview_bulk(self, action: BulkAction, wanted: TaskFilter) -> BulkPreview:
+        """Return how many tasks an action would change, and the token that confirms it."""
+        request = BulkPreviewRequest(action=action, filter=wanted)
+        with _new("actions on several tasks"):
+            return self._rest.send("POST", "/tasks/bulk/preview", BulkPreview, request)
+
+    def apply_bulk(self, preview: BulkPreview, wanted: TaskFilter) -> BulkResult:
+        """Apply an action to the tasks that its preview has counted."""
+        request = BulkRequest(action=preview.action, filter=wanted, token=preview.token)
+
+        def call(key: str) -> Call[BulkResult]:
+            return Call("POST", "/tasks/bulk", reading(BulkResult), request, key=key)
+
+        return self._send_once(f"Bulk action {preview.action}", call)
+
+    def find_task(self, text: str) -> UUID:
+        """Return the id of the task that begins with `text`. Raises `CommandError`."""
+        return whole_id(text) or self._find("task", text)
+
+    def find_worker(self, text: str) -> UUID:
+        """Return the id of the worker that begins with `text`. Raises `CommandError`."""
+        return whole_id(text) or self._find("worker", text)
+
+    def overview(self) -> Overview:
+        """Return the state of the queue."""
+        with _new("the overview"):
+            return self._rest.get("/overview", Overview)
+
+    def audit(self, limit: int, **query: Any) -> list[AuditEntry]:
+        """Return the newest actions of operators."""
+        found: list[AuditEntry] = []
+        cursor: str | None = None
+        while True:
+            size = min(MAX_PART, limit - len(found))
+            with _new("the audit trail"):
+                part = self._rest.get("/audit", AuditTrail, **query, limit=size, cursor=cursor)
+            found += part.items
+            cursor = part.next
+            if cursor is None or len(found) >= limit:
+                return found
+
+    def all_job_entries(self, most: int | None = None) -> list[JobEntry]:
+        """Return the jobs of all rooms with their counts, by full name; about `most` of them."""
+        found: list[JobEntry] = []
+        cursor: str | None = None
+        while True:
+            with _new("the list of all jobs"):
+                part = self._rest.get("/jobs", JobEntries, limit=MAX_PART, cursor=cursor)
+            found += part.items
+            cursor = part.next
+            if cursor is None or (most is not None and len(found) >= most):
+                return found
+
+    def settings(self) -> Settings:
+        """Return the settings in force of the server that responds."""
+        with _new("settings"):
+            return self._rest.get("/admin/settings", Settings)
+
+    def version(self) -> Version:
+        """Return the release of the server that responds."""
+        with _new("its version"):
+            return self._rest.get("/version", Version)
+
+    def worker_detail(self, worker_id: UUID) -> WorkerDetail:
+        """Return a worker with its tasks."""
+        with _new("details of workers"):
+            return self._rest.get(f"/workers/{worker_id}", WorkerDetail)
+
+    def _find(self, what: str, prefix: str) -> UUID:
+        with _new("ids by prefix", "Pass the whole id"):
+            try:
+                found, where = self._rest.get("/ids", PrefixMatches, prefix=prefix), ""
+            except Forbidden:
+                # Only a superuser may search all rooms.
+                found = self._rest.get("/ids", PrefixMatches, prefix=prefix, room=DEFAULT_ROOM)
+                where = f" in room {DEFAULT_ROOM!r}"
+        ids = found.tasks if what == "task" else found.workers
+        if len(ids) == 1:
+            return ids[0]
+        if ids:
+            raise CommandError(
+                f"{prefix!r} is ambiguous: {', '.join(map(str, ids))} begin with it. Pass more of the id"
+            )
+        raise CommandError(f"There is no {what}{where} whose id begins with {prefix!r}. Pass the whole id")
+
+
+@contextmanager
+def _new(what: str, remedy: str = "Upgrade the server") -> Iterator[None]:
+    """Explain that an older server lacks something that this release has."""
+    try:
+        yield
+    except (UnexpectedResponse, NotFound, MethodNotAllowed) as error:
+        if type(error) in {UnexpectedResponse, NotFound, MethodNotAllowed} and is_missing(error):
+            raise MissingOperation(f"The server is an older release, without {what}. {remedy}") from error
+        raise
+
+
+# The connection of the client commands to a server: URL, token and error messages.
 
 # Takes the seconds to wait for a change of a task; returns it, and how many the server agreed to wait.
 ReadTask = Callable[[int], tuple[TaskResponse, int]]
@@ -158,7 +350,7 @@ class AdminClient(OperatorClient):
         """Cancel a task."""
         update = TaskUpdateRequest(status=TaskStatus.CANCELLED)
         return self._send_once(
-            f"Cancelling task {task_id}", lambda key: operations.update_task(str(task_id), update, key)
+            f"Cancelling task {task_id}", lambda key: calls.update_task(str(task_id), update, key)
         )
 
     def release(self, task_id: UUID) -> TaskResponse:
@@ -201,7 +393,7 @@ class AdminClient(OperatorClient):
 
     def all_jobs(self, room: str) -> list[JobSummary]:
         """Return all jobs that a room sees."""
-        return self._rest.run(lookup.all_jobs(room, self._rule))
+        return self._rest.run(flows.all_jobs(room, self._rule))
 
     def find_job(self, name: str, room: str | None) -> JobName:
         """Return a job by its full name, or the one that the room means by its last part.
@@ -217,7 +409,7 @@ class AdminClient(OperatorClient):
 
     def _act(self, task_id: UUID, action: str, request: TaskActionRequest | None = None) -> TaskResponse:
         def call(key: str) -> Call[TaskResponse]:
-            return operations.act_on_task(str(task_id), action, request, key=key)
+            return calls.act_on_task(str(task_id), action, request, key=key)
 
         return self._send_once(f"Request to {action} task {task_id}", call)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from zndraw_joblib.cli import admin, doctor, jobs, operations, submit, tasks, top, worker, worker_list
+from zndraw_joblib.cli import doctor, jobs, operations, submit, tasks, top, worker, worker_list
 from zndraw_joblib.cli.options import show_help_without_command
 from zndraw_joblib.cli.server import commands as server
 
@@ -48,13 +48,13 @@ for command in (
     tasks.task,
     tasks.explain,
     tasks.cancel,
-    admin.retry,
-    admin.release,
-    admin.fail,
+    tasks.retry,
+    tasks.release,
+    tasks.fail,
     jobs.pause,
     jobs.resume,
     worker_list.drain,
-    admin.sweeper,
+    tasks.sweeper,
     top.top,
     doctor.doctor,
     operations.audit,

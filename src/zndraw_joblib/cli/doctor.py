@@ -9,15 +9,25 @@ from typing import NamedTuple
 
 import typer
 
-from zndraw_joblib.cli.checks import Check, State, failed, passed, print_checks, skipped, warned
 from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import format_duration, print_json
-from zndraw_joblib.cli.errors import CommandError, MissingOperation
+from zndraw_joblib.cli.display import (
+    Check,
+    CommandError,
+    MissingOperation,
+    State,
+    failed,
+    format_duration,
+    passed,
+    print_checks,
+    print_json,
+    skipped,
+    warned,
+)
 from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Url
 from zndraw_joblib.client.api import API_PREFIX, DEFAULT_URL
-from zndraw_joblib.contract.messages import SweeperMode, SweeperState
-from zndraw_joblib.contract.operations import Severity
-from zndraw_joblib.contract.problems import Forbidden, NotFound
+from zndraw_joblib.wire.messages import SweeperMode, SweeperState
+from zndraw_joblib.wire.operators import Severity
+from zndraw_joblib.wire.problems import Forbidden, NotFound
 
 _MAX_SKEW_SECONDS = 5.0
 _SET_CLOCK = "Synchronise the clocks of all machines with NTP (chrony, systemd-timesyncd)"

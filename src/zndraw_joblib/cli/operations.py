@@ -6,14 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from zndraw_joblib.cli.client import open_client
-from zndraw_joblib.cli.display import print_fields, print_json, print_note, print_rows
-from zndraw_joblib.cli.errors import UsageError
+from zndraw_joblib.cli.display import Layout, UsageError, print_fields, print_json, print_note, print_rows
 from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Limit, Url, check_room
 from zndraw_joblib.cli.server.commands import needs_server
-from zndraw_joblib.cli.table import Layout
 from zndraw_joblib.client.api import DEFAULT_URL
-from zndraw_joblib.contract.operations import AuditEntry, SettingEntry, Settings
-from zndraw_joblib.contract.variables import PREFIX
+from zndraw_joblib.jobs.logs import PREFIX
+from zndraw_joblib.wire.operators import AuditEntry, SettingEntry, Settings
 
 AuditRoom = Annotated[
     str | None, typer.Option("--room", callback=check_room, metavar="ROOM", help="Only actions in this room.")

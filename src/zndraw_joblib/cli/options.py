@@ -4,12 +4,12 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from zndraw_joblib.cli.errors import UsageError
-from zndraw_joblib.cli.ids import parse_id
-from zndraw_joblib.contract.logs import LogFormat, LogLevel
-from zndraw_joblib.contract.messages import MAX_PAGE
-from zndraw_joblib.contract.names import validate_room_id
-from zndraw_joblib.contract.problems import InvalidRoomId
+from zndraw_joblib.cli.client import parse_id
+from zndraw_joblib.cli.display import UsageError
+from zndraw_joblib.jobs.logs import LogFormat, LogLevel
+from zndraw_joblib.wire.messages import MAX_PAGE
+from zndraw_joblib.wire.names import validate_room_id
+from zndraw_joblib.wire.problems import InvalidRoomId
 
 _Rooms = TypeVar("_Rooms", str | None, list[str] | None)
 

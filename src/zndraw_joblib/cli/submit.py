@@ -1,22 +1,307 @@
-"""The command submit: one task, or a task for each line of a file."""
+"""Parse a task's payload and submit options as typed on the command line."""
 
-from typing import Annotated, Any
+import json
+import re
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from functools import cache
+from typing import IO, Annotated, Any, NamedTuple
 from uuid import UUID, uuid4
 
 import typer
+from pydantic import ConfigDict, ValidationError
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from zndraw_joblib.cli import following
 from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import print_json
-from zndraw_joblib.cli.errors import UsageError
+from zndraw_joblib.cli.display import CommandError, UsageError, console, print_json, print_note
 from zndraw_joblib.cli.options import AsJson, Url, check_room
-from zndraw_joblib.cli.payload import check_key, check_payload, parse_object, parse_options, parse_values
-from zndraw_joblib.cli.task_file import checked_file, encoder, submit_file
-from zndraw_joblib.cli.task_filter import parse_duration
 from zndraw_joblib.cli.task_output import check_completed, write_result
+from zndraw_joblib.cli.tasks import parse_duration
 from zndraw_joblib.client.api import DEFAULT_URL
-from zndraw_joblib.contract.logs import LogConfig
-from zndraw_joblib.contract.names import DEFAULT_ROOM
+from zndraw_joblib.client.calls import validated
+from zndraw_joblib.client.submits import task_body
+from zndraw_joblib.jobs.failures import describe_errors, encode
+from zndraw_joblib.jobs.logs import LogConfig, one_line
+from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, TaskSubmitRequest
+from zndraw_joblib.wire.names import DEFAULT_ROOM, IDEMPOTENCY_KEY, JobName, format_key, task_room
+from zndraw_joblib.wire.problems import JobNotFound, ProblemException
+
+_OPTIONS = {
+    "delay_seconds": "--delay",
+    "expires_in_seconds": "--expires-in",
+    "max_attempts": "--max-attempts",
+    "priority": "--priority",
+    "run_at": "--run-at",
+}
+
+
+def parse_object(text: str | None) -> dict[str, Any]:
+    """Return the JSON object in `text`, or in standard input for "-". Raises `UsageError`."""
+    if text is None:
+        return {}
+    try:
+        payload = json.loads(sys.stdin.read() if text == "-" else text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f'--payload {text[:100]!r} is not valid JSON: {error}. Pass an object like {{"key": 1}}'
+        ) from error
+    if not isinstance(payload, dict):
+        raise UsageError(
+            f'--payload must be an object, not {type(payload).__name__}. Pass an object like {{"key": 1}}'
+        )
+    return payload
+
+
+def parse_values(values: list[str]) -> dict[str, Any]:
+    """Return the payload given as KEY=VALUE arguments; a value is JSON, else text. Raises `UsageError`."""
+    payload: dict[str, Any] = {}
+    for pair in values:
+        key, equals, value = pair.partition("=")
+        if pair.startswith("{"):
+            raise UsageError("The payload as a JSON object needs --payload: pass --payload '{...}'")
+        if not equals or not key:
+            raise UsageError(f"{pair!r} is not of the form KEY=VALUE. Pass each payload field as key=value")
+        if key in payload:
+            raise UsageError(f"The payload field {key!r} is given twice. Remove one of them")
+        payload[key] = _parse_value(value)
+    return payload
+
+
+def parse_options(*, run_at: str | None, **options: Any) -> dict[str, Any]:
+    """Return the submit options that were given. Raises `UsageError`.
+
+    A `run_at` without a time zone is local time.
+    """
+    try:
+        moment = datetime.fromisoformat(run_at).astimezone() if run_at else None
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"--run-at {run_at!r} is not a time: {error}. Pass a time like 2030-01-31T18:00"
+        ) from error
+    given = {name: value for name, value in {**options, "run_at": moment}.items() if value is not None}
+    try:
+        validated(TaskSubmitRequest, given)
+    except ValueError as error:
+        text = re.sub("|".join(_OPTIONS), lambda field: _OPTIONS[field[0]], str(error))
+        raise UsageError(text) from error
+    return given
+
+
+def check_payload(payload: dict[str, Any]) -> None:
+    """Raise `UsageError` with the name of a field that is not JSON, such as a number that is too large."""
+    try:
+        encode(payload)
+    except ValueError as error:
+        raise UsageError(f"The payload field {error}. Change its value") from error
+
+
+def check_key(key: str | None) -> None:
+    """Raise `UsageError` for an invalid `Idempotency-Key`."""
+    try:
+        if key is not None:
+            format_key(key)
+    except ValueError as error:
+        raise UsageError(str(error).replace(f"header.{IDEMPOTENCY_KEY}", "--idempotency-key")) from error
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_reject_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+# Submit the tasks of a JSON Lines file: one object per line, with the task's payload and options.
+
+STDIN = "-"
+_SHOWN_FAULTS = 10
+_TIMES = {"run_at", "delay_seconds"}
+EncodeLine = Callable[[bytes], bytes]
+
+
+class TaskLine(TaskSubmitRequest):
+    """A line of the file. Without `job` or `room`, those of the command line are used."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: str | None = None
+    room: str | None = None
+
+
+class CheckedFile(NamedTuple):
+    """The valid tasks of a file, with the numbers of their lines, in a temporary file."""
+
+    name: str
+    tasks: int
+    bodies: IO[bytes]
+
+    def read(self, numbers: deque[int]) -> Iterator[bytes]:
+        """Yield the tasks; append the number of each line to `numbers`."""
+        self.bodies.seek(0)
+        for line in self.bodies:
+            number, _, body = line.partition(b" ")
+            numbers.append(int(number))
+            yield body.rstrip(b"\n")
+
+
+@contextmanager
+def checked_file(path: str, encode_line: EncodeLine) -> Iterator[CheckedFile]:
+    """Yield the tasks of a file, or of standard input for "-"; the memory does not grow with it.
+
+    Raises `UsageError` that names the invalid lines.
+    """
+    name = "standard input" if path == STDIN else path
+    count = invalid = 0
+    faults: list[str] = []
+    with tempfile.TemporaryFile() as bodies:
+        with nullcontext(sys.stdin.buffer) if path == STDIN else _open(path) as source:
+            for number, line in _lines(source):
+                count += 1
+                try:
+                    bodies.write(b"%d %s\n" % (number, encode_line(line)))
+                except (ValueError, CommandError, JobNotFound) as error:
+                    invalid += 1
+                    faults += [f"line {number}: {error}"] if invalid <= _SHOWN_FAULTS else []
+        if invalid:
+            more = f"; and {invalid - _SHOWN_FAULTS:,} more" if invalid > _SHOWN_FAULTS else ""
+            raise UsageError(
+                f"{invalid:,} of the {count:,} lines of {name} are invalid, so nothing was submitted: "
+                f"{'; '.join(faults)}{more}"
+            )
+        if not count:
+            raise UsageError(f'{name} has no tasks. Write one per line, like {{"payload": {{"key": 1}}}}')
+        yield CheckedFile(name, count, bodies)
+
+
+def _open(path: str) -> IO[bytes]:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise UsageError(f"--from {path!r} cannot be read: {error.strerror}. Pass a file, or -") from error
+
+
+def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, with their numbers. Raises `UsageError` for an endless line."""
+    number = 0
+    while line := source.readline(MAX_BATCH_BYTES + 1):
+        number += 1
+        if len(line) > MAX_BATCH_BYTES:
+            raise UsageError(
+                f"line {number} has more than {MAX_BATCH_BYTES:,} bytes, so nothing was submitted. "
+                "Write one task per line"
+            )
+        if line.strip():
+            yield number, line
+
+
+def encoder(client: AdminClient, job: str | None, room: str | None, defaults: dict[str, Any]) -> EncodeLine:
+    """Return a function that turns a line into the body of its task; `defaults` are options."""
+
+    @cache
+    def find(name: str, searched: str | None) -> JobName | CommandError:
+        # An unknown name is remembered too: it may stand in every line.
+        try:
+            return client.find_job(name, searched)
+        except CommandError as error:
+            return error
+
+    def resolve(name: str, searched: str | None) -> JobName:
+        found = find(name, searched)
+        if isinstance(found, CommandError):
+            raise found
+        return found
+
+    def encode_line(line: bytes) -> bytes:
+        try:
+            given = TaskLine.model_validate_json(line)
+        except ValidationError as error:
+            raise ValueError(_explain(error)) from None
+        fields = given.model_dump(exclude_unset=True, exclude={"job", "room", "payload"})
+        if (wanted := given.job or job) is None:
+            raise ValueError("job is missing: add it to the line, or pass JOB for all lines")
+        name = resolve(wanted, given.room or room)
+        options = {
+            key: value for key, value in defaults.items() if not (key in _TIMES and _TIMES & set(fields))
+        }
+        return task_body(task_room(given.room or room, name), str(name), given.payload, {**options, **fields})
+
+    return encode_line
+
+
+def _explain(error: ValidationError) -> str:
+    unknown = [str(each["loc"][0]) for each in error.errors() if each["type"] == "extra_forbidden"]
+    if unknown:
+        known = ", ".join(TaskLine.model_fields)
+        return f"{', '.join(unknown)}: unknown field; a line has the fields {known}"
+    return describe_errors(error)
+
+
+def submit_file(client: AdminClient, file: CheckedFile, key: str) -> None:
+    """Submit the tasks; print one line for each: its id, or an empty line if it was refused.
+
+    The reasons of refusals go to standard error, with the numbers of the lines. Raises `CommandError` if a
+    task was refused.
+    """
+    numbers: deque[int] = deque()
+    done = refused = 0
+    with _progress() as progress:
+        bar = progress.add_task("Submitting", total=file.tasks)
+        try:
+            for results in client.submit_bodies(file.read(numbers), key):
+                refused += _print_results(results, numbers)
+                done += len(results)
+                progress.update(bar, completed=done)
+        except KeyboardInterrupt:
+            print_note(
+                f"Stopped after {done:,} of {file.tasks:,} tasks. To submit the others, repeat the command "
+                f"with --idempotency-key {key}"
+            )
+            raise
+    print_note(f"Submitted {done - refused:,} of {file.tasks:,} tasks of {file.name}.")
+    if refused:
+        raise CommandError(f"{refused:,} tasks were refused; their lines are named above")
+
+
+def _progress() -> Progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    terminal = console(stderr=True)
+    # Otherwise ids for a file or a pipe would go to the terminal.
+    is_shown = sys.stdout.isatty()
+    return Progress(
+        *columns, console=terminal, transient=True, disable=not terminal.is_terminal, redirect_stdout=is_shown
+    )
+
+
+def _print_results(results: Sequence[str | ProblemException], numbers: deque[int]) -> int:
+    """Print a line for each result. Return how many are problems."""
+    refused = 0
+    for result in results:
+        number = numbers.popleft()
+        if isinstance(result, str):
+            typer.echo(result)
+        else:
+            refused += 1
+            typer.echo("")
+            print_note(f"line {number}: {one_line(str(result))}")
+    sys.stdout.flush()
+    return refused
+
+
+# The command submit: one task, or a task for each line of a file.
 
 JobOfTask = Annotated[
     str | None,

@@ -13,6 +13,8 @@ from rich.text import Text
 
 from zndraw_joblib.cli.client import AdminClient
 from zndraw_joblib.cli.display import (
+    CommandError,
+    Layout,
     console,
     format_duration,
     local_time,
@@ -21,13 +23,11 @@ from zndraw_joblib.cli.display import (
     print_note,
     print_rows,
 )
-from zndraw_joblib.cli.errors import CommandError
-from zndraw_joblib.cli.table import Layout
-from zndraw_joblib.contract.history import NumberedLine, TaskHistory
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.progress import Failure, LogLevel, Progress
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.contract.terminal import clean_line, clean_text, escape_json
+from zndraw_joblib.jobs.logs import clean_line, clean_text, escape_json
+from zndraw_joblib.wire.history import NumberedLine, TaskHistory
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.progress import Failure, LogLevel, Progress
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 _TEXT = re.compile(r"text/|application/json\b", re.IGNORECASE)
 _JSON = re.compile(r"application/json\b", re.IGNORECASE)

@@ -1,36 +1,393 @@
-"""Commands for tasks: tasks, task, explain, cancel."""
+"""The options that select tasks, for lists and for actions on several tasks."""
 
+import re
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
-from zndraw_joblib.cli import bulk, following
-from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import print_json, print_rows
-from zndraw_joblib.cli.errors import UsageError
-from zndraw_joblib.cli.options import AsJson, Limit, TaskId, Url
-from zndraw_joblib.cli.table import Layout
-from zndraw_joblib.cli.task_filter import (
-    AllRooms,
-    CreatedBy,
-    ErrorCodes,
-    Jobs,
-    Rooms,
-    Selection,
-    Since,
-    Statuses,
-    Text,
-    Until,
-    WorkerOf,
-    select,
+from zndraw_joblib.cli import following
+from zndraw_joblib.cli.client import AdminClient, open_client, parse_id
+from zndraw_joblib.cli.display import (
+    CommandError,
+    Layout,
+    Row,
+    UsageError,
+    print_fields,
+    print_json,
+    print_note,
+    print_rows,
 )
-from zndraw_joblib.cli.task_list import print_tasks
+from zndraw_joblib.cli.options import AsJson, Limit, TaskId, Url, check_room
 from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
 from zndraw_joblib.client.api import DEFAULT_URL
-from zndraw_joblib.contract.logs import LogConfig
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.searches import FoundTask
+from zndraw_joblib.client.calls import validated
+from zndraw_joblib.jobs.logs import LogConfig
+from zndraw_joblib.wire.messages import SweeperMode, SweeperPreview, SweeperState, TaskResponse
+from zndraw_joblib.wire.names import DEFAULT_ROOM
+from zndraw_joblib.wire.operators import BulkAction, BulkPreview, BulkResult, FoundTask, TaskFilter
+from zndraw_joblib.wire.statuses import TaskStatus
+
+AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Tasks of all rooms, for a superuser.")]
+Rooms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--room",
+        callback=check_room,
+        metavar="ROOM",
+        help=f"Tasks of this room; repeatable. Default: {DEFAULT_ROOM}.",
+    ),
+]
+Statuses = Annotated[
+    list[TaskStatus] | None,
+    typer.Option(
+        "--status",
+        metavar="STATUS",
+        help=f"Only tasks with this status; repeatable: {', '.join(TaskStatus)}.",
+    ),
+]
+Jobs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--job", metavar="JOB", help="Only tasks of this job; repeatable. Full name, or Name alone."
+    ),
+]
+WorkerOf = Annotated[
+    str | None,
+    typer.Option(
+        "--worker",
+        metavar="WORKER",
+        parser=parse_id,
+        help="Only tasks whose current or last worker has this id, or one that begins so.",
+    ),
+]
+CreatedBy = Annotated[
+    str | None, typer.Option("--created-by", metavar="USER", help="Only tasks that this user submitted.")
+]
+ErrorCodes = Annotated[
+    list[str] | None,
+    typer.Option("--error-code", metavar="CODE", help="Only tasks with this error code; repeatable."),
+]
+Text = Annotated[
+    str | None, typer.Option("--text", metavar="TEXT", help="Only tasks with this text in payload or error.")
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="TIME", help="Only tasks submitted since a time, or like 90s, 30m, 1h, 7d ago."
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", metavar="TIME", help="Only tasks submitted before a time, or like 1h ago."),
+]
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The options as they are given. `rooms` is empty for all rooms."""
+
+    rooms: list[str]
+    statuses: list[TaskStatus]
+    jobs: list[str]
+    worker: str | None
+    fields: dict[str, Any]
+
+    @property
+    def needs_search(self) -> bool:
+        """Whether a list of one room, with one status, is not enough."""
+        return bool(len(self.rooms) != 1 or len(self.statuses) > 1 or self.jobs or self.worker or self.fields)
+
+    def resolve(self, client: AdminClient) -> TaskFilter:
+        """Return the filter with full names and ids. Raises `CommandError` for an unknown job or worker."""
+        room = self.rooms[0] if self.rooms else None
+        given = {
+            "status": self.statuses,
+            "room": self.rooms,
+            "job": [str(client.find_job(job, room)) for job in self.jobs],
+            "worker": client.find_worker(self.worker) if self.worker else None,
+            **self.fields,
+        }
+        wanted = {name: value for name, value in given.items() if value}
+        try:
+            return validated(TaskFilter, wanted)
+        except ValueError as error:
+            raise UsageError(
+                re.sub(r"^(\w+)", lambda name: f"--{name[0].replace('_', '-')}", str(error))
+            ) from error
+
+
+def select(  # noqa: PLR0913 - one for each option
+    rooms: list[str] | None,
+    statuses: list[TaskStatus] | None,
+    jobs: list[str] | None,
+    worker: str | None,
+    since: str | None,
+    until: str | None,
+    *,
+    all_rooms: bool,
+    **others: str | list[str] | None,
+) -> Selection:
+    """Return what the options select. Raises `UsageError`."""
+    if all_rooms and rooms:
+        raise UsageError("--all-rooms and --room cannot be combined. Pass one of them")
+    given = {**others, "since": parse_moment(since, "--since"), "until": parse_moment(until, "--until")}
+    fields = {name: value for name, value in given.items() if value}
+    chosen = [] if all_rooms else rooms or [DEFAULT_ROOM]
+    return Selection(chosen, list(statuses or ()), list(jobs or ()), worker, fields)
+
+
+def parse_duration(text: float | str) -> float:
+    """Return the seconds of a number, or of a text like 90s, 5m, 1h, 7d. Raises `BadParameter`."""
+    if isinstance(text, float):
+        return text
+    try:
+        if found := _AGO.fullmatch(text.strip()):
+            return timedelta(**{_UNITS[found[2]]: float(found[1])}).total_seconds()
+        return float(text)
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(
+            f"{text[:100]!r} is not a duration. Pass seconds, or 90s, 5m, 1h, 7d"
+        ) from error
+
+
+def parse_moment(text: str | None, option: str) -> datetime | None:
+    """Return a time like 2030-01-31T18:00 (local time), or like 90s, 30m, 1h, 7d before now."""
+    if text is None:
+        return None
+    try:
+        if ago := _AGO.fullmatch(text.strip()):
+            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{option} {text[:100]!r} is not a time. Pass a time like 2030-01-31T18:00, or 90s, 30m, 1h, 7d"
+        ) from error
+
+
+# Lists of tasks, as rows of a table.
+
+LAYOUT = Layout(wide=["job", "error"], ids=["task"], optional=["took", "created", "room"])
+
+
+def columns_of(*, with_rooms: bool) -> list[str]:
+    """Return the columns of a list of tasks."""
+    return ["task", "job", *(["room"] if with_rooms else []), "status", "created", "took", "error"]
+
+
+def print_tasks(tasks: Sequence[TaskResponse | FoundTask], *, with_rooms: bool, caption: str) -> None:
+    """Print a table of tasks."""
+    print_rows([row_of(task) for task in tasks], columns_of(with_rooms=with_rooms), LAYOUT, caption=caption)
+
+
+def row_of(task: TaskResponse | FoundTask) -> Row:
+    """Return the cells of a task."""
+    until = datetime.now(UTC) if task.status == TaskStatus.RUNNING else task.completed_at
+    took = until - task.started_at if task.started_at and until else None
+    return {
+        "task": task.id,
+        "job": task.job_name,
+        "room": task.room_id,
+        "status": task.status,
+        "created": task.created_at,
+        "took": took,
+        "error": task.error,
+    }
+
+
+# The command tasks bulk: retry, cancel, release or delete all tasks that options select.
+
+Action = Annotated[
+    BulkAction,
+    typer.Argument(
+        metavar="ACTION",
+        help="retry (failed and cancelled tasks), cancel (tasks that have not ended), release (held tasks), "
+        "or purge (delete tasks that have ended).",
+        show_default=False,
+    ),
+]
+Preview = Annotated[bool, typer.Option("--preview", help="Only show how many tasks would change, and some.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+# Up to this many tasks, yes is enough to cancel or release them.
+_MAX_UNTYPED = 100
+_DONE = {
+    BulkAction.RETRY: "queued again",
+    BulkAction.CANCEL: "cancelled",
+    BulkAction.RELEASE: "released",
+    BulkAction.PURGE: "deleted",
+}
+
+
+def bulk(  # noqa: PLR0913 - each is an option
+    action: Action,
+    *,
+    all_rooms: AllRooms = False,
+    room: Rooms = None,
+    status: Statuses = None,
+    job: Jobs = None,
+    worker: WorkerOf = None,
+    created_by: CreatedBy = None,
+    error_code: ErrorCodes = None,
+    text: Text = None,
+    since: Since = None,
+    until: Until = None,
+    preview: Preview = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Change all tasks that the options select.
+
+    It shows how many tasks would change, and asks; a purge, or a cancel or release of more than 100 tasks,
+    needs their number. Tasks that are submitted meanwhile are not changed.
+    """
+    others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
+    selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
+    if not (preview or yes or sys.stdin.isatty()):
+        raise UsageError(
+            "Without a terminal the command cannot ask. Pass --yes, or --preview to change nothing"
+        )
+    with open_client(url) as client:
+        wanted = selection.resolve(client)
+        found = client.preview_bulk(action, wanted)
+        if preview:
+            print_json(found) if as_json else _print_bulk_preview(found)
+        else:
+            _apply(client, found, wanted, yes=yes, as_json=as_json)
+
+
+def _apply(client: AdminClient, found: BulkPreview, wanted: TaskFilter, *, yes: bool, as_json: bool) -> None:
+    """Ask unless `yes`, and apply an action. Raises `CommandError` if the operator declines."""
+    if not yes and found.count:
+        _print_bulk_preview(found)
+        try:
+            refusal = _refusal(found)
+        except typer.Abort:  # Ctrl-C, or the end of the input
+            raise CommandError("Nothing was changed", exit_code=130) from None
+        if refusal is not None:
+            raise CommandError(refusal)
+    result = client.apply_bulk(found, wanted)
+    if as_json:
+        print_json(result)
+        return
+    print_note(f"{_tasks(result.affected)} {_DONE[result.action]}{_skipped(result)}.")
+    if not found.is_complete:
+        print_note("More tasks match: repeat the command for the next ones.")
+
+
+def _refusal(found: BulkPreview) -> str | None:
+    """Ask the operator; return why nothing is changed, None for a yes.
+
+    A purge, or a cancel or release of many tasks, needs their number, typed.
+    """
+    is_large = found.action is not BulkAction.RETRY and found.count > _MAX_UNTYPED
+    if not is_large and found.action is not BulkAction.PURGE:
+        is_wanted = typer.confirm(f"{found.action.capitalize()} {_count(found)}?", err=True)
+        return None if is_wanted else "Nothing was changed"
+    what = (
+        f"To {found.action} {_count(found)}, type their number" if found.count > 1 else "To purge it, type 1"
+    )
+    typed: str = typer.prompt(what, default="", show_default=False, err=True)
+    if re.sub(r"[\s,]", "", typed) == str(found.count):
+        return None
+    return f"Nothing was changed: {typed!r} is not the number of tasks, {found.count}"
+
+
+def _print_bulk_preview(found: BulkPreview) -> None:
+    more = "" if found.is_complete else f", the newest of more: one command changes at most {found.limit:,}"
+    print_note(f"{found.action}: {_count(found)} would be {_DONE[found.action]}{more}.")
+    if found.examples:
+        caption = f"{len(found.examples)} of {_count(found)}"
+        print_tasks(found.examples, with_rooms=True, caption=caption)
+
+
+def _count(found: BulkPreview) -> str:
+    return _tasks(found.count)
+
+
+def _skipped(result: BulkResult) -> str:
+    if not result.skipped:
+        return ""
+    if result.action is BulkAction.PURGE:
+        return f"; {result.skipped:,} ended in the last two minutes: repeat the command later"
+    return f"; {result.skipped:,} had changed meanwhile or were locked"
+
+
+def _tasks(count: int) -> str:
+    return f"{count:,} task{'' if count == 1 else 's'}"
+
+
+# Commands for administrators: retry, release, fail, sweeper.
+
+Reason = Annotated[
+    str | None, typer.Argument(metavar="REASON", help="The error message that the submitter sees.")
+]
+Mode = Annotated[
+    SweeperMode | None,
+    typer.Option(
+        "--mode", metavar="MODE", help="enforce, observe (report only) or off (do not look for workers)."
+    ),
+]
+CyclePreview = Annotated[bool, typer.Option("--preview", help="Show what a cycle would change now.")]
+
+
+def retry(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Queue a failed or cancelled task again."""
+    with open_client(url) as client:
+        print_task(client.retry(client.find_task(task_id)), as_json=as_json)
+
+
+def release(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Take a task from its worker and queue it again."""
+    with open_client(url) as client:
+        print_task(client.release(client.find_task(task_id)), as_json=as_json)
+
+
+def fail(task_id: TaskId, reason: Reason = None, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """End a task as failed, without a retry."""
+    with open_client(url) as client:
+        print_task(client.fail(client.find_task(task_id), reason), as_json=as_json)
+
+
+def sweeper(
+    *, mode: Mode = None, preview: CyclePreview = False, as_json: AsJson = False, url: Url = DEFAULT_URL
+) -> None:
+    """Show the sweeper's state, or change it with --mode."""
+    if mode and preview:
+        raise UsageError("--mode and --preview cannot be combined: a preview changes nothing. Pass one")
+    with open_client(url) as client:
+        answer = client.preview() if preview else client.sweeper(mode)
+    if as_json:
+        print_json(answer)
+    elif isinstance(answer, SweeperPreview):
+        _print_cycle_preview(answer)
+    else:
+        _print_state(answer)
+
+
+def _print_state(state: SweeperState) -> None:
+    print_fields(state.model_dump(exclude={"cycles"}))
+    for cycle in state.cycles[:1]:
+        print_fields({"last cycle": cycle.at, **cycle.model_dump(exclude={"at", "mode"})})
+
+
+def _print_cycle_preview(preview: SweeperPreview) -> None:
+    print_note(f"{preview.stale} of {preview.scanned} workers sent no heartbeat for too long.")
+    removed = [{"what": "worker", "id": id, "before": None, "after": "removed"} for id in preview.workers]
+    changed = [{"what": "task", **change.model_dump()} for change in preview.tasks]
+    rows = [{"reason": None, "run_at": None, **row} for row in [*removed, *changed]]
+    layout = Layout(wide=["reason"], ids=["id"], optional=["run_at"])
+    print_rows(rows, ["what", "id", "before", "after", "reason", "run_at"], layout)
+
+
+# Commands for tasks: tasks, task, explain, cancel.
 
 History = Annotated[
     bool, typer.Option("--history", help="List the task's status changes and the details of each attempt.")
@@ -47,7 +404,7 @@ Result = Annotated[
 ]
 
 app = typer.Typer(invoke_without_command=True)
-app.command()(bulk.bulk)
+app.command()(bulk)
 
 
 @app.callback()

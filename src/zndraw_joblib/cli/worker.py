@@ -1,7 +1,9 @@
-"""Commands that run a worker: worker, share."""
+"""Misspelt environment variables: those with the prefix that no setting has."""
 
+import logging
 import time
 import traceback
+from collections.abc import Collection
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -10,26 +12,39 @@ from typing import Annotated, cast
 import typer
 
 from zndraw_joblib.cli.client import find_access, open_connection
-from zndraw_joblib.cli.display import print_note
-from zndraw_joblib.cli.errors import CommandError, UsageError
+from zndraw_joblib.cli.display import CommandError, UsageError, print_note
 from zndraw_joblib.cli.options import Format, Log, Url, check_room
-from zndraw_joblib.cli.variables import warn_of_unknown
 from zndraw_joblib.client.access import Access
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import is_unreachable
-from zndraw_joblib.contract.extensions import job_room_of
-from zndraw_joblib.contract.logs import LogConfig, LogFormat, LogLevel
-from zndraw_joblib.contract.messages import MAX_BATCH
-from zndraw_joblib.contract.names import GLOBAL, is_name
-from zndraw_joblib.contract.policy import RetryOn
-from zndraw_joblib.contract.workers import MAX_WORKER_NAME, WorkerInfo
+from zndraw_joblib.jobs.extensions import job_room_of
+from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogLevel, describe, unknown_variables
+from zndraw_joblib.wire.messages import MAX_BATCH
+from zndraw_joblib.wire.names import GLOBAL, is_name
+from zndraw_joblib.wire.policy import RetryOn
+from zndraw_joblib.wire.workers import MAX_WORKER_NAME, WorkerInfo
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
 from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager
 from zndraw_joblib.worker.registrations import PolicyOptions, policy_of
 from zndraw_joblib.worker.serving import ProcessConfig, RunOptions, serve, serve_processes
+
+log = logging.getLogger(__name__)
+
+
+def warn_of_unknown(known: Collection[str] | None = None) -> None:
+    """Log a warning for each variable that is no setting.
+
+    Without `known` the settings of a server are not known: then only those that resemble a client's variable.
+    """
+    for name, nearest in unknown_variables(known or ()).items():
+        if known is not None or nearest is not None:
+            log.warning("%s", describe(name, nearest))
+
+
+# Commands that run a worker: worker, share.
 
 Target = Annotated[
     str, typer.Argument(metavar="MODULE_OR_FILE", help="The module or .py file that defines the extensions.")

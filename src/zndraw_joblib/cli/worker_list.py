@@ -4,14 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import print_fields, print_json, print_rows
-from zndraw_joblib.cli.ids import parse_id
+from zndraw_joblib.cli.client import AdminClient, open_client, parse_id
+from zndraw_joblib.cli.display import Layout, print_fields, print_json, print_rows
 from zndraw_joblib.cli.options import AsJson, Limit, Url, WorkerId, check_room
-from zndraw_joblib.cli.table import Layout
-from zndraw_joblib.cli.task_list import print_tasks
+from zndraw_joblib.cli.tasks import print_tasks
 from zndraw_joblib.client.api import DEFAULT_URL
-from zndraw_joblib.contract.operations import WorkerSummary
+from zndraw_joblib.wire.operators import WorkerSummary
 
 WorkersRoom = Annotated[
     str | None,

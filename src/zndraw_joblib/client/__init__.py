@@ -8,13 +8,11 @@ from typing import Any
 
 _MODULES = {
     "access": ("ServerUnreachable",),
-    "async_handles": ("AsyncTaskHandle",),
-    "async_queue": ("AsyncQueue",),
-    "batches": ("NewTask",),
+    "async_queue": ("AsyncTaskHandle", "AsyncQueue"),
+    "submits": ("NewTask",),
     "events": ("TaskEvent",),
-    "failures": ("AmbiguousJob", "TaskCancelled", "TaskFailed"),
-    "handles": ("TaskHandle",),
-    "queue": ("Queue",),
+    "flows": ("AmbiguousJob", "TaskCancelled", "TaskFailed"),
+    "queue": ("TaskHandle", "Queue"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

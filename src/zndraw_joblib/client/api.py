@@ -6,7 +6,7 @@ from typing import Any, Protocol, Self
 import httpx
 
 from zndraw_joblib.client.realtime import Realtime
-from zndraw_joblib.client.responses import read_error
+from zndraw_joblib.client.retry import read_error
 
 API_PREFIX = "/v1/joblib"
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -18,7 +18,7 @@ class ApiManager(Protocol):
     """A host's HTTP client, its identity, and its errors.
 
     `raise_for_status` is called with every response. For each that is not 2xx it raises the problem of
-    `contract.problems`, or plainly KeyError (404), PermissionError (401, 403), ValueError (409, 422). If it
+    `wire.problems`, or plainly KeyError (404), PermissionError (401, 403), ValueError (409, 422). If it
     returns, the caller raises the problem.
     """
 
@@ -63,7 +63,7 @@ class _Access:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def raise_for_status(self, response: httpx.Response) -> None:
-        """Raise the problem of an error response, as its class in `contract.problems`."""
+        """Raise the problem of an error response, as its class in `wire.problems`."""
         if not response.is_success:
             raise read_error(response)
 
@@ -120,7 +120,7 @@ def connect(
     """Return a connection to the server at `url`; no request is sent yet.
 
     `timeout` is how many seconds a response may take; a long-poll may take its wait in addition. An error
-    response is raised as its class in `contract.problems`, a lost connection as `httpx.TransportError`, and
+    response is raised as its class in `wire.problems`, a lost connection as `httpx.TransportError`, and
     the response of a proxy as `UnexpectedResponse`, a ConnectionError. With `realtime` a Socket.IO connection
     to the same server is kept open in the background, over which the server notifies workers of tasks and
     cancellations at once; without it they get them with their next request.

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from zndraw_joblib.client import operations
+from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Call
 from zndraw_joblib.client.retry import RequestBackoff, RetryRule
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.statuses import TaskStatus
 
 # A snapshot has a payload and a result of up to 1 MiB each.
 _MAX_EVENT_BYTES = 16 * 1024 * 1024
@@ -89,7 +89,7 @@ class Following:
     def open(self) -> Call[None]:
         """Return the request that opens the stream, after the last event."""
         self._parser = EventParser()
-        return operations.event_stream(self._task_id, self._last)
+        return calls.event_stream(self._task_id, self._last)
 
     def feed(self, content: bytes) -> list[TaskEvent]:
         """Return the events that are complete after another piece of the stream."""

@@ -5,13 +5,25 @@ sends its result back, or throws its error into the flow; it sleeps for a pause.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, NamedTuple, TypeVar
-from uuid import uuid4
+from math import inf
+from typing import Any, NamedTuple, Self, TypeVar
+from uuid import UUID, uuid4
 
-from zndraw_joblib.client.calls import Call
-from zndraw_joblib.client.retry import Attempt, RetryPlan, RetryRule, is_repeatable
+from zndraw_joblib.client import calls
+from zndraw_joblib.client.calls import Call, quoted
+from zndraw_joblib.client.retry import Attempt, RequestBackoff, RetryPlan, RetryRule, describe, is_repeatable
+from zndraw_joblib.client.task_id import table
+from zndraw_joblib.jobs import codecs
+from zndraw_joblib.jobs.failures import one_line
+from zndraw_joblib.jobs.results import decode_content
+from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskLog
+from zndraw_joblib.wire.messages import MAX_PAGE, JobSummary, PaginatedResponse, TaskResponse
+from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, missing_text, parse_job_name
+from zndraw_joblib.wire.problems import JobNotFound
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 T = TypeVar("T")
 
@@ -102,3 +114,205 @@ def send_once(what: str, make: Callable[[str], Call[T]], key: str | None, rule: 
         if attempt.was_sent and is_repeatable(error):
             error.add_note(f"The request may or may not have been applied. {rule.how_to_repeat(used)}")
         raise
+
+
+# Wait for the end of a task, and read its result. Flows without I/O.
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 20.0
+_POLL_PAUSE_SECONDS = 0.25
+
+
+class Polling:
+    """Decides the pauses between requests for tasks while the server may be unreachable."""
+
+    def __init__(self, what: str, rule: RetryRule) -> None:
+        self._what = what
+        self._rule = rule
+        self._backoff = RequestBackoff()
+
+    def answered(self, applied: int, elapsed: float) -> float:
+        """Return the pause after a response; 0 if the server itself waited."""
+        self._backoff.reset()
+        return 0.0 if applied > 0 and elapsed > applied / 2 else _POLL_PAUSE_SECONDS
+
+    def failed(self, error: Exception) -> float:
+        """Return the pause after an error. Raises it if it is final."""
+        if not self._rule.may_wait_on(error):
+            raise error
+        pause = self._backoff.after(error)
+        log.warning("Waiting for %s: %s; trying again in %.1f s", self._what, describe(error), pause)
+        return pause
+
+
+def wait(
+    task_id: str,
+    timeout: float | None,
+    rule: RetryRule,
+    *,
+    show: Callable[[TaskResponse], object] | None = None,
+    step: float = WAIT_SECONDS,
+) -> Flow[TaskResponse]:
+    """Return a task once it has ended; go on while the server restarts.
+
+    `show` gets each state that is read, at least every `step` seconds. Raises TimeoutError after `timeout`
+    seconds, with the reason why the task waits.
+    """
+    deadline = time.monotonic() + (inf if timeout is None else timeout)
+    polling = Polling(f"task {task_id}", rule)
+    while True:
+        began = time.monotonic()
+        task = None
+        try:
+            wanted = round(max(0.0, min(deadline - began, step)))
+            task, applied = yield from ask(calls.get_task(task_id, wanted))
+        except Exception as error:
+            pause = polling.failed(error)
+        else:
+            pause = polling.answered(applied, time.monotonic() - began)
+            if show is not None:
+                show(task)
+            if task.status in TERMINAL:
+                return task
+        left = deadline - time.monotonic()
+        if left <= 0:
+            status = task.status if task else "out of reach"
+            raise TimeoutError(f"Task {task_id} is {status} after {timeout:g} s{(yield from _why(task))}")
+        yield Pause(min(pause, left))
+
+
+def _why(task: TaskResponse | None) -> Flow[str]:
+    """Return the first reason why a task waits, as the end of a sentence."""
+    if task is None or task.status != TaskStatus.PENDING:
+        return ""
+    try:
+        found = yield from ask(explain(str(task.id)))
+    except Exception as error:
+        log.debug("Explaining task %s: %s", task.id, describe(error))
+        return ""
+    return f": {found.reasons[0].detail}" if found.reasons else ""
+
+
+def explain(task_id: str) -> Call[TaskExplanation]:
+    """Return why a task has its status."""
+    return calls.get(f"/tasks/{quoted(task_id)}/explain", TaskExplanation)
+
+
+def result_of(task: TaskResponse, rule: RetryRule) -> Flow[Any]:
+    """Return the result of a task that has ended, as the value that its job returned.
+
+    Raises `TaskFailed`, or `ResultExpired`.
+    """
+    if task.status != TaskStatus.COMPLETED:
+        raise TaskFailed.of(task)
+    if task.stored_result is None and task.result is not None:
+        return codecs.decode(task.result)
+    return (yield from read_result(str(task.id), rule))
+
+
+def read_result(task_id: str, rule: RetryRule) -> Flow[Any]:
+    """Return the result of a task. Raises `ResultNotFound` if it has none (yet), and `ResultExpired`."""
+    what = f"Reading the result of task {task_id}"
+    return decode_content(*(yield from read(calls.read_task_result(task_id), what, rule)))
+
+
+def logs(task_id: str, attempt: int | None, rule: RetryRule) -> Flow[list[NumberedLine]]:
+    """Return the lines of an attempt's log, by default of the current or last one."""
+    lines: list[NumberedLine] = []
+    after = 0
+    while True:
+        call = calls.get(f"/tasks/{quoted(task_id)}/log", TaskLog, attempt=attempt, after=after)
+        part = yield from read(call, f"Reading the log of task {task_id}", rule)
+        lines += part.lines
+        if part.next is None:
+            return lines
+        attempt, after = part.attempt, part.next
+
+
+# Find a job by the last part of its full name, as a room sees it.
+
+
+class JobList(list[JobSummary]):
+    """Jobs; a notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [{"job": job.full_name, "workers": f"{len(job.workers):,}"} for job in self]
+        return table(rows) if rows else "<p>no jobs</p>"
+
+
+def all_jobs(room: str, rule: RetryRule) -> Flow[JobList]:
+    """Return all jobs that a room sees."""
+    found = JobList()
+    path = f"/rooms/{quoted(room)}/jobs"
+    while True:
+        call = calls.get(path, PaginatedResponse[JobSummary], limit=MAX_PAGE, offset=len(found))
+        page = yield from read(call, f"Listing the jobs of room {room}", rule)
+        found += page.items
+        if not page.items or len(found) >= page.total:
+            return found
+
+
+def find_job(name: str, category: str | None, room: str, rule: RetryRule) -> Flow[JobName]:
+    """Return the job that a name means in a room: its own one, or one of ``@global`` or ``@internal``.
+
+    Raises `JobNotFound` with the nearest names, and `AmbiguousJob` for several categories.
+    """
+    seen = [parse_job_name(job.full_name) for job in (yield from all_jobs(room, rule))]
+    for owner in (room, GLOBAL, INTERNAL):
+        found = [
+            job
+            for job in seen
+            if job.room_id == owner and job.name == name and category in {None, job.category}
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise AmbiguousJob(
+                f"The name {name!r} is ambiguous: room {room!r} sees {', '.join(map(str, found))}. "
+                "Pass the full name"
+            )
+    raise JobNotFound(missing_text(f"Room {room!r} sees no job {name!r}", name, room, seen))
+
+
+# The failure of a task as an exception of its submitter.
+
+
+class TaskFailed(Exception):
+    """A task has ended without a result: it failed, or it was cancelled (`TaskCancelled`).
+
+    - `task_id`, `task`: its id and its last state.
+    - `code`: ``error`` for an exception of the job, or the name of a problem, like ``worker-lost``.
+    - `message`: the text of the failure.
+    - `type`, `traceback`: the class of the job's exception and the frames of the job's code; None if the
+      job raised none.
+    """
+
+    def __init__(self, task: TaskResponse) -> None:
+        self.task_id: UUID = task.id
+        self.task = task
+        self.code = task.error_code or str(task.status)
+        self.message = task.error or f"The task is {task.status}"
+        self.type = task.failure.type if task.failure else None
+        self.traceback = task.failure.traceback if task.failure else None
+        super().__init__(
+            f"Task {task.id} {task.status} ({self.code}): {one_line(self.message, task.failure)}"
+        )
+        if self.traceback:
+            self.add_note(f"In the worker:\n{self.traceback.rstrip()}")
+
+    @classmethod
+    def of(cls, task: TaskResponse) -> Self | "TaskCancelled":
+        """Return the exception for a task that failed or was cancelled."""
+        return TaskCancelled(task) if task.status == TaskStatus.CANCELLED else cls(task)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[TaskResponse]]:
+        return type(self), (self.task,)
+
+
+class TaskCancelled(TaskFailed):
+    """A task was cancelled, so it has no result."""
+
+
+class AmbiguousJob(LookupError):
+    """A room sees several jobs of this name; pass the full name of one."""

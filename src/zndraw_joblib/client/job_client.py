@@ -10,22 +10,19 @@ from uuid import UUID
 
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.client.calls import Call, quoted
-from zndraw_joblib.client.flows import send_once
-from zndraw_joblib.client.operations import act_on_task, read_provider
+from zndraw_joblib.client.calls import Call, act_on_task, quoted, read_provider
+from zndraw_joblib.client.flows import send_once, wait
+from zndraw_joblib.client.queue import ResultReader, Submitter
 from zndraw_joblib.client.rest import TaskRest
-from zndraw_joblib.client.result_reader import ResultReader
 from zndraw_joblib.client.retry import RequestBackoff, RetryRule, describe, is_unreachable, problem_of
 from zndraw_joblib.client.submits import Submits
-from zndraw_joblib.client.submitter import Submitter
-from zndraw_joblib.client.waiting import wait
-from zndraw_joblib.contract.history import TaskExplanation, TaskHistory
-from zndraw_joblib.contract.messages import JobSummary, PaginatedResponse, TaskResponse
-from zndraw_joblib.contract.names import DEFAULT_ROOM, GLOBAL, parse_provider_name
-from zndraw_joblib.contract.operations import WorkerSummary
-from zndraw_joblib.contract.problems import ProviderFailed, ProviderNotConnected, ProviderTimeout
-from zndraw_joblib.contract.providers import ProviderResponse
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.wire.history import TaskExplanation, TaskHistory
+from zndraw_joblib.wire.messages import JobSummary, PaginatedResponse, TaskResponse
+from zndraw_joblib.wire.names import DEFAULT_ROOM, GLOBAL, parse_provider_name
+from zndraw_joblib.wire.operators import WorkerSummary
+from zndraw_joblib.wire.problems import ProviderFailed, ProviderNotConnected, ProviderTimeout
+from zndraw_joblib.wire.providers import ProviderResponse
+from zndraw_joblib.wire.statuses import TaskStatus
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,25 +1,255 @@
-"""A synchronous client of a queue: it submits tasks and follows them, and registers nothing."""
+"""A task of a synchronous client: its id, and what can be done with it."""
 
+import logging
+import os
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import inf
-from typing import Any, Self
-from uuid import UUID
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from uuid import UUID, uuid4
 
-from zndraw_joblib.client.access import explained, find_access
+from zndraw_joblib.client import calls
+from zndraw_joblib.client.access import explained, find_access, raise_explained
 from zndraw_joblib.client.api import connect
-from zndraw_joblib.client.bars import Bar
-from zndraw_joblib.client.handles import TaskHandle
-from zndraw_joblib.client.lookup import JobList, all_jobs
-from zndraw_joblib.client.rest import TaskRest
-from zndraw_joblib.client.result_reader import ResultReader
-from zndraw_joblib.client.retry import FastRule
-from zndraw_joblib.client.submits import Submits
-from zndraw_joblib.client.submitter import Submitter
-from zndraw_joblib.client.task_id import id_of
+from zndraw_joblib.client.calls import quoted
+from zndraw_joblib.client.events import Following, TaskEvent
+from zndraw_joblib.client.flows import (
+    WAIT_SECONDS,
+    JobList,
+    all_jobs,
+    explain,
+    logs,
+    read,
+    read_result,
+    result_of,
+    send_once,
+    wait,
+)
+from zndraw_joblib.client.rest import Download, TaskRest
+from zndraw_joblib.client.retry import FastRule, RetryRule, is_unreachable, retry
+from zndraw_joblib.client.submits import Chunk, NewTask, SubmitOptions, Submits, Submitted, checked_key
+from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Watch, gather, rooms_of
-from zndraw_joblib.contract.names import DEFAULT_ROOM
+from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskHistory
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.names import DEFAULT_ROOM
+from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.wire.progress import StoredResult
+from zndraw_joblib.wire.statuses import TaskStatus
+
+
+class TaskHandle(TaskId[TaskRest]):
+    """A task. It is its id as text: equal to it, and usable wherever an id is.
+
+    `state` is the task as this handle read it last, None before that. All times are seconds. A copy or a
+    pickle is the plain text.
+    """
+
+    def result(self, timeout: float | None = None, *, progress: bool = False) -> Any:
+        """Wait for the end of the task, and return its result as the value that its job returned.
+
+        Raises `TaskFailed` with the code, the message and the traceback, `TaskCancelled`, TimeoutError after
+        `timeout` seconds, and `ResultExpired`. The wait continues while the server restarts. `progress`
+        shows a bar, also in a notebook.
+        """
+        return self._rest.run(result_of(self.wait(timeout, progress=progress), self._rule))
+
+    def wait(self, timeout: float | None = None, *, progress: bool = False) -> TaskResponse:
+        """Wait for the end of the task, and return it. Raises TimeoutError after `timeout` seconds."""
+        with Bar(shown=progress) as bar:
+            step = bar.SECONDS if progress else WAIT_SECONDS
+            flow = wait(self, timeout, self._rule, show=bar.show_task, step=step)
+            return self._keep(self._rest.run(flow))
+
+    def refresh(self) -> TaskResponse:
+        """Return the task as it is now."""
+        call = calls.get_task(self)
+        task, _ = self._rest.run(read(call, self._what("Reading"), self._rule))
+        return self._keep(task)
+
+    def status(self) -> TaskStatus:
+        """Return the status of the task now."""
+        return self.refresh().status
+
+    def events(self) -> Iterator[TaskEvent]:
+        """Yield the events of the task, first a snapshot, until it has ended.
+
+        After a lost connection it continues behind the last event.
+        """
+        following = Following(self, self._rule)
+        while not following.has_ended:
+            error: Exception | None = None
+            try:
+                with self._rest.stream(following.open()) as response:
+                    for piece in response.iter_bytes():
+                        yield from following.feed(piece)
+            except Exception as caught:
+                error = caught
+            if not following.has_ended:
+                try:
+                    pause = following.lost(error)
+                except Exception as final:
+                    raise_explained(final, self._rest.explain)
+                time.sleep(pause)
+
+    def cancel(self) -> TaskResponse:
+        """Cancel the task, and return it. Raises `InvalidTaskTransition` if it has ended otherwise."""
+        flow = send_once(self._what("Cancelling"), self._cancel_call, None, self._rule)
+        return self._keep(self._rest.run(flow))
+
+    def retry(self) -> TaskResponse:
+        """Put the failed or cancelled task into its queue again, and return it."""
+        flow = send_once(self._what("Retrying"), self._retry_call, None, self._rule)
+        return self._keep(self._rest.run(flow))
+
+    def logs(self, attempt: int | None = None) -> list[NumberedLine]:
+        """Return the lines of the log of an attempt, by default of the current or last one."""
+        return self._rest.run(logs(self, attempt, self._rule))
+
+    def history(self) -> TaskHistory:
+        """Return all transitions of the task, and the details of its last attempts."""
+        call = calls.get(f"/tasks/{quoted(self)}/history", TaskHistory)
+        return self._rest.run(read(call, self._what("Reading the history of"), self._rule))
+
+    def explain(self) -> TaskExplanation:
+        """Return why the task has its status, most important reason first."""
+        return self._rest.run(read(explain(self), self._what("Explaining"), self._rule))
+
+
+# Submits of synchronous clients.
+
+
+class Submitter:
+    """A client that submits tasks."""
+
+    def __init__(self, rest: TaskRest, rule: RetryRule, submits: Submits) -> None:
+        self._rest = rest
+        self._rule = rule
+        self._submits = submits
+
+    def submit(
+        self,
+        job: Any,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> TaskHandle:
+        """Submit a task; return its handle, which is its id as text.
+
+        The job and the options are those of `NewTask`. Two submits with the same `idempotency_key`, also from
+        different processes, submit one task; by default, each call has a new key. Raises ValueError for
+        invalid options, and for a payload that is not JSON, and `JobNotFound` with the nearest names.
+        """
+        task = self._rest.run(self._submits.submit(NewTask.of(job, payload, options), idempotency_key))
+        return TaskHandle(task.id, self._rest, self._rule, state=task)
+
+    @overload
+    def submit_many(
+        self,
+        tasks: Iterable[Any],
+        *,
+        room: str | None = None,
+        atomic: Literal[True],
+        idempotency_key: str | None = None,
+    ) -> list[TaskHandle]: ...
+
+    @overload
+    def submit_many(
+        self,
+        tasks: Iterable[Any],
+        *,
+        room: str | None = None,
+        atomic: bool = False,
+        idempotency_key: str | None = None,
+    ) -> list[TaskHandle | ProblemException]: ...
+
+    def submit_many(
+        self,
+        tasks: Iterable[Any],
+        *,
+        room: str | None = None,
+        atomic: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """Submit tasks in order; return for each its handle, or the problem if the server refused it.
+
+        A task is an instance of an extension, or a `NewTask` with the arguments of `submit`; `room` is the
+        room of each task without a room of its own. The tasks are sent in requests of up to 1,000 tasks. With
+        `atomic`, all tasks (up to 1,000 of 8 MiB in all) are submitted or none, and the problem of the first
+        refused one is raised.
+
+        Raises ValueError for invalid options, and for a payload that is not JSON, before anything is sent; it
+        names the task, like ``tasks.3``. If the server becomes unreachable in between, the error of the
+        connection is raised: the call may be repeated with the same tasks and `idempotency_key`, and submits
+        each task once.
+        """
+        flow = self._submits.submit_many(tasks, room, idempotency_key, atomic=atomic)
+        return list(map(self._handle_or_problem, self._rest.run(flow)))
+
+    def submit_chunks(
+        self, requests: Iterable[Chunk], key: str | None = None
+    ) -> Iterator[list[TaskHandle | ProblemException]]:
+        """Send requests one after the other, each repeated with its own key; yield the results of each."""
+        used, done = checked_key(key), 0
+        for number, chunk in enumerate(requests):
+            results = self._rest.run(self._submits.submit_chunk(chunk, used, number, done))
+            yield [self._handle_or_problem(Submitted.of(each, None)) for each in results]
+            done += chunk.tasks
+
+    def _handle_or_problem(self, result: Submitted | ProblemException) -> TaskHandle | ProblemException:
+        if isinstance(result, ProblemException):
+            return result
+        return TaskHandle(result.id, self._rest, self._rule, room=result.room)
+
+
+# Read the results of tasks, also those that are stored as bytes.
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ResultReader:
+    """A client that reads the results of tasks. It repeats its requests while there is no server."""
+
+    _rest: TaskRest
+    _rule: RetryRule
+
+    def result(self, task_id: str | UUID) -> Any:
+        """Return the result of a task as the value that its job returned, where its encoding says so.
+
+        Content that was uploaded is returned as bytes, except JSON and arrays (``application/x-npy``).
+        Raises `ResultNotFound` for a task that has no result (yet), and `ResultExpired`.
+        """
+        return self._rest.run(read_result(str(task_id), self._rule))
+
+    def download_result(self, task_id: str | UUID, path: str | os.PathLike[str]) -> StoredResult:
+        """Write the result of a task to a file, without reading it into memory; return what it is.
+
+        After an interruption it continues where it stopped. A file at `path` is replaced when all bytes are
+        there. Raises as `result`.
+        """
+        target = Path(path)
+        draft = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
+        try:
+            with draft.open("wb") as file:
+                load = partial(self._rest.load_task_result, str(task_id), Download(file))
+                stored = self._retry(load, f"Downloading the result of task {task_id}")
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+        return stored
+
+    def _retry(self, call: Callable[[], T], what: str) -> T:
+        never = threading.Event()
+        return retry(call, what, seconds=30.0, stop=never, is_retryable=is_unreachable)
+
+
+# A synchronous client of a queue: it submits tasks and follows them, and registers nothing.
 
 
 class Queue(Submitter, ResultReader):

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from zndraw_joblib.client.retry import describe
-from zndraw_joblib.contract.backoff import ExponentialBackoff
-from zndraw_joblib.contract.events import Event
+from zndraw_joblib.jobs.logs import ExponentialBackoff
+from zndraw_joblib.wire.events import Event
 
 log = logging.getLogger(__name__)
 # The library logs every packet, also the one with the token.

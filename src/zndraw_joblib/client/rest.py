@@ -10,12 +10,12 @@ from uuid import UUID
 import httpx
 from pydantic import BaseModel
 
-from zndraw_joblib.client import operations
+from zndraw_joblib.client import calls
+from zndraw_joblib.client.access import Explain, as_it_is, raise_explained
 from zndraw_joblib.client.api import ApiManager
 from zndraw_joblib.client.calls import Body, Call, Model, quoted, reading
-from zndraw_joblib.client.explaining import Explain, as_it_is, raise_explained
 from zndraw_joblib.client.flows import Flow, drive
-from zndraw_joblib.contract import messages, progress, streams
+from zndraw_joblib.wire import history, messages, progress
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class TaskRest:
 
     def get(self, path: str, model: type[Model], **query: Any) -> Model:
         """Return the resource at `path`, whose parts must be quoted; a query value None is left out."""
-        return self.send_call(operations.get(path, model, **query))
+        return self.send_call(calls.get(path, model, **query))
 
     def send(
         self,
@@ -96,23 +96,23 @@ class TaskRest:
 
     def get_task(self, task_id: str, wait: int = 0) -> tuple[messages.TaskResponse, int]:
         """Return a task and how many seconds the server agreed to wait for its end."""
-        return self.send_call(operations.get_task(task_id, wait))
+        return self.send_call(calls.get_task(task_id, wait))
 
-    def task_events(self, task_id: str, after: int | None, wait: int = 0) -> tuple[streams.TaskEvents, int]:
+    def task_events(self, task_id: str, after: int | None, wait: int = 0) -> tuple[history.TaskEvents, int]:
         """Return the events of a task after a position, and how many seconds the server agreed to wait."""
-        return self.send_call(operations.task_events(task_id, after, wait))
+        return self.send_call(calls.task_events(task_id, after, wait))
 
     def submit(
         self, room_id: str, full_name: str, payload: Mapping[str, Any], key: str | None = None, **options: Any
     ) -> messages.TaskResponse:
         """Submit a task. Raises ValueError for invalid `options`, and for a payload that is not JSON."""
-        return self.send_call(operations.submit(room_id, full_name, payload, key, **options))
+        return self.send_call(calls.submit(room_id, full_name, payload, key, **options))
 
     def report_task(
         self, task_id: str, update: messages.TaskUpdateRequest, key: str | None = None
     ) -> messages.TaskResponse:
         """Report a task's new status."""
-        return self.send_call(operations.update_task(task_id, update, key))
+        return self.send_call(calls.update_task(task_id, update, key))
 
     def act_on_task(
         self,
@@ -123,7 +123,7 @@ class TaskRest:
         key: str | None = None,
     ) -> messages.TaskResponse:
         """Release, retry or fail a task; `action` is the last part of the path."""
-        return self.send_call(operations.act_on_task(task_id, action, request, timeout, key))
+        return self.send_call(calls.act_on_task(task_id, action, request, timeout, key))
 
     def load_task_result(self, task_id: str, download: Download) -> progress.StoredResult:
         """Load the result of a task into a file; go on if it has the first bytes of the same result."""
@@ -140,7 +140,7 @@ class TaskRest:
                 download.etag = response.headers.get("ETag", "")
             for piece in response.iter_bytes():
                 file.write(piece)
-        return operations.stored_of(response, file.tell())
+        return calls.stored_of(response, file.tell())
 
 
 def _whole(response: httpx.Response) -> httpx.Response:

@@ -5,16 +5,14 @@ from collections.abc import Callable, Iterable, Mapping
 from math import ceil, inf
 from typing import Any
 
-from zndraw_joblib.client import operations
+from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import quoted
-from zndraw_joblib.client.failures import TaskFailed
-from zndraw_joblib.client.flows import Flow, Pause, ask, read
+from zndraw_joblib.client.flows import WAIT_SECONDS, Flow, Pause, Polling, TaskFailed, ask, read, result_of
 from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.client.task_id import id_of
-from zndraw_joblib.client.waiting import WAIT_SECONDS, Polling, result_of
-from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.contract.streams import EventKind, RoomEvents
+from zndraw_joblib.wire.history import EventKind, RoomEvents
+from zndraw_joblib.wire.messages import PaginatedResponse, TaskResponse
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 # A page of tasks has their payloads and results.
 _PAGE = 100
@@ -92,7 +90,7 @@ class Watch:
         found: States = {}
         for number in range(3 * ceil(len(missing) / _PAGE) if len(missing) > _FEW else 0):
             query = {"limit": _PAGE, "offset": number * _PAGE}
-            call = operations.get(f"/rooms/{quoted(room)}/tasks", PaginatedResponse[TaskResponse], **query)
+            call = calls.get(f"/rooms/{quoted(room)}/tasks", PaginatedResponse[TaskResponse], **query)
             page = yield from read(call, f"Reading the tasks of room {room}", self._rule)
             found |= {str(task.id): task for task in page.items if str(task.id) in missing}
             missing -= found.keys()
@@ -112,7 +110,7 @@ class Watch:
         return ended
 
     def _read_one(self, task_id: str) -> Flow[TaskResponse]:
-        task, _ = yield from read(operations.get_task(task_id), f"Reading task {task_id}", self._rule)
+        task, _ = yield from read(calls.get_task(task_id), f"Reading task {task_id}", self._rule)
         return task
 
     def _step(self, room: str, deadline: float) -> Flow[list[str]]:
@@ -126,7 +124,7 @@ class Watch:
         position = self._positions.get(room)
         seconds = 0 if position is None else round(min(wait, deadline - now))
         try:
-            part, _ = yield from ask(operations.room_events(room, position, seconds))
+            part, _ = yield from ask(calls.room_events(room, position, seconds))
         except Exception as error:
             yield Pause(min(self._polling.failed(error), max(0.0, deadline - now)))
             return []

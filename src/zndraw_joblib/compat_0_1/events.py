@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator
 
 from zndraw_joblib.compat_0_1.instances import OldModel
-from zndraw_joblib.contract import events, providers
-from zndraw_joblib.contract.events import Emission, status_emission
+from zndraw_joblib.wire import events, providers
+from zndraw_joblib.wire.events import Emission, status_emission
 
 Text = Annotated[str, BeforeValidator(str)]
 TextOrNone = Annotated[str | None, BeforeValidator(lambda value: None if value is None else str(value))]

@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 from zndraw_joblib.server.background.host_functions import open_session
-from zndraw_joblib.server.internal.registration import offer_of
-from zndraw_joblib.server.service import internal
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.sessions import SessionDatabase
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.host_sessions import SessionDatabase
+from zndraw_joblib.server.internal.registry import offer_of
+from zndraw_joblib.server.queue import rules_internal
 
 
 async def ensure_internal_jobs(extensions: Sequence[type[Any]], session_factory: Callable[[], Any]) -> None:
@@ -18,4 +18,4 @@ async def ensure_internal_jobs(extensions: Sequence[type[Any]], session_factory:
     """
     database = SessionDatabase(partial(open_session, session_factory))
     await schema.prepare(database)
-    await database.write(internal.register, [offer_of(cls) for cls in extensions])
+    await database.write(rules_internal.register, [offer_of(cls) for cls in extensions])

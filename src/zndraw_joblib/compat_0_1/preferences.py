@@ -1,6 +1,6 @@
 """The header `Prefer`."""
 
-from zndraw_joblib.server.http.headers import preferred_wait
+from zndraw_joblib.server.http.requests import preferred_wait
 
 
 def parse_prefer_wait(prefer: str | None) -> int | None:

@@ -7,7 +7,7 @@ built with an old name.
 import warnings
 from typing import Any
 
-from zndraw_joblib.server.store.tables import ProviderRecord, Task, Worker
+from zndraw_joblib.server.db.tables import ProviderRecord, Task, Worker
 
 __all__ = ["ProviderRecord", "Task", "Worker", "with_current_names"]
 

@@ -6,8 +6,8 @@ from uuid import UUID
 from pydantic import Field
 
 from zndraw_joblib.compat_0_1.instances import OldModel
-from zndraw_joblib.contract import messages
-from zndraw_joblib.contract.messages import JsonObject
+from zndraw_joblib.wire import messages
+from zndraw_joblib.wire.messages import JsonObject
 
 # A text that is no UUID stays one.
 Id = Annotated[UUID | str, Field(union_mode="left_to_right")]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zndraw_joblib.compat_0_1 import events
-from zndraw_joblib.worker.handlers import is_wrapper
+from zndraw_joblib.worker.subscriptions import is_wrapper
 
 _OLD: dict[Any, Any] = {
     cls.__bases__[0]: cls for cls in (events.ProviderRequest, events.TaskAvailable, events.TaskStatusEvent)

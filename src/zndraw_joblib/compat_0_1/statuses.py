@@ -1,6 +1,6 @@
 """The state machine of version 0.1.x: the changes of status that a client could see."""
 
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus, targets
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus, targets
 
 TERMINAL_STATUSES = set(TERMINAL)
 # A claim is no report, so it is not among the targets.

@@ -3,10 +3,10 @@
 from datetime import timedelta
 from typing import Any
 
-from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.contract.names import rooms_with_frames
 from zndraw_joblib.server.background import host_functions
-from zndraw_joblib.server.store.tables import Worker
+from zndraw_joblib.server.db.tables import Worker
+from zndraw_joblib.wire.events import Emission
+from zndraw_joblib.wire.names import rooms_with_frames
 
 
 async def cleanup_worker(session: Any, worker: Worker) -> tuple[set[Emission], set[str]]:

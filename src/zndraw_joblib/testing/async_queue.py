@@ -1,28 +1,202 @@
-"""A mounted queue in the hands of a test that runs in an event loop."""
+"""The database and the smallest app of a test."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Unpack
 from uuid import UUID
 
 from fastapi import FastAPI
 
-from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.contract.messages import SweeperCycle, TaskResponse
-from zndraw_joblib.contract.progress import MAX_LOG_LINES
-from zndraw_joblib.contract.searches import TaskFilter
-from zndraw_joblib.server.host.requests import SubmitOptions
-from zndraw_joblib.server.mount import JobLib
-from zndraw_joblib.server.ports import CursorPage, Identity
-from zndraw_joblib.server.service import details, searches, sweep, tasks
-from zndraw_joblib.server.store.database import Clock
-from zndraw_joblib.testing.app_loop import AppLoop
-from zndraw_joblib.testing.clock import TestClock
-from zndraw_joblib.testing.internal_tasks import InternalTasks
-from zndraw_joblib.testing.job_classes import class_of, is_job, parsed
-from zndraw_joblib.testing.submissions import Wanted, expect_none, expect_submitted
-from zndraw_joblib.testing.sweeping import QueueSweeper
-from zndraw_joblib.testing.workers import ServedJob, Workers
+from zndraw_joblib.server.admin import rules_searches
+from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.database import Clock
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.host.api import SubmitOptions
+from zndraw_joblib.server.host.mount import JobLib
+from zndraw_joblib.server.process.ports import CursorPage, Identity
+from zndraw_joblib.server.queue import rules_details, rules_sweep, rules_tasks
+from zndraw_joblib.testing.job_runs import class_of, is_job, parsed, shown
+from zndraw_joblib.testing.workers import AppLoop, InternalTasks, ServedJob, Workers
+from zndraw_joblib.wire.events import Emission
+from zndraw_joblib.wire.messages import SweeperCycle, TaskResponse
+from zndraw_joblib.wire.names import parse_job_name
+from zndraw_joblib.wire.operators import TaskFilter
+from zndraw_joblib.wire.progress import MAX_LOG_LINES
 from zndraw_joblib.worker.registrations import PolicyOptions
+
+
+def make_database(path: Path) -> None:
+    """Create a SQLite file with the queue's tables."""
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(_migrate(f"sqlite:///{path}"))
+
+
+async def _migrate(url: str) -> None:
+    database = open_database(url)
+    try:
+        await schema.upgrade(database)
+    finally:
+        await database.close()
+
+
+async def current_user() -> Identity:
+    """Return the only user of the smallest app, a superuser."""
+    return Identity("tester", is_superuser=True)
+
+
+@contextmanager
+def smallest_app(path: Path) -> Iterator[FastAPI]:
+    """Return an app with nothing but a queue on a SQLite file. Each caller is the superuser ``tester``."""
+    database = open_database(f"sqlite:///{path}")
+    app = FastAPI()
+    JobLib(session_maker=database, identity=current_user).mount(app)
+    try:
+        yield app
+    finally:
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            runner.run(database.close())
+
+
+# The clock of a tested queue: real time, which a test can move forward.
+
+
+class TestClock:
+    """Shows the time plus all advances. Call it for the time."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self._ahead = timedelta()
+
+    def __call__(self) -> datetime:
+        """Return the time of the queue."""
+        return datetime.now(UTC) + self._ahead
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward. Raises ValueError for a negative number."""
+        if seconds < 0:
+            raise ValueError(f"seconds: {seconds:g} is negative; a queue's clock moves forward only")
+        self._ahead += timedelta(seconds=seconds)
+
+
+# Find submitted tasks, and list all of them where a test expects others.
+
+_MAX_LISTED = 50
+_MAX_PAYLOAD_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which tasks a test expects; None matches any value, `payload` any payload with these fields."""
+
+    job: Any
+    room: str | None = None
+    payload: Mapping[str, Any] | None = None
+    created_by: str | None = None
+
+    def matches(self, task: TaskResponse) -> bool:
+        """Return whether a task is one of these."""
+        return (
+            is_job(parse_job_name(task.job_name), self.job)
+            and self.room in {None, task.room_id}
+            and self.created_by in {None, task.created_by}
+            and (self.payload is None or _contains(task.payload, self.payload))
+        )
+
+    def __str__(self) -> str:
+        """Return the expectation as part of a sentence."""
+        parts = [f"of {shown(self.job)}"]
+        parts += [] if self.room is None else [f"in room {self.room!r}"]
+        parts += [] if self.created_by is None else [f"by {self.created_by!r}"]
+        parts += [] if self.payload is None else [f"with {dict(self.payload)} in the payload"]
+        return " ".join(parts)
+
+
+def expect_submitted(wanted: Wanted, tasks: Sequence[TaskResponse], count: int | None) -> list[TaskResponse]:
+    """Return the tasks that match. Raises AssertionError if there are none, or not `count`."""
+    __tracebackhide__ = True
+    found = [task for task in tasks if wanted.matches(task)]
+    if count is not None and len(found) != count:
+        raise AssertionError(
+            f"Tasks {wanted} that were submitted: {len(found)}, expected {count}. {_listed(tasks)}"
+        )
+    if count is None and not found:
+        raise AssertionError(f"No task {wanted} was submitted. {_listed(tasks)}")
+    return found
+
+
+def expect_none(wanted: Wanted, tasks: Sequence[TaskResponse]) -> None:
+    """Raise AssertionError if a task matches."""
+    __tracebackhide__ = True
+    found = [task for task in tasks if wanted.matches(task)]
+    if found:
+        raise AssertionError(
+            f"Tasks {wanted} that were submitted: {len(found)}, expected none. {_listed(tasks)}"
+        )
+
+
+def _listed(tasks: Sequence[TaskResponse]) -> str:
+    if not tasks:
+        return "No task was submitted at all. A task of a transaction exists after its commit."
+    lines = [f"- {_line(task)}" for task in tasks[-_MAX_LISTED:]]
+    hidden = len(tasks) - len(lines)
+    more = [f"- … and {hidden} before"] if hidden else []
+    return "\n".join(["Submitted tasks:", *more, *lines])
+
+
+def _line(task: TaskResponse) -> str:
+    payload = json.dumps(task.payload, ensure_ascii=False)
+    if len(payload) > _MAX_PAYLOAD_CHARACTERS:
+        payload = payload[:_MAX_PAYLOAD_CHARACTERS] + " …"
+    return f"{task.job_name} in room {task.room_id!r} by {task.created_by!r}, {task.status}: {payload}"
+
+
+def _contains(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, Mapping):
+        return isinstance(found, Mapping) and all(
+            key in found and _contains(found[key], value) for key, value in wanted.items()
+        )
+    return bool(found == wanted)
+
+
+# Run cycles of an app's sweeper at the moment that a test chooses.
+
+
+class QueueSweeper:
+    """A sweeper without what protects workers from a server that was away: grace and mass-expiry guard."""
+
+    def __init__(self, joblib: JobLib) -> None:
+        runtime = joblib.runtime
+        self._timeout = joblib.settings.worker_timeout_seconds
+        self._ahead = 0.0
+        self._sweeper = Sweeper(
+            runtime.write,
+            joblib.settings,
+            joblib.dispatcher.wake,
+            write_short=runtime.write_short,
+            monotonic=lambda: time.monotonic() + self._ahead,
+            prune_content=joblib.task_results.prune,
+        )
+
+    async def sweep(self) -> SweeperCycle:
+        """Run one cycle, and the one after it if the guard held the first one back."""
+        self._ahead += self._timeout + 1
+        self._sweeper.absence.forget()
+        cycle = await self._sweeper.cycle()
+        if cycle.is_held_back or cycle.held_users:
+            self._sweeper.absence.forget()
+            cycle = await self._sweeper.cycle()
+        return cycle.summary
+
+
+# A mounted queue in the hands of a test that runs in an event loop.
 
 _PAGE = 500
 # Jobs that submit each other could go on for ever.
@@ -98,12 +272,12 @@ class AsyncTestQueue:
     async def _tasks(self, job: Any, room: str | None) -> list[TaskResponse]:
         wanted = TaskFilter(room=[] if room is None else [room])
         read = self._runtime.database.read
-        found = await read(searches.find, wanted, CursorPage(_PAGE, None))
+        found = await read(rules_searches.find, wanted, CursorPage(_PAGE, None))
         ids = [task.id for task in found.items]
         while found.next is not None:
-            found = await read(searches.find, wanted, CursorPage(_PAGE, found.next))
+            found = await read(rules_searches.find, wanted, CursorPage(_PAGE, found.next))
             ids += [task.id for task in found.items]
-        every = [await read(tasks.get, task_id) for task_id in reversed(ids)]
+        every = [await read(rules_tasks.get, task_id) for task_id in reversed(ids)]
         return every if job is None else [task for task in every if is_job(parsed(task.job_name), job)]
 
     async def assert_submitted(
@@ -159,7 +333,7 @@ class AsyncTestQueue:
                 task = await self._workers.run_next(served, vis)
                 if task is None and not called:
                     return ended
-            if task is not None and tasks.has_ended(task):
+            if task is not None and rules_tasks.has_ended(task):
                 ended.append(task)
         raise AssertionError(
             f"{_MOST_RUNS} tasks have run and others wait: does a job submit itself, or fail without an end?"
@@ -173,7 +347,7 @@ class AsyncTestQueue:
         ended: list[TaskResponse] = []
         for _ in range(_MOST_RUNS):
             ended += await self.work(vis=vis)
-            due = await self._call(self._runtime.write(sweep.next_due))
+            due = await self._call(self._runtime.write(rules_sweep.next_due))
             if due.seconds is None:
                 return ended
             await self.advance(max(0.0, due.seconds))
@@ -186,7 +360,7 @@ class AsyncTestQueue:
         """
         self._clock.advance(seconds)
         self._use_clock(self._clock)
-        while await self._call(self._runtime.write(sweep.enqueue_due)) == sweep.TASKS_PER_BATCH:
+        while await self._call(self._runtime.write(rules_sweep.enqueue_due)) == rules_sweep.TASKS_PER_BATCH:
             pass
 
     async def sweep(self) -> SweeperCycle:
@@ -203,7 +377,9 @@ class AsyncTestQueue:
     async def log(self, task: TaskResponse | UUID | str) -> list[str]:
         """Return the first 1,000 lines of the log of a task's last attempt. Raises `TaskNotFound`."""
         task_id = task.id if isinstance(task, TaskResponse) else UUID(str(task))
-        found = await self._call(self._runtime.database.read(details.log, task_id, None, 0, MAX_LOG_LINES))
+        found = await self._call(
+            self._runtime.database.read(rules_details.log, task_id, None, 0, MAX_LOG_LINES)
+        )
         return [line.text for line in found.lines]
 
     def close(self) -> None:

@@ -1,26 +1,106 @@
-"""Run a job once without a server: its result, progress and log."""
+"""Run the code of a task in the test's thread, with the functions that a worker runs it with."""
 
 import asyncio
+import inspect
+import os
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from pydantic_core import to_json
 
-from zndraw_joblib.contract import codecs
-from zndraw_joblib.contract.extensions import job_name_of, job_room_of
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.names import validate_room_id
-from zndraw_joblib.contract.progress import Failure, LogLine, Progress
-from zndraw_joblib.contract.results import decode_content
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.testing import execution
-from zndraw_joblib.testing.job_classes import class_of
-from zndraw_joblib.worker.execution import Outcome
+from zndraw_joblib.jobs import codecs
+from zndraw_joblib.jobs.extensions import category_of, check_job, job_name_of, job_room_of
+from zndraw_joblib.jobs.results import decode_content
+from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
+from zndraw_joblib.jobs.task_context import call_run
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.names import JobName, parse_job_name, validate_room_id
+from zndraw_joblib.wire.problems import JobNotFound
+from zndraw_joblib.wire.progress import Failure, LogLine, Progress
+from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.worker.execution import Outcome, await_task, make_extension, run_task
 from zndraw_joblib.worker.tasks import ClaimedTask
+
+
+def claimed(task: TaskResponse) -> ClaimedTask:
+    """Return a claimed task as a worker has it, without its extension."""
+    worker_id: UUID = task.worker_id or NO_WORKER
+    return ClaimedTask(
+        task_id=str(task.id),
+        job_name=task.job_name,
+        room_id=task.room_id,
+        extension=None,
+        attempt=task.attempt,
+        payload=task.payload,
+        worker_id=worker_id,
+        channel=TaskChannel(str(task.id), task.attempt, worker_id),
+        traceparent=task.traceparent,
+    )
+
+
+def prepared(cls: type[Any], task: ClaimedTask) -> tuple[ClaimedTask, Outcome | None]:
+    """Return a task with its extension, or with the outcome if its payload does not fit the class."""
+    extension, fault = make_extension(cls, task)
+    if fault is not None:
+        return task, Outcome(error=fault, retry=False)
+    return task.with_extension(extension, {}), None
+
+
+def run(task: ClaimedTask, vis: Any) -> Outcome | Coroutine[Any, Any, Outcome]:
+    """Call `run` of a task's extension; return the outcome, or a coroutine of it if `run` is one."""
+    pid = os.getpid()
+    outcome = run_task(partial(_call, vis), task, pid)
+    return outcome if isinstance(outcome, Outcome) else await_task(outcome, task, pid)
+
+
+def _call(vis: Any, task: ClaimedTask) -> Any:
+    return call_run(task.extension, vis, task)
+
+
+# Which job a test means: a class, an instance, or a full name.
+
+
+def class_of(job: Any) -> type[Any]:
+    """Return the class of a job, given as the class or an instance. Raises TypeError for anything else."""
+    if inspect.isfunction(job):  # without @job, which the error says
+        check_job(job)
+    cls = job if isinstance(job, type) else type(job)
+    check_job(cls)
+    return cls
+
+
+def is_job(name: JobName, job: Any) -> bool:
+    """Return whether a job has this name. A class is the job of its category and name in any room."""
+    if isinstance(job, str):
+        return name == parsed(job)
+    cls = class_of(job)
+    return (name.category, name.name) == (category_of(cls), cls.__name__)
+
+
+def parsed(full_name: str) -> JobName:
+    """Return the parts of a full name. Raises ValueError for text that no job can have as its name."""
+    try:
+        return parse_job_name(full_name)
+    except JobNotFound as error:
+        raise ValueError(
+            f"job: {error}; pass a class, or a full name like '@global:modifiers:Rotate'"
+        ) from None
+
+
+def shown(job: Any) -> str:
+    """Return how a message names a job."""
+    if isinstance(job, str):
+        return job
+    cls = class_of(job)
+    return f"{category_of(cls)}:{cls.__name__}"
+
+
+# Run a job once without a server: its result, progress and log.
 
 
 @dataclass(frozen=True)
@@ -80,7 +160,7 @@ def run_job(
         )
     plain = codecs.plain(dict(payload or {})) if isinstance(job, type) else codecs.payload_of(job)
     _check_payload(cls, plain)
-    task = execution.claimed(
+    task = claimed(
         TaskResponse(
             id=uuid4(),
             job_name=str(job_name_of(cls, job_room_of(cls))),
@@ -91,20 +171,20 @@ def run_job(
             attempt=attempt,
         )
     )
-    task, fault = execution.prepared(cls, task)
-    outcome = fault or _finished(execution.run(task, vis))
+    task, fault = prepared(cls, task)
+    outcome = fault or _finished(run(task, vis))
     return _job_run(task, outcome)
 
 
 def _check_payload(cls: type[Any], payload: Any) -> None:
     """Raise `InvalidPayload` as the server does, if its libraries are installed."""
     try:
-        from zndraw_joblib.server.service import payloads, rules  # noqa: PLC0415 - of the extra `server`
+        from zndraw_joblib.server.queue import rules_payloads, rules_transitions  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
         return
-    rules.check_size("payload", payload)
+    rules_transitions.check_size("payload", payload)
     schema = to_json(cls.model_json_schema()).decode()
-    payloads.raise_if_invalid(payloads.list_errors(schema, payload))
+    rules_payloads.raise_if_invalid(rules_payloads.list_errors(schema, payload))
 
 
 def _finished(work: Outcome | Coroutine[Any, Any, Outcome]) -> Outcome:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from zndraw_joblib.contract.extras import missing_extra
+from zndraw_joblib.jobs.extras import missing_extra
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def joblib_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a SQLite file with the queue's tables, which each test copies. Do not write to it."""
     path = tmp_path_factory.mktemp("zndraw-joblib") / "template.db"
-    _import("apps").make_database(path)
+    _import("async_queue").make_database(path)
     return path
 
 
@@ -38,7 +38,7 @@ def joblib_database_url(joblib_template: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def joblib_app(joblib_database_url: str) -> "Iterator[FastAPI]":
     """Return an app with the queue. Override it to return your own app on `joblib_database_url`."""
-    with _import("apps").smallest_app(Path(joblib_database_url.partition("///")[2])) as app:
+    with _import("async_queue").smallest_app(Path(joblib_database_url.partition("///")[2])) as app:
         yield app
 
 

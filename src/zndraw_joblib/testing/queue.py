@@ -7,11 +7,10 @@ from uuid import UUID
 
 from fastapi import FastAPI
 
-from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.contract.messages import SweeperCycle, TaskResponse
-from zndraw_joblib.server.host.requests import SubmitOptions
-from zndraw_joblib.testing.async_queue import AsyncTestQueue
-from zndraw_joblib.testing.submissions import Wanted, expect_none, expect_submitted
+from zndraw_joblib.server.host.api import SubmitOptions
+from zndraw_joblib.testing.async_queue import AsyncTestQueue, Wanted, expect_none, expect_submitted
+from zndraw_joblib.wire.events import Emission
+from zndraw_joblib.wire.messages import SweeperCycle, TaskResponse
 from zndraw_joblib.worker.registrations import PolicyOptions
 
 Result = TypeVar("Result")

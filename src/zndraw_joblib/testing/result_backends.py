@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 from uuid import uuid4
 
-from zndraw_joblib.server.ports import PART_BYTES, ResultBackend, StreamingBackend
+from zndraw_joblib.server.process.ports import PART_BYTES, ResultBackend, StreamingBackend
 
 MakeBackend = Callable[[], ResultBackend | Awaitable[ResultBackend]]
 _Check = Callable[["_Checker"], Coroutine[Any, Any, None]]

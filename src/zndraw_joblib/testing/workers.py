@@ -1,32 +1,118 @@
-"""The workers of a test: one for each job, which runs the tasks of the job in the test's thread."""
+"""Run a test's calls in the event loop in which the app runs."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from uuid import UUID
 
-from zndraw_joblib.contract.extensions import job_name_of, job_room_of
-from zndraw_joblib.contract.messages import TaskClaimRequest, TaskResponse, TaskUpdateRequest
-from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.contract.outcomes import error_text
-from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.contract.results import Content
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.mount import JobLib
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import jobs
-from zndraw_joblib.server.service.task_results import Upload
-from zndraw_joblib.server.service.tasks import Report
-from zndraw_joblib.server.task_results.results import ContentInfo
-from zndraw_joblib.testing import execution
-from zndraw_joblib.testing.app_loop import AppLoop
-from zndraw_joblib.testing.internal_tasks import InternalTasks
-from zndraw_joblib.testing.job_classes import class_of, is_job, shown
+from fastapi import FastAPI
+
+from zndraw_joblib.jobs.extensions import job_name_of, job_room_of
+from zndraw_joblib.jobs.failures import error_text
+from zndraw_joblib.jobs.results import Content
+from zndraw_joblib.server.host.mount import JobLib
+from zndraw_joblib.server.internal.executor import GuardedExecutor
+from zndraw_joblib.server.internal.registry import InternalRegistry, offer_of
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_internal, rules_jobs
+from zndraw_joblib.server.queue.rules_results import Upload
+from zndraw_joblib.server.queue.rules_tasks import Report
+from zndraw_joblib.server.results.results import ContentInfo
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.testing import job_runs
+from zndraw_joblib.testing.job_runs import class_of, is_job, shown
+from zndraw_joblib.wire.messages import TaskClaimRequest, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.wire.names import INTERNAL, JobName
+from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.execution import Outcome
 from zndraw_joblib.worker.registrations import JobRegistration, PolicyOptions, class_policy, policy_of
-from zndraw_joblib.worker.report_entries import Entry
+from zndraw_joblib.worker.reporter import Entry
 from zndraw_joblib.worker.tasks import ClaimedTask
+
+Result = TypeVar("Result")
+
+
+class AppLoop:
+    """Awaits coroutines in the loop of the app's lifespan while it runs, otherwise in the current loop.
+
+    Starlette's `TestClient` runs a lifespan in a loop of another thread.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._waiters = runtime.waiters
+
+    async def __call__(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Return the result of a coroutine."""
+        loop = self._waiters.loop
+        if loop is None or not loop.is_running() or loop is asyncio.get_running_loop():
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+# Internal jobs of a test: their tasks wait until the test runs them.
+
+
+@dataclass
+class _Handle:
+    """In place of a broker's task: keeps the calls that the app sends."""
+
+    cls: type[Any]
+    calls: deque[dict[str, Any]] = field(default_factory=deque)
+
+    async def kiq(self, *, task_id: str, room_id: str, payload: dict[str, Any], **_: Any) -> None:
+        self.calls.append({"task_id": task_id, "room_id": room_id, "payload": payload})
+
+
+class InternalTasks:
+    """Offers internal jobs in an app beside those that it has, and runs their tasks as the app's executor."""
+
+    def __init__(self, app: FastAPI, joblib: JobLib) -> None:
+        self._app, self._joblib = app, joblib
+        self._handles: dict[JobName, _Handle] = {}
+        self._restore: Callable[[], None] = lambda: None
+
+    async def register(self, cls: type[Any]) -> None:
+        """Register a class as an internal job. Raises ValueError for one that cannot be a job."""
+        offer = offer_of(cls)
+        await self._joblib.runtime.write(rules_internal.register, [offer])
+        # A host that names the queue has its registry there.
+        holder: Any = self._app.state if self._joblib.internal_registry is None else self._joblib
+        before = getattr(holder, "internal_registry", None)
+        if not self._handles:
+            self._restore = lambda: setattr(holder, "internal_registry", before)
+        self._handles[offer.name] = handle = _Handle(cls)
+        known = before or InternalRegistry({})
+        tasks = {**known.tasks, str(offer.name): handle}
+        executor = getattr(known, "executor", None) or GuardedExecutor(self._joblib.runtime)
+        holder.internal_registry = InternalRegistry(tasks, executor=executor)
+
+    async def run_next(self, name: JobName, vis: Any) -> UUID | None:
+        """Run the next task of a job; return its id, None if none may start now."""
+        await self._joblib.dispatcher.dispatch()
+        handle = self._handles[name]
+        if not handle.calls:
+            return None
+        call = handle.calls.popleft()
+        executor = GuardedExecutor(
+            self._joblib.runtime, context=lambda given: given if vis is None else vis, capture_output=False
+        )
+        await executor.start()
+        try:
+            await executor(handle.cls, call["payload"], call["room_id"], call["task_id"])
+        finally:
+            await executor.stop()
+        return UUID(call["task_id"])
+
+    def close(self) -> None:
+        """Give the app its own internal jobs back."""
+        self._restore()
+
+
+# The workers of a test: one for each job, which runs the tasks of the job in the test's thread.
 
 WORKER = Identity("joblib-test-worker", is_superuser=True)
 # Another request has ended the task, or it is another attempt's by now: its holder's report is not needed.
@@ -60,10 +146,10 @@ class Workers:
             await self._call(self._internal.register(cls))
         else:
             request = JobRegistration(cls, room, class_policy(cls, policy_of(policy))).request(worker_id, {})
-            item = jobs.Registration(WORKER, room, request)
-            schema = jobs.check(item, self._joblib.settings.allowed_categories)
+            item = rules_jobs.Registration(WORKER, room, request)
+            schema = rules_jobs.check(item, self._joblib.settings.allowed_categories)
             await self._call(self._runtime.payload_validator.check_schema(schema, WORKER.id))
-            registered, _ = await self._call(self._runtime.write(jobs.register, item=item))
+            registered, _ = await self._call(self._runtime.write(rules_jobs.register, item=item))
             worker_id = registered.worker_id
         self._served[name] = served = ServedJob(name, cls, worker_id)
         return served
@@ -108,10 +194,10 @@ class Workers:
         got = await self._call(self._runtime.claim(WORKER, TaskClaimRequest(worker_id=worker_id)))
         if got.task is None:
             return None
-        task, outcome = execution.prepared(cls, execution.claimed(got.task))
+        task, outcome = job_runs.prepared(cls, job_runs.claimed(got.task))
         if outcome is None:
             await self._call(self._report(task, {"status": TaskStatus.RUNNING}))
-            ran = execution.run(task, vis)
+            ran = job_runs.run(task, vis)
             outcome = ran if isinstance(ran, Outcome) else await ran
         await self._call(self._end(task, outcome))
         return got.task.id

@@ -9,10 +9,10 @@ from uuid import UUID
 from pydantic import ValidationError
 
 from zndraw_joblib.client.retry import FailureLog, RequestBackoff, describe, is_missing, problem_of
-from zndraw_joblib.contract.capture import outside_tasks
-from zndraw_joblib.contract.messages import NamedTask, Verdict, WorkerResponse
-from zndraw_joblib.contract.problems import InvalidRequest
-from zndraw_joblib.contract.task_channel import LiveReport, TaskChannel
+from zndraw_joblib.jobs.capture import outside_tasks
+from zndraw_joblib.jobs.task_channel import LiveReport, TaskChannel
+from zndraw_joblib.wire.messages import NamedTask, Verdict, WorkerResponse
+from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.worker.reports import is_content_refused, is_gone, report_json
 from zndraw_joblib.worker.rest import RestApi
 

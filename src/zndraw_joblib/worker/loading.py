@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from zndraw_joblib.contract.extensions import check_job
+from zndraw_joblib.jobs.extensions import check_job
 
 log = logging.getLogger(__name__)
 

@@ -1,25 +1,26 @@
-"""A worker: registers classes as jobs and providers, runs tasks, serves provider requests, submits tasks."""
+"""Warn of jobs whose results can never be sent, before they have done their work."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, get_type_hints, overload
 from uuid import UUID, uuid4
 
 from zndraw_joblib.client.api import ApiManager
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.retry import Attempt, retry
-from zndraw_joblib.contract.extensions import check_job, job_name_of, job_room_of
-from zndraw_joblib.contract.forks import check_not_forked
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.names import GLOBAL, parse_job_name
-from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.contract.traces import RunSpans
+from zndraw_joblib.jobs.extensions import check_job, job_name_of, job_room_of
+from zndraw_joblib.jobs.forks import check_not_forked
+from zndraw_joblib.jobs.results import can_encode
+from zndraw_joblib.jobs.traces import RunSpans
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.names import GLOBAL, parse_job_name
+from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.worker.execution import Execute
 from zndraw_joblib.worker.options import Executor, check_options, limits, register_seconds
-from zndraw_joblib.worker.poller import NOW, Pace
 from zndraw_joblib.worker.registrations import (
     JobRegistration,
     PolicyOptions,
@@ -29,11 +30,32 @@ from zndraw_joblib.worker.registrations import (
 )
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.return_types import warn_of_return_type
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions
+from zndraw_joblib.worker.task_poller import NOW, Pace
 from zndraw_joblib.worker.task_process import check_importable
 from zndraw_joblib.worker.tasks import ClaimedTask
+
+log = logging.getLogger(__name__)
+
+
+def warn_of_return_type(job: type[Any]) -> None:
+    """Log a warning if a job is declared to return objects of a class that cannot be encoded."""
+    run = getattr(job, "__wrapped__", job.run)
+    try:
+        returned = get_type_hints(run).get("return", Any)
+    # An annotation may be any code, and names that exist only for type checkers.
+    except Exception:
+        return
+    if not can_encode(returned):
+        log.warning(
+            "%s() returns objects of %s.%s, which cannot be encoded: its tasks will fail. Return JSON "
+            "values or a dataclass, or call register_codec() before the registration",
+            *(run.__qualname__, returned.__module__, returned.__qualname__),
+        )
+
+
+# A worker: registers classes as jobs and providers, runs tasks, serves provider requests, submits tasks.
 
 __all__ = ["ClaimedTask", "JobManager"]
 

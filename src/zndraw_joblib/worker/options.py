@@ -3,8 +3,8 @@
 from typing import Any, Literal, get_args
 
 from zndraw_joblib.client.calls import validated
-from zndraw_joblib.contract.messages import MAX_BATCH, HeartbeatRequest
-from zndraw_joblib.contract.traces import RUN_SPANS
+from zndraw_joblib.jobs.traces import RUN_SPANS
+from zndraw_joblib.wire.messages import MAX_BATCH, HeartbeatRequest
 from zndraw_joblib.worker.task_process import check_importable
 
 Executor = Literal["thread", "process"]

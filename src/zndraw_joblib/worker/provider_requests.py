@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.client.retry import describe, is_transient, retry, status_of
-from zndraw_joblib.contract.forks import exit_if_forked
-from zndraw_joblib.contract.outcomes import describe_errors, encode, error_text, text_of
-from zndraw_joblib.contract.problems import ProviderNotFound
-from zndraw_joblib.contract.providers import (
+from zndraw_joblib.jobs.failures import describe_errors, encode, error_text, text_of
+from zndraw_joblib.jobs.forks import exit_if_forked
+from zndraw_joblib.wire.problems import ProviderNotFound
+from zndraw_joblib.wire.providers import (
     REQUEST_HASH,
     RESULT_ERROR,
     RESULT_OK,
@@ -25,9 +25,9 @@ from zndraw_joblib.contract.providers import (
     ClaimedProviderRequest,
     ProviderError,
 )
-from zndraw_joblib.worker.poller import Pace, Poller
 from zndraw_joblib.worker.registrations import ProviderRegistration, Registrations
 from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.task_poller import Pace, Poller
 
 log = logging.getLogger(__name__)
 

@@ -11,19 +11,19 @@ from uuid import UUID
 
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.retry import describe, is_transient, problem_of
-from zndraw_joblib.contract.extensions import category_of
-from zndraw_joblib.contract.messages import (
+from zndraw_joblib.jobs.extensions import category_of
+from zndraw_joblib.wire.messages import (
     HeartbeatRequest,
     JobRegisterRequest,
     JobResponse,
     NamedTask,
     WorkerResponse,
 )
-from zndraw_joblib.contract.near_names import unknown_text
-from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
-from zndraw_joblib.contract.problems import WorkerNotFound
-from zndraw_joblib.contract.providers import ProviderRegisterRequest, ProviderResponse
-from zndraw_joblib.contract.workers import WorkerInfo
+from zndraw_joblib.wire.names import unknown_text
+from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
+from zndraw_joblib.wire.problems import WorkerNotFound
+from zndraw_joblib.wire.providers import ProviderRegisterRequest, ProviderResponse
+from zndraw_joblib.wire.workers import WorkerInfo
 from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi

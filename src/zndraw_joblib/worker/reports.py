@@ -1,22 +1,34 @@
-"""Reports about tasks, repeated until the server responds, and the tasks that this worker holds."""
+"""Upload results that do not fit into a report, before the report and in the thread of the task."""
 
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.client.retry import describe, is_too_large_for_proxy, is_unreachable, retry, status_of
-from zndraw_joblib.contract.codecs import NotSerializable
-from zndraw_joblib.contract.extensions import NonRetryable
-from zndraw_joblib.contract.failures import failure_of
-from zndraw_joblib.contract.forks import check_not_forked
-from zndraw_joblib.contract.logs import task_fields
-from zndraw_joblib.contract.messages import (
+from zndraw_joblib.client.retry import (
+    describe,
+    is_missing,
+    is_too_large_for_proxy,
+    is_transient,
+    is_unreachable,
+    problem_of,
+    retry,
+    status_of,
+)
+from zndraw_joblib.jobs.codecs import NotSerializable
+from zndraw_joblib.jobs.extensions import NonRetryable
+from zndraw_joblib.jobs.failures import error_text, failure_of
+from zndraw_joblib.jobs.forks import check_not_forked
+from zndraw_joblib.jobs.logs import task_fields
+from zndraw_joblib.jobs.results import Content, encode_result
+from zndraw_joblib.jobs.task_channel import LiveReport, TaskChannel
+from zndraw_joblib.wire.messages import (
     MAX_NAMED_TASKS,
     NamedTask,
     TaskActionRequest,
@@ -25,16 +37,99 @@ from zndraw_joblib.contract.messages import (
     TaskVerdict,
     Verdict,
 )
-from zndraw_joblib.contract.outcomes import error_text
-from zndraw_joblib.contract.results import Content, encode_result
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.contract.task_channel import LiveReport, TaskChannel
+from zndraw_joblib.wire.problems import ResultStoreFull, TaskNotFound
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 from zndraw_joblib.worker.execution import Outcome, not_serializable
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.result_uploads import ResultUploads
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)
+
+# As long as a report: a result that does not arrive is work done twice.
+_RETRY_SECONDS = 900.0
+_IS_CONFLICT = 409
+
+
+class ResultUploads:
+    """Uploads results, repeated for 15 minutes while the server does not respond, unless `stop` is set."""
+
+    def __init__(self, rest: RestApi, stop: threading.Event) -> None:
+        self._rest = rest
+        self._stop = stop
+
+    def upload(self, task: ClaimedTask, outcome: Outcome) -> Outcome:
+        """Upload the content of an outcome; return what to report, a failure if it was not stored."""
+        content = outcome.content
+        if content is None:
+            return outcome
+        done = replace(outcome, content=None)
+        try:
+            if not task.cancelled.is_set():
+                self._send(task, content)
+        except Exception as error:
+            if _is_lost(error):
+                log.info(
+                    "The result of task %s is not needed: %s",
+                    task.task_id,
+                    describe(error),
+                    extra=task_fields(task),
+                )
+                return done
+            log.warning(
+                "The result of task %s was not stored: %s",
+                task.task_id,
+                describe(error),
+                extra=task_fields(task),
+            )
+            return Outcome(error=error_text(_reason(error)))
+        finally:
+            content.discard()
+        return done
+
+    def _send(self, task: ClaimedTask, content: Content) -> None:
+        def send() -> None:
+            self._rest.upload_task_result(task.task_id, task.attempt, content, _pieces(content))
+
+        retry(
+            send,
+            f"Upload of the result of task {task.task_id}",
+            seconds=_RETRY_SECONDS,
+            stop=self._stop,
+            is_retryable=partial(_is_retryable, task),
+        )
+
+
+def _pieces(content: Content) -> Iterator[bytes]:
+    """Yield exactly the announced bytes. Raises OSError if the file has become shorter."""
+    left = content.size
+    for piece in content.pieces():
+        yield piece[:left]
+        left -= min(left, len(piece))
+    if left:
+        raise OSError(f"the file {content.data!s:.200} has become {left:,} bytes shorter")
+
+
+def _is_retryable(task: ClaimedTask, error: BaseException) -> bool:
+    is_full = isinstance(problem_of(error), ResultStoreFull)
+    return is_transient(error) and not is_full and not task.cancelled.is_set()
+
+
+def _is_lost(error: Exception) -> bool:
+    return status_of(error) == _IS_CONFLICT or isinstance(problem_of(error), TaskNotFound)
+
+
+def _reason(error: Exception) -> str:
+    if is_missing(error):
+        return (
+            "This server stores no results: upgrade it, or return a JSON value of at most 1 MiB "
+            f"({describe(error)})"
+        )
+    if status_of(error) is None:
+        return f"The result could not be uploaded: {describe(error)}"
+    return f"The server refused the result: {describe(error)}"
+
+
+# Reports about tasks, repeated until the server responds, and the tasks that this worker holds.
 
 # Longer than any restart of a server: a success that is not reported is work done twice.
 RETRY_SECONDS = 900.0

@@ -8,14 +8,13 @@ from uuid import UUID
 import httpx
 from pydantic import BaseModel
 
-from zndraw_joblib.client.calls import applied_wait, check_empty, parse, quoted
-from zndraw_joblib.client.operations import MINIMAL_JSON
-from zndraw_joblib.client.responses import UnexpectedResponse
+from zndraw_joblib.client.calls import MINIMAL_JSON, applied_wait, check_empty, parse, quoted
 from zndraw_joblib.client.rest import TaskRest
-from zndraw_joblib.contract import messages, progress, providers
-from zndraw_joblib.contract.problems import ProblemException, problem_for
-from zndraw_joblib.contract.results import Content
-from zndraw_joblib.contract.workers import WorkerInfo
+from zndraw_joblib.client.retry import UnexpectedResponse
+from zndraw_joblib.jobs.results import Content
+from zndraw_joblib.wire import messages, progress, providers
+from zndraw_joblib.wire.problems import ProblemException, problem_for
+from zndraw_joblib.wire.workers import WorkerInfo
 
 _CLIENT_ERROR = 400
 

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict, Unpack
 
 from zndraw_joblib.client.api import ApiManager, connect
-from zndraw_joblib.contract.logs import LogConfig
-from zndraw_joblib.contract.policy import RetryOn
-from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.contract.task_context import call_run
-from zndraw_joblib.contract.traces import RunSpans
+from zndraw_joblib.jobs.logs import LogConfig
+from zndraw_joblib.jobs.task_context import call_run
+from zndraw_joblib.jobs.traces import RunSpans
+from zndraw_joblib.wire.policy import RetryOn
+from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.options import Executor

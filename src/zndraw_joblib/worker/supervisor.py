@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.jobs.logs import ExponentialBackoff
 
 log = logging.getLogger(__name__)
 

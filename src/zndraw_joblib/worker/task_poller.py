@@ -1,25 +1,194 @@
-"""Claim tasks, one by one or several at once."""
+"""Claims of a worker: one long-poll is open at a time, from any of its threads."""
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Iterator
-from uuid import UUID
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Generic, TypeVar
+from uuid import UUID, uuid4
 
-from zndraw_joblib.client.retry import RequestBackoff, describe, is_transient
-from zndraw_joblib.contract.logs import task_fields
-from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
-from zndraw_joblib.contract.traces import parse_traceparent
-from zndraw_joblib.worker.execution import make_extension
+from zndraw_joblib.client.retry import FailureLog, RequestBackoff, describe, is_transient, status_of
+from zndraw_joblib.jobs.forks import check_not_forked, exit_if_forked
+from zndraw_joblib.jobs.logs import task_fields
+from zndraw_joblib.jobs.traces import parse_traceparent
+from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
+from zndraw_joblib.worker.execution import make_extension, record_claim
 from zndraw_joblib.worker.live_reports import LiveReports
-from zndraw_joblib.worker.poller import NOW, Pace, Poller
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reports import HeldTasks, Reports
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.spans import record_claim
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)
+
+Work = TypeVar("Work")
+
+_EARLY_PAUSE_SECONDS = 0.1
+_LONG_POLL_SECONDS = 5.0
+_TOO_MANY_WAIT = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long to wait for work, in seconds.
+
+    `poll` is the wait of one long-poll on the server; `pause` is the pause between two claims where the
+    server does not wait.
+    """
+
+    poll: float
+    pause: float
+
+
+NOW = Pace(0, 0)
+
+
+class Poller(ABC, Generic[Work]):
+    """Claims work of one kind for one worker. Thread-safe.
+
+    `wake` ends a pause between two claims. Once `stopping` is set, there are no more claims.
+    """
+
+    def __init__(self, registrations: Registrations, wake: threading.Event) -> None:
+        self._registrations = registrations
+        self._wake = wake
+        self._pid = os.getpid()
+        self.stopping = threading.Event()
+        self._poll_lock = threading.Lock()
+        self._change = threading.Condition()
+        self._polling = False
+        self._held = 0
+        # By the number of a claim: a repeat of a claim for many needs the same number.
+        self._unanswered: list[tuple[UUID, int | None]] = []
+
+    @abstractmethod
+    def _claim(self, worker_id: UUID, wait: int, claim_id: UUID, most: int | None) -> tuple[list[Work], int]:
+        """Claim from the server; return the work and how many seconds the server agreed to wait.
+
+        With `most` None, at most one piece of work is claimed.
+        """
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether there are no more claims."""
+        return self.stopping.is_set()
+
+    def stop(self) -> None:
+        """Claim no more. An open long-poll stays open until the worker is removed."""
+        self.stopping.set()
+        self._wake.set()
+
+    def wait_for_poll(self, seconds: float) -> None:
+        """Wait until no long-poll is open, at most `seconds`."""
+        with self._change:
+            self._change.wait_for(lambda: not self._polling, seconds)
+
+    def wait_until_idle(self, timeout: float | None, besides: int = 0) -> bool:
+        """Wait until at most `besides` pieces of work are held; return whether that happened in time."""
+        with self._change:
+            return self._change.wait_for(lambda: self._held <= besides, timeout)
+
+    def repeat(self, serve_once: Callable[[], object], what: str) -> None:
+        """Call `serve_once` until the worker stops, whatever it raises; `what` names it in the log."""
+        backoff, failures = RequestBackoff(), FailureLog(log, what)
+        while not self.stopped:
+            began = time.monotonic()
+            try:
+                serve_once()
+                exit_if_forked(self._pid)
+            # BaseException: the code of a host may call sys.exit().
+            except BaseException as error:
+                exit_if_forked(self._pid, error)
+                # A proxy that cuts long-polls fails slowly: that error needs no growing pauses.
+                if time.monotonic() - began > _LONG_POLL_SECONDS:
+                    backoff.reset()
+                pause = backoff.after(error)
+                failures.failed(error, pause)
+                self.stopping.wait(pause)
+            else:
+                backoff.reset()
+                failures.succeeded()
+
+    def _next(self, pace: Pace) -> Work | None:
+        """Claim one piece of work, and count it as held."""
+        found = self._next_many(pace, None)
+        return found[0] if found else None
+
+    def _next_many(self, pace: Pace, most: int | None) -> list[Work]:
+        """Claim, and count what is found as held. Only one thread of a worker waits on the server."""
+        check_not_forked(self._pid)
+        if pace == NOW:
+            return self._claim_with_recovery(0, most)[0]
+        if not self._poll_lock.acquire(timeout=max(pace.poll, pace.pause)):
+            return []
+        try:
+            return [] if self.stopped else self._poll(pace, most)
+        finally:
+            self._poll_lock.release()
+
+    def _poll(self, pace: Pace, most: int | None) -> list[Work]:
+        self._wake.clear()
+        self._polling = True
+        began = time.monotonic()
+        try:
+            found, applied = self._claim_with_recovery(ceil(pace.poll), most)
+        finally:
+            with self._change:
+                self._polling = False
+                self._change.notify_all()
+        if not found and not self.stopped:
+            self._pause(applied, time.monotonic() - began, pace.pause)
+        return found
+
+    def _pause(self, applied: int, waited: float, pause: float) -> None:
+        """Pause after an empty response that came early; `wake` ends the pause."""
+        if applied <= 0:
+            self._wake.wait(pause)
+        elif waited < applied / 2:
+            self._wake.wait(min(pause, _EARLY_PAUSE_SECONDS))
+
+    def _claim_with_recovery(self, wait: int, most: int | None) -> tuple[list[Work], int]:
+        """Claim; repeat it at once where the server cannot wait, or the worker was registered again."""
+        worker_id = self._registrations.worker()
+        try:
+            return self._claim_once(worker_id, wait, most)
+        except Exception as error:
+            if self.stopped:
+                log.debug("The open claim ended: %s", describe(error))
+                return [], 0
+            if wait and status_of(error) == _TOO_MANY_WAIT:
+                return self._claim_once(worker_id, 0, most)
+            if not self._registrations.renew_if_unknown(worker_id, error):
+                raise
+        return self._claim_once(self._registrations.worker(), wait, most)
+
+    def _claim_once(self, worker_id: UUID, wait: int, most: int | None) -> tuple[list[Work], int]:
+        """Claim with a new id, or repeat a claim of the same kind whose response was lost."""
+        with self._change:
+            lost = [each for each in self._unanswered if (each[1] is None) == (most is None)]
+            claim_id, most = lost[0] if lost else (uuid4(), most)
+            if lost:
+                self._unanswered.remove(lost[0])
+        try:
+            found, applied = self._claim(worker_id, wait, claim_id, most)
+        except BaseException:
+            self._unanswered.append((claim_id, most))
+            raise
+        if found:
+            self._hold(len(found))
+        return found, applied
+
+    def _hold(self, number: int) -> None:
+        with self._change:
+            self._held += number
+            self._change.notify_all()
+
+
+# Claim tasks, one by one or several at once.
 
 _LATE_SECONDS = 1.0
 

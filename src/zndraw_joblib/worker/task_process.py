@@ -1,4 +1,4 @@
-"""Run tasks in a process of their own, one after the other."""
+"""Messages between a worker and a process that runs its tasks, over a pair of sockets."""
 
 import asyncio
 import atexit
@@ -7,24 +7,174 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.context import SpawnProcess
 from socket import socket, socketpair
+from struct import Struct
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from zndraw_joblib.client.retry import describe
-from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
-from zndraw_joblib.contract.logs import LogConfig, applied_config
-from zndraw_joblib.contract.outcomes import error_text
-from zndraw_joblib.contract.traces import continued, current_traceparent
+from zndraw_joblib.jobs.capture import outside_tasks
+from zndraw_joblib.jobs.failures import error_text
+from zndraw_joblib.jobs.forks import default_signals_in_forks, exit_if_forked
+from zndraw_joblib.jobs.logs import LogConfig, applied_config
+from zndraw_joblib.jobs.task_channel import Line, TaskChannel
+from zndraw_joblib.jobs.traces import continued, current_traceparent
 from zndraw_joblib.worker.execution import Execute, Outcome, await_task, failed, run_task
-from zndraw_joblib.worker.process_channel import Channel
-from zndraw_joblib.worker.process_reports import Forwarded, ForwardedReports, Forwarder
 from zndraw_joblib.worker.tasks import ClaimedTask
+
+_CHECK_SECONDS = 0.5
+_LENGTH = Struct("!Q")
+
+
+class Channel:
+    """One end of a pair of sockets, for messages of any length.
+
+    While the other end neither sends nor receives, `is_over` is called twice a second. Once it returns true,
+    and nothing is left to receive, EOFError is raised: processes that a job forked may keep the other end
+    open.
+    """
+
+    def __init__(self, end: socket, is_over: Callable[[], bool] | None = None) -> None:
+        self._socket = end
+        self._is_over = is_over
+        end.settimeout(_CHECK_SECONDS if is_over else None)
+
+    def send(self, message: bytes) -> None:
+        """Send a message."""
+        view = memoryview(_LENGTH.pack(len(message)) + message)
+        while view:
+            view = view[self._transfer(self._socket.send, view) :]
+
+    def receive(self, on_pause: Callable[[], None] = lambda: None) -> bytes:
+        """Wait for a message and return it; with `is_over`, call `on_pause` as often."""
+        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, on_pause))
+        return self._receive(length, on_pause)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _receive(self, length: int, on_pause: Callable[[], None]) -> bytes:
+        content = bytearray(length)
+        view = memoryview(content)
+        while view:
+            count = self._transfer(self._socket.recv_into, view, on_pause)
+            if not count:
+                raise EOFError
+            view = view[count:]
+        return bytes(content)
+
+    def _transfer(
+        self, call: Callable[[memoryview], int], view: memoryview, on_pause: Callable[[], None] = lambda: None
+    ) -> int:
+        is_last = False
+        while True:
+            try:
+                return call(view)
+            except TimeoutError:
+                if is_last:
+                    raise EOFError from None
+                is_last = self._is_over is not None and self._is_over()
+                on_pause()
+
+
+# Pass the progress and the log of a task from the process that runs it to the worker.
+
+_INTERVAL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """The progress and the lines of a `LiveReport`, numbered as in the process of the task."""
+
+    progress: dict[str, Any] | None
+    first: int
+    lines: list[Line]
+
+
+class Forwarder:
+    """Sends what the channel of a task holds, a fifth of a second after it arrives, and with the outcome.
+
+    `send` sends a message to the worker. The thread starts with the first content, so most tasks need none.
+    """
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._arrived = threading.Event()
+        self._channel: TaskChannel | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, channel: TaskChannel) -> None:
+        """Send the content of the channel of the next task."""
+        with self._lock:
+            self._channel = channel
+        channel.on_content = self._notice
+
+    def end(self, outcome: object) -> None:
+        """Send what is left, and the outcome of the task."""
+        with self._lock:
+            self._forward()
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+            self._send(pickle.dumps(outcome))
+
+    def _notice(self, channel: TaskChannel) -> None:
+        with self._lock:
+            # A thread of a task that has ended may still print.
+            if channel is self._channel and self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="zndraw-joblib-live-reports", daemon=True
+                )
+                outside_tasks(self._thread.start)
+        self._arrived.set()
+
+    def _run(self) -> None:
+        # The worker has ended.
+        with suppress(OSError):
+            while True:
+                self._arrived.wait()
+                time.sleep(_INTERVAL_SECONDS)
+                self._arrived.clear()
+                with self._lock:
+                    channel = self._channel
+                    self._forward()
+                if channel is not None:
+                    channel.notice_again()
+
+    def _forward(self) -> None:
+        if self._channel is None:
+            return
+        for report in self._channel.take_all():
+            self._send(pickle.dumps(Forwarded(report.progress, report.first, list(report.lines))))
+            self._channel.acknowledge(report)
+
+
+class ForwardedReports:
+    """Adds what a process forwards to the channel of its task, and counts the lines that it dropped."""
+
+    def __init__(self, channel: TaskChannel) -> None:
+        self._channel = channel
+        self._next = 1
+
+    def add(self, forwarded: Forwarded) -> None:
+        """Add what was forwarded."""
+        if forwarded.progress is not None:
+            self._channel.set_progress(forwarded.progress)
+        if forwarded.lines:
+            self._channel.add(forwarded.lines, dropped=forwarded.first - self._next)
+            self._next = forwarded.first + len(forwarded.lines)
+
+
+# Run tasks in a process of their own, one after the other.
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.contract.cancellation import CancelEvent
-from zndraw_joblib.contract.task_channel import NO_WORKER, TaskChannel
-from zndraw_joblib.contract.task_context import TaskContext
+from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
+from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from zndraw_joblib.cli.errors import CommandError
+from zndraw_joblib.cli.display import CommandError
 from zndraw_joblib.cli.options import DatabaseUrl, Format, Log, show_help_without_command
-from zndraw_joblib.contract.extras import missing_extra
-from zndraw_joblib.contract.logs import LogConfig, LogFormat, LogLevel
+from zndraw_joblib.jobs.extras import missing_extra
+from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogLevel
 
 token = typer.Typer(
     help="Create, list and revoke the tokens of a server.",

@@ -6,12 +6,13 @@ from typing import TypeVar
 
 import typer
 
-from zndraw_joblib.cli.errors import CommandError, UsageError
+from zndraw_joblib.cli.display import CommandError, UsageError
 from zndraw_joblib.cli.server import settings
-from zndraw_joblib.server.store import connect, recount, schema
-from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl
-from zndraw_joblib.server.store.connect import DatabaseLocation, UnusableDatabase
-from zndraw_joblib.server.store.database import Database
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl
+from zndraw_joblib.server.db.database import Database
+from zndraw_joblib.server.db.schema import DatabaseLocation, UnusableDatabase
+from zndraw_joblib.server.queue import sql_recount
 
 Result = TypeVar("Result")
 
@@ -19,7 +20,7 @@ Result = TypeVar("Result")
 def locate(url: str) -> DatabaseLocation:
     """Return which database a URL names. Raises `UsageError`."""
     try:
-        return connect.locate(url)
+        return schema.locate(url)
     except InvalidDatabaseUrl as error:
         raise UsageError(str(error)) from error
 
@@ -32,7 +33,7 @@ def run(url: str, work: Callable[[Database], Awaitable[Result]], *, allow_new: b
     """
 
     async def open_and_work() -> Result:
-        async with connect.connected(url) as database:
+        async with schema.connected(url) as database:
             return await work(database)
 
     location = locate(url)
@@ -66,9 +67,9 @@ def check_counts(database_url: str | None, *, repair: bool) -> None:
 
     async def work(database: Database) -> list[str]:
         await schema.prepare(database)
-        found = await database.run_sync(recount.wrong)
+        found = await database.run_sync(sql_recount.wrong)
         if found and repair:
-            await recount.repair(database)
+            await sql_recount.repair(database)
         return found
 
     try:

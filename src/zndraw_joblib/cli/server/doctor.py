@@ -10,16 +10,14 @@ from urllib.parse import urlsplit
 import humanize
 from redis import Redis, RedisError
 
-from zndraw_joblib.cli.checks import Check, failed, passed, skipped, warned
-from zndraw_joblib.cli.display import format_duration
-from zndraw_joblib.cli.errors import CommandError
+from zndraw_joblib.cli.display import Check, CommandError, failed, format_duration, passed, skipped, warned
 from zndraw_joblib.cli.server import database, settings
-from zndraw_joblib.contract import variables
-from zndraw_joblib.server.settings import DEFAULT_DATABASE_URL, ServerSettings
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.connect import DatabaseLocation
-from zndraw_joblib.server.store.database import Database, Transaction
-from zndraw_joblib.server.store.pooling import check_sessions
+from zndraw_joblib.jobs import logs
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.database import Database, Transaction
+from zndraw_joblib.server.db.engine import check_sessions
+from zndraw_joblib.server.db.schema import DatabaseLocation
+from zndraw_joblib.server.process.settings import DEFAULT_DATABASE_URL, ServerSettings
 
 _MIB = 1024 * 1024
 _FULL_BYTES, _NEARLY_FULL_BYTES, _NEARLY_FULL_SHARE = 100 * _MIB, 1024 * _MIB, 0.05
@@ -45,9 +43,9 @@ def run(database_url: str | None) -> tuple[list[Check], float | None]:
 
 
 def _check_variables() -> Iterator[Check]:
-    unknown = variables.unknown_variables(ServerSettings.model_fields)
+    unknown = logs.unknown_variables(ServerSettings.model_fields)
     for name, nearest in unknown.items():
-        text, _, remedy = variables.describe(name, nearest).partition(". ")
+        text, _, remedy = logs.describe(name, nearest).partition(". ")
         yield warned("settings", text, remedy)
     if not unknown:
         yield passed("settings", "All settings are valid, and no variable is misspelt")

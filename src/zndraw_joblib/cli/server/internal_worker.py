@@ -6,15 +6,13 @@ import signal
 
 from taskiq.receiver import Receiver
 
-from zndraw_joblib.cli.display import print_note
-from zndraw_joblib.cli.errors import UsageError
+from zndraw_joblib.cli.display import UsageError, print_note
 from zndraw_joblib.cli.server import database, settings
-from zndraw_joblib.cli.variables import warn_of_unknown
-from zndraw_joblib.server.internal.brokers import QueueBroker
-from zndraw_joblib.server.internal.extensions import CannotLoad
-from zndraw_joblib.server.internal.setup import worker_broker
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import schema
+from zndraw_joblib.cli.worker import warn_of_unknown
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.internal.registry import CannotLoad
+from zndraw_joblib.server.internal.setup import QueueBroker, worker_broker
+from zndraw_joblib.server.process.settings import ServerSettings
 
 
 def run(database_url: str | None, concurrency: int | None) -> None:

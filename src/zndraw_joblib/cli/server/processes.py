@@ -11,14 +11,14 @@ from typing import Any
 import uvicorn
 from pydantic import BaseModel, SecretStr
 
-from zndraw_joblib.cli.errors import CommandError, UsageError
+from zndraw_joblib.cli.display import CommandError, UsageError
 from zndraw_joblib.cli.server import database
 from zndraw_joblib.cli.server.connections import limit_heads
-from zndraw_joblib.contract.logs import LogConfig
-from zndraw_joblib.server.app import MAX_EVENT_BYTES, create_app
-from zndraw_joblib.server.internal.extensions import CannotLoad
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import schema
+from zndraw_joblib.jobs.logs import LogConfig
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.host.app import MAX_EVENT_BYTES, create_app
+from zndraw_joblib.server.internal.registry import CannotLoad
+from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.worker.supervisor import READY, ChildExit, Next, Parent, Supervisor
 
 # The longest time a stop may take: uvicorn waits for open requests, then the last writes finish.

@@ -1,25 +1,89 @@
-"""The command serve: run the standalone server until a signal."""
+"""A lock that allows one server process per SQLite file. The system releases it when the process ends."""
 
 import errno
+import logging
 import os
 import shlex
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
-from zndraw_joblib.cli.display import logs_json, print_note
-from zndraw_joblib.cli.errors import CommandError, UsageError
-from zndraw_joblib.cli.server import bootstrap_token, database, processes, settings
-from zndraw_joblib.cli.server.bootstrap_token import BootstrapToken
-from zndraw_joblib.cli.server.file_lock import only_server
-from zndraw_joblib.cli.variables import warn_of_unknown
+from zndraw_joblib.cli.display import CommandError, UsageError, logs_json, print_note
+from zndraw_joblib.cli.server import database, processes, settings, tokens
+from zndraw_joblib.cli.server.tokens import BootstrapToken
+from zndraw_joblib.cli.worker import warn_of_unknown
+from zndraw_joblib.client.access import canonical_url
 from zndraw_joblib.client.api import DEFAULT_URL
-from zndraw_joblib.client.credentials import canonical
-from zndraw_joblib.contract.logs import LogConfig
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import schema
+from zndraw_joblib.jobs.logs import LogConfig
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.process.settings import ServerSettings
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+logger = logging.getLogger(__name__)
+_SUFFIX = "-server"
+_MAX_OWNER_BYTES = 300
+# On Windows no other process can read locked bytes, so the lock is on a byte after the text.
+_LOCKED_BYTE = 1 << 20
+_TAKEN = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
+
+
+@contextmanager
+def only_server(database: Path | None, url: str) -> Iterator[None]:
+    """Hold the lock of an SQLite file for the server at `url`; do nothing for any other database.
+
+    Raises `CommandError` while another server process holds the lock. On a file system without locks, it
+    only logs a warning.
+    """
+    if database is None or not database.parent.is_dir():
+        yield
+        return
+    file = database.resolve()
+    descriptor = os.open(f"{file}{_SUFFIX}", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _take(descriptor, file)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()}, {url}".encode()[:_MAX_OWNER_BYTES])
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, file: Path) -> None:
+    try:
+        _lock(descriptor)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            logger.warning("Cannot lock %s%s: %s. Start only one server on this file", file, _SUFFIX, error)
+            return
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        owner = os.read(descriptor, _MAX_OWNER_BYTES).decode(errors="replace").strip()
+        raise CommandError(
+            f"The SQLite file {file} is in use by another server ({owner or 'starting'}). SQLite allows one "
+            "server process. Stop that server, or name another database with --database-url: another file, "
+            "or postgresql://user:password@host/name for several servers"
+        ) from error
+
+
+def _lock(descriptor: int) -> None:
+    # A forked child, which may outlive the server, does not inherit locks of fcntl.
+    if sys.platform == "win32":
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    else:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# The command serve: run the standalone server until a signal.
 
 _ALL_ADDRESSES = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound to
 
@@ -64,7 +128,7 @@ def _prepare_database(config: ServerSettings, url: str) -> BootstrapToken | None
             "A database in memory needs ZNDRAW_JOBLIB_ADMIN_TOKEN, because no other process can create a "
             "token in it. Set the variable"
         )
-    return database.run(config.database_url, partial(bootstrap_token.prepare, url=url))
+    return database.run(config.database_url, partial(tokens.prepare, url=url))
 
 
 def _print_banner(url: str, config: ServerSettings, token: BootstrapToken | None) -> None:
@@ -155,4 +219,6 @@ def listen(host: str, port: int) -> socket.socket:
 def url_of(host: str, listener: socket.socket) -> str:
     """Return the URL of the server on this machine."""
     address = "127.0.0.1" if host in _ALL_ADDRESSES else host
-    return canonical(f"http://{f'[{address}]' if ':' in address else address}:{listener.getsockname()[1]}")
+    return canonical_url(
+        f"http://{f'[{address}]' if ':' in address else address}:{listener.getsockname()[1]}"
+    )

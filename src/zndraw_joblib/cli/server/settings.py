@@ -7,10 +7,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from zndraw_joblib.cli.errors import UsageError
-from zndraw_joblib.contract.operations import Settings
-from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.settings_report import report
+from zndraw_joblib.cli.display import UsageError
+from zndraw_joblib.server.process.settings import ServerSettings, report
+from zndraw_joblib.wire.operators import Settings
 
 _PREFIX = "ZNDRAW_JOBLIB_"
 _SECRET = frozenset({"admin_token", "database_url"})

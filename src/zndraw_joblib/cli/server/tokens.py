@@ -1,16 +1,71 @@
-"""The commands token create, token list and token revoke, on the server's database."""
+"""The superuser's token that a server creates on its first start."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
 
 import typer
 
-from zndraw_joblib.cli.display import print_note, print_rows
-from zndraw_joblib.cli.errors import CommandError, UsageError
+from zndraw_joblib.cli.display import CommandError, Layout, UsageError, print_note, print_rows
 from zndraw_joblib.cli.server import settings
 from zndraw_joblib.cli.server.database import locate, run
-from zndraw_joblib.cli.table import Layout
-from zndraw_joblib.contract.names import MAX_NAME_LENGTH
-from zndraw_joblib.server.http.tokens import ADMIN, digest, new_token
-from zndraw_joblib.server.store import schema, tokens
-from zndraw_joblib.server.store.database import Database
+from zndraw_joblib.client import access
+from zndraw_joblib.client.access import UnreadableCredentials
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.database import Database, Transaction
+from zndraw_joblib.server.http.identity import ADMIN, digest, new_token
+from zndraw_joblib.wire.names import MAX_NAME_LENGTH
+
+NAME = "first-start"
+
+
+class BootstrapToken(NamedTuple):
+    """The token for this server's URL.
+
+    `created` is the token of a first start, `saved_in` the credentials file that has a superuser's token,
+    `problem` the reason why the token is not saved.
+    """
+
+    created: str | None = None
+    saved_in: Path | None = None
+    problem: str | None = None
+
+
+async def prepare(database: Database, url: str) -> BootstrapToken:
+    """Upgrade the schema; create and save a token if there is none, else look for a saved one."""
+    await schema.prepare(database)
+    token = new_token()
+    if await sql_operators.add_first_token(database, NAME, digest(token)):
+        return _save(url, token)._replace(created=token)
+    try:
+        saved = access.load()
+    except UnreadableCredentials as error:
+        return BootstrapToken(problem=str(error))
+    known = await database.read(_first_superuser, candidates=[saved.get(url, ""), *saved.values()])
+    if known is None:
+        return BootstrapToken()
+    return BootstrapToken(saved_in=access.path()) if saved.get(url) == known else _save(url, known)
+
+
+async def _first_superuser(tx: Transaction, candidates: Iterable[str]) -> str | None:
+    """Return the first candidate that is a superuser's token in this database."""
+    for token in candidates:
+        row = await sql_operators.token_by_digest(tx, digest(token))
+        if row is not None and row.is_superuser:
+            return token
+    return None
+
+
+def _save(url: str, token: str) -> BootstrapToken:
+    try:
+        access.save(url, token)
+    except (OSError, UnreadableCredentials) as error:
+        return BootstrapToken(problem=f"It could not be saved in {access.path()}: {error}")
+    return BootstrapToken(saved_in=access.path())
+
+
+# The commands token create, token list and token revoke, on the server's database.
 
 
 def create(name: str, database_url: str | None, *, is_superuser: bool, allow_new: bool) -> None:
@@ -24,7 +79,9 @@ def create(name: str, database_url: str | None, *, is_superuser: bool, allow_new
 
     async def work(database: Database) -> bool:
         await schema.prepare(database)
-        added, _ = await database.write(tokens.add, name, digest(token), is_superuser=is_superuser)
+        added, _ = await database.write(
+            sql_operators.add_token, name, digest(token), is_superuser=is_superuser
+        )
         return added
 
     loaded = settings.load(database_url)
@@ -54,7 +111,7 @@ def show(database_url: str | None) -> None:
         await schema.prepare(database)
         return [
             {"name": row.name, "superuser": "yes" if row.is_superuser else "no", "created": row.created_at}
-            for row in await database.read(tokens.list_all)
+            for row in await database.read(sql_operators.list_tokens)
         ]
 
     rows = run(settings.load(database_url).database_url, work, allow_new=False)
@@ -66,7 +123,7 @@ def revoke(name: str, database_url: str | None) -> None:
 
     async def work(database: Database) -> bool:
         await schema.prepare(database)
-        return (await database.write(tokens.remove, name=name))[0]
+        return (await database.write(sql_operators.remove_token, name=name))[0]
 
     if not run(settings.load(database_url).database_url, work, allow_new=False):
         raise CommandError(f"There is no token {name!r}. 'zndraw-joblib token list' shows the names")

@@ -1,1 +1,1 @@
-from zndraw_joblib.contract.extensions import Provider as Provider
+from zndraw_joblib.jobs.extensions import Provider as Provider

@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.contract.logs import create_shared_task, log_fields
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.problems import TaskNotFound
-from zndraw_joblib.server.ports import task_key
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import end_hooks, tasks
-from zndraw_joblib.server.store.tasks.end_hooks import Lease
-from zndraw_joblib.server.threads import call_in_thread
+from zndraw_joblib.jobs.logs import create_shared_task, log_fields
+from zndraw_joblib.server.process.ports import task_key
+from zndraw_joblib.server.process.threads import call_in_thread
+from zndraw_joblib.server.queue import rules_details, rules_tasks
+from zndraw_joblib.server.queue.sql_details import Lease
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.problems import TaskNotFound
 
 logger = logging.getLogger(__name__)
 Hook = Callable[[TaskResponse], Awaitable[Any] | Any]
@@ -157,7 +157,7 @@ class EndHooks:
         if free <= 0 or not names:
             return self._poll_seconds  # a call that ends wakes the loop
         try:
-            due = await self._runtime.write(end_hooks.take, names, free, self._lease_seconds)
+            due = await self._runtime.write(rules_details.take, names, free, self._lease_seconds)
         except Exception as error:
             logger.warning("Functions on_end are delayed: database unavailable error=%r", error)
             return _RETRY_SECONDS
@@ -186,7 +186,7 @@ class EndHooks:
         lease = call.lease
         with log_fields(task_id=str(lease.task_id)):
             try:
-                task = await self._runtime.database.read(tasks.get, lease.task_id)
+                task = await self._runtime.database.read(rules_tasks.get, lease.task_id)
             except TaskNotFound:
                 return
             if lease.attempt > self._runtime.settings.on_end_max_attempts:
@@ -198,7 +198,7 @@ class EndHooks:
             except Exception as error:
                 await self._failed(call.lease, error)
             else:
-                await self._runtime.write(end_hooks.finish, call.lease)
+                await self._runtime.write(rules_details.finish, call.lease)
 
     async def _invoke(self, call: _Call, function: Hook, task: TaskResponse) -> None:
         called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
@@ -230,7 +230,7 @@ class EndHooks:
 
     async def _extend(self, call: _Call) -> None:
         try:
-            await self._runtime.write(end_hooks.extend, call.lease, self._lease_seconds)
+            await self._runtime.write(rules_details.extend, call.lease, self._lease_seconds)
         except Exception as error:
             logger.warning("Did not extend a call of on_end=%s: error=%r", call.lease.name, error)
 
@@ -253,11 +253,11 @@ class EndHooks:
         if lease.attempt >= most:
             await self._give_up(lease, error)
             return
-        pause = await self._runtime.write(end_hooks.retry, lease)
+        pause = await self._runtime.write(rules_details.retry, lease)
         logger.warning("Repeat on_end=%s task_id=%s attempt=%d/%d error=%r in %.0f s", *about, pause)
 
     async def _give_up(self, lease: Lease, error: Exception | None) -> None:
-        await self._runtime.write(end_hooks.finish, lease)
+        await self._runtime.write(rules_details.finish, lease)
         most = self._runtime.settings.on_end_max_attempts
         about = (lease.name, lease.task_id, min(lease.attempt, most), most, error)
         logger.error("Gave up on_end=%s task_id=%s attempt=%d/%d error=%r", *about, exc_info=error)

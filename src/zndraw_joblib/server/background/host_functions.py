@@ -9,15 +9,15 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.contract.names import rooms_with_frames
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.db.database import Transaction, run
+from zndraw_joblib.server.db.host_sessions import SessionDatabase, begin
+from zndraw_joblib.server.db.tables import Worker
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import rules_sweep, rules_workers
 from zndraw_joblib.server.realtime.publisher import emit
-from zndraw_joblib.server.service import sweep, workers
-from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Transaction, run
-from zndraw_joblib.server.store.sessions import SessionDatabase, begin
-from zndraw_joblib.server.store.tables import Worker
+from zndraw_joblib.wire.events import Emission
+from zndraw_joblib.wire.names import rooms_with_frames
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -124,20 +124,22 @@ async def cleanup_stuck_internal_tasks(session: Any, timeout: timedelta) -> tupl
 
     Return how many there were, and the events to `emit`.
     """
-    removed = await _until_done(session, partial(sweep.fail_stuck, timeout=timeout), sweep.TASKS_PER_BATCH)
+    removed = await _until_done(
+        session, partial(rules_sweep.fail_stuck, timeout=timeout), rules_sweep.TASKS_PER_BATCH
+    )
     return removed.total, removed.emissions
 
 
 async def remove_worker(session: Any, worker: Worker) -> Removed:
     """Remove a worker in the caller's session, as `cleanup_worker`."""
     tx = await begin(session)
-    await run(partial(workers.retire, worker_ids=[worker.id]), tx)
+    await run(partial(rules_workers.retire, worker_ids=[worker.id]), tx)
     return Removed(1, tx.emissions, tx.removed_providers)
 
 
 async def remove_stale_workers(session: Any, timeout: timedelta) -> Removed:
     """Remove silent workers, as `cleanup_stale_workers`."""
-    return await _until_done(session, partial(sweep.retire_stale, timeout=timeout), 1)
+    return await _until_done(session, partial(rules_sweep.retire_stale, timeout=timeout), 1)
 
 
 async def _until_done(session: Any, batch: Callable[[Transaction], Awaitable[int]], size: int) -> Removed:

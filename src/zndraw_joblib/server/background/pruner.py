@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.contract.repeats import log_failed_work
-from zndraw_joblib.server.service import deleted_jobs, streams, sweep
-from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.jobs.logs import log_failed_work
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import rules_room_events, rules_sweep
 
 logger = logging.getLogger(__name__)
 # So many cycles in a row that leave old rows are a backlog.
 _CYCLES_BEHIND = 20
 Write = Callable[..., Awaitable[Any]]
-Batch = Callable[[], Awaitable[sweep.Pruned]]
+Batch = Callable[[], Awaitable[rules_sweep.Pruned]]
 
 
 class Pruner:
@@ -41,9 +41,9 @@ class Pruner:
         self._monotonic = monotonic
         self._batch_seconds = batch_seconds
         self._next_task = 0
-        self._next_room = sweep.FIRST_ROOM
-        self._next_deleted_job = deleted_jobs.FIRST
-        self._next_stream = streams.FIRST_ROOM
+        self._next_room = rules_sweep.FIRST_ROOM
+        self._next_deleted_job = rules_sweep.FIRST
+        self._next_stream = rules_room_events.FIRST_ROOM
         self._next_job: UUID | None = UUID(int=0)
         self._cycles_behind = 0
         self.failures = 0
@@ -89,66 +89,66 @@ class Pruner:
                 self._settings.prune_max_seconds,
             )
 
-    async def _run(self, batch: Batch) -> sweep.Pruned:
+    async def _run(self, batch: Batch) -> rules_sweep.Pruned:
         try:
             async with asyncio.timeout(self._batch_seconds):
                 return await batch()
         except Exception as error:
             self.failures += 1
             log_failed_work(logger, error, "A batch of old rows was not deleted; the next cycle retries it")
-            return sweep.Pruned(0, may_be_more=False)
+            return rules_sweep.Pruned(0, may_be_more=False)
 
-    async def _prune_requests(self) -> sweep.Pruned:
-        pruned: sweep.Pruned = await self._write(sweep.prune_provider_requests)
+    async def _prune_requests(self) -> rules_sweep.Pruned:
+        pruned: rules_sweep.Pruned = await self._write(rules_sweep.prune_provider_requests)
         return pruned
 
-    async def _prune_results(self) -> sweep.Pruned:
-        pruned: sweep.Pruned = await self._write(sweep.prune_results)
+    async def _prune_results(self) -> rules_sweep.Pruned:
+        pruned: rules_sweep.Pruned = await self._write(rules_sweep.prune_results)
         return pruned
 
-    async def _prune_keys(self) -> sweep.Pruned:
+    async def _prune_keys(self) -> rules_sweep.Pruned:
         keep = timedelta(hours=self._settings.idempotency_key_hours)
-        pruned: sweep.Pruned = await self._write(partial(sweep.prune_keys, keep=keep))
+        pruned: rules_sweep.Pruned = await self._write(partial(rules_sweep.prune_keys, keep=keep))
         return pruned
 
-    async def _prune_audit(self) -> sweep.Pruned:
+    async def _prune_audit(self) -> rules_sweep.Pruned:
         keep = timedelta(days=self._settings.audit_days)
-        pruned: sweep.Pruned = await self._write(partial(sweep.prune_audit, keep=keep))
+        pruned: rules_sweep.Pruned = await self._write(partial(rules_sweep.prune_audit, keep=keep))
         return pruned
 
-    async def _prune_events(self) -> sweep.Pruned:
+    async def _prune_events(self) -> rules_sweep.Pruned:
         keep = timedelta(seconds=self._settings.event_retention_seconds)
-        work = partial(streams.prune, keep=keep, after=self._next_stream)
+        work = partial(rules_room_events.prune, keep=keep, after=self._next_stream)
         pruned, self._next_stream = await self._write(work)
-        found: sweep.Pruned = pruned
+        found: rules_sweep.Pruned = pruned
         return found
 
-    async def _prune_room_queues(self) -> sweep.Pruned:
+    async def _prune_room_queues(self) -> rules_sweep.Pruned:
         if self._next_job is not None:
             # Once after each start: the last server that an upgrade starts finds the tasks of older servers.
-            self._next_job = await self._write(partial(sweep.restore_room_queues, after=self._next_job))
-        empty, following = await self._write(partial(sweep.empty_room_queues, after=self._next_room))
+            self._next_job = await self._write(partial(rules_sweep.restore_room_queues, after=self._next_job))
+        empty, following = await self._write(partial(rules_sweep.empty_room_queues, after=self._next_room))
         deleted = 0
         for job_id, rooms in empty.items():
-            deleted += await self._write(partial(sweep.prune_room_queues, job_id=job_id, rooms=rooms))
+            deleted += await self._write(partial(rules_sweep.prune_room_queues, job_id=job_id, rooms=rooms))
         self._next_room = following
-        return sweep.Pruned(deleted, following != sweep.FIRST_ROOM or self._next_job is not None)
+        return rules_sweep.Pruned(deleted, following != rules_sweep.FIRST_ROOM or self._next_job is not None)
 
-    async def _prune_blocks(self) -> sweep.Pruned:
-        pruned: sweep.Pruned = await self._write(sweep.prune_blocks)
+    async def _prune_blocks(self) -> rules_sweep.Pruned:
+        pruned: rules_sweep.Pruned = await self._write(rules_sweep.prune_blocks)
         return pruned
 
-    async def _prune_jobs(self) -> sweep.Pruned:
-        work = partial(deleted_jobs.prune, after=self._next_deleted_job)
+    async def _prune_jobs(self) -> rules_sweep.Pruned:
+        work = partial(rules_sweep.prune_deleted_jobs, after=self._next_deleted_job)
         pruned, self._next_deleted_job = await self._write(work)
-        found: sweep.Pruned = pruned
+        found: rules_sweep.Pruned = pruned
         return found
 
-    async def _prune_tasks(self) -> sweep.Pruned:
+    async def _prune_tasks(self) -> rules_sweep.Pruned:
         days = self._settings.keep_finished_days
         if days is None:
-            return sweep.Pruned(0, may_be_more=False)
-        work = partial(sweep.prune, keep=timedelta(days=days), after=self._next_task)
+            return rules_sweep.Pruned(0, may_be_more=False)
+        work = partial(rules_sweep.prune, keep=timedelta(days=days), after=self._next_task)
         deleted, following = await self._write(work)
         self._next_task = following or 0
-        return sweep.Pruned(deleted, may_be_more=following is not None)
+        return rules_sweep.Pruned(deleted, may_be_more=following is not None)

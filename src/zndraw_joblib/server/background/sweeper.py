@@ -1,7 +1,4 @@
-"""The loop that removes silent workers and fails or requeues their tasks. No failure ends it.
-
-The decisions of one cycle are in `service.sweep`.
-"""
+"""Detect that this server was paused: then missing heartbeats do not show that a worker is lost."""
 
 import asyncio
 import logging
@@ -15,16 +12,68 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import SweeperCycle, SweeperMode, SweeperPreview
-from zndraw_joblib.contract.repeats import log_failed_work
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.background.absence import AbsenceDetector
+from zndraw_joblib.jobs.logs import log_failed_work
 from zndraw_joblib.server.background.pruner import Batch as PruneBatch
 from zndraw_joblib.server.background.pruner import Pruner
-from zndraw_joblib.server.service import mass_expiry, sweep
-from zndraw_joblib.server.service.workers import Counts
-from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import rules_sweep
+from zndraw_joblib.server.queue.rules_workers import Counts
+from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode, SweeperPreview
+from zndraw_joblib.wire.statuses import TaskStatus
+
+
+class AbsenceDetector:
+    """Compares the times of successive observations by this process's clock and by the database's.
+
+    The monotonic clock counts while the process is stopped, but not while the machine is suspended. The
+    database's clock counts then too; an operator may also set it ahead, with the same effect.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self.restart()
+
+    def restart(self) -> None:
+        """Start to watch for absences now."""
+        self._since = self._monotonic()
+        self._last: float | None = self._since
+        self._last_in_database: tuple[float, datetime] | None = None
+
+    def forget(self) -> None:
+        """Forget the last observation, so that the next one is compared with none."""
+        self._last = self._last_in_database = None
+
+    @property
+    def watched_seconds(self) -> float:
+        """Return for how many seconds this server has watched without an absence."""
+        return self._monotonic() - self._since
+
+    def observe(self, database_time: datetime | None, longest_gap: float, slack: float) -> float:
+        """Record that the server works now. Return the seconds of an absence before; 0 without one.
+
+        A pause longer than `longest_gap` is an absence, and so are more than `slack` seconds by which the
+        database's clock went ahead of this process's clock. An absence restarts the watch.
+        """
+        at = self._monotonic()
+        absence = 0.0
+        if self._last is not None and at - self._last > longest_gap:
+            absence = at - self._last
+        self._last = at
+        if database_time is not None:
+            if self._last_in_database is not None:
+                own, database = at - self._last_in_database[0], database_time - self._last_in_database[1]
+                ahead = database.total_seconds() - own
+                absence = max(absence, ahead if ahead > slack else 0.0)
+            self._last_in_database = at, database_time
+        if absence:
+            self._since = at
+        return absence
+
+
+# The loop that removes silent workers and fails or requeues their tasks. No failure ends it.
+#
+# The decisions of one cycle are in `queue.rules_sweep`.
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -261,7 +310,7 @@ class Sweeper:
 
     async def preview(self, tx: Transaction) -> SweeperPreview:
         """Return what a cycle would do now, without startup grace and mass-expiry guard."""
-        return await sweep.preview(tx, self._timeout(), self._internal_timeout(), self._unnamed_limit())
+        return await rules_sweep.preview(tx, self._timeout(), self._internal_timeout(), self._unnamed_limit())
 
     async def _sweep_workers(self, cycle: Cycle) -> None:
         timeout = self._timeout()
@@ -285,24 +334,24 @@ class Sweeper:
         work = partial(self._retire_batch, cycle=cycle, timeout=timeout)
         try:
             return await self._run_with(self._write_short, partial(work, is_short=True))
-        except sweep.TooManyTasks:
+        except rules_sweep.TooManyTasks:
             return await self._run(work)
 
     async def _retire_batch(
         self, tx: Transaction, cycle: Cycle, timeout: timedelta, *, is_short: bool = False
     ) -> bool:
         if not cycle.expired:
-            cycle.mode = await sweep.mode(tx, self._settings.sweeper_mode)
+            cycle.mode = await rules_sweep.mode(tx, self._settings.sweeper_mode)
             if cycle.mode == SweeperMode.OBSERVE:
                 await self._observe(tx, cycle)
             if cycle.mode != SweeperMode.ENFORCE:
                 return False
-            cycle.scanned, cycle.stale = await sweep.count_workers(tx, timeout)
+            cycle.scanned, cycle.stale = await rules_sweep.count_workers(tx, timeout)
             if self._may_expire and self._must_hold_back(cycle):
                 await self._hold_back(tx, cycle, timeout)
         if not self._may_expire or cycle.is_held_back:
             return False
-        expired = await sweep.retire_stale(
+        expired = await rules_sweep.retire_stale(
             *(tx, timeout),
             counts=cycle.counts,
             but_of=cycle.held_users,
@@ -314,13 +363,13 @@ class Sweeper:
 
     def _must_hold_back(self, cycle: Cycle) -> bool:
         """Return whether the mass-expiry guard applies: most workers would expire at once."""
-        is_mass_expiry = cycle.stale >= mass_expiry.MIN_SILENT and 2 * cycle.stale > cycle.scanned
+        is_mass_expiry = cycle.stale >= rules_sweep.MIN_SILENT and 2 * cycle.stale > cycle.scanned
         return is_mass_expiry and not (self.last_cycles and self.last_cycles[-1].is_held_back)
 
     async def _hold_back(self, tx: Transaction, cycle: Cycle, timeout: timedelta) -> None:
         """Keep the silent workers of all users for one cycle, or those of users that were not kept before."""
         spared = self.last_cycles[-1].held_users if self.last_cycles else frozenset()
-        held = await mass_expiry.find(tx, timeout, spared)
+        held = await rules_sweep.find(tx, timeout, spared)
         cycle.is_held_back, cycle.held_users = held.of_all, frozenset() if held.of_all else held.users
         if held.of_all or held.users:
             logger.warning(
@@ -330,11 +379,11 @@ class Sweeper:
             )
 
     async def _retire_singly(self, cycle: Cycle, timeout: timedelta) -> None:
-        ids: list[UUID] = await self._run(sweep.stale_workers, timeout, cycle.held_users)
+        ids: list[UUID] = await self._run(rules_sweep.stale_workers, timeout, cycle.held_users)
         for worker_id in ids:
             try:
                 cycle.expired += await self._run(
-                    sweep.retire_stale, timeout=timeout, only=worker_id, counts=cycle.counts
+                    rules_sweep.retire_stale, timeout=timeout, only=worker_id, counts=cycle.counts
                 )
             except Exception as error:
                 cycle.errors += 1
@@ -344,13 +393,17 @@ class Sweeper:
     def _batches(self, cycle: Cycle) -> list[Batch]:
         limit = self._unnamed_limit() if self._may_expire else None
         return [
-            *([] if limit is None else [partial(sweep.recover_unnamed, limit=limit, counts=cycle.counts)]),
-            partial(sweep.fail_stuck, timeout=self._internal_timeout(), counts=cycle.counts),
-            partial(sweep.release_paused, counts=cycle.counts),
-            partial(sweep.recover_abandoned, counts=cycle.counts),
-            partial(sweep.recover_overdue, counts=cycle.counts),
-            partial(sweep.fail_expired, counts=cycle.counts),
-            sweep.enqueue_due,
+            *(
+                []
+                if limit is None
+                else [partial(rules_sweep.recover_unnamed, limit=limit, counts=cycle.counts)]
+            ),
+            partial(rules_sweep.fail_stuck, timeout=self._internal_timeout(), counts=cycle.counts),
+            partial(rules_sweep.release_paused, counts=cycle.counts),
+            partial(rules_sweep.recover_abandoned, counts=cycle.counts),
+            partial(rules_sweep.recover_overdue, counts=cycle.counts),
+            partial(rules_sweep.fail_expired, counts=cycle.counts),
+            rules_sweep.enqueue_due,
         ]
 
     def _sweep_tasks(self, cycle: Cycle, *, skip_locked: bool = False) -> Batch:
@@ -358,14 +411,14 @@ class Sweeper:
 
         async def move(tx: Transaction) -> int:
             limit = self._unnamed_limit() if self._may_expire else None
-            kinds = sweep.kinds(self._internal_timeout(), limit, cycle.counts)
-            await sweep.prune_unnamed(tx, limit or timedelta(days=1))
-            return await sweep.move_tasks(tx, kinds, skip_locked=skip_locked)
+            kinds = rules_sweep.kinds(self._internal_timeout(), limit, cycle.counts)
+            await rules_sweep.prune_unnamed(tx, limit or timedelta(days=1))
+            return await rules_sweep.move_tasks(tx, kinds, skip_locked=skip_locked)
 
         return move
 
     async def _until_done(self, batch: Batch) -> None:
-        while await self._run(batch) >= sweep.TASKS_PER_BATCH:
+        while await self._run(batch) >= rules_sweep.TASKS_PER_BATCH:
             pass
 
     def _timeout(self) -> timedelta:

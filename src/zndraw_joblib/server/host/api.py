@@ -1,43 +1,219 @@
-"""The methods of `JobLib` for the code of a host: submit, read, cancel and follow tasks."""
+"""Turn the arguments of a host's call into the requests that the REST API has."""
 
 import asyncio
+import hashlib
+import inspect
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future as ThreadFuture
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID
 
-from zndraw_joblib.contract.batches import TaskToSubmit
-from zndraw_joblib.contract.messages import (
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from zndraw_joblib.jobs import codecs
+from zndraw_joblib.jobs.extensions import job_name_of, job_room_of
+from zndraw_joblib.jobs.logs import log_failed_work
+from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.database import Clock, Transaction
+from zndraw_joblib.server.db.host_sessions import read_in, write_in
+from zndraw_joblib.server.http.identity import NotABoolean, is_superuser
+from zndraw_joblib.server.http.state import QueueState
+from zndraw_joblib.server.process.batcher import raised
+from zndraw_joblib.server.process.ports import Identity, Page, RequestKey, Wake, identity_key
+from zndraw_joblib.server.queue import (
+    rules_idempotency,
+    rules_jobs,
+    rules_tasks,
+    rules_transitions,
+    rules_workers,
+)
+from zndraw_joblib.server.queue.rules_idempotency import Repeat
+from zndraw_joblib.server.queue.rules_room_events import Part
+from zndraw_joblib.server.queue.rules_tasks import Report, Submission
+from zndraw_joblib.server.runtime.problem_responses import invalid_part
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.server.streams.streams import Streams
+from zndraw_joblib.wire.history import Resync, RoomSnapshot, StreamEvent
+from zndraw_joblib.wire.messages import (
     MAX_BATCH,
     MAX_PAGE,
     JobSummary,
     PaginatedResponse,
     TaskResponse,
+    TaskToSubmit,
     TaskUpdateRequest,
 )
-from zndraw_joblib.contract.names import GLOBAL, parse_job_name, validate_room_id
-from zndraw_joblib.contract.near_names import missing_text
-from zndraw_joblib.contract.problems import InvalidRequest, JobNotFound, ProblemException, ServiceUnavailable
-from zndraw_joblib.contract.repeats import log_failed_work
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
-from zndraw_joblib.server.batcher import raised
-from zndraw_joblib.server.host.following import HostEvent, follow
-from zndraw_joblib.server.host.requests import SubmitOptions, identity_of, new_task, request_key
-from zndraw_joblib.server.http.state import QueueState
-from zndraw_joblib.server.ports import Page, Wake, identity_key
-from zndraw_joblib.server.service import idempotency, jobs, rules, tasks, workers
-from zndraw_joblib.server.service.idempotency import Repeat
-from zndraw_joblib.server.service.tasks import Report, Submission
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Clock, Transaction
-from zndraw_joblib.server.store.host_sessions import read_in, write_in
+from zndraw_joblib.wire.names import (
+    GLOBAL,
+    HOST,
+    JobName,
+    format_key,
+    missing_text,
+    parse_job_name,
+    task_room,
+    validate_room_id,
+)
+from zndraw_joblib.wire.problems import InvalidRequest, JobNotFound, ProblemException, ServiceUnavailable
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+
+# The caller of a host's calls without an identity: no user of a request can have its id.
+HOST_IDENTITY = Identity(HOST, is_superuser=True)
+
+
+class SubmitOptions(TypedDict, total=False):
+    """The options of a submit that `TaskSubmitRequest` explains. Times are seconds or aware datetimes."""
+
+    priority: int | None
+    run_at: datetime | None
+    delay_seconds: float | None
+    expires_in_seconds: float | None
+    max_attempts: int | None
+
+
+def identity_of(user: Any) -> Identity:
+    """Return the identity of a host's user, any object with `id` and `is_superuser`; None is the host."""
+    if user is None:
+        return HOST_IDENTITY
+    try:
+        return Identity(str(user.id), is_superuser(user))
+    except NotABoolean as error:
+        raise TypeError(f"identity: {error}") from error
+    except AttributeError as error:
+        raise TypeError(
+            f"identity: {type(user).__name__} has no attribute {error.name!r}. Pass your user object, "
+            "zndraw_joblib.Identity(id, is_superuser), or nothing to act as the host"
+        ) from error
+
+
+def new_task(
+    job: Any,
+    payload: Mapping[str, Any] | None,
+    room: str | None,
+    job_room: str | None,
+    options: Mapping[str, Any],
+) -> tuple[JobName, TaskToSubmit]:
+    """Return a task to submit, with the name of its job. Raises the problems of a REST request."""
+    if isinstance(job, TaskToSubmit):
+        validate_room_id(job.room_id)
+        rules_transitions.check_size("payload", job.payload)
+        return parse_job_name(job.job_name), job
+    try:
+        name, content = _name_and_payload(job, payload, job_room)
+    except ValueError as error:  # it is not JSON
+        raise InvalidRequest(str(error)) from error
+    unknown = options.keys() - SubmitOptions.__annotations__
+    if unknown:
+        known = ", ".join(SubmitOptions.__annotations__)
+        raise TypeError(f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {known}")
+    given = {field: value for field, value in options.items() if value is not None}
+    try:
+        fields = {"room_id": validate_room_id(task_room(room, name)), "job_name": str(name), **given}
+        task = TaskToSubmit.model_validate({**fields, "payload": content})
+    except ValidationError as error:
+        raise invalid_part(error) from error
+    rules_transitions.check_size("payload", task.payload)
+    return name, task
+
+
+def _name_and_payload(
+    job: Any, payload: Mapping[str, Any] | None, job_room: str | None
+) -> tuple[JobName, Any]:
+    if isinstance(job, str):
+        if job_room is not None:
+            raise TypeError(f"job_room: the full name {job!r} has the room of its job; leave job_room out")
+        return parse_job_name(job), codecs.plain_payload(payload)
+    cls = job if inspect.isclass(job) else type(job)
+    if getattr(cls, "category", None) is None:
+        raise TypeError(
+            f"job: {job!r:.100} is neither a full name room:category:name, nor an Extension or a function "
+            "with @job, nor an instance of one"
+        )
+    name = job_name_of(cls, job_room or job_room_of(cls))
+    if cls is job:
+        return name, codecs.plain_payload(payload)
+    if payload is not None:
+        raise TypeError(f"payload: the instance of {cls.__name__} is its own payload; leave payload out")
+    return name, codecs.payload_of(job)
+
+
+def request_key(
+    kind: str, caller: Identity, key: str | None, content: Any, keep_hours: float
+) -> RequestKey | None:
+    """Return the key of a host's call. Keys of REST requests are others. Raises `InvalidIdempotencyKey`."""
+    if key is None:
+        return None
+    format_key(key)
+    fingerprint = kind.encode() + b"\n" + to_json(content)
+    return RequestKey(
+        _digest(f"{caller.id}\nhost\n{key}".encode()), _digest(fingerprint), timedelta(hours=keep_hours)
+    )
+
+
+def _digest(content: bytes) -> UUID:
+    return UUID(bytes=hashlib.sha256(content).digest()[:16])
+
+
+# Follow the events of a room or of a task in the host's own process.
+
+HostEvent = TaskResponse | RoomSnapshot | Resync | StreamEvent
+# An event ends the wait at once; this bounds the time after which a lost one is found.
+_WAIT_SECONDS = 15.0
+
+
+async def follow(
+    streams: Streams,
+    runtime: Runtime,
+    caller: Identity,
+    *,
+    room_id: str | None = None,
+    task_id: UUID | None = None,
+    after: int | None = None,
+) -> AsyncGenerator[HostEvent]:
+    """Yield what happens to the tasks of a room, or to one task until it ends."""
+    if task_id is not None:
+        room_id = (await runtime.get_task(task_id)).room_id
+    if room_id is None:
+        raise TypeError("events: pass task_id or room")
+    async with streams.reader(caller, room_id, task_id) as reader:
+        while True:
+            part = await streams.read(reader, room_id, after)
+            for each in _items(part):
+                yield each
+            if part.ended or reader.is_closed:
+                return
+            after = part.next
+            if part.is_last:
+                await reader.wait(_WAIT_SECONDS)
+
+
+def _items(part: Part) -> Iterator[HostEvent]:
+    if part.resync is not None:
+        yield part.resync
+    if part.snapshot is not None:
+        yield part.snapshot
+    for item in part.events:
+        yield StreamEvent.model_validate_json(item.json)
+
+
+# The methods of `JobLib` for the code of a host: submit, read, cancel and follow tasks.
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -188,7 +364,7 @@ class HostApi(QueueState):
 
     async def get(self, task_id: UUID | str, *, session: Any = None) -> TaskResponse:
         """Return a task. Raises `TaskNotFound`."""
-        return await self._read(session, tasks.get, _id(task_id))
+        return await self._read(session, rules_tasks.get, _id(task_id))
 
     async def cancel(self, task_id: UUID | str, *, identity: Any = None, session: Any = None) -> TaskResponse:
         """Cancel a task that has not ended; a worker that runs it is notified. Return it.
@@ -206,7 +382,7 @@ class HostApi(QueueState):
         self, room: str = GLOBAL, *, limit: int = 50, offset: int = 0, session: Any = None
     ) -> PaginatedResponse[JobSummary]:
         """Return a page of the jobs that a room can use: its own and those of the reserved rooms."""
-        return await self._read(session, jobs.page, validate_room_id(room), Page(limit, offset))
+        return await self._read(session, rules_jobs.page, validate_room_id(room), Page(limit, offset))
 
     async def wait(self, task_id: UUID | str, timeout: float | None = None) -> TaskResponse:
         """Wait for the end of a task, and return it. It holds no database session while it waits.
@@ -271,7 +447,7 @@ class HostApi(QueueState):
 
     async def _remove_workers(self, user_id: str) -> None:
         try:
-            while await self.runtime.write(workers.remove_some_of, user_id):
+            while await self.runtime.write(rules_workers.remove_some_of, user_id):
                 pass
         except Exception as error:
             # Their requests are refused, so the sweeper removes them later.
@@ -320,7 +496,7 @@ def _new_task(
     try:
         return new_task(task, None, room, job_room, options)
     except ProblemException as problem:
-        raise rules.at_item(problem, "tasks", index) from problem.__cause__
+        raise rules_transitions.at_item(problem, "tasks", index) from problem.__cause__
 
 
 def _deferred(item: Submission) -> Submission:
@@ -329,13 +505,13 @@ def _deferred(item: Submission) -> Submission:
 
 
 async def _submit(tx: Transaction, item: Submission) -> TaskResponse:
-    [got] = await idempotency.submit(tx, [item])
+    [got] = await rules_idempotency.submit(tx, [item])
     done = raised(got)
     return cast("TaskResponse", done.result if isinstance(done, Repeat) else done)
 
 
 async def _report(tx: Transaction, item: Report) -> TaskResponse:
-    [got] = await tasks.report(tx, [item])
+    [got] = await rules_tasks.report(tx, [item])
     return raised(got)
 
 

@@ -5,44 +5,26 @@ from typing import cast
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 
-from zndraw_joblib.server.http import (
-    admin,
-    audit,
-    batches,
-    bulk,
-    events,
-    ids,
-    job_list,
-    jobs,
-    me,
-    metrics,
-    overview,
-    provider_list,
-    providers,
-    results,
-    room_list,
-    searches,
-    tasks,
-    workers,
-)
-from zndraw_joblib.server.http.openapi.operations import complete_document, description_of
+from zndraw_joblib.server.http import admin, events, jobs, metrics, providers, results, tasks, workers
+from zndraw_joblib.server.http.openapi import complete_document, description_of
+from zndraw_joblib.server.http.pages import add_type_files
 from zndraw_joblib.server.http.routing import Route, make_route
 from zndraw_joblib.server.http.state import QueueState
-from zndraw_joblib.server.http.type_files import add_type_files
 
 PREFIX = "/v1/joblib"
 
 # The busiest first: Starlette tries routes one after another. Of two that match, the one with the literal
 # path comes first: `/tasks/counts`, then `/tasks/{task_id}`.
-_nouns = (
-    *(searches, tasks, batches, workers, jobs, events, providers, results, admin),
-    *(me, job_list, room_list, provider_list, metrics, overview),
-    *(audit, bulk, ids),
+_routers = (
+    *(admin.searches_router, tasks.router, tasks.batches_router, workers.router, jobs.router, events.router),
+    *(providers.router, results.router, admin.router, admin.me_router, admin.job_list_router),
+    *(admin.room_list_router, admin.provider_list_router, metrics.router, admin.overview_router),
+    *(admin.audit_router, admin.bulk_router, admin.ids_router),
 )
-routes = [route for noun in _nouns for route in noun.router.routes if isinstance(route, APIRoute)]
+routes = [route for each in _routers for route in each.routes if isinstance(route, APIRoute)]
 router = APIRouter(prefix=PREFIX)
-for _noun in _nouns:
-    router.include_router(_noun.router)
+for _router in _routers:
+    router.include_router(_router)
 
 
 def add_routes(app: FastAPI, queue: QueueState, namespace: str = "") -> None:

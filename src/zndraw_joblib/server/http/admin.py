@@ -1,18 +1,171 @@
-"""Operators' endpoints for the sweeper and the settings; superusers only."""
+"""Endpoints that search tasks across rooms, and count them."""
 
 import asyncio
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+from uuid import UUID
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Send
 
-from zndraw_joblib.contract.messages import SweeperPreview, SweeperUpdate
-from zndraw_joblib.contract.operations import Settings, SweeperDetail
-from zndraw_joblib.server import settings_report
-from zndraw_joblib.server.http.dependencies import CurrentRuntime, Queue, Superuser, json_response
-from zndraw_joblib.server.http.idempotency import Key
-from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.http.state import QueueState
-from zndraw_joblib.server.service import audit, servers, sweep
-from zndraw_joblib.server.service.idempotency import NOTHING, once
+from zndraw_joblib.server.admin import rules_lists, rules_overview, rules_searches, rules_statistics
+from zndraw_joblib.server.admin.rules_searches import BulkLimits, Confirmed
+from zndraw_joblib.server.http.dependencies import (
+    Caller,
+    CurrentRuntime,
+    CursorPaging,
+    Key,
+    Queue,
+    ReadableRoom,
+    Superuser,
+    check_readable,
+    current_superuser,
+    json_response,
+)
+from zndraw_joblib.server.http.events import (
+    KEEP_ALIVE_SECONDS,
+    TRUSTED_SECONDS,
+    EventStream,
+    Subscription,
+    wait_for_disconnect,
+)
+from zndraw_joblib.server.http.identity import Guard, verify_readable_room, verify_writable_room
+from zndraw_joblib.server.http.requests import Omissible, event_stream
+from zndraw_joblib.server.http.routing import RESOLVERS, Route
+from zndraw_joblib.server.http.state import QueueState, queue_state
+from zndraw_joblib.server.process import settings as settings_report
+from zndraw_joblib.server.process.ports import Identity, JobFilter
+from zndraw_joblib.server.queue import rules_audit, rules_sweep
+from zndraw_joblib.server.queue.rules_idempotency import NOTHING, once
+from zndraw_joblib.server.runtime.problem_responses import as_problem, invalid_part
+from zndraw_joblib.server.streams.streams import KEEPALIVE_COMMENT, format_sse_event
+from zndraw_joblib.wire.messages import Moment, Name, SweeperPreview, SweeperUpdate
+from zndraw_joblib.wire.names import RESERVED, parse_job_name, validate_room_id
+from zndraw_joblib.wire.operators import (
+    HOUR,
+    MINUTE,
+    AuditTrail,
+    BulkAction,
+    BulkPreview,
+    BulkPreviewRequest,
+    BulkRequest,
+    BulkResult,
+    FoundTasks,
+    JobEntries,
+    Me,
+    Names,
+    Overview,
+    Permission,
+    PrefixMatches,
+    ProviderEntries,
+    RoomEntries,
+    RoomOverview,
+    SearchedName,
+    Settings,
+    Statistics,
+    StatusCounts,
+    SweeperDetail,
+    TaskFilter,
+    Text,
+    Version,
+)
+from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
+from zndraw_joblib.wire.statuses import TaskStatus
+
+searches_router = APIRouter(route_class=Route, tags=["tasks"])
+
+_LISTS = ("status", "job", "room", "error_code")
+_VALUES = ("worker", "created_by", "text", "since", "until")
+
+
+async def _task_filter(  # noqa: PLR0913 - one parameter each
+    *,
+    status: Annotated[list[TaskStatus], Query()] = [],  # noqa: B006 - declarations
+    job: Annotated[Names, Query(description="Full names of jobs.")] = [],  # noqa: B006
+    room: Annotated[Names, Query()] = [],  # noqa: B006
+    worker: Annotated[Omissible[UUID], Query(description="The current or last worker.")] = None,
+    created_by: Annotated[Omissible[SearchedName], Query()] = None,
+    error_code: Annotated[Names, Query()] = [],  # noqa: B006
+    text: Annotated[
+        Omissible[Text], Query(description="Part of the payload as JSON, or of the error.")
+    ] = None,
+    since: Annotated[Omissible[Moment], Query(description="Created at this time or later.")] = None,
+    until: Annotated[Omissible[Moment], Query(description="Created before this time.")] = None,
+) -> None:
+    """Declare the parameters; `RESOLVERS` has their function."""
+
+
+async def _rooms(room: Annotated[Names, Query()] = []) -> None:  # noqa: B006 - a declaration
+    """Declare the parameter; `RESOLVERS` has its function."""
+
+
+def _read_filter(request: Request) -> TaskFilter:
+    query = request.query_params
+    given: dict[str, Any] = {name: query.getlist(name) for name in _LISTS if name in query}
+    given |= {name: query[name] for name in _VALUES if name in query}
+    try:
+        return TaskFilter.model_validate(given)
+    except ValidationError as error:
+        raise invalid_part(error, "query") from error
+
+
+def _read_rooms(request: Request) -> list[str]:
+    try:
+        return TaskFilter.model_validate({"room": request.query_params.getlist("room")}).room
+    except ValidationError as error:
+        raise invalid_part(error, "query") from error
+
+
+RESOLVERS |= {_task_filter: _read_filter, _rooms: _read_rooms}
+
+GivenFilter = Annotated[TaskFilter, Depends(_task_filter)]
+GivenRooms = Annotated[list[str], Depends(_rooms)]
+
+
+async def allowed_rooms(
+    request: Request, caller: Identity, rooms: list[str], guard: Guard = verify_readable_room
+) -> list[str]:
+    """Return the rooms that a request names after the host's guards have passed; superusers may use all.
+
+    Raises `Forbidden` for other callers that name none, or a reserved one.
+    """
+    if caller.is_superuser:
+        return rooms
+    if not rooms:
+        raise Forbidden("Not authorized: only superusers may use all rooms; name rooms with `room`")
+    if reserved := RESERVED.intersection(rooms):
+        raise Forbidden(f"Not authorized: only superusers may use the reserved room {min(reserved)}")
+    guards = queue_state(request).guards
+    return [await guards.resolve(request, guard, room) for room in rooms]
+
+
+@searches_router.get("/tasks", response_model=FoundTasks)
+async def search_tasks(
+    request: Request, runtime: CurrentRuntime, caller: Caller, wanted: GivenFilter, page: CursorPaging
+) -> Response:
+    """Search tasks, newest first; callers that are no superusers name rooms that they may read.
+
+    A search that reads many tasks to find few returns early: read on with `cursor`, the `next` of the
+    response, while that is not null.
+    """
+    wanted.room = await allowed_rooms(request, caller, wanted.room)
+    return json_response(await runtime.database.read(rules_searches.find, wanted, page))
+
+
+@searches_router.get("/tasks/counts", response_model=StatusCounts)
+async def count_tasks(
+    request: Request, runtime: CurrentRuntime, caller: Caller, rooms: GivenRooms
+) -> Response:
+    """Return how many tasks have each status; callers that are no superusers name rooms."""
+    rooms = await allowed_rooms(request, caller, rooms)
+    return json_response(await runtime.database.read(rules_searches.count, rooms))
+
+
+# Operators' endpoints for the sweeper and the settings; superusers only.
 
 router = APIRouter(route_class=Route, tags=["admin"])
 
@@ -30,7 +183,7 @@ async def get_sweeper(queue: Queue, caller: Superuser) -> Response:
 async def update_sweeper(queue: Queue, caller: Superuser, body: SweeperUpdate, key: Key) -> Response:
     """Change the mode of the sweepers of all servers, from their next cycle on."""
     detail = {"mode": body.mode.value}
-    work = audit.recorded(sweep.set_mode, caller, "sweeper.mode", "sweeper", detail=detail)
+    work = rules_audit.recorded(rules_sweep.set_mode, caller, "sweeper.mode", "sweeper", detail=detail)
     await queue.runtime.write(once(key, NOTHING, work), body.mode)
     return json_response(await _state(queue))
 
@@ -51,10 +204,298 @@ async def _state(queue: QueueState) -> SweeperDetail:
     sweeper, settings = queue.sweeper, queue.runtime.settings
     read = queue.runtime.database.read
     return SweeperDetail(
-        mode=await read(sweep.mode, default=settings.sweeper_mode),
+        mode=await read(rules_sweep.mode, default=settings.sweeper_mode),
         interval_seconds=settings.sweeper_interval_seconds,
         grace_remaining_seconds=sweeper.grace_remaining,
         cycles=[cycle.summary for cycle in reversed(sweeper.last_cycles)],
-        servers=await read(servers.entries),
-        history=await read(servers.history),
+        servers=await read(rules_overview.entries),
+        history=await read(rules_overview.history),
     )
+
+
+# The endpoint of the audit trail.
+
+audit_router = APIRouter(route_class=Route, tags=["admin"])
+
+
+@audit_router.get("/audit", response_model=AuditTrail)
+async def list_audit_entries(  # noqa: PLR0913 - one parameter for each field of the query
+    request: Request,
+    runtime: CurrentRuntime,
+    caller: Caller,
+    page: CursorPaging,
+    *,
+    room: Omissible[SearchedName] = None,
+    actor: Omissible[SearchedName] = None,
+    action: Annotated[Omissible[SearchedName], Query(description="Such as `job.pause`.")] = None,
+) -> Response:
+    """List operators' actions, newest first; other callers name a room that they may read."""
+    rooms = await allowed_rooms(request, caller, [] if room is None else [room])
+    return json_response(
+        await runtime.database.read(rules_audit.trail, page, rooms[0] if rooms else None, actor, action)
+    )
+
+
+# The list of all jobs; superusers only.
+
+job_list_router = APIRouter(route_class=Route, tags=["jobs"])
+
+
+@job_list_router.get("/jobs", response_model=JobEntries)
+async def list_all_jobs(  # noqa: PLR0913 - one parameter for each field of the query
+    runtime: CurrentRuntime,
+    caller: Superuser,
+    page: CursorPaging,
+    *,
+    room: Omissible[str] = None,
+    category: Omissible[Name] = None,
+    paused: Omissible[bool] = None,
+    deleted: bool = False,
+    name: Omissible[Name] = None,
+) -> Response:
+    """List the jobs of all rooms by full name, with their counts. `deleted` adds soft-deleted jobs."""
+    wanted = JobFilter(None if room is None else validate_room_id(room), category, paused, deleted, name)
+    return json_response(await runtime.database.read_snapshot(rules_lists.list_jobs, wanted, page))
+
+
+# The list of all rooms; superusers only.
+
+room_list_router = APIRouter(route_class=Route, tags=["rooms"])
+
+
+@room_list_router.get("/rooms", response_model=RoomEntries)
+async def list_rooms(runtime: CurrentRuntime, caller: Superuser, page: CursorPaging) -> Response:
+    """List the rooms that have tasks or jobs, by id, with their counts."""
+    return json_response(await runtime.database.read_snapshot(rules_lists.list_rooms, page))
+
+
+# The list of all providers; superusers only.
+
+provider_list_router = APIRouter(route_class=Route, tags=["providers"])
+
+
+@provider_list_router.get("/providers", response_model=ProviderEntries)
+async def list_all_providers(runtime: CurrentRuntime, caller: Superuser, page: CursorPaging) -> Response:
+    """List the providers of all rooms by full name, with their open requests."""
+    return json_response(await runtime.database.read(rules_lists.list_providers, page))
+
+
+# The endpoint that finds ids by their first characters.
+
+ids_router = APIRouter(route_class=Route, tags=["overview"])
+
+
+@ids_router.get("/ids", response_model=PrefixMatches)
+async def find_ids(
+    request: Request,
+    runtime: CurrentRuntime,
+    caller: Caller,
+    rooms: GivenRooms,
+    *,
+    prefix: Annotated[str, Query(description="The first 4 to 36 characters of an id.")] = "",
+) -> Response:
+    """Find tasks and workers by the first characters of their ids, at most ten of each.
+
+    Callers that are no superusers name rooms that they may read; they find their own workers only.
+    """
+    rooms = await allowed_rooms(request, caller, rooms)
+    return json_response(
+        await runtime.database.read(rules_lists.find_ids, caller, rules_lists.parse_prefix(prefix), rooms)
+    )
+
+
+# The caller and what it may do; the release of the server.
+
+me_router = APIRouter(route_class=Route, tags=["server"])
+_GUARDS = {Permission.READ_ROOM: verify_readable_room, Permission.WRITE_ROOM: verify_writable_room}
+
+
+@me_router.get("/me", response_model=Me)
+async def get_caller(request: Request, queue: Queue, caller: Caller, room: Omissible[str] = None) -> Response:
+    """Return the caller and what it may do; with `room`, also in that room."""
+    permissions = [Permission.READ_ALL, Permission.OPERATE] if caller.is_superuser else []
+    if room is not None:
+        validate_room_id(room)
+        for permission, guard in _GUARDS.items():
+            if await _passes(request, queue, guard, room):
+                permissions.append(permission)
+    me = Me(id=caller.id, is_superuser=caller.is_superuser, room=room, permissions=permissions)
+    return json_response(me)
+
+
+async def _passes(request: Request, queue: QueueState, guard: Guard, room_id: str) -> bool:
+    """Return whether a guard lets the caller into a room. Raises the error of a guard that has failed."""
+    try:
+        await queue.guards.resolve(request, guard, room_id)
+    except (ProblemException, HTTPException, RequestValidationError) as error:
+        if as_problem(error).problem.status >= 500:
+            raise
+        return False
+    return True
+
+
+@me_router.get("/version", response_model=Version)
+async def get_version(runtime: CurrentRuntime, caller: Caller) -> Response:
+    """Return the release of the server that responds, and of its database."""
+    return json_response(await runtime.database.read_short(rules_overview.get, runtime.settings.build))
+
+
+# The state of the queue and of a room, with what is wrong first; the statistics of tasks.
+
+overview_router = APIRouter(route_class=Route, tags=["overview"])
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The stream",
+        "content": event_stream(
+            "Server-Sent Events. `overview`: an `Overview`. A comment every 15 s keeps the connection open."
+        ),
+    }
+}
+
+
+@overview_router.get("/overview", response_model=Overview)
+async def get_overview(runtime: CurrentRuntime, caller: Superuser) -> Response:
+    """Return the state of the queue: what is wrong first, with a remedy for each finding."""
+    heartbeat = runtime.settings.heartbeat_seconds
+    return json_response(await runtime.database.read_snapshot(rules_overview.read_overview, heartbeat))
+
+
+@overview_router.get("/overview/events", response_class=Response, responses=_STREAM)
+async def follow_overview(request: Request, queue: Queue, caller: Superuser) -> Response:
+    """Stream the state of the queue: at once, and then whenever it has changed, at most every 2 s."""
+
+    async def is_allowed() -> bool:
+        try:
+            return await current_superuser(Request(dict(request.scope), _no_body)) == caller
+        except Exception as error:
+            if as_problem(error).problem.status < 500:
+                return False
+            raise
+
+    wanted = Subscription(caller, "", None, None, is_allowed, None)
+    return OverviewStream(queue, wanted, queue.runtime.settings.stream_send_timeout_seconds)
+
+
+@overview_router.get("/rooms/{room_id}/overview", response_model=RoomOverview)
+async def get_room_overview(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom) -> Response:
+    """Return the state of a room. That of a reserved room is for superusers."""
+    if room_id in RESERVED and not caller.is_superuser:
+        raise Forbidden(f"Only a superuser may read the overview of {room_id}")
+    return json_response(await runtime.database.read_snapshot(rules_overview.read_room, room_id))
+
+
+@overview_router.get("/statistics", response_model=Statistics)
+async def get_statistics(  # noqa: PLR0913 - one parameter for each field of the query
+    request: Request,
+    runtime: CurrentRuntime,
+    caller: Caller,
+    *,
+    job: Annotated[Omissible[str], Query(description="room:category:name")] = None,
+    resolution: Annotated[int, Query(description="60 or 3600 seconds")] = MINUTE,
+    since: Annotated[Omissible[Moment], Query(description="By default 60 intervals ago.")] = None,
+    until: Omissible[Moment] = None,
+) -> Response:
+    """Return what happened to tasks in each interval: of one job, for superusers also of all jobs.
+
+    Others may read the statistics of the jobs of rooms that they may read, but not of reserved rooms. The
+    response has at most 2,880 intervals, the newest before ``until``.
+    """
+    if resolution not in {MINUTE, HOUR}:
+        raise InvalidRequest(f"query.resolution: it must be {MINUTE} or {HOUR}, not {resolution}")
+    name = None if job is None else parse_job_name(job)
+    if not caller.is_superuser:
+        if name is None or name.room_id in RESERVED:
+            raise Forbidden("Only a superuser may read these statistics; name a job of one of your rooms")
+        await check_readable(request, name.room_id)
+    read = runtime.database.read
+    return json_response(await read(rules_statistics.read, name, resolution, since, until))
+
+
+class OverviewStream(EventStream):
+    """Sends the overview whenever it has changed."""
+
+    def __init__(self, queue: QueueState, wanted: Subscription, send_seconds: float) -> None:
+        super().__init__(queue.streams, wanted, send_seconds)
+        self._overviews = queue.overviews
+
+    async def _serve(self, receive: Receive, send: Send) -> None:
+        async with self._overviews.reader(self._wanted.caller) as reader:
+            gone = asyncio.ensure_future(wait_for_disconnect(receive))
+            gone.add_done_callback(reader.close)
+            try:
+                await self._start(send)
+                checked = time.monotonic()
+                while not reader.is_closed:
+                    text = await reader.next(KEEP_ALIVE_SECONDS)
+                    if time.monotonic() >= checked + TRUSTED_SECONDS:
+                        checked = time.monotonic()
+                        if not await self._wanted.is_allowed():
+                            break
+                    if not reader.is_closed:
+                        await self._send(send, _event(text))
+                if not gone.done():
+                    await self._send(send, b"", more_body=False)
+            finally:
+                gone.cancel()
+
+
+def _event(text: str | None) -> bytes:
+    return KEEPALIVE_COMMENT if text is None else format_sse_event(event="overview", data_str=text)
+
+
+async def _no_body() -> Any:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+# Endpoints that act on all tasks that match a filter, after a preview.
+
+bulk_router = APIRouter(route_class=Route, tags=["tasks"])
+
+_OWN_ACTIONS = {BulkAction.RETRY, BulkAction.CANCEL}
+
+
+@bulk_router.post("/tasks/bulk/preview", response_model=BulkPreview)
+async def preview_bulk_action(
+    request: Request, runtime: CurrentRuntime, caller: Caller, body: BulkPreviewRequest
+) -> Response:
+    """Count the tasks that an action would affect. It changes nothing; its `token` confirms the action.
+
+    Callers that are no superusers may retry and cancel their own tasks, in rooms that they name.
+    """
+    wanted = await _allowed_filter(request, caller, body.action, body.filter)
+    confirmed = Confirmed(caller, body.action, wanted, 0)
+    return json_response(await rules_searches.preview(runtime.database.read, runtime.write, confirmed))
+
+
+@bulk_router.post("/tasks/bulk", response_model=BulkResult)
+async def apply_bulk_action(
+    request: Request, runtime: CurrentRuntime, caller: Caller, body: BulkRequest, key: Key
+) -> Response:
+    """Apply an action to up to 10,000 tasks that match the filter of its preview, newest first.
+
+    Tasks that another request changes meanwhile, or that are newer than the preview, are not affected.
+    """
+    wanted = await _allowed_filter(request, caller, body.action, body.filter)
+    if (first := await rules_searches.first_result(runtime.write, key)) is not None:
+        return json_response(first)
+    confirmed = await runtime.database.read(rules_searches.verify, body.token, caller, body.action, wanted)
+
+    async def write(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async with runtime.events.room(BulkLimits().batch):
+            return await runtime.write(work, *args, **kwargs)
+
+    return json_response(await rules_searches.apply(runtime.database.read, write, confirmed, key))
+
+
+async def _allowed_filter(
+    request: Request, caller: Identity, action: BulkAction, wanted: TaskFilter
+) -> TaskFilter:
+    """Return the filter that the caller may use. Raises `Forbidden`."""
+    rooms = await allowed_rooms(request, caller, wanted.room, verify_writable_room)
+    if caller.is_superuser:
+        return wanted
+    if action not in _OWN_ACTIONS:
+        raise Forbidden(f"Not authorized: only superusers may {action} tasks in bulk")
+    if wanted.created_by not in {None, caller.id}:
+        raise Forbidden("Not authorized: only superusers may act on tasks of others; omit `created_by`")
+    return wanted.model_copy(update={"room": rooms, "created_by": caller.id})

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from fastapi import Request
 
-from zndraw_joblib.contract.problems import Unauthorized
-from zndraw_joblib.server.http.guards import Guard
 from zndraw_joblib.server.http.host_dependencies import fresh_copy
+from zndraw_joblib.server.http.identity import Guard
 from zndraw_joblib.server.http.state import queue_state
-from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.wire.problems import Unauthorized
 
 # The keys of the caller, of the time at which it was identified, and of the guard of the path's room, in
 # the request's scope.

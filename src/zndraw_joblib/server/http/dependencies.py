@@ -1,19 +1,19 @@
 """Dependencies of the endpoints: the queue, the caller, the room, names, pages and waiting times."""
 
 import asyncio
+import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection
+from datetime import timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from zndraw_joblib.contract.messages import MAX_PAGE
-from zndraw_joblib.contract.names import JobName, parse_job_name, parse_provider_name
-from zndraw_joblib.contract.problems import Forbidden, InvalidRequest
 from zndraw_joblib.server.http.callers import (
+    CALLER,
     IDENTIFIED_AT,
     Recheck,
     check_again,
@@ -21,17 +21,25 @@ from zndraw_joblib.server.http.callers import (
     guarded_room,
     is_trusted,
 )
-from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
-from zndraw_joblib.server.http.headers import header_values, preferred_wait
 from zndraw_joblib.server.http.host_dependencies import solve
-from zndraw_joblib.server.http.parameters import Omissible
-from zndraw_joblib.server.http.request_counts import WAITED
-from zndraw_joblib.server.http.routing import RESOLVERS
+from zndraw_joblib.server.http.identity import Guard, verify_readable_room, verify_writable_room
+from zndraw_joblib.server.http.requests import BODY, WAITED, Omissible, header_values, preferred_wait
+from zndraw_joblib.server.http.routing import RESOLVED_LAST, RESOLVERS
 from zndraw_joblib.server.http.state import QueueState, queue_state
-from zndraw_joblib.server.ports import CursorPage, Identity, Page, ResultBackend
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.waiters import Access, Disconnected
+from zndraw_joblib.server.process.ports import CursorPage, Identity, Page, RequestKey, ResultBackend
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.process.waiters import Access, Disconnected
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.messages import MAX_PAGE
+from zndraw_joblib.wire.names import (
+    IDEMPOTENCY_KEY,
+    MAX_KEY_LENGTH,
+    JobName,
+    parse_job_name,
+    parse_key,
+    parse_provider_name,
+)
+from zndraw_joblib.wire.problems import Forbidden, InvalidIdempotencyKey, InvalidRequest
 
 JSON_MEDIA_TYPE = "application/json"
 _JSON = (b"content-type", JSON_MEDIA_TYPE.encode())
@@ -280,3 +288,59 @@ class DisconnectWatcher:
     async def _wait(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
+
+
+# Read the header `Idempotency-Key` of a request.
+
+_HEADER = IDEMPOTENCY_KEY.lower().encode()
+
+
+async def _idempotency_key(
+    idempotency_key: Annotated[
+        Omissible[str],
+        Header(
+            alias=IDEMPOTENCY_KEY,
+            description=f"A string or token of 1 to {MAX_KEY_LENGTH} characters. The server applies "
+            "requests of one caller with the same key once; a repeat gets the first response.",
+        ),
+    ] = None,
+) -> None:
+    """Declare the header for the OpenAPI document; `RESOLVERS` has the function that reads it."""
+
+
+def _request_key(request: Request) -> RequestKey | None:
+    given = header_values(request, _HEADER)
+    if not given:
+        return None
+    if len(given) > 1:
+        raise InvalidIdempotencyKey(
+            f"header.{IDEMPOTENCY_KEY}: the request has it {len(given)} times; send it once"
+        )
+    key, scope = parse_key(given[0]), request.scope
+    target = f"{request.method} {scope['path']}?".encode() + scope["query_string"] + b"\n"
+    hours = queue_state(request).runtime.settings.idempotency_key_hours
+    return RequestKey(
+        # The line break separates the caller from the key, which has none.
+        _digest(f"{scope[CALLER].id}\n{key}".encode("utf-8", "surrogatepass")),
+        _digest(target + scope.get(BODY, b"")),
+        timedelta(hours=hours),
+    )
+
+
+def _digest(content: bytes) -> UUID:
+    return UUID(bytes=hashlib.sha256(content).digest()[:16])
+
+
+def item_key(key: RequestKey | None, index: int) -> RequestKey | None:
+    """Return the key of an item of a request for many."""
+    return key and key._replace(id=_digest(b"%b %d" % (key.id.bytes, index)))
+
+
+def claim_id_of(claim_id: UUID | None, key: RequestKey | None) -> UUID | None:
+    """Return the `claim_id` of a claim: the given one, or one made from the key."""
+    return key.id if claim_id is None and key is not None else claim_id
+
+
+RESOLVERS[_idempotency_key] = _request_key
+RESOLVED_LAST.add(_request_key)
+Key = Annotated[RequestKey | None, Depends(_idempotency_key)]

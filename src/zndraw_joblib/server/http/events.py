@@ -1,15 +1,21 @@
-"""Endpoints of event streams: of a task, and of a room."""
+"""Access to event streams: by the caller of a request, or the owner of a stream token in the query."""
 
+import asyncio
+import logging
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from math import ceil
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic_core import to_json
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
 
-from zndraw_joblib.contract.problems import Unauthorized
-from zndraw_joblib.contract.streams import RoomEvents, StreamToken, TaskEvents
+from zndraw_joblib.server.http.callers import current_identity
 from zndraw_joblib.server.http.dependencies import (
     Caller,
     CurrentRuntime,
@@ -21,20 +27,316 @@ from zndraw_joblib.server.http.dependencies import (
     check_task_readable,
     json_response,
 )
-from zndraw_joblib.server.http.event_stream import EventStream, Subscription
-from zndraw_joblib.server.http.parameters import event_stream
-from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.http.state import QueueState
-from zndraw_joblib.server.http.stream_access import (
-    Position,
-    RoomAccess,
-    StreamAccess,
-    TaskAccess,
-    WantsStream,
-    stream_name,
-)
-from zndraw_joblib.server.service import stream_tokens
-from zndraw_joblib.server.service.streams import Part
+from zndraw_joblib.server.http.host_dependencies import fresh_copy
+from zndraw_joblib.server.http.identity import verify_readable_room
+from zndraw_joblib.server.http.middleware import abort
+from zndraw_joblib.server.http.requests import Omissible, event_stream, header_values
+from zndraw_joblib.server.http.routing import QUERY_TOKEN, RESOLVERS, Route
+from zndraw_joblib.server.http.state import QueueState, queue_state
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue.rules_room_events import Part
+from zndraw_joblib.server.runtime.problem_responses import as_problem, problem_response
+from zndraw_joblib.server.streams import stream_tokens
+from zndraw_joblib.server.streams.streams import KEEPALIVE_COMMENT, Reader, Streams, format_sse_event
+from zndraw_joblib.wire.history import RoomEvents, StreamToken, TaskEvents
+from zndraw_joblib.wire.problems import InvalidRequest, Unauthorized
+
+_MAX_POSITION = 2**53
+
+
+class StreamAccess(NamedTuple):
+    """The stream that a request names, and its caller.
+
+    `is_allowed` checks again that the caller may read it. A stream opened with a token ends after
+    `max_seconds`.
+    """
+
+    caller: Identity
+    room_id: str
+    task_id: UUID | None
+    is_allowed: Callable[[], Awaitable[bool]]
+    max_seconds: float | None = None
+
+
+def stream_name(request: HTTPConnection) -> str:
+    """Return the name of the stream in a request's path, to which a token is bound."""
+    path = request.path_params
+    return f"room:{path['room_id']}" if "room_id" in path else f"task:{_task_id(request)}"
+
+
+def _task_id(request: HTTPConnection) -> UUID:
+    given = request.path_params["task_id"]
+    try:
+        return UUID(given)
+    except ValueError as error:
+        raise InvalidRequest(f"path.task_id: {given[:100]!r} is not a UUID") from error
+
+
+async def resolve_access(request: Request) -> StreamAccess:
+    """Return the stream of a request that its caller may read. Raises problems otherwise."""
+    queue = queue_state(request)
+    token = request.scope.get(QUERY_TOKEN)
+    task_id = None if "room_id" in request.path_params else _task_id(request)
+    if token is not None:
+        read = queue.runtime.database.read_short
+        owner = await read(stream_tokens.verify, stream_name(request), token)
+        is_valid = partial(queue.is_valid, owner.caller, owner.issued_at)
+        if not await is_valid():
+            raise Unauthorized("The caller of the stream token has no access any more")
+        return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds)
+    caller = await current_identity(request)
+    # The room of a task does not change, so the checks while the stream is open read no task.
+    task_room = None if task_id is None else (await queue.runtime.get_task(task_id)).room_id
+
+    async def readable_room(request: Request) -> str:
+        if task_id is None or task_room is None:
+            return await queue.guards.room(request, verify_readable_room)
+        await check_task_readable(request, caller, task_id, task_room)
+        return task_room
+
+    room_id = await readable_room(request)
+
+    async def is_allowed() -> bool:
+        copy = fresh_copy(request)
+        try:
+            return await current_identity(copy) == caller and await readable_room(copy) == room_id
+        except Exception as error:
+            if as_problem(error).problem.status < 500:
+                return False
+            raise
+
+    return StreamAccess(caller, room_id, task_id, is_allowed)
+
+
+def _position(request: Request) -> int | None:
+    """Return the position after which a client continues: a reconnect is newer than the URL."""
+    given = [("header.Last-Event-ID", value) for value in header_values(request, b"last-event-id")]
+    given += [("query.after", value) for value in request.query_params.getlist("after")[:1]]
+    for name, value in given:
+        if value:
+            if not (value.isascii() and value.isdigit() and len(value) <= 16 and int(value) <= _MAX_POSITION):
+                raise InvalidRequest(f"{name}: it must be the id of an event, not {value[:40]!r}")
+            return int(value)
+    return None
+
+
+def _wants_stream(request: Request) -> bool:
+    return any("text/event-stream" in accepted.lower() for accepted in header_values(request, b"accept"))
+
+
+async def _declare_task(
+    task_id: UUID,
+    token: Annotated[Omissible[str], Query(description="A token of `/tasks/{task_id}/events/token`")] = None,
+) -> None:
+    """Declare the parameters; `RESOLVERS` has their function."""
+
+
+async def _declare_room(
+    room_id: str,
+    token: Annotated[Omissible[str], Query(description="A token of `/rooms/{room_id}/events/token`")] = None,
+) -> None:
+    """Declare the parameters; `RESOLVERS` has their function."""
+
+
+async def _declare_position(
+    after: Annotated[
+        Omissible[Annotated[int, Query(ge=0)]], Query(description="Continue after the event with this id")
+    ] = None,
+    last_event_id: Annotated[
+        Omissible[int],
+        Header(
+            alias="Last-Event-ID",
+            description="The same, as browsers send it when they reconnect; it takes precedence over `after`",
+        ),
+    ] = None,
+) -> None:
+    """Declare the parameters; `RESOLVERS` has their function."""
+
+
+async def _declare_stream() -> None:
+    """Declare nothing: OpenAPI ignores the header `Accept` as a parameter. `RESOLVERS` has its function."""
+
+
+RESOLVERS |= {
+    _declare_task: resolve_access,
+    _declare_room: resolve_access,
+    _declare_position: _position,
+    _declare_stream: _wants_stream,
+}
+TaskAccess = Annotated[StreamAccess, Depends(_declare_task)]
+RoomAccess = Annotated[StreamAccess, Depends(_declare_room)]
+Position = Annotated[int | None, Depends(_declare_position)]
+WantsStream = Annotated[bool, Depends(_declare_stream)]
+
+
+# The response that sends the events of a room or of a task as they happen: Server-Sent Events.
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 15.0
+# Access that was checked longer ago is checked again before events are sent.
+TRUSTED_SECONDS = 2.0
+# Clients that lost the connection connect again after this time.
+_RETRY = format_sse_event(retry=1000)
+
+
+class Subscription(NamedTuple):
+    """What a client wants to read: the events of a room or of one task, from a position on.
+
+    `is_allowed` checks again that the caller may read them; the stream ends after `max_seconds`.
+    """
+
+    caller: Identity
+    room_id: str
+    task_id: UUID | None
+    after: int | None
+    is_allowed: Callable[[], Awaitable[bool]]
+    max_seconds: float | None
+
+
+class _ClientStopped(Exception):
+    """The client takes no bytes."""
+
+
+class EventStream(Response):
+    """Sends a snapshot, or what follows the client's position, and then each new event.
+
+    A client that does not take bytes for `send_seconds` is cut off. It may connect again, and continues
+    after the last event that it got.
+    """
+
+    def __init__(self, streams: Streams, wanted: Subscription, send_seconds: float, prefix: str = "") -> None:
+        self._prefix = prefix
+        self.status_code, self.background = 200, None
+        self.raw_headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        self._own_headers = len(self.raw_headers)
+        self._streams = streams
+        self._wanted = wanted
+        self._send_seconds = send_seconds
+        self._has_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream until the task ends, the client disconnects or the server stops."""
+        try:
+            await self._serve(receive, send)
+        except _ClientStopped:
+            await self._cut_off(scope, send)
+        except Exception as error:
+            if not self._has_started:
+                problem = problem_response(as_problem(error), self._prefix)
+                # Those that were added to this response, such as a request id.
+                problem.raw_headers += self.raw_headers[self._own_headers :]
+                await problem(scope, receive, send)
+                return
+            logger.warning("Closed an event stream; its client may connect again: %r", error)
+            with suppress(_ClientStopped):
+                await self._send(send, b"", more_body=False)
+        if self.background is not None:
+            await self.background()
+
+    async def _serve(self, receive: Receive, send: Send) -> None:
+        wanted = self._wanted
+        async with self._streams.reader(wanted.caller, wanted.room_id, wanted.task_id) as reader:
+            gone = asyncio.ensure_future(wait_for_disconnect(receive))
+            gone.add_done_callback(reader.close)
+            try:
+                await self._stream(reader, send)
+                if not gone.done():
+                    await self._send(send, b"", more_body=False)
+            finally:
+                gone.cancel()
+
+    async def _cut_off(self, scope: Scope, send: Send) -> None:
+        logger.info(
+            "Cut off a client that did not read its event stream for %g s (stream_send_timeout_seconds): "
+            "user=%s room=%s",
+            *(self._send_seconds, self._wanted.caller.id, self._wanted.room_id),
+        )
+        abort(scope, send)
+        # Then uvicorn knows that the connection is lost, and logs no incomplete response.
+        await asyncio.sleep(0)
+
+    async def _stream(self, reader: Reader, send: Send) -> None:
+        text, is_over = await self._read(reader, self._wanted.after)
+        await self._start(send)
+        opened = checked = time.monotonic()
+        while True:
+            if text:
+                now = time.monotonic()
+                if now >= checked + TRUSTED_SECONDS:
+                    checked = now
+                    if not await self._may_continue(now - opened):
+                        return
+                await self._send(send, text)
+            text = b""  # an idle stream keeps no snapshot in memory
+            if is_over or reader.is_closed:
+                return
+            text, is_over = await self._next(reader)
+
+    async def _may_continue(self, seconds: float) -> bool:
+        most = self._wanted.max_seconds
+        return (most is None or seconds < most) and await self._wanted.is_allowed()
+
+    async def _next(self, reader: Reader) -> tuple[bytes, bool]:
+        """Return what to send next, and whether it is the end of the stream."""
+        if not reader.has_new:
+            await reader.wait(KEEP_ALIVE_SECONDS)
+            return (b"" if reader.has_new or reader.is_closed else KEEPALIVE_COMMENT), False
+        entries = reader.take()
+        if entries is None:
+            return await self._read(reader, reader.position)
+        is_end = reader.task_id is not None and bool(entries) and entries[-1].is_end
+        end = [_end(reader.position)] if is_end else []
+        return b"".join([*(entry.sse for entry in entries), *end]), is_end
+
+    async def _read(self, reader: Reader, after: int | None) -> tuple[bytes, bool]:
+        return _sent(reader, await self._streams.read(reader, self._wanted.room_id, after))
+
+    async def _start(self, send: Send) -> None:
+        self._has_started = True
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._send(send, _RETRY)
+
+    async def _send(self, send: Send, body: bytes, *, more_body: bool = True) -> None:
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                await send({"type": "http.response.body", "body": body, "more_body": more_body})
+        except TimeoutError:
+            raise _ClientStopped from None
+
+
+def _sent(reader: Reader, part: Part) -> tuple[bytes, bool]:
+    """Return what a client gets of a part from the database, and whether it is the end of the stream."""
+    if not part.is_last:
+        reader.must_read()
+    texts = []
+    if part.resync is not None:
+        texts.append(format_sse_event(event="resync", data_str=part.resync.model_dump_json()))
+    if part.snapshot is not None:
+        data = to_json(part.snapshot).decode()
+        texts.append(format_sse_event(event="snapshot", data_str=data, id=str(part.next)))
+    texts += [format_sse_event(data_str=item.json, event=item.kind, id=str(item.n)) for item in part.events]
+    if part.ended:
+        texts.append(_end(part.next))
+    return b"".join(texts), part.ended
+
+
+def _end(position: int) -> bytes:
+    return format_sse_event(event="end", data_str=f'{{"next":{position}}}', id=str(position))
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client has disconnected."""
+    with suppress(asyncio.CancelledError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+# Endpoints of event streams: of a task, and of a room.
 
 router = APIRouter(route_class=Route, tags=["events"])
 _EVENTS = (

@@ -11,9 +11,9 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message
 
-from zndraw_joblib.contract.batches import MAX_BATCH_BYTES
-from zndraw_joblib.contract.problems import InternalServerError
-from zndraw_joblib.server.http.request_body import BODY, RecordedBody, Rereadable, read_again
+from zndraw_joblib.server.http.requests import BODY, RecordedBody, Rereadable, read_again
+from zndraw_joblib.wire.messages import MAX_BATCH_BYTES
+from zndraw_joblib.wire.problems import InternalServerError
 
 _SOLVED = "zndraw_joblib.solved"
 _VALUE = "zndraw_joblib.value"

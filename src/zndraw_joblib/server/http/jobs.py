@@ -2,12 +2,10 @@
 
 from fastapi import APIRouter, Response
 
-from zndraw_joblib.contract.messages import JobRegisterRequest, JobResponse
-from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.http.dependencies import (
     Caller,
     CurrentRuntime,
+    Key,
     NamedJob,
     Paging,
     ReadableRoom,
@@ -15,14 +13,16 @@ from zndraw_joblib.server.http.dependencies import (
     WritableRoom,
     json_response,
 )
-from zndraw_joblib.server.http.idempotency import Key
-from zndraw_joblib.server.http.openapi.pages import JobPage, TaskPage
-from zndraw_joblib.server.http.parameters import Omissible
+from zndraw_joblib.server.http.openapi import JobPage, TaskPage
+from zndraw_joblib.server.http.requests import Omissible
 from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.ports import Identity, RequestKey
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import audit, jobs, rules, tasks
-from zndraw_joblib.server.service.idempotency import Answers, answers_of, once
+from zndraw_joblib.server.process.ports import Identity, RequestKey
+from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_tasks, rules_transitions
+from zndraw_joblib.server.queue.rules_idempotency import Answers, answers_of, once
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse
+from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.statuses import TaskStatus
 
 router = APIRouter(route_class=Route, tags=["jobs"])
 _JOB: Answers[JobResponse] = answers_of(JobResponse)
@@ -39,17 +39,17 @@ async def register_job(
     runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, body: JobRegisterRequest, key: Key
 ) -> Response:
     """Register a job and the worker that serves it. Only superusers may do so in reserved rooms."""
-    item = jobs.Registration(caller, room_id, body)
-    schema = jobs.check(item, runtime.settings.allowed_categories)
+    item = rules_jobs.Registration(caller, room_id, body)
+    schema = rules_jobs.check(item, runtime.settings.allowed_categories)
     await runtime.payload_validator.check_schema(schema, caller.id)
-    job, is_new = await runtime.write(once(key, _REGISTERED, jobs.register), item=item)
+    job, is_new = await runtime.write(once(key, _REGISTERED, rules_jobs.register), item=item)
     return json_response(job, 201 if is_new else 200)
 
 
 @router.get("/rooms/{room_id}/jobs", response_model=JobPage)
 async def list_jobs(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging) -> Response:
     """List the jobs that are visible in a room: its own and those of the reserved rooms."""
-    return json_response(await runtime.database.read(jobs.page, room_id=room_id, part=page))
+    return json_response(await runtime.database.read(rules_jobs.page, room_id=room_id, part=page))
 
 
 @router.get("/rooms/{room_id}/jobs/{name:path}/tasks", response_model=TaskPage)
@@ -63,8 +63,10 @@ async def list_job_tasks(
 ) -> Response:
     """List a room's tasks of one job, newest first, also of a soft-deleted job."""
     cross_room = runtime.settings.cross_room_jobs
-    job_id = await runtime.database.read(jobs.id_of, room_id, name, cross_room=cross_room)
-    return json_response(await runtime.database.read(tasks.page, room_id, status, part=page, job=job_id))
+    job_id = await runtime.database.read(rules_jobs.id_of, room_id, name, cross_room=cross_room)
+    return json_response(
+        await runtime.database.read(rules_tasks.page, room_id, status, part=page, job=job_id)
+    )
 
 
 @router.post("/rooms/{room_id}/jobs/{name:path}/pause", response_model=JobResponse)
@@ -86,9 +88,9 @@ async def resume_job(
 async def _pause(
     runtime: Runtime, caller: Identity, room_id: str, name: JobName, key: RequestKey | None, *, paused: bool
 ) -> Response:
-    rules.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
+    rules_transitions.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
     action = "job.pause" if paused else "job.resume"
-    work = audit.recorded(jobs.pause, caller, action, str(name), name.room_id)
+    work = rules_audit.recorded(rules_jobs.pause, caller, action, str(name), name.room_id)
     job = await runtime.write(once(key, _JOB, work), name=name, paused=paused)
     return json_response(job)
 
@@ -97,4 +99,4 @@ async def _pause(
 async def get_job(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, name: NamedJob) -> Response:
     """Return an active job."""
     cross_room = runtime.settings.cross_room_jobs
-    return json_response(await runtime.database.read(jobs.get, room_id, name, cross_room=cross_room))
+    return json_response(await runtime.database.read(rules_jobs.get, room_id, name, cross_room=cross_room))

@@ -1,8 +1,11 @@
-"""Call the queue's routes in front of the app's router and exception handlers, with the same result."""
+"""Close a connection whose client does not read, for which uvicorn has no public interface.
+
+A test fails if uvicorn changes these internals.
+"""
 
 from collections.abc import Awaitable
 from re import Pattern
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.convertors import PathConvertor, StringConvertor
@@ -11,9 +14,29 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zndraw_joblib.server.http.host_routes import included_routers, is_traced, may_match, route_path
-from zndraw_joblib.server.http.request_body import Rereadable
-from zndraw_joblib.server.http.request_ids import SCOPE_KEY, response_header, with_header
+from zndraw_joblib.server.http.requests import SCOPE_KEY, Rereadable, response_header, with_header
 from zndraw_joblib.server.http.routing import Route
+
+_SEND = "zndraw_joblib.send"
+
+
+def keep_send(scope: Scope, send: Send) -> None:
+    """Let `abort` find the connection of a request whose `send` middleware replaces."""
+    scope[_SEND] = send
+
+
+def abort(scope: Scope, send: Send) -> None:
+    """Drop the connection of a response with all that was not sent, if the server is uvicorn.
+
+    If a host's middleware has replaced `send`, the connection closes only when the client reads again, or
+    when the operating system drops it.
+    """
+    transport: Any = getattr(getattr(scope.get(_SEND, send), "__self__", None), "transport", None)
+    if transport is not None:
+        transport.abort()
+
+
+# Call the queue's routes in front of the app's router and exception handlers, with the same result.
 
 _API = "/v1/joblib/"
 # Path parameters of these kinds are text.

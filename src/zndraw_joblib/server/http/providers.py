@@ -8,9 +8,36 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 
-from zndraw_joblib.contract.messages import MAX_ERROR_BYTES
-from zndraw_joblib.contract.problems import InvalidRequest
-from zndraw_joblib.contract.providers import (
+from zndraw_joblib.server.http.callers import body_of
+from zndraw_joblib.server.http.dependencies import (
+    Caller,
+    CurrentRuntime,
+    DisconnectWatcher,
+    Key,
+    NamedProvider,
+    Paging,
+    Queue,
+    ReadableRoom,
+    Results,
+    Wait,
+    WantedWait,
+    WritableRoom,
+    access_of,
+    claim_id_of,
+    json_response,
+)
+from zndraw_joblib.server.http.identity import verify_readable_room
+from zndraw_joblib.server.http.openapi import ProviderPage
+from zndraw_joblib.server.http.requests import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
+from zndraw_joblib.server.http.results import StoredBytes, content_response
+from zndraw_joblib.server.http.routing import RESOLVERS, TAKES_ANY_QUERY, Route, receive_body
+from zndraw_joblib.server.providers.requests import CachedResult, request_key
+from zndraw_joblib.server.queue import rules_providers
+from zndraw_joblib.server.queue.rules_idempotency import NOTHING, Answers, answers_of, once
+from zndraw_joblib.server.queue.rules_providers import find_for_upload
+from zndraw_joblib.wire.messages import MAX_ERROR_BYTES
+from zndraw_joblib.wire.problems import InvalidRequest
+from zndraw_joblib.wire.providers import (
     REQUEST_HASH,
     RESULT_ERROR,
     RESULT_OK,
@@ -23,33 +50,6 @@ from zndraw_joblib.contract.providers import (
     is_request_hash,
     params_of,
 )
-from zndraw_joblib.server.http.callers import body_of
-from zndraw_joblib.server.http.content import StoredBytes, content_response
-from zndraw_joblib.server.http.dependencies import (
-    Caller,
-    CurrentRuntime,
-    DisconnectWatcher,
-    NamedProvider,
-    Paging,
-    Queue,
-    ReadableRoom,
-    Results,
-    Wait,
-    WantedWait,
-    WritableRoom,
-    access_of,
-    json_response,
-)
-from zndraw_joblib.server.http.guards import verify_readable_room
-from zndraw_joblib.server.http.idempotency import Key, claim_id_of
-from zndraw_joblib.server.http.openapi.pages import ProviderPage
-from zndraw_joblib.server.http.parameters import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
-from zndraw_joblib.server.http.routing import RESOLVERS, TAKES_ANY_QUERY, Route, receive_body
-from zndraw_joblib.server.providers.cache import CachedResult
-from zndraw_joblib.server.providers.requests import request_key
-from zndraw_joblib.server.service import providers
-from zndraw_joblib.server.service.idempotency import NOTHING, Answers, answers_of, once
-from zndraw_joblib.server.service.provider_requests import find_for_upload
 
 router = APIRouter(route_class=Route, tags=["providers"])
 _REGISTERED: Answers[tuple[ProviderResponse, bool]] = answers_of(tuple[ProviderResponse, bool])
@@ -70,9 +70,9 @@ async def register_provider(
 
     Providers of ``@internal`` are registered by the server's own code.
     """
-    item = providers.Registration(caller, room_id, body)
-    providers.check(item, runtime.settings.allowed_provider_categories)
-    provider, is_new = await runtime.write(once(key, _REGISTERED, providers.register), item=item)
+    item = rules_providers.Registration(caller, room_id, body)
+    rules_providers.check(item, runtime.settings.allowed_provider_categories)
+    provider, is_new = await runtime.write(once(key, _REGISTERED, rules_providers.register), item=item)
     return json_response(provider, 201 if is_new else 200)
 
 
@@ -86,7 +86,7 @@ async def list_providers(
     """
     hides_files = runtime.settings.filebrowser_require_superuser and not caller.is_superuser
     return json_response(
-        await runtime.database.read(providers.page, room_id=room_id, part=page, hides_files=hides_files)
+        await runtime.database.read(rules_providers.page, room_id=room_id, part=page, hides_files=hides_files)
     )
 
 
@@ -95,9 +95,13 @@ async def get_provider(
     runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, name: NamedProvider
 ) -> Response:
     """Return a provider."""
-    providers.check_reader(caller, name, require_superuser=runtime.settings.filebrowser_require_superuser)
+    rules_providers.check_reader(
+        caller, name, require_superuser=runtime.settings.filebrowser_require_superuser
+    )
     cross_room = runtime.settings.cross_room_jobs
-    return json_response(await runtime.database.read(providers.get, room_id, name, cross_room=cross_room))
+    return json_response(
+        await runtime.database.read(rules_providers.get, room_id, name, cross_room=cross_room)
+    )
 
 
 @router.get(
@@ -126,7 +130,7 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of th
     With ``Prefer: wait=N``, wait N seconds for the result, else `provider_long_poll_default_seconds`.
     """
     settings = queue.runtime.settings
-    providers.check_reader(caller, name, require_superuser=settings.filebrowser_require_superuser)
+    rules_providers.check_reader(caller, name, require_superuser=settings.filebrowser_require_superuser)
     asked = request_key(room_id, name, params_of(request.query_params.multi_items()))
     found = await queue.provider_requests.find_cached(results, asked)
     headers: dict[str, str] = {}
@@ -159,7 +163,10 @@ async def remove_provider(
 ) -> Response:
     """Remove a provider; with ``worker_id`` only that worker's registration."""
     await runtime.write(
-        once(key, NOTHING, providers.remove), caller=caller, provider_id=provider_id, worker_id=worker_id
+        once(key, NOTHING, rules_providers.remove),
+        caller=caller,
+        provider_id=provider_id,
+        worker_id=worker_id,
     )
     return Response(status_code=204)
 

@@ -1,13 +1,12 @@
-"""Routes that are declared to FastAPI like any other and resolve their parameters from a short table.
+"""Refuse requests that a page of another site makes with the credentials of the user's browser.
 
-FastAPI's solver visits a tree of dependencies for each request, and closes them after the response. The
-queue's own dependencies are few and plain, so each is a function of the request. A host's dependencies
-(identity, room guards) go through FastAPI's solver and are closed before the work begins, because they
-may hold a database session or a lock.
+A browser adds cookies to requests of any page, so an unsafe request needs a sign that it comes from a page
+that may act for the user. Clients that are no browsers send neither `Origin` nor `Sec-Fetch-Site`.
 """
 
 import inspect
 import json
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from copy import copy
 from time import perf_counter
@@ -15,26 +14,111 @@ from typing import Any, get_args
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
-from fastapi import Request, Response, params
+from fastapi import FastAPI, Request, Response, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, BatchReportRequest, BatchSubmitRequest
-from zndraw_joblib.contract.logs import log_fields
-from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
+from zndraw_joblib.jobs.logs import log_fields
 from zndraw_joblib.server.http.callers import CALLER, Recheck, check_after_body
-from zndraw_joblib.server.http.forgery import check_unsafe
 from zndraw_joblib.server.http.host_dependencies import QUEUE, add_effects, solve
-from zndraw_joblib.server.http.request_body import BODY, HELD_BYTES, MAX_BODY_BYTES, Rereadable, read_body
-from zndraw_joblib.server.http.request_counts import BY_HOST, RequestCounts
-from zndraw_joblib.server.http.request_ids import SCOPE_KEY, given_request_id
+from zndraw_joblib.server.http.requests import (
+    BODY,
+    BY_HOST,
+    HELD_BYTES,
+    MAX_BODY_BYTES,
+    SCOPE_KEY,
+    RequestCounts,
+    Rereadable,
+    given_request_id,
+    read_body,
+)
 from zndraw_joblib.server.http.state import QueueState, queue_state, remember_queue
-from zndraw_joblib.server.problem_responses import as_problem, invalid_body, invalid_part, problem_response
+from zndraw_joblib.server.runtime.problem_responses import (
+    as_problem,
+    invalid_body,
+    invalid_part,
+    problem_response,
+)
+from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, BatchReportRequest, BatchSubmitRequest
+from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_READ_ONLY = b"x-joblib-read-only"
+_LOOKED_AT = frozenset({b"origin", b"sec-fetch-site", b"authorization", b"host", _READ_ONLY})
+# A browser sends these by itself once it knows the password; a page has to send any other.
+_SENT_BY_BROWSERS = ("basic", "digest", "negotiate", "ntlm")
+
+
+def check_unsafe(request: Request) -> None:
+    """Raise `Forbidden` for an unsafe request of a foreign page, or of a page that may only read."""
+    scope = request.scope
+    if scope["method"] in _SAFE:
+        return
+    found = {name: value for name, value in scope["headers"] if name in _LOOKED_AT}
+    if _READ_ONLY in found:
+        raise Forbidden(
+            "The request has the header X-Joblib-Read-Only, so it may change nothing: the page is read-only"
+        )
+    origin, site = found.get(b"origin", b"").decode("latin-1"), found.get(b"sec-fetch-site")
+    if (not origin and site is None) or _has_own_credentials(found.get(b"authorization", b"")):
+        return
+    is_own = site in {b"same-origin", b"none"} if site is not None else _is_host(origin, found.get(b"host"))
+    if not is_own and not _is_trusted(request, origin):
+        raise Forbidden(
+            f"The request comes from a page of another origin, {origin[:200] or 'unknown'!r}. To let such "
+            "pages act with the cookies of a user, add the origin to the setting trusted_origins"
+        )
+
+
+def _has_own_credentials(authorization: bytes) -> bool:
+    scheme = authorization.partition(b" ")[0].decode("latin-1").lower()
+    return bool(scheme) and scheme not in _SENT_BY_BROWSERS
+
+
+def _is_host(origin: str, host: bytes | None) -> bool:
+    """Return whether an origin is the server's, as far as it knows: a proxy may have ended TLS."""
+    _, _, named = origin.lower().partition("://")
+    given = (host or b"").decode("latin-1").lower()
+    # Some proxies add the default port, which an origin never has.
+    known = {given, given.removesuffix(":443"), given.removesuffix(":80")}
+    return bool(named) and named in known
+
+
+def _is_trusted(request: Request, origin: str) -> bool:
+    if not origin or origin == "null":
+        return False
+    if origin in queue_state(request).runtime.settings.trusted_origins:
+        return True
+    return any(_allows(options, origin) for options in _cors_options(request.app))
+
+
+def _cors_options(app: FastAPI) -> list[dict[str, Any]]:
+    """Return the options of the app's CORS middleware: origins that it names may call the app already."""
+    found: list[tuple[Any, Any]] = [(each.cls, each.kwargs) for each in app.user_middleware]
+    return [
+        dict(options)
+        for kind, options in found
+        if isinstance(kind, type) and issubclass(kind, CORSMiddleware)
+    ]
+
+
+def _allows(options: dict[str, Any], origin: str) -> bool:
+    pattern = options.get("allow_origin_regex")
+    return origin in options.get("allow_origins", ()) or bool(pattern and re.fullmatch(pattern, origin))
+
+
+# Routes that are declared to FastAPI like any other and resolve their parameters from a short table.
+#
+# FastAPI's solver visits a tree of dependencies for each request, and closes them after the response. The
+# queue's own dependencies are few and plain, so each is a function of the request. A host's dependencies
+# (identity, room guards) go through FastAPI's solver and are closed before the work begins, because they
+# may hold a database session or a lock.
 
 # Every digit becomes a zero, to find numbers beyond the range of floats in linear time.
 _AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")

@@ -9,25 +9,23 @@ from typing import Any
 
 from fastapi import Request
 
-from zndraw_joblib.contract.problems import InternalServerError
-from zndraw_joblib.server.background.health import Health
-from zndraw_joblib.server.background.metrics import Metrics
+from zndraw_joblib.server.admin.overviews import Overviews
+from zndraw_joblib.server.background.loops import Health, Metrics
 from zndraw_joblib.server.background.sweeper import Sweeper
-from zndraw_joblib.server.http.guards import RoomGuards
 from zndraw_joblib.server.http.host_dependencies import QUEUE
-from zndraw_joblib.server.http.request_body import bytes_of_bodies
+from zndraw_joblib.server.http.identity import RoomGuards
+from zndraw_joblib.server.http.requests import bytes_of_bodies
 from zndraw_joblib.server.http.worker_rooms import WorkerRooms
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.worker_tokens import WorkerTokens
-from zndraw_joblib.server.ports import Identity, ResultBackend
-from zndraw_joblib.server.providers.requests import ProviderRequests
-from zndraw_joblib.server.providers.uploads import Uploads
+from zndraw_joblib.server.process.ports import Identity, ResultBackend
+from zndraw_joblib.server.process.shared_limit import SharedLimit
+from zndraw_joblib.server.providers.requests import ProviderRequests, Uploads
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.shared_limit import SharedLimit
-from zndraw_joblib.server.streams.overviews import Overviews
+from zndraw_joblib.server.results.results import TaskResults
+from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.server.streams.streams import Streams
-from zndraw_joblib.server.task_results.results import TaskResults
+from zndraw_joblib.wire.problems import InternalServerError
 
 logger = logging.getLogger(__name__)
 

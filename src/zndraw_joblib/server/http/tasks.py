@@ -1,29 +1,26 @@
-"""Endpoints of tasks."""
+"""Read the header `traceparent` of a submit, and make its span if the request has one of OpenTelemetry."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import ceil
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
 
-from zndraw_joblib.contract.history import TaskExplanation, TaskHistory, TaskLog
-from zndraw_joblib.contract.logs import fields_here
-from zndraw_joblib.contract.messages import (
-    EmptyReason,
-    TaskActionRequest,
-    TaskClaimRequest,
-    TaskClaimResponse,
-    TaskResponse,
-    TaskSubmitRequest,
-    TaskUpdateRequest,
-)
-from zndraw_joblib.contract.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.jobs import traces
+from zndraw_joblib.jobs.logs import fields_here
 from zndraw_joblib.server.http.dependencies import (
+    JSON_MEDIA_TYPE,
     Caller,
     CurrentRuntime,
     DisconnectWatcher,
+    Key,
+    Minimal,
     NamedJob,
     Paging,
     Queue,
@@ -32,18 +29,104 @@ from zndraw_joblib.server.http.dependencies import (
     WritableRoom,
     access_of,
     check_task_readable,
+    claim_id_of,
+    item_key,
     json_response,
 )
-from zndraw_joblib.server.http.guards import verify_writable_room
-from zndraw_joblib.server.http.idempotency import Key, claim_id_of
-from zndraw_joblib.server.http.openapi.pages import TaskPage
-from zndraw_joblib.server.http.parameters import Omissible
-from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.http.traces import Traceparent, submit_span
-from zndraw_joblib.server.ports import Identity, RequestKey
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import details, rules, task_actions, task_history, tasks
-from zndraw_joblib.server.service.idempotency import TASK, once
+from zndraw_joblib.server.http.host_routes import tracer_provider
+from zndraw_joblib.server.http.identity import verify_writable_room
+from zndraw_joblib.server.http.openapi import TaskPage
+from zndraw_joblib.server.http.requests import BODY, Omissible
+from zndraw_joblib.server.http.routing import RESOLVERS, Route
+from zndraw_joblib.server.http.state import QueueState
+from zndraw_joblib.server.process.ports import Identity, RequestKey
+from zndraw_joblib.server.queue import (
+    rules_details,
+    rules_history,
+    rules_task_actions,
+    rules_tasks,
+    rules_transitions,
+)
+from zndraw_joblib.server.queue.rules_idempotency import TASK, once
+from zndraw_joblib.server.queue.rules_tasks import Report, Submission, has_body
+from zndraw_joblib.server.runtime.problem_responses import MAX_LISTED_ERRORS, as_problem, prefixed
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.history import TaskExplanation, TaskHistory, TaskLog
+from zndraw_joblib.wire.messages import (
+    MAX_JSON_BYTES,
+    BatchReportRequest,
+    BatchResponse,
+    BatchSubmitRequest,
+    EmptyReason,
+    TaskActionRequest,
+    TaskClaimRequest,
+    TaskClaimResponse,
+    TaskResponse,
+    TaskSubmitRequest,
+    TaskToSubmit,
+    TaskUpdateRequest,
+)
+from zndraw_joblib.wire.names import JobName, parse_job_name
+from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+
+_HEADER = traces.TRACEPARENT.encode()
+
+
+async def _traceparent(
+    traceparent: Annotated[
+        Omissible[str],
+        Header(
+            description="The trace context of the submit (W3C Trace Context), kept with the task for its "
+            "workers. An invalid one is ignored."
+        ),
+    ] = None,
+) -> None:
+    """Declare the header for the OpenAPI document; `RESOLVERS` has the function that reads it."""
+
+
+def _given(request: Request) -> str | None:
+    given = [value for name, value in request.scope["headers"] if name == _HEADER]
+    return traces.parse_traceparent(given[0].decode("latin-1")) if len(given) == 1 else None
+
+
+RESOLVERS[_traceparent] = _given
+Traceparent = Annotated[str | None, Depends(_traceparent)]
+
+
+def submit_span(
+    request: Request, given: str | None, job: JobName | None, count: int | None = None
+) -> AbstractContextManager[str | None]:
+    """Return a block that submits tasks, which gets the trace context to keep with them.
+
+    If the request has a span, because OpenTelemetry follows it, that is the context of a new span in it;
+    otherwise it is the header's. `job` is None for a batch of several jobs, `count` the size of a batch.
+    """
+    return _span(request, job, count) if traces.has_current_span() else nullcontext(given)
+
+
+@contextmanager
+def _span(request: Request, job: JobName | None, count: int | None) -> Iterator[str | None]:
+    about = {"messaging.operation.type": "send", "messaging.operation.name": "submit"}
+    about |= {} if job is None else {"messaging.destination.name": str(job)}
+    sizes = {} if count is None else {"messaging.batch.message_count": count}
+    name = "submit" if job is None else f"submit {job}"
+    provider = tracer_provider(request.app)
+    span = traces.start_span(name, "PRODUCER", about | sizes, provider=provider)
+    if span is None:
+        yield traces.current_traceparent()
+        return
+    try:
+        with span.active():
+            yield span.traceparent
+    except BaseException as error:
+        span.end(str(error) or type(error).__name__)
+        raise
+    span.end()
+
+
+# Endpoints of tasks.
 
 router = APIRouter(route_class=Route, tags=["tasks"])
 
@@ -63,7 +146,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     traceparent: Traceparent,
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
-    rules.check_size("payload", body.payload)
+    rules_transitions.check_size("payload", body.payload)
     with submit_span(request, traceparent, name) as kept:
         item = queue.dispatcher.submission(caller, room_id, name, body, key, kept)
         task = await queue.dispatcher.submit(item)
@@ -123,7 +206,7 @@ async def get_task_history(
 ) -> Response:
     """List all transitions of a task, and the details of its last 20 attempts, oldest first."""
     await _check_readable(request, runtime, caller, task_id)
-    return json_response(await runtime.database.read(task_history.history, task_id=task_id))
+    return json_response(await runtime.database.read(rules_history.history, task_id=task_id))
 
 
 @router.get("/tasks/{task_id}/log", response_model=TaskLog)
@@ -142,14 +225,14 @@ async def get_task_log(  # noqa: PLR0913 - one parameter each
     The lines after the number `after`: at most `limit`, and about 1 MiB.
     """
     await _check_readable(request, runtime, caller, task_id)
-    return json_response(await runtime.database.read(details.log, task_id, attempt, after, limit))
+    return json_response(await runtime.database.read(rules_details.log, task_id, attempt, after, limit))
 
 
 @router.get("/tasks/{task_id}/explain", response_model=TaskExplanation)
 async def explain_task(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
     """Explain why a task is pending, or which worker holds it; the most important reason first."""
     await _check_readable(request, runtime, caller, task_id)
-    return json_response(await runtime.database.read(task_history.explain, task_id, runtime.order))
+    return json_response(await runtime.database.read(rules_history.explain, task_id, runtime.order))
 
 
 async def _check_readable(request: Request, runtime: Runtime, caller: Identity, task_id: UUID) -> None:
@@ -161,7 +244,7 @@ async def release_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, key: Key, body: TaskActionRequest | None = None
 ) -> Response:
     """Put a held task back into its queue without counting a failure. Its worker or a superuser may do so."""
-    return await _act(runtime, caller, task_id, body, key, task_actions.release)
+    return await _act(runtime, caller, task_id, body, key, rules_task_actions.release)
 
 
 @router.post("/tasks/{task_id}/retry", response_model=TaskResponse)
@@ -180,7 +263,7 @@ async def retry_task(
     if not caller.is_superuser and queue.guards.has(request, verify_writable_room):
         room_id = (await queue.runtime.get_task(task_id)).room_id
         await queue.guards.check(request, verify_writable_room, room_id)
-    return await _act(queue.runtime, caller, task_id, body, key, task_actions.retry)
+    return await _act(queue.runtime, caller, task_id, body, key, rules_task_actions.retry)
 
 
 @router.post("/tasks/{task_id}/fail", response_model=TaskResponse)
@@ -188,7 +271,7 @@ async def fail_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, key: Key, body: TaskActionRequest | None = None
 ) -> Response:
     """Fail a task that has not ended, also while a worker holds it. Superusers only."""
-    return await _act(runtime, caller, task_id, body, key, task_actions.fail)
+    return await _act(runtime, caller, task_id, body, key, rules_task_actions.fail)
 
 
 async def _act(
@@ -197,7 +280,7 @@ async def _act(
     task_id: UUID,
     body: TaskActionRequest | None,
     key: RequestKey | None,
-    work: task_actions.TaskAction,
+    work: rules_task_actions.TaskAction,
 ) -> Response:
     task = await runtime.write(once(key, TASK, work), caller, task_id, body or TaskActionRequest())
     return json_response(task)
@@ -208,10 +291,10 @@ async def update_task(
     request: Request, queue: Queue, caller: Caller, task_id: UUID, body: TaskUpdateRequest, key: Key
 ) -> Response:
     """Report on a task, or cancel it. A repeated report changes nothing."""
-    rules.check_size("result", body.result)
+    rules_transitions.check_size("result", body.result)
     # The batch of reports knows no request.
     request_id = fields_here.get().get("request_id")
-    report = tasks.Report(caller, task_id, body, key, request_id=request_id)
+    report = rules_tasks.Report(caller, task_id, body, key, request_id=request_id)
     refusals = await queue.worker_rooms.refused_reports(request, caller, [report])
     if refusals:
         raise refusals[task_id]
@@ -227,4 +310,147 @@ async def list_tasks(
     status: Omissible[TaskStatus] = None,
 ) -> Response:
     """List a room's tasks, newest first."""
-    return json_response(await runtime.database.read(tasks.page, room_id=room_id, status=status, part=page))
+    return json_response(
+        await runtime.database.read(rules_tasks.page, room_id=room_id, status=status, part=page)
+    )
+
+
+# Endpoints that submit many tasks, or report on many, in one request.
+
+batches_router = APIRouter(route_class=Route, tags=["tasks"])
+
+Outcome = TaskResponse | Exception
+# No value in a body of this size is larger than 1 MiB: a number may grow from 4 to 18 bytes.
+_MAX_SURELY_SMALL = MAX_JSON_BYTES // 8
+
+
+@batches_router.post("/tasks/submit", response_model=BatchResponse)
+async def submit_tasks(  # noqa: PLR0913 - one parameter each
+    request: Request,
+    queue: Queue,
+    caller: Caller,
+    body: BatchSubmitRequest,
+    *,
+    minimal: Minimal,
+    key: Key,
+    traceparent: Traceparent,
+) -> Response:
+    """Submit up to 1,000 tasks; the response has a result or a problem for each, in order.
+
+    A body with a malformed item is refused as a whole.
+    """
+    rooms = await _writable_rooms(request, queue, body.tasks)
+    jobs = {name: _job_name(name) for name in {task.job_name for task in body.tasks}}
+    may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
+    names = [job for job in jobs.values() if isinstance(job, JobName)]
+    only = names[0] if len(names) == len(jobs) == 1 else None
+    with submit_span(request, traceparent, only, len(body.tasks)) as kept:
+        items: list[Submission | Exception] = []
+        for index, task in enumerate(body.tasks):
+            room, job = rooms[task.room_id], jobs[task.job_name]
+            problem = _large_payload(task) if may_be_large else None
+            if isinstance(room, Exception):
+                items.append(room)
+            elif isinstance(job, Exception):
+                items.append(job)
+            elif problem is not None:
+                items.append(problem)
+            else:
+                item_or_all = None if body.atomic else item_key(key, index)
+                items.append(queue.dispatcher.submission(caller, room, job, task, item_or_all, kept))
+        done = await _submit(queue, body, items, key)
+    return _response(done, 202, queue.prefix, is_minimal=minimal)
+
+
+async def _submit(
+    queue: QueueState, body: BatchSubmitRequest, items: Sequence[Submission | Exception], key: Key
+) -> Sequence[Outcome]:
+    if body.atomic:
+        for index, item in enumerate(items):
+            if isinstance(item, ProblemException):
+                raise rules_transitions.at_item(item, "tasks", index)
+        valid = [item for item in items if isinstance(item, Submission)]
+        return await queue.dispatcher.submit_all(valid, key)
+    made = iter(await queue.dispatcher.submit_many([each for each in items if isinstance(each, Submission)]))
+    return [item if isinstance(item, Exception) else next(made) for item in items]
+
+
+@batches_router.post("/tasks/report", response_model=BatchResponse)
+async def report_tasks(
+    request: Request, queue: Queue, caller: Caller, body: BatchReportRequest, minimal: Minimal, key: Key
+) -> Response:
+    """Report on up to 1,000 tasks; the response has a result or a problem for each, in order.
+
+    A body with a malformed item is refused as a whole. The payloads and results in the response have at most
+    8 MiB in all; the result of an item beyond has only its status and id.
+    """
+    items: list[Report | Exception] = []
+    for index, update in enumerate(body.reports):
+        if update.worker_id is None:
+            update.worker_id = body.worker_id
+        try:
+            rules_transitions.check_size("result", update.result)
+        except ProblemException as problem:
+            items.append(problem)
+        else:
+            items.append(Report(caller, update.id, update, item_key(key, index), wants_body=False))
+    reports = [item for item in items if isinstance(item, Report)]
+    if refusals := await queue.worker_rooms.refused_reports(request, caller, reports):
+        items = [refusals.get(item.task_id, item) if isinstance(item, Report) else item for item in items]
+        reports = [item for item in items if isinstance(item, Report)]
+    made = iter(await queue.runtime.report_many(reports, bodies=not minimal))
+    done = [item if isinstance(item, Exception) else next(made) for item in items]
+    return _response(done, 200, queue.prefix, is_minimal=minimal)
+
+
+async def _writable_rooms(
+    request: Request, queue: QueueState, tasks: Sequence[TaskToSubmit]
+) -> dict[str, str | Exception]:
+    """Return each room after the guards have passed, or the problem of a room that they refuse."""
+    rooms: dict[str, str | Exception] = {}
+    for room_id in dict.fromkeys(task.room_id for task in tasks):
+        try:
+            rooms[room_id] = await queue.guards.resolve(request, verify_writable_room, room_id)
+        except (ProblemException, HTTPException, RequestValidationError) as error:
+            rooms[room_id] = as_problem(error)
+    return rooms
+
+
+def _job_name(full_name: str) -> JobName | ProblemException:
+    try:
+        return parse_job_name(full_name)
+    except ProblemException as problem:
+        return problem
+
+
+def _large_payload(task: TaskToSubmit) -> ProblemException | None:
+    try:
+        rules_transitions.check_size("payload", task.payload)
+    except ProblemException as problem:
+        return problem
+    return None
+
+
+def _response(done: Sequence[Outcome], status: int, prefix: str, *, is_minimal: bool) -> Response:
+    results = [_result(outcome, status, prefix, is_minimal=is_minimal) for outcome in done]
+    _cut_errors(results)
+    headers = {"Preference-Applied": "return=minimal"} if is_minimal else None
+    return Response(to_json({"results": results}), headers=headers, media_type=JSON_MEDIA_TYPE)
+
+
+def _cut_errors(results: Sequence[dict[str, Any]]) -> None:
+    """Keep as many errors of all problems as one answer lists, and the first one of each problem."""
+    left = MAX_LISTED_ERRORS
+    for result in results:
+        errors: list[Any] = result.get("problem", {}).get("errors", [])
+        del errors[max(1, left) :]
+        left -= len(errors)
+
+
+def _result(outcome: Outcome, status: int, prefix: str, *, is_minimal: bool) -> dict[str, Any]:
+    """Return a `BatchResult` without the fields that it does not have."""
+    if isinstance(outcome, Exception):
+        problem = prefixed(as_problem(outcome).problem, prefix)
+        return {"status": problem.status, "problem": problem.model_dump(exclude_none=True)}
+    result: dict[str, Any] = {"status": status, "id": outcome.id}
+    return result if is_minimal or not has_body(outcome) else {**result, "task": outcome}

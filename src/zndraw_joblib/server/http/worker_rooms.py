@@ -14,17 +14,17 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from zndraw_joblib.contract.names import GLOBAL
-from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.http.guards import RoomGuards, verify_writable_room
 from zndraw_joblib.server.http.host_dependencies import fresh_copy
-from zndraw_joblib.server.ports import Identity, identity_key
-from zndraw_joblib.server.problem_responses import as_problem
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import rules, worker_rooms
-from zndraw_joblib.server.service.tasks import Report
-from zndraw_joblib.server.service.worker_rooms import ServedRooms
+from zndraw_joblib.server.http.identity import RoomGuards, verify_writable_room
+from zndraw_joblib.server.process.ports import Identity, identity_key
+from zndraw_joblib.server.queue import rules_transitions, rules_workers
+from zndraw_joblib.server.queue.rules_tasks import Report
+from zndraw_joblib.server.queue.rules_workers import ServedRooms
+from zndraw_joblib.server.runtime.problem_responses import as_problem
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.names import GLOBAL
+from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.wire.statuses import TaskStatus
 
 _CACHE_SECONDS = 3.0
 _MAX_CACHED = 10_000
@@ -72,8 +72,8 @@ class WorkerRooms:
 
     async def check(self, request: Request, caller: Identity, room_id: str) -> None:
         """Raise the refusal of a room. That of ``@global`` needs no guard."""
-        if not rules.may_serve_room(caller, room_id):
-            raise rules.only_superusers()
+        if not rules_transitions.may_serve_room(caller, room_id):
+            raise rules_transitions.only_superusers()
         problem = await self._refusal(request, caller, room_id) if self._apply_to(request, caller) else None
         if problem is not None:
             raise problem
@@ -112,7 +112,7 @@ class WorkerRooms:
 
     async def may_work_on(self, request: Request, caller: Identity, task_id: UUID) -> bool:
         """Return whether a task is, or was last, one of the caller's worker, which may serve its job."""
-        rooms = await self._database.read_short(worker_rooms.of_own_tasks, caller, [task_id])
+        rooms = await self._database.read_short(rules_workers.of_own_tasks, caller, [task_id])
         if task_id not in rooms:
             return False
         is_free = not self._apply_to(request, caller)
@@ -125,7 +125,7 @@ class WorkerRooms:
         key = caller.id, worker_id
         served = self._served.get(key)
         if served is None:
-            served = await self._database.read_short(worker_rooms.served, caller, worker_id)
+            served = await self._database.read_short(rules_workers.served, caller, worker_id)
             self._served[key] = served
         return served
 
@@ -146,14 +146,14 @@ class WorkerRooms:
     async def _refusals(
         self, request: Request, caller: Identity, task_ids: Collection[UUID]
     ) -> Mapping[UUID, ProblemException]:
-        rooms = await self._database.read_short(worker_rooms.of_own_tasks, caller, list(task_ids))
+        rooms = await self._database.read_short(rules_workers.of_own_tasks, caller, list(task_ids))
         refusals = await self._refusals_of(request, caller, set(rooms.values()))
         return {task_id: refusals[room] for task_id, room in rooms.items() if room in refusals}
 
     async def _refusal(self, request: Request, caller: Identity, room_id: str) -> ProblemException | None:
         """Return why the caller may not serve a room; None if it may."""
-        if not rules.may_serve_room(caller, room_id):
-            return rules.only_superusers()
+        if not rules_transitions.may_serve_room(caller, room_id):
+            return rules_transitions.only_superusers()
         key = caller.id, room_id
         outcome = self._outcomes.get(key, _UNKNOWN)
         if outcome is _UNKNOWN:

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request
 
-from zndraw_joblib.contract.problems import InternalServerError
 from zndraw_joblib.server.http.state import QueueState, queue_state
+from zndraw_joblib.wire.problems import InternalServerError
 
 
 async def get_worker_token(request: Request) -> str:

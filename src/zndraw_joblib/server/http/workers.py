@@ -4,25 +4,26 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from zndraw_joblib.contract.messages import HeartbeatRequest, WorkerResponse
-from zndraw_joblib.contract.operations import WorkerDetail
-from zndraw_joblib.contract.workers import WorkerInfo
+from zndraw_joblib.server.admin import rules_lists
 from zndraw_joblib.server.http.dependencies import (
     Caller,
     CurrentRuntime,
+    Key,
     NamedJob,
     Paging,
     Queue,
     ReadableRoom,
     json_response,
 )
-from zndraw_joblib.server.http.idempotency import Key
-from zndraw_joblib.server.http.openapi.pages import WorkerPage
+from zndraw_joblib.server.http.openapi import WorkerPage
 from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.ports import Identity, Page
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import worker_list, workers
-from zndraw_joblib.server.service.idempotency import NOTHING, WORKER, once
+from zndraw_joblib.server.process.ports import Identity, Page
+from zndraw_joblib.server.queue import rules_workers
+from zndraw_joblib.server.queue.rules_idempotency import NOTHING, WORKER, once
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.messages import HeartbeatRequest, WorkerResponse
+from zndraw_joblib.wire.operators import WorkerDetail
+from zndraw_joblib.wire.workers import WorkerInfo
 
 router = APIRouter(route_class=Route, tags=["workers"])
 
@@ -33,7 +34,7 @@ async def create_worker(
 ) -> Response:
     """Create a worker that belongs to the caller. It must send heartbeats."""
     interval = runtime.settings.heartbeat_seconds
-    create = once(key, WORKER, workers.create)
+    create = once(key, WORKER, rules_workers.create)
     worker = await runtime.write(create, caller=caller, interval=interval, info=body)
     return json_response(worker, 201)
 
@@ -48,7 +49,7 @@ async def list_workers(runtime: CurrentRuntime, caller: Caller, page: Paging) ->
 async def get_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
     """Return a worker with its current tasks. Its owner or a superuser may do so."""
     interval = runtime.settings.heartbeat_seconds
-    return json_response(await runtime.database.read(worker_list.get, caller, worker_id, interval))
+    return json_response(await runtime.database.read(rules_lists.get_worker, caller, worker_id, interval))
 
 
 @router.patch("/workers/{worker_id}", response_model=WorkerResponse)
@@ -67,7 +68,7 @@ async def send_heartbeat(
     refused = await queue.worker_rooms.refused_tasks(request, caller, worker_id, task_ids)
     response = await runtime.heartbeat(caller, worker_id, named, body.max_tasks, refused)
     if body.worker is not None:
-        await runtime.write_short(workers.describe, worker_id, body.worker)
+        await runtime.write_short(rules_workers.describe, worker_id, body.worker)
     return json_response(response)
 
 
@@ -75,14 +76,14 @@ async def send_heartbeat(
 async def drain_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID, key: Key) -> Response:
     """Ask a worker to stop claiming, finish its tasks and leave. Its owner or a superuser may do so."""
     interval = runtime.settings.heartbeat_seconds
-    worker = await runtime.write(once(key, WORKER, workers.drain), caller, worker_id, interval)
+    worker = await runtime.write(once(key, WORKER, rules_workers.drain), caller, worker_id, interval)
     return json_response(worker)
 
 
 @router.delete("/workers/{worker_id}", status_code=204)
 async def remove_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID, key: Key) -> Response:
     """Remove a worker: its tasks follow their retry policy; jobs without workers are soft-deleted."""
-    await runtime.write(once(key, NOTHING, workers.remove), caller=caller, worker_id=worker_id)
+    await runtime.write(once(key, NOTHING, rules_workers.remove), caller=caller, worker_id=worker_id)
     return Response(status_code=204)
 
 
@@ -91,7 +92,9 @@ async def remove_job_from_worker(
     runtime: CurrentRuntime, caller: Caller, worker_id: UUID, name: NamedJob, key: Key
 ) -> Response:
     """Remove one job from a worker. Its tasks of that job continue."""
-    await runtime.write(once(key, NOTHING, workers.unlink_job), caller=caller, worker_id=worker_id, name=name)
+    await runtime.write(
+        once(key, NOTHING, rules_workers.unlink_job), caller=caller, worker_id=worker_id, name=name
+    )
     return Response(status_code=204)
 
 
@@ -105,4 +108,6 @@ async def list_room_workers(
 
 async def _page(runtime: Runtime, caller: Identity, room_id: str | None, part: Page) -> Response:
     interval = runtime.settings.heartbeat_seconds
-    return json_response(await runtime.database.read(worker_list.page, caller, room_id, part, interval))
+    return json_response(
+        await runtime.database.read(rules_lists.list_workers, caller, room_id, part, interval)
+    )

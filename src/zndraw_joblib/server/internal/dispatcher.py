@@ -7,20 +7,19 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.contract.backoff import ExponentialBackoff
-from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
-from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.contract.repeats import log_failed_work
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.jobs.logs import ExponentialBackoff, log_failed_work
 from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask
 from zndraw_joblib.server.internal.worker_tokens import WorkerTokens
-from zndraw_joblib.server.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import internal
-from zndraw_joblib.server.service.idempotency import Repeat
-from zndraw_joblib.server.service.tasks import Submission
-from zndraw_joblib.server.store.tasks import TaskRecord
+from zndraw_joblib.server.process.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
+from zndraw_joblib.server.queue import rules_internal
+from zndraw_joblib.server.queue.rules_idempotency import Repeat
+from zndraw_joblib.server.queue.rules_tasks import Submission
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.messages import TaskResponse, TaskSubmitRequest
+from zndraw_joblib.wire.names import INTERNAL, JobName
+from zndraw_joblib.wire.problems import ServiceUnavailable
+from zndraw_joblib.wire.statuses import TaskStatus
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Dispatcher:
         self._runtime = runtime
         self._registry = registry
         self._tokens = tokens or WorkerTokens()
-        self._confirms = runtime.batcher(internal.confirm_dispatch, lambda task_id: f"task {task_id}")
+        self._confirms = runtime.batcher(rules_internal.confirm_dispatch, lambda task_id: f"task {task_id}")
         self._woken: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_failing = False
@@ -128,7 +127,7 @@ class Dispatcher:
             await self._send(mode.handle, task, _SEND_SECONDS, takes_token=mode.takes_token)
         except Exception as error:
             log_failed_work(logger, error, f"Did not dispatch task_id={task.id}", task_id=str(task.id))
-            return await self._runtime.write(internal.fail_dispatch, task.id)
+            return await self._runtime.write(rules_internal.fail_dispatch, task.id)
         if not mode.exclusive_start:
             await self._confirm(task.id)
         return task
@@ -140,7 +139,7 @@ class Dispatcher:
         batch = [task for task in submitted if _is_claimed_for(task, registry)]
         if refused := await self._send_batch(registry, batch):
             try:
-                await self._runtime.write(internal.retry_dispatch_later, refused)
+                await self._runtime.write(rules_internal.retry_dispatch_later, refused)
             except ServiceUnavailable as error:
                 # At the end of their leases they are sent.
                 logger.warning(
@@ -181,7 +180,7 @@ class Dispatcher:
             batch = await self._claim(registry, limit)
             refused = await self._send_batch(registry, batch)
             if refused:
-                await self._runtime.write(internal.retry_dispatch_later, refused)
+                await self._runtime.write(rules_internal.retry_dispatch_later, refused)
                 return False
             if not batch:
                 break
@@ -192,7 +191,9 @@ class Dispatcher:
 
         async def claim(names: list[str], limit: int) -> list[TaskRecord]:
             order, exclusive = self._runtime.order, registry.exclusive_start
-            return await self._runtime.write(internal.claim, names, limit, order, exclusive_start=exclusive)
+            return await self._runtime.write(
+                rules_internal.claim, names, limit, order, exclusive_start=exclusive
+            )
 
         names, found = list(registry.tasks), list[TaskRecord]()
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -10,38 +10,47 @@ from time import monotonic
 from typing import Any, TypeVar
 from uuid import UUID
 
-from zndraw_joblib.contract.backoff import ExponentialBackoff
-from zndraw_joblib.contract.capture import stop_following_threads
-from zndraw_joblib.contract.extensions import job_name_of
-from zndraw_joblib.contract.logs import log_fields
-from zndraw_joblib.contract.messages import MAX_NAMED_TASKS, NamedTask, Verdict
-from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.contract.outcomes import error_text
-from zndraw_joblib.contract.problems import (
+from zndraw_joblib.jobs.capture import stop_following_threads
+from zndraw_joblib.jobs.extensions import job_name_of
+from zndraw_joblib.jobs.failures import error_text
+from zndraw_joblib.jobs.logs import ExponentialBackoff, log_fields
+from zndraw_joblib.jobs.results import Content
+from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
+from zndraw_joblib.jobs.traces import TaskSpan, active, start_run
+from zndraw_joblib.server.db.database import Database
+from zndraw_joblib.server.internal.runs import (
+    InternalContext,
+    LiveReports,
+    Outcome,
+    Run,
+    RunEnds,
+    last_reports,
+    outcome_of,
+)
+from zndraw_joblib.server.process.ports import OpenConnection, SessionMaker, task_key
+from zndraw_joblib.server.process.pubsub import connection_factory
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.process.threads import call_in_thread
+from zndraw_joblib.server.queue import rules_internal, rules_workers
+from zndraw_joblib.server.queue.rules_internal import EXECUTOR
+from zndraw_joblib.server.queue.rules_results import Upload
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
+from zndraw_joblib.server.results.results import ContentInfo, TaskResults
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, Verdict
+from zndraw_joblib.wire.names import INTERNAL, JobName
+from zndraw_joblib.wire.problems import (
     Conflict,
     ContentTooLarge,
     InvalidRequest,
+    InvalidTaskTransition,
     ProblemException,
     ServiceUnavailable,
     WorkerNotFound,
 )
-from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.contract.task_channel import NO_WORKER, TaskChannel
-from zndraw_joblib.contract.traces import TaskSpan, active, start_run
-from zndraw_joblib.contract.workers import this_process
-from zndraw_joblib.server.internal.live_reports import LiveReports, last_reports
-from zndraw_joblib.server.internal.results import InternalResults
-from zndraw_joblib.server.internal.runs import InternalContext, Outcome, Run, RunEnds, outcome_of
-from zndraw_joblib.server.ports import OpenConnection, SessionMaker, task_key
-from zndraw_joblib.server.pubsub.pubsub import connection_factory
-from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import internal, workers
-from zndraw_joblib.server.service.internal import EXECUTOR
-from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Database
-from zndraw_joblib.server.store.tasks import TaskRecord
-from zndraw_joblib.server.threads import call_in_thread
+from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.workers import this_process
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -96,7 +105,7 @@ class GuardedExecutor:
         self._context = context
         self._captures = capture_output
         self._live = LiveReports(self._runtime.report)
-        self._starts = self._runtime.batcher(internal.start)
+        self._starts = self._runtime.batcher(rules_internal.start)
         self._worker_id: UUID | None = None
         self._running: dict[tuple[UUID, int], Run] = {}
         self._ends = RunEnds(self._runtime.settings, concurrency)
@@ -122,14 +131,14 @@ class GuardedExecutor:
         """Start no more tasks, return those not started, wait `grace_seconds` for the rest, and leave."""
         self._is_stopping = True
         if self._unstarted:
-            await self._try(internal.dispatch_again, ids=list(self._unstarted))
+            await self._try(rules_internal.dispatch_again, ids=list(self._unstarted))
         if self._runs:
             await asyncio.wait(self._runs, timeout=self.grace_seconds)
         worker_id, self._worker_id = self._worker_id, None
         loops, self._loops = self._loops, []
         await _end(loops[:2])
         if worker_id is not None:
-            await self._try(workers.remove, caller=EXECUTOR, worker_id=worker_id)
+            await self._try(rules_workers.remove, caller=EXECUTOR, worker_id=worker_id)
         if self._owns_runtime:
             await self._runtime.finish()  # events are published, before the pub/sub connection closes
         await _end(loops[2:])
@@ -149,7 +158,7 @@ class GuardedExecutor:
         """
         wanted = UUID(task_id)
         if self._is_stopping:
-            await self._try(internal.dispatch_again, ids=[wanted])
+            await self._try(rules_internal.dispatch_again, ids=[wanted])
             return
         await self.start()
         self._unstarted.add(wanted)
@@ -243,7 +252,9 @@ class GuardedExecutor:
         while True:
             worker_id = await self._worker()
             try:
-                task: TaskRecord | None = await self._starts.put(internal.Start(worker_id, task_id, job))
+                task: TaskRecord | None = await self._starts.put(
+                    rules_internal.Start(worker_id, task_id, job)
+                )
             except WorkerNotFound:
                 self._lose(worker_id)
             else:
@@ -255,7 +266,7 @@ class GuardedExecutor:
             if self._worker_id is None:
                 interval = self._runtime.settings.heartbeat_seconds
                 info = this_process(slots=self._concurrency)
-                worker = await self._runtime.write(workers.create, EXECUTOR, interval, info)
+                worker = await self._runtime.write(rules_workers.create, EXECUTOR, interval, info)
                 self._worker_id = worker.id
             return self._worker_id
 
@@ -350,3 +361,48 @@ async def _end(loops: "list[asyncio.Task[None]]") -> None:
     for loop in loops:
         loop.cancel()
         await asyncio.wait([loop])
+
+
+# Store the results of internal tasks that are too large, or not JSON, for a report.
+
+_NO_STORE = (
+    "The result cannot be stored: task_result_backend is 'memory', which only the server itself can read. "
+    "Choose 'database', 'files' or 'redis'"
+)
+
+
+class InternalResults:
+    """Stores results without HTTP. `is_server`: this process also answers requests for results."""
+
+    def __init__(self, runtime: Runtime, *, is_server: bool) -> None:
+        self._results = TaskResults(runtime)
+        self._can_store = is_server or runtime.settings.task_result_backend != "memory"
+
+    async def store(self, task: TaskRecord, content: Content) -> Outcome:
+        """Store the content of a result; return what to report. Raises `ServiceUnavailable`: repeat it."""
+        if not self._can_store:
+            return Outcome(error=_NO_STORE)
+        upload = Upload(EXECUTOR, task.id, task.attempt)
+        info = ContentInfo(content.content_type, content.filename, content.size)
+        outcome = Outcome()
+        try:
+            await self._results.upload(upload, info, _pieces(content))
+        except ServiceUnavailable:
+            raise
+        except InvalidTaskTransition as problem:
+            logger.info(
+                "The result of task_id=%s is not needed: %s",
+                task.id,
+                problem,
+                extra={"task_id": str(task.id)},
+            )
+        except (ProblemException, OSError) as error:
+            outcome = Outcome(error=error_text(f"The result cannot be stored: {error}"))
+        await asyncio.to_thread(content.discard)
+        return outcome
+
+
+async def _pieces(content: Content) -> AsyncIterator[bytes]:
+    pieces = content.pieces()
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece

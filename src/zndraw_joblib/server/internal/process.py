@@ -1,6 +1,6 @@
 """For ``taskiq worker zndraw_joblib.server.internal.process:broker``; settings come from the environment."""
 
 from zndraw_joblib.server.internal.setup import worker_broker
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings
 
 broker = worker_broker(ServerSettings())

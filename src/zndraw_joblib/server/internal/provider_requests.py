@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
-from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.contract.problems import ProviderNotConnected, ServiceUnavailable
 from zndraw_joblib.server.internal.worker_tokens import WorkerTokens
+from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.problems import ProviderNotConnected, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
 

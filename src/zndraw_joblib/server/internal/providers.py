@@ -7,15 +7,15 @@ from typing import Any
 from pydantic import ValidationError
 from taskiq import AsyncBroker, TaskiqEvents
 
-from zndraw_joblib.contract.extensions import category_of
-from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.contract.providers import ProviderRegisterRequest
+from zndraw_joblib.jobs.extensions import category_of
 from zndraw_joblib.server.background.host_functions import open_session
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.internal.provider_requests import InternalProviderExecutor, InternalProviderRegistry
-from zndraw_joblib.server.service import providers as service
-from zndraw_joblib.server.service.rules import check_size
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.sessions import SessionDatabase
+from zndraw_joblib.server.queue import rules_providers
+from zndraw_joblib.server.queue.rules_transitions import check_size
+from zndraw_joblib.wire.names import INTERNAL, JobName
+from zndraw_joblib.wire.providers import ProviderRegisterRequest
 
 _METHODS = ("model_json_schema", "model_validate", "read")
 # Jobs have their full name as the name of their task.
@@ -62,10 +62,10 @@ async def ensure_internal_providers(
     offers = [_offer_of(cls) for cls in providers]
     database = SessionDatabase(partial(open_session, session_factory))
     await schema.prepare(database)
-    await database.write(service.register_internal, offers, owner_id)
+    await database.write(rules_providers.register_internal, offers, owner_id)
 
 
-def _offer_of(cls: type[Any]) -> service.InternalProvider:
+def _offer_of(cls: type[Any]) -> rules_providers.InternalProvider:
     """Return a class as an internal provider. Raises TypeError, ValueError where it cannot be one."""
     name = getattr(cls, "__name__", repr(cls)[:100])
     missing = [method for method in _METHODS if not callable(getattr(cls, method, None))]
@@ -86,7 +86,7 @@ def _offer_of(cls: type[Any]) -> service.InternalProvider:
     full_name = JobName(INTERNAL, named.category, named.name)
     offered = cls.model_json_schema()
     check_size("schema", offered)
-    return service.InternalProvider(full_name, offered, named.content_type)
+    return rules_providers.InternalProvider(full_name, offered, named.content_type)
 
 
 def _call(cls: type[Any], executor: InternalProviderExecutor) -> Callable[..., Any]:

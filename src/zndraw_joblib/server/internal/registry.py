@@ -1,11 +1,22 @@
 """The internal jobs that a process knows, and the executor that runs their tasks."""
 
-from collections.abc import Callable, Mapping
+import importlib
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+from taskiq import AsyncBroker, TaskiqEvents
+
+from zndraw_joblib.jobs.extensions import category_of, check_job
 from zndraw_joblib.server.internal.worker_tokens import with_token
-from zndraw_joblib.server.ports import InternalTask
+from zndraw_joblib.server.process.ports import InternalTask
+from zndraw_joblib.server.queue import rules_internal
+from zndraw_joblib.wire.messages import JobRegisterRequest
+from zndraw_joblib.wire.names import INTERNAL, JobName
+from zndraw_joblib.wire.policy import JobPolicy
 
 
 class InternalExecutor(Protocol):
@@ -59,3 +70,116 @@ class InternalRegistry:
     def takes_token(self) -> bool:
         """Whether the executor is called with a token."""
         return self.executor is not None and with_token(self.executor) is not None
+
+
+# Register internal jobs in the database, and their tasks with a broker.
+
+
+def register_internal_tasks(
+    broker: AsyncBroker, extensions: Sequence[type[Any]], executor: InternalExecutor
+) -> InternalRegistry:
+    """Register a task for each extension with a broker, under the job's full name.
+
+    Call it in worker processes. The broker calls the executor's methods `start` and `stop`, if it has them,
+    when such a process starts and stops. Raises TypeError for what is no job, and ValueError for an invalid
+    name.
+    """
+    names = {str(_name_of(cls)): cls for cls in extensions}
+    tasks: dict[str, Any] = {
+        name: broker.register_task(_call(cls, executor), name) for name, cls in names.items()
+    }
+    if getattr(broker, "orders_tasks", False):
+        tasks = {name: OrderedTask(task) for name, task in tasks.items()}
+    for event, method in ((TaskiqEvents.WORKER_STARTUP, "start"), (TaskiqEvents.WORKER_SHUTDOWN, "stop")):
+        handler = getattr(executor, method, None)
+        if handler is not None and handler not in broker.event_handlers[event]:
+            broker.add_event_handler(event, handler)
+    return InternalRegistry(tasks, names, executor, getattr(broker, "free", None))
+
+
+async def offer_internal_jobs(
+    write: Callable[..., Awaitable[Any]],
+    broker: AsyncBroker,
+    extensions: Sequence[type[Any]],
+    executor: InternalExecutor,
+) -> InternalRegistry:
+    """Create or update the extensions' jobs in the database and register their tasks with the broker.
+
+    Raises TypeError for what is no job, and ValueError for an invalid name.
+    """
+    registry = register_internal_tasks(broker, extensions, executor)
+    await write(rules_internal.register, [offer_of(cls) for cls in registry.extensions.values()])
+    return registry
+
+
+def _call(cls: type[Any], executor: InternalExecutor) -> Callable[..., Any]:
+    if (call := with_token(executor)) is not None:
+
+        async def run_with_token(
+            task_id: str, room_id: str, payload: dict[str, Any], token: str | None = None
+        ) -> None:
+            await call(cls, payload, room_id, task_id, token)
+
+        return run_with_token
+
+    async def run(task_id: str, room_id: str, payload: dict[str, Any]) -> None:
+        await executor(cls, payload, room_id, task_id)
+
+    return run
+
+
+def _name_of(cls: type[Any]) -> JobName:
+    check_job(cls)
+    try:
+        named = JobRegisterRequest(category=category_of(cls), name=cls.__name__)
+    except ValidationError as error:
+        raise ValueError(f"{cls.__name__} cannot be an internal job: {error.errors()[0]['msg']}") from error
+    return JobName(INTERNAL, named.category, named.name)
+
+
+def offer_of(cls: type[Any]) -> rules_internal.InternalJob:
+    """Return an extension as an internal job. Raises TypeError, ValueError where it cannot be one."""
+    policy = getattr(cls, "policy", None)
+    found = policy if isinstance(policy, JobPolicy) else JobPolicy()
+    offer = rules_internal.InternalJob(_name_of(cls), cls.model_json_schema(), found)
+    rules_internal.check(offer)
+    return offer
+
+
+# Load the extensions of internal jobs by name.
+
+
+class CannotLoad(ValueError):
+    """An entry of `internal_extensions` cannot be loaded. The text names the entry and the reason."""
+
+
+def load(entries: Sequence[str]) -> list[type[Any]]:
+    """Return the jobs of the entries ``module:Class`` or ``module:function``; raise `CannotLoad`.
+
+    The modules may be in the working directory.
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return [_load(entry) for entry in entries]
+
+
+def _load(entry: str) -> type[Any]:
+    module, _, name = entry.partition(":")
+    if not module or not name:
+        raise CannotLoad(f"internal_extensions: {entry!r} does not have the form module:Class")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module}.".startswith(f"{error.name}."):
+            raise CannotLoad(f"internal_extensions: {entry!r}: there is no module {module!r}") from error
+        raise CannotLoad(f"internal_extensions: {entry!r} cannot be imported: {error}") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CannotLoad(f"internal_extensions: {entry!r} cannot be imported: {reason}") from error
+    if found is None:
+        raise CannotLoad(f"internal_extensions: {entry!r}: the module {module!r} has no {name!r}")
+    try:
+        check_job(found)
+    except TypeError as error:
+        raise CannotLoad(f"internal_extensions: {entry!r}: {error}") from error
+    return found  # type: ignore[no-any-return]

@@ -8,10 +8,8 @@ from typing import Any
 
 import redis.asyncio
 
-from zndraw_joblib.contract.logs import create_shared_task
-from zndraw_joblib.server.pubsub.bounded_queue import BoundedQueue
-from zndraw_joblib.server.pubsub.pubsub import PubSub
-from zndraw_joblib.server.pubsub.redis import open_redis, subscribed
+from zndraw_joblib.jobs.logs import create_shared_task
+from zndraw_joblib.server.process.pubsub import BoundedQueue, PubSub, open_redis, subscribed
 from zndraw_joblib.server.realtime.socketio_internals import MessageManager
 
 logger = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.contract.events import Emission, ProviderRequest, providers_of
-from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.server.ports import provider_key
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import providers
+from zndraw_joblib.server.process.ports import provider_key
+from zndraw_joblib.server.queue import rules_providers
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.events import Emission, ProviderRequest, providers_of
+from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.problems import ProblemException
 
 logger = logging.getLogger(__name__)
 ChangeRoom = Callable[[str, str], Awaitable[None]]
@@ -69,7 +69,7 @@ class Presence:
 
         Raises `ProviderNotFound` if the worker is not registered for the provider.
         """
-        connected = await self._runtime.write(providers.connect, worker_id, name, _LEASE)
+        connected = await self._runtime.write(rules_providers.connect, worker_id, name, _LEASE)
         connection = ProviderConnection(name, connected.provider_id, worker_id, connected.is_current)
         self._connections.setdefault(sid, {})[str(name)] = connection
         try:
@@ -86,7 +86,7 @@ class Presence:
     async def _send_pending(self, sid: str, connection: ProviderConnection) -> None:
         # Read after the socket has joined the room: it has not received the requests sent before.
         pending = await self._runtime.write(
-            providers.notify_pending, connection.provider_id, connection.name, connection.worker_id
+            rules_providers.notify_pending, connection.provider_id, connection.name, connection.worker_id
         )
         self._runtime.events.put(
             self._send, [Emission(ProviderRequest(**request.model_dump()), sid) for request in pending]
@@ -114,7 +114,7 @@ class Presence:
         for connection in connections:
             worker_id, provider_id = connection.worker_id, connection.provider_id
             if connection.is_current and (provider_id, worker_id) not in remaining:
-                write = self._runtime.write(providers.disconnect, worker_id, [provider_id])
+                write = self._runtime.write(rules_providers.disconnect, worker_id, [provider_id])
                 task = asyncio.create_task(write)
                 self._disconnecting.add(task)
                 task.add_done_callback(self._on_disconnected)
@@ -153,7 +153,7 @@ class Presence:
             provider_ids.setdefault(connection.worker_id, []).append(connection.provider_id)
         if not provider_ids:
             return
-        current = await self._runtime.write(providers.extend_connections, provider_ids, _LEASE)
+        current = await self._runtime.write(rules_providers.extend_connections, provider_ids, _LEASE)
         for sid, table in list(self._connections.items()):
             for connection in list(table.values()):
                 await self._follow(sid, connection, current.get(connection.provider_id))

@@ -8,9 +8,9 @@ from typing import Any
 import socketio
 from pydantic_core import from_json, to_json, to_jsonable_python
 
-from zndraw_joblib.contract.events import Emission, Event, audience
-from zndraw_joblib.server.pubsub.pubsub import PubSub
+from zndraw_joblib.server.process.pubsub import PubSub
 from zndraw_joblib.server.realtime import socketio_internals
+from zndraw_joblib.wire.events import Emission, Event, audience
 
 logger = logging.getLogger(__name__)
 _EMIT_SECONDS = 5.0

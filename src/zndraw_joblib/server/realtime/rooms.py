@@ -1,11 +1,12 @@
-"""Socket.IO rooms: joining, leaving, and the connections and disconnects of sockets."""
+"""Removal of workers that lost their last socket and do not return within a grace period."""
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -13,20 +14,232 @@ import socketio
 from fastapi import FastAPI, Request
 from pydantic import ValidationError
 
-from zndraw_joblib.contract import events
-from zndraw_joblib.contract.names import parse_job_name, parse_provider_name, validate_room_id
-from zndraw_joblib.contract.problems import InvalidRequest, TooManyRequests, Unauthorized
-from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.problem_responses import as_problem, invalid_part, prefixed
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.ports import Identity, identity_key, worker_key
+from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.queue import rules_workers
 from zndraw_joblib.server.realtime import socketio_internals
-from zndraw_joblib.server.realtime.disconnects import DisconnectTracker
 from zndraw_joblib.server.realtime.presence import Presence
-from zndraw_joblib.server.realtime.supervisor import FindRevoked, SocketOwner, SocketSupervisor
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import workers
-from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.runtime.problem_responses import as_problem, invalid_part, prefixed
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire import events
+from zndraw_joblib.wire.names import parse_job_name, parse_provider_name, validate_room_id
+from zndraw_joblib.wire.problems import InvalidRequest, TooManyRequests, Unauthorized
 
 logger = logging.getLogger(__name__)
+
+
+class DisconnectTracker:
+    """The sockets of this process by which each worker is connected.
+
+    A worker that loses its last socket has `disconnect_grace_seconds` to connect again or to send a request.
+    The removal checks the database, because other processes receive requests of the worker too.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._rooms: dict[str, dict[UUID, set[str]]] = {}
+        self._sockets: dict[UUID, set[str]] = {}
+        self._removals: dict[UUID, asyncio.Task[None]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no socket is tracked and no grace period runs."""
+        return not self._sockets and not self._removals
+
+    @property
+    def in_grace_period(self) -> set[UUID]:
+        """The workers whose grace period runs."""
+        return set(self._removals)
+
+    def joined_rooms(self) -> dict[str, list[tuple[UUID, str]]]:
+        """Return by socket which workers have joined the rooms of which jobs and providers."""
+        return {
+            sid: [(worker_id, room) for worker_id, rooms in workers.items() for room in rooms]
+            for sid, workers in self._rooms.items()
+        }
+
+    def joined(self, sid: str, worker_id: UUID, room: str) -> None:
+        """Record that a worker has joined the room of a job or provider by a socket."""
+        self._rooms.setdefault(sid, {}).setdefault(worker_id, set()).add(room)
+        self._sockets.setdefault(worker_id, set()).add(sid)
+        if removal := self._removals.pop(worker_id, None):
+            removal.cancel()
+
+    def left(self, sid: str, worker_id: UUID, room: str) -> None:
+        """Record that a worker has left a room. After its last one it no longer depends on the socket."""
+        rooms = self._rooms.get(sid, {}).get(worker_id, set())
+        rooms.discard(room)
+        if not rooms and self._rooms.get(sid, {}).pop(worker_id, None) is not None:
+            self._forget_socket(sid, worker_id)
+
+    def disconnected(self, sid: str) -> None:
+        """Record that a socket is disconnected."""
+        for worker_id in self._rooms.pop(sid, ()):
+            if self._forget_socket(sid, worker_id):
+                self._start_grace_period(worker_id)
+
+    def _forget_socket(self, sid: str, worker_id: UUID) -> bool:
+        """Remove one socket of a worker. Return whether it was the last one."""
+        sockets = self._sockets[worker_id]
+        sockets.discard(sid)
+        if sockets:
+            return False
+        del self._sockets[worker_id]
+        return True
+
+    def stop(self) -> None:
+        """Cancel all removals: a server that stops loses the sockets of live workers."""
+        for removal in self._removals.values():
+            removal.cancel()
+        self._removals.clear()
+
+    def _start_grace_period(self, worker_id: UUID) -> None:
+        grace = self._runtime.settings.disconnect_grace_seconds
+        if grace < 0 or self._runtime.waiters.is_closed:
+            return
+        self._runtime.force_heartbeat(worker_id)
+        removal = asyncio.create_task(self._remove(worker_id, grace))
+        self._removals[worker_id] = removal
+        removal.add_done_callback(partial(self._removed, worker_id))
+
+    def _removed(self, worker_id: UUID, removal: "asyncio.Task[None]") -> None:
+        if self._removals.get(worker_id) is removal:
+            del self._removals[worker_id]
+        if not removal.cancelled() and (error := removal.exception()):
+            # The sweeper removes it later.
+            logger.warning(
+                "Disconnected worker not removed: worker_id=%s error=%r",
+                worker_id,
+                error,
+                extra={"worker_id": str(worker_id)},
+            )
+
+    async def _remove(self, worker_id: UUID, grace: float) -> None:
+        since = await self._runtime.database.read(Transaction.now)
+        await asyncio.sleep(grace)
+        if self._runtime.waiters.has(worker_key(worker_id)):
+            return  # a claim of the worker waits
+        if await self._runtime.write(rules_workers.remove_if_silent, worker_id, since):
+            logger.info(
+                "Disconnected worker removed: worker_id=%s grace_seconds=%g",
+                worker_id,
+                grace,
+                extra={"worker_id": str(worker_id)},
+            )
+
+
+# Close sockets without an identity, with a revoked token, or of a disconnected user.
+
+# This time and the lifetime of cached tokens add up to less than 5 s, after which no revoked token works.
+_INTERVAL_SECONDS = 1.5
+_DISCONNECT_SECONDS = 5.0
+_KEY_PREFIX = identity_key("")
+# Returns those of the given digests that belong to no token.
+FindRevoked = Callable[[Collection[str]], Awaitable[set[str]]]
+
+
+class SocketOwner(NamedTuple):
+    """The caller that a socket belongs to, and the digest of its token."""
+
+    identity: Identity
+    digest: str | None
+
+
+class SocketSupervisor:
+    """Records the owners of this process's sockets, and closes sockets that must not stay connected.
+
+    With `settings` it also bounds connections without an identity, in time and in number. `is_closing`
+    refuses new connections.
+    """
+
+    def __init__(
+        self, sio: Any, runtime: Runtime, settings: ServerSettings | None, find_revoked: FindRevoked | None
+    ) -> None:
+        self._sio = sio
+        self._settings = settings
+        self._find_revoked = find_revoked
+        self.owners: dict[str, SocketOwner] = {}
+        self._unauthenticated_since: dict[str, float] = {}
+        self._disconnecting: set[asyncio.Task[None]] = set()
+        self.is_closing = False
+        runtime.waiters.subscribe(_KEY_PREFIX, self._on_wake)
+        if settings is not None:
+            socketio_internals.guard_connections(sio, self._reason_to_refuse)
+
+    def add(self, sid: str, owner: SocketOwner) -> None:
+        """Record the owner of a socket."""
+        self.owners[sid] = owner
+
+    def remove(self, sid: str) -> None:
+        """Record that a socket is disconnected."""
+        self.owners.pop(sid, None)
+
+    async def run(self) -> None:
+        """Check the sockets repeatedly until it is cancelled."""
+        while True:
+            interval = _INTERVAL_SECONDS
+            if self._settings is not None:
+                interval = min(interval, self._settings.socket_auth_timeout_seconds)
+            for check in (self._close_unauthenticated, self._disconnect_revoked):
+                try:
+                    await check()
+                except Exception as error:
+                    logger.warning("Sockets were not checked; the next cycle retries: %r", error)
+            await asyncio.sleep(interval)
+
+    def _reason_to_refuse(self) -> str | None:
+        assert self._settings is not None  # noqa: S101 - the guard is installed with settings only
+        if self.is_closing:
+            return "The server is stopping; connect to another server, or retry later"
+        limit = self._settings.max_unauthenticated_sockets
+        # The count includes the new connection.
+        if socketio_internals.count_connections(self._sio) - len(self.owners) > limit:
+            return (
+                f"{limit} connections without an identity are open (max_unauthenticated_sockets); retry later"
+            )
+        return None
+
+    async def _close_unauthenticated(self) -> None:
+        if self._settings is None:
+            return
+        seconds = self._settings.socket_auth_timeout_seconds
+        unauthenticated, now = socketio_internals.unauthenticated(self._sio), monotonic()
+        since = {eio_sid: self._unauthenticated_since.get(eio_sid, now) for eio_sid in unauthenticated}
+        self._unauthenticated_since = since
+        for eio_sid, first_seen in since.items():
+            if now >= first_seen + seconds:
+                await socketio_internals.close_connection(self._sio, eio_sid)
+
+    async def _disconnect_revoked(self) -> None:
+        digests = {owner.digest for owner in self.owners.values() if owner.digest is not None}
+        if self._find_revoked is None or not digests:
+            return
+        revoked = await self._find_revoked(digests)
+        self._disconnect(sid for sid, owner in self.owners.items() if owner.digest in revoked)
+
+    def _on_wake(self, key: str) -> None:
+        user_id = key.removeprefix(_KEY_PREFIX)
+        self._disconnect(sid for sid, owner in self.owners.items() if owner.identity.id == user_id)
+
+    def _disconnect(self, sids: Iterable[str]) -> None:
+        for sid in list(sids):
+            task = asyncio.create_task(self._disconnect_one(sid))
+            self._disconnecting.add(task)
+            task.add_done_callback(self._disconnecting.discard)
+
+    async def _disconnect_one(self, sid: str) -> None:
+        try:
+            async with asyncio.timeout(_DISCONNECT_SECONDS):
+                await self._sio.disconnect(sid)
+        except Exception as error:
+            logger.warning("Socket not disconnected: sid=%s error=%r", sid, error)
+        else:
+            logger.info("Disconnected a socket whose token or user was revoked: sid=%s", sid)
+
+
+# Socket.IO rooms: joining, leaving, and the connections and disconnects of sockets.
+
 Event = TypeVar("Event", bound=events.Event)
 
 MAX_ROOMS = 1000  # of one socket
@@ -197,7 +410,7 @@ class Rooms:
         caller, name = await self._caller(sid), parse_job_name(event.job_name)
         # A heartbeat, which checks that the worker belongs to the caller.
         await self._runtime.heartbeat(caller, worker_id)
-        await self._runtime.database.read(workers.check_serves, worker_id, name)
+        await self._runtime.database.read(rules_workers.check_serves, worker_id, name)
         await self._check_served(sid, caller, name.room_id)
         await self._enter(sid, events.workers_of(str(name)), events.sockets_of(worker_id))
         self._record_join(sid, worker_id, str(name))

@@ -1,19 +1,329 @@
-"""The event streams of one server process: a follower for each watched room, and bounds on their readers."""
+"""Follow the events of a watched room: read each once, for all clients of this process that read the room."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from itertools import islice
+from typing import NamedTuple
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
-from zndraw_joblib.server.ports import Identity, events_key, identity_key
-from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import streams
-from zndraw_joblib.server.service.streams import Part
-from zndraw_joblib.server.shared_limit import SharedLimit
-from zndraw_joblib.server.streams.follower import Follower, Reader
+from pydantic_core import from_json
+
+from zndraw_joblib.jobs.logs import ExponentialBackoff, create_shared_task
+from zndraw_joblib.server.process.ports import Identity, events_key, identity_key
+from zndraw_joblib.server.process.shared_limit import SharedLimit
+from zndraw_joblib.server.queue import rules_room_events
+from zndraw_joblib.server.queue.rules_room_events import Item, Part
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.history import EventKind
+from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
+from zndraw_joblib.wire.statuses import TERMINAL
+
+logger = logging.getLogger(__name__)
+
+# How long a follower without readers stays, for clients that poll.
+_LINGER_SECONDS = 30.0
+# Between two reads of a busy room; events in between are read together.
+_PAUSE_SECONDS = 0.005
+_REGISTER_SECONDS = 10.0
+_MAX_TOUCH_SECONDS = 60.0
+_MAX_RECENT = 1000
+_MAX_RECENT_BYTES = 512 * 1024
+
+
+# Keeps the connection of an idle stream open: a comment.
+KEEPALIVE_COMMENT = b": ping\n\n"
+
+
+def format_sse_event(
+    data_str: str | None = None, *, event: str | None = None, id: str | None = None, retry: int | None = None
+) -> bytes:
+    """Return an event in the format of Server-Sent Events. No text but the data may have line breaks."""
+    fields = [] if event is None else [("event", event)]
+    # The line breaks of the format; `splitlines` knows more.
+    lines = [] if data_str is None else data_str.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    fields += [("data", line) for line in lines]
+    fields += [] if id is None else [("id", id)]
+    fields += [] if retry is None else [("retry", str(retry))]
+    return "".join([*(f"{name}: {value}\n" for name, value in fields), "\n"]).encode()
+
+
+class Entry(NamedTuple):
+    """An event as a client gets it. `is_end`: it is the end of its task."""
+
+    task_id: UUID
+    sse: bytes
+    is_end: bool
+
+
+def entry_of(item: Item) -> Entry:
+    """Return an event in the format of Server-Sent Events."""
+    is_end = item.kind == EventKind.STATUS and from_json(item.json)["data"]["status"] in TERMINAL
+    return Entry(item.task_id, format_sse_event(data_str=item.json, event=item.kind, id=str(item.n)), is_end)
+
+
+class Reader:
+    """A client that reads the events of a room or of one of its tasks.
+
+    `position` is the number of the last event that it got. It keeps no events: `take` copies them from its
+    follower's buffer, or returns None if they must be read from the database.
+    """
+
+    __slots__ = ("_follower", "_future", "_unseen", "caller", "is_closed", "position", "task_id")
+
+    def __init__(self, follower: "Follower", caller: Identity, task_id: UUID | None) -> None:
+        self._follower = follower
+        self._future: asyncio.Future[None] | None = None
+        self._unseen: int | None = None
+        self.caller = caller
+        self.task_id = task_id
+        self.position = 0
+        self.is_closed = False
+
+    @property
+    def has_new(self) -> bool:
+        """Whether there are events that it has not taken."""
+        return self._unseen is not None
+
+    def notify(self, n: int) -> None:
+        """Record that there is an event with this number, and end the wait."""
+        self._unseen = n if self._unseen is None else min(n, self._unseen)
+        self._resume()
+
+    def must_read(self) -> None:
+        """Let the next `take` return None."""
+        self.notify(0)
+
+    def take(self) -> list[Entry] | None:
+        """Return the new events; None if the follower does not have all of them."""
+        unseen, self._unseen = self._unseen, None
+        entries = [] if unseen is None else self._follower.since(unseen, self.position)
+        if entries is None:
+            return None
+        self.position = max(self.position, self._follower.last)
+        return [entry for entry in entries if self.task_id in (None, entry.task_id)]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what it reads from the database lacks no event; `Follower.is_exact`."""
+        return self._follower.is_exact
+
+    def begin_read(self) -> None:
+        """Forget what it was notified of, because a read of the database follows."""
+        self._unseen = None
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for an event, the end of the stream, or `seconds`."""
+        if self._unseen is not None or self.is_closed:
+            return
+        loop = asyncio.get_running_loop()
+        self._future = loop.create_future()
+        timer = loop.call_later(seconds, self._resume)
+        try:
+            await self._future
+        finally:
+            timer.cancel()
+            self._future = None
+
+    def leave(self) -> None:
+        """Get no more events."""
+        self._follower.remove(self)
+
+    def close(self, _: object = None) -> None:
+        """End the stream."""
+        self.is_closed = True
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class Follower:
+    """Reads the events of one room after each wake-up, and a re-check in between for lost ones.
+
+    It keeps the room watched for one of its readers, and a bounded buffer of the newest events. `ready` is
+    done once all transactions record their events. Then the database has a state of the room, and all that
+    follows it.
+    """
+
+    def __init__(
+        self, room_id: str, user: str, runtime: Runtime, forget: Callable[["Follower"], None]
+    ) -> None:
+        self.room_id = room_id
+        self.user = user
+        self._runtime = runtime
+        self._forget = forget
+        self._loop = asyncio.get_running_loop()
+        self._readers: dict[UUID | None, set[Reader]] = {}
+        self._recent: list[Entry] = []
+        self._recent_bytes = 0
+        self.last = -1
+        self._is_woken = asyncio.Event()
+        self._touch_at = self._used_at = self._known_until = 0.0
+        self._was_empty = False
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        # Several clients may wait for it, or none.
+        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+        self.task = create_shared_task(self._run(), name=f"zndraw-joblib events of room {room_id}")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all transactions record their events in the log that clients have read.
+
+        If the log was not touched for too long, the sweeper may have deleted it. Transactions that ran then
+        record nothing, and a server that begins a new log must wait for them.
+        """
+        return time.monotonic() < self._known_until
+
+    @property
+    def readers(self) -> list[Reader]:
+        """All clients that read it."""
+        return [reader for readers in self._readers.values() for reader in readers]
+
+    def add(self, reader: Reader) -> None:
+        """Notify a client of new events from now on."""
+        self._readers.setdefault(reader.task_id, set()).add(reader)
+
+    def remove(self, reader: Reader) -> None:
+        """Notify a client no longer."""
+        readers = self._readers[reader.task_id]
+        readers.discard(reader)
+        if not readers:
+            del self._readers[reader.task_id]
+        self._used_at = time.monotonic()
+
+    def wake(self) -> None:
+        """Read new events. Another thread may call it."""
+        self._loop.call_soon_threadsafe(self._is_woken.set)
+
+    def since(self, n: int, position: int) -> list[Entry] | None:
+        """Return the events from a number on that follow a position; None if some are not in the buffer."""
+        first = self.last + 1 - len(self._recent)
+        start = max(n, position + 1)
+        return None if start < first else self._recent[start - first :]
+
+    async def _run(self) -> None:
+        try:
+            try:
+                await self._watch()
+            except Exception as error:
+                self.ready.set_exception(error)
+                return
+            self.ready.set_result(None)
+            self._used_at = time.monotonic()
+            backoff = ExponentialBackoff(*self._runtime.recheck.seconds, jitter=0, growth=1.5)
+            while self._readers or time.monotonic() < self._used_at + _LINGER_SECONDS:
+                try:
+                    if self.is_exact:
+                        await self._read_new()
+                    if not self.is_exact or time.monotonic() >= self._touch_at:
+                        await self._watch()
+                except Exception as error:
+                    logger.warning("Did not read the events of room %r; will retry: %r", self.room_id, error)
+                await self._pause(backoff)
+        finally:
+            self._forget(self)
+            if not self.ready.done():
+                self.ready.set_exception(ServiceUnavailable("The server is stopping; connect again"))
+            for reader in self.readers:
+                reader.close()
+
+    async def _pause(self, backoff: ExponentialBackoff) -> None:
+        """Wait until there may be new events."""
+        await asyncio.sleep(_PAUSE_SECONDS)
+        try:
+            async with asyncio.timeout(backoff.next()):
+                await self._is_woken.wait()
+        except TimeoutError:
+            if not any(reader.has_new for reader in self.readers):
+                self._clear()
+        else:
+            backoff.reset()
+            self._is_woken.clear()
+
+    async def _watch(self, *, has_gap: bool = False) -> None:
+        """Keep the room watched. Begin anew if the log is new, or lacks events that were not read."""
+        settings, asked = self._runtime.settings, time.monotonic()
+        bounds = rules_room_events.bounds(settings)
+        users = {reader.caller.id for reader in self.readers}
+        if users and self.user not in users:
+            self.user = min(users)
+        kept = await self._runtime.write_short(rules_room_events.watch, self.room_id, bounds, self.user)
+        if has_gap or self.last < kept.first:
+            await self._wait_for_writers()
+            self._restart(kept.last)
+        # Not before: until the writers have ended, clients may miss their events.
+        self._touch_at = asked + min(_MAX_TOUCH_SECONDS, settings.event_retention_seconds / 4)
+        self._known_until = asked + kept.keep.total_seconds()
+        self._was_empty = kept.keep < bounds.keep
+
+    async def _wait_for_writers(self) -> None:
+        """Wait until no transaction is under way that may not know yet that the room is watched."""
+        database = self._runtime.database
+        longest = timedelta(seconds=2 * self._runtime.settings.database_statement_timeout_seconds)
+        deadline = time.monotonic() + _REGISTER_SECONDS
+        backoff = ExponentialBackoff(first=0.002, longest=0.1, jitter=0)
+        older = await database.read_short(rules_room_events.transactions_under_way, longest)
+        while older:
+            if time.monotonic() > deadline:
+                raise ServiceUnavailable(
+                    f"The events of room {self.room_id!r} cannot be followed yet: {len(older)} transactions "
+                    f"of the database that began earlier have not ended within {_REGISTER_SECONDS:g} s; "
+                    "retry later",
+                    headers={"Retry-After": "5"},
+                )
+            await asyncio.sleep(backoff.next())
+            older &= await database.read_short(rules_room_events.transactions_under_way, longest)
+
+    async def _read_new(self) -> None:
+        while True:
+            items = await self._runtime.database.read_short(
+                rules_room_events.new_events, self.room_id, self.last
+            )
+            if not items:
+                return
+            if items[0].n == self.last + 1:
+                self._push(items)
+            else:
+                # The oldest events were deleted, or the log was: a new one may lack events.
+                self._known_until = 0.0
+                await self._watch(has_gap=True)
+
+    def _push(self, items: list[Item]) -> None:
+        new = list(map(entry_of, items))
+        first = self.last + 1
+        if self._was_empty:
+            self._touch_at = 0.0  # its events are kept for longer now
+        self.last += len(new)
+        self._recent += new
+        self._recent_bytes += sum(len(entry.sse) for entry in new)
+        surplus = 0
+        while len(self._recent) - surplus > _MAX_RECENT or self._recent_bytes > _MAX_RECENT_BYTES:
+            self._recent_bytes -= len(self._recent[surplus].sse)
+            surplus += 1
+        del self._recent[:surplus]
+        seen: set[UUID | None] = {None, *(entry.task_id for entry in new)}
+        for task_id in seen & self._readers.keys():
+            for reader in self._readers[task_id]:
+                reader.notify(first)
+
+    def _restart(self, last: int) -> None:
+        """Continue after a number; clients read the database, which has what they have missed."""
+        self.last = last
+        self._clear()
+        for reader in self.readers:
+            reader.must_read()
+
+    def _clear(self) -> None:
+        self._recent, self._recent_bytes = [], 0
+
+
+# The event streams of one server process: a follower for each watched room, and bounds on their readers.
 
 _EVENTS = events_key("")
 _IDENTITY = identity_key("")
@@ -95,7 +405,9 @@ class Streams:
         Raises `ServiceUnavailable` if events may be missing, because the room was not kept watched.
         """
         reader.begin_read()
-        part = await self._runtime.database.read_snapshot(streams.read, room_id, reader.task_id, after)
+        part = await self._runtime.database.read_snapshot(
+            rules_room_events.read, room_id, reader.task_id, after
+        )
         if not reader.is_exact:
             raise ServiceUnavailable(
                 f"The events of room {room_id!r} were not recorded for some time; retry later", headers=_RETRY

@@ -1,1 +1,0 @@
-"""What workers and servers share: names, statuses, messages, events, problems. Plain data, no I/O."""

@@ -1,0 +1,134 @@
+"""The base classes of a worker's code: extensions, which are jobs, and providers, which answer requests."""
+
+import inspect
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, model_validator
+
+from zndraw_joblib.wire.names import GLOBAL, JobName
+
+DEFAULT_CATEGORY = "jobs"
+_JOB_METHODS = ("model_json_schema", "model_validate")
+
+
+class Category(StrEnum):
+    """The categories that a server allows by default (setting `allowed_categories`)."""
+
+    MODIFIER = "modifiers"
+    SELECTION = "selections"
+    ANALYSIS = "analysis"
+
+
+class Extension(BaseModel, ABC):
+    """A job. Its fields are the payload, and its name is the last part of the job's full name.
+
+    A class attribute ``policy: ClassVar[JobPolicy]`` sets fields of the job's policy. `category` and
+    `job_room` are the first two parts of its full name, where the registration gives no other room; each
+    server allows the default category.
+    """
+
+    category: ClassVar[Category | str] = DEFAULT_CATEGORY
+    job_room: ClassVar[str] = GLOBAL
+
+    @abstractmethod
+    def run(self, vis: Any, **kwargs: Any) -> Any:
+        """Do the work and return the task's result: JSON values, arrays, atoms, images, bytes or files.
+
+        `vis` is the context that the worker's host creates for each task, or None. A `run` with an argument
+        `task` gets the `TaskContext`, to report progress and to log; `current_task` returns it anywhere.
+        """
+
+
+def check_job(value: object) -> None:
+    """Raise TypeError, with the remedy, if `value` is not a class that can be a job: `@job` makes one too."""
+    if fault := _fault_of(value):
+        raise TypeError(fault)
+
+
+def check_task(value: object) -> None:
+    """Raise TypeError, with the remedy, if `value` is not an instance of a job's class, which is a task."""
+    if isinstance(value, type) or inspect.isfunction(value):
+        name = value.__qualname__
+        call = f"{name}.task(…)" if hasattr(value, "__wrapped__") else f"{name}(…)"
+        raise TypeError(_fault_of(value) or f"{name} is a job, not a task of it: pass {call}")
+    if not callable(getattr(value, "model_dump", None)):
+        raise TypeError(
+            f"{value!r:.100} is no task: pass an instance of an Extension, area.task(…) of a function with "
+            "@job, or the full name of a job and its payload"
+        )
+
+
+def category_of(cls: type[Any]) -> str:
+    """Return the category of a class, whether it is a string or an enum member."""
+    return str(getattr(cls.category, "value", cls.category))
+
+
+def job_name_of(cls: type[Any], room: str) -> JobName:
+    """Return the name of the job that a class is in a room."""
+    return JobName(room, category_of(cls), cls.__name__)
+
+
+def job_room_of(cls: type[Any]) -> str:
+    """Return the room of a job where neither its registration nor a submit names one."""
+    return str(getattr(cls, "job_room", GLOBAL))
+
+
+def _fault_of(value: object) -> str | None:
+    if inspect.isfunction(value):
+        what = "A lambda" if value.__name__ == "<lambda>" else f"The function {value.__qualname__}()"
+        return f"{what} is no job: define it with def, and decorate it with @job"
+    if not isinstance(value, type):
+        cls = type(value)
+        is_job = _fault_of(cls) is None
+        remedy = f"pass {cls.__qualname__} itself" if is_job else "pass a function with @job, or an Extension"
+        return f"{value!r:.100} is {'a task of a job' if is_job else 'no job'}: {remedy}"
+    if inspect.isabstract(value) or not callable(getattr(value, "run", None)):
+        is_provider = callable(getattr(value, "read", None))
+        remedy = "use register_provider()" if is_provider else "define run(self, vis)"
+        return f"The class {value.__qualname__} has no method run, so it is no job: {remedy}"
+    if missing := [name for name in _JOB_METHODS if not callable(getattr(value, name, None))]:
+        return f"The class {value.__qualname__} has no {', '.join(missing)}: derive it from Extension"
+    if not getattr(value, "category", None):
+        return f"The class {value.__qualname__} has no category: set category, or derive it from Extension"
+    return None
+
+
+class Provider(BaseModel, ABC):
+    """A remote data source. Its fields are the parameters of a request; an instance is one request.
+
+    The parameters come from a query as strings, which pydantic converts to the types of the fields. The field
+    of a parameter that may be repeated is a list.
+    """
+
+    category: ClassVar[str]
+    content_type: ClassVar[str] = "application/json"
+
+    @abstractmethod
+    def read(self, handler: Any) -> Any:
+        """Return the result: bytes, for ``application/json`` a JSON value, or for ``text/…`` a string.
+
+        `handler` is the object given at the registration: an open file system, a database, a universe of
+        atoms. An exception is sent to the client that sent the request.
+        """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_single_for_list(cls, params: Any) -> Any:
+        """Turn a parameter that was given once into a list, if its field is a list."""
+        if not isinstance(params, dict):
+            return params
+        fields = cls.model_json_schema().get("properties", {})
+        lists = {name for name, field in fields.items() if field.get("type") == "array"}
+        return {
+            name: [value] if name in lists and isinstance(value, str) else value
+            for name, value in params.items()
+        }
+
+
+class NonRetryable(Exception):
+    """A final failure: a job raises it, and the task is not retried, whatever the job's policy is."""
+
+
+GiveUp = NonRetryable

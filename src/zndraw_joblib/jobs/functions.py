@@ -1,0 +1,370 @@
+"""What a docstring says: its first paragraph, and its parameters in the style of Google or NumPy."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import NoneType, SimpleNamespace, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
+
+from zndraw_joblib.jobs.extensions import DEFAULT_CATEGORY, Category, Extension
+from zndraw_joblib.jobs.task_context import TaskContext
+from zndraw_joblib.wire.names import GLOBAL, is_name, validate_room_id
+from zndraw_joblib.wire.policy import JobPolicy
+
+_GOOGLE = re.compile(r"^(?:Args|Arguments|Parameters):$")
+_GOOGLE_ENTRY = re.compile(r"^\*{0,2}(\w+)(?: *\([^)]*\))?: *(.*)$")
+_NUMPY = re.compile(r"^Parameters\n-{3,}$", re.MULTILINE)
+_NUMPY_ENTRY = re.compile(r"^(\w+(?:, *\w+)*)(?: *:.*)?$")
+_UNDERLINE = re.compile(r"^-{3,}$")
+
+
+def summary_of(docstring: str | None) -> str | None:
+    """Return the first paragraph on one line, None if there is none."""
+    first = inspect.cleandoc(docstring or "").partition("\n\n")[0]
+    return " ".join(first.split()) or None
+
+
+def parameters_of(docstring: str | None) -> dict[str, str]:
+    """Return the texts of the parameters that a docstring describes, each on one line."""
+    lines = inspect.cleandoc(docstring or "").splitlines()
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(lines):
+        if _GOOGLE.match(line):
+            found |= _google_entries(lines[number + 1 :])
+        elif _NUMPY.match("\n".join(lines[number : number + 2])):
+            found |= _numpy_entries(lines[number + 2 :])
+    texts = {name: " ".join(" ".join(text).split()) for name, text in found.items()}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _google_entries(lines: list[str]) -> dict[str, list[str]]:
+    """Return the entries of a section: its lines are indented, and those that go on with an entry more."""
+    found: dict[str, list[str]] = {}
+    indent = None
+    text: list[str] = []
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        if line and not depth:
+            break
+        indent = depth if indent is None and line else indent
+        entry = _GOOGLE_ENTRY.match(line.strip()) if depth == indent else None
+        if entry:
+            text = found[entry[1]] = [entry[2]]
+        else:
+            text.append(line)
+    return found
+
+
+def _numpy_entries(lines: list[str]) -> dict[str, list[str]]:
+    """Return the entries of a section: its names are not indented, and their texts are."""
+    found: dict[str, list[str]] = {}
+    text: list[str] = []
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if _UNDERLINE.match(after):
+            break
+        entry = _NUMPY_ENTRY.match(line)
+        if entry:
+            text = []
+            found |= dict.fromkeys(re.split(", *", entry[1]), text)
+        else:
+            text.append(line)
+    return found
+
+
+# What a job needs from its function's signature: the fields of its payload, and what the worker adds.
+
+VIS = "vis"
+_Kind = inspect.Parameter
+_STARS: dict[Any, str] = {_Kind.VAR_POSITIONAL: "*", _Kind.VAR_KEYWORD: "**"}
+_TAKEN = frozenset({"policy"}).union(dir(Extension))
+
+
+@dataclass(frozen=True, slots=True)
+class JobSignature:
+    """The parameters of a job's function.
+
+    `fields` are those of the payload, with their annotations and defaults as `pydantic.create_model` takes
+    them; `tasks` get the running task, and with `takes_vis` the parameter `vis` gets the worker's context.
+    """
+
+    fields: Mapping[str, tuple[Any, Any]]
+    tasks: tuple[str, ...]
+    takes_vis: bool
+    call: inspect.Signature
+
+    @property
+    def payload(self) -> inspect.Signature:
+        """Return the signature without what the worker adds."""
+        kept = [one for name, one in self.call.parameters.items() if name in self.fields]
+        return self.call.replace(parameters=kept)
+
+
+def signature_of(function: Callable[..., Any]) -> JobSignature:
+    """Return what a job needs from a function. Raises TypeError that names the parameter and the remedy."""
+    found = inspect.signature(function)
+    docs = parameters_of(function.__doc__)
+    fields: dict[str, tuple[Any, Any]] = {}
+    tasks: list[str] = []
+    for name, parameter in found.parameters.items():
+        _check_kind(function, parameter)
+        if name == VIS:
+            continue
+        annotation = _annotation(function, parameter)
+        if _is_task(annotation):
+            tasks.append(name)
+        else:
+            _check_field(function, parameter)
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[name] = (_described(annotation, docs.get(name)), default)
+    return JobSignature(fields, tuple(tasks), VIS in found.parameters, found)
+
+
+def wrong_parameter(function: Callable[..., Any], name: str, why: str, remedy: str) -> TypeError:
+    """Return the error of a parameter that no job can have."""
+    return TypeError(f"@job: the parameter {name!r} of {function.__qualname__}() {why}: {remedy}")
+
+
+def _check_kind(function: Callable[..., Any], parameter: inspect.Parameter) -> None:
+    name = parameter.name
+    if stars := _STARS.get(parameter.kind):
+        remedy = "write each parameter out, or take one list or dict"
+        raise wrong_parameter(function, f"{stars}{name}", "has no names for the job's schema", remedy)
+    if parameter.kind is _Kind.POSITIONAL_ONLY:
+        raise wrong_parameter(function, name, "is positional-only, and a payload has names", "remove the '/'")
+
+
+def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    name = parameter.name
+    if parameter.annotation is parameter.empty:
+        remedy = f"write {name}: float, for example, or {name}: TaskContext for the running task"
+        raise wrong_parameter(function, name, "has no annotation, which the job's schema needs", remedy)
+    one = SimpleNamespace(__annotations__={name: parameter.annotation})
+    known = getattr(inspect.unwrap(function), "__globals__", {})
+    try:
+        return get_type_hints(one, globalns=known, include_extras=True)[name]
+    # An annotation may be any code.
+    except Exception as error:
+        why = f"has the annotation {parameter.annotation!r}, which cannot be evaluated ({error})"
+        remedy = "define or import it at the top level of the module, above the function, at run time"
+        raise wrong_parameter(function, name, why, remedy) from error
+
+
+def _check_field(function: Callable[..., Any], parameter: inspect.Parameter) -> None:
+    name = parameter.name
+    if name.startswith("_") or name in _TAKEN:
+        remedy = f"rename it, for example to {name.strip('_')}_value"
+        raise wrong_parameter(function, name, "has a name that pydantic or Extension uses", remedy)
+    if isinstance(parameter.default, FieldInfo):
+        remedy = f"write {name}: Annotated[…, Field(…)]"
+        raise wrong_parameter(function, name, "has Field(…) as its default, which a call would get", remedy)
+
+
+def _is_task(annotation: Any) -> bool:
+    """Return whether an annotation is `TaskContext`, or `TaskContext | None`."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _is_task(get_args(annotation)[0])
+    if origin in {Union, UnionType}:
+        kinds = set(get_args(annotation)) - {NoneType}
+        return bool(kinds) and all(map(_is_task, kinds))
+    return isinstance(annotation, type) and issubclass(annotation, TaskContext)
+
+
+def _described(annotation: Any, text: str | None) -> Any:
+    own = getattr(annotation, "__metadata__", ())
+    if text is None or any(getattr(one, "description", None) for one in own):
+        return annotation
+    return Annotated[annotation, Field(description=text)]
+
+
+# Jobs from functions: `@job` makes a function the `run` of an extension whose fields are its parameters.
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)  # its own name is private
+
+Call = ParamSpec("Call")
+Payload = ParamSpec("Payload")
+Result = TypeVar("Result")
+
+
+class JobFunction(ModelMetaclass, Generic[Call, Payload, Result]):
+    """A function that is a job: an extension class whose call calls the function."""
+
+    category: str
+    job_room: str
+    __wrapped__: Callable[..., Any]
+    __job_signature__: JobSignature
+
+    def __call__(cls, *args: Call.args, **kwargs: Call.kwargs) -> Result:
+        """Call the function here, without a queue."""
+        return cls.__wrapped__(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def task(cls, *args: Payload.args, **kwargs: Payload.kwargs) -> Extension:
+        """Return a task of the job, to submit: the arguments are those of the function.
+
+        What the worker adds, the running task and `vis`, is left out. Raises TypeError for arguments that
+        the function does not take, and pydantic's ValidationError for values of a wrong type.
+        """
+        try:
+            payload = cls.__job_signature__.payload.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{cls.__qualname__}.task(): {error}") from None
+        return cls.model_validate(payload)  # type: ignore[attr-defined, no-any-return]
+
+    def __repr__(cls) -> str:
+        return f"<job {cls.__module__}.{cls.__qualname__}>"
+
+
+class _FunctionJob(Extension, metaclass=JobFunction):
+    # A typo in an argument is an error, as it is in a call.
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    def run(self, vis: Any, *, task: TaskContext | None = None, **kwargs: Any) -> Any:
+        """Call the function with the fields, the running task and the worker's context."""
+        cls = type(self)
+        signature: JobSignature = cls.__job_signature__
+        added: dict[str, Any] = dict.fromkeys(signature.tasks, task)
+        if signature.takes_vis:
+            added[VIS] = vis
+        return cls.__wrapped__(**{name: getattr(self, name) for name in signature.fields}, **added)
+
+
+class JobDecorator(Protocol):
+    """What `job` with options returns."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[TaskContext, Payload], Result], /
+    ) -> JobFunction[Concatenate[TaskContext, Payload], Payload, Result]: ...
+    @overload
+    def __call__(self, function: Callable[Call, Result], /) -> JobFunction[Call, Call, Result]: ...
+
+
+@overload
+def job(
+    function: Callable[Concatenate[TaskContext, Payload], Result], /
+) -> JobFunction[Concatenate[TaskContext, Payload], Payload, Result]: ...
+@overload
+def job(function: Callable[Call, Result], /) -> JobFunction[Call, Call, Result]: ...
+@overload
+def job(
+    *, name: str | None = ..., category: Category | str = ..., policy: JobPolicy | None = ..., room: str = ...
+) -> JobDecorator: ...
+def job(
+    function: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    category: Category | str = DEFAULT_CATEGORY,
+    policy: JobPolicy | None = None,
+    room: str = GLOBAL,
+) -> Any:
+    """Make a function or a coroutine function a job, wherever an `Extension` class is one.
+
+    The parameters are the fields of the payload: their annotations make its JSON Schema, a parameter with a
+    default may be left out, and a payload with another field is refused. The docstring's first paragraph
+    describes the job, and its section "Args:" or "Parameters" the fields. A parameter annotated with
+    `TaskContext` gets the running task, and one named `vis` what the worker's ``--context`` returns.
+
+    `name` is the last part of the job's full name, by default the function's; `policy` and `room` hold where
+    the registration gives no others. A call still calls the function; `area.task(width=3)` is a task of it,
+    to submit. Raises TypeError for a function that cannot be a job; it names the parameter and the remedy.
+    """
+    given: dict[str, Any] = {"category": _checked_category(category), "job_room": validate_room_id(room)}
+    if policy is not None:
+        given["policy"] = _checked_policy(policy)
+
+    def decorate(function: Any) -> Any:
+        _check_function(function)
+        cls = _job_class(function, name or function.__name__, signature_of(function))
+        for attribute, value in given.items():
+            setattr(cls, attribute, value)
+        return cls
+
+    return decorate if function is None else decorate(function)
+
+
+def _check_function(function: Any) -> None:
+    if isinstance(function, type):
+        raise TypeError(
+            f"@job is for functions, and {function.__qualname__} is a class: derive it from Extension"
+        )
+    if not inspect.isfunction(function):
+        raise TypeError(f"@job needs a function, not {function!r:.100}: call it in a function of its own")
+    if function.__name__ == "<lambda>":
+        raise TypeError("@job: a lambda has no name: define the function with def")
+
+
+def _job_class(function: Callable[..., Any], name: str, signature: JobSignature) -> Any:
+    if not is_name(name):
+        raise TypeError(
+            f"@job: {name!r:.100} cannot be the name of a job: use letters, digits, '_', '-' and '.'"
+        )
+    try:
+        cls: Any = create_model(
+            name,
+            __base__=_FunctionJob,
+            __module__=function.__module__,
+            __doc__=function.__doc__,
+            __cls_kwargs__={"json_schema_extra": _description(function)},
+            **dict[str, Any](signature.fields),
+        )
+        cls.model_json_schema()
+    except PydanticUserError as error:
+        raise _unusable(function, signature, error) from error
+    cls.__qualname__ = function.__qualname__
+    cls.__signature__ = signature.call
+    cls.__wrapped__, cls.__job_signature__ = function, signature
+    return cls
+
+
+def _description(function: Callable[..., Any]) -> dict[str, Any] | None:
+    summary = summary_of(function.__doc__)
+    return None if summary is None else {"description": summary}
+
+
+def _unusable(function: Callable[..., Any], signature: JobSignature, error: PydanticUserError) -> TypeError:
+    """Return the error of the first parameter without a JSON Schema."""
+    for name, (annotation, _) in signature.fields.items():
+        try:
+            TypeAdapter(annotation).json_schema()
+        except PydanticUserError:
+            shown = getattr(annotation, "__qualname__", repr(annotation))
+            why = f"has the type {shown}, which has no JSON Schema"
+            remedy = "use a type that JSON can express, or a validator with json_schema_input_type"
+            return wrong_parameter(function, name, why, remedy)
+    return TypeError(f"@job: {function.__qualname__}() has no JSON Schema: {error.message}")
+
+
+def _checked_policy(policy: JobPolicy) -> JobPolicy:
+    if not isinstance(policy, JobPolicy):
+        raise TypeError(f"@job: policy must be a JobPolicy, not {policy!r:.100}")
+    return policy
+
+
+def _checked_category(category: Category | str) -> str:
+    text = str(getattr(category, "value", category))
+    if not is_name(text):
+        raise ValueError(f"@job: category {text!r:.100} must be letters, digits, '_', '-' and '.'")
+    return text

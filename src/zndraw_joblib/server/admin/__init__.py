@@ -1,0 +1,1 @@
+"""What operators see and do: overview, statistics, searches, bulk actions, lists, audit."""

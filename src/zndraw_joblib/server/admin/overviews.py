@@ -1,0 +1,135 @@
+"""The overview of the queue as a stream: one look at the database for all readers of a process."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from weakref import WeakKeyDictionary
+
+from zndraw_joblib.jobs.logs import create_shared_task, log_failed_work
+from zndraw_joblib.server.admin import rules_overview
+from zndraw_joblib.server.process.ports import Identity, identity_key
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.server.streams.streams import Streams
+from zndraw_joblib.wire.operators import Overview
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 2.0
+# They change without a change of the queue.
+_NOT_COMPARED = {"at", "statistics_until"}
+_IDENTITY = identity_key("")
+
+
+class OverviewReader:
+    """One open stream. Each text is the overview as JSON."""
+
+    def __init__(self, caller: Identity) -> None:
+        self.caller = caller
+        self.is_closed = False
+        self._text: str | None = None
+        self._event = asyncio.Event()
+
+    def put(self, text: str) -> None:
+        """Let the reader read this text next; one that it has not read yet is dropped."""
+        self._text = text
+        self._event.set()
+
+    def close(self, _: object = None) -> None:
+        """End the stream."""
+        self.is_closed = True
+        self._event.set()
+
+    async def next(self, seconds: float) -> str | None:
+        """Wait for the next text and return it; None without one in this time, or at the end."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return None
+        self._event.clear()
+        text, self._text = self._text, None
+        return None if self.is_closed else text
+
+
+class _Looker:
+    """Reads the overview every 2 s while there are readers in its event loop."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.readers: set[OverviewReader] = set()
+        self._known: str | None = None
+        self._last: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, reader: OverviewReader) -> None:
+        """Add a reader. It reads the last overview at once."""
+        self.readers.add(reader)
+        if self._task is None or self._task.done():
+            self._known = self._last = None
+            self._task = create_shared_task(self._run())
+        elif self._last is not None:
+            reader.put(self._last)
+
+    async def _run(self) -> None:
+        while self.readers:
+            try:
+                await self._look()
+            except Exception as error:
+                log_failed_work(logger, error, "The overview was not read; its readers wait for the next one")
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _look(self) -> None:
+        settings = self._runtime.settings
+        found: Overview = await self._runtime.database.read_snapshot(
+            rules_overview.read_overview, settings.heartbeat_seconds
+        )
+        self._last = found.model_dump_json()
+        known = found.model_dump_json(exclude=_NOT_COMPARED)
+        if known != self._known:
+            self._known = known
+            for reader in self.readers:
+                reader.put(self._last)
+
+    def stop(self) -> None:
+        """End all streams."""
+        for reader in self.readers:
+            reader.close()
+        if self._task is not None:
+            self._task.cancel()
+
+
+class Overviews:
+    """Opens streams of the overview. They count as event streams."""
+
+    def __init__(self, runtime: Runtime, streams: Streams) -> None:
+        self._runtime = runtime
+        self._streams = streams
+        # A host's test client may run each request in an event loop of its own.
+        self._lookers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Looker] = WeakKeyDictionary()
+        runtime.waiters.subscribe(_IDENTITY, self._on_identity)
+
+    @asynccontextmanager
+    async def reader(self, caller: Identity) -> AsyncIterator[OverviewReader]:
+        """Open a stream of a superuser. Raises `ServiceUnavailable` and `TooManyRequests`."""
+        with self._streams.slot(caller):
+            loop = asyncio.get_running_loop()
+            looker = self._lookers.setdefault(loop, _Looker(self._runtime))
+            reader = OverviewReader(caller)
+            looker.add(reader)
+            try:
+                yield reader
+            finally:
+                looker.readers.discard(reader)
+
+    def close(self) -> None:
+        """End all streams: the server stops."""
+        for looker in list(self._lookers.values()):
+            looker.stop()
+
+    def _on_identity(self, key: str) -> None:
+        user_id = key.removeprefix(_IDENTITY)
+        for looker in list(self._lookers.values()):
+            for reader in looker.readers:
+                if reader.caller.id == user_id:
+                    reader.close()

@@ -1,0 +1,510 @@
+"""What is wrong with the queue, and what to do about it."""
+
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.server.admin import rules_lists, sql_lists, sql_operators, sql_statistics
+from zndraw_joblib.server.admin.sql_lists import QueuedJob, WorkerGroup
+from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS, RecentEnds
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import sql_counts, sql_jobs, sql_occurrences
+from zndraw_joblib.server.queue.sql_counts import WaitingTask
+from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.operators import (
+    BUCKET_BOUNDS,
+    HOUR,
+    MINUTE,
+    Finding,
+    JobEntry,
+    Overview,
+    RoomOverview,
+    ServerCycle,
+    ServerEntry,
+    Severity,
+    StatusCounts,
+    Version,
+    WorkerState,
+)
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+
+_LONG, _VERY_LONG = timedelta(minutes=10), timedelta(hours=1)
+# So many failures of a job, and this share of its ends, make a finding.
+_MANY_FAILURES, _MOST = 5, 0.5
+_MANY_LOST = 5
+_MOST_FINDINGS = 100
+_ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1}
+
+
+def ordered(found: Iterable[Finding]) -> list[Finding]:
+    """Return findings, critical ones first, at most 100."""
+    return sorted(found, key=lambda finding: _ORDER[finding.severity])[:_MOST_FINDINGS]
+
+
+def unserved_job(job: QueuedJob) -> Finding:
+    """Return that no worker serves a job with queued tasks."""
+    remedy = "Start a worker that registers this job, or cancel its tasks."
+    return _queued(job, "job-without-workers", Severity.CRITICAL, f"No worker serves {job.full_name}", remedy)
+
+
+def paused_job(job: QueuedJob) -> Finding:
+    """Return that a paused job has queued tasks."""
+    remedy = "Resume the job when its tasks may run again."
+    return _queued(job, "job-paused", Severity.WARNING, f"{job.full_name} is paused", remedy)
+
+
+def _queued(job: QueuedJob, code: str, severity: Severity, problem: str, remedy: str) -> Finding:
+    return Finding(
+        code=code,
+        severity=severity,
+        detail=f"{problem}: {_tasks(job.queued)} in its queue.",
+        remedy=remedy,
+        job=job.full_name,
+        count=job.queued,
+    )
+
+
+def waiting_task(task: WaitingTask, now: datetime) -> Finding | None:
+    """Return that a task has waited for too long; None for a task that has not."""
+    waited = now - task.since
+    if waited < _LONG:
+        return None
+    return Finding(
+        code="waiting-too-long",
+        severity=Severity.CRITICAL if waited >= _VERY_LONG else Severity.WARNING,
+        detail=f"A task of {task.job} has waited for {_duration(waited)}.",
+        remedy="Read why it waits (explain the task); add workers or slots, or raise the job's limits.",
+        job=task.job,
+        room=task.room_id,
+        task=task.id,
+        since=task.since,
+    )
+
+
+def failing_tasks(ends: RecentEnds, since: datetime) -> list[Finding]:
+    """Return that most tasks of a job failed, and that attempts were lost, since a time."""
+    found = []
+    number = ends.failed + ends.completed
+    if ends.failed >= _MANY_FAILURES and ends.failed >= _MOST * number:
+        detail = (
+            f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed."
+        )
+        found.append(
+            Finding(
+                code="failing-job",
+                severity=Severity.WARNING if ends.completed else Severity.CRITICAL,
+                detail=detail,
+                remedy="Read the error of one of them; pause the job until it is repaired, then retry them.",
+                job=ends.job,
+                count=ends.failed,
+                since=since,
+            )
+        )
+    if ends.lost >= _MANY_LOST:
+        found.append(
+            Finding(
+                code="lost-attempts",
+                severity=Severity.WARNING,
+                detail=f"{ends.lost} attempts of {ends.job} ended since {since:%H:%M} UTC because the worker "
+                "was lost or a time limit passed.",
+                remedy="Check the memory of the workers, their connection and the time limits of the job.",
+                job=ends.job,
+                count=ends.lost,
+                since=since,
+            )
+        )
+    return found
+
+
+def silent_workers(group: WorkerGroup) -> list[Finding]:
+    """Return that workers are silent."""
+    if not group.workers:
+        return []
+    return [
+        Finding(
+            code="silent-workers",
+            severity=Severity.WARNING,
+            detail=f"{group.workers} workers have sent no heartbeat for two intervals; they hold "
+            f"{_tasks(group.held)}.",
+            remedy="Check that these processes run and reach the server. The sweeper removes them after "
+            "worker_timeout_seconds.",
+            count=group.workers,
+        )
+    ]
+
+
+def sweepers(servers: Sequence[ServerEntry], held_back: bool) -> list[Finding]:
+    """Return what keeps the sweepers from recovering tasks."""
+    found = []
+    silent = [server for server in servers if server.is_silent]
+    if silent:
+        names = ", ".join(f"{server.host} (pid {server.pid})" for server in silent[:5])
+        found.append(
+            Finding(
+                code="sweeper-silent",
+                severity=Severity.CRITICAL if len(silent) == len(servers) else Severity.WARNING,
+                detail=f"The sweepers of {len(silent)} of {len(servers)} servers do not report: {names}.",
+                remedy="Check these processes and their logs. A killed server is listed for an hour.",
+                count=len(silent),
+                since=max(server.seen_at for server in silent),
+            )
+        )
+    modes = {server.sweeper_mode for server in servers if not server.is_silent}
+    if modes & {SweeperMode.OBSERVE, SweeperMode.OFF}:
+        mode = min(str(mode) for mode in modes & {SweeperMode.OBSERVE, SweeperMode.OFF})
+        found.append(
+            _held_back(
+                f"The sweeper's last cycle had the mode {mode}: it recovered no task of a lost worker."
+            )
+        )
+    elif held_back:
+        found.append(
+            _held_back("Most workers are silent at once, so the sweeper has held back for one cycle.")
+        )
+    return found
+
+
+def _held_back(detail: str) -> Finding:
+    return Finding(
+        code="sweeper-held-back",
+        severity=Severity.WARNING,
+        detail=detail,
+        remedy="Look at the preview of the sweeper, then set its mode to enforce.",
+    )
+
+
+def _tasks(number: int) -> str:
+    return "1 task" if number == 1 else f"{number} tasks"
+
+
+def _duration(waited: timedelta) -> str:
+    minutes = int(waited.total_seconds() // 60)
+    if minutes < 120:
+        return f"{minutes} minutes"
+    return f"{minutes // 60} hours" if minutes < 48 * 60 else f"{minutes // 1440} days"
+
+
+# The state of the whole queue, or of a room, with what is wrong first. Reading it scans no tasks.
+
+_SILENT_HEARTBEATS = 2
+_RECENT = timedelta(minutes=15)
+_LISTED_JOBS = 50
+_ROOM_JOBS = 200
+
+
+async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
+    """Return the state of the queue. Call it in a snapshot: it has sums of several tables."""
+    now = await tx.now()
+    totals, waiting = await sql_lists.job_totals(tx), await sql_counts.of_queues(tx)
+    silent_since = now - timedelta(seconds=_SILENT_HEARTBEATS * heartbeat_seconds)
+    groups = await sql_lists.by_state(tx, silent_since)
+    listed = await entries(tx)
+    last = await history(tx, 1)
+    found = [
+        *await _of_jobs(tx, waiting, now),
+        *silent_workers(groups[WorkerState.SILENT]),
+        *sweepers(listed, held_back=bool(last) and last[0].held_back),
+    ]
+    since = now - timedelta(seconds=HOUR)
+    return Overview(
+        at=now,
+        findings=ordered(found),
+        counts=await sql_counts.of_all(tx),
+        queued=totals.queued,
+        scheduled=totals.scheduled,
+        oldest_waiting_at=min((task.since for task in waiting), default=None),
+        jobs=totals.jobs,
+        paused_jobs=totals.paused,
+        workers={state: group.workers for state, group in groups.items()},
+        slots=sum(group.slots for group in groups.values()),
+        slots_used=sum(group.running for group in groups.values()),
+        servers=listed,
+        recent=await sql_statistics.read(tx, MINUTE, ALL_JOBS, since, now),
+        statistics_until=await sql_occurrences.read_until(tx),
+    )
+
+
+async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -> list[Finding]:
+    unserved = await sql_lists.unserved_jobs(tx, _LISTED_JOBS)
+    paused = await sql_lists.paused_jobs(tx, _LISTED_JOBS)
+    found = [unserved_job(job) for job in unserved]
+    found += [paused_job(job) for job in paused]
+    # The longest wait of each job, unless it is known why it waits.
+    explained = {job.id for job in (*unserved, *paused)}
+    longest: dict[str, WaitingTask] = {}
+    for task in sorted(waiting, key=lambda task: task.since):
+        if task.job_id not in explained:
+            longest.setdefault(task.job, task)
+    for task in longest.values():
+        if (late := waiting_task(task, now)) is not None:
+            found.append(late)
+    since = (now - _RECENT).replace(second=0, microsecond=0)
+    for ends in await sql_statistics.ends(tx, since):
+        found += failing_tasks(ends, since)
+    return found
+
+
+async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
+    """Return the state of a room, with nothing about tasks of other rooms. Call it in a snapshot."""
+    now = await tx.now()
+    jobs, _ = await sql_jobs.page(tx, room_id, Page(_ROOM_JOBS, 0))
+    counts = await sql_counts.of_jobs_in_room(tx, room_id)
+    services = await sql_lists.services(tx, [job.id for job in jobs]) if jobs else {}
+    oldest = (await sql_counts.oldest_of_rooms(tx, [room_id])).get(room_id)
+    entries = []
+    for job in jobs:
+        of_job = counts.get(job.id, sql_counts.NO_COUNTS)  # its pending tasks count as queued
+        entries.append(rules_lists.entry(job, services.get(job.id), of_job, queued=of_job.pending))
+    total = StatusCounts()
+    for each in counts.values():
+        for name, number in each:
+            setattr(total, name, getattr(total, name) + number)
+    return RoomOverview(
+        at=now,
+        room=room_id,
+        findings=ordered(_of_room(entries)),
+        counts=total,
+        jobs=entries,
+        oldest_waiting_at=oldest,
+    )
+
+
+def _of_room(entries: list[JobEntry]) -> list[Finding]:
+    found = []
+    for entry in entries:
+        job = QueuedJob(entry.id, entry.full_name, entry.queued)
+        if entry.queued and not entry.workers and entry.room_id != INTERNAL:
+            found.append(unserved_job(job))
+        if entry.queued and entry.paused:
+            found.append(paused_job(job))
+    return found
+
+
+# Server processes as they report themselves with each cycle of their sweepers.
+
+# A server is silent when its sweeper has not reported for this many intervals.
+_SILENT_SWEEPS = 3
+_KEEP_SERVERS = timedelta(hours=1)
+_KEEP_CYCLES = timedelta(days=7)
+_MOST_CYCLES = 10_000
+_LISTED_CYCLES = 100
+
+
+class Process(NamedTuple):
+    """A server process."""
+
+    id: UUID
+    host: str
+    pid: int
+    version: str
+
+
+class Report(NamedTuple):
+    """What a server reports of itself after a cycle of its sweeper. Times are ago, in seconds."""
+
+    started_ago: float
+    last_good_ago: float
+    grace_remaining_seconds: float
+    sweep_interval_seconds: float
+
+
+async def report(
+    tx: Transaction, process: Process, state: Report, cycle: SweeperCycle, *, prune: bool
+) -> None:
+    """Store the state of a server and the summary of a cycle; with `prune`, delete old ones."""
+    now = await tx.now()
+    row: dict[str, Any] = process._asdict() | {
+        "started_at": now - timedelta(seconds=state.started_ago),
+        "seen_at": now,
+        "sweeper_mode": cycle.mode,
+        "sweep_interval_seconds": state.sweep_interval_seconds,
+        "grace_remaining_seconds": state.grace_remaining_seconds,
+        "last_good_at": now - timedelta(seconds=state.last_good_ago),
+    }
+    await sql_operators.put_server(tx, row)
+    await sql_operators.add_cycle(tx, cycle.model_dump() | {"at": now, "server_id": process.id})
+    if prune:
+        since = now - _KEEP_SERVERS
+        await sql_operators.prune_servers(
+            tx, seen_since=since, cycles_since=now - _KEEP_CYCLES, most=_MOST_CYCLES
+        )
+
+
+async def leave(tx: Transaction, process: Process) -> None:
+    """Delete a server that stops."""
+    await sql_operators.remove_server(tx, process.id)
+
+
+async def entries(tx: Transaction) -> list[ServerEntry]:
+    """Return the servers that have reported in the last hour, the oldest first."""
+    now = await tx.now()
+    found = []
+    for row in await sql_operators.seen_since(tx, now - _KEEP_SERVERS):
+        patience = timedelta(seconds=_SILENT_SWEEPS * row.sweep_interval_seconds + 1)
+        mode = None if row.sweeper_mode is None else SweeperMode(row.sweeper_mode)
+        entry = row._asdict() | {"is_silent": row.seen_at < now - patience, "sweeper_mode": mode}
+        found.append(ServerEntry.model_validate(entry))
+    return found
+
+
+async def history(tx: Transaction, limit: int = _LISTED_CYCLES) -> list[ServerCycle]:
+    """Return the last cycles of the sweepers of all servers, newest first."""
+    return [ServerCycle.model_validate(row._asdict()) for row in await sql_operators.last_cycles(tx, limit)]
+
+
+# The release of the server: of the package, of Python, of the database and of its schema.
+
+_NAME = "zndraw-joblib"
+
+
+async def get(tx: Transaction, build: str | None) -> Version:
+    """Return the versions of this process and of its database; `build` is what the operator calls it."""
+    of_database = await schema.get(tx)
+    return Version(
+        version=distribution(_NAME).version,
+        build=build or installed_commit(),
+        python=platform.python_version(),
+        database=of_database.database,
+        schema_version=of_database.schema,
+    )
+
+
+@cache
+def installed_commit() -> str | None:
+    """Return the commit from which pip has installed the package, None if it was no repository."""
+    try:
+        origin = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return None
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    return str(commit) if commit else None
+
+
+# The figures of the whole queue by job, in a bounded number of jobs: the same from every server.
+
+# Jobs beyond the first 500 are added up. The full name of a job has colons, so no job is called so.
+MAX_JOBS, OTHER = 500, "other"
+
+_BUCKETS = len(BUCKET_BOUNDS) + 1
+_COUNTERS = ("submitted", "retried", "lost", *sorted(TERMINAL))
+
+
+@dataclass
+class Durations:
+    """A histogram of durations by `BUCKET_BOUNDS`, and their sum in seconds."""
+
+    buckets: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+    sum: float = 0.0
+
+    def add(self, buckets: list[int], seconds: float) -> None:
+        """Add the counts of a row."""
+        self.buckets = [mine + other for mine, other in zip(self.buckets, buckets, strict=True)]
+        self.sum += seconds
+
+
+@dataclass
+class JobMetrics:
+    """The figures of a job, or of all jobs beyond the first ones, which have no `workers` and `is_paused`.
+
+    `workers` is null for internal jobs. `totals` counts since the statistics began.
+    """
+
+    tasks: dict[TaskStatus, int] = field(default_factory=lambda: dict.fromkeys(TaskStatus, 0))
+    queued: int = 0
+    scheduled: int = 0
+    oldest_seconds: float = 0.0
+    workers: int | None = None
+    is_paused: bool | None = None
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
+    waiting: Durations = field(default_factory=Durations)
+    running: Durations = field(default_factory=Durations)
+
+
+@dataclass
+class QueueMetrics:
+    """The figures of the whole queue: `jobs` by full name, `causes` of failed and lost attempts."""
+
+    jobs: dict[str, JobMetrics]
+    causes: dict[str, int]
+    workers: dict[WorkerState, int]
+    held_slots: int
+    free_slots: int
+    active_servers: int
+    silent_servers: int
+    last_success: datetime | None
+    statistics_until: datetime | None
+
+
+async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetrics:
+    """Return the figures of the queue. Call it in a snapshot."""
+    now = await tx.now()
+    groups = await sql_lists.by_state(tx, now - timedelta(seconds=_SILENT_HEARTBEATS * heartbeat_seconds))
+    active, listed = groups[WorkerState.ACTIVE], await entries(tx)
+    silent = sum(server.is_silent for server in listed)
+    successes = [server.last_good_at for server in listed if server.last_good_at is not None]
+    totals = await sql_statistics.totals(tx)
+    return QueueMetrics(
+        jobs=await _jobs(tx, totals, now),
+        causes=_causes(totals),
+        workers={state: group.workers for state, group in groups.items()},
+        held_slots=sum(group.used for group in groups.values()),
+        free_slots=active.slots - active.used,
+        active_servers=len(listed) - silent,
+        silent_servers=silent,
+        last_success=max(successes, default=None),
+        statistics_until=await sql_occurrences.read_until(tx),
+    )
+
+
+def _causes(totals: list[Any]) -> dict[str, int]:
+    causes: dict[str, int] = {}
+    for row in totals:
+        if row.job_id == ALL_JOBS:
+            for cause, number in row.causes.items():
+                causes[cause] = causes.get(cause, 0) + number
+    return causes
+
+
+async def _jobs(tx: Transaction, totals: list[Any], now: datetime) -> dict[str, JobMetrics]:
+    """Return the figures of each job that has tasks or can get some, the oldest jobs first."""
+    counts, claiming = await sql_counts.of_jobs(tx), await sql_lists.claiming(tx)
+    jobs: dict[str, JobMetrics] = {}
+    by_id: dict[UUID, JobMetrics] = {}
+    for place, job in enumerate(await sql_lists.job_figures(tx)):
+        of_job = counts.get(job.id, sql_counts.NO_COUNTS)
+        if job.is_deleted and of_job == sql_counts.NO_COUNTS:
+            continue
+        if place < MAX_JOBS:
+            has_workers = job.room_id != INTERNAL and not job.is_deleted
+            workers = claiming.get(job.id, 0) if has_workers else None
+            metrics = jobs[job.full_name] = JobMetrics(is_paused=job.is_paused, workers=workers)
+        else:
+            metrics = jobs.setdefault(OTHER, JobMetrics())
+        by_id[job.id] = metrics
+        metrics.queued += job.queued
+        metrics.scheduled += job.scheduled
+        for status, number in of_job:
+            metrics.tasks[TaskStatus(status)] += number
+    _add_totals(by_id, totals)
+    for task in await sql_counts.of_queues(tx):
+        if (waits := by_id.get(task.job_id)) is not None:
+            waits.oldest_seconds = max(waits.oldest_seconds, (now - task.since).total_seconds())
+    return jobs
+
+
+def _add_totals(by_id: dict[UUID, JobMetrics], totals: list[Any]) -> None:
+    for row in totals:
+        if (metrics := by_id.get(row.job_id)) is not None:
+            for name in _COUNTERS:
+                metrics.totals[name] += getattr(row, name)
+            metrics.waiting.add(row.waiting, row.waiting_seconds)
+            metrics.running.add(row.running, row.running_seconds)

@@ -1,0 +1,410 @@
+"""Search tasks across rooms, and count them by status."""
+
+import base64
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+from zndraw_joblib.server.admin import sql_searches
+from zndraw_joblib.server.admin.sql_searches import Budget, Filter, FoundRow, Part, Place
+from zndraw_joblib.server.db import runtime_settings
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process import cursors
+from zndraw_joblib.server.process.ports import CursorPage, Identity, RequestKey
+from zndraw_joblib.server.queue import (
+    rules_answers,
+    rules_audit,
+    rules_jobs,
+    rules_transitions,
+    sql_details,
+    sql_jobs,
+    sql_tasks,
+    sql_transitions,
+)
+from zndraw_joblib.server.queue.rules_idempotency import answers_of, once
+from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
+from zndraw_joblib.server.queue.sql_tasks import positions
+from zndraw_joblib.wire.operators import (
+    MAX_BULK_TASKS,
+    BulkAction,
+    BulkPreview,
+    BulkResult,
+    FoundTask,
+    FoundTasks,
+    StatusCounts,
+    TaskFilter,
+)
+from zndraw_joblib.wire.problems import InvalidRequest, Retried
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
+
+_KIND, _KIND_OF_ROOMS = "tasks", "tasks of rooms"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+async def find(
+    tx: Transaction, wanted: TaskFilter, page: CursorPage, budget: Budget | None = None
+) -> FoundTasks:
+    """Return the tasks that match a filter, newest first, after a cursor.
+
+    Once the budget is spent, `next` of the response reads on. Raises `InvalidRequest` for a wrong cursor.
+    """
+    after = None if page.cursor is None else _place(page.cursor, is_by_time=bool(wanted.room))
+    resolved = await resolve(tx, wanted)
+    if resolved is None:
+        return FoundTasks(items=[])
+    part = await sql_searches.find(tx, resolved, after, page.limit, budget)
+    following = None if part.after is None else _cursor(part.after, is_by_time=bool(wanted.room))
+    return FoundTasks(items=await entries(tx, part.rows), next=following)
+
+
+async def resolve(tx: Transaction, wanted: TaskFilter) -> Filter | None:
+    """Return a filter with the ids of its jobs; None if no task can match."""
+    job_ids = await sql_searches.job_ids(tx, sorted(set(wanted.job))) if wanted.job else []
+    if wanted.job and not job_ids:
+        return None
+    return Filter(
+        statuses=frozenset(wanted.status),
+        jobs=job_ids,
+        rooms=sorted(set(wanted.room)),
+        worker=wanted.worker,
+        created_by=wanted.created_by,
+        error_codes=sorted(set(wanted.error_code)),
+        text=wanted.text,
+        since=wanted.since,
+        until=wanted.until,
+    )
+
+
+async def entries(tx: Transaction, rows: Sequence[FoundRow]) -> list[FoundTask]:
+    """Return found tasks as responses contain them."""
+    names = await sql_jobs.full_names(tx, {row.job_id for row in rows}) if rows else {}
+    return [_entry(row, names[row.job_id]) for row in rows]
+
+
+def _entry(row: FoundRow, job_name: str) -> FoundTask:
+    fields = row._asdict()
+    for name in ("seq", "job_id", "lane", "unstarted"):
+        del fields[name]
+    fields |= {
+        "job_name": job_name,
+        "attempts": row.attempts,
+        "status": TaskStatus(row.status),
+        "priority": -row.lane,
+    }
+    return FoundTask.model_construct(**fields)
+
+
+def _place(cursor: str, *, is_by_time: bool) -> Place:
+    if not is_by_time:
+        return Place(*cursors.decode(_KIND, cursor, [int]))
+    seq, microseconds = cursors.decode(_KIND_OF_ROOMS, cursor, [int, int])
+    try:
+        return Place(seq, _EPOCH + microseconds * _MICROSECOND)
+    except OverflowError as error:
+        raise InvalidRequest("query.cursor: it has a time that no task has") from error
+
+
+def _cursor(place: Place, *, is_by_time: bool) -> str:
+    if not is_by_time or place.at is None:
+        return cursors.encode(_KIND, place.seq)
+    return cursors.encode(_KIND_OF_ROOMS, place.seq, (place.at - _EPOCH) // _MICROSECOND)
+
+
+async def count(tx: Transaction, rooms: Sequence[str]) -> StatusCounts:
+    """Return how many tasks of some rooms, or of all, have each status, from kept counts."""
+    found = await sql_searches.count(tx, sorted(set(rooms)))
+    return StatusCounts(**{status.value: number for status, number in found.items()})
+
+
+# Tokens that confirm an action on many tasks: signed, for one caller, action and filter, for ten minutes.
+#
+# They are signed with a key in the database, so that every server accepts them and none stores them.
+
+LIFETIME = timedelta(minutes=10)
+_KEY = "bulk_token_key"
+
+
+class Confirmed(NamedTuple):
+    """The action that a token confirms; `newest` is the greatest `seq` of its tasks."""
+
+    caller: Identity
+    action: BulkAction
+    wanted: TaskFilter
+    newest: int
+
+
+class Issued(NamedTuple):
+    """A new token, and when it expires."""
+
+    token: str
+    expires_at: datetime
+
+
+async def issue(tx: Transaction, confirmed: Confirmed, lifetime: timedelta = LIFETIME) -> Issued:
+    """Return a token for an action that was previewed."""
+    expires_at = datetime.fromtimestamp(int((await tx.now() + lifetime).timestamp()), UTC)
+    key = await runtime_settings.get(tx, _KEY)
+    if key is None:
+        await runtime_settings.add(tx, _KEY, secrets.token_urlsafe(32))
+        key = await runtime_settings.get(tx, _KEY)
+    text = base64.urlsafe_b64encode(to_json([confirmed.newest, int(expires_at.timestamp())])).decode()
+    return Issued(f"{text}.{_sign(str(key), text, confirmed)}", expires_at)
+
+
+async def verify(
+    tx: Transaction, token: str, caller: Identity, action: BulkAction, wanted: TaskFilter
+) -> Confirmed:
+    """Return what a token confirms. Raises `InvalidRequest` if it is for another caller, action or filter."""
+    key, now = await runtime_settings.get(tx, _KEY), await tx.now()
+    text, _, signature = token.partition(".")
+    confirmed = Confirmed(caller, action, wanted, 0)
+    expected = "" if key is None else _sign(key, text, confirmed)
+    if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")) or not expected:
+        raise _invalid("it is not the token of a preview of this action with this filter by this caller")
+    newest, expires_at = from_json(base64.urlsafe_b64decode(text))
+    if expires_at <= now.timestamp():
+        raise _invalid("it has expired")
+    return confirmed._replace(newest=newest)
+
+
+def _sign(key: str, text: str, confirmed: Confirmed) -> str:
+    caller, action, wanted, _ = confirmed
+    # Lists in any order are the same filter.
+    fields = {
+        name: sorted(value) if isinstance(value, list) else value
+        for name, value in wanted.model_dump(mode="json").items()
+    }
+    signed = to_json([text, caller.id, caller.is_superuser, action.value, fields])
+    return hmac.new(key.encode(), signed, hashlib.sha256).hexdigest()
+
+
+def _invalid(reason: str) -> InvalidRequest:
+    detail = f"body.token: {reason}; request a new preview, and confirm with its token"
+    error = {"loc": ["body", "token"], "message": detail, "type": "invalid_token"}
+    return InvalidRequest(detail, errors=[error])
+
+
+# Retry, cancel, release or purge all tasks that match a filter: a preview counts them, a token confirms it.
+#
+# The tasks are found by a search and changed in batches, each in a transaction of its own.
+
+Run = Callable[..., Awaitable[Any]]
+_EXAMPLES = 10
+_BUDGET = Budget(rows=100_000, seconds=0.2)
+STATUSES: Mapping[BulkAction, frozenset[TaskStatus]] = MappingProxyType(
+    {
+        BulkAction.RETRY: frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED}),
+        BulkAction.CANCEL: frozenset(TaskStatus) - TERMINAL,
+        BulkAction.RELEASE: HELD,
+        BulkAction.PURGE: TERMINAL,
+    }
+)
+_RESULT = answers_of(BulkResult)
+
+
+class BulkLimits(NamedTuple):
+    """How many tasks an action affects, how many in one transaction, and how long it searches in seconds."""
+
+    tasks: int = MAX_BULK_TASKS
+    batch: int = 500
+    seconds: float = 5.0
+
+
+_LIMITS = BulkLimits()
+
+
+class _Found(NamedTuple):
+    rows: list[FoundRow]
+    is_complete: bool
+
+
+async def preview(
+    read_in: Run, write_in: Run, confirmed: Confirmed, limits: BulkLimits = _LIMITS
+) -> BulkPreview:
+    """Return how many tasks an action would affect now, and the token that confirms it.
+
+    `read_in` and `write_in` run a function in a transaction; `newest` of `confirmed` is not used.
+    """
+    confirmed = confirmed._replace(newest=await read_in(sql_searches.newest))
+    count, is_complete = 0, True
+    first: list[FoundRow] = []
+    async for found in _search(read_in, confirmed, limits):
+        count, is_complete = count + len(found.rows), found.is_complete
+        first += found.rows[: _EXAMPLES - len(first)]
+    token, expires_at = await write_in(issue, confirmed)
+    return BulkPreview(
+        action=confirmed.action,
+        count=count,
+        limit=limits.tasks,
+        is_complete=is_complete,
+        examples=await read_in(entries, first),
+        token=token,
+        expires_at=expires_at,
+    )
+
+
+async def apply(
+    read_in: Run, write_in: Run, confirmed: Confirmed, key: RequestKey | None, limits: BulkLimits = _LIMITS
+) -> BulkResult:
+    """Apply a confirmed action to the tasks that still match, newest first.
+
+    After a kill all committed batches stay; a repeat affects the tasks that are left. `first_result` has the
+    result of a request with the same `Idempotency-Key`.
+    """
+    affected = skipped = 0
+    entry: int | None = None
+    is_complete = True
+    async for found in _search(read_in, confirmed, limits):
+        is_complete = found.is_complete
+        # Oldest first, as `_apply_batch` handles them: a purge may handle only the first of them.
+        rows = sorted(found.rows, key=attrgetter("seq"))
+        while rows:
+            done = await write_in(_apply_batch, confirmed, rows, affected, skipped, entry)
+            affected, skipped, entry = done.affected, done.skipped, done.entry
+            rows = rows[done.handled :]
+    result = BulkResult(action=confirmed.action, affected=affected, skipped=skipped, is_complete=is_complete)
+    finish = once(key, _RESULT, partial(_finish, confirmed=confirmed, result=result, entry=entry))
+    finished: BulkResult = await write_in(finish)
+    return finished
+
+
+class _Fresh(Exception):
+    """No request with this key has ended."""
+
+
+async def first_result(write_in: Run, key: RequestKey | None) -> BulkResult | None:
+    """Return the result of the first request with a key, also after its token has expired; None without."""
+    if key is None:
+        return None
+
+    async def refuse(_: Transaction) -> BulkResult:
+        raise _Fresh
+
+    try:
+        answer: BulkResult = await write_in(once(key, _RESULT, refuse))
+    except _Fresh:
+        return None
+    return answer
+
+
+async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> Any:
+    """Yield the tasks that match in batches; the last one states whether the search read to its end."""
+    wanted = await read_in(_resolve, confirmed)
+    if wanted is None:
+        return
+    after, left, gives_up = None, limits.tasks, time.monotonic() + limits.seconds
+    while left > 0:
+        part: Part = await read_in(sql_searches.find, wanted, after, min(limits.batch, left), _BUDGET)
+        after, left = part.after, left - len(part.rows)
+        yield _Found(part.rows, after is None)
+        if after is None or time.monotonic() >= gives_up:
+            return
+
+
+async def _resolve(tx: Transaction, confirmed: Confirmed) -> Filter | None:
+    statuses = STATUSES[confirmed.action]
+    if confirmed.wanted.status:
+        statuses = statuses.intersection(confirmed.wanted.status)
+    if not statuses:
+        return None
+    wanted = confirmed.wanted.model_copy(update={"status": sorted(statuses)})
+    found = await resolve(tx, wanted)
+    return found and found.limited_to(confirmed.newest)
+
+
+class _Done(NamedTuple):
+    handled: int
+    affected: int
+    skipped: int
+    entry: int | None
+
+
+async def _apply_batch(
+    tx: Transaction,
+    confirmed: Confirmed,
+    rows: Sequence[FoundRow],
+    affected: int,
+    skipped: int,
+    entry: int | None,
+) -> _Done:
+    """Change the tasks that are as the search found them; record the counts so far in the audit trail."""
+    if confirmed.action is BulkAction.PURGE:
+        rows = rows[: len(await sql_details.first_to_prune(tx, [row.seq for row in rows]))]
+    else:
+        await sql_jobs.lock(tx, {row.job_id for row in rows})
+    known = {row.seq: (row.status, row.attempt) for row in rows}
+    free = await sql_tasks.lock_free(tx, sorted(known))
+    same = [task for task in free if (task.status.value, task.attempt) == known[task.seq]]
+    if confirmed.action is BulkAction.PURGE:
+        before = await tx.now() + timedelta(seconds=1)
+        count = await sql_transitions.delete_ended(tx, [task.seq for task in same], before)
+    else:
+        await _move(tx, confirmed.action, same)
+        count = len(same)
+    affected, skipped = affected + count, skipped + len(rows) - count
+    return _Done(len(rows), affected, skipped, await _record(tx, confirmed, affected, skipped, entry))
+
+
+async def _move(tx: Transaction, action: BulkAction, tasks: Sequence[TaskRecord]) -> None:
+    now = await tx.now()
+    moves: list[Move] = [(task, _after(action, task, now)) for task in tasks]
+    if not moves:
+        return
+    await sql_transitions.move(tx, moves)
+    after = [moved for _, moved in moves]
+    await rules_jobs.restore_needed(tx, after)
+    found_at = await positions(tx, after)
+    for task in after:
+        rules_answers.publish_status(tx, task, found_at.get(task.id))
+    emptied = {before.job_id for before, _ in moves if before.status is TaskStatus.PENDING}
+    await rules_jobs.soft_delete_orphans(tx, sorted(emptied))
+
+
+def _after(action: BulkAction, task: TaskRecord, now: datetime) -> TaskRecord:
+    if action is BulkAction.RETRY:
+        return rules_transitions.retried(task, Retried.problem_id())
+    if action is BulkAction.RELEASE:
+        return rules_transitions.released(task)
+    return rules_transitions.ended(task, TaskStatus.CANCELLED, now, None, None)
+
+
+async def _record(
+    tx: Transaction, confirmed: Confirmed, affected: int, skipped: int, entry: int | None
+) -> int | None:
+    """Write the counts of an operator's action so far, so that also one that is killed has an entry."""
+    if not confirmed.caller.is_superuser:
+        return None
+    detail = {"affected": affected, "skipped": skipped}
+    if entry is not None:
+        await rules_audit.update(tx, entry, detail)
+        return entry
+    rooms = confirmed.wanted.room
+    return await rules_audit.record(
+        tx,
+        confirmed.caller,
+        f"bulk.{confirmed.action.value}",
+        describe(confirmed.wanted),
+        rooms[0] if len(rooms) == 1 else None,
+        detail,
+    )
+
+
+def describe(wanted: TaskFilter) -> str:
+    """Return a filter as JSON with the fields that it has."""
+    return wanted.model_dump_json(exclude_defaults=True)
+
+
+async def _finish(tx: Transaction, confirmed: Confirmed, result: BulkResult, entry: int | None) -> BulkResult:
+    if entry is None:
+        await _record(tx, confirmed, 0, 0, None)
+    return result

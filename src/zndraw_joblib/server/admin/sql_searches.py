@@ -1,0 +1,506 @@
+"""The statements of searches: a window of candidates along one index, filtered by all conditions.
+
+A statement is built and compiled once for each shape of a filter; the values are parameters.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    func,
+    literal_column,
+    or_,
+    select,
+    true,
+    tuple_,
+    union_all,
+)
+
+from zndraw_joblib.server.db.bulk import among, by_database, contains, like_pattern, padded
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.tables import Job, RoomCount, Task
+from zndraw_joblib.server.queue.sql_task_rows import (
+    IS_HELD,
+    IS_SCHEDULED,
+    QUEUED,
+    Condition,
+    ended_unstarted,
+    of_status,
+)
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
+
+tasks = Task.__table__
+
+MAX_ERROR = 300
+UNSUCCESSFUL = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
+# More streams than this cost more than they save.
+_MAX_STREAMS = 40
+# PostgreSQL uses an index with a condition for lists of at most 100 values.
+_REPEATED = 90
+_NAMES = (
+    *("seq", "id", "job_id", "room_id", "status", "created_at", "claimed_at", "started_at", "completed_at"),
+    *("worker_id", "created_by", "attempt", "unstarted", "lane", "run_at", "error_code"),
+)
+_COLUMNS = [*(tasks.c[name] for name in _NAMES), func.substr(tasks.c.error, 1, MAX_ERROR).label("error")]
+_SEQ = bindparam("seq", type_=tasks.c.seq.type)
+_AT = bindparam("at", type_=tasks.c.created_at.type)
+_MOST = bindparam("most", type_=BigInteger())
+_BY_SEQ = (tasks.c.seq,)
+_BY_TIME = (tasks.c.created_at, tasks.c.seq)
+
+
+def _given(name: str, column: str) -> ColumnElement[Any]:
+    return bindparam(name, type_=tasks.c[column].type)
+
+
+_CONDITIONS: dict[str, Condition] = {
+    "jobs": among(tasks.c.job_id, bindparam("jobs")),
+    "rooms": among(tasks.c.room_id, bindparam("rooms")),
+    "error_codes": among(tasks.c.error_code, bindparam("error_codes")),
+    "worker": tasks.c.worker_id == _given("worker", "worker_id"),
+    "created_by": tasks.c.created_by == _given("created_by", "created_by"),
+    "since": tasks.c.created_at >= _given("since", "created_at"),
+    "until": tasks.c.created_at < _given("until", "created_at"),
+    "newest": tasks.c.seq <= _given("newest", "seq"),
+    # The last one: it costs most.
+    "text": or_(
+        contains(tasks.c.error, bindparam("text", type_=Text())),
+        contains(tasks.c.payload, bindparam("text", type_=Text())),
+    ),
+}
+CONDITIONS = tuple(_CONDITIONS)
+
+
+class Shape(NamedTuple):
+    """What a filter has: its statuses, the names of other conditions, and how many rooms and jobs.
+
+    `are_few`: the parameter `few` has the numbers of all tasks that may match.
+    """
+
+    statuses: tuple[TaskStatus, ...]
+    conditions: tuple[str, ...]
+    rooms: int
+    jobs: int
+    are_few: bool
+
+    @property
+    def streams(self) -> int:
+        """How many ranges of an index a window reads."""
+        return len(_streams(self))
+
+    @property
+    def is_unsuccessful(self) -> bool:
+        """Whether the candidates are tasks that failed or were cancelled."""
+        return bool(self.statuses) and UNSUCCESSFUL.issuperset(self.statuses)
+
+
+class _Stream(NamedTuple):
+    """Candidates in the descending order of one index; they differ in `created_at` and `seq` at most."""
+
+    wanted: Sequence[Condition]
+    order: tuple[ColumnElement[Any], ...]
+
+    def after_place(self) -> Condition:
+        return tuple_(*_BY_TIME) < tuple_(_AT, _SEQ) if self.order == _BY_TIME else tasks.c.seq < _SEQ
+
+
+@lru_cache(maxsize=512)
+def window_statement(shape: Shape, window: int, *, is_first: bool) -> Select[Any]:
+    """Return the statement for the matches in a window of candidates, and for its last candidate.
+
+    It has the columns of tasks, whether the task `matches`, and the `total` number of candidates. The filter
+    is applied to the rows of a subquery with a limit, so it does not change by which index they are read.
+    """
+    # As a literal: PostgreSQL's plans for any number of rows are worse.
+    size: ColumnElement[int] = literal_column(str(window))
+    found = [_CONDITIONS[name] for name in shape.conditions]
+    if shape.statuses:
+        found.insert(0, of_status(shape.statuses))
+    matches = and_(true(), *found).label("matches")
+    parts = []
+    for stream in _streams(shape):
+        wanted = [*stream.wanted] if is_first else [*stream.wanted, stream.after_place()]
+        rows = select(*_COLUMNS, matches).where(*wanted)
+        parts.append(rows.order_by(*[column.desc() for column in stream.order]).limit(size).subquery())
+    names = ["created_at", "seq"] if shape.rooms else ["seq"]
+    read = parts[0]
+    if len(parts) > 1:
+        united = union_all(*[select(part) for part in parts]).subquery()
+        read = select(united).order_by(*[united.c[name].desc() for name in names]).limit(size).subquery()
+    place = func.row_number().over(order_by=[read.c[name].desc() for name in names]).label("place")
+    numbered = select(read, place, func.count().over().label("total")).subquery()
+    chosen = select(numbered).where(or_(numbered.c.matches, numbered.c.place == numbered.c.total))
+    return chosen.order_by(numbered.c.place).limit(_MOST)
+
+
+def _streams(shape: Shape) -> list[_Stream]:
+    if shape.rooms:
+        return _of_rooms(shape)
+    if shape.are_few:
+        return [_Stream([among(tasks.c.seq, bindparam("few"))], _BY_SEQ)]
+    if shape.is_unsuccessful:
+        return [_unsuccessful(status) for status in shape.statuses]
+    return [_Stream([], _BY_SEQ)]
+
+
+def _unsuccessful(status: TaskStatus) -> _Stream:
+    value: ColumnElement[str] = literal_column(f"'{status}'")
+    # With an equality, PostgreSQL knows that the primary key has the same order, and reads the history by it.
+    # For one value in a list, only this index has the order. The more often the list has the value, the more
+    # rows PostgreSQL expects, so that it neither sorts them nor reads them by another index.
+    is_one = by_database(
+        tasks.c.status.in_([value] * _REPEATED), and_(of_status(UNSUCCESSFUL), tasks.c.status == value)
+    )
+    return _Stream([is_one], (tasks.c.status, tasks.c.seq))
+
+
+def _of_rooms(shape: Shape) -> list[_Stream]:
+    """Return a stream for each room, or for each of its statuses or jobs: the index that reads least."""
+    times = [_CONDITIONS[name] for name in shape.conditions if name in {"since", "until"}]
+    parts: list[list[Condition]] = [[]]
+    # Most waiting tasks of a room may be those of one job; others are found faster by their status.
+    if shape.jobs and (not shape.statuses or TaskStatus.PENDING in shape.statuses):
+        parts = [[tasks.c.job_id == _given(f"job_{place}", "job_id")] for place in range(shape.jobs)]
+    elif shape.statuses:
+        parts = [[of_status([status])] for status in shape.statuses]
+    if len(parts) * shape.rooms > _MAX_STREAMS:
+        parts = [[]]
+    return [
+        _Stream([tasks.c.room_id == _given(f"room_{place}", "room_id"), *part, *times], _BY_TIME)
+        for place in range(shape.rooms)
+        for part in parts
+    ]
+
+
+@lru_cache(maxsize=512)
+def few(shape: Shape, most: int) -> Select[Any] | None:
+    """Return the statement for the numbers of tasks that may match, at most `most`, along short indexes.
+
+    None if there is no such index. Each order is that of one index only, so that no other is used.
+    """
+    keys: list[Select[Any]] = []
+    if shape.statuses and (HELD | {TaskStatus.PENDING}).issuperset(shape.statuses):
+        if not HELD.isdisjoint(shape.statuses):
+            # Held tasks of internal jobs have no worker.
+            chosen = _same("worker", tasks.c.worker_id) if "worker" in shape.conditions else true()
+            keys.append(select(tasks.c.seq).where(IS_HELD, chosen).order_by(tasks.c.worker_id))
+        if TaskStatus.PENDING in shape.statuses:
+            order = (tasks.c.job_id, tasks.c.lane, tasks.c.seq)
+            keys += [select(tasks.c.seq).where(QUEUED, each).order_by(*order) for each in _jobs(shape)]
+            keys.append(select(tasks.c.seq).where(IS_SCHEDULED).order_by(tasks.c.run_at))
+    elif shape.jobs:
+        by_job = (tasks.c.job_id, tasks.c.room_id, tasks.c.created_at, tasks.c.seq)
+        keys += [select(tasks.c.seq).where(each).order_by(*by_job) for each in _jobs(shape)]
+    if not keys:
+        return None
+    size: ColumnElement[int] = literal_column(str(most))
+    united = union_all(*[select(key.limit(size).subquery()) for key in keys]).subquery()
+    return select(united).limit(size)
+
+
+def _jobs(shape: Shape) -> list[Condition]:
+    if not shape.jobs:
+        column = tasks.c.job_id
+        return [and_(column >= _given("first_job", "job_id"), column <= _given("last_job", "job_id"))]
+    return [_same(f"job_{place}", tasks.c.job_id) for place in range(shape.jobs)]
+
+
+def _same(name: str, column: ColumnElement[Any]) -> Condition:
+    given = bindparam(name, type_=column.type)
+    return and_(column >= given, column <= given)
+
+
+# Search tasks, newest first, along the index that fits the filter, within a budget of rows and time.
+#
+# A search reads *candidates* along one index in windows; all conditions of the filter decide which of them
+# it
+# returns. So its cost depends on the budget, not on the number of tasks.
+
+jobs = Job.__table__
+rooms = RoomCount.__table__
+
+# So many candidates are sorted; more are read along an index that has their order.
+FEW = 2_000
+# Larger windows would be hardly faster for each row, and for them PostgreSQL would sort whole large tables.
+_WINDOWS = (16, 64, 256, 1024)
+_FIRST, _FIRST_WITH_TEXT = 256, 16
+_MAX_ROWS_FIRST, _MAX_ROWS = 1024, 4096
+# Unsuccessful tasks are scattered: without statistics PostgreSQL would rather scan than read more of them.
+_MAX_UNSUCCESSFUL = 256
+# Tasks are numbered almost in the order of their creation: a transaction takes less than this.
+_DISORDER = timedelta(hours=1)
+_FIRST_JOB, _LAST_JOB = UUID(int=0), UUID(int=2**128 - 1)
+_LISTS = ("jobs", "rooms", "error_codes")
+
+
+class Place(NamedTuple):
+    """Where a search continues: after this task. `at` is its time of creation."""
+
+    seq: int
+    at: datetime | None = None
+
+
+class Budget(NamedTuple):
+    """How much a search reads at most: about so many rows, and no window that ends after so many seconds.
+
+    The search does not interrupt a window. After a window that took less than `grow_below` seconds, the next
+    one is four times larger; after a window that took more than `shrink_above` seconds, it is smaller.
+    """
+
+    rows: int = 20_000
+    seconds: float = 0.02
+    grow_below: float = 0.0035
+    shrink_above: float = 0.01
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which tasks to find; an empty collection and None match all. `newest` is the greatest `seq`."""
+
+    statuses: Collection[TaskStatus] = ()
+    jobs: Sequence[UUID] = ()
+    rooms: Sequence[str] = ()
+    worker: UUID | None = None
+    created_by: str | None = None
+    error_codes: Sequence[str] = ()
+    text: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    newest: int | None = None
+
+    def limited_to(self, newest: int) -> "Filter":
+        """Return the same filter without tasks that are newer than this one."""
+        return replace(self, newest=newest)
+
+
+class FoundRow(NamedTuple):
+    """The columns of a found task. `error` has at most 300 characters."""
+
+    seq: int
+    id: UUID
+    job_id: UUID
+    room_id: str
+    status: str
+    created_at: datetime
+    claimed_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    worker_id: UUID | None
+    created_by: str
+    attempt: int
+    unstarted: int
+    lane: int
+    run_at: datetime | None
+    error_code: str | None
+    error: str | None
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts have begun, with the present one."""
+        is_unstarted = self.status in TERMINAL and ended_unstarted(self.claimed_at, self.started_at)
+        return self.attempt - self.unstarted - is_unstarted
+
+
+class _Pace:
+    """Decides how large each window is, and when a search ends early."""
+
+    def __init__(self, shape: Shape, budget: Budget, began: float) -> None:
+        self._streams, self._budget, self._read = shape.streams, budget, 0
+        self._gives_up, self._started = began + budget.seconds, time.monotonic()
+        first = _FIRST_WITH_TEXT if "text" in shape.conditions else _FIRST
+        self._last = _WINDOWS.index(_MAX_UNSUCCESSFUL) if shape.is_unsuccessful else len(_WINDOWS) - 1
+        self._place = _WINDOWS.index(first)
+        while self._place and self._rows(self._place) > _MAX_ROWS_FIRST:
+            self._place -= 1
+
+    @property
+    def window(self) -> int:
+        """The size of the next window."""
+        return _WINDOWS[self._place]
+
+    def _rows(self, place: int) -> int:
+        return _WINDOWS[place] * self._streams
+
+    def _may_be(self, place: int) -> bool:
+        return place <= self._last and self._rows(place) <= _MAX_ROWS
+
+    def permits_another(self) -> bool:
+        """Return whether there may be one more window, once a window is read, and choose its size."""
+        now = time.monotonic()
+        took, self._started = now - self._started, now
+        self._read += self._rows(self._place)
+        following = self._place + 1
+        if took > self._budget.shrink_above:
+            self._place = max(self._place - 1, 0)
+        elif took < self._budget.grow_below and self._may_be(following):
+            self._place = following
+        return self._read < self._budget.rows and now + took < self._gives_up
+
+
+class Part(NamedTuple):
+    """Found tasks, and where to continue: None at the end."""
+
+    rows: list[FoundRow]
+    after: Place | None
+
+
+async def find(
+    tx: Transaction, wanted: Filter, after: Place | None, limit: int, budget: Budget | None = None
+) -> Part:
+    """Return up to `limit` tasks that match, newest first, after a place.
+
+    It returns fewer, and where to continue, once the budget is spent.
+    """
+    began = time.monotonic()
+    shape, given = await _prepare(tx, wanted)
+    if after is None and not (shape.are_few or shape.rooms):
+        after = await _first_place(tx, wanted)
+    pace = _Pace(shape, budget or Budget(), began)
+    found: list[FoundRow] = []
+    while True:
+        window = pace.window
+        statement = window_statement(shape, window, is_first=after is None)
+        place = {} if after is None else {"seq": after.seq, "at": after.at}
+        rows = (await tx.execute(statement, {**given, **place, "most": limit + 1 - len(found)})).all()
+        found += [FoundRow(*row[: len(FoundRow._fields)]) for row in rows if row.matches]
+        if len(found) > limit:
+            return Part(found[:limit], _place(found[limit - 1]))
+        if not rows or rows[-1].total < window or _is_before(wanted, rows[-1].created_at):
+            return Part(found, None)
+        after = _place(rows[-1])
+        if len(found) == limit or not pace.permits_another():
+            return Part(found, after)
+
+
+async def _prepare(tx: Transaction, wanted: Filter) -> tuple[Shape, dict[str, Any]]:
+    """Return the shape of a filter and its parameters, with the numbers of its candidates if they are few."""
+    conditions = tuple(name for name in CONDITIONS if getattr(wanted, name) not in (None, (), []))
+    shape = Shape(
+        tuple(sorted(wanted.statuses)), conditions, len(wanted.rooms), len(wanted.jobs), are_few=False
+    )
+    given: dict[str, Any] = {name: getattr(wanted, name) for name in conditions}
+    given |= {name: padded(sorted(given[name])) for name in _LISTS if name in given}
+    given |= {f"room_{place}": room for place, room in enumerate(wanted.rooms)}
+    given |= {f"job_{place}": job_id for place, job_id in enumerate(wanted.jobs)}
+    given |= {"first_job": _FIRST_JOB, "last_job": _LAST_JOB}
+    if wanted.text is not None:
+        given["text"] = like_pattern(wanted.text)
+    statement = None if wanted.rooms else few(shape, FEW + 1)
+    if statement is not None and not await _many_are_pending(tx, wanted):
+        found = (await tx.execute(statement, given)).scalars().all()
+        if len(found) <= FEW:
+            return shape._replace(are_few=True), {**given, "few": padded(found) or [0]}
+    return shape, given
+
+
+_PENDING = select(func.sum(jobs.c.pending))
+_PENDING_OF_JOBS = _PENDING.where(among(jobs.c.id, bindparam("jobs")))
+
+
+async def _many_are_pending(tx: Transaction, wanted: Filter) -> bool:
+    """Return whether too many pending tasks may match, by kept counts: PostgreSQL might sort all of them."""
+    if TaskStatus.PENDING not in wanted.statuses:
+        return False
+    statement = _PENDING_OF_JOBS if wanted.jobs else _PENDING
+    return ((await tx.execute(statement, {"jobs": padded(wanted.jobs)})).scalar() or 0) > FEW
+
+
+def _place(row: Any) -> Place:
+    return Place(row.seq, row.created_at)
+
+
+def _is_before(wanted: Filter, created_at: datetime) -> bool:
+    return wanted.since is not None and created_at + _DISORDER < wanted.since
+
+
+async def _first_place(tx: Transaction, wanted: Filter) -> Place | None:
+    """Return the place where a search begins that is not for new tasks."""
+    places = [] if wanted.newest is None else [Place(wanted.newest + 1)]
+    if wanted.until is not None and (place := await _place_after(tx, wanted.until)) is not None:
+        places.append(place)
+    return min(places, key=attrgetter("seq"), default=None)
+
+
+_BOUNDS = select(func.min(tasks.c.seq), func.max(tasks.c.seq))
+_NEAREST = (
+    select(tasks.c.seq, tasks.c.created_at)
+    .where(tasks.c.seq <= bindparam("middle", type_=tasks.c.seq.type))
+    .order_by(tasks.c.seq.desc())
+    .limit(literal_column("1"))
+)
+
+
+async def newest(tx: Transaction) -> int:
+    """Return the number of the newest task, 0 without one."""
+    _, last = (await tx.execute(_BOUNDS)).one()
+    return last or 0
+
+
+async def _place_after(tx: Transaction, moment: datetime) -> Place | None:
+    """Return a place behind about all tasks that were created after a moment, found by halving."""
+    first, last = (await tx.execute(_BOUNDS)).one()
+    if first is None:
+        return None
+    low, high = first - 1, last + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        nearest = (await tx.execute(_NEAREST, {"middle": middle})).first()
+        if nearest is None or nearest.created_at - _DISORDER <= moment:
+            low = middle
+        else:
+            high = nearest.seq
+    return Place(high)
+
+
+_JOB_IDS = select(jobs.c.id).where(among(jobs.c.full_name, bindparam("names")))
+_KEPT = [
+    func.coalesce(func.sum(rooms.c[name]), 0).label(name)
+    for name in ("total", "pending", "failed", "cancelled")
+]
+_HELD = [
+    func.count().filter(tasks.c.status == literal_column(f"'{status}'")).label(status)
+    for status in sorted(HELD)
+]
+
+
+def _counts(*, of_rooms: bool) -> Select[Any]:
+    kept, held = select(*_KEPT), select(*_HELD).where(IS_HELD)
+    if of_rooms:
+        kept = kept.where(among(rooms.c.room_id, bindparam("rooms")))
+        held = held.where(among(tasks.c.room_id, bindparam("rooms")))
+    counts, counts_held = kept.subquery(), held.subquery()
+    return select(counts, counts_held).join_from(counts, counts_held, true())
+
+
+_COUNTS, _COUNTS_OF_ROOMS = _counts(of_rooms=False), _counts(of_rooms=True)
+
+
+async def job_ids(tx: Transaction, names: Sequence[str]) -> list[UUID]:
+    """Return the ids of those jobs of these full names that exist, also of soft-deleted ones."""
+    return sorted((await tx.execute(_JOB_IDS, {"names": padded(names)})).scalars())
+
+
+async def count(tx: Transaction, room_ids: Sequence[str] = ()) -> dict[TaskStatus, int]:
+    """Return how many tasks have each status, in some rooms or in all.
+
+    The counts are kept by the writers of tasks; the held tasks are few and are counted.
+    """
+    if room_ids:
+        row = (await tx.execute(_COUNTS_OF_ROOMS, {"rooms": padded(room_ids)})).one()
+    else:
+        row = (await tx.execute(_COUNTS)).one()
+    found: dict[str, int] = {**row._mapping}
+    found["completed"] = row.total - sum(found[status] for status in TaskStatus if status in found)
+    return {status: max(0, int(found[status])) for status in TaskStatus}

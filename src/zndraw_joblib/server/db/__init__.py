@@ -1,0 +1,1 @@
+"""Databases: engines, transactions, tables, migrations."""

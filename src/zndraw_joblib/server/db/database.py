@@ -1,0 +1,399 @@
+"""Transactions that behave the same on SQLite and PostgreSQL, on own connections and a host's sessions."""
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Connection, Executable, Row, Select, Table, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Result as SqlResult
+from sqlalchemy.exc import DBAPIError
+
+from zndraw_joblib.jobs.logs import ExponentialBackoff, fields_here
+from zndraw_joblib.server.db import room_events
+from zndraw_joblib.server.db.errors import RepeatTransaction, is_retriable, raises_unavailable
+from zndraw_joblib.server.db.limits import Limits
+from zndraw_joblib.server.db.room_events import NewEvent
+from zndraw_joblib.server.process.batcher import RowLocked, locked_problem
+from zndraw_joblib.server.process.ports import OpenConnection, Page, Wake, events_key
+from zndraw_joblib.wire.events import Emission, TaskProgress, TaskStatusEvent
+from zndraw_joblib.wire.history import EventKind
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+Items = TypeVar("Items")
+P = ParamSpec("P")
+Clock = Callable[[], datetime]
+Rows = SqlResult[*tuple[Any, ...]]
+Execute = Callable[..., Awaitable[Rows]]
+Work = Callable[["Transaction"], Awaitable[Result]]
+
+_ATTEMPTS = 5
+_RETRY_SECONDS = 15.0
+# PostgreSQL: while one batch waits for the disk, the next is prepared. A third would only make them smaller.
+CONCURRENT_BATCHES = 2
+_NOW = select(func.now())
+SQLITE_LOCK = "BEGIN IMMEDIATE"
+
+
+class Freed(NamedTuple):
+    """A freed slot: another task of this room, and of this worker, may be claimed now."""
+
+    room_id: str
+    worker_id: UUID | None
+
+
+class Transaction:
+    """The statements of one transaction, and the events and wake-ups that follow its commit."""
+
+    def __init__(
+        self, execute: Execute, *, is_sqlite: bool, clock: Clock | None = None, alone: Execute | None = None
+    ) -> None:
+        self._execute = execute
+        self._execute_alone = alone or execute
+        self._clock = clock
+        self._now: datetime | None = None
+        self._now_read_at = 0.0
+        self.is_sqlite = is_sqlite
+        self._emissions: dict[object, Callable[[], Emission]] = {}
+        self._more_emissions: list[Callable[[], list[Emission]]] = []
+        self._logged: list[Callable[[], list[NewEvent]]] = []
+        self._is_watched: bool | None = None
+        self._must_ask = False
+        self.wakes: list[Wake] = []
+        self.due: datetime | None = None
+        self.freed: list[Freed] = []
+        self.actions: list[str] = []
+        # The full names of providers that are removed with their workers.
+        self.removed_providers: list[str] = []
+        self.request_id: str | None = None
+
+    async def execute(
+        self, statement: Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> Rows:
+        """Run one statement, or once for each item of a list of parameters."""
+        return await self._execute(statement, parameters)
+
+    async def execute_alone(self, statement: Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
+        """Run the first statement, without BEGIN and COMMIT where it can be a transaction of its own.
+
+        If it returns no row, it must have written nothing, and others may follow. Otherwise it is the last.
+        If the connection is lost the transaction is repeated, although the statement may have been applied.
+        """
+        return (await self._execute_alone(statement, parameters)).all()
+
+    async def now(self) -> datetime:
+        """Return the time of this transaction by the database's clock, which on SQLite is the server's."""
+        if self._now is None:
+            if self._clock is not None:
+                self._now = self._clock()
+            elif self.is_sqlite:
+                self._now = datetime.now(UTC)
+            else:
+                self._now = (await self.execute(_NOW)).scalar_one().astimezone(UTC)
+            self._now_read_at = time.monotonic()
+        return self._now
+
+    @property
+    def has_own_clock(self) -> bool:
+        """Whether `now` is the time of neither database."""
+        return self._clock is not None
+
+    def record_now(self, rows: Sequence[Any]) -> None:
+        """Use the column `now` of the first statement as the time, which saves a statement."""
+        if rows and self._now is None and self._clock is None and not self.is_sqlite:
+            self._now = rows[0].now.astimezone(UTC)
+            self._now_read_at = time.monotonic()
+
+    def emit(self, key: object, make: Callable[[], Emission], *, of_task: bool = False) -> None:
+        """Record an event to publish after the commit, once per key. `make` runs only if it is published.
+
+        With `of_task` it also belongs to the event log of its room, each time.
+        """
+        self._emissions.setdefault(key, make)
+        if of_task:
+            self._logged.append(lambda: _events_of([make()]))
+
+    def emit_many(self, make: Callable[[], list[Emission]]) -> None:
+        """Record events of tasks without keys. `make` runs only if they are published."""
+        self._more_emissions.append(make)
+        self._logged.append(lambda: _events_of(make()))
+
+    def record_event(self, make: Callable[[], NewEvent]) -> None:
+        """Record an event for the event log of a room alone. `make` runs only if the room may be watched."""
+        self._logged.append(lambda: [make()])
+        self.record_unknown()
+
+    def record_watched(self, *, is_watched: bool) -> None:
+        """Record whether a room is watched whose tasks the transaction changes; `room_events.is_watched`.
+
+        Without it, the transaction asks before its commit.
+        """
+        self._is_watched = bool(self._is_watched) or is_watched
+
+    def record_unknown(self) -> None:
+        """Record that there is an event of a room that no statement has checked for readers."""
+        self._must_ask = True
+
+    async def append_events(self) -> None:
+        """Write the events of watched rooms in their order, as the last statements before the commit."""
+        if not self._logged:
+            return
+        must_ask = self._must_ask or self._is_watched is None
+        if not self._is_watched and not (must_ask and await room_events.is_any_watched(self.execute)):
+            return
+        new = [event for make in self._logged for event in make()]
+        if new:
+            for room_id in await room_events.append(self.execute, new, await self.now()):
+                self.wake(events_key(room_id))
+
+    @property
+    def emissions(self) -> list[Emission]:
+        """The events to publish after the commit, in order; those without keys first."""
+        more = [emission for make in self._more_emissions for emission in make()]
+        return more + [make() for make in self._emissions.values()]
+
+    def record_due(self, at: datetime) -> None:
+        """Record that a scheduled task is due at a time."""
+        self.due = at if self.due is None else min(self.due, at)
+
+    @property
+    def seconds_until_due(self) -> float | None:
+        """Return the seconds until the earliest of these times by the database's clock; None without one."""
+        if self.due is None:
+            return None
+        if self._now is None:
+            return 0.0
+        return (self.due - self._now).total_seconds() - (time.monotonic() - self._now_read_at)
+
+    def record_freed(self, room_id: str, worker_id: UUID | None) -> None:
+        """Record that a task of a room, held by a worker, is no longer claimed or running."""
+        self.freed.append(Freed(room_id, worker_id))
+
+    def record_action(self, action: str) -> None:
+        """Record an operator's action to log after the commit."""
+        self.actions.append(action)
+
+    def wake(self, key: str, limit: int | None = None) -> None:
+        """Record which waiters to wake after the commit."""
+        self.wakes.append(Wake(key, limit))
+
+
+def _events_of(emissions: Iterable[Emission]) -> list[NewEvent]:
+    return [event for emission in emissions if (event := _event_of(emission)) is not None]
+
+
+def _event_of(emission: Emission) -> NewEvent | None:
+    event = emission.event
+    if isinstance(event, TaskStatusEvent):
+        return NewEvent(event.room_id, event.id, EventKind.STATUS, event.model_dump_json(exclude_none=True))
+    if isinstance(event, TaskProgress):
+        data = event.model_dump_json(include={"attempt", "progress"}, exclude_none=True)
+        return NewEvent(event.room_id, event.id, EventKind.PROGRESS, data)
+    return None
+
+
+class Database(ABC):
+    """Runs functions in transactions. The first argument of each function is its `Transaction`."""
+
+    def __init__(self, clock: Clock | None = None, limits: Limits | None = None) -> None:
+        self._clock = clock
+        self._limits = limits or Limits()
+
+    async def read(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Run `work(tx, *args, **kwargs)`, which writes nothing, and return its result.
+
+        Raises `ServiceUnavailable` when the database is unavailable.
+        """
+        return await self._alone(lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=False))
+
+    async def read_snapshot(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Read like `read`; all statements see the same commits."""
+        return await self._alone(
+            lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=False, is_snapshot=True)
+        )
+
+    async def read_short(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Read like `read`. The caller promises a few milliseconds: SQLite may run it on the event loop."""
+        return await self._alone(lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=True))
+
+    async def write(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[Result, Transaction]:
+        """Run `work(tx, *args, **kwargs)` and commit. After a deadlock, run it again.
+
+        Return its result and the finished transaction. An exception from `work` rolls everything back.
+        Raises `ServiceUnavailable` when the database is unavailable, or another transaction holds a lock.
+        """
+        return _logged(await self._alone(lambda: self._write(_bound(work, *args, **kwargs), is_short=False)))
+
+    async def write_short(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[Result, Transaction]:
+        """Write like `write`. The caller promises a few milliseconds: SQLite may run it on the event loop."""
+        return _logged(await self._alone(lambda: self._write(_bound(work, *args, **kwargs), is_short=True)))
+
+    async def write_batch(
+        self,
+        work: Callable[[Transaction, Items], Awaitable[Result]],
+        items: Items,
+        lock_seconds: float,
+        *,
+        is_short: bool = True,
+    ) -> tuple[Result, Transaction]:
+        """Write like `write_short`, unless `is_short` is false.
+
+        Raises `RowLocked` if another transaction holds a lock for longer than `lock_seconds`.
+        """
+        return _logged(await _retry(lambda: self._write(lambda tx: work(tx, items), is_short, lock_seconds)))
+
+    def use_clock(self, clock: Clock | None) -> None:
+        """Take the time of later transactions from `clock`; with None, from the database, as by default."""
+        self._clock = clock
+
+    @property
+    def lock_seconds(self) -> float:
+        """Return how long a request may wait for a lock of another transaction."""
+        return self._limits.lock
+
+    async def _alone(self, transaction: Callable[[], Awaitable[Result]]) -> Result:
+        """Run a transaction; after a lock timeout repeat it until the request's time for locks is over."""
+        gives_up = time.monotonic() + self._limits.lock
+        while True:
+            try:
+                return await _retry(transaction)
+            except RowLocked as error:
+                if time.monotonic() >= gives_up:
+                    raise locked_problem("a row that the request needs", self._limits.lock) from error
+
+    @property
+    def concurrent_writes(self) -> int:
+        """How many batches of one kind to write at the same time. SQLite allows one writer."""
+        return 1
+
+    @property
+    def is_sqlite(self) -> bool | None:
+        """Whether it is SQLite; None while that is unknown."""
+        return None
+
+    async def pubsub_connection(self) -> OpenConnection | None:
+        """Return a function that opens a pub/sub connection over this database, None for SQLite."""
+        return None
+
+    @abstractmethod
+    async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
+        """Run `work`, such as a migration, on a plain connection and commit."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connections and threads that this object opened."""
+
+    @abstractmethod
+    async def _read(self, work: Work[Result], is_short: bool, *, is_snapshot: bool = False) -> Result: ...
+
+    @abstractmethod
+    async def _write(
+        self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
+    ) -> tuple[Result, Transaction]: ...
+
+
+def dialect(tx: Transaction) -> ModuleType:
+    """Return the SQLAlchemy dialect whose `insert` supports ON CONFLICT."""
+    return sqlite if tx.is_sqlite else postgresql
+
+
+async def run(work: Work[Result], tx: Transaction) -> Result:
+    """Do the work of a transaction up to its commit."""
+    result = await work(tx)
+    await tx.append_events()
+    return result
+
+
+def _bound(
+    work: Callable[Concatenate[Transaction, P], Awaitable[Result]], *args: P.args, **kwargs: P.kwargs
+) -> Work[Result]:
+    """Return `work` with its arguments. A thread may run it, where the fields of the log are not known."""
+    request_id = fields_here.get().get("request_id")
+
+    def run_with_id(tx: Transaction) -> Awaitable[Result]:
+        tx.request_id = request_id
+        return work(tx, *args, **kwargs)
+
+    return run_with_id
+
+
+def log_actions(tx: Transaction) -> None:
+    """Log the operators' actions of a committed transaction, one line each."""
+    for action in tx.actions:
+        logger.info("Operator action: %s", action)
+
+
+def _logged(done: tuple[Result, Transaction]) -> tuple[Result, Transaction]:
+    log_actions(done[1])
+    return done
+
+
+async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
+    with raises_unavailable():
+        backoff = ExponentialBackoff(first=0.01, longest=0.1, jitter=1)
+        give_up = time.monotonic() + _RETRY_SECONDS
+        for attempt in range(1, _ATTEMPTS):
+            try:
+                return await transaction()
+            except DBAPIError as error:
+                if not is_retriable(error) or time.monotonic() > give_up:
+                    raise
+                logger.info("Retrying a transaction (attempt=%d error=%r)", attempt, error.orig)
+            except RepeatTransaction as change:
+                logger.debug("Repeating a transaction (attempt=%d): %s", attempt, change)
+            await asyncio.sleep(backoff.next())
+        return await transaction()
+
+
+# Pagination of every list: newest first, by offset and limit.
+
+
+async def fetch_page(
+    tx: Transaction, table: Table, statement: Select[Any], wanted: ColumnElement[bool], part: Page
+) -> tuple[Sequence[Row[*tuple[Any, ...]]], int]:
+    """Return one page of the rows of `statement` that match `wanted`, and the count of all matches.
+
+    `table` is the table that the list is about: its rows are counted and give the order.
+    """
+    statement = newest_first(table, statement.where(wanted)).limit(part.limit).offset(part.offset)
+    rows = (await tx.execute(statement)).all()
+    total: int = (await tx.execute(select(func.count()).select_from(table).where(wanted))).scalar_one()
+    return rows, total
+
+
+def newest_first(table: Table, statement: Select[Any]) -> Select[Any]:
+    """Order a statement by creation time; the key decides between rows of the same time."""
+    [key] = table.primary_key
+    return statement.order_by(table.c.created_at.desc(), key.desc())

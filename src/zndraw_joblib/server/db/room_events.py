@@ -1,0 +1,129 @@
+"""Append events to the logs of watched rooms, before the commit of the transaction that caused them.
+
+Only watched rooms have a row in `joblib_room_stream`. On PostgreSQL the statements that write tasks return
+`is_watched(rooms)`, so that other rooms cost no statement; a statement that is a transaction of its own has
+``~is_watched(rooms)`` as a guard and writes nothing in a watched room. A client that begins to watch a room
+waits for the transactions that have read this table before (`streams.transactions_under_way`).
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    Text,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql
+
+from zndraw_joblib.server.db.bulk import among, padded
+from zndraw_joblib.server.db.tables import RoomEvent, RoomStream
+
+streams = RoomStream.__table__
+events = RoomEvent.__table__
+Execute = Callable[..., Awaitable[Any]]
+
+# The parameter of the rooms of tasks, by the name that `bulk.arrays` gives to a column `room_id`.
+ROOMS: ColumnElement[Any] = bindparam("all_room_id", type_=postgresql.ARRAY(Text(), dimensions=1))
+# The oldest events are deleted together, once the log exceeds a limit by a tenth.
+_SLACK = 1.1
+
+
+class NewEvent(NamedTuple):
+    """An event of a task, with data as JSON."""
+
+    room_id: str
+    task_id: UUID
+    kind: str
+    data: str
+
+
+def is_watched(rooms: Any) -> ColumnElement[bool]:
+    """Match if a room is watched: the one in a column, or one of ``any_(…)`` of an array."""
+    chosen: Select[Any] = select(literal_column("1")).select_from(streams).where(streams.c.room_id == rooms)
+    return chosen.correlate_except(streams).exists()
+
+
+_FIRST = select(streams.c.room_id).limit(1)
+_LOCK = (
+    select(streams)
+    .where(among(streams.c.room_id, bindparam("rooms")))
+    .order_by(streams.c.room_id)
+    .with_for_update(key_share=True)
+)
+_COUNT = (
+    update(streams)
+    .where(streams.c.room_id == bindparam("room"))
+    .values(last_n=bindparam("new_last"), size=bindparam("new_size"))
+)
+_ADD = insert(events)
+_SIZES = select(events.c.n, func.sum(events.c.size).over(order_by=events.c.n.desc()).label("newer"))
+_SIZES_OF_ROOM = _SIZES.where(events.c.room_id == bindparam("room")).subquery()
+_OVERSIZED = select(func.max(_SIZES_OF_ROOM.c.n)).where(_SIZES_OF_ROOM.c.newer > bindparam("most"))
+_OLD = (events.c.room_id == bindparam("room"), events.c.n <= bindparam("upto"))
+_DELETE = delete(events).where(*_OLD)
+_DELETED_SIZE = select(func.coalesce(func.sum(events.c.size), 0)).where(*_OLD)
+_TRIM = (
+    update(streams)
+    .where(streams.c.room_id == bindparam("room"))
+    .values(first_n=bindparam("upto"), size=streams.c.size - bindparam("freed"))
+)
+
+
+async def is_any_watched(execute: Execute) -> bool:
+    """Return whether any room is watched."""
+    return (await execute(_FIRST)).first() is not None
+
+
+async def append(execute: Execute, new: Sequence[NewEvent], at: datetime) -> list[str]:
+    """Number and store those of these events whose room is watched. Return these rooms.
+
+    The rooms stay locked until the commit, in the order of their ids.
+    """
+    rooms = sorted({event.room_id for event in new})
+    watched = {row.room_id: row for row in await execute(_LOCK, {"rooms": padded(rooms)})}
+    if not watched:
+        return []
+    last = {room_id: row.last_n for room_id, row in watched.items()}
+    size = {room_id: row.size for room_id, row in watched.items()}
+    rows = []
+    for room_id, task_id, kind, data in new:
+        if room_id in watched:
+            last[room_id] += 1
+            length = len(data.encode())
+            size[room_id] += length
+            key = {"room_id": room_id, "n": last[room_id], "task_id": task_id}
+            rows.append({**key, "at": at, "kind": kind, "size": length, "data": data})
+    counted = [{"room": room, "new_last": last[room], "new_size": size[room]} for room in watched]
+    await execute(_COUNT, counted)
+    await execute(_ADD, rows)
+    for room_id, row in watched.items():
+        kept = last[room_id] - row.first_n
+        if kept > row.max_events * _SLACK or size[room_id] > row.max_bytes * _SLACK:
+            await _drop_oldest(execute, row, last[room_id])
+    return list(watched)
+
+
+async def _drop_oldest(execute: Execute, row: Any, last: int) -> None:
+    """Delete the events of a room beyond its limits."""
+    given = {"room": row.room_id, "most": row.max_bytes}
+    oversized = (await execute(_OVERSIZED, given)).scalar_one()
+    await trim(execute, row.room_id, max(last - row.max_events, oversized or 0, row.first_n))
+
+
+async def trim(execute: Execute, room_id: str, upto: int) -> int:
+    """Delete the events of a locked room with the numbers up to `upto`. Return how many bytes they had."""
+    chosen = {"room": room_id, "upto": upto}
+    freed: int = (await execute(_DELETED_SIZE, chosen)).scalar_one()
+    await execute(_DELETE, chosen)
+    await execute(_TRIM, {**chosen, "freed": freed})
+    return freed

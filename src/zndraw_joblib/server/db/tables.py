@@ -1,0 +1,582 @@
+"""The tables of the details of attempts: progress, log and failure. Most attempts have no row."""
+
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID, uuid4
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Computed,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
+from sqlmodel import Field
+
+from zndraw_joblib.server.db import operation_tables  # noqa: F401 - the metadata has their tables
+from zndraw_joblib.server.db.column_types import JsonText, Uuid
+from zndraw_joblib.server.db.table_base import (
+    SEQUENCE,
+    Base,
+    Beating,
+    ComputedFullName,
+    Named,
+    id_column,
+    moment,
+    optional_text,
+)
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
+
+
+def _task() -> Any:
+    return Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+
+
+def _number() -> Any:
+    return Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+
+
+def _small_count() -> Any:
+    return Field(default=0, sa_column=Column(Integer, nullable=False, server_default=text("0")))
+
+
+def _optional_json() -> Any:
+    return Field(default=None, sa_column=Column(JsonText, nullable=True))
+
+
+class AttemptDetail(Base, table=True):
+    """The progress of an attempt, the counts of its log, and the failure that ended it.
+
+    `log_last` is the number of the log's last line. `log_lines` and `log_bytes` count what `TaskLogPart` has.
+    `failure` is a `Failure` as JSON without its full traceback. Writers hold the lock of the task.
+    """
+
+    __tablename__ = "joblib_attempt_detail"
+
+    task_seq: int = _task()
+    attempt: int = _number()
+    progress: dict[str, Any] | None = _optional_json()
+    progress_at: datetime | None = moment(nullable=True)
+    log_last: int = _small_count()
+    log_lines: int = _small_count()
+    log_bytes: int = _small_count()
+    failure: dict[str, Any] | None = _optional_json()
+    full_traceback: str | None = _optional_json()
+
+
+class TaskLogPart(Base, table=True):
+    """Consecutive lines of an attempt's log, with the numbers `first` to `last`.
+
+    `lines` is a JSON list of `size` bytes.
+    """
+
+    __tablename__ = "joblib_task_log"
+
+    task_seq: int = _task()
+    attempt: int = _number()
+    first: int = _number()
+    last: int
+    size: int
+    lines: str = Field(sa_column=Column(Text, nullable=False))
+
+
+class UnnamedTask(Base, table=True):
+    """An attempt of a held task that its worker's heartbeats have not named since `unnamed_since`.
+
+    Rows are rare: they are deleted when the worker names the task again, or the attempt has ended.
+    """
+
+    __tablename__ = "joblib_unnamed_task"
+
+    task_seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    attempt: int
+    unnamed_since: datetime = moment()
+
+
+# The tables of task results, whose content is in a `ContentStore`, and of the database's result backend.
+
+_HAS_CONTENT = text("content_key IS NOT NULL")
+_IS_OPEN = text("check_at IS NOT NULL")
+_IS_LOOSE = text("task_seq IS NULL AND content_key IS NOT NULL")
+
+
+class TaskResult(Base, table=True):
+    """The stored result of a task; or, without `task_seq`, content that is being uploaded or to be deleted.
+
+    The content is `size` bytes under `content_key`, which is null after the content was deleted. The sweeper
+    deletes the content after `expires_at`; a running upload postpones this time. At `check_at` the sweeper
+    checks whether the attempt has completed; `check_at` is null once it has. A transaction that sets
+    `task_seq` holds the lock of the task. The bytes count for `user_id`, who submitted the task.
+    """
+
+    __tablename__ = "joblib_task_result"
+    __table_args__ = (
+        Index(
+            "ix_joblib_task_result_expiring",
+            "expires_at",
+            sqlite_where=_HAS_CONTENT,
+            postgresql_where=_HAS_CONTENT,
+        ),
+        Index("ix_joblib_task_result_check", "check_at", sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
+        Index("ix_joblib_task_result_loose", "n", sqlite_where=_IS_LOOSE, postgresql_where=_IS_LOOSE),
+    )
+
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    task_seq: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True, unique=True))
+    attempt: int
+    content_key: str | None = Field(default=None, max_length=64)
+    size: int = Field(sa_column=Column(BigInteger, nullable=False))
+    content_type: str = Field(max_length=255)
+    etag: str = Field(max_length=64)
+    filename: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    expires_at: datetime = moment()
+    check_at: datetime | None = moment(nullable=True)
+    user_id: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+
+
+class TaskResultTotal(Base, table=True):
+    """The sum of the sizes of all `TaskResult` with content, in one row."""
+
+    __tablename__ = "joblib_task_result_total"
+    __table_args__ = (CheckConstraint("size >= 0", "size_counts"),)
+
+    id: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    size: int = Field(sa_column=Column(BigInteger, nullable=False))
+
+
+class TaskResultShare(Base, table=True):
+    """The sum of the sizes of all `TaskResult` with content that count for a user."""
+
+    __tablename__ = "joblib_task_result_share"
+    __table_args__ = (CheckConstraint("size >= 0", "size_counts"),)
+
+    user_id: str = Field(sa_column=Column(Text, primary_key=True))
+    size: int = Field(sa_column=Column(BigInteger, nullable=False))
+
+
+class Result(Base, table=True):
+    """A value of the database's result backend: bytes in parts or, without `size`, a lock."""
+
+    __tablename__ = "joblib_result"
+    __table_args__ = (Index(None, "expires_at"),)
+
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    key: str = Field(sa_column=Column(Text, nullable=False, unique=True))
+    size: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True))
+    expires_at: datetime = moment()
+
+
+class ResultPart(Base, table=True):
+    """A part of the bytes of a `Result`, ordered by `part`."""
+
+    __tablename__ = "joblib_result_part"
+
+    result_n: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    part: int = Field(primary_key=True)
+    data: bytes
+
+
+# The tables of the event logs of watched rooms.
+
+
+def _big_number(*, is_key: bool = False) -> Any:
+    return Field(sa_column=Column(BigInteger, primary_key=is_key, autoincrement=False, nullable=False))
+
+
+class RoomStream(Base, table=True):
+    """A room whose events are recorded, because a client watches it or has watched it until lately.
+
+    Events have the numbers after `last_n`; those up to `first_n` were deleted. `size` is the bytes of all
+    events that are kept; writers delete the oldest beyond `max_events` and `max_bytes`. A writer locks the
+    row with its last statements, so that numbers follow the order of the commits.
+    """
+
+    __tablename__ = "joblib_room_stream"
+
+    room_id: str = Field(primary_key=True, max_length=128)
+    first_n: int = _big_number()
+    last_n: int = _big_number()
+    size: int = _big_number()
+    max_events: int
+    max_bytes: int = _big_number()
+    watched_until: datetime = moment()
+    # The user for whose share the room counts.
+    watched_by: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+
+
+class RoomEvent(Base, table=True):
+    """An event of a watched room: `data` is a JSON object of `size` bytes."""
+
+    __tablename__ = "joblib_room_event"
+    __table_args__: ClassVar[Any] = (Index("ix_joblib_room_event_task", "task_id", "n"),)
+
+    room_id: str = Field(primary_key=True, max_length=128)
+    n: int = _big_number(is_key=True)
+    task_id: UUID = Field(sa_column=Column(Uuid, nullable=False))
+    at: datetime = moment()
+    kind: str = Field(max_length=16)
+    size: int
+    data: str = Field(sa_column=Column(Text, nullable=False))
+
+
+# The tables and their constraints. This module imports all others with tables.
+
+
+def _among(column: str, values: frozenset[TaskStatus]) -> str:
+    listed = ", ".join(sorted(f"'{value.value}'" for value in values))
+    return f"{column} IN ({listed})"
+
+
+metadata = Base.metadata
+_FULL_NAME = "room_id || ':' || category || ':' || name"
+_DELETED: dict[str, Any] = {"sqlite_where": text("deleted = 1"), "postgresql_where": text("deleted")}
+_QUEUED = text("status = 'pending' AND run_at IS NULL")
+_SCHEDULED = text("status = 'pending' AND run_at IS NOT NULL")
+_EXPIRING = text("status = 'pending' AND expires_at IS NOT NULL")
+_HELD = text(_among("status", HELD))
+_ENDED = text("completed_at IS NOT NULL")
+_HOOKED = text("on_end IS NOT NULL AND completed_at IS NOT NULL")
+_UNSUCCESSFUL = text(_among("status", frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})))
+
+
+# Columns of later migrations have a server default.
+def _zero() -> Any:
+    return Field(default=0, sa_column_kwargs={"server_default": text("0")})
+
+
+def _no() -> Any:
+    return Field(default=False, sa_column_kwargs={"server_default": false()})
+
+
+class Job(Base, table=True):
+    """A named function with a schema. It is soft-deleted only, so that the history of its tasks stays.
+
+    `pending` counts the tasks in its queue, `scheduled` those with a later `run_at`; the functions that write
+    a task's status keep both. `deleted_at` is when it was soft-deleted. `policy` is a `JobPolicy` as JSON,
+    null for the default; `max_in_flight` is part of it. `has_lanes` is set once a task with a priority other
+    than 0 was submitted. `fair_round` and `fair_room` are the turn of the last fair claim: rooms take turns
+    in the order of their names.
+    """
+
+    __tablename__ = "joblib_job"
+    __table_args__ = (
+        UniqueConstraint("room_id", "category", "name"),
+        CheckConstraint("pending >= 0", "pending_counts"),
+        CheckConstraint("scheduled >= 0", "scheduled_counts"),
+        Index("ix_joblib_job_deleted", "id", **_DELETED),
+    )
+
+    id: UUID = id_column()
+    room_id: str = Field(max_length=128)
+    category: str = Field(max_length=128)
+    name: str = Field(max_length=128)
+    full_name: str = Field(
+        sa_column=Column(Text, Computed(_FULL_NAME, persisted=True), unique=True, nullable=False)
+    )
+    schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
+    created_at: datetime = moment()
+    deleted: bool = False
+    deleted_at: datetime | None = moment(nullable=True)
+    pending: int = 0
+    scheduled: int = _zero()
+    paused: bool = _no()
+    has_lanes: bool = _no()
+    fair_round: int = Field(sa_column=Column(BigInteger, nullable=False, server_default=text("0")), default=0)
+    fair_room: str = Field(
+        sa_column=Column(String(128), nullable=False, server_default=text("''")), default=""
+    )
+    policy: str | None = optional_text()
+    max_in_flight: int | None = None
+
+
+Job.full_name = ComputedFullName(Job.full_name)  # type: ignore[assignment]
+
+
+class Worker(Beating, Base, table=True):
+    """A remote process that claims tasks. It expires by the age of `last_heartbeat` alone.
+
+    From `name` on, the columns have what the process says about itself; `slots` is how many tasks it can run
+    at once.
+    """
+
+    __tablename__ = "joblib_worker"
+    __table_args__ = (Index(None, "last_heartbeat"), Index(None, "created_at"))
+
+    id: UUID = id_column()
+    owner_id: str
+    created_at: datetime = moment()
+    last_heartbeat: datetime = moment()
+    draining: bool = _no()
+    max_tasks: int | None = None
+    name: str | None = optional_text()
+    host: str | None = optional_text()
+    pid: int | None = None
+    version: str | None = optional_text()
+    slots: int | None = None
+
+
+class WorkerJobLink(Base, table=True):
+    """The link of a worker to a job that it serves."""
+
+    __tablename__ = "joblib_worker_job"
+
+    worker_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), primary_key=True))
+    job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), primary_key=True, index=True))
+
+
+class Task(Base, table=True):
+    """One call of a job.
+
+    `seq` is the order of submission; `attempt` is the fencing token, which grows with every claim. `lane` is
+    the negated priority: a queue is ordered by `lane`, then by `seq`. While `run_at` is set, a pending task
+    is in no queue. `failures` and `crashes` count failed attempts, `unstarted` claims that never started. A
+    held task must have started, or ended, by its `deadline`. `worker_id` and `worker_owner_id` outlive the
+    worker. `queued_at` is null until the task enters its queue again, `on_end` after it was called.
+    """
+
+    __tablename__ = "joblib_task"
+    __table_args__ = (
+        CheckConstraint(_among("status", frozenset(TaskStatus)), "status_known"),
+        CheckConstraint(
+            f"(completed_at IS NOT NULL) = ({_among('status', TERMINAL)})", "completed_when_terminal"
+        ),
+        CheckConstraint(
+            "status <> 'pending' OR (worker_id IS NULL AND started_at IS NULL)", "pending_is_free"
+        ),
+        CheckConstraint(f"NOT ({_among('status', HELD)}) OR claimed_at IS NOT NULL", "held_was_claimed"),
+        CheckConstraint(
+            "status NOT IN ('running', 'completed') OR started_at IS NOT NULL", "running_was_started"
+        ),
+        CheckConstraint("attempt >= 0", "attempt_counts"),
+        Index(
+            "ix_joblib_task_queue", "job_id", "lane", "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED
+        ),
+        Index(
+            "ix_joblib_task_turn",
+            *("job_id", "room_id", "lane", "seq"),
+            sqlite_where=_QUEUED,
+            postgresql_where=_QUEUED,
+        ),
+        Index("ix_joblib_task_scheduled", "run_at", sqlite_where=_SCHEDULED, postgresql_where=_SCHEDULED),
+        Index("ix_joblib_task_expiring", "expires_at", sqlite_where=_EXPIRING, postgresql_where=_EXPIRING),
+        Index("ix_joblib_task_held", "worker_id", sqlite_where=_HELD, postgresql_where=_HELD),
+        Index("ix_joblib_task_room", "room_id", "created_at", "seq"),
+        Index("ix_joblib_task_room_status", "room_id", "status", "created_at", "seq"),
+        Index("ix_joblib_task_job_room", "job_id", "room_id", "created_at", "seq"),
+        Index("ix_joblib_task_ended", "completed_at", "seq", sqlite_where=_ENDED, postgresql_where=_ENDED),
+        Index(
+            "ix_joblib_task_unsuccessful",
+            *("status", "seq"),
+            sqlite_where=_UNSUCCESSFUL,
+            postgresql_where=_UNSUCCESSFUL,
+        ),
+        Index(
+            "ix_joblib_task_on_end",
+            *("on_end", "on_end_due_at"),
+            sqlite_where=_HOOKED,
+            postgresql_where=_HOOKED,
+        ),
+    )
+
+    seq: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    id: UUID = Field(default_factory=uuid4, sa_column=Column(Uuid, unique=True, nullable=False))
+    job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), nullable=False))
+    room_id: str = Field(max_length=128)
+    status: str = TaskStatus.PENDING.value
+    created_by: str
+    payload: dict[str, Any] = Field(sa_column=Column(JsonText, nullable=False))
+    created_at: datetime = moment()
+    claimed_at: datetime | None = moment(nullable=True)
+    started_at: datetime | None = moment(nullable=True)
+    completed_at: datetime | None = moment(nullable=True)
+    worker_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
+    worker_owner_id: str | None = None
+    attempt: int = 0
+    error: str | None = optional_text()
+    result: Any = Field(default=None, sa_column=Column(JsonText, nullable=True))
+    lane: int = _zero()
+    run_at: datetime | None = moment(nullable=True)
+    expires_at: datetime | None = moment(nullable=True)
+    deadline: datetime | None = moment(nullable=True)
+    max_attempts: int | None = None
+    failures: int = _zero()
+    crashes: int = _zero()
+    unstarted: int = Field(sa_column=Column(Integer, nullable=False, server_default=text("0")), default=0)
+    claim_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
+    error_code: str | None = Field(default=None, max_length=64)
+    queued_at: datetime | None = moment(nullable=True)
+    traceparent: str | None = Field(default=None, max_length=64)
+    on_end: str | None = optional_text()
+    on_end_attempts: int | None = None
+    on_end_due_at: datetime | None = moment(nullable=True)
+
+
+class RoomQueue(Base, table=True):
+    """The tasks of one room in the queue of one job; (`lane`, `seq`) is a lower bound of the first one.
+
+    Every queued task has the row of its job and room. Writers hold the lock of the job. A task that leaves
+    its queue changes no row: a claim by room moves the row to its next task, or deletes it.
+    """
+
+    __tablename__ = "joblib_room_queue"
+    __table_args__ = (Index("ix_joblib_room_queue_place", "job_id", "lane", "seq"), Index(None, "room_id"))
+
+    job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), primary_key=True))
+    room_id: str = Field(primary_key=True, max_length=128)
+    lane: int
+    seq: int = Field(sa_column=Column(BigInteger, nullable=False))
+
+
+class RoomCount(Base, table=True):
+    """How many tasks of a job a room has: all, and those of three statuses. Readers sum its parts."""
+
+    __tablename__ = "joblib_room_count"
+    __table_args__: ClassVar[Any] = (Index(None, "job_id", "room_id"), {"sqlite_with_rowid": False})
+
+    room_id: str = Field(primary_key=True, max_length=128)
+    job_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    part: int = Field(primary_key=True)
+    total: int
+    pending: int
+    failed: int
+    cancelled: int
+
+
+class QueueBlock(Base, table=True):
+    """How many tasks with these high bits of `seq` are in a lane of a job's queue; 0 without a row."""
+
+    __tablename__ = "joblib_queue_block"
+    __table_args__: ClassVar[Any] = {"sqlite_with_rowid": False}
+
+    job_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    lane: int = Field(primary_key=True)
+    block: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    queued: int
+
+
+class Attempt(Base, table=True):
+    """An earlier attempt of a task, or the end that a manual retry replaced.
+
+    The current or last attempt is in the task's own row, so most tasks have no row here.
+    """
+
+    __tablename__ = "joblib_attempt"
+    __table_args__ = (Index(None, "task_seq"),)
+
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    task_seq: int = Field(sa_column=Column(BigInteger, nullable=False))
+    attempt: int
+    status: str
+    worker_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
+    claimed_at: datetime | None = moment(nullable=True)
+    started_at: datetime | None = moment(nullable=True)
+    completed_at: datetime | None = moment(nullable=True)
+    ended_at: datetime = moment()
+    run_at: datetime | None = moment(nullable=True)
+    error_code: str | None = Field(default=None, max_length=64)
+    error: str | None = optional_text()
+    reason: str = Field(max_length=64)
+    queued_at: datetime | None = moment(nullable=True)
+
+
+class ProviderRecord(Named, Base, table=True):
+    """A remote data source. `worker_id`, `schema` and `content_type` belong to its newest registration.
+
+    `registration` changes with each registration: results of earlier ones are not used. Until
+    `connected_until` its worker counts as connected. One of ``@internal`` has no worker.
+    """
+
+    __tablename__ = "joblib_provider"
+    __table_args__ = (UniqueConstraint("room_id", "category", "name"), Index(None, "worker_id"))
+
+    id: UUID = id_column()
+    room_id: str = Field(max_length=128)
+    category: str = Field(max_length=128)
+    name: str = Field(max_length=128)
+    schema_: dict[str, Any] = Field(
+        default_factory=dict, sa_column=Column("schema", JsonText, nullable=False)
+    )
+    content_type: str = Field(default="application/json", max_length=255)
+    owner_id: str
+    worker_id: UUID | None = Field(sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), nullable=True))
+    registration: UUID = Field(default_factory=uuid4)
+    created_at: datetime = moment()
+    connected_until: datetime = moment()
+
+
+class ProviderWorkerLink(Base, table=True):
+    """The registration of a worker for a provider. If the newest is deleted, the one before is used."""
+
+    __tablename__ = "joblib_provider_worker"
+
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    provider_id: UUID = Field(
+        sa_column=Column(Uuid, ForeignKey("joblib_provider.id"), nullable=False, index=True)
+    )
+    worker_id: UUID = Field(
+        sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), nullable=False, index=True)
+    )
+    schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
+    content_type: str = Field(max_length=255)
+
+
+class ProviderRequest(Base, table=True):
+    """An open request to a provider. Its result is wanted until `expires_at`.
+
+    `registration` is the provider's registration when it was made; `claimed_by` the worker that claimed it;
+    `user_id` the user who asked first, None for the server itself.
+    """
+
+    __tablename__ = "joblib_provider_call"
+    __table_args__ = (UniqueConstraint("provider_id", "request_hash"), Index(None, "expires_at"))
+
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    provider_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_provider.id"), nullable=False))
+    request_hash: str = Field(max_length=128)
+    params: str = Field(sa_column=Column(Text, nullable=False))
+    registration: UUID
+    sent_at: datetime = moment()
+    expires_at: datetime = moment()
+    claimed_by: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
+    claimed_at: datetime | None = moment(nullable=True)
+    claim_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
+    user_id: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+
+
+class Token(Base, table=True):
+    """A bearer token of the standalone server. Only the SHA-256 of its text is stored."""
+
+    __tablename__ = "joblib_token"
+
+    name: str = Field(primary_key=True, max_length=128)
+    digest: str = Field(max_length=64, unique=True)
+    is_superuser: bool = False
+    created_at: datetime = moment()
+
+
+class RuntimeSetting(Base, table=True):
+    """A setting that operators change while servers run, shared by all servers."""
+
+    __tablename__ = "joblib_switch"
+
+    name: str = Field(primary_key=True, max_length=64)
+    value: str = Field(max_length=64)
+
+
+class IdempotencyKey(Base, table=True):
+    """The answer to a request with an `Idempotency-Key`; `id` is a digest of its caller and the key."""
+
+    __tablename__ = "joblib_idempotency_key"
+    __table_args__ = (Index(None, "created_at"),)
+
+    id: UUID = id_column()
+    fingerprint: UUID
+    created_at: datetime = moment()
+    answer: str = Field(sa_column=Column(Text, nullable=False))

@@ -1,0 +1,500 @@
+"""Start and stop the background loops of a queue, and learn early that the server stops."""
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from datetime import datetime
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from fastapi import Depends, FastAPI, Request
+from starlette.middleware import Middleware
+
+from zndraw_joblib.server.admin.overviews import Overviews
+from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
+from zndraw_joblib.server.background.loops import Health, Metrics, Rollups, Scheduler, ServerReports
+from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.database import Clock, Database
+from zndraw_joblib.server.db.host_sessions import SessionDatabase
+from zndraw_joblib.server.host import checks, registries
+from zndraw_joblib.server.host.api import HostApi
+from zndraw_joblib.server.http import add_routes
+from zndraw_joblib.server.http.host_dependencies import solve
+from zndraw_joblib.server.http.identity import (
+    BearerTokens,
+    Guard,
+    RoomGuards,
+    identity_dependency,
+    verify_readable_room,
+)
+from zndraw_joblib.server.http.middleware import QueueMiddleware
+from zndraw_joblib.server.http.openapi import namespace_of
+from zndraw_joblib.server.http.pages import Dashboard, add_problem_pages
+from zndraw_joblib.server.http.worker_rooms import WorkerRooms
+from zndraw_joblib.server.internal.dispatcher import Dispatcher
+from zndraw_joblib.server.internal.provider_requests import InternalRequests
+from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry
+from zndraw_joblib.server.internal.worker_tokens import WorkerToken, WorkerTokens
+from zndraw_joblib.server.process.ports import Identity, ResultBackend, SessionMaker
+from zndraw_joblib.server.process.pubsub import connection_factory
+from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
+from zndraw_joblib.server.providers.requests import ProviderRequests, Uploads
+from zndraw_joblib.server.realtime.publisher import SocketIoPublisher, decode
+from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
+from zndraw_joblib.server.results.results import TaskResults
+from zndraw_joblib.server.results.selection import Results, select_result_backend
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.server.streams.streams import Streams
+from zndraw_joblib.wire.events import Emission
+from zndraw_joblib.wire.names import RESERVED_IDS, rooms_with_frames
+from zndraw_joblib.wire.problems import Forbidden
+
+
+def start(name: str, loop: Any) -> asyncio.Task[None]:
+    """Return the task that runs a loop."""
+    return asyncio.create_task(loop, name=f"zndraw-joblib {name}")
+
+
+async def stop(loops: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel loops one after the other, and wait for the end of each."""
+    for loop in loops:
+        loop.cancel()
+        await asyncio.wait([loop])
+
+
+@contextmanager
+def on_stop_signals(act: Callable[[], Any]) -> Iterator[None]:
+    """Call `act` on SIGINT and SIGTERM, before the handlers that are installed already.
+
+    A server waits for open requests before it ends the lifespan, so waiting requests must end earlier.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(act)
+        earlier = before[signal.Signals(number)]
+        if callable(earlier):
+            earlier(number, frame)
+        elif earlier == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, earlier)
+
+
+# Call the host after providers were removed with their workers.
+
+logger = logging.getLogger(__name__)
+OnProvidersRemoved = Callable[[list[str]], Awaitable[object]]
+
+_SECONDS = 60.0
+
+
+class HasHook(Protocol):
+    """What has the host's function."""
+
+    on_providers_removed: Any
+
+
+class FrameRoomCleanup(Protocol):
+    """A host's function that removes the frames of rooms, as in version 0.1.x."""
+
+    async def __call__(self, room_ids: set[str]) -> object:
+        """Remove the frames of these rooms."""
+
+
+async def _do_nothing(room_ids: set[str]) -> None:
+    """Clean up nothing."""
+
+
+async def get_frame_room_cleanup() -> FrameRoomCleanup:
+    """Return the function that gets the rooms whose providers of the category ``frames`` were removed.
+
+    A host of version 0.1.x overrides it in ``app.dependency_overrides``. The function is called after the
+    commit. New code sets `JobLib.on_providers_removed`.
+    """
+    return _do_nothing
+
+
+FrameRoomCleanupDep = Annotated[FrameRoomCleanup, Depends(get_frame_room_cleanup)]
+
+
+async def notify_removed(host: HasHook, app: FastAPI, full_names: list[str]) -> None:
+    """Call the host's functions with the full names of removed providers; log what they raise."""
+    try:
+        async with asyncio.timeout(_SECONDS):
+            if host.on_providers_removed is not None:
+                await host.on_providers_removed(full_names)
+            await _clean_up_frames(app, rooms_with_frames(full_names))
+    except Exception:
+        logger.exception("on_providers_removed failed: providers=%s", full_names)
+
+
+async def _clean_up_frames(app: FastAPI, room_ids: set[str]) -> None:
+    """Call the function of the host, if it overrides `get_frame_room_cleanup`."""
+    if room_ids and get_frame_room_cleanup in app.dependency_overrides:
+        scope: dict[str, Any] = {"type": "http", "app": app, "method": "DELETE", "path": "/", "headers": []}
+        request = Request({**scope, "query_string": b"", "path_params": {}})
+        clean_up: FrameRoomCleanup = await solve(request, get_frame_room_cleanup)
+        await clean_up(room_ids)
+
+
+# The queue inside a host's app: one object that connects everything.
+
+if TYPE_CHECKING:
+    from taskiq import AsyncBroker
+
+# Offers internal jobs while it is open; it gets the runtime and a function that wakes the dispatcher.
+InternalJobs = Callable[[Runtime, Callable[[], None]], AbstractAsyncContextManager[InternalRegistry]]
+
+
+class JobLib(HostApi):
+    """A job queue for a FastAPI app.
+
+        joblib = JobLib(session_maker=async_sessionmaker(engine), identity=current_user)
+        joblib.mount(app)
+
+    With `prefix`, as ``/queue-a``, its paths begin with it: an app may have several queues, each with its own
+    database, Socket.IO server and guards. `session_maker` is any callable that opens an `AsyncSession`, on
+    SQLite or PostgreSQL. `identity` is a dependency of the host; its value has an `id` and `is_superuser`.
+    `readable_room` and `writable_room` are dependencies that take `room_id`, check access to the room and
+    return it. With `tsio`, a
+    `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. `on_end` are functions to
+    call after the ends of tasks, by their names; see `submit`. `worker_token`, an async function, returns a
+    token for an internal executor that takes one. The app's lifespan upgrades the schema
+    (SQLite, or with `upgrade_tables`) or checks it (PostgreSQL), and runs the background loops. Set
+    `on_providers_removed` to an async function to call it with the full names of providers that were removed
+    with their workers; its errors are logged, and after a crash of the server it may not be called.
+    """
+
+    rooms: Rooms | None = None
+    on_providers_removed: OnProvidersRemoved | None = None
+    # Of this queue; without it, the first queue of an app has `app.state.internal_registry`.
+    internal_registry: InternalRegistry | None = None
+    # Of internal providers, in the same way: without it, ``app.state.internal_provider_registry``.
+    internal_provider_registry: Any = None
+    _results: Results | None = None
+    _closing_sockets: asyncio.Task[None] | None = None
+    _app: FastAPI | None = None
+
+    def __init__(  # noqa: PLR0913 - one argument per part that a host may replace
+        self,
+        *,
+        session_maker: SessionMaker | Database,
+        identity: Callable[..., Any],
+        readable_room: Guard | None = None,
+        writable_room: Guard | None = None,
+        result_backend: ResultBackend | None = None,
+        settings: JobLibSettings | None = None,
+        tsio: Any = None,
+        clock: Clock | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        internal_jobs: InternalJobs | None = None,
+        on_end: Mapping[str, Hook] | None = None,
+        worker_token: WorkerToken | None = None,
+        prefix: str = "",
+        upgrade_tables: bool = False,
+    ) -> None:
+        self.settings, self.clock = settings or JobLibSettings(), clock
+        self.prefix, self._upgrades_tables = checks.checked_prefix(prefix), upgrade_tables
+        self.identity, self._resolve_identity = identity, identity_dependency(identity)
+        self.guards = RoomGuards(readable_room, writable_room)
+        self.runtime = runtime = Runtime(
+            session_maker,
+            self.settings,
+            publish=self._publish,
+            has_subscribers=lambda: self.publisher.has_subscribers,
+            on_due=self._schedule,
+            clock=clock,
+        )
+        self._tsio, self.publisher = tsio, SocketIoPublisher(tsio, runtime.pubsub)
+        runtime.pubsub.subscribe(self._receive)
+        self._scheduler, self.worker_rooms = Scheduler(runtime.write), WorkerRooms(self.guards, runtime)
+        self._connect_internal(checks.checked_worker_token(worker_token))
+        self.uploads, self.task_results = Uploads(self.runtime), TaskResults(self.runtime)
+        self.streams, self.metrics = Streams(self.runtime), Metrics(self.runtime)
+        self.overviews, self.sweeper = Overviews(runtime, self.streams), self._new_sweeper(monotonic)
+        self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
+        self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end or {})
+        self._internal_jobs, self._given_results = internal_jobs, result_backend
+
+    def _connect_internal(self, worker_token: WorkerToken | None) -> None:
+        self.worker_tokens = WorkerTokens(worker_token)
+        self.dispatcher = Dispatcher(self.runtime, self._internal_registry, self.worker_tokens)
+        internal = InternalRequests(self._internal_providers, self.worker_tokens)
+        self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers, internal)
+
+    def _new_sweeper(self, monotonic: Callable[[], float]) -> Sweeper:
+        self._server_reports = ServerReports(self.runtime)
+        return Sweeper(
+            self.runtime.write,
+            self.settings,
+            self.dispatcher.wake,
+            write_short=self.runtime.write_short,
+            monotonic=monotonic,
+            prune_content=self.task_results.prune,
+            report=self._server_reports.report,
+        )
+
+    async def _publish(self, emissions: Sequence[Emission]) -> None:
+        await self.publisher(emissions)
+
+    def _receive(self, text: str) -> None:
+        if (emission := decode(text)) is not None:
+            self.runtime.events.put(self.publisher.send_here, [emission])
+
+    def _schedule(self, seconds: float) -> None:
+        self._scheduler.add(seconds)
+
+    def mount(
+        self,
+        app: FastAPI,
+        *,
+        dashboard: str | None = None,
+        read_only: bool = False,
+        headers_module: str | None = None,
+    ) -> None:
+        """Add the routes under ``{prefix}/v1/joblib`` and the problem pages; join the app's lifespan.
+
+        With `dashboard`, a path as ``/queue``, add the operators' page there. With `read_only` it offers no
+        action. `headers_module` is the URL of a JavaScript module of the host whose default export returns
+        the headers that identify the user, for a host without cookies. Raises TypeError for a part of the
+        host that the queue cannot use, and RuntimeError for an app that has started or has such a queue.
+        `app.state.joblib` is the first queue of the app.
+        """
+        self._check(app)
+        is_first = checks.add_queue(app, self, self.publisher.rooms)
+        self._app = app
+        self.runtime.on_providers_removed = partial(notify_removed, self, app)
+        self.guards.remember(app)
+        is_host = not isinstance(self.identity, BearerTokens)
+        namespace = namespace_of(self.prefix, is_host=is_host)
+        add_routes(app, self, namespace)
+        if is_first:
+            # At the end, so that it is inside all middleware of the host. It serves all queues of the app.
+            app.user_middleware.append(Middleware(QueueMiddleware, host=app))
+        add_problem_pages(app, namespace, self.prefix)
+        if dashboard is not None:
+            Dashboard(
+                dashboard, is_host=is_host, read_only=read_only, headers=headers_module, prefix=self.prefix
+            ).add_to(app)
+        self._join_lifespan(app)
+
+    def _join_lifespan(self, app: FastAPI) -> None:
+        host_lifespan = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def both(asgi: FastAPI) -> AsyncIterator[Any]:
+            async with host_lifespan(asgi) as state:
+                self.guards.remember(app)
+                async with self.lifespan():
+                    yield state
+
+        app.router.lifespan_context = both
+
+    def _check(self, app: FastAPI) -> None:
+        checks.check_app(app)
+        checks.check_identity(self.identity)
+        checks.check_guards(**self.guards.arguments)
+        checks.check_tsio(self._tsio)
+        if self._app is not None:
+            raise RuntimeError("This JobLib is mounted already. Create another one for another queue")
+
+    async def prepare_tables(self) -> None:
+        """Create or upgrade the tables, or check them: on PostgreSQL without `upgrade_tables`."""
+        await (schema.upgrade if self._upgrades_tables else schema.prepare)(self.runtime.database)
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Prepare the schema, run the background loops, and end waiting requests when the server stops.
+
+        Raises `OutdatedSchema` for a PostgreSQL database that was not upgraded.
+        """
+        await self.prepare_tables()
+        self.runtime.waiters.open()
+        self._closing_sockets, self.loop = None, asyncio.get_running_loop()
+        if self.rooms is not None:
+            self.rooms.install_handlers()
+        open_connection = await connection_factory(self.settings, self.runtime.database.pubsub_connection)
+        pubsub = (
+            [] if open_connection is None else [start("pub/sub", self.runtime.pubsub.run(open_connection))]
+        )
+        running = [
+            start("scheduler", self._scheduler.run()),
+            start("sweeper", self.sweeper.run()),
+            start("dispatcher", self.dispatcher.run()),
+            start("statistics", self.rollups.run()),
+            start("on_end", self.end_hooks.run()),
+        ]
+        if self.rooms is not None:
+            running += [start(name, run()) for name, run in self.rooms.loops.items()]
+        try:
+            with on_stop_signals(self.begin_stop):
+                async with self._offered_internal_jobs():
+                    yield
+        finally:
+            self.begin_stop()
+            await stop(running)
+            await self._server_reports.leave()
+            await self._finish()
+            if self._closing_sockets is not None:
+                await self._closing_sockets
+            await stop(pubsub)
+            await self._close_results()
+
+    async def _close_results(self) -> None:
+        if self._results is not None:
+            await self._results.close()
+        await self.task_results.close()
+
+    async def _finish(self) -> None:
+        await self.streams.stop()
+        await self.runtime.finish()
+
+    @asynccontextmanager
+    async def _offered_internal_jobs(self) -> AsyncIterator[None]:
+        if self._internal_jobs is None or self._app is None:
+            yield
+            return
+        async with self._internal_jobs(self.runtime, self.dispatcher.wake) as registry:
+            holder: Any = self._app.state if self._app.state.joblib is self else self
+            holder.internal_registry = registry
+            self.dispatcher.wake()
+            try:
+                yield
+            finally:
+                holder.internal_registry = None
+
+    def begin_stop(self) -> None:
+        """End waiting requests and, on the standalone server, close all sockets and accept no more."""
+        self.runtime.waiters.close()
+        self.streams.close()
+        self.overviews.close()
+        if self.rooms is None:
+            return
+        self.rooms.disconnects.stop()
+        # A host closes its own sockets.
+        if self.rooms.requires_identity and self._closing_sockets is None:
+            self._closing_sockets = asyncio.create_task(self.rooms.close_sockets())
+
+    async def identify(self, request: Request) -> Identity | None:
+        """Return the caller of a request; None without an identity. Raises `Forbidden` for reserved ids."""
+        if isinstance(self.identity, BearerTokens):
+            identity: Identity | None = await self.identity.identify(request)
+        else:
+            identity = await solve(request, self._resolve_identity)
+        if identity is not None and identity.id in RESERVED_IDS:
+            raise Forbidden(f"The identity {identity.id!r} is reserved for the server's code and processes")
+        return identity
+
+    async def is_valid(self, identity: Identity, at: datetime) -> bool:
+        """Return whether the access that an identity had at a time is not revoked; true if unknown."""
+        return not isinstance(self.identity, BearerTokens) or await self.identity.is_valid(identity, at)
+
+    @property
+    def results(self) -> ResultBackend:
+        """The result backend, unless a host overrides `get_result_backend`."""
+        if self._given_results is not None:
+            return self._given_results
+        if self._results is None:
+            self._results = select_result_backend(self.settings, self.runtime)
+        return self._results
+
+    def _internal_registry(self) -> InternalRegistry | None:
+        return registries.find_jobs(self, self._app)
+
+    def _internal_providers(self) -> Any:
+        return registries.find(self, self._app, "internal_provider_registry")
+
+    def _has_unknown_subscribers(self) -> bool:
+        """Return whether a host may have let sockets into the rooms of providers by itself."""
+        return self.publisher.is_open and (self.rooms is None or not self.rooms.owns_provider_rooms)
+
+    def _check_internal(self) -> str:
+        return registries.check(self._internal_registry())
+
+    def _check_sweeper(self) -> str:
+        return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
+
+    async def _check_readable(self, request: Request, room_id: str) -> None:
+        await self.guards.check(request, verify_readable_room, room_id)
+
+    def open_rooms(
+        self, sio: Any, *, requires_identity: bool = False, limits: ServerSettings | None = None
+    ) -> None:
+        """Let the sockets of a `socketio.AsyncServer` join rooms; see `register_socketio_handlers`.
+
+        With `requires_identity`, a socket without an identity cannot connect, and the queue closes all
+        sockets when the server stops. `limits` bounds connections without an identity.
+        """
+        if self._app is None:
+            raise RuntimeError("JobLib is not mounted: call JobLib(...).mount(app) first")
+        checks.check_sockets(self._app, self, sio)
+        self.publisher.open(sio)
+        access = SocketAccess(self._app, self.identify, self._check_readable, requires_identity, limits)
+        access = access._replace(prefix=self.prefix, check_served=self.worker_rooms.check)
+        if isinstance(self.identity, BearerTokens):
+            access = access._replace(
+                digest_of=self.identity.digest_of, find_revoked=self.identity.find_revoked
+            )
+        self.rooms = Rooms(sio, self.runtime, access)
+
+
+def register_socketio_handlers(sio: Any, joblib: JobLib) -> None:
+    """Let the sockets of a `socketio.AsyncServer` join rooms: workers those of their jobs, front-ends others.
+
+    Call it after `joblib.mount(app)`. The identity of a socket is that of `joblib`, from the headers of its
+    connection; ``auth={"token": …}`` counts as a bearer token. Handlers that `sio` has already stay: those
+    of `connect` and `disconnect` run after the queue's. A worker whose socket is lost is removed after
+    `disconnect_grace_seconds`. Events go through `sio`, unless `joblib` has a `tsio`.
+    """
+    joblib.open_rooms(sio)
+
+
+async def register_internal_jobs(
+    app: FastAPI,
+    broker: "AsyncBroker",
+    extensions: Sequence[type[Any]],
+    executor: InternalExecutor,
+    session_factory: SessionMaker | Database,
+    *,
+    joblib: JobLib | None = None,
+) -> InternalRegistry:
+    """Offer extensions as internal jobs: create or update their jobs, register their tasks with the broker.
+
+    From then on the app accepts their tasks, whether the queue is mounted before or after. Any number of
+    replicas may do so at once; the newest code's schema and policy (a `JobPolicy` in the class's `policy`)
+    hold. `joblib` is one of several queues of the app. Raises TypeError or ValueError for what cannot be a
+    job.
+    """
+    from zndraw_joblib.server.internal.registry import offer_internal_jobs  # noqa: PLC0415 - loads taskiq
+
+    given, joblib = joblib, joblib or getattr(app.state, "joblib", None)
+    database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
+    await (joblib.prepare_tables() if isinstance(joblib, JobLib) else schema.prepare(database))
+    write = joblib.runtime.write if isinstance(joblib, JobLib) else database.write
+    registry = await offer_internal_jobs(write, broker, extensions, executor)
+    if given is None:
+        app.state.internal_registry = registry
+    else:
+        given.internal_registry = registry
+    if isinstance(joblib, JobLib):
+        joblib.dispatcher.wake()
+    return registry

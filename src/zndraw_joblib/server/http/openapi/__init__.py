@@ -1,1 +1,0 @@
-"""What the OpenAPI document says about each operation beyond its signature."""

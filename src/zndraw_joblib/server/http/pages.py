@@ -1,0 +1,261 @@
+"""Files of the package that the server sends as they are, with an ETag."""
+
+import hashlib
+import inspect
+import mimetypes
+from collections.abc import Awaitable, Callable
+from functools import cache
+from html import escape
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse
+
+from zndraw_joblib.server.http.openapi import operation_id, problem_responses, tag_of
+from zndraw_joblib.server.runtime.problem_responses import problem_exception_handler, problem_response
+from zndraw_joblib.wire.problems import PROBLEMS, NotFound, ProblemException
+from zndraw_joblib.wire.remedies import REMEDIES
+
+_KINDS = {"js": "text/javascript", "svg": "image/svg+xml", "ts": "application/typescript"}
+
+
+class StaticFile(NamedTuple):
+    """The content of a file, its media type and its ETag."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def static_file(name: str, content: bytes) -> StaticFile:
+    """Return a file; its media type follows from its name."""
+    kind = _KINDS.get(name.rpartition(".")[2]) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return StaticFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+def file_response(request: Request, file: StaticFile, headers: dict[str, str]) -> Response:
+    """Return a file, or 304 if the client has it already."""
+    headers = {**headers, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "ETag": file.etag}
+    known = request.headers.get("if-none-match", "")
+    if file.etag in {tag.strip().removeprefix("W/") for tag in known.split(",")}:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)
+
+
+# TypeScript declarations of the API: files without data, so they need no identity.
+
+TYPES = Path(__file__).parents[1] / "types"
+
+
+def add_type_files(app: FastAPI, path: str, prefix: str = "") -> None:
+    """Serve each file of the folder at ``{path}/types/{name}``, outside of the OpenAPI document.
+
+    `prefix` is that of the queue.
+    """
+    files = _files()
+
+    async def send(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in files:
+            missing = NotFound(f"There is no file {name!r}; there are {', '.join(sorted(files))}")
+            return problem_response(missing, prefix)
+        return file_response(request, files[name], {})
+
+    app.add_route(f"{path}/types/{{name}}", send, methods=["GET"], include_in_schema=False)
+
+
+@cache
+def _files() -> dict[str, StaticFile]:
+    return {path.name: static_file(path.name, path.read_bytes()) for path in TYPES.glob("*.d.ts")}
+
+
+# The pages that explain problem types, and problem responses for a whole app.
+
+_PATH = "/v1/problems/{problem_id}"
+# Declared by hand: FastAPI would add a 422 of its own, though any text is valid.
+_PROBLEM_ID = {
+    "in": "path",
+    "name": "problem_id",
+    "required": True,
+    "schema": {"type": "string"},
+    "example": "task-not-found",
+}
+
+
+def add_problem_pages(app: FastAPI, namespace: str = "", prefix: str = "") -> None:
+    """Add the pages to an app; `namespace` and `prefix` are those of the queue."""
+    app.add_api_route(
+        prefix + _PATH,
+        _explain(prefix),
+        response_class=PlainTextResponse,
+        operation_id=operation_id("explain_problem", namespace),
+        tags=[tag_of("problems", namespace)],
+        responses=problem_responses((NotFound,)),
+        # A page has no data, so it needs no identity.
+        openapi_extra={"security": [], "parameters": [_PROBLEM_ID]},
+    )
+
+
+def _explain(prefix: str) -> Callable[[Request], Awaitable[Response]]:
+    async def explain_problem(request: Request) -> Response:
+        """Explain a problem type."""
+        problem_id = request.path_params["problem_id"]
+        cls = PROBLEMS.get(problem_id)
+        if cls is None:
+            return problem_response(NotFound(f"There is no problem type {problem_id!r}"), prefix)
+        head = f"{cls.__name__} ({cls.status} {cls.title})"
+        return PlainTextResponse(f"{head}\n\n{inspect.getdoc(cls)}\n\nWhat to do: {REMEDIES[cls]}\n")
+
+    return explain_problem
+
+
+def install_exception_handlers(app: FastAPI) -> None:
+    """Answer every error of an app as a problem, also on its own routes."""
+    for kind in (ProblemException, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, problem_exception_handler)
+
+
+# The page `/docs` of the standalone server: its operations, without scripts.
+
+# FastAPI's own page runs scripts of another site on the origin of the operators' page.
+_OPERATIONS_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }}
+table {{ border-collapse: collapse; }}
+td {{ border-top: 1px solid #8886; padding: .25rem 1rem .25rem 0; vertical-align: top; }}
+:root {{ color-scheme: light dark; }}
+</style>
+<h1>{title}</h1>
+<p>The <a href="openapi.json">OpenAPI document</a> has the parameters, bodies and problems of each operation;
+open it with any client or viewer.</p>
+<table>
+{rows}
+</table>
+"""
+
+
+def add_operations_page(app: FastAPI) -> None:
+    """Add the page to an app without one."""
+
+    async def show_operations(_: Request) -> Response:
+        rows = [
+            f"<tr><td><code>{method.upper()}</code><td><code>{escape(path)}</code>"
+            f"<td>{escape(operation.get('summary', ''))}"
+            for path, operations in app.openapi()["paths"].items()
+            for method, operation in operations.items()
+        ]
+        page = _PAGE.format(title=escape(f"{app.title} {app.version}"), rows="\n".join(rows))
+        return HTMLResponse(page, headers=_OPERATIONS_HEADERS)
+
+    app.add_route("/docs", show_operations, methods=["GET"], include_in_schema=False)
+
+
+# The operators' page: static files without data, and a configuration that says where the API is.
+
+DASHBOARD = Path(__file__).parents[1] / "dashboard"
+# Nothing inline, nothing from elsewhere, and no page may show this one in a frame.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data: blob:; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Config(BaseModel):
+    """What the page reads first: `api` is a URL relative to the page, so any prefix and proxy works.
+
+    With the identity `token` the page asks for a bearer token; with `host` it sends the host's cookies, and
+    the headers that the module at the URL `headers` returns.
+    """
+
+    api: str
+    identity: Literal["token", "host"]
+    read_only: bool
+    version: str
+    title: str
+    headers: str | None = None
+
+
+class Dashboard:
+    """The files of the page below a path of an app, with headers that permit only the page's own code."""
+
+    def __init__(
+        self, path: str, *, is_host: bool, read_only: bool, headers: str | None = None, prefix: str = ""
+    ) -> None:
+        self.path, self._prefix = _checked(path), prefix
+        depth = self.path.count("/")
+        config = Config(
+            api="../" * depth + f"{prefix}/v1/joblib".lstrip("/"),
+            identity="host" if is_host else "token",
+            read_only=read_only,
+            version=version("zndraw-joblib"),
+            title="zndraw-joblib",
+            headers=headers,
+        )
+        self._config = static_file("config.json", config.model_dump_json().encode())
+        self._files = _read_files()
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes of the page to an app. They are not in its OpenAPI document."""
+        for path, endpoint in {
+            f"{self.path}/": self._index,
+            f"{self.path}/config.json": self._get_config,
+            f"{self.path}/static/{{name:path}}": self._static,
+        }.items():
+            app.add_route(path, endpoint, methods=["GET"], include_in_schema=False)
+        if self.path:
+            app.add_route(self.path, self._redirect, methods=["GET"], include_in_schema=False)
+
+    async def _redirect(self, _: Request) -> Response:
+        # Relative, so that it stays below the prefix of a reverse proxy.
+        return RedirectResponse(f"{self.path.rpartition('/')[2]}/", 308)
+
+    async def _index(self, request: Request) -> Response:
+        return file_response(request, self._files["index.html"], _HEADERS)
+
+    async def _get_config(self, request: Request) -> Response:
+        return file_response(request, self._config, _HEADERS)
+
+    async def _static(self, request: Request) -> Response:
+        name = f"static/{request.path_params['name']}"
+        if name not in self._files:
+            return problem_response(NotFound(f"The page has no file {name!r}"), self._prefix)
+        return file_response(request, self._files[name], _HEADERS)
+
+
+def _checked(path: str) -> str:
+    """Return the path without a slash at its end. Raises ValueError unless it begins with a slash."""
+    if not path.startswith("/") or "{" in path or "//" in path:
+        raise ValueError(f"dashboard={path!r} is no path: pass one that begins with a slash, as '/queue'")
+    return path.rstrip("/")
+
+
+def _read_files() -> dict[str, StaticFile]:
+    shown = {".html", ".js", ".css", ".svg"}
+    paths = [path for path in DASHBOARD.rglob("*") if path.suffix in shown]
+    names = (path.relative_to(DASHBOARD).as_posix() for path in paths)
+    return {name: static_file(name, path.read_bytes()) for name, path in zip(names, paths, strict=True)}

@@ -1,0 +1,295 @@
+"""Read headers of a request without a mapping of all of them."""
+
+import asyncio
+import os
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Iterable
+from itertools import count
+from secrets import token_hex
+from typing import Any, TypeAlias, TypeVar
+
+from fastapi import Request
+from pydantic.json_schema import SkipJsonSchema
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.types import Message, Receive, Scope, Send
+
+from zndraw_joblib.server.process.ports import Histogram
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.process.shared_limit import SharedLimit
+from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, MAX_JSON_BYTES
+from zndraw_joblib.wire.problems import ContentTooLarge, UploadStalled
+
+_PREFERENCES = re.compile(r'(?:[^,"]|"[^"]*")+')
+_WAIT = re.compile(r'\s*wait\s*=\s*("?)(\d+)\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
+_MAX_WAIT = 10**6
+
+
+def header_values(request: HTTPConnection, name: bytes) -> list[str]:
+    """Return the values of a header, given in lower case."""
+    return [value.decode("latin-1") for key, value in request.scope["headers"] if key == name]
+
+
+def preferred_wait(headers: Iterable[str]) -> float | None:
+    """Return the seconds of the first ``wait=N`` in headers `Prefer` (RFC 7240), None without one."""
+    for header in headers:
+        for preference in _PREFERENCES.findall(header):
+            if match := _WAIT.fullmatch(preference):
+                return min(float(match[2]), _MAX_WAIT)
+    return None
+
+
+# Parts of declarations: parameters that a request may omit, headers, and bodies of bytes.
+
+Value = TypeVar("Value")
+# None stands for an omitted parameter: no header or query has a null, so the OpenAPI document has none.
+Omissible: TypeAlias = Value | SkipJsonSchema[None]
+_BINARY = {"type": "string", "format": "binary"}
+# A body of bytes. Generators of clients know no `*/*`, so a request declares the general type alone.
+BYTES_SENT: dict[str, Any] = {
+    "description": "The bytes, with any `Content-Type`, which is kept.",
+    "required": True,
+    "content": {"application/octet-stream": {"schema": _BINARY}},
+}
+BYTES_RETURNED: dict[str, Any] = {"application/octet-stream": {"schema": _BINARY}, "*/*": {"schema": _BINARY}}
+
+
+def header_parameter(name: str, description: str) -> dict[str, Any]:
+    """Return the declaration of a header that the endpoint reads from the request itself."""
+    return {"in": "header", "name": name, "description": description, "schema": {"type": "string"}}
+
+
+def event_stream(description: str) -> dict[str, Any]:
+    """Return the declaration of a response that is a stream of Server-Sent Events."""
+    return {"text/event-stream": {"schema": {"type": "string", "description": description}}}
+
+
+# Read the body of a request in a host's dependencies and again in the endpoint.
+
+# A body has at most one JSON value of 1 MiB and an error text. Escapes at most triple the size of a text.
+MAX_BODY_BYTES = 4 * MAX_JSON_BYTES
+# All requests of a process together have bodies of this size, beyond the first 64 KiB of each.
+MAX_BODIES_BYTES = 256 * 1024 * 1024
+_UNCOUNTED_BYTES = 64 * 1024
+# A body that arrives at this rate may take longer than the time limit of a request.
+_MIN_BYTES_PER_SECOND = 64 * 1024
+# The key of a body that was read, in the request's scope.
+BODY = "zndraw_joblib.body"
+# The key of the `HeldBytes` of a large body, in the request's scope.
+HELD_BYTES = "zndraw_joblib.held_bytes"
+
+
+def bytes_of_bodies(settings: JobLibSettings) -> SharedLimit:
+    """Return the limit of the bodies that the requests of a process have. One user may always send one."""
+    return SharedLimit(
+        "bytes of bodies",
+        "are being received",
+        lambda: MAX_BODIES_BYTES,
+        lambda: max(MAX_BATCH_BYTES, settings.share_of(MAX_BODIES_BYTES)),
+        (f"{MAX_BODIES_BYTES} in a server process", "max_share_per_user"),
+    )
+
+
+class HeldBytes:
+    """The bytes of one request's body that count for a user until the end of the request."""
+
+    __slots__ = ("_amount", "_limit", "_user")
+
+    def __init__(self, limit: SharedLimit, user: str) -> None:
+        self._limit, self._user, self._amount = limit, user, 0
+
+    def grow(self, size: int) -> None:
+        """Count a body that has `size` bytes now. Raises `ServiceUnavailable` or `TooManyRequests`."""
+        more = size - _UNCOUNTED_BYTES - self._amount
+        self._limit.take(self._user, more)
+        self._amount += more
+
+    def give_back(self) -> None:
+        """Count the body no more."""
+        self._limit.give_back(self._user, self._amount)
+        self._amount = 0
+
+
+async def read_body(
+    request: Request, seconds: float, bodies: SharedLimit, user: str, most: int = MAX_BODY_BYTES
+) -> bytes:
+    """Return the body. Raises `ContentTooLarge` as soon as it has more than `most` bytes.
+
+    Raises `UploadStalled` if it is not complete after `seconds`, and one more for each 64 KiB of it. Beyond
+    the first 64 KiB it counts in `bodies` for a user; the caller gives back the `HeldBytes` of the request.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await _read_in_time(request, HeldBytes(bodies, user), most, limit)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        # The rest of the body may never arrive, so the connection cannot be used again.
+        headers = {"Connection": "close"} if request.scope.get("http_version", "").startswith("1") else {}
+        raise UploadStalled(
+            f"The body of the request did not arrive within {seconds:g} s and one more for each 64 KiB "
+            "(setting request_timeout_seconds); send it again",
+            headers=headers,
+        ) from error
+
+
+async def _read_in_time(request: Request, held: HeldBytes, most: int, limit: asyncio.Timeout) -> bytes:
+    chunks, size, end = list[bytes](), 0, limit.when() or 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        _check_size(size, most)
+        if size > _UNCOUNTED_BYTES:
+            request.scope[HELD_BYTES] = held
+            held.grow(size)
+        if not message.get("more_body", False):
+            return chunk if not chunks else b"".join([*chunks, chunk])
+        chunks.append(chunk)
+        limit.reschedule(end + size / _MIN_BYTES_PER_SECOND)
+
+
+class Rereadable:
+    """The `receive` of a request of the queue. After a reader of the body, `source` is replaced."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: Receive) -> None:
+        self.source = source
+
+    def __call__(self) -> Awaitable[Message]:
+        """Return the next message."""
+        return self.source()
+
+
+class RecordedBody:
+    """A `receive` that keeps the parts of a body, at most `most` bytes, for the next reader."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive = receive
+        self._most = most
+        self._size = 0
+        self._parts: list[Message] = []
+
+    async def __call__(self) -> Message:
+        """Return the next message. Raises `ContentTooLarge` when the body has more than `most` bytes."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._size += len(message.get("body", b""))
+            _check_size(self._size, self._most)
+            self._parts.append(message)
+        return message
+
+    def from_start(self) -> Receive:
+        """Return a `receive` that repeats the parts and then continues."""
+        if not self._parts:
+            return self._receive
+        parts = iter(self._parts)
+
+        async def receive() -> Message:
+            part = next(parts, None)
+            return await self._receive() if part is None else part
+
+        return receive
+
+
+def read_again(content: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that returns a body that was read, and then continues with `receive`."""
+    parts = iter((content,))
+
+    async def receive_again() -> Message:
+        part = next(parts, None)
+        return await receive() if part is None else {"type": "http.request", "body": part}
+
+    return receive_again
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise ContentTooLarge(f"The body has more than {most} bytes, which is the limit; send less")
+
+
+# The header ``X-Request-ID``: of a request if it is valid, else a new id.
+
+REQUEST_ID = "X-Request-ID"
+# The key of the id in the scope of a request that the standalone app answers before its other layers.
+SCOPE_KEY = "zndraw_joblib.request_id"
+_HEADER = REQUEST_ID.lower().encode()
+_VALID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+_numbers = count(1)
+_prefix = ""
+
+
+def _change_prefix() -> None:
+    global _prefix  # noqa: PLW0603 - it concerns the process
+    _prefix = token_hex(6)
+
+
+_change_prefix()
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_change_prefix)
+
+
+def given_request_id(scope: Scope) -> str | None:
+    """Return the id in the request's header, None if it has no valid one."""
+    for name, value in scope["headers"]:
+        if name == _HEADER:
+            return value.decode() if _VALID.fullmatch(value) else None
+    return None
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the id in the request's header, a new one if it has no valid one."""
+    return given_request_id(scope) or f"{_prefix}-{next(_numbers)}"
+
+
+def response_header(request_id: str) -> tuple[bytes, bytes]:
+    """Return the header of the response."""
+    return _HEADER, request_id.encode()
+
+
+def with_header(send: Send, request_id: str) -> Send:
+    """Return a `send` that adds the header to the response."""
+
+    async def send_with_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), response_header(request_id)]
+        await send(message)
+
+    return send_with_header
+
+
+# Count the requests of a route by method and status, and the time until their responses.
+
+REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+# Set in the scope of a request that waited for something, as a client asked with `Prefer: wait`.
+WAITED = "zndraw_joblib.waited"
+# The status of a request whose error a handler of the host answers.
+BY_HOST = "host"
+
+
+class RequestCounts:
+    """The requests that one process answered: `answered` by method and status.
+
+    `seconds` has the times until the responses began, by method, without requests that waited.
+    """
+
+    __slots__ = ("answered", "seconds")
+
+    def __init__(self) -> None:
+        self.answered: defaultdict[tuple[str, int | str], int] = defaultdict(int)
+        self.seconds: dict[str, Histogram] = {}
+
+    def add(self, scope: Scope, status: int | str, seconds: float) -> None:
+        """Count a request."""
+        method = scope["method"]
+        self.answered[method, status] += 1
+        if WAITED not in scope:
+            histogram = self.seconds.get(method)
+            if histogram is None:
+                histogram = self.seconds[method] = Histogram(REQUEST_SECONDS)
+            histogram.add(seconds)

@@ -1,0 +1,400 @@
+"""The write path: while one batch commits, the requests that arrive form the next."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, Generic, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from zndraw_joblib.jobs.logs import create_shared_task
+from zndraw_joblib.server.process.shared_limit import QueueLimit
+from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Result_contra = TypeVar("Result_contra", contravariant=True)
+Commit = Callable[[Sequence[Item], float], Awaitable[Sequence[Result | Exception]]]
+
+MAX_BATCH = 256
+MAX_WAITING = 10_000
+# One cycle of the event loop to read a request, one to run its handler until here.
+_CYCLES_TO_ARRIVE = 2
+# How long a batch may wait for a lock: normally, and while another transaction is known to hold a lock. On
+# a busy machine, a batch may wait this long for another batch of the same job.
+LOCK_SECONDS = 1.0
+_PROMPT_SECONDS = 0.25
+# How long the first attempt to commit items of one lock may wait for it; doubled at each further attempt.
+_FIRST_TRY_SECONDS = 0.02
+
+
+class Pending(Protocol[Result_contra]):
+    """A result that a request waits for: a future, or a part of one."""
+
+    def done(self) -> bool:
+        """Return whether there is a result, or the request was cancelled."""
+
+    def set_result(self, result: Result_contra, /) -> None:
+        """Set the result."""
+
+    def cancel(self) -> object:
+        """Cancel the request."""
+
+
+Entry = tuple[Item, Pending[Result | Exception]]
+
+
+class RowLocked(Exception):
+    """Another transaction held a lock for too long. Nothing was written."""
+
+
+def locked_problem(what: str, seconds: float) -> ServiceUnavailable:
+    """Return the problem for a request that needs a row that another transaction has locked."""
+    return ServiceUnavailable(
+        f"Another transaction of the database held a lock on {what} for longer than {seconds:g} s "
+        f"(database_lock_timeout_seconds). The request was not applied; retry it later.",
+        headers={"Retry-After": "1"},
+    )
+
+
+def raised(result: Result | Exception) -> Result:
+    """Return the result of an item. Raises it if it is a problem."""
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+class Batcher(Generic[Item, Result]):
+    """Commits items in batches, in order of arrival. At low load an item is committed alone, at once.
+
+    `commit` takes the items of a batch and how many seconds they may wait for a lock, and returns a result
+    or a problem for each. If it raises, nothing of the batch was written; then each item is committed
+    alone, and only the faulty one fails. At most `concurrency()` batches are committed at the same time, and
+    at most `max_waiting` items wait, `share` of them for one user.
+
+    If it raises `RowLocked`, another transaction has locked a row that some item `needs`. Then the batch is
+    split by row, and its parts are committed apart from other batches, for at most `lock_seconds`.
+    """
+
+    def __init__(
+        self,
+        commit: Commit[Item, Result],
+        concurrency: Callable[[], int],
+        needs: Callable[[Item], str] = str,
+        lock_seconds: float = 5.0,
+        max_waiting: int = MAX_WAITING,
+        share: int = MAX_WAITING,
+    ) -> None:
+        new_limit = partial(QueueLimit, max_waiting, min(share, max_waiting))
+        self._new_queue = partial(_Queue, commit, concurrency, needs, lock_seconds, new_limit)
+        # A host's test client may run each request in an event loop of its own.
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue[Item, Result]] = WeakKeyDictionary()
+
+    async def put(self, item: Item) -> Result:
+        """Return the result of `item` after its commit, or raise its problem or that of a full queue."""
+        return raised(await self._queue().put(item))
+
+    def _queue(self) -> "_Queue[Item, Result]":
+        loop = asyncio.get_running_loop()
+        queue = self._queues.get(loop)
+        if queue is None:
+            queue = self._queues[loop] = self._new_queue()
+        return queue
+
+    async def put_many(self, items: Sequence[Item]) -> list[Result | Exception]:
+        """Return the result or the problem of each item. They join the same batches as single items."""
+        together: _Together[Result | Exception] = _Together(len(items))
+        queue = self._queue()
+        for index, item in enumerate(items):
+            part = _Part(together, index)
+            try:
+                queue.add(item, part)
+            except (ServiceUnavailable, TooManyRequests) as problem:
+                part.set_result(problem)
+        return await together.future if items else []
+
+    @property
+    def batches(self) -> set[asyncio.Task[None]]:
+        """The tasks that commit batches in this event loop."""
+        queue = self._queues.get(asyncio.get_running_loop())
+        return set() if queue is None else queue.all_tasks
+
+
+class _Together(Generic[Result]):
+    """The results of items that were put together, in one future."""
+
+    def __init__(self, count: int) -> None:
+        self.future: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+        self._results: list[Result | None] = [None] * count
+        self._missing = count
+
+    def set_result(self, index: int, result: Result) -> None:
+        self._results[index] = result
+        self._missing -= 1
+        if not self._missing and not self.future.done():
+            self.future.set_result(cast("list[Result]", self._results))
+
+
+@dataclass(slots=True, eq=False)
+class _Part(Generic[Result]):
+    """The result of one of these items."""
+
+    together: _Together[Result]
+    _index: int
+    _is_set: bool = False
+
+    def done(self) -> bool:
+        return self._is_set or self.together.future.done()
+
+    def set_result(self, result: Result, /) -> None:
+        self._is_set = True
+        self.together.set_result(self._index, result)
+
+    def cancel(self) -> bool:
+        return self.together.future.cancel()
+
+
+def _is_same_request(one: Entry[Any, Any], other: Entry[Any, Any]) -> bool:
+    first, second = one[1], other[1]
+    return isinstance(first, _Part) and isinstance(second, _Part) and first.together is second.together
+
+
+class _Queue(Generic[Item, Result]):
+    """The items of one event loop."""
+
+    def __init__(
+        self,
+        commit: Commit[Item, Result],
+        concurrency: Callable[[], int],
+        needs: Callable[[Item], str],
+        lock_seconds: float,
+        new_limit: Callable[[], QueueLimit],
+    ) -> None:
+        self._commit = commit
+        self._concurrency = concurrency
+        self._limit = new_limit()
+        self._waiting: deque[Entry[Item, Result]] = deque()
+        self._blocked = _Blocked(self._results, self._put_back, needs, lock_seconds)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._running = 0
+        self._is_gathering = False
+
+    @property
+    def all_tasks(self) -> set[asyncio.Task[None]]:
+        """Return the tasks that commit batches."""
+        return self.tasks | ({self._blocked.task} if self._blocked.task else set())
+
+    def put(self, item: Item) -> asyncio.Future[Result | Exception]:
+        future: asyncio.Future[Result | Exception] = asyncio.get_running_loop().create_future()
+        self.add(item, future)
+        return future
+
+    def add(self, item: Item, pending: Pending[Result | Exception]) -> None:
+        if (count := len(self._waiting) + self._blocked.count) >= self._limit.share:
+            self._limit.check(item, count, (entry[0] for entry in chain(self._waiting, self._blocked)))
+        if self._blocked.has_lock_of(item):
+            self._blocked.add((item, pending))
+        else:
+            self._waiting.append((item, pending))
+            self._start()
+
+    def _put_back(self, entries: Sequence[Entry[Item, Result]]) -> None:
+        self._waiting.extendleft(reversed(entries))
+        self._start()
+
+    def _start(self) -> None:
+        if self._waiting and not self._is_gathering and self._running < self._concurrency():
+            task = create_shared_task(self._run())
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+            self._running += 1
+            self._is_gathering = True
+
+    async def _run(self) -> None:
+        batch: list[Entry[Item, Result]] = []
+        try:
+            while True:
+                batch = await self._next_batch()
+                patience = LOCK_SECONDS if self._blocked.is_empty else _PROMPT_SECONDS
+                results = await self._results(batch, patience)
+                for entry, result in zip(batch, results, strict=True):
+                    if isinstance(result, RowLocked):
+                        self._blocked.add(entry)
+                    elif not entry[1].done():
+                        entry[1].set_result(result)
+                if self._is_gathering or not self._waiting:
+                    return
+                self._is_gathering = True
+        except BaseException:
+            for _, future in [*batch, *self._waiting]:
+                future.cancel()
+            self._waiting.clear()
+            raise
+        finally:
+            self._running -= 1
+
+    async def _next_batch(self) -> list[Entry[Item, Result]]:
+        try:
+            await self._gather()
+        finally:
+            self._is_gathering = False
+        taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+        # Another batch may commit at the same time, and the items of a request apply in their order.
+        while self._waiting and self._concurrency() > 1 and _is_same_request(taken[-1], self._waiting[0]):
+            taken.append(self._waiting.popleft())
+        self._start()
+        if self._blocked.is_empty:
+            return [entry for entry in taken if not entry[1].done()]
+        batch = []
+        for entry in taken:
+            if self._blocked.has_lock_of(entry[0]):
+                self._blocked.add(entry)
+            elif not entry[1].done():  # a cancelled request is not written
+                batch.append(entry)
+        return batch
+
+    async def _gather(self) -> None:
+        """Let the event loop read the requests that have arrived, which otherwise wait for a whole batch.
+
+        While requests arrive at every cycle of the loop, they join; when none does, the batch starts.
+        """
+        size = 0
+        while size < len(self._waiting) < MAX_BATCH:
+            size = len(self._waiting)
+            for _ in range(_CYCLES_TO_ARRIVE):
+                await asyncio.sleep(0)
+
+    async def _results(
+        self, batch: list[Entry[Item, Result]], lock_seconds: float
+    ) -> Sequence[Result | Exception]:
+        self._limit.forget()  # the batch has left the queue
+        if not batch:
+            return []
+        try:
+            return await self._commit([item for item, _ in batch], lock_seconds)
+        except (ServiceUnavailable, RowLocked) as problem:
+            return [problem] * len(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                return [error]
+            logger.warning("A batch of %d items failed, committing each alone: %r", len(batch), error)
+            cancelled = ServiceUnavailable("The request was cancelled before it was written")
+            results: list[Result | Exception] = []
+            for entry in batch:
+                results += [cancelled] if entry[1].done() else await self._results([entry], _PROMPT_SECONDS)
+            return results
+
+
+@dataclass(slots=True)
+class _Group(Generic[Item, Result]):
+    """Items that need the same lock, each with the time after which it fails."""
+
+    entries: deque[tuple[Entry[Item, Result], float]] = field(default_factory=deque)
+    tries: int = 0
+    is_in_turn: bool = False
+
+
+class _Blocked(Generic[Item, Result]):
+    """Items that need a lock of another transaction, committed lock by lock by one task.
+
+    A lock stays known for a while after its last item has failed, so that later items are added here at once.
+    """
+
+    def __init__(
+        self,
+        commit: Callable[[list[Entry[Item, Result]], float], Awaitable[Sequence[Result | Exception]]],
+        put_back: Callable[[Sequence[Entry[Item, Result]]], None],
+        needs: Callable[[Item], str],
+        lock_seconds: float,
+    ) -> None:
+        self._commit = commit
+        self._put_back = put_back
+        self._needs = needs
+        self._lock_seconds = lock_seconds
+        self._groups: dict[str, _Group[Item, Result]] = {}
+        self._turns: deque[str] = deque()
+        self.task: asyncio.Task[None] | None = None
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Entry[Item, Result]]:
+        return (entry for group in self._groups.values() for entry, _ in group.entries)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no lock is known to be held."""
+        return not self._groups
+
+    def has_lock_of(self, item: Item) -> bool:
+        """Return whether an item needs a lock that is known to be held."""
+        return bool(self._groups) and self._needs(item) in self._groups
+
+    def add(self, entry: Entry[Item, Result]) -> None:
+        """Commit an item outside the batches, together with others that need the same lock."""
+        lock = self._needs(entry[0])
+        group = self._groups.setdefault(lock, _Group())
+        group.entries.append((entry, time.monotonic() + self._lock_seconds))
+        self.count += 1
+        if not group.is_in_turn:
+            group.is_in_turn = True
+            # Locks that were not tried separately yet are probably free.
+            self._turns.append(lock) if group.tries else self._turns.appendleft(lock)
+        if self.task is None or self.task.done():
+            self.task = create_shared_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._turns:
+                lock = self._turns.popleft()
+                group = self._groups[lock]
+                if await self._commit_group(lock, group):
+                    del self._groups[lock]
+                    self._put_back([entry for entry, _ in group.entries])
+                    self.count -= len(group.entries)
+                elif group.entries:
+                    self._turns.append(lock)
+                else:
+                    group.is_in_turn = False
+                    asyncio.get_running_loop().call_later(self._lock_seconds, self._forget, lock, group)
+        except BaseException:
+            for group in self._groups.values():
+                for (_, future), _ in group.entries:
+                    future.cancel()
+            self._groups.clear()
+            self._turns.clear()
+            self.count = 0
+            raise
+        finally:
+            self.task = None  # a task refers to its event loop
+
+    async def _commit_group(self, lock: str, group: _Group[Item, Result]) -> bool:
+        """Commit items that need one lock. Return whether the lock was free."""
+        taken = [group.entries.popleft() for _ in range(min(len(group.entries), MAX_BATCH))]
+        self.count -= len(taken)
+        live = [(entry, gives_up) for entry, gives_up in taken if not entry[1].done()]
+        patience = min(_PROMPT_SECONDS, _FIRST_TRY_SECONDS * 2 ** min(group.tries, 10))
+        try:
+            results = await self._commit([entry for entry, _ in live], patience)
+        except BaseException:
+            for (_, future), _ in live:
+                future.cancel()
+            raise
+        kept: list[tuple[Entry[Item, Result], float]] = []
+        for (entry, gives_up), result in zip(live, results, strict=True):
+            if isinstance(result, RowLocked) and time.monotonic() < gives_up:
+                kept.append((entry, gives_up))
+            elif not entry[1].done():
+                is_late = isinstance(result, RowLocked)
+                entry[1].set_result(locked_problem(f"the {lock}", self._lock_seconds) if is_late else result)
+        group.entries.extendleft(reversed(kept))
+        self.count += len(kept)
+        group.tries += 1
+        return not any(isinstance(result, RowLocked) for result in results)
+
+    def _forget(self, lock: str, group: _Group[Item, Result]) -> None:
+        if not group.is_in_turn and self._groups.get(lock) is group:
+            del self._groups[lock]

@@ -1,0 +1,232 @@
+"""Types and protocols that the layers of the server and a host share."""
+
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+from uuid import UUID
+
+# The most bytes that a result backend reads or writes at once.
+PART_BYTES = 1024 * 1024
+
+
+class Identity(NamedTuple):
+    """The caller of a request. `id` is opaque text; equal ids mean the same caller."""
+
+    id: str
+    is_superuser: bool
+
+
+class RequestKey(NamedTuple):
+    """The `Idempotency-Key` of a request: a digest of its caller and the key, and one of the request.
+
+    The answer to the first request with a key is kept for `keep`.
+    """
+
+    id: UUID
+    fingerprint: UUID
+    keep: timedelta
+
+
+class Wake(NamedTuple):
+    """Wake the first `limit` waiters of `key`; all of them where it is None."""
+
+    key: str
+    limit: int | None = None
+
+
+class Page(NamedTuple):
+    """A page of a list: at most `limit` items after the first `offset`."""
+
+    limit: int
+    offset: int
+
+
+class CursorPage(NamedTuple):
+    """A part of a list: at most `limit` items from where `cursor` points, None for the start."""
+
+    limit: int
+    cursor: str | None
+
+
+class JobFilter(NamedTuple):
+    """Which jobs to list: those that match each field that is not None. `deleted` adds soft-deleted ones."""
+
+    room_id: str | None = None
+    category: str | None = None
+    paused: bool | None = None
+    deleted: bool = False
+    name: str | None = None
+
+
+class InternalTask(Protocol):
+    """A task that is registered with a broker (taskiq's decorated task)."""
+
+    async def kiq(self, *, task_id: str, room_id: str, payload: dict[str, Any]) -> object:
+        """Send one call to the broker."""
+
+
+class DispatchMode(NamedTuple):
+    """How an internal job's tasks reach an executor.
+
+    `exclusive_start`: the executor starts a task once, however many messages name it. `is_bounded`: the
+    broker takes a limited number of tasks, so only the dispatcher sends them. `takes_token`: the executor is
+    called with a token.
+    """
+
+    handle: InternalTask
+    exclusive_start: bool
+    is_bounded: bool
+    takes_token: bool = False
+
+
+class ResultBackend(Protocol):
+    """Keeps provider results for a while, for all server processes. Keys are text, times are seconds.
+
+    A host may pass its own as ``JobLib(result_backend=…)``; `check_result_backend`
+    checks that it behaves as the server requires.
+    """
+
+    async def store(self, key: str, data: bytes, ttl: int) -> None:
+        """Store bytes under a key for `ttl` seconds; replace what is there."""
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the bytes of a key, None if there are none."""
+
+    async def delete(self, key: str) -> None:
+        """Delete the bytes of a key."""
+
+    async def acquire_inflight(self, key: str, ttl: int) -> bool:
+        """Acquire a lock for at most `ttl` seconds. Return whether it was free: one caller gets it."""
+
+    async def release_inflight(self, key: str) -> None:
+        """Release the lock."""
+
+    async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
+        """Return the bytes of a key, waiting up to `timeout` seconds for `notify_key`.
+
+        Return existing bytes at once; miss none that are stored and notified during the call. Return None
+        after the timeout, or if there are no bytes after a notification.
+        """
+
+    async def notify_key(self, key: str) -> None:
+        """Wake every waiter of a key, in all processes."""
+
+
+@runtime_checkable
+class StreamingBackend(Protocol):
+    """What a `ResultBackend` may offer in addition, so that large results need not fit into memory."""
+
+    async def store_stream(self, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
+        """Store the chunks under a key. They become visible after the last; none if the iterator raises."""
+
+    async def open_stream(self, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
+        """Return the size of a value and its bytes in chunks of at most 1 MiB; None if there is none.
+
+        The iterator raises when it cannot return the bytes that were there at the call.
+        """
+
+
+class ContentStore(Protocol):
+    """Keeps the content of task results, which no other value evicts."""
+
+    async def store_stream(self, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
+        """Store the chunks under a new key for at least `ttl` seconds; nothing if the iterator raises."""
+
+    async def open_stream(self, key: str, start: int = 0) -> tuple[int, AsyncIterator[bytes]] | None:
+        """Return the whole size of a value and its bytes from `start` on; None if there is none."""
+
+    async def delete(self, key: str) -> None:
+        """Delete the bytes of a key."""
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+
+
+class PubSubConnection(Protocol):
+    """Carries texts between the replicas of a server. A text may get lost; the others arrive in order."""
+
+    @property
+    def frame_size(self) -> int:
+        """How many ASCII characters a text may have."""
+
+    async def send(self, text: str) -> None:
+        """Send a text to all listeners."""
+
+    async def listen(self, receive: Callable[[str], None], ready: Callable[[], None]) -> None:
+        """Call `receive` with every text that is sent after `ready`. Raise when the connection is lost."""
+
+
+OpenConnection = Callable[[], AbstractAsyncContextManager[PubSubConnection]]
+# Any callable that opens an AsyncSession, SQLAlchemy's or SQLModel's.
+SessionMaker = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+def task_key(task_id: object) -> str:
+    """Return the key of the waiters for a task's end."""
+    return f"task:{task_id}"
+
+
+def job_key(job_name: object) -> str:
+    """Return the key of the waiting claims of a job."""
+    return f"job:{job_name}"
+
+
+def claim_key(claim_id: object) -> str:
+    """Return the key of the waiting claims with one `claim_id`."""
+    return f"claim:{claim_id}"
+
+
+def slot_key(worker_id: object) -> str:
+    """Return the key of the waiting claims of a worker that holds as many tasks as it may."""
+    return f"slot:{worker_id}"
+
+
+def worker_key(worker_id: object) -> str:
+    """Return the key of all waiting claims of a worker."""
+    return f"worker:{worker_id}"
+
+
+def request_wait_key(provider_name: object, request_hash: str) -> str:
+    """Return the key of the waiters for the result of one provider request."""
+    return f"request:{provider_name}:{request_hash}"
+
+
+def provider_key(provider_name: object) -> str:
+    """Return the key of all waiters for results of a provider, in case it is removed or replaced."""
+    return f"provider:{provider_name}"
+
+
+def requests_key(worker_id: object) -> str:
+    """Return the key of a worker's waiting claims of provider requests."""
+    return f"requests:{worker_id}"
+
+
+def identity_key(user_id: object) -> str:
+    """Return the wake-up key that makes servers disconnect the sockets of a user."""
+    return f"identity:{user_id}"
+
+
+def events_key(room_id: object) -> str:
+    """Return the wake-up key of those that read the events of a room."""
+    return f"events:{room_id}"
+
+
+# A histogram that one process counts: cheap enough for each request.
+
+
+class Histogram:
+    """Counts of values: `buckets` has those up to each bound and above the one before, then the rest."""
+
+    __slots__ = ("bounds", "buckets", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.buckets[bisect_left(self.bounds, value)] += 1
+        self.sum += value

@@ -1,0 +1,336 @@
+"""Settings, from arguments, the environment (``ZNDRAW_JOBLIB_…``) and ``[tool.zndraw.joblib]``."""
+
+import os
+import re
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    PyprojectTomlConfigSettingsSource,
+    SettingsConfigDict,
+)
+
+from zndraw_joblib.jobs.extensions import Category
+from zndraw_joblib.jobs.logs import PREFIX, describe, unknown_variables
+from zndraw_joblib.wire.bodies import CheckedKeywords
+from zndraw_joblib.wire.messages import SweeperMode
+from zndraw_joblib.wire.operators import SettingEntry, Settings
+
+DEFAULT_DATABASE_URL = "sqlite+aiosqlite:///zndraw-joblib.db"
+HEARTBEATS_PER_TIMEOUT = 4
+UNNAMED_HEARTBEATS = 3
+MAX_PROCESSES = 64
+MIB = 1024 * 1024
+ALIASES = {
+    "sweep_threshold_seconds": "worker_timeout_seconds",
+    "sweep_interval_seconds": "sweeper_interval_seconds",
+}
+
+
+def _split(value: object) -> object:
+    """Return a list from the environment, written as ``a,b`` or as JSON."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip(" \"'") for part in value.strip("[] ").split(",") if part.strip(" \"'")]
+
+
+WordList = Annotated[list[str], BeforeValidator(_split)]
+Transports = Annotated[list[Literal["polling", "websocket"]], BeforeValidator(_split)]
+Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
+
+
+class _Environment(EnvSettingsSource):
+    """The environment. A list may be words, which `_split` separates."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """Return a value that its field reads as it is, or the value from JSON."""
+        if any(isinstance(mark, BeforeValidator) for mark in field.metadata):
+            return value
+        return super().decode_complex_value(field_name, field, value)
+
+
+def _check_redis(value: str) -> str:
+    if not value.startswith(_REDIS_SCHEMES):
+        raise ValueError(f"redis_url must begin with {' or '.join(_REDIS_SCHEMES)}")
+    return value
+
+
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+RedisUrl = Annotated[str, AfterValidator(_check_redis)]
+
+
+class JobLibSettings(CheckedKeywords, BaseSettings):
+    """Settings of the queue. Every field may change while the server runs. An unknown one is a TypeError."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ZNDRAW_JOBLIB_",
+        pyproject_toml_table_header=("tool", "zndraw", "joblib"),
+        validate_assignment=True,
+        extra="ignore",
+    )
+
+    worker_timeout_seconds: Seconds = 60
+    sweeper_interval_seconds: Seconds = 30
+    unnamed_task_timeout_seconds: Annotated[float, Field(ge=0, le=31_536_000)] | None = None
+    sweeper_mode: SweeperMode = SweeperMode.ENFORCE
+    # Aliases of the two above.
+    sweep_threshold_seconds: Seconds | None = None
+    sweep_interval_seconds: Seconds | None = None
+    heartbeat_interval_seconds: Seconds | None = None
+    keep_finished_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
+    statistics_minutes_days: Annotated[float, Field(gt=0, le=365)] = 2
+    statistics_hours_days: Annotated[float, Field(gt=0, le=36_500)] = 90
+    task_log_max_lines: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    task_log_max_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 256 * 1024
+    audit_days: Annotated[float, Field(gt=0, le=36_500)] = 90
+    idempotency_key_hours: Annotated[float, Field(gt=0, le=8760)] = 24
+    prune_max_rows: Annotated[int, Field(ge=1)] = 20_000
+    prune_max_seconds: Annotated[float, Field(gt=0, le=3600)] = 5
+    claim_order: Literal["fifo", "fair"] = "fifo"
+    room_max_in_flight: Annotated[int, Field(ge=1)] | None = None
+    internal_task_timeout_seconds: Seconds = 3600
+    internal_abandon_seconds: Seconds = 30
+    internal_max_abandoned: Annotated[int, Field(ge=0, le=1000)] = 16
+    long_poll_max_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 60
+    claim_max_attempts: Annotated[int, Field(ge=1, le=1000)] = 10
+    claim_base_delay_seconds: Seconds = 0.01
+    allowed_categories: WordList = Field(default_factory=lambda: [c.value for c in Category], min_length=1)
+    cross_room_jobs: bool = False
+    validate_payload: bool = True
+    without_workers: Literal["wait", "reject"] = "wait"
+    max_share_per_user: Annotated[float, Field(gt=0, le=1)] = 0.5
+    max_waiting_requests: Annotated[int, Field(ge=0)] = 20_000
+    max_claims_per_worker: Annotated[int, Field(ge=1)] = 64
+    disconnect_grace_seconds: Annotated[float, Field(ge=-1, le=3600)] = 10
+    allowed_provider_categories: WordList | None = None
+    filebrowser_require_superuser: bool = True
+    provider_result_ttl_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
+    provider_inflight_ttl_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+    provider_long_poll_default_seconds: Annotated[float, Field(ge=0, le=3600)] = 5
+    provider_long_poll_max_seconds: Annotated[float, Field(ge=0, le=3600)] = 30
+    result_backend: Literal["auto", "memory", "database", "redis"] = "auto"
+    max_result_bytes: Annotated[int, Field(ge=1, le=512 * MIB)] = 64 * MIB
+    max_cached_bytes: Annotated[int, Field(ge=1)] = 256 * MIB
+    task_result_backend: Literal["auto", "database", "memory", "files", "redis"] = "auto"
+    task_result_directory: Path | None = None
+    max_task_result_bytes: Annotated[int, Field(ge=1, le=512 * MIB)] = 256 * MIB
+    max_stored_result_bytes: Annotated[int, Field(ge=1)] = 10 * 1024 * MIB
+    upload_timeout_seconds: Seconds = 60
+    request_timeout_seconds: Seconds = 30
+    task_result_days: Annotated[float, Field(gt=0, le=36_500)] = 7
+    publish_timeout_seconds: Seconds = 5
+    max_queued_events: Annotated[int, Field(ge=1)] = 10_000
+    max_queued_event_bytes: Annotated[int, Field(ge=1)] = 16 * MIB
+    event_retention_seconds: Annotated[float, Field(ge=1, le=604_800)] = 900
+    max_room_events: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    max_room_event_bytes: Annotated[int, Field(ge=MIB)] = 16 * MIB
+    max_watched_rooms: Annotated[int, Field(ge=1)] = 10_000
+    max_streams: Annotated[int, Field(ge=0)] = 10_000
+    max_streams_per_user: Annotated[int, Field(ge=0)] = 2000
+    stream_send_timeout_seconds: Seconds = 30
+    database_connect_timeout_seconds: Seconds = 5
+    database_response_timeout_seconds: Seconds = 10
+    database_statement_timeout_seconds: Seconds = 30
+    database_lock_timeout_seconds: Seconds = 5
+    database_idle_transaction_timeout_seconds: Seconds = 10
+    on_end_timeout_seconds: Seconds = 60
+    on_end_max_attempts: Annotated[int, Field(ge=1, le=1000)] = 20
+    build: Annotated[str, Field(max_length=64)] | None = None
+    metrics_token: SecretStr | None = Field(default=None, min_length=16)
+    trusted_origins: WordList = Field(default_factory=list)
+    redis_url: RedisUrl | None = None
+    redis_prefix: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")] = "zndraw-joblib"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_aliases(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for other, own in ALIASES.items():
+                if data.get(other) is not None:
+                    data.setdefault(own, data[other])
+        return data
+
+    @model_validator(mode="after")
+    def _check_results(self) -> Self:
+        if self.result_backend == "redis" and self.redis_url is None:
+            raise ValueError("result_backend is 'redis', which needs redis_url: set ZNDRAW_JOBLIB_REDIS_URL")
+        if self.task_result_backend == "redis" and self.redis_url is None:
+            raise ValueError(
+                "task_result_backend is 'redis', which needs redis_url: set ZNDRAW_JOBLIB_REDIS_URL"
+            )
+        if self.task_result_backend == "files" and self.task_result_directory is None:
+            raise ValueError(
+                "task_result_backend is 'files', which needs task_result_directory: set "
+                "ZNDRAW_JOBLIB_TASK_RESULT_DIRECTORY"
+            )
+        return self
+
+    def share_of(self, limit: int) -> int:
+        """Return how much of a limit one user may have, at least 1."""
+        return max(1, int(limit * self.max_share_per_user))
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """The heartbeat interval of workers: by default a quarter of the timeout, so three may get lost."""
+        return self.heartbeat_interval_seconds or self.worker_timeout_seconds / HEARTBEATS_PER_TIMEOUT
+
+    @property
+    def unnamed_task_seconds(self) -> float | None:
+        """Return for how long a living worker may omit a task that it holds: by default three heartbeats."""
+        if self.unnamed_task_timeout_seconds is None:
+            return UNNAMED_HEARTBEATS * self.heartbeat_seconds
+        return self.unnamed_task_timeout_seconds or None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read arguments first, then the environment, then the pyproject.toml of the working directory."""
+        pyproject = PyprojectTomlConfigSettingsSource(settings_cls)
+        return init_settings, _Environment(settings_cls), pyproject
+
+
+class ServerSettings(JobLibSettings):
+    """Settings of the standalone server."""
+
+    database_url: str = DEFAULT_DATABASE_URL
+    admin_token: SecretStr | None = None
+    cors_origins: WordList = Field(default_factory=list)
+    dashboard: Literal["on", "read-only", "off"] = "on"
+    socketio_transports: Transports = Field(["polling", "websocket"], min_length=1)
+    socket_auth_timeout_seconds: Seconds = 10
+    max_unauthenticated_sockets: Annotated[int, Field(ge=1)] = 1000
+    workers: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
+    internal_extensions: WordList = Field(default_factory=list)
+    internal_concurrency: Annotated[int, Field(ge=1, le=1000)] = 4
+
+    @model_validator(mode="after")
+    def _check(self) -> "ServerSettings":
+        if self.admin_token is not None and len(self.admin_token.get_secret_value()) < MIN_TOKEN_LENGTH:
+            raise ValueError(f"admin_token must have at least {MIN_TOKEN_LENGTH} characters")
+        if self.task_result_backend == "memory" and self.workers > 1:
+            raise ValueError(
+                "task_result_backend is 'memory', which only one process can read: choose 'database', or set "
+                "workers=1"
+            )
+        return self
+
+
+MIN_TOKEN_LENGTH = 16
+
+
+# The settings in force: the value and the source of each one, what it means, and misspelt variables.
+
+HIDDEN = "***"
+_URLS = frozenset({"database_url", "redis_url"})
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_ROW = re.compile(r"\| `(\w+)` \| .*? \| (.*) \|")
+
+
+def report(settings: JobLibSettings) -> Settings:
+    """Return all settings in the order of their class, without secrets."""
+    fields = type(settings).model_fields
+    values = settings.model_dump(mode="json")
+    sources = _sources(settings)
+    entries = []
+    for name, field in fields.items():
+        if name in ALIASES:
+            continue
+        default = field.get_default(call_default_factory=True)
+        is_secret = isinstance(getattr(settings, name), SecretStr) or "SecretStr" in str(field.annotation)
+        entry = SettingEntry(
+            name=name,
+            value=None if is_secret else _shown(name, values[name]),
+            default=None if is_secret else _shown(name, default),
+            source=sources[name],
+            is_secret=is_secret,
+            description=descriptions().get(name, ""),
+        )
+        entries.append(entry)
+    unknown = unknown_variables({*fields, *ServerSettings.model_fields})
+    return Settings(settings=entries, unknown=[describe(*found) for found in unknown.items()])
+
+
+def without_password(url: str) -> str:
+    """Return a URL in which `***` replaces the password and all values of its query that may be secret."""
+    try:
+        parts = urlsplit(url)
+        before, at, host = parts.netloc.rpartition("@")
+        user, colon, _ = before.partition(":")
+        netloc = f"{user}{colon}{HIDDEN if colon else ''}{at}{host}"
+        given = parse_qsl(parts.query, keep_blank_values=True)
+    except ValueError:
+        return HIDDEN
+    # A password may have a `/`, `?` or `#` that is not escaped; then it is in another part.
+    if "@" in parts.path + parts.query + parts.fragment:
+        return f"{parts.scheme}://{HIDDEN}"
+    query = urlencode([(name, HIDDEN if _is_secret(name) else value) for name, value in given], safe="*/:")
+    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
+
+
+@cache
+def descriptions() -> dict[str, str]:
+    """Return what each setting means: the reference of the settings has it in its tables."""
+    found = [_ROW.fullmatch(line) for line in reference().read_text(encoding="utf-8").splitlines()]
+    return {row[1]: _LINK.sub(r"\1", row[2]) for row in found if row}
+
+
+def reference() -> Path:
+    """Return the file of the reference: in the installed package, or in the repository."""
+    here = Path(__file__).resolve().parent
+    installed = here / "settings.md"
+    return installed if installed.is_file() else here.parents[3] / "docs" / "reference" / "settings.md"
+
+
+def _is_secret(name: str) -> bool:
+    return any(word in name.lower() for word in ("pass", "secret", "token", "key"))
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name in _URLS and isinstance(value, str):
+        return without_password(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def _sources(settings: JobLibSettings) -> dict[str, str]:
+    """Return where the value of each setting is from.
+
+    A value that differs from that of new settings was an argument, or was changed since.
+    """
+    kind = type(settings)
+    try:
+        new: JobLibSettings | None = kind()
+        in_file = set(PyprojectTomlConfigSettingsSource(kind)())
+    except (ValueError, OSError):
+        new, in_file = None, set()
+    variables = {name.upper().removeprefix(PREFIX).lower() for name in os.environ if _is_variable(name)}
+    return {
+        name: "argument"
+        if new is None or getattr(new, name) != getattr(settings, name)
+        else _source(name, variables, in_file)
+        for name in kind.model_fields
+    }
+
+
+def _is_variable(name: str) -> bool:
+    return name.upper().startswith(PREFIX)
+
+
+def _source(name: str, variables: Collection[str], in_file: Collection[str]) -> str:
+    names = {name, *[alias for alias, own in ALIASES.items() if own == name]}
+    if not names.isdisjoint(variables):
+        return "environment"
+    return "default" if names.isdisjoint(in_file) else "file"

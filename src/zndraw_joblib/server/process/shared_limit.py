@@ -1,0 +1,186 @@
+"""A lock for several users that is held for the same time by each of them."""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
+
+# Of more users, the times of those that do not wait are forgotten.
+_MAX_USERS = 10_000
+
+
+class FairLock:
+    """An asynchronous lock. Of the users that wait, the one that held it for the shortest time is next.
+
+    So a user waits for one request of each other user at most, however many these send. Requests of the
+    same user are served in order. Times are forgotten when no request is left.
+    """
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        # How long each user held the lock, and the lowest such time of those that waited last.
+        self._seconds: dict[str, float] = {}
+        self._lowest = 0.0
+
+    @asynccontextmanager
+    async def hold(self, user: str) -> AsyncIterator[None]:
+        """Wait for the lock and hold it."""
+        await self._acquire(user)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[user] += time.monotonic() - start
+            self._release()
+
+    async def _acquire(self, user: str) -> None:
+        # A user that did not wait meanwhile gains nothing by it.
+        self._seconds[user] = max(self._seconds.get(user, 0.0), self._lowest)
+        if not self._is_held:
+            self._is_held = True
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(user, deque()).append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self._remove(user, future)
+            else:
+                self._release()
+            raise
+
+    def _remove(self, user: str, future: asyncio.Future[None]) -> None:
+        queue = self._waiting.get(user)
+        if queue is not None and future in queue:
+            queue.remove(future)
+            if not queue:
+                del self._waiting[user]
+
+    def _release(self) -> None:
+        while self._waiting:
+            user = min(self._waiting, key=self._seconds.__getitem__)
+            future = self._waiting[user][0]
+            self._remove(user, future)
+            if not future.done():
+                self._lowest = self._seconds[user]
+                future.set_result(None)
+                if len(self._seconds) > _MAX_USERS:
+                    self._seconds = {user: self._seconds[user] for user in (user, *self._waiting)}
+                return
+        self._is_held = False
+        self._seconds.clear()
+        self._lowest = 0.0
+
+
+# Limits of what the users of a server process share: how much all may hold, and how much one of them.
+
+
+@dataclass(slots=True)
+class SharedLimit:
+    """All users together hold at most `limit()`, and one of them at most `share()`.
+
+    `what` and `state` name the resource in problems: "requests", "wait". `settings` are the names of the
+    settings of the limit and of the share. The user None is the server itself, which has no limit.
+    """
+
+    what: str
+    state: str
+    limit: Callable[[], int]
+    share: Callable[[], int]
+    settings: tuple[str, str]
+    remedy: str = "retry later"
+    retry_seconds: int = 5
+    _held: Counter[str] = field(default_factory=Counter)
+    _total: int = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    def take(self, user: str | None, amount: int = 1) -> None:
+        """Let a user hold more.
+
+        Raises `ServiceUnavailable` beyond the limit, and `TooManyRequests` beyond the share.
+        """
+        if user is None:
+            return
+        headers = {"Retry-After": str(self.retry_seconds)}
+        limit_setting, share_setting = self.settings
+        if self._total + amount > self.limit():
+            raise ServiceUnavailable(
+                f"{self._total} {self.what} {self.state} already ({limit_setting}); {self.remedy}",
+                headers=headers,
+            )
+        if (own := self._held[user]) + amount > self.share():
+            raise TooManyRequests(
+                f"{own} {self.what} of this caller {self.state} already, which is its share "
+                f"({share_setting} of {limit_setting}); {self.remedy}",
+                headers=headers,
+            )
+        self._held[user] += amount
+        self._total += amount
+
+    def give_back(self, user: str | None, amount: int = 1) -> None:
+        """Let a user hold less."""
+        if user is not None:
+            self._total -= amount
+            self._held[user] -= amount
+            if self._held[user] <= 0:
+                del self._held[user]
+
+    @contextmanager
+    def held(self, user: str | None, amount: int = 1) -> Iterator[None]:
+        """Let a user hold more in a block. Raises as `take`."""
+        self.take(user, amount)
+        try:
+            yield
+        finally:
+            self.give_back(user, amount)
+
+
+@dataclass(slots=True)
+class QueueLimit:
+    """At most `limit` items wait in a queue, `share` of them for one user.
+
+    The items of each user are counted only while at least a share waits, once after each `forget`.
+    """
+
+    limit: int
+    share: int
+    _counts: Counter[str | None] | None = None
+
+    def forget(self) -> None:
+        """Count again before the next check, because items have left the queue."""
+        self._counts = None
+
+    def check(self, item: object, count: int, waiting: Iterable[object]) -> None:
+        """Let an item wait after `count` others. `waiting` are these.
+
+        Raises `ServiceUnavailable` beyond the limit, and `TooManyRequests` beyond the share.
+        """
+        headers = {"Retry-After": "1"}
+        if count >= self.limit:
+            detail = f"{self.limit} requests wait to be written already; retry later"
+            raise ServiceUnavailable(detail, headers=headers)
+        if (user := user_of(item)) is None:
+            return
+        if self._counts is None:
+            self._counts = Counter(map(user_of, waiting))
+        if (own := self._counts[user]) >= self.share:
+            raise TooManyRequests(
+                f"{own} requests of this caller wait to be written already, which is its share "
+                "(max_share_per_user); retry later",
+                headers=headers,
+            )
+        self._counts[user] += 1
+
+
+def user_of(item: object) -> str | None:
+    """Return the id of an item's caller, None if the item is the server's own."""
+    caller = getattr(item, "caller", None)
+    return None if caller is None else caller.id

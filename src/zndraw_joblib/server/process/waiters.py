@@ -1,0 +1,304 @@
+"""Requests that wait for a wake-up, in order of arrival. A waiter holds no database session."""
+
+import asyncio
+import itertools
+import time
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from typing import NamedTuple, Protocol, TypeVar
+
+from zndraw_joblib.server.process.ports import Wake, identity_key
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.process.shared_limit import SharedLimit
+
+Result = TypeVar("Result")
+# Done once the client that waits for the response has disconnected.
+Disconnected = asyncio.Future[None] | None
+
+
+async def _refuse_nothing() -> Collection[str]:
+    return ()
+
+
+class Access(NamedTuple):
+    """The access of a caller, which may end while its request waits.
+
+    `check` raises once it has ended; call it before the request gets anything. It returns the rooms whose
+    jobs or providers the caller's worker must not serve. A wake-up of one of `keys` requests a check. Without
+    a `user` the request is one of the server's own.
+    """
+
+    user: str | None = None
+    check: Callable[[], Awaitable[Collection[str]]] = _refuse_nothing
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys to wait on."""
+        return [] if self.user is None else [identity_key(self.user)]
+
+
+OPEN = Access()
+
+
+class Waiter:
+    """One waiting request and the keys it waits on. It registers first, checks second, waits third.
+
+    `number` grows with every waiter: the queues are in the order of the numbers.
+    """
+
+    __slots__ = ("_checked_for", "_future", "_loop", "_unused", "_woken", "is_evicted", "keys", "number")
+
+    def __init__(self, keys: Sequence[str], number: int) -> None:
+        self.keys = tuple(keys)
+        self.number = number
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+        self._woken = False
+        self._unused: str | None = None
+        self._checked_for: str | None = None
+        self.is_evicted = False
+
+    async def wait(self, seconds: float, disconnected: Disconnected = None) -> bool:
+        """Wait for a wake-up, `seconds`, or the client's disconnect. Return whether it was woken."""
+        if self._woken:
+            return True
+        self._future = self._loop.create_future()
+        timer = self._loop.call_later(seconds, self._resume) if seconds < inf else None
+        if disconnected is not None:
+            disconnected.add_done_callback(self._resume)
+        try:
+            await self._future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._future = None
+        return self._woken
+
+    def wake(self, key: str | None = None) -> None:
+        """Wake it. With a key, for one item under that key; an unused wake-up goes to the next waiter."""
+        self._woken = True
+        self._unused = key
+        if self._future is not None:
+            self._loop.call_soon_threadsafe(self._resume)
+
+    def begin_check(self) -> None:
+        """Consume the wake-up, if there was one; another may arrive during the check."""
+        self._checked_for, self._unused, self._woken = self._unused, None, False
+
+    def found(self, key: str | None) -> None:
+        """Record what the check found: an item under `key`, or None for nothing."""
+        if key is None or key == self._checked_for:
+            self._checked_for = None
+
+    def take_unused(self) -> list[str]:
+        """Return the keys of wake-ups that were not used, once."""
+        unused = [key for key in (self._checked_for, self._unused) if key is not None]
+        self._checked_for = self._unused = None
+        return unused
+
+    def evict(self) -> None:
+        """End its wait: another waiter takes its slot."""
+        self.is_evicted = True
+        self.wake()
+
+    @property
+    def is_woken(self) -> bool:
+        """Whether a wake-up arrived since the last check began."""
+        return self._woken
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is between two checks, waiting for a wake-up."""
+        return self._future is not None
+
+    def _resume(self, _: object = None) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class Wait(Protocol):
+    """Waits once, between two checks, for at most `seconds`."""
+
+    async def __call__(self, waiter: Waiter, seconds: float, /) -> object:
+        """Return when a new check may find something, or after `seconds`."""
+
+
+def waiting_requests(settings: JobLibSettings) -> SharedLimit:
+    """Return the limit of waiting requests that the settings set."""
+    return SharedLimit(
+        "requests",
+        "wait",
+        lambda: settings.max_waiting_requests,
+        lambda: settings.share_of(settings.max_waiting_requests),
+        ("max_waiting_requests", "max_share_per_user"),
+        "send the request without 'Prefer: wait', or retry it later",
+    )
+
+
+def _forward_nothing(_: Sequence[Wake]) -> None:
+    """Forward nothing: there is no other process."""
+
+
+class Waiters:
+    """All waiters of a process, for the users of `limit`; `forward` gets the unused wake-ups."""
+
+    def __init__(
+        self, limit: SharedLimit, forward: Callable[[Sequence[Wake]], None] = _forward_nothing
+    ) -> None:
+        self._limit = limit
+        self._forward = forward
+        self._queues: dict[str, list[Waiter]] = {}
+        self._numbers = itertools.count()
+        self._subscribers: list[tuple[str, Callable[[str], None]]] = []
+        self._prefixes: tuple[str, ...] = ()
+        self._count = 0
+        self.is_closed = False
+        # The event loop of the server's lifespan, None before its start.
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    async def wait_until(  # noqa: PLR0913 - what the wait is for, and when it ends
+        self,
+        keys: Sequence[str],
+        check: Callable[[Waiter], Awaitable[Result]],
+        is_done: Callable[[Result], bool],
+        *,
+        deadline: float,
+        user: str | None = None,
+        disconnected: Disconnected = None,
+        wait: Wait | None = None,
+    ) -> Result | None:
+        """Register under `keys`, then check and wait in turns; return the first result that `is_done`.
+
+        After `deadline` (monotonic seconds), or once the server stops, return the last result as it is.
+        Return None where the client disconnected or a newer request took the slot. `wait` replaces the
+        plain wait. `user` waits; without one it is the server, which has no limit.
+        Raises `ServiceUnavailable` and `TooManyRequests` when too many requests wait.
+        """
+        with self.register(keys, user) as waiter:
+            while True:
+                self.begin_check(waiter)
+                result = await check(waiter)
+                seconds = deadline - time.monotonic()
+                if is_done(result) or seconds <= 0 or self.is_closed:
+                    return result
+                await (waiter.wait(seconds, disconnected) if wait is None else wait(waiter, seconds))
+                if waiter.is_evicted or (disconnected is not None and disconnected.done()):
+                    return None
+
+    @contextmanager
+    def register(self, keys: Sequence[str], user: str | None = None) -> Iterator[Waiter]:
+        """Add a waiter to the queue of each key. At the end, its unused wake-ups go to the next waiters.
+
+        Raises `ServiceUnavailable` and `TooManyRequests` when too many requests wait.
+        """
+        self._limit.take(user)
+        waiter = Waiter(keys, next(self._numbers))
+        self._count += 1
+        self._enqueue(waiter)
+        try:
+            yield waiter
+        finally:
+            self._count -= 1
+            self._limit.give_back(user)
+            self._remove(waiter)
+            self.notify([Wake(unused, 1) for unused in waiter.take_unused()])
+
+    def subscribe(self, prefix: str, notify: Callable[[str], None]) -> None:
+        """Call `notify(key)` at each wake-up of a key that begins with `prefix`."""
+        self._subscribers.append((prefix, notify))
+        self._prefixes = (*self._prefixes, prefix)
+
+    def evict_oldest(self, key: str, most: int) -> None:
+        """End the oldest waiters of a key, so that with one more there are at most `most`."""
+        queue = self._queues.get(key, [])
+        for waiter in queue[: max(0, len(queue) + 1 - most)]:
+            self._remove(waiter)
+            waiter.evict()
+
+    def begin_check(self, waiter: Waiter) -> None:
+        """Put a waiter back into its queues, at its old position, before it checks the database.
+
+        Changes that are committed after the check began wake it again.
+        """
+        waiter.begin_check()
+        self._enqueue(waiter)
+
+    def wake(self, key: str, count: int | None = None) -> int:
+        """Wake the first `count` waiters of a key, or all. Return how many more could have been woken."""
+        if key.startswith(self._prefixes):
+            for prefix, notify in self._subscribers:
+                if key.startswith(prefix):
+                    notify(key)
+        queue = self._queues.get(key)
+        if queue is None:
+            return max(0, count or 0)
+        present = len(queue)
+        for waiter in queue[: present if count is None else max(0, count)]:
+            self._remove(waiter)
+            waiter.wake(None if count is None else key)
+        return 0 if count is None else max(0, count - present)
+
+    def notify(self, wakes: Sequence[Wake]) -> None:
+        """Wake the waiters that a commit concerns; forward the wake-ups that are left."""
+        left = []
+        for key, count in wakes:
+            missing = self.wake(key, count)
+            if count is None or missing:
+                left.append(Wake(key, None if count is None else missing))
+        if left:
+            self._forward(left)
+
+    def has(self, key: str) -> bool:
+        """Return whether a waiter waits on a key."""
+        return key in self._queues
+
+    @property
+    def waiting_count(self) -> int:
+        """How many waiters are between two checks."""
+        return len({waiter for queue in self._queues.values() for waiter in queue if waiter.is_waiting})
+
+    @property
+    def waited_keys(self) -> list[str]:
+        """The keys on which waiters wait."""
+        return list(self._queues)
+
+    def is_over(self, deadline: float, disconnected: Disconnected) -> bool:
+        """Return whether a request waits no longer: its client or its time is gone, or the server stops."""
+        is_gone = disconnected is not None and disconnected.done()
+        return is_gone or time.monotonic() >= deadline or self.is_closed
+
+    def open(self) -> None:
+        """Accept waiters, also again after a stop."""
+        self.is_closed = False
+        self.loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """End all waits: the server stops."""
+        self.is_closed = True
+        for key in self.waited_keys:
+            self.wake(key)
+
+    def _enqueue(self, waiter: Waiter) -> None:
+        for key in waiter.keys:
+            queue = self._queues.setdefault(key, [])
+            index = _index(queue, waiter)
+            if queue[index : index + 1] != [waiter]:
+                queue.insert(index, waiter)
+
+    def _remove(self, waiter: Waiter) -> None:
+        for key in waiter.keys:
+            queue = self._queues.get(key)
+            if queue is not None:
+                index = _index(queue, waiter)
+                del queue[index : index + (queue[index : index + 1] == [waiter])]
+                if not queue:
+                    del self._queues[key]
+
+
+def _index(queue: Sequence[Waiter], waiter: Waiter) -> int:
+    return bisect_left(queue, waiter.number, key=lambda other: other.number)

@@ -1,1 +1,0 @@
-"""Result backends: memory, Redis and the database."""

@@ -1,1 +1,0 @@
-"""Publish/subscribe between the replicas of a server."""

@@ -1,0 +1,84 @@
+"""The audit trail: operators' actions are recorded in their transactions and logged after the commit."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process import cursors
+from zndraw_joblib.server.process.ports import CursorPage, Identity
+from zndraw_joblib.server.queue import sql_audit
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.wire.operators import AuditEntry, AuditTrail
+
+Result = TypeVar("Result")
+P = ParamSpec("P")
+_KIND = "audit"
+_MAX_REQUEST_ID = 128
+
+
+async def record(
+    tx: Transaction,
+    caller: Identity,
+    action: str,
+    target: str,
+    room_id: str | None = None,
+    detail: dict[str, Any] | None = None,
+) -> int:
+    """Record an action in its transaction, and log it after the commit. Return the number of the entry."""
+    number = await sql_audit.add_audit(
+        tx,
+        at=await tx.now(),
+        actor=caller.id,
+        action=action,
+        room_id=room_id,
+        target=target,
+        detail=detail,
+        request_id=tx.request_id and tx.request_id[:_MAX_REQUEST_ID],
+    )
+    tx.record_action(f"action={action} actor={caller.id} target={target}")
+    return number
+
+
+async def update(tx: Transaction, number: int, detail: dict[str, Any]) -> None:
+    """Replace the detail of an entry while its action continues."""
+    await sql_audit.set_audit_detail(tx, number, detail)
+
+
+def recorded(
+    work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+    caller: Identity,
+    action: str,
+    target: str,
+    room_id: str | None = None,
+    detail: dict[str, Any] | None = None,
+) -> Callable[Concatenate[Transaction, P], Awaitable[Result]]:
+    """Return a function like `work` that also records the action."""
+
+    async def apply(tx: Transaction, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        result = await work(tx, *args, **kwargs)
+        await record(tx, caller, action, target, room_id, detail)
+        return result
+
+    return apply
+
+
+def is_by_operator(caller: Identity, task: TaskRecord) -> bool:
+    """Return whether a caller acts on a task only as a superuser: neither as its submitter nor its holder."""
+    return caller.is_superuser and caller.id not in {task.created_by, task.worker_owner_id}
+
+
+async def trail(
+    tx: Transaction, page: CursorPage, room: str | None, actor: str | None, action: str | None
+) -> AuditTrail:
+    """Return recorded actions, newest first. Raises `InvalidRequest` for a wrong cursor."""
+    before = None if page.cursor is None else cursors.decode(_KIND, page.cursor, [int])[0]
+    rows = await sql_audit.audit_page(tx, before, page.limit + 1, room_id=room, actor=actor, action=action)
+    items = [AuditEntry.model_construct(**row._asdict()) for row in rows[: page.limit]]
+    following = cursors.encode(_KIND, items[-1].n) if len(rows) > page.limit else None
+    return AuditTrail(items=items, next=following)
+
+
+async def prune(tx: Transaction, keep: timedelta, limit: int) -> int:
+    """Delete up to `limit` entries that are older than `keep`."""
+    return await sql_audit.prune_audit(tx, await tx.now() - keep, limit)

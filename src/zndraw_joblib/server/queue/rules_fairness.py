@@ -1,0 +1,324 @@
+"""Choose which task each free slot gets, within the limits of jobs and rooms."""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.queue import sql_claims, sql_jobs, sql_room_queues, sql_tasks
+from zndraw_joblib.server.queue.sql_room_queues import Head, Turn
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.wire.messages import EmptyReason
+
+# A claim reads a few more rooms than it needs, and a bounded number of tasks.
+_SPARE_ROOMS = 7
+_MAX_READ = 4096
+# So few slots, and so few more tasks than one for each, cannot exceed the bytes much.
+_FEW_SLOTS = 32
+_FEW = 8
+MAX_PAYLOAD_BYTES = 8 * 1024**2
+_MAX_FIRST_BYTES = 32 * 1024**2
+
+
+class ClaimOrder(NamedTuple):
+    """The order in which tasks are claimed. `room_cap` limits how many tasks of a room may be held."""
+
+    is_fair: bool = False
+    room_cap: int | None = None
+
+    @property
+    def is_by_room(self) -> bool:
+        """Whether the room of a task matters."""
+        return self.is_fair or self.room_cap is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class ClaimSlot:
+    """Capacity for `most` tasks. `demand`: how many of each job may be claimed now; `seqs`: the choice.
+
+    `is_left_out`: the payloads of other slots took all bytes of this transaction.
+    """
+
+    demand: dict[UUID, int]
+    most: int = 1
+    seqs: list[int] = field(default_factory=list)
+    refusal: EmptyReason | None = None
+    is_left_out: bool = False
+
+
+class _Candidate(NamedTuple):
+    """A task that a slot may get: the one with the smallest `key` first."""
+
+    key: tuple[Any, ...]
+    room_id: str
+    seq: int
+    turn: Turn | None = None
+
+
+class _Found(NamedTuple):
+    """The next tasks of a job. `is_all`: no other room has a task of the job that may be claimed now."""
+
+    candidates: deque[_Candidate]
+    is_all: bool
+
+
+async def free_slots(tx: Transaction, limits: Mapping[UUID, int], job_ids: Iterable[UUID]) -> dict[UUID, int]:
+    """Return how many more tasks of each limited job may be held.
+
+    All jobs from which this transaction claims are locked, in order. No other transaction can claim from
+    them until the commit, so the count stays true, and two such transactions cannot deadlock.
+    """
+    if not limits:
+        return {}
+    await sql_jobs.lock(tx, job_ids)
+    held = await sql_tasks.held_of_jobs(tx, list(limits))
+    return {job_id: max(0, limit - held[job_id]) for job_id, limit in limits.items()}
+
+
+async def assign(
+    tx: Transaction, slots: Sequence[ClaimSlot], demand: Mapping[UUID, int], order: ClaimOrder
+) -> dict[int, TaskRecord]:
+    """Choose the tasks of each slot by room, and set its `seqs`; return the locked tasks by `seq`.
+
+    The jobs are locked, so that their claims run one after the other. If a slot gets no task, although
+    another room may have one, it keeps its demand; then the caller repeats its claim.
+    """
+    turns: dict[UUID, list[tuple[int, Turn]]] = {}
+
+    async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
+        found = await _find(tx, demand, order, skipped)
+        if not skipped and await sql_room_queues.restore(
+            tx, [id_ for id_ in found if not found[id_].candidates]
+        ):
+            found = await _find(tx, demand, order, skipped)
+        cap, spare = order.room_cap, len(skipped)
+        free = None if cap is None else await _lock_rooms(tx, found, demand, cap, spare)
+        turns.clear()
+        _fill(slots, found, dict(demand), free, turns)
+        chosen = [seq for slot in slots for seq in slot.seqs]
+        return chosen, [candidate.seq for queue, _ in found.values() for candidate in islice(queue, spare)]
+
+    is_small = has_few(slots)
+    locked = await sql_claims.lock_chosen(tx, choose, bodies=is_small)
+    if not is_small and locked:
+        await fit(tx, slots, locked)
+    left_out = set(locked).difference(*[slot.seqs for slot in slots])
+    for job_id, chosen in sorted(turns.items()):
+        # A room whose task is left out keeps its turn.
+        passed = list(takewhile(lambda each: each[0] not in left_out, chosen))
+        if passed:
+            await sql_jobs.set_turn(tx, job_id, passed[-1][1])
+    return locked
+
+
+def has_few(slots: Sequence[ClaimSlot]) -> bool:
+    """Return whether the payloads of the slots' tasks need no bound."""
+    return are_few(slot.most for slot in slots if slot.demand)
+
+
+def are_few(numbers: Iterable[int]) -> bool:
+    """Return whether claims of these numbers of tasks need no bound of their payloads."""
+    wanted = list(numbers)
+    return len(wanted) <= _FEW_SLOTS and sum(wanted) - len(wanted) <= _FEW
+
+
+async def fit(tx: Transaction, slots: Sequence[ClaimSlot], locked: Mapping[int, TaskRecord]) -> None:
+    """Load the payloads of the chosen tasks; leave out those beyond about 8 MiB in all.
+
+    The first tasks of the slots are left out only beyond about 32 MiB.
+    """
+    sizes = await sql_claims.payload_sizes(tx, list(locked))
+    left, left_of_firsts = MAX_PAYLOAD_BYTES, _MAX_FIRST_BYTES
+    for slot in slots:
+        found = [seq for seq in slot.seqs if seq in locked]
+        slot.seqs = []
+        for seq in found:
+            left -= sizes[seq]
+            if not slot.seqs:
+                left_of_firsts -= sizes[seq]
+                slot.is_left_out = left_of_firsts < 0
+            if slot.is_left_out or (slot.seqs and left < 0):
+                break
+            slot.seqs.append(seq)
+    await sql_claims.load_payloads(tx, {seq: locked[seq] for slot in slots for seq in slot.seqs})
+
+
+async def load_repeated(tx: Transaction, slots: Sequence[ClaimSlot], held: Mapping[int, TaskRecord]) -> None:
+    """Load the payloads of tasks that the slots got before; leave out slots beyond about 32 MiB in all."""
+    sizes = await sql_claims.payload_sizes(tx, list(held))
+    left, is_first = _MAX_FIRST_BYTES, True
+    for slot in slots:
+        left -= sum(sizes[seq] for seq in slot.seqs)
+        if slot.seqs and left < 0 and not is_first:
+            slot.seqs, slot.is_left_out = [], True
+        is_first = is_first and not slot.seqs
+    await sql_claims.load_payloads(tx, {seq: held[seq] for slot in slots for seq in slot.seqs})
+
+
+async def _find(
+    tx: Transaction, demand: Mapping[UUID, int], order: ClaimOrder, skipped: AbstractSet[int]
+) -> dict[UUID, _Found]:
+    found = await (_in_turn if order.is_fair else _in_order)(tx, demand, order.room_cap, skipped)
+    if skipped:  # another transaction may return them to their queues
+        return {job_id: _Found(candidates, is_all=False) for job_id, (candidates, _) in found.items()}
+    return found
+
+
+def _fill(
+    slots: Sequence[ClaimSlot],
+    found: Mapping[UUID, _Found],
+    left: dict[UUID, int],
+    free: Counter[str] | None,
+    turns: dict[UUID, list[tuple[int, Turn]]],
+) -> None:
+    for slot in slots:
+        slot.seqs = []
+        open_jobs = [job_id for job_id in slot.demand if left[job_id]]
+        while len(slot.seqs) < slot.most:
+            chosen = _choose({job_id: found[job_id].candidates for job_id in open_jobs if left[job_id]}, free)
+            if chosen is None:
+                break
+            job_id, candidate = chosen
+            slot.seqs.append(candidate.seq)
+            left[job_id] -= 1
+            if candidate.turn is not None:
+                turns.setdefault(job_id, []).append((candidate.seq, candidate.turn))
+        if slot.seqs or not open_jobs or free is None:
+            continue
+        if all(found[job_id].is_all for job_id in open_jobs):
+            slot.refusal, slot.demand = EmptyReason.AT_CAPACITY, {}
+
+
+def _choose(
+    queues: Mapping[UUID, deque[_Candidate]], free: Counter[str] | None
+) -> tuple[UUID, _Candidate] | None:
+    """Remove and return the first candidate, of all queues, with a free slot in its room."""
+    first: UUID | None = None
+    for job_id, queue in queues.items():
+        while queue and free is not None and free[queue[0].room_id] <= 0:
+            queue.popleft()
+        if queue and (first is None or queue[0].key < queues[first][0].key):
+            first = job_id
+    if first is None:
+        return None
+    chosen = queues[first].popleft()
+    if free is not None:
+        free[chosen.room_id] -= 1
+    return first, chosen
+
+
+async def _lock_rooms(
+    tx: Transaction, found: dict[UUID, _Found], demand: Mapping[UUID, int], cap: int, spare: int
+) -> Counter[str]:
+    """Lock the rooms of the next candidates; return the number of free slots of each.
+
+    Without the lock, claims of different jobs could both take a room's last slot. It skips locked rooms.
+    """
+    rooms: set[str] = set()
+    for job_id, (candidates, is_all) in found.items():
+        near = deque(islice(candidates, 2 * demand[job_id] + spare))
+        found[job_id] = _Found(near, is_all and len(near) == len(candidates))
+        rooms |= {candidate.room_id for candidate in near}
+    locked = await sql_room_queues.lock_rooms(tx, sorted(rooms))
+    if len(locked) < len(rooms):
+        for job_id, (candidates, _) in found.items():
+            found[job_id] = _Found(candidates, is_all=False)
+    held = await sql_tasks.held_in_rooms(tx, locked)
+    return Counter({room: cap - held[room] for room in locked})
+
+
+async def _in_order(
+    tx: Transaction, demand: Mapping[UUID, int], cap: int | None, skipped: AbstractSet[int]
+) -> dict[UUID, _Found]:
+    """Return the first tasks of each job by priority and age, without those of full rooms."""
+    await sql_jobs.lock(tx, demand)
+    return {job_id: await _first_of(tx, job_id, count, cap, skipped) for job_id, count in demand.items()}
+
+
+async def _first_of(
+    tx: Transaction, job_id: UUID, count: int, cap: int | None, skipped: AbstractSet[int]
+) -> _Found:
+    for size in _sizes(count + len(skipped)):
+        rows = await sql_room_queues.by_place(tx, job_id, size, cap)
+        each = _per_room(count, len(rows), cap)
+        tasks = await _heads(tx, job_id, [row.room_id for row in rows], each, skipped)
+        firsts = [heads[0] for heads in tasks.values() if not skipped]
+        await sql_room_queues.move(tx, job_id, sorted(set(firsts) - set(rows)))
+        # Tasks that were not read come after the last room of this page and after a room's last read task.
+        ends = [rows[-1].place] if len(rows) == size else []
+        if each < min(count, cap or count):
+            ends += [heads[-1].place for heads in tasks.values() if len(heads) == each]
+        end = min(ends, default=None)
+        near = [head for heads in tasks.values() for head in heads if end is None or head.place <= end]
+        if end is None or len(near) >= count:
+            break
+    candidates = sorted(_Candidate(head.place, head.room_id, head.seq) for head in near)
+    return _Found(deque(candidates), is_all=end is None)
+
+
+async def _in_turn(
+    tx: Transaction, demand: Mapping[UUID, int], cap: int | None, skipped: AbstractSet[int]
+) -> dict[UUID, _Found]:
+    """Return the tasks of the next rooms, room by room, without full rooms.
+
+    A job that had no claims for a while catches up by at most one round.
+    """
+    turns = {job_id: Turn(*turn) for job_id, turn in (await sql_jobs.lock_turns(tx, demand)).items()}
+    oldest = max(turn.round for turn in turns.values()) - 1
+    found: dict[UUID, _Found] = {}
+    for job_id, count in demand.items():
+        last = turns[job_id]._replace(round=max(turns[job_id].round, oldest))
+        found[job_id] = await _next_of(tx, job_id, count, last, cap, skipped)
+    return found
+
+
+async def _next_of(
+    tx: Transaction, job_id: UUID, count: int, last: Turn, cap: int | None, skipped: AbstractSet[int]
+) -> _Found:
+    for size in _sizes(count + len(skipped)):
+        # Only the database compares names: its collation may differ from the order of Python.
+        after = await sql_room_queues.after(tx, job_id, last.room_id, size, cap)
+        before = (
+            [] if len(after) == size else await sql_room_queues.until(tx, job_id, last.room_id, size, cap)
+        )
+        is_cut = size in (len(after), len(before))
+        # A room has its second turn only after the first turns of all others.
+        each = 1 if is_cut else _per_room(count, len(after) + len(before), cap)
+        tasks = await _heads(tx, job_id, [*after, *before], each, skipped)
+        candidates = [
+            _Candidate((turn := Turn(first + number, room_id), head.place), room_id, head.seq, turn)
+            for number in range(each)
+            for first, rooms in ((last.round, after), (last.round + 1, before))
+            for room_id in rooms
+            for head in tasks.get(room_id, [])[number : number + 1]
+        ]
+        if not is_cut or len(candidates) >= count:
+            break
+    is_all = not is_cut and (each >= count or all(len(heads) < each for heads in tasks.values()))
+    return _Found(deque(candidates), is_all)
+
+
+async def _heads(
+    tx: Transaction, job_id: UUID, rooms: Sequence[str], each: int, skipped: AbstractSet[int]
+) -> dict[str, list[Head]]:
+    """Return the first tasks of these rooms by room, and delete the rows of rooms without tasks."""
+    tasks: dict[str, list[Head]] = {}
+    for head in await sql_room_queues.heads(tx, job_id, rooms, each + len(skipped)) if rooms else []:
+        tasks.setdefault(head.room_id, []).append(head)
+    await sql_room_queues.remove(tx, job_id, [room for room in rooms if room not in tasks])
+    near = {room: [head for head in heads if head.seq not in skipped] for room, heads in tasks.items()}
+    return {room: sorted(heads, key=lambda head: head.place)[:each] for room, heads in near.items() if heads}
+
+
+def _sizes(count: int) -> list[int]:
+    """Return how many rooms to read for `count` tasks; a later value is used if rows were outdated."""
+    return [times * (count + _SPARE_ROOMS) for times in (1, 8, 64)]
+
+
+def _per_room(count: int, rooms: int, cap: int | None) -> int:
+    """Return how many tasks of each room to read, so that `count` are found and the work is bounded."""
+    return max(1, min(count, cap or count, _MAX_READ // max(rooms, 1)))

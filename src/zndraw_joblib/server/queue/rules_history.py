@@ -1,0 +1,219 @@
+"""Why the workers of a job do not claim a waiting task, and about how long it waits."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.queue import rules_details, sql_details, sql_jobs, sql_tasks, sql_workers
+from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.server.queue.sql_tasks import AttemptRecord, positions
+from zndraw_joblib.server.queue.sql_workers import WorkerLoad
+from zndraw_joblib.wire.history import Reason, TaskExplanation, TaskHistory, Transition
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.problems import TaskNotFound
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
+
+# A worker that runs its jobs claims a task long before.
+_UNCLAIMED_AFTER = timedelta(seconds=10)
+
+
+async def worker_reasons(
+    tx: Transaction, task: TaskRecord, loads: Sequence[WorkerLoad], *, may_be_claimed: bool
+) -> list[Reason]:
+    """Return why the workers of a task's job, with these `loads`, do not claim it.
+
+    `may_be_claimed`: neither a pause nor a limit keeps them from it.
+    """
+    if not loads:
+        return [Reason(code="no_worker", detail=f"No worker serves {task.job}")]
+    active = [each for each in loads if not each.is_draining]
+    if not active:
+        return [Reason(code="draining", detail=f"{_all_workers(task, loads)} draining")]
+    if not may_be_claimed or not task.is_queued:
+        return []
+    if all(each.is_full for each in active):
+        return [_busy(task, active)]
+    now = await tx.now()
+    idle = [each for each in active if not each.held and now - each.created_at >= _UNCLAIMED_AFTER]
+    waited = now - await _queued_at(tx, task)
+    if not idle or waited < _UNCLAIMED_AFTER:
+        return []
+    detail = (
+        f"Idle workers of {task.job}: {len(idle)} of {len(loads)}, but none has claimed this task for "
+        f"{duration(waited)}: they may be registered without running their jobs (`execute` of a `JobManager`)"
+    )
+    return [Reason(code="not_claimed", detail=detail)]
+
+
+def _busy(task: TaskRecord, active: Sequence[WorkerLoad]) -> Reason:
+    running, held = sum(each.running for each in active), sum(each.held for each in active)
+    since = max(each.since for each in active if each.since is not None)
+    slots = [each.max_tasks for each in active if each.max_tasks is not None]
+    known = f", slots: {sum(slots)}" if len(slots) == len(active) else ""
+    detail = (
+        f"{_all_workers(task, active)} busy since {since:%Y-%m-%d %H:%M:%S} UTC "
+        f"(tasks held: {held}, running: {running}{known})"
+    )
+    return Reason(code="workers_busy", detail=detail)
+
+
+def _all_workers(task: TaskRecord, loads: Sequence[WorkerLoad]) -> str:
+    count = len(loads)
+    return f"The only worker of {task.job} is" if count == 1 else f"All {count} workers of {task.job} are"
+
+
+async def _queued_at(tx: Transaction, task: TaskRecord) -> datetime:
+    earlier = await sql_tasks.attempts_of(tx, task.seq)
+    return max([task.created_at, *(each.run_at or each.ended_at for each in earlier[-1:])])
+
+
+async def estimate(tx: Transaction, task: TaskRecord, position: int) -> timedelta | None:
+    """Return about how long a queued task waits at the current rate of its job; None if that is unknown.
+
+    As many tasks as are held now end in the time that recent tasks took.
+    """
+    held = (await sql_tasks.held_of_jobs(tx, [task.job_id]))[task.job_id]
+    durations = await sql_workers.recent_durations(tx, task.job_id) if held else []
+    return position * sum(durations, timedelta()) / len(durations) / held if durations else None
+
+
+def duration(time: timedelta) -> str:
+    """Return a duration in words, in the unit that fits."""
+    seconds = time.total_seconds()
+    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 1 else "1 s"
+
+
+# The history of a task, and why it is in its present state.
+
+# The tasks that are held now end, but no others begin.
+_WITHOUT_RATE = {"paused", "no_worker", "draining", "not_claimed"}
+
+
+async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
+    """Return a task's transitions and the details of its attempts, oldest first. Raises `TaskNotFound`."""
+    task = await _existing(tx, task_id)
+    attempts = [rules_details.attempt_detail(each) for each in await sql_details.of_task(tx, task.seq)]
+    transitions = [Transition(at=task.created_at, status=TaskStatus.PENDING, attempt=0, reason="submitted")]
+    begun = 0
+    for attempt in await sql_tasks.attempts_of(tx, task.seq):
+        begun += attempt.started_at is not None
+        number = None if attempt.started_at is None else begun
+        transitions += _transitions(attempt, number)
+        transitions.append(
+            Transition(
+                at=attempt.ended_at,
+                status=TaskStatus.PENDING,
+                attempt=attempt.attempt,
+                attempt_number=number,
+                worker_id=attempt.worker_id,
+                reason=attempt.reason,
+                error=None if attempt.status in TERMINAL else attempt.error,
+                run_at=attempt.run_at,
+            )
+        )
+    is_attempt = task.started_at is not None or task.status in HELD
+    transitions += _transitions(task, begun + 1 if is_attempt else None)
+    return TaskHistory(id=task_id, transitions=transitions, attempts=attempts)
+
+
+def _transitions(attempt: TaskRecord | AttemptRecord, number: int | None) -> list[Transition]:
+    steps = [(attempt.claimed_at, TaskStatus.CLAIMED), (attempt.started_at, TaskStatus.RUNNING)]
+    fields: dict[str, Any] = {
+        "attempt": attempt.attempt,
+        "attempt_number": number,
+        "worker_id": attempt.worker_id,
+    }
+    transitions = [Transition(at=at, status=status, **fields) for at, status in steps if at is not None]
+    if attempt.completed_at is not None:
+        transitions.append(
+            Transition(
+                at=attempt.completed_at,
+                status=TaskStatus(attempt.status),
+                reason=attempt.error_code,
+                error=attempt.error,
+                **fields,
+            )
+        )
+    return transitions
+
+
+async def explain(tx: Transaction, task_id: UUID, order: ClaimOrder) -> TaskExplanation:
+    """Return why a task is in its state, the most important reason first. Raises `TaskNotFound`."""
+    task = await _existing(tx, task_id)
+    position, expected = (await positions(tx, [task])).get(task_id), None
+    if task.status in TERMINAL:
+        reasons = [Reason(code=task.status, detail=f"It ended at {task.completed_at:%Y-%m-%d %H:%M:%S} UTC")]
+        if task.error_code:
+            reasons.append(Reason(code=task.error_code, detail=task.error or ""))
+    elif task.status in HELD:
+        since = task.started_at or task.claimed_at
+        holder = "The server" if task.worker_id is None else f"Worker {task.worker_id}"
+        does = "runs it" if task.status is TaskStatus.RUNNING else "has claimed it"
+        state = f"{holder} {does}, attempt {task.attempts}"
+        reasons = [Reason(code=task.status, detail=f"{state}, since {since:%Y-%m-%d %H:%M:%S} UTC")]
+    else:
+        reasons, expected = await _pending_reasons(tx, task, position, order)
+    seconds = None if expected is None else expected.total_seconds()
+    return TaskExplanation(
+        id=task_id, status=task.status, queue_position=position, reasons=reasons, wait_seconds=seconds
+    )
+
+
+async def _pending_reasons(
+    tx: Transaction, task: TaskRecord, position: int | None, order: ClaimOrder
+) -> tuple[list[Reason], timedelta | None]:
+    """Return the reasons, and about how long the task waits."""
+    job = await sql_jobs.by_name(tx, task.job)
+    limits = await _limit_reasons(tx, task, order)
+    reasons = []
+    if job is not None and job.paused:
+        reasons.append(Reason(code="paused", detail=f"Job {task.job} is paused"))
+    if task.job.room_id != INTERNAL:  # the server's own processes run internal tasks
+        loads = await sql_workers.of_workers(tx, task.job_id)
+        may_be_claimed = not reasons and not limits
+        reasons += await worker_reasons(tx, task, loads, may_be_claimed=may_be_claimed)
+    if task.run_at is not None:
+        cause = f" after: {task.error}" if task.error else ""
+        detail = f"It waits until {task.run_at:%Y-%m-%d %H:%M:%S.%f} UTC{cause}"
+        reasons.append(Reason(code="scheduled", detail=detail))
+    reasons += limits
+    if position is None:
+        return reasons, None
+    detail = f"It is at position {position} of its queue, after {position - 1} other tasks"
+    has_rate = _WITHOUT_RATE.isdisjoint(reason.code for reason in reasons)
+    expected = await estimate(tx, task, position) if has_rate else None
+    if expected is not None:
+        detail += f": about {duration(expected)} at the current rate"
+    return [*reasons, Reason(code="queued", detail=detail)], expected
+
+
+async def _limit_reasons(tx: Transaction, task: TaskRecord, order: ClaimOrder) -> list[Reason]:
+    reasons = []
+    limit = task.policy.max_in_flight
+    if limit is not None:
+        held = (await sql_tasks.held_of_jobs(tx, [task.job_id]))[task.job_id]
+        if held >= limit:
+            detail = f"{held} tasks of {task.job} are claimed or running, and max_in_flight is {limit}"
+            reasons.append(Reason(code="job_at_capacity", detail=detail))
+    if order.room_cap is not None:
+        held = (await sql_tasks.held_in_rooms(tx, [task.room_id]))[task.room_id]
+        if held >= order.room_cap:
+            detail = (
+                f"{held} tasks of room {task.room_id!r} are claimed or running, and room_max_in_flight is "
+                f"{order.room_cap}"
+            )
+            reasons.append(Reason(code="room_at_capacity", detail=detail))
+    return reasons
+
+
+async def _existing(tx: Transaction, task_id: UUID) -> TaskRecord:
+    task = await sql_tasks.by_id(tx, task_id)
+    if task is None:
+        raise TaskNotFound(f"Task {task_id} not found")
+    return task

@@ -1,0 +1,191 @@
+"""Register, list and pause jobs, and soft-delete those without workers and pending tasks."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.jobs.extensions import DEFAULT_CATEGORY
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.ports import Identity, Page, job_key, worker_key
+from zndraw_joblib.server.queue import (
+    rules_answers,
+    rules_transitions,
+    sql_jobs,
+    sql_room_queues,
+    sql_workers,
+)
+from zndraw_joblib.server.queue.sql_jobs import JobRecord
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse, JobSummary, PaginatedResponse
+from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
+from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.problems import (
+    Forbidden,
+    InvalidCategory,
+    JobNotFound,
+    SchemaConflict,
+    WorkerNotFound,
+)
+from zndraw_joblib.wire.statuses import TaskStatus
+
+_CONFLICT_RULE = (
+    "It must be the same, or every worker of the job has to leave and its pending tasks have to end first."
+)
+
+
+class Registration(NamedTuple):
+    """The request of a worker to serve a job in a room."""
+
+    caller: Identity
+    room_id: str
+    request: JobRegisterRequest
+
+
+def check(item: Registration, allowed_categories: Sequence[str]) -> str:
+    """Return the schema of a registration as JSON, which must be checked before the transaction.
+
+    Raises the problem of a registration that is invalid whatever the database contains.
+    """
+    if item.room_id in RESERVED and not item.caller.is_superuser:
+        raise Forbidden(f"Only a superuser may register jobs in {item.room_id}")
+    allowed = dict.fromkeys((*allowed_categories, DEFAULT_CATEGORY))
+    if item.request.category not in allowed:
+        raise InvalidCategory(
+            f"Category {item.request.category!r} is not allowed; allowed are: {', '.join(allowed)}"
+        )
+    return rules_transitions.check_size("schema", item.request.schema_)
+
+
+async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bool]:
+    """Register a worker for a job. Return the job, and whether it is new or restored.
+
+    Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `SchemaConflict`
+    for an active job with another schema or policy.
+    """
+    caller, room_id, request = item
+    # The worker is locked before the job, but a problem of the job is raised first.
+    worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request)
+    name = JobName(room_id, request.category, request.name)
+    given = request.model_fields_set & JobPolicy.model_fields.keys()
+    policy = JobPolicy.model_validate({field: getattr(request, field) for field in given})
+    job, is_new = await sql_jobs.add_or_lock(tx, name, request.schema_, policy)
+    if job.deleted:
+        await sql_jobs.restore_with(tx, job.id, request.schema_, policy)
+    elif not is_new:
+        _check_conflict(job, request, given)
+        policy = job.policy
+    if room_id != INTERNAL:
+        if worker_id is None:
+            raise WorkerNotFound(f"Worker {request.worker_id} not found")
+        await sql_workers.link(tx, worker_id, job.id)
+        # Waiting claims of the worker now include this job.
+        tx.wake(worker_key(worker_id))
+    rules_answers.publish_jobs_changed(tx, room_id)
+    response = await _response(tx, job, policy)
+    current = {"schema_": request.schema_, "worker_id": worker_id, "paused": job.paused and not job.deleted}
+    return response.model_copy(update=current), is_new or job.deleted
+
+
+def _check_conflict(job: JobRecord, request: JobRegisterRequest, given: Iterable[str]) -> None:
+    name = str(job.name)
+    if job.schema != request.schema_:
+        raise SchemaConflict(f"Schema mismatch: {name!r} is active with another schema. {_CONFLICT_RULE}")
+    for field in sorted(given):
+        if getattr(request, field) != getattr(job.policy, field):
+            raise SchemaConflict(
+                f"{field}: {name!r} is active with {getattr(job.policy, field)!r} and not with "
+                f"{getattr(request, field)!r}. {_CONFLICT_RULE}"
+            )
+
+
+async def _worker(tx: Transaction, caller: Identity, request: JobRegisterRequest) -> UUID | None:
+    if request.worker_id is None:
+        return await sql_workers.add(tx, caller.id, request.max_tasks, request.worker)
+    worker = (await sql_workers.lock(tx, [request.worker_id])).get(request.worker_id)
+    if worker is None or worker.owner_id != caller.id:
+        return None
+    if request.max_tasks is not None:
+        await sql_workers.set_max_tasks(tx, worker.id, request.max_tasks)
+    return worker.id
+
+
+async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> None:
+    """Soft-delete those of these jobs that have no worker and no pending task, and notify their rooms."""
+    for name in await sql_jobs.soft_delete_orphans(tx, job_ids):
+        rules_answers.publish_jobs_changed(tx, name.room_id)
+
+
+async def restore_needed(tx: Transaction, moved: Iterable[TaskRecord]) -> None:
+    """Restore soft-deleted jobs whose tasks were requeued, and notify their rooms.
+
+    Call it after the tasks were moved: that locks the jobs, so that none is deleted meanwhile.
+    """
+    needed = sorted({task.job_id for task in moved if task.status == TaskStatus.PENDING})
+    for room_id in await sql_jobs.restore(tx, needed) if needed else []:
+        rules_answers.publish_jobs_changed(tx, room_id)
+
+
+async def pending_in_rooms(tx: Transaction, room_ids: Sequence[str]) -> list[JobName]:
+    """Return jobs whose queues contain tasks of these rooms."""
+    return await sql_room_queues.jobs_queued_in(tx, room_ids)
+
+
+async def pending_counts(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:
+    """Return those of these jobs that have pending tasks, and how many of these may be claimed."""
+    found = {str(name): count for name, count in (await sql_jobs.claimable_counts(tx)).items()}
+    return {name: found[name] for name in full_names if name in found}
+
+
+async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> JobResponse:
+    """Return an active job. Raises `JobNotFound`, also for a job of another room."""
+    rules_transitions.check_room(name, room_id, cross_room=cross_room)
+    job = _existing(await sql_jobs.by_name(tx, name), name)
+    return await _response(tx, job, job.policy)
+
+
+async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobResponse:
+    """Pause or resume the claims of a job. Raises `JobNotFound`."""
+    job = _existing(await sql_jobs.pause(tx, name, paused=paused), name)
+    if not paused and (job.pending or name.room_id == INTERNAL):
+        # Tasks of an internal job may wait although its queue is empty: they were claimed at their submit.
+        tx.wake(job_key(name), job.pending or 1)
+    rules_answers.publish_jobs_changed(tx, name.room_id)
+    return await _response(tx, job, job.policy)
+
+
+async def id_of(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> UUID:
+    """Return a job's id, also if it is soft-deleted: its tasks stay readable. Raises `JobNotFound`."""
+    rules_transitions.check_room(name, room_id, cross_room=cross_room)
+    return _existing(await sql_jobs.by_name_with_deleted(tx, name), name).id
+
+
+async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[JobSummary]:
+    """Return one page of the jobs that a room lists."""
+    jobs, total = await sql_jobs.page(tx, room_id, part)
+    served_by = await sql_workers.serving(tx, [job.id for job in jobs]) if jobs else {}
+    items = [
+        JobSummary(
+            full_name=str(job.name), category=job.category, name=job.short_name, workers=served_by[job.id]
+        )
+        for job in jobs
+    ]
+    return rules_answers.page_response(PaginatedResponse[JobSummary], items, total, part)
+
+
+def _existing(job: JobRecord | None, name: JobName) -> JobRecord:
+    if job is None:
+        raise JobNotFound(f"Job {str(name)!r} not found")
+    return job
+
+
+async def _response(tx: Transaction, job: JobRecord, policy: JobPolicy) -> JobResponse:
+    served_by = await sql_workers.serving(tx, [job.id])
+    return JobResponse(
+        id=job.id,
+        full_name=str(job.name),
+        schema_=job.schema,
+        workers=served_by[job.id],
+        paused=job.paused,
+        **job.name._asdict(),
+        **dict(policy),
+    )

@@ -1,0 +1,131 @@
+"""Release, retry and fail a task on request. An `attempt` in the request must be that of the task."""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import (
+    rules_answers,
+    rules_audit,
+    rules_jobs,
+    rules_transitions,
+    sql_jobs,
+    sql_tasks,
+    sql_transitions,
+)
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.server.queue.sql_tasks import positions
+from zndraw_joblib.wire.messages import TaskActionRequest, TaskResponse
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.problems import (
+    FailedByOperator,
+    Forbidden,
+    InvalidTaskTransition,
+    Released,
+    Retried,
+    TaskNotFound,
+)
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, Role, TaskStatus
+
+TaskAction = Callable[..., Awaitable[TaskResponse]]
+_Decide = Callable[[TaskRecord, TaskActionRequest, datetime], TaskRecord]
+_RETRIABLE = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
+
+
+class _Kind(NamedTuple):
+    name: str
+    allowed: frozenset[Role]
+
+
+_RELEASE = _Kind("task.release", frozenset({Role.WORKER, Role.SUPERUSER}))
+_RETRY = _Kind("task.retry", frozenset({Role.SUBMITTER, Role.SUPERUSER}))
+_FAIL = _Kind("task.fail", frozenset({Role.SUPERUSER}))
+
+
+async def release(
+    tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest
+) -> TaskResponse:
+    """Requeue a held task for its worker or a superuser, without counting a failed attempt."""
+
+    def decide(task: TaskRecord, action: TaskActionRequest, now: datetime) -> TaskRecord:
+        _check_status(task, HELD, "released")
+        return rules_transitions.released(task, rules_transitions.truncate_error(action.error))
+
+    repeated = await _released_before(tx, task_id, action)
+    if repeated is not None and repeated.worker_owner_id == caller.id:
+        return rules_answers.task_response(repeated, (await positions(tx, [repeated])).get(task_id))
+    return await _apply(tx, caller, task_id, action, _RELEASE, decide)
+
+
+async def _released_before(tx: Transaction, task_id: UUID, action: TaskActionRequest) -> TaskRecord | None:
+    """Return a task that is pending since this claim was released: then the request is a repeat."""
+    task = await sql_tasks.by_id(tx, task_id)
+    if task is None or task.status != TaskStatus.PENDING or task.attempt != action.attempt:
+        return None
+    attempts = await sql_tasks.attempts_of(tx, task.seq)
+    wanted = (action.attempt, action.worker_id, Released.problem_id())
+    is_repeat = (
+        bool(attempts) and (attempts[-1].attempt, attempts[-1].worker_id, attempts[-1].reason) == wanted
+    )
+    return task if is_repeat else None
+
+
+async def retry(tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest) -> TaskResponse:
+    """Requeue a failed or cancelled task for its submitter or a superuser."""
+
+    def decide(task: TaskRecord, _: TaskActionRequest, now: datetime) -> TaskRecord:
+        _check_status(task, _RETRIABLE, "retried")
+        return rules_transitions.retried(task, Retried.problem_id())
+
+    return await _apply(tx, caller, task_id, action, _RETRY, decide)
+
+
+async def fail(tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest) -> TaskResponse:
+    """Fail a task that has not ended, for a superuser. Later reports of its worker are rejected."""
+
+    def decide(task: TaskRecord, action: TaskActionRequest, now: datetime) -> TaskRecord:
+        _check_status(task, frozenset(TaskStatus) - TERMINAL, "failed")
+        error = rules_transitions.truncate_error(action.error) or "An operator ended the task"
+        return rules_transitions.ended(task, TaskStatus.FAILED, now, error, FailedByOperator.problem_id())
+
+    return await _apply(tx, caller, task_id, action, _FAIL, decide)
+
+
+async def _apply(
+    tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest, kind: _Kind, decide: _Decide
+) -> TaskResponse:
+    task = (await sql_tasks.lock(tx, [task_id])).get(task_id)
+    if task is None:
+        raise TaskNotFound(f"Task {task_id} not found")
+    if task.job.room_id == INTERNAL and task.status not in TERMINAL and not caller.is_superuser:
+        raise Forbidden("Not authorized: the task is internal")
+    if not rules_transitions.roles_of(caller, task) & kind.allowed:
+        raise Forbidden(f"Not authorized: only the task's {' or '.join(sorted(kind.allowed))} may do this")
+    rules_transitions.check_fence(task, action)
+    after = decide(task, action, await tx.now())
+    # Lock the job, so that it is not deleted while a task returns to its queue.
+    await sql_jobs.lock_by_names(tx, [task.job])
+    await sql_transitions.move(tx, [(task, after)])
+    await rules_jobs.restore_needed(tx, [after])
+    if task.status == TaskStatus.PENDING:
+        await rules_jobs.soft_delete_orphans(tx, [task.job_id])
+    if rules_audit.is_by_operator(caller, task):
+        await rules_audit.record(tx, caller, kind.name, str(task_id), task.room_id)
+    position = (await positions(tx, [after])).get(task_id)
+    rules_answers.publish_status(tx, after, position)
+    return rules_answers.task_response(after, position)
+
+
+def _check_status(task: TaskRecord, allowed: frozenset[TaskStatus], done: str) -> None:
+    if task.status not in allowed:
+        listed = ", ".join(status for status in TaskStatus if status in allowed)
+        raise InvalidTaskTransition(
+            f"Only a task that is {listed} can be {done}; this one is {task.status}",
+            reason="wrong order",
+            current_status=task.status,
+            current_attempt=task.attempt,
+            error_code=task.error_code,
+        )

@@ -1,0 +1,596 @@
+"""Ids of new tasks: UUIDs of version 7, which begin with the time.
+
+Neighbours in time are neighbours in the index of ids. With random ids a batch of tasks changes as many pages
+of a long table's index as it has tasks.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from cachetools import LRUCache
+from pydantic_core import to_json
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.errors import RepeatTransaction
+from zndraw_joblib.server.process.ports import Identity, Page, RequestKey, job_key
+from zndraw_joblib.server.queue import (
+    rules_answers,
+    rules_audit,
+    rules_details,
+    rules_jobs,
+    rules_payloads,
+    rules_transitions,
+    sql_details,
+    sql_jobs,
+    sql_results,
+    sql_tasks,
+    sql_transitions,
+)
+from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, LogLimits
+from zndraw_joblib.server.queue.sql_jobs import JobRecord
+from zndraw_joblib.server.queue.sql_reports import Step, step
+from zndraw_joblib.server.queue.sql_submit import KnownJob, NewKey, NewTask, append
+from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
+from zndraw_joblib.server.queue.sql_tasks import positions
+from zndraw_joblib.wire.messages import PaginatedResponse, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
+from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
+from zndraw_joblib.wire.problems import (
+    InternalJobNotConfigured,
+    JobNotFound,
+    NoWorkersAvailable,
+    ProblemException,
+    TaskNotFound,
+)
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
+
+# The bits of version and variant.
+_FIXED_BITS = (0xF << 76) | (0x3 << 62)
+_VERSION_7 = (0x7 << 76) | (0x2 << 62)
+
+
+def new_ids(count: int) -> list[UUID]:
+    """Return ids for new tasks."""
+    now = time.time_ns() // 1_000_000 << 80
+    random = os.urandom(10 * count)
+    numbers = [int.from_bytes(random[start : start + 10]) for start in range(0, 10 * count, 10)]
+    return [UUID(int=now | (number & ~_FIXED_BITS) | _VERSION_7) for number in numbers]
+
+
+# Submit, report and read tasks. Submissions and reports come in lists; each item gets its own result.
+
+ReportResult = TaskResponse | ProblemException
+# One answer has at most about this many bytes of payloads and results, as a claim has.
+_MAX_BODY_BYTES = 8 * 1024**2
+
+
+@dataclass(slots=True)
+class Submission:
+    """A task to submit from a room.
+
+    For an internal job, `is_configured`: this server has an executor; `exclusive_start`: the executor starts
+    a task once, however often it is dispatched; `is_deferred`: the dispatcher claims the task later.
+    `is_bounded`: the number of held tasks of the room is limited. `requires_worker`: the job needs a worker,
+    unless it is internal.
+    `validated_schema`: a schema as JSON that the payload is known to match. `task_id`: the id that the task
+    got in an earlier attempt to insert it, which may have succeeded. `traceparent`: the trace context of the
+    submit. `on_end`: the name of the host's function to call after the task's end.
+    """
+
+    caller: Identity
+    room_id: str
+    job: JobName
+    payload: dict[str, Any]
+    is_configured: bool = False
+    exclusive_start: bool = False
+    is_deferred: bool = False
+    is_bounded: bool = False
+    requires_worker: bool = False
+    validate_payload: bool = True
+    cross_room: bool = False
+    validated_schema: str | None = None
+    options: TaskSubmitRequest = field(default_factory=TaskSubmitRequest)
+    key: RequestKey | None = None
+    task_id: UUID | None = None
+    traceparent: str | None = None
+    on_end: str | None = None
+
+    @property
+    def needs(self) -> str:
+        """Return the name of the row that the item locks."""
+        return f"job {self.job}"
+
+
+class NoneSubmitted(Exception):
+    """No item was submitted, because some cannot be: their `results` are exceptions."""
+
+    def __init__(self, results: Sequence[TaskResponse | Exception]) -> None:
+        super().__init__("some tasks cannot be submitted")
+        self.results = results
+
+
+class Report(NamedTuple):
+    """A report of a task's new status. Its answer has the payload only if it `wants_body`."""
+
+    caller: Identity
+    task_id: UUID
+    update: TaskUpdateRequest
+    key: RequestKey | None = None
+    wants_body: bool = True
+    request_id: str | None = None
+
+    @property
+    def needs(self) -> str:
+        """Return the name of the row that the item locks."""
+        return f"task {self.task_id}"
+
+    @property
+    def weight(self) -> int:
+        """Return how many tasks without a log it takes as long as."""
+        return 1 + rules_details.weight(self.update.log)
+
+
+async def submit(
+    tx: Transaction, items: Sequence[Submission], learn: Callable[[Iterable[JobRecord]], None] | None = None
+) -> list[TaskResponse | Exception]:
+    """Insert tasks: pending, or claimed if the job is internal and the server dispatches it at once.
+
+    No payload is validated here. The result for one that was not validated against the job's current schema
+    is `UnvalidatedPayload`. `learn` gets the jobs.
+    """
+    jobs = await sql_jobs.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
+    if learn is not None:
+        learn(jobs.values())
+    now = await tx.now()
+    faults = await _faults(tx, items, jobs)
+    made = [fault or _task(item, jobs[item.job], now) for item, fault in zip(items, faults, strict=True)]
+    tasks = [task for task in made if isinstance(task, TaskRecord)]
+    if tasks:
+        await sql_transitions.add(tx, tasks)
+    await _attach_hooks(tx, items, made, now)
+    positions_by_priority = await _positions_by_priority(tx, tasks, jobs)
+    pending = {job.id: job.pending for job in jobs.values()}
+    results: list[TaskResponse | Exception] = []
+    for item, task in zip(items, made, strict=True):
+        if isinstance(task, Exception):
+            results.append(task)
+            continue
+        if item.is_deferred and task.status == TaskStatus.CLAIMED:
+            tx.wake(job_key(task.job), 1)
+        position = None
+        if task.is_queued:
+            position = pending[task.job_id] = pending[task.job_id] + 1
+        position = positions_by_priority.get(task.id, position)
+        rules_answers.publish_status(tx, task, position)
+        results.append(rules_answers.task_response(task, position))
+    return results
+
+
+async def _attach_hooks(
+    tx: Transaction, items: Sequence[Submission], made: Sequence[TaskRecord | Exception], now: datetime
+) -> None:
+    names = {
+        task.id: item.on_end
+        for item, task in zip(items, made, strict=True)
+        if item.on_end is not None and isinstance(task, TaskRecord)
+    }
+    await sql_details.attach(tx, names, now)
+
+
+async def submit_all(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse]:
+    """Insert tasks as `submit` does. Raises `NoneSubmitted` unless all can be inserted."""
+    results = await submit(tx, items)
+    made = [result for result in results if not isinstance(result, Exception)]
+    if len(made) < len(results):
+        raise NoneSubmitted(results)
+    return made
+
+
+async def _faults(
+    tx: Transaction, items: Sequence[Submission], jobs: Mapping[JobName, JobRecord]
+) -> list[Exception | None]:
+    """Return why each item cannot be submitted, None for one that can."""
+    schemas = {name: to_json(job.schema).decode() for name, job in jobs.items()}
+    unserved = await _unserved(tx, items, jobs)
+    return [_check(item, schemas.get(item.job), unserved) for item in items]
+
+
+async def _unserved(
+    tx: Transaction, items: Sequence[Submission], jobs: Mapping[JobName, JobRecord]
+) -> set[JobName]:
+    """Return those of the jobs that need a worker and have none."""
+    names = {item.job for item in items if item.requires_worker and item.job.room_id != INTERNAL}
+    ids = {name: jobs[name].id for name in names if name in jobs}
+    served = await sql_jobs.served(tx, list(ids.values())) if ids else set()
+    return {name for name, job_id in ids.items() if job_id not in served}
+
+
+def _check(item: Submission, schema: str | None, unserved: Collection[JobName]) -> Exception | None:
+    try:
+        if schema is None:
+            raise JobNotFound(f"Job {str(item.job)!r} not found")
+        rules_transitions.check_room(item.job, item.room_id, cross_room=item.cross_room)
+        if item.job.room_id == INTERNAL and not item.is_configured:
+            raise InternalJobNotConfigured(f"Job {str(item.job)!r} has no executor in this server")
+        if item.job in unserved:
+            raise NoWorkersAvailable(
+                f"No worker serves job {str(item.job)!r}, and the server accepts no task without one "
+                "(setting without_workers); start a worker, or submit it later"
+            )
+    except ProblemException as problem:
+        return problem
+    if item.validate_payload and schema not in {item.validated_schema, rules_payloads.ANY_PAYLOAD}:
+        return rules_payloads.UnvalidatedPayload(schema)
+    return None
+
+
+async def _positions_by_priority(
+    tx: Transaction, made: Sequence[TaskRecord], jobs: Mapping[JobName, JobRecord]
+) -> dict[UUID, int]:
+    """Return the positions of new tasks in queues with several priorities, which need not be the last."""
+    for job in jobs.values():
+        if not job.has_lanes and any(task.job_id == job.id and task.lane for task in made):
+            await sql_jobs.record_priorities(tx, job.id)
+    mixed = {job.id for job in jobs.values() if job.has_lanes} | {task.job_id for task in made if task.lane}
+    ids = [task.id for task in made if task.job_id in mixed]
+    return await positions(tx, list((await sql_tasks.lock(tx, ids, 0)).values())) if ids else {}
+
+
+def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
+    options, policy = item.options, job.policy
+    run_at = options.run_at
+    if options.delay_seconds is not None:
+        run_at = now + timedelta(seconds=options.delay_seconds)
+    if run_at is not None and run_at <= now:
+        run_at = None
+    expires_at = None
+    if options.expires_in_seconds is not None:
+        expires_at = now + timedelta(seconds=options.expires_in_seconds)
+    task = TaskRecord(
+        seq=0,
+        id=item.task_id or new_ids(1)[0],
+        job_id=job.id,
+        job=item.job,
+        room_id=item.room_id,
+        status=TaskStatus.PENDING,
+        created_by=item.caller.id,
+        payload=item.payload,
+        created_at=now,
+        lane=-(policy.priority if options.priority is None else options.priority),
+        max_attempts=options.max_attempts,
+        traceparent=item.traceparent,
+        policy=policy,
+    )
+    # A task that may not start at once waits in its queue, where the dispatcher finds it.
+    may_wait = run_at is not None or job.paused or policy.max_in_flight is not None or item.is_bounded
+    if item.job.room_id != INTERNAL or may_wait:
+        task.run_at, task.expires_at = run_at, expires_at
+        return task
+    task = task.changed(status=TaskStatus.CLAIMED, claimed_at=now, attempt=1)
+    if item.is_deferred:
+        task.deadline = now
+    else:
+        exclusive_start = item.exclusive_start
+        task.deadline = rules_transitions.dispatch_deadline(task, now, exclusive_start=exclusive_start)
+    return task
+
+
+def most_body_bytes(items: Sequence[Report]) -> int:
+    """Return how large a payload and a result may be to be read in the transaction of these reports.
+
+    Beyond that the answer has none, and `load_bodies` reads them after the commit.
+    """
+    return _MAX_BODY_BYTES // len(items) if any(item.wants_body for item in items) else 0
+
+
+async def report(
+    tx: Transaction, items: Sequence[Report], limits: LogLimits = DEFAULT_LIMITS
+) -> list[ReportResult]:
+    """Apply reports of workers, submitters and superusers in the order of the list.
+
+    The payload of a result is None if it is larger than `most_body_bytes`. `limits` are those of each log.
+    """
+    current = await sql_tasks.lock(tx, list({item.task_id for item in items}), most_body_bytes(items))
+    now = await tx.now()
+    decided: list[tuple[TaskRecord, Report, TaskRecord]] = []
+    results: list[TaskRecord | ProblemException] = []
+    for item in items:
+        task = current.get(item.task_id)
+        try:
+            if task is None:
+                raise TaskNotFound(f"Task {item.task_id} not found")
+            after = rules_transitions.decide(item.caller, task, item.update, now, random.random())  # noqa: S311 - jitter
+        except ProblemException as problem:
+            results.append(problem)
+            continue
+        decided.append((task, item, after))
+        current[item.task_id] = after
+        results.append(after)
+    moves: list[Move] = [(task, after) for task, _, after in decided if after is not task]
+    await sql_transitions.move(tx, moves)
+    held = [(task, item.update) for task, item, _ in decided if task.status in HELD]
+    await rules_details.record(tx, [each for each in held if each[1].has_details], limits)
+    await _record_cancels(tx, decided)
+    await rules_jobs.restore_needed(tx, [after for _, after in moves])
+    found_at = await positions(tx, [task for task in results if isinstance(task, TaskRecord)])
+    for _, after in moves:
+        rules_answers.publish_status(tx, after, found_at.get(after.id))
+    # Only a task that was pending could keep its job from being an orphan.
+    await rules_jobs.soft_delete_orphans(
+        tx, sorted({task.job_id for task, _ in moves if task.status == TaskStatus.PENDING})
+    )
+    return [
+        rules_answers.task_response(task, found_at.get(task.id)) if isinstance(task, TaskRecord) else task
+        for task in results
+    ]
+
+
+async def _record_cancels(tx: Transaction, decided: Iterable[tuple[TaskRecord, Report, TaskRecord]]) -> None:
+    for task, item, after in decided:
+        is_cancel = after.status is TaskStatus.CANCELLED and after is not task
+        if is_cancel and rules_audit.is_by_operator(item.caller, task):
+            tx.request_id = item.request_id
+            await rules_audit.record(tx, item.caller, "task.cancel", str(task.id), task.room_id)
+
+
+async def load_body(tx: Transaction, reported: TaskResponse) -> None:
+    """Set payload and result of a task. Raises `TaskNotFound`."""
+    await load_bodies(tx, [reported])
+    if not has_body(reported):
+        raise TaskNotFound(f"Task {reported.id} was removed since it was reported")
+
+
+async def load_bodies(tx: Transaction, reported: Sequence[TaskResponse | Exception]) -> None:
+    """Set payload and result of tasks, in order, while they have at most 8 MiB in all; the first always.
+
+    Neither changes without the status. The payload of a task that was removed stays None.
+    """
+    found = [task for task in reported if isinstance(task, TaskResponse)]
+    sizes = await sql_tasks.body_sizes(tx, list({task.id for task in found}))
+    left = _MAX_BODY_BYTES
+    wanted: list[TaskResponse] = []
+    for task in found:
+        left -= sizes.get(task.id, 0)
+        if wanted and left < 0:
+            break
+        wanted.append(task)
+    bodies = await sql_tasks.bodies(tx, list({task.id for task in wanted}))
+    for task in wanted:
+        if task.id in bodies:
+            task.payload, result = bodies[task.id]
+            task.result = result if task.status is TaskStatus.COMPLETED else None
+
+
+async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
+    """Return one task. Raises `TaskNotFound`."""
+    found = await sql_details.by_id(tx, task_id)
+    if found is None:
+        raise TaskNotFound(f"Task {task_id} not found")
+    task, detail, has_stored = found
+    found_at = await positions(tx, [task])
+    stored = await sql_results.current(tx, [task]) if has_stored else {}
+    return rules_answers.task_response(task, found_at.get(task.id), detail, stored.get(task.id))
+
+
+async def page(
+    tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job: UUID | None = None
+) -> PaginatedResponse[TaskResponse]:
+    """Return one page of a room's tasks, optionally of one status and of one job."""
+    found, total = await sql_tasks.page(tx, room_id, status, part=part, job_id=job)
+    found_at, detail_of = await positions(tx, found), await sql_details.current(tx, found)
+    stored = await sql_results.current(tx, found)
+    items = [
+        rules_answers.task_response(task, found_at.get(task.id), detail_of.get(task.id), stored.get(task.id))
+        for task in found
+    ]
+    return rules_answers.page_response(PaginatedResponse[TaskResponse], items, total, part)
+
+
+async def ended(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
+    """Return those of these tasks that have ended."""
+    return await sql_tasks.finished(tx, ids)
+
+
+def has_body(task: TaskResponse) -> bool:
+    """Return whether the payload of a reported task was read."""
+    return task.payload is not None
+
+
+def has_ended(task: TaskResponse) -> bool:
+    """Return whether a task has ended."""
+    return task.status in TERMINAL
+
+
+def reporter(item: Report, task: TaskResponse) -> UUID | None:
+    """Return the worker that reported. Clients of version 0.1.x send no id; workers cancel no tasks."""
+    is_cancelled = item.update.status == TaskStatus.CANCELLED
+    return item.update.worker_id or (None if is_cancelled else task.worker_id)
+
+
+# Submit plain tasks: those of one remote job, without options, as nearly all are.
+#
+# They are written with the fewest statements, by what the server knows about the job from an earlier
+# submit. If
+# that is outdated, or a task is not plain, `tasks.submit` takes the whole batch.
+
+if TYPE_CHECKING:
+    pass
+
+_MAX_JOBS = 1000
+# The statement contains the schema.
+_MAX_SCHEMA_CHARACTERS = 16_384
+_OPTIONS = frozenset({"priority", "run_at", "delay_seconds", "expires_in_seconds", "max_attempts"})
+
+
+class KnownJobs:
+    """The jobs of which this server knows schema and policy, as they were in a recent transaction."""
+
+    def __init__(self) -> None:
+        self._jobs: LRUCache[JobName, KnownJob] = LRUCache(_MAX_JOBS)
+
+    def get(self, name: JobName) -> KnownJob | None:
+        """Return what is known of a job."""
+        return self._jobs.get(name)
+
+    def learn(self, jobs: Iterable[JobRecord]) -> None:
+        """Remember jobs whose tasks may be plain."""
+        for job in jobs:
+            schema = to_json(job.schema).decode()
+            may_be_plain = job.room_id != INTERNAL and not job.has_lanes and job.policy.priority == 0
+            if may_be_plain and len(schema) <= _MAX_SCHEMA_CHARACTERS:
+                self._jobs[job.name] = KnownJob(job.id, str(job.name), schema, job.stored_policy)
+
+    def forget(self, name: JobName) -> KnownJob | None:
+        """Forget a job, until the next transaction that reads it. Return what was known of it."""
+        return self._jobs.pop(name, None)
+
+
+async def submit_plain(
+    tx: Transaction, items: Sequence["Submission"], known: KnownJobs
+) -> list[TaskResponse] | None:
+    """Insert plain tasks. Return None, after which nothing was written, unless all are plain."""
+    name = items[0].job
+    job = known.get(name)
+    if job is None or not all(_is_plain(item, name, job.schema) for item in items):
+        return None
+    keys = [item.key for item in items if item.key is not None]
+    if len({key.id for key in keys}) < len(keys):
+        return None
+    ids = [item.task_id or new for item, new in zip(items, new_ids(len(items)), strict=True)]
+    for item, task_id in zip(items, ids, strict=True):
+        item.task_id = task_id
+    tasks = [
+        NewTask(task_id.hex, item.room_id, item.caller.id, to_json(item.payload).decode())
+        for task_id, item in zip(ids, items, strict=True)
+    ]
+    traceparents = [item.traceparent for item in items] if any(item.traceparent for item in items) else ()
+    try:
+        appended = await append(tx, job, tasks, _new_keys(job, ids, items) if keys else [], traceparents)
+    except RepeatTransaction:
+        known.forget(name)
+        raise
+    if appended is None:
+        known.forget(name)
+        return None
+    made = rules_answers.new_task_responses(
+        job.full_name, ids, tasks, [item.payload for item in items], appended
+    )
+    rules_answers.publish_new(tx, made)
+    tx.wake(job_key(name), len(made))
+    return made
+
+
+async def find_written(tx: Transaction, items: Sequence["Submission"]) -> dict[int, TaskResponse]:
+    """Return the tasks of an earlier attempt whose response was lost, by the indexes of their items."""
+    indexes = {item.task_id: index for index, item in enumerate(items) if item.task_id is not None}
+    found = await sql_tasks.lock(tx, list(indexes)) if indexes else {}
+    found_at = await positions(tx, list(found.values())) if found else {}
+    written = {}
+    for task_id, record in found.items():
+        written[indexes[task_id]] = rules_answers.task_response(record, found_at.get(task_id))
+        rules_answers.publish_status(tx, record, found_at.get(task_id), is_new=False)
+    return written
+
+
+def _is_plain(item: "Submission", name: JobName, schema: str) -> bool:
+    if item.job != name or item.on_end is not None or item.requires_worker:
+        return False
+    if not item.options.model_fields_set.isdisjoint(_OPTIONS):
+        return False
+    if not (name.room_id in RESERVED or item.cross_room or item.room_id == name.room_id):
+        return False
+    return not item.validate_payload or schema in {rules_payloads.ANY_PAYLOAD, item.validated_schema}
+
+
+def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence["Submission"]) -> list[NewKey]:
+    """Return the keys with the beginnings of their answers, which have no default values."""
+    known: dict[tuple[str, str], str] = {}
+    keys = []
+    for place, (task_id, item) in enumerate(zip(ids, items, strict=True), 1):
+        if item.key is None:
+            continue
+        shared = known.get((item.room_id, item.caller.id))
+        if shared is None:
+            fields = {"job_name": job.full_name, "room_id": item.room_id, "created_by": item.caller.id}
+            fields["status"] = "pending"
+            shared = known[item.room_id, item.caller.id] = to_json(fields).decode()[1:-1]
+        answer = f'{{"id":"{task_id}",{shared},"created_at":"'
+        keys.append(NewKey(item.key.id, item.key.fingerprint, place, answer))
+    return keys
+
+
+# Apply plain reports: starts and ends without an error by the holder of the task, as nearly all are.
+#
+# They are written with one statement that has all conditions. If a task is not as assumed, or a report is
+# not
+# plain, `tasks.report` decides.
+
+if TYPE_CHECKING:
+    pass
+
+_SOURCES = {TaskStatus.RUNNING: TaskStatus.CLAIMED, TaskStatus.COMPLETED: TaskStatus.RUNNING}
+_MAX_ATTEMPT = 2**31 - 1
+
+
+async def report_plain(
+    tx: Transaction, items: Sequence["Report"], most_bytes: int
+) -> dict[int, TaskResponse]:
+    """Apply plain reports; return their results by the indexes of the items. The others were not applied.
+
+    On PostgreSQL either all are applied or none. `most_bytes`: the size of the largest payload to read.
+    """
+    found = _steps(items)
+    steps = [each for each in found.values() if each is not None]
+    if not steps or not (tx.is_sqlite or len(steps) == len(found)):
+        return {}
+    written = {task.id: task for task in await step(tx, steps, most_bytes)}
+    results = {
+        index: rules_answers.stepped_response(written[item.task_id], item.update)
+        for index, item in enumerate(items)
+        if item.task_id in written
+    }
+    rules_answers.publish_changed(tx, list(results.values()))
+    return results
+
+
+def _steps(items: Sequence["Report"]) -> dict[UUID, Step | None]:
+    """Return the step of each task, None if one of its reports is not plain."""
+    steps: dict[UUID, Step | None] = {}
+    for item in items:
+        new = _step(item)
+        if item.task_id in steps:
+            new = _joined(steps[item.task_id], new)
+        steps[item.task_id] = new
+    return steps
+
+
+def _step(item: "Report") -> Step | None:
+    update = item.update
+    if update.status not in _SOURCES or item.key is not None or update.error or update.has_details:
+        return None
+    if update.attempt is not None and not 0 <= update.attempt <= _MAX_ATTEMPT:
+        return None
+    result = None
+    if update.status is TaskStatus.COMPLETED and update.result is not None:
+        result = to_json(update.result).decode()
+    return Step(
+        item.task_id,
+        item.caller.id,
+        update.worker_id,
+        update.attempt,
+        _SOURCES[update.status],
+        update.status,
+        result,
+    )
+
+
+def _joined(first: Step | None, then: Step | None) -> Step | None:
+    """Return the step of a start and an end together."""
+    if first is None or then is None or first[:4] != then[:4]:
+        return None
+    return then._replace(source=first.source) if first.target is then.source else None

@@ -1,0 +1,370 @@
+"""Decisions that need no database: permissions, limits, and the effect of a report on a task."""
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import to_json
+
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskState, ended_unstarted
+from zndraw_joblib.wire.messages import (
+    MAX_ERROR_BYTES,
+    MAX_JSON_BYTES,
+    TaskActionRequest,
+    TaskUpdateRequest,
+    Verdict,
+)
+from zndraw_joblib.wire.names import GLOBAL, RESERVED, JobName
+from zndraw_joblib.wire.policy import RetryOn
+from zndraw_joblib.wire.problems import (
+    ContentTooLarge,
+    Forbidden,
+    InternalTimeout,
+    InvalidTaskTransition,
+    JobNotFound,
+    ProblemException,
+    Released,
+    RunTimeout,
+    StaleReport,
+    StartTimeout,
+    TaskExpired,
+    WorkerLost,
+)
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, Role, TaskStatus, may_move, targets
+
+_CUT = "\n[cut: the text was longer than {} KiB]"
+
+
+def check_room(job: JobName, room_id: str, *, cross_room: bool) -> None:
+    """Raise `JobNotFound` for a job of another room."""
+    if not (cross_room or job.room_id in RESERVED or job.room_id == room_id):
+        raise JobNotFound(f"Job {str(job)!r} not found in room {room_id!r}")
+
+
+def may_serve_room(caller: Identity, room_id: str) -> bool:
+    """Return whether the caller may serve jobs and providers of a room, if the host's guards agree."""
+    return room_id != GLOBAL or caller.is_superuser
+
+
+def only_superusers() -> Forbidden:
+    """Return the refusal of a caller who may not serve ``@global``."""
+    return Forbidden(f"Not authorized: only superusers may serve jobs and providers of {GLOBAL}")
+
+
+def check_size(field: str, value: Any) -> str:
+    """Return `value` as JSON. Raise `ContentTooLarge` if that is larger than 1 MiB."""
+    encoded = to_json(value)
+    if len(encoded) > MAX_JSON_BYTES:
+        raise ContentTooLarge(f"{field} has {len(encoded)} bytes; at most {MAX_JSON_BYTES} are allowed")
+    return encoded.decode()
+
+
+def at_item(problem: ProblemException, field: str, index: int) -> ProblemException:
+    """Return the problem of an item of a list, with its place in the list."""
+    text = f"{field}.{index}: {problem}"
+    error = {"loc": ["body", field, str(index)], "message": str(problem), "type": problem.problem_id()}
+    problem.problem = problem.problem.model_copy(update={"detail": text, "errors": [error]})
+    return problem
+
+
+def truncate_error(error: str | None, most: int = MAX_ERROR_BYTES) -> str | None:
+    """Return an error text that every database can store, truncated to `most` bytes and then marked."""
+    if not error:
+        return None
+    text = error.replace("\x00", "\ufffd").encode("utf-8", "replace")
+    if len(text) > most:
+        mark = _CUT.format(most // 1024)
+        return text[: most - len(mark)].decode("utf-8", "ignore") + mark
+    return text.decode()
+
+
+def roles_of(caller: Identity, task: TaskRecord) -> frozenset[Role]:
+    """Return the roles of the caller for a task. Raise `Forbidden` if it has none."""
+    roles = set()
+    if caller.is_superuser:
+        roles.add(Role.SUPERUSER)
+    if task.worker_owner_id == caller.id:
+        roles.add(Role.WORKER)
+    if task.created_by == caller.id:
+        roles.add(Role.SUBMITTER)
+    if not roles:
+        unclaimed = task.worker_id is None
+        raise Forbidden(
+            "Task not claimed by any worker" if unclaimed else "Not authorized to update this task"
+        )
+    return frozenset(roles)
+
+
+def decide(
+    caller: Identity, task: TaskRecord, report: TaskUpdateRequest, now: datetime, chance: float = 0.0
+) -> TaskRecord:
+    """Return a task after a report; the same object if the report is a repeat or has no status.
+
+    `chance`, between 0 and 1, determines the jitter of the pause before a retry. Raises `Forbidden`,
+    `StaleReport` or `InvalidTaskTransition`.
+    """
+    roles = roles_of(caller, task)
+    target = report.status
+    if roles == {Role.SUBMITTER} and (target != TaskStatus.CANCELLED or report.has_details):
+        raise Forbidden("Not authorized to update this task: its submitter may only cancel it")
+    if _has_caused_retry(task, report):
+        return task
+    check_fence(task, report)
+    if target is None:
+        check_held(task)
+        return task
+    if _is_repeat(task, report):
+        return task
+    if not may_move(roles, task.status, target):
+        raise _refusal(task, target)
+    if target == TaskStatus.RUNNING:
+        return started(task, now)
+    error = truncate_error(report.error)
+    if target == TaskStatus.FAILED:
+        after = failed(task, RetryOn.ERROR, error, now, chance, may_retry=report.retry)
+        return after if report.error_code is None else after.changed(error_code=report.error_code)
+    result = {"result": report.result} if target == TaskStatus.COMPLETED else {}
+    return ended(task, target, now, error, None, **result)
+
+
+def verdict(task: TaskState | None, worker_id: UUID, attempt: int) -> Verdict:
+    """Return the verdict on a task that a worker believes it holds by its claim `attempt`."""
+    if task is None or (task.worker_id, task.attempt) != (worker_id, attempt):
+        return Verdict.LOST
+    if task.status in HELD:
+        return Verdict.CONTINUE
+    return Verdict.CANCEL if task.status == TaskStatus.CANCELLED else Verdict.LOST
+
+
+def check_fence(task: TaskRecord, report: TaskUpdateRequest | TaskActionRequest) -> None:
+    """Raise `StaleReport` if the report is for another claim of the task than the current one."""
+    other_worker = report.worker_id is not None and report.worker_id != task.worker_id
+    other_attempt = report.attempt is not None and report.attempt != task.attempt
+    if other_worker or other_attempt:
+        what = f"attempt {report.attempt}" if other_attempt else f"worker {report.worker_id}"
+        # A task that is neither held nor ended was released and not claimed again.
+        was_claimed = task.status in HELD or (other_attempt and task.status in TERMINAL)
+        raise StaleReport(
+            f"Task was taken away: {what} does not hold it (it is {task.status}, attempt {task.attempt})",
+            reason="taken over" if was_claimed else _reason(task.status),
+            current_status=task.status,
+            current_attempt=task.attempt,
+            error_code=task.error_code,
+        )
+
+
+def check_held(task: TaskRecord) -> None:
+    """Raise `StaleReport` unless a worker holds the task."""
+    if task.status not in HELD:
+        raise StaleReport(
+            f"No worker holds the task: it is {task.status}, attempt {task.attempt}",
+            reason=_reason(task.status),
+            current_status=task.status,
+            current_attempt=task.attempt,
+            error_code=task.error_code,
+        )
+
+
+def _has_caused_retry(task: TaskRecord, report: TaskUpdateRequest) -> bool:
+    """Return whether this report has requeued the task already: then it is a repeat."""
+    return (
+        (task.status, report.status, report.attempt) == (TaskStatus.PENDING, TaskStatus.FAILED, task.attempt)
+        and task.error_code == (report.error_code or ERROR)
+        and task.error == truncate_error(report.error)
+    )
+
+
+def _is_repeat(task: TaskRecord, report: TaskUpdateRequest) -> bool:
+    if report.status != task.status or task.status in {TaskStatus.PENDING, TaskStatus.CLAIMED}:
+        return False
+    return task.status != TaskStatus.FAILED or truncate_error(report.error) == task.error
+
+
+def _refusal(task: TaskRecord, target: TaskStatus) -> InvalidTaskTransition:
+    allowed = ", ".join(t for t in targets(task.status) if t != TaskStatus.CLAIMED)
+    ending = f"it has ended{f' ({task.error[:200]})' if task.error else ''}"
+    return InvalidTaskTransition(
+        f"Cannot transition from '{task.status}' to '{target}': "
+        + (f"from there it can go to {allowed}" if allowed else ending),
+        reason=_reason(task.status),
+        current_status=task.status,
+        current_attempt=task.attempt,
+        error_code=task.error_code,
+    )
+
+
+def _reason(status: TaskStatus) -> str:
+    if status == TaskStatus.CANCELLED:
+        return "cancelled"
+    if status == TaskStatus.PENDING:
+        return "released"
+    return "finished" if status in TERMINAL else "wrong order"
+
+
+# The state changes of a task that need no database: claims, ends, retries and deadlines.
+
+ERROR = "error"
+DISCONNECTED = "Worker disconnected"
+UNNAMED = "The worker is alive, but did not name the task in its heartbeats: it has lost the task"
+INTERNAL_TIMEOUT = "Internal worker timeout"
+# How long a broker may take to confirm a task, with a margin.
+LEASE_SECONDS = 30.0
+_DISPATCH_AGAIN_SECONDS = 60.0
+_CODES = {RetryOn.WORKER_LOST: WorkerLost.problem_id(), RetryOn.TIMEOUT: RunTimeout.problem_id()}
+
+
+def start_deadline(task: TaskRecord, now: datetime) -> datetime | None:
+    """Return the time by which a task that is claimed now must start."""
+    return _after(now, task.policy.start_timeout_seconds or None)
+
+
+def dispatch_deadline(task: TaskRecord, now: datetime, *, exclusive_start: bool) -> datetime:
+    """Return when to dispatch an internal task again if it does not start after this dispatch.
+
+    An executor with `exclusive_start` starts a task once, however often it is dispatched: the pauses begin
+    with `start_timeout_seconds` and double. For other executors this is a lease, which a confirmation ends.
+    """
+    if not exclusive_start:
+        return now + timedelta(seconds=LEASE_SECONDS)
+    pause = timedelta(seconds=task.policy.start_timeout_seconds or _DISPATCH_AGAIN_SECONDS)
+    return now + max(pause, now - (task.claimed_at or now))
+
+
+def end_deadline(task: TaskRecord, now: datetime) -> datetime | None:
+    """Return the time by which a task that starts now must end."""
+    return _after(now, task.policy.timeout_seconds)
+
+
+def _after(now: datetime, seconds: float | None) -> datetime | None:
+    return None if seconds is None else now + timedelta(seconds=seconds)
+
+
+def claimed(task: TaskRecord, now: datetime, *, start: bool = False, **holder: Any) -> TaskRecord:
+    """Return a queued task as claimed now, and with `start` as started; if it has expired, as failed."""
+    if task.expires_at is not None and task.expires_at <= now:
+        return expired(task, now)
+    also: dict[str, Any] = {"claimed_at": now, "attempt": task.attempt + 1, "expires_at": None, **holder}
+    if start:
+        return started(task, now, **also)
+    return task.changed(status=TaskStatus.CLAIMED, deadline=start_deadline(task, now), **also)
+
+
+def started(task: TaskRecord, now: datetime, **also: Any) -> TaskRecord:
+    """Return a claimed task as running from now on."""
+    deadline = end_deadline(task, now)
+    return task.changed(status=TaskStatus.RUNNING, started_at=now, deadline=deadline, **also)
+
+
+def ended(
+    task: TaskRecord, status: TaskStatus, now: datetime, error: str | None, code: str | None, **also: Any
+) -> TaskRecord:
+    """Return a task in a terminal status."""
+    return task.changed(
+        status=status, completed_at=now, error=error, error_code=code, deadline=None, run_at=None, **also
+    )
+
+
+def requeued(
+    task: TaskRecord, reason: str, *, error: str | None = None, run_at: datetime | None = None, **also: Any
+) -> TaskRecord:
+    """Return a task in its queue again, or scheduled for `run_at`.
+
+    Its attempt stays, so that reports of its previous holder are rejected. A claim that has not started is
+    counted, because it was no attempt.
+    """
+    return task.changed(
+        **also,
+        status=TaskStatus.PENDING,
+        worker_id=None,
+        claimed_at=None,
+        started_at=None,
+        completed_at=None,
+        deadline=None,
+        claim_id=None,
+        run_at=run_at,
+        reason=reason,
+        unstarted=task.unstarted + ended_unstarted(task.claimed_at, task.started_at),
+        error=error,
+        error_code=reason,
+        result=None,
+    )
+
+
+def failed(
+    task: TaskRecord,
+    cause: RetryOn,
+    error: str | None,
+    now: datetime,
+    chance: float,
+    *,
+    may_retry: bool = True,
+) -> TaskRecord:
+    """Return a task after a failed attempt: pending again if its policy allows a retry, else failed.
+
+    `chance`, between 0 and 1, determines the jitter of the pause.
+    """
+    crashed = cause == RetryOn.WORKER_LOST
+    failures, crashes = task.failures + (not crashed), task.crashes + crashed
+    code = _CODES.get(cause, ERROR)
+    counts: dict[str, Any] = {"failures": failures, "crashes": crashes}
+    if may_retry and _has_attempts_left(task, cause, **counts):
+        pause = task.policy.backoff.pause(failures + crashes, chance)
+        return requeued(task, code, error=error, run_at=_after(now, pause or None), **counts)
+    return ended(task, TaskStatus.FAILED, now, error, code, **counts)
+
+
+def _has_attempts_left(task: TaskRecord, cause: RetryOn, failures: int, crashes: int) -> bool:
+    policy = task.policy
+    max_attempts = task.max_attempts or policy.max_attempts
+    # With one attempt a crash is not retried either, whatever `max_crashes` says.
+    if max_attempts == 1 or cause not in policy.retry_on:
+        return False
+    return crashes < policy.max_crashes if cause == RetryOn.WORKER_LOST else failures < max_attempts
+
+
+def worker_lost(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
+    """Return a held task after its worker was removed."""
+    return failed(task, RetryOn.WORKER_LOST, DISCONNECTED, now, chance)
+
+
+def unnamed(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
+    """Return a held task that its living worker did not name in its heartbeats."""
+    if task.status == TaskStatus.CLAIMED:
+        return released(task, UNNAMED)
+    return failed(task, RetryOn.WORKER_LOST, UNNAMED, now, chance)
+
+
+def overdue(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
+    """Return a held task after its deadline to start or to end."""
+    if task.status == TaskStatus.CLAIMED:
+        error = f"The task was not started within {task.policy.start_timeout_seconds:g} s"
+        return requeued(task, StartTimeout.problem_id(), error=error)
+    error = f"The attempt ran for more than {task.policy.timeout_seconds:g} s"
+    return failed(task, RetryOn.TIMEOUT, error, now, chance)
+
+
+def due(task: TaskRecord) -> TaskRecord:
+    """Return a scheduled task in its queue."""
+    return task.changed(run_at=None)
+
+
+def expired(task: TaskRecord, now: datetime) -> TaskRecord:
+    """Return a pending task after its `expires_at`."""
+    code = TaskExpired.problem_id()
+    return ended(task, TaskStatus.FAILED, now, "No worker claimed the task before it expired", code)
+
+
+def internal_timeout(task: TaskRecord, now: datetime) -> TaskRecord:
+    """Return an internal task that was held for too long."""
+    return ended(task, TaskStatus.FAILED, now, INTERNAL_TIMEOUT, InternalTimeout.problem_id())
+
+
+def retried(task: TaskRecord, reason: str) -> TaskRecord:
+    """Return a failed or cancelled task in its queue again, with all its attempts left."""
+    return requeued(task, reason).changed(failures=0, crashes=0, expires_at=None, error_code=None)
+
+
+def released(task: TaskRecord, error: str | None = None) -> TaskRecord:
+    """Return a held task in its queue again. The attempt is not counted as a failure."""
+    return requeued(task, Released.problem_id(), error=error)

@@ -1,0 +1,286 @@
+"""Read and lock tasks by id, count held ones, and read earlier attempts and pages."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import BigInteger, ColumnElement, Integer, Select, and_, bindparam, cast, func, select, tuple_
+
+from zndraw_joblib.server.db.bulk import among, padded, unindexed
+from zndraw_joblib.server.db.database import Transaction, newest_first
+from zndraw_joblib.server.db.tables import Attempt, QueueBlock, Task
+from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import sql_counts
+from zndraw_joblib.server.queue.sql_counts import BLOCK_BITS
+from zndraw_joblib.server.queue.sql_task_rows import (
+    CHUNK,
+    FULL,
+    IS_HELD,
+    QUEUED,
+    TaskRecord,
+    TaskState,
+    body_size,
+    fetch_records,
+    of_status,
+    record_of,
+    select_records,
+)
+from zndraw_joblib.wire.messages import MAX_JSON_BYTES
+from zndraw_joblib.wire.problems import ContentTooLarge
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+
+tasks = Task.__table__
+attempts = Attempt.__table__
+
+# SQLite takes 32766 parameters.
+_MAX_IDS = 16_384
+_BY_ID = FULL.where(tasks.c.id == bindparam("task"))
+_IS_GIVEN = among(tasks.c.id, bindparam("ids"))
+_LOCKS = {
+    bodies: select_records(bodies=bodies)
+    .add_columns(func.now().label("now"))
+    .where(_IS_GIVEN)
+    .order_by(tasks.c.seq)
+    .with_for_update(of=tasks)
+    for bodies in ("small", False)
+}
+_LOCK_FREE = (
+    select_records(bodies=False)
+    .where(among(tasks.c.seq, bindparam("seqs")))
+    .order_by(tasks.c.seq)
+    .with_for_update(of=tasks, skip_locked=True)
+)
+_BODY_SIZES = select(tasks.c.id, body_size()).where(_IS_GIVEN)
+_BODIES = select(tasks.c.id, tasks.c.payload, tasks.c.result).where(_IS_GIVEN)
+_BY_CLAIMS = select_records(bodies=False).where(
+    IS_HELD, among(tasks.c.worker_id, bindparam("workers")), among(tasks.c.claim_id, bindparam("ids"))
+)
+_STATES = select(tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attempt).where(_IS_GIVEN)
+
+
+class AttemptRecord(NamedTuple):
+    """An earlier attempt of a task."""
+
+    attempt: int
+    status: str
+    worker_id: UUID | None
+    claimed_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    ended_at: datetime
+    run_at: datetime | None
+    error_code: str | None
+    error: str | None
+    reason: str
+
+
+async def by_id(tx: Transaction, task_id: UUID) -> TaskRecord | None:
+    """Return one task."""
+    found = await fetch_records(tx, _BY_ID, task=task_id)
+    return found[0] if found else None
+
+
+async def by_claims(tx: Transaction, claims: Sequence[tuple[UUID | None, UUID | None]]) -> list[TaskRecord]:
+    """Return the held tasks of these (worker, claim) pairs, in the order of their queues, without payload."""
+    workers = padded([worker for worker, _ in claims])
+    records = await fetch_records(tx, _BY_CLAIMS, workers=workers, ids=padded([claim for _, claim in claims]))
+    wanted = set(claims)
+    found = [record for record in records if (record.worker_id, record.claim_id) in wanted]
+    return sorted(found, key=attrgetter("place"))
+
+
+async def lock(
+    tx: Transaction, ids: Sequence[UUID], most_bytes: int = 2 * MAX_JSON_BYTES
+) -> dict[UUID, TaskRecord]:
+    """Lock tasks until the commit and return those that exist, by id.
+
+    Payload and result are None if they have more than `most_bytes` together; 0 reads none.
+    """
+    given: dict[str, Any] = {"most_bytes": most_bytes} if most_bytes else {}
+    rows = (await tx.execute(_LOCKS["small" if most_bytes else False], {**given, "ids": padded(ids)})).all()
+    tx.record_now(rows)
+    found = [record_of(row[:-1]) for row in rows]
+    return {record.id: record for record in found}
+
+
+async def lock_free(tx: Transaction, seqs: Sequence[int]) -> list[TaskRecord]:
+    """Lock those of these tasks that no other transaction has locked; return them, oldest first.
+
+    They have neither payload nor result.
+    """
+    return await fetch_records(tx, _LOCK_FREE, seqs=padded(seqs))
+
+
+async def body_sizes(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, int]:
+    """Return how many bytes payload and result of each of these tasks have together."""
+    rows = await tx.execute(_BODY_SIZES, {"ids": padded(ids)})
+    return {task_id: size for task_id, size in rows}
+
+
+async def bodies(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, tuple[dict[str, Any], Any]]:
+    """Return payload and result of these tasks."""
+    rows = await tx.execute(_BODIES, {"ids": padded(ids)})
+    return {task_id: (payload, result) for task_id, payload, result in rows}
+
+
+async def states(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskState]:
+    """Return the states of those of these tasks that exist, by id, without a lock."""
+    found: dict[UUID, TaskState] = {}
+    for start in range(0, len(ids), _MAX_IDS):
+        rows = await tx.execute(_STATES, {"ids": padded(ids[start : start + _MAX_IDS])})
+        found |= {row.id: TaskState(TaskStatus(row.status), row.worker_id, row.attempt) for row in rows}
+    return found
+
+
+async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
+    """Return those of these tasks that have ended."""
+    found: list[UUID] = []
+    for start in range(0, len(ids), CHUNK):
+        chunk = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
+        found += (await tx.execute(select(tasks.c.id).where(chunk, of_status(TERMINAL)))).scalars()
+    return found
+
+
+async def attempts_of(tx: Transaction, seq: int) -> list[AttemptRecord]:
+    """Return the earlier attempts of a task, oldest first."""
+    columns = [attempts.c[name] for name in AttemptRecord._fields]
+    statement = select(*columns).where(attempts.c.task_seq == seq).order_by(attempts.c.n)
+    return [AttemptRecord(*row) for row in await tx.execute(statement)]
+
+
+async def held_by_workers(tx: Transaction, worker_ids: Sequence[UUID]) -> Counter[UUID]:
+    """Count the tasks that each of these workers holds."""
+    return await _count_held(tx, tasks.c.worker_id, worker_ids)
+
+
+async def held_of_jobs(tx: Transaction, job_ids: Sequence[UUID]) -> Counter[UUID]:
+    """Count the held tasks of each of these jobs."""
+    return await _count_held(tx, tasks.c.job_id, job_ids)
+
+
+async def held_in_rooms(tx: Transaction, rooms: Sequence[str]) -> Counter[str]:
+    """Count the held tasks of each of these rooms."""
+    return await _count_held(tx, tasks.c.room_id, rooms)
+
+
+async def _count_held(tx: Transaction, column: ColumnElement[Any], values: Sequence[Any]) -> Counter[Any]:
+    if not values:
+        return Counter()
+    matching = (IS_HELD, column.in_(padded(values)))
+    rows = await tx.execute(select(column, func.count()).where(*matching).group_by(column))
+    return Counter({key: count for key, count in rows})
+
+
+MAX_PAGE_CHARACTERS = 32 * 1024**2
+# A page of so few tasks cannot exceed the bound.
+_SMALL_PAGE = MAX_PAGE_CHARACTERS // (2 * MAX_JSON_BYTES)
+
+
+async def page(
+    tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job_id: UUID | None = None
+) -> tuple[list[TaskRecord], int]:
+    """Return one page of a room's tasks, of one status and of one job if given, and the count of all.
+
+    The newest task comes first. Raises `ContentTooLarge` for a page with more than 32 MiB of payloads and
+    results.
+    """
+    rows, size = _PAGES[status, job_id is None]
+    given = {"room": room_id, "limit": part.limit, "offset": part.offset}
+    if job_id is not None:
+        given["job"] = job_id
+    if part.limit > _SMALL_PAGE:
+        _check_size((await tx.execute(size, given)).scalar_one(), part)
+    found = await fetch_records(tx, rows, **given)
+    return found, await sql_counts.total(tx, room_id, status, job_id)
+
+
+def _check_size(characters: int, part: Page) -> None:
+    if characters > MAX_PAGE_CHARACTERS:
+        raise ContentTooLarge(
+            f"limit: these {part.limit} tasks hold {characters} characters of payloads and results; a page "
+            f"holds at most {MAX_PAGE_CHARACTERS}. Request fewer tasks at once"
+        )
+
+
+def _page(status: TaskStatus | None, *, is_of_room: bool) -> tuple[Select[Any], Select[Any]]:
+    """Return the statements for a page and for its size. To build and compile them takes milliseconds."""
+    wanted = [tasks.c.room_id == bindparam("room")]
+    if not is_of_room:
+        # The newest tasks of a job are pending ones, so its index is slow for others.
+        is_backlog = status in {None, TaskStatus.PENDING}
+        job: ColumnElement[Any] = tasks.c.job_id if is_backlog else unindexed(tasks.c.job_id)
+        wanted.append(job == bindparam("job", type_=tasks.c.job_id.type))
+    if status is not None:
+        wanted.append(of_status([status]))
+    size = func.length(tasks.c.payload) + func.coalesce(func.length(tasks.c.result), 0)
+    rows, sizes = [
+        newest_first(tasks, statement.where(*wanted))
+        .limit(bindparam("limit", type_=BigInteger()))
+        .offset(bindparam("offset", type_=BigInteger()))
+        for statement in (FULL, select(size.label("size")))
+    ]
+    return rows, select(func.coalesce(func.sum(sizes.subquery().c.size), 0))
+
+
+_PAGES = {
+    (status, is_of_room): _page(status, is_of_room=is_of_room)
+    for status in (None, *TaskStatus)
+    for is_of_room in (True, False)
+}
+
+
+# Find the queue positions of pending tasks, counted from 1, without ranking whole queues.
+
+blocks = QueueBlock.__table__
+
+
+async def positions(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, int]:
+    """Return the positions of those of these tasks that are in a queue, by id.
+
+    The kept counts of the blocks before a task's block are added to the task's rank in its own block.
+    """
+    together: dict[tuple[UUID, int, int], list[TaskRecord]] = {}
+    for record in records:
+        if record.is_queued:
+            together.setdefault((record.job_id, record.lane, record.seq >> BLOCK_BITS), []).append(record)
+    found: dict[UUID, int] = {}
+    for (job_id, lane, block), queue in together.items():
+        seqs = sorted(record.seq for record in queue)
+        given = {"job": job_id, "lane": lane, "block": block, "first": seqs[0], "last": seqs[-1]}
+        rows = await tx.execute(
+            _POSITIONS, {**given, "block_first": block << BLOCK_BITS, "seqs": padded(seqs)}
+        )
+        by_seq = {seq: position for seq, position in rows}
+        # A task that left the queue after it was read has no position.
+        found |= {record.id: by_seq[record.seq] for record in queue if record.seq in by_seq}
+    return found
+
+
+def _seq(name: str) -> ColumnElement[int]:
+    return bindparam(name, type_=BigInteger())
+
+
+# Equality conditions: only with these SQLite finds the first task by the index.
+_IN_LANE = and_(tasks.c.job_id == bindparam("job"), tasks.c.lane == bindparam("lane"), QUEUED)
+_IN_BLOCKS_BEFORE = (
+    select(func.coalesce(func.sum(blocks.c.queued), 0))
+    .where(blocks.c.job_id == bindparam("job"))
+    .where(tuple_(blocks.c.lane, blocks.c.block) < tuple_(bindparam("lane", type_=Integer()), _seq("block")))
+)
+_IN_BLOCK_BEFORE = (
+    select(func.count())
+    .select_from(tasks)
+    .where(_IN_LANE, tasks.c.seq >= _seq("block_first"), tasks.c.seq < _seq("first"))
+)
+_RANKED = (
+    select(tasks.c.seq, func.row_number().over(order_by=tasks.c.seq).label("rank"))
+    .where(_IN_LANE, tasks.c.seq >= _seq("first"), tasks.c.seq <= _seq("last"))
+    .subquery()
+)
+_START = _IN_BLOCKS_BEFORE.scalar_subquery() + _IN_BLOCK_BEFORE.scalar_subquery()
+_POSITIONS = select(_RANKED.c.seq, cast(_START + _RANKED.c.rank, BigInteger)).where(
+    among(_RANKED.c.seq, bindparam("seqs"))
+)

@@ -1,0 +1,466 @@
+"""The statements that change the status of tasks: they write only the columns that change."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from zndraw_joblib.server.db import room_events
+from zndraw_joblib.server.db.bulk import among, arrays, by_column, json_rows, padded
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.errors import RepeatTransaction
+from zndraw_joblib.server.db.room_events import is_watched
+from zndraw_joblib.server.db.tables import Attempt, Job, Task
+from zndraw_joblib.server.process.ports import job_key
+from zndraw_joblib.server.queue import (
+    sql_counts,
+    sql_details,
+    sql_jobs,
+    sql_occurrences,
+    sql_results,
+    sql_room_queues,
+)
+from zndraw_joblib.server.queue.sql_counts import CountChanges
+from zndraw_joblib.server.queue.sql_task_rows import CHUNK, COLUMNS, IS_HELD, Move, TaskRecord, of_status
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
+
+tasks = Task.__table__
+
+_GUARDED = ("status", "attempt")
+_WRITTEN = (
+    *("status", "worker_id", "worker_owner_id", "attempt", "claimed_at", "started_at", "completed_at"),
+    *("error", "error_code", "result", "run_at", "expires_at", "deadline", "failures", "crashes", "claim_id"),
+    *("queued_at", "unstarted"),
+)
+_OLD = {f"old_{name}": tasks.c[name] for name in _GUARDED}
+_NEW_VALUES = {f"new_{name}": tasks.c[name] for name in _WRITTEN}
+_GIVEN = {"seq": tasks.c.seq, **_OLD, **_NEW_VALUES}
+# Made before the statement runs: then SQLAlchemy has memoized its columns without those of RETURNING.
+_COUNTED = sql_jobs.ADD_TO_COUNTS.returning(sql_jobs.jobs.c.paused).cte("counted")
+
+
+def move_statement(tx: Transaction, moves: Sequence[Move]) -> tuple[Update | None, dict[str, Any]]:
+    """Return the statement that writes moves, with its parameters; None if no column changes.
+
+    It has the guards on status and attempt, and returns the `seq` of each task that it has written, on
+    PostgreSQL also whether its room is watched. A value that is the same for all tasks is one parameter.
+    """
+    before, after = [vars(old) for old, _ in moves], [vars(new) for _, new in moves]
+    columns = {f"old_{name}": [old[name] for old in before] for name in _GUARDED}
+    pairs = list(zip(before, after, strict=True))
+    is_any = False
+    for name in _WRITTEN:
+        if any(old[name] is not new[name] for old, new in pairs):
+            columns[f"new_{name}"] = [new[name] for new in after]
+            is_any = True
+    if not is_any:
+        return None, {}
+    same = {
+        name: values[0] for name, values in columns.items() if all(value is values[0] for value in values)
+    }
+    if not tx.is_sqlite and len(same) < len(columns):
+        # As parameters the guards seem to match few tasks, so PostgreSQL may look for these first, in the
+        # whole table. In the list they cannot.
+        same = {name: value for name, value in same.items() if name not in _OLD}
+    each = {"seq": [old["seq"] for old in before]}
+    each |= {name: values for name, values in columns.items() if name not in same}
+    # SQLite takes a limited number of parameters. A list in one of them costs more for few tasks.
+    is_listed = len(each) == 1 and not (tx.is_sqlite and len(moves) > CHUNK)
+    made = _updating(tuple(same), tuple(each), is_listed=is_listed, is_sqlite=tx.is_sqlite)
+    if is_listed:
+        return made, {**same, "seqs": padded(each["seq"]) if tx.is_sqlite else each["seq"]}
+    if tx.is_sqlite:
+        return made, {**same, "rows": list(each.values())}
+    return made, same | {f"all_{name}": values for name, values in each.items()}
+
+
+@lru_cache(maxsize=512)
+def _updating(same: tuple[str, ...], each: tuple[str, ...], *, is_listed: bool, is_sqlite: bool) -> Update:
+    given: dict[str, ColumnElement[Any]] = {name: bindparam(name, type_=_GIVEN[name].type) for name in same}
+    if is_listed:
+        chosen: ColumnElement[bool] = among(tasks.c.seq, bindparam("seqs"))
+    else:
+        kinds = {name: _GIVEN[name].type for name in each}
+        given |= json_rows(kinds) if is_sqlite else dict(arrays(kinds).c)
+        chosen = tasks.c.seq == given["seq"]
+    guards = [column == given[name] for name, column in _OLD.items()]
+    values = {column.name: given[name] for name, column in _NEW_VALUES.items() if name in given}
+    made = update(tasks).where(chosen, *guards).values(values).returning(tasks.c.seq)
+    return made if is_sqlite else made.returning(is_watched(tasks.c.room_id).label("is_watched"))
+
+
+def failing(held: ColumnElement[bool]) -> Update:
+    """Return the statement that fails held tasks after a crash: `held` is their guard.
+
+    Its parameters are the time `now`, the `error` and its `code`.
+    """
+    values = {
+        "status": literal_column(f"'{TaskStatus.FAILED}'"),
+        "completed_at": bindparam("now", type_=tasks.c.completed_at.type),
+        "error": bindparam("error"),
+        "error_code": bindparam("code"),
+        "crashes": tasks.c.crashes + literal_column("1"),
+        "deadline": null(),
+        "run_at": null(),
+    }
+    return update(tasks).where(held).values(values)
+
+
+@lru_cache(maxsize=512)
+def counting_statement(written: Update, *, is_of_one_job: bool) -> Select[Any]:
+    """Return PostgreSQL's statement that also keeps the counts: one round trip less.
+
+    It returns how many tasks it has written, whether one of their rooms is watched, and whether their job is
+    paused: None unless all are of one job whose counts change.
+    """
+    rows = written.cte("written")
+    count = select(func.count()).select_from(rows).scalar_subquery().label("written")
+    watched = select(func.bool_or(rows.c.is_watched)).scalar_subquery().label("is_watched")
+    if not is_of_one_job:
+        return select(count, watched, null().label("paused")).add_cte(rows, *sql_counts.keep_given())
+    return select(count, watched, _COUNTED.c.paused).add_cte(rows, *sql_counts.keep_given(_COUNTED))
+
+
+# Fail held tasks whose worker is removed, in one statement, without reading them first.
+
+jobs = Job.__table__
+
+
+class LostTask(NamedTuple):
+    """A task that has failed because its worker was removed."""
+
+    id: UUID
+    job_id: UUID
+    room_id: str
+    created_at: datetime
+    started_at: datetime | None
+    worker_id: UUID
+    completed_at: datetime
+
+
+async def fail_held_by(tx: Transaction, worker_ids: Sequence[UUID], error: str, code: str) -> list[LostTask]:
+    """Fail the tasks of these workers that the default policy does not retry. Return them, to `count` them.
+
+    On PostgreSQL the other tasks of these workers are locked too: all in one order.
+    """
+    now = await tx.now()
+    given = {"workers": padded(worker_ids), "now": now, "error": error, "code": code}
+    statement = _FAIL_ON_SQLITE if tx.is_sqlite else _FAIL_ON_POSTGRESQL
+    rows = (await tx.execute(statement, given)).all()
+    if rows and not tx.is_sqlite:
+        tx.record_watched(is_watched=any(row.is_watched for row in rows))
+    found = [LostTask._make((*row[: len(_RETURNED)], now)) for row in rows]
+    for task in found:
+        tx.record_freed(task.room_id, None)  # their workers' claims end
+    return found
+
+
+async def count(tx: Transaction, lost: Sequence[LostTask], locked: Collection[UUID]) -> None:
+    """Count tasks that have failed, after the jobs and the other tasks are locked: `locked` has the jobs."""
+    kept = CountChanges()
+    for task in lost:
+        kept.fail_held(task.room_id, task.job_id)
+    await sql_counts.write(tx, kept, locked)
+
+
+_IS_OF_WORKERS = and_(IS_HELD, among(tasks.c.worker_id, bindparam("workers")))
+_HAS_ONE_ATTEMPT = or_(tasks.c.max_attempts.is_(None), tasks.c.max_attempts == literal_column("1"))
+_HAS_NO_POLICY = select(jobs.c.id).where(jobs.c.id == tasks.c.job_id, jobs.c.policy.is_(None)).exists()
+# A task that may be retried is read first, and gets a row in its history.
+_RETRY_COST = 3
+
+
+def cost_if_lost() -> ColumnElement[int]:
+    """Return what it costs to recover a task, compared with one that fails without a retry."""
+    return case((and_(_HAS_NO_POLICY, _HAS_ONE_ATTEMPT), 1), else_=_RETRY_COST)
+
+
+_RETURNED = [tasks.c[name] for name in LostTask._fields if name != "completed_at"]
+_FAILING = failing(_IS_OF_WORKERS).returning(*_RETURNED)
+_HELD = (
+    select(tasks.c.seq, and_(_HAS_NO_POLICY, _HAS_ONE_ATTEMPT).label("has_failed"))
+    .where(_IS_OF_WORKERS)
+    .order_by(tasks.c.seq + literal_column("0"))
+    .with_for_update()
+    .cte("held")
+)
+_FAIL_ON_POSTGRESQL = _FAILING.where(tasks.c.seq == _HELD.c.seq, _HELD.c.has_failed).returning(
+    is_watched(tasks.c.room_id).label("is_watched")
+)
+_FAIL_ON_SQLITE = _FAILING.where(_HAS_ONE_ATTEMPT, _HAS_NO_POLICY)
+
+
+# Insert tasks, change their status and delete them.
+
+attempts = Attempt.__table__
+
+_INSERTED = [column.name for column in COLUMNS if column.name not in {"seq", "queued_at"}]
+
+
+_UNIQUE_VIOLATION = "23505"
+_UNCHANGED = sql_jobs.CountChange(0, 0)
+_NEW = arrays({name: tasks.c[name].type for name in _INSERTED})
+_ADD = insert(tasks)
+_ADD_MANY = insert(tasks).from_select(
+    _INSERTED, select(*[_NEW.c[name] for name in _INSERTED]).order_by(_NEW.c.place)
+)
+_PLACED = [tasks.c[name] for name in (*sql_room_queues.COLUMNS, "status", "run_at")]
+_ADDED = _ADD_MANY.returning(*_PLACED).cte("written")
+_ENTERED = select(*[_ADDED.c[name] for name in sql_room_queues.COLUMNS]).where(
+    _ADDED.c.status == literal_column(f"'{TaskStatus.PENDING}'"), _ADDED.c.run_at.is_(None)
+)
+_ADD_MANY_AND_ROOMS = sql_room_queues.upsert_from(_ENTERED).add_cte(*sql_counts.keep_inserted(_ADDED))
+# If all tasks are of one job, the same statement updates that job's counts: one round trip less.
+_ADDED_TO_ROOMS = _ADD_MANY_AND_ROOMS.returning(sql_room_queues.queues.c.room_id).cte("entered")
+_IS_WATCHED = room_events.is_watched(any_(room_events.ROOMS)).label("is_watched")
+_ADD_AND_COUNT = sql_jobs.ADD_TO_COUNTS.add_cte(_ADDED_TO_ROOMS).returning(_IS_WATCHED)
+_ADD_OF_SEVERAL_JOBS = select(_IS_WATCHED).add_cte(_ADDED_TO_ROOMS)
+# For how much longer than others a task is kept whose function `on_end` no server has called.
+_HOOK_TIME, _NO_TIME = timedelta(days=7), timedelta()
+
+
+async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
+    """Insert tasks in their order. The caller holds locks on their jobs, so no job is deleted meanwhile."""
+    rows = [{name: getattr(task, name) for name in _INSERTED} for task in new]
+    inserted = [(None, task) for task in new]
+    job_counts = _count_changes(inserted)
+    if tx.is_sqlite:
+        await tx.execute(_ADD, rows)
+        await sql_jobs.add_to_counts(tx, job_counts)
+        first = await sql_room_queues.last_seq(tx) - len(new) + 1
+        numbered = [task.changed(seq=first + index) for index, task in enumerate(new)]
+        await sql_room_queues.add(tx, [task for task in numbered if task.is_queued])
+        kept = CountChanges()
+        for task in numbered:
+            kept.enter(task)
+        await sql_counts.write(tx, kept)
+    else:
+        try:
+            await _add_on_postgresql(tx, rows, job_counts)
+        except IntegrityError as error:
+            if getattr(error.orig, "sqlstate", None) != _UNIQUE_VIOLATION:
+                raise
+            # An earlier attempt, whose connection was lost, has inserted these tasks meanwhile.
+            raise RepeatTransaction("The tasks were inserted meanwhile") from error
+    _record_effects(tx, inserted)
+
+
+async def _add_on_postgresql(
+    tx: Transaction, rows: Sequence[dict[str, Any]], changes: Mapping[UUID, sql_jobs.CountChange]
+) -> None:
+    if len(changes) == 1:
+        [(job_id, change)] = changes.items()
+        given = {**by_column(rows), "job": job_id, **change._asdict()}
+        added = await tx.execute(_ADD_AND_COUNT, given)
+    else:
+        added = await tx.execute(_ADD_OF_SEVERAL_JOBS, by_column(rows))
+        await sql_jobs.add_to_counts(tx, changes)
+    _record_watched(tx, added.all())
+
+
+def _record_watched(tx: Transaction, rows: Sequence[Any]) -> None:
+    if rows and not tx.is_sqlite:
+        tx.record_watched(is_watched=any(row.is_watched for row in rows))
+
+
+async def move(tx: Transaction, moves: Sequence[Move]) -> None:
+    """Write new states over old ones. The caller has read the old ones under a lock in this transaction.
+
+    A task may move several times: its first and its last state are used. A row that differs from the old
+    state does not change, because the statement compares status and attempt.
+    """
+    await _move(tx, moves)
+
+
+async def claim(tx: Transaction, moves: Sequence[Move]) -> None:
+    """Do what `move` does for tasks that leave their queues.
+
+    Raises `RepeatTransaction` if one of their jobs was paused after it was read. The job is locked now, so
+    a pause commits either before this check or after the claim's commit.
+    """
+    is_paused = await _move(tx, moves)
+    ids = {before.job_id for before, _ in moves if before.is_queued}
+    if is_paused is None and ids and not tx.is_sqlite:
+        is_paused = await sql_jobs.are_paused(tx, ids)
+    if is_paused:
+        raise RepeatTransaction("A job was paused during the claim")
+
+
+async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
+    if not moves:
+        return None
+    moves = await _with_queue_times(tx, moves)
+    merged: dict[int, Move] = {}
+    for before, after in moves:
+        first, _ = merged.get(before.seq, (before, after))
+        merged[before.seq] = (first, after)
+    is_paused = await _write(tx, list(merged.values()))
+    entered = [after for before, after in merged.values() if after.is_queued and not before.is_queued]
+    await sql_room_queues.add(tx, entered)
+    _record_effects(tx, merged.values())
+    ended = [_attempt(before, after, await tx.now()) for before, after in moves if _requeues(before, after)]
+    if ended:
+        await tx.execute(insert(attempts), ended)
+    return is_paused
+
+
+async def _with_queue_times(tx: Transaction, moves: Sequence[Move]) -> Sequence[Move]:
+    """Return moves in which tasks that enter their queues have the time of this transaction."""
+    entering: set[int] = set()
+    timed: list[Move] = []
+    for before, after in moves:
+        if after.is_queued and not before.is_queued:
+            entering.add(after.seq)
+        is_timed = after.seq in entering
+        timed.append((before, after.changed(queued_at=await tx.now()) if is_timed else after))
+    return timed if entering else moves
+
+
+def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> None:
+    """Record what to announce after the commit: due times and free slots."""
+    for before, after in moves:
+        if after.status == TaskStatus.PENDING and after.run_at is not None:
+            tx.record_due(after.run_at)
+        if before is not None and before.status in HELD and after.status not in HELD:
+            tx.record_freed(before.room_id, before.worker_id)
+            # A task that returns to its queue wakes a claim itself: one wake-up for one free slot.
+            if before.policy.max_in_flight is not None and not after.is_queued:
+                tx.wake(job_key(before.job), 1)
+
+
+def _requeues(before: TaskRecord, after: TaskRecord) -> bool:
+    return after.status == TaskStatus.PENDING and before.status != TaskStatus.PENDING
+
+
+def _attempt(before: TaskRecord, after: TaskRecord, now: datetime) -> dict[str, Any]:
+    """Return the history row of an attempt: the task's own row loses these values when it is requeued."""
+    source = before if before.status in TERMINAL else after
+    return {
+        "task_seq": before.seq,
+        "attempt": before.attempt,
+        "status": before.status.value,
+        "worker_id": before.worker_id,
+        "claimed_at": before.claimed_at,
+        "started_at": before.started_at,
+        "completed_at": before.completed_at,
+        "ended_at": now,
+        "run_at": after.run_at,
+        "error_code": source.error_code,
+        "error": source.error,
+        "reason": after.reason or "released",
+        "queued_at": before.queued_at or before.created_at,
+    }
+
+
+async def _write(tx: Transaction, moves: Sequence[Move]) -> bool | None:
+    """Write moves and counts. Return whether the job is paused, None if that is unknown.
+
+    Raises `RepeatTransaction` if a row differs from its old state.
+    """
+    job_counts, kept = _count_changes(moves), _kept_changes(moves)
+    statement, given = move_statement(tx, moves)
+    is_paused = None
+    if statement is not None and not tx.is_sqlite and len(job_counts) < 2 and (kept or job_counts):
+        given |= kept.parameters(job_counts)
+        for job_id, change in job_counts.items():
+            given |= {"job": job_id, **change._asdict()}
+        counting = counting_statement(statement, is_of_one_job=bool(job_counts))
+        row = (await tx.execute(counting, given)).one()
+        written, is_paused = row.written, row.paused
+        _record_watched(tx, [row])
+    else:
+        rows = [] if statement is None else (await tx.execute(statement, given)).all()
+        written = len(moves) if statement is None else len(rows)
+        _record_watched(tx, rows)
+        await sql_jobs.add_to_counts(tx, job_counts)
+        await sql_counts.write(tx, kept, job_counts)
+    if written != len(moves):
+        raise RepeatTransaction(f"{len(moves) - written} of {len(moves)} tasks changed since they were read")
+    return is_paused
+
+
+def _kept_changes(moves: Iterable[Move]) -> CountChanges:
+    kept = CountChanges()
+    for before, after in moves:
+        kept.move(before, after)
+    return kept
+
+
+def _count_changes(moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> dict[UUID, sql_jobs.CountChange]:
+    """Return the changes of the jobs' counts, also those that cancel out: they lock the jobs, in order."""
+    changes: dict[UUID, sql_jobs.CountChange] = {}
+    for before, after in moves:
+        queued = after.is_queued - (before is not None and before.is_queued)
+        later = after.is_scheduled - (before is not None and before.is_scheduled)
+        if queued or later:
+            so_far = changes.get(after.job_id, _UNCHANGED)
+            changes[after.job_id] = sql_jobs.CountChange(so_far.queued + queued, so_far.later + later)
+    return changes
+
+
+async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
+    """Delete the tasks that ended before a time, among the `limit` tasks that follow the `seq` `after`.
+
+    Tasks with long logs are deleted fewer at a time; tasks whose function `on_end` was not called yet are
+    kept for a week longer. Return how many, and the `seq` to continue from: None once the tasks are younger
+    than that time.
+    """
+    columns = (tasks.c.seq, tasks.c.created_at, tasks.c.completed_at, tasks.c.on_end)
+    chunk = select(*columns).where(tasks.c.seq > after)
+    rows = (await tx.execute(chunk.order_by(tasks.c.seq).limit(limit))).all()
+    if not rows or rows[0].created_at >= before:
+        return 0, None
+    ended = [row for row in rows if row.completed_at is not None]
+    old = [row.seq for row in ended if row.completed_at < before - (_HOOK_TIME if row.on_end else _NO_TIME)]
+    within = await sql_details.first_to_prune(tx, old)
+    deleted = await delete_ended(tx, within, before)
+    return deleted, rows[-1].seq if len(within) == len(old) else within[-1]
+
+
+async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -> int:
+    """Delete those of these tasks that ended before a time, with all that belongs to them. Return how many.
+
+    It skips tasks that another transaction has locked, and those that the statistics have not read yet: a
+    later call deletes them.
+    """
+    unread = await sql_occurrences.unread_since(tx)
+    before = before if unread is None else min(before, unread)
+    deleted, kept = 0, CountChanges()
+    for start in range(0, len(seqs), CHUNK):
+        chosen = (tasks.c.seq.in_(padded(seqs[start : start + CHUNK])), tasks.c.completed_at < before)
+        free = select(tasks.c.seq, tasks.c.room_id, tasks.c.job_id, tasks.c.status).where(*chosen)
+        found = (await tx.execute(free.where(of_status(TERMINAL)).with_for_update(skip_locked=True))).all()
+        if not found:
+            continue
+        chunk = [row.seq for row in found]
+        deleted += len(chunk)
+        for row in found:
+            kept.delete(row.room_id, row.job_id, TaskStatus(row.status))
+        await sql_details.prune(tx, chunk)
+        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(padded(chunk))))
+        await sql_results.detach(tx, chunk)
+        await tx.execute(delete(tasks).where(tasks.c.seq.in_(padded(chunk))))
+    if deleted:
+        await sql_counts.write_pruned(tx, kept)
+        await sql_occurrences.lower_floors(tx)
+    return deleted

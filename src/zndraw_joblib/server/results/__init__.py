@@ -1,0 +1,1 @@
+"""Stored results of tasks and of providers, and the places that hold their bytes."""

@@ -1,0 +1,1 @@
+"""One server process: the flow of a request, validation, re-checks, the event queue."""

@@ -1,0 +1,420 @@
+"""One server process: its database, its waiters, its write path, and the flow of a request through them."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from uuid import UUID
+
+from zndraw_joblib.jobs.logs import ExponentialBackoff
+from zndraw_joblib.server.db.database import Clock, Database, Transaction
+from zndraw_joblib.server.db.host_sessions import SessionDatabase
+from zndraw_joblib.server.db.limits import Limits
+from zndraw_joblib.server.process.batcher import MAX_WAITING, Batcher, raised
+from zndraw_joblib.server.process.ports import (
+    ContentStore,
+    Histogram,
+    Identity,
+    RequestKey,
+    SessionMaker,
+    Wake,
+    claim_key,
+    job_key,
+    slot_key,
+    task_key,
+)
+from zndraw_joblib.server.process.pubsub import PubSub
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.process.waiters import OPEN, Access, Disconnected, Waiter, Waiters, waiting_requests
+from zndraw_joblib.server.queue import (
+    rules_claims,
+    rules_idempotency,
+    rules_jobs,
+    rules_tasks,
+    rules_transitions,
+    rules_workers,
+)
+from zndraw_joblib.server.queue.rules_claims import PlainClaims
+from zndraw_joblib.server.queue.rules_details import LogLimits
+from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
+from zndraw_joblib.server.queue.rules_idempotency import TASKS, Repeat, once_or_repeat
+from zndraw_joblib.server.queue.rules_tasks import KnownJobs
+from zndraw_joblib.server.runtime.event_queue import EventQueue, Publish
+from zndraw_joblib.server.runtime.last_heartbeats import LastHeartbeats
+from zndraw_joblib.server.runtime.payload_validator import PayloadValidator
+from zndraw_joblib.server.runtime.recheck import Recheck
+from zndraw_joblib.wire.events import Emission
+from zndraw_joblib.wire.messages import (
+    NamedTask,
+    TaskClaimRequest,
+    TaskClaimResponse,
+    TaskResponse,
+    WorkerResponse,
+)
+from zndraw_joblib.wire.problems import ProblemException
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+P = ParamSpec("P")
+OnceOrRepeat = TaskResponse | Repeat[TaskResponse]
+Write = Callable[..., Awaitable[Any]]
+
+_MAX_CLAIM_PAUSE, _FINISH_SECONDS, _LAST_EVENTS_SECONDS = 0.5, 10.0, 1.0
+# A write for this many tasks takes a few milliseconds, or a few tens if it changes all of them.
+_TASKS_PER_SHORT_WRITE = 500
+
+
+class Runtime:
+    """The state of one server process.
+
+    `publish` sends each event after its commit, in a task of its own, unless `has_subscribers()` is false.
+    `on_events`, if set, gets them at the commit. `on_due` gets the seconds until the first task is due that
+    a transaction scheduled. A re-check finds lost wake-ups after `recheck_seconds[0]`, growing to the second.
+    """
+
+    def __init__(  # noqa: PLR0913 - one argument per part that `mount` connects
+        self,
+        database: Database | SessionMaker,
+        settings: JobLibSettings,
+        *,
+        publish: Publish | None = None,
+        has_subscribers: Callable[[], bool] = lambda: True,
+        on_due: Callable[[float], None] = lambda _: None,
+        clock: Clock | None = None,
+        recheck_seconds: tuple[float, float] = (1.0, 5.0),
+    ) -> None:
+        self.settings = settings
+        limits = Limits.of(settings)
+        self.database = (
+            database if isinstance(database, Database) else SessionDatabase(database, clock, limits)
+        )
+        self.pubsub = PubSub(self._wake, lambda: self.recheck.run())  # noqa: PLW0108 - it is made below
+        self.waiters = Waiters(waiting_requests(settings), self.pubsub.forward)
+        self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
+        self.events = EventQueue(settings)
+        self._publish = publish
+        self.on_providers_removed: Callable[[list[str]], Coroutine[Any, Any, None]] | None = None
+        self._has_subscribers, self._on_due = has_subscribers, on_due
+        self.on_events: Callable[[Sequence[Emission]], None] | None = None
+        self._batchers: list[Batcher[Any, Any]] = []
+        self.batch_items = Histogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
+        self._writing: set[asyncio.Task[Any]] = set()
+        submit, weight = partial(rules_idempotency.submit, known=KnownJobs()), attrgetter("weight")
+        self._submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(submit)
+        report = partial(rules_idempotency.report, limits=partial(LogLimits.of, settings))
+        self._reports: Batcher[rules_tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
+        claim, most = PlainClaims().claim, attrgetter("most")
+        self._claims: Batcher[rules_claims.Claim, rules_claims.ClaimResult] = self.batcher(
+            claim, tasks_of=most
+        )
+        beat = partial(rules_workers.heartbeat, limits=partial(LogLimits.of, settings))
+        self._heartbeats: Batcher[rules_workers.Heartbeat, WorkerResponse] = self.batcher(
+            beat, tasks_of=weight
+        )
+        self.payload_validator = PayloadValidator(share=settings.share_of)
+        self._last_heartbeats = LastHeartbeats(settings)
+        self.content_store: ContentStore | None = None
+
+    def _wake(self, key: str, count: int | None) -> None:
+        self.waiters.wake(key, count)
+
+    async def _keep_alive(self, worker_ids: Sequence[UUID]) -> None:
+        await self.write(rules_workers.keep_alive, worker_ids)
+
+    def batcher(
+        self,
+        apply: Callable[[Transaction, Sequence[Item]], Awaitable[Sequence[Result | Exception]]],
+        needs: Callable[[Item], str] = attrgetter("needs"),
+        tasks_of: Callable[[Item], int] = lambda _: 1,
+    ) -> Batcher[Item, Result]:
+        """Return a batcher that runs `apply(tx, items)` in one transaction for each batch.
+
+        `tasks_of` returns how many tasks an item concerns: a batch of many does not run on the event loop.
+        """
+        database, share = self.database, self.settings.share_of(MAX_WAITING)
+
+        def commit(items: Sequence[Item], lock_seconds: float) -> Awaitable[Sequence[Result | Exception]]:
+            self.batch_items.add(len(items))
+            is_short = sum(map(tasks_of, items)) <= _TASKS_PER_SHORT_WRITE
+            return self._finish_write(database.write_batch(apply, items, lock_seconds, is_short=is_short))
+
+        made = Batcher(commit, lambda: database.concurrent_writes, needs, database.lock_seconds, share=share)
+        self._batchers.append(made)
+        return made
+
+    async def write(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Run `work(tx, *args, **kwargs)` in a transaction, commit, then wake waiters and publish events.
+
+        A cancelled caller stops neither: what is committed is published.
+        """
+        return await self._shielded(self.database.write(work, *args, **kwargs))
+
+    async def write_short(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Write work that takes a few milliseconds: SQLite may run it on the event loop."""
+        return await self._shielded(self.database.write_short(work, *args, **kwargs))
+
+    async def _shielded(self, write: Awaitable[tuple[Result, Transaction]]) -> Result:
+        return await asyncio.shield(self.start(self._finish_write(write)))
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Start work that `finish` waits for."""
+        started = asyncio.create_task(work)
+        self._writing.add(started)
+        started.add_done_callback(self._written)
+        return started
+
+    def _written(self, writing: asyncio.Task[Any]) -> None:
+        self._writing.discard(writing)
+        if not writing.cancelled() and (error := writing.exception()):
+            # The caller gets the error; a caller that was cancelled does not retrieve it.
+            logger.debug("A transaction was rolled back: %r", error)
+
+    async def finish(self) -> None:
+        """Wait for writes under way and their events, before the event loop or the database closes."""
+        await self.payload_validator.close()
+        batches = [batch for batcher in self._batchers for batch in batcher.batches]
+        if writing := self._writing.union(batches):
+            await asyncio.wait(writing, timeout=_FINISH_SECONDS)
+        await self.events.close(_LAST_EVENTS_SECONDS)
+
+    async def _finish_write(self, write: Awaitable[tuple[Result, Transaction]]) -> Result:
+        result, tx = await write
+        self.publish(tx)
+        return result
+
+    def publish(self, tx: Transaction) -> None:
+        """Wake waiters and queue events after the commit. No request waits for the publisher."""
+        self.waiters.notify(tx.wakes)
+        if (seconds := tx.seconds_until_due) is not None:
+            self._on_due(seconds)
+        for worker_id in {freed.worker_id for freed in tx.freed}:
+            self.waiters.wake(slot_key(worker_id))
+        if tx.freed and self.settings.room_max_in_flight is not None:
+            # Not awaited, because the committed write must not raise its error.
+            self.start(self._wake_for_rooms([each.room_id for each in tx.freed], tx.wakes))
+        if tx.removed_providers and self.on_providers_removed is not None:
+            self.start(self.on_providers_removed(tx.removed_providers))
+        if self.on_events is not None:
+            self.on_events(tx.emissions)
+        if self._publish is not None and self._has_subscribers():
+            self.events.put(self._publish, tx.emissions)
+
+    async def _wake_for_rooms(self, rooms: list[str], woken: Sequence[Wake]) -> None:
+        """Wake one waiter for each freed slot of these rooms and each job that has pending tasks there."""
+        try:
+            waiting = await self.database.read_short(rules_jobs.pending_in_rooms, room_ids=sorted(set(rooms)))
+        except Exception as error:
+            logger.warning("Claims were not woken for freed room slots; the re-check wakes them: %r", error)
+            return
+        # Waiters that were already woken use up part of the count.
+        done = Counter(key for key, count in woken for _ in range(count or 0))
+        wanted = {job_key(name): len(rooms) - done[job_key(name)] for name in waiting}
+        self.waiters.notify([Wake(key, count) for key, count in wanted.items() if count > 0])
+
+    @property
+    def order(self) -> ClaimOrder:
+        """The order in which tasks are claimed, by the current settings."""
+        return ClaimOrder(self.settings.claim_order == "fair", self.settings.room_max_in_flight)
+
+    async def submit(self, item: rules_tasks.Submission) -> OnceOrRepeat:
+        """Add a task. Raises the problem that `tasks.submit` returns, or `InvalidPayload`."""
+        return await self.payload_validator.submit_one(item, self._submits.put)
+
+    async def submit_many(self, items: Sequence[rules_tasks.Submission]) -> list[OnceOrRepeat | Exception]:
+        """Add tasks. The result for each is that of `tasks.submit`, or `InvalidPayload`."""
+        return await self.payload_validator.submit(items, self._submits.put_many)
+
+    async def submit_all(
+        self,
+        items: Sequence[rules_tasks.Submission],
+        key: RequestKey | None = None,
+        write: Write | None = None,
+    ) -> list[TaskResponse] | Repeat[list[TaskResponse]]:
+        """Add tasks in one transaction, that of `write`. Raises the problem of the first faulty one."""
+        repeat: Repeat[list[TaskResponse]] | None = None
+
+        async def put(validated: Sequence[rules_tasks.Submission]) -> Sequence[TaskResponse | Exception]:
+            nonlocal repeat
+            try:
+                done = await (write or self.write)(
+                    once_or_repeat(key, TASKS, rules_tasks.submit_all), validated
+                )
+            except rules_tasks.NoneSubmitted as error:
+                return error.results
+            repeat = done if isinstance(done, Repeat) else None
+            found: list[TaskResponse] = done.result if isinstance(done, Repeat) else done
+            return found
+
+        results = await self.payload_validator.submit(items, put, is_atomic=True)
+        for index, result in enumerate(results):
+            if isinstance(result, ProblemException):
+                raise rules_transitions.at_item(result, "tasks", index)
+        return repeat or [raised(result) for result in results]
+
+    async def report(self, item: rules_tasks.Report) -> TaskResponse:
+        """Move a task as its holder, its submitter or a superuser reports."""
+        got = await self._reports.put(item)
+        task = got.result if isinstance(got, Repeat) else got
+        if not rules_tasks.has_body(task):
+            await self.database.read(rules_tasks.load_body, task)
+        if (reporter := rules_tasks.reporter(item, task)) is not None:
+            await self.touch_worker(item.caller, reporter)
+        return task
+
+    async def report_many(
+        self, items: Sequence[rules_tasks.Report], *, bodies: bool = False
+    ) -> list[TaskResponse | Exception]:
+        """Move tasks as reported; with `bodies`, read their payloads and results, at most 8 MiB in all."""
+        got = await self._reports.put_many(items)
+        results = [each.result if isinstance(each, Repeat) else each for each in got]
+        reporters = {
+            reporter: item.caller
+            for item, task in zip(items, results, strict=True)
+            if not isinstance(task, Exception) and (reporter := rules_tasks.reporter(item, task)) is not None
+        }
+        for reporter, caller in reporters.items():
+            await self.touch_worker(caller, reporter)
+        if bodies:
+            await self.database.read(rules_tasks.load_bodies, results)
+        return results
+
+    async def heartbeat(
+        self,
+        caller: Identity,
+        worker_id: UUID,
+        named: Sequence[NamedTask] | None = None,
+        max_tasks: int | None = None,
+        refused: Collection[UUID] = (),
+    ) -> WorkerResponse:
+        """Record a heartbeat; return a verdict on each named task. With `named` None, it omits no task.
+
+        The tasks in `refused` count as not named.
+        """
+        interval, is_on = self.settings.heartbeat_seconds, self.settings.unnamed_task_seconds is not None
+        item = rules_workers.Heartbeat(caller, worker_id, interval, named, max_tasks, is_on, refused)
+        response = await self._heartbeats.put(item)
+        self._last_heartbeats.add(worker_id)  # only now: a heartbeat of another user is refused
+        return response
+
+    def force_heartbeat(self, worker_id: UUID) -> None:
+        """Make the next request of a worker write its heartbeat, however recent the last one is."""
+        self._last_heartbeats.force(worker_id)
+
+    async def touch_worker(self, caller: Identity, worker_id: UUID) -> None:
+        """Count a request of a worker as a heartbeat, unless one was written lately."""
+        if self._last_heartbeats.is_due(caller.id, worker_id):
+            try:
+                with self._last_heartbeats.writing(caller.id, worker_id):
+                    await self.heartbeat(caller, worker_id)
+            except ProblemException as problem:
+                logger.debug("Did not record a heartbeat of worker %s: %s", worker_id, problem)
+
+    async def claim(
+        self,
+        caller: Identity,
+        request: TaskClaimRequest,
+        wait: float = 0,
+        disconnected: Disconnected = None,
+        access: Access = OPEN,
+    ) -> TaskClaimResponse:
+        """Claim the oldest tasks for a worker; wait up to `wait` seconds for the first.
+
+        A client that disconnects gets no task. A repeated `claim_id` gets the tasks of the first claim.
+        """
+        worker_id, count = request.worker_id, request.max
+        is_forced = self._last_heartbeats.is_forced(worker_id)
+        interval = 0 if is_forced else self.settings.heartbeat_seconds
+        item = rules_claims.Claim(
+            *(caller, worker_id, interval, request.claim_id, self.order, count or 1, request.start),
+            refused_rooms=await access.check(),
+        )
+        deadline = time.monotonic() + wait
+        got: rules_claims.ClaimResult | None = await self._claim_once(item)
+        while got is not None and not got.is_final and not self.waiters.is_over(deadline, disconnected):
+            got = await self._wait_for_claim(item, got.keys(worker_id), deadline, disconnected, access)
+        found, reason = (got.tasks, got.reason) if got else ([], None)
+        if count is not None:
+            return TaskClaimResponse(tasks=found, reason=reason)
+        return TaskClaimResponse(task=found[0] if found else None, reason=reason)
+
+    async def _wait_for_claim(
+        self,
+        item: rules_claims.Claim,
+        keys: list[str],
+        deadline: float,
+        disconnected: Disconnected,
+        access: Access,
+    ) -> rules_claims.ClaimResult | None:
+        """Claim and wait in turns until there is a task, the deadline, or other keys to wait on."""
+
+        async def check(waiter: Waiter) -> rules_claims.ClaimResult:
+            got = await self._claim_once(item._replace(refused_rooms=await access.check()))
+            if not has_other_keys(got):
+                waiter.found(job_key(got.tasks[0].job_name) if got.tasks else None)
+            return got
+
+        def has_other_keys(got: rules_claims.ClaimResult) -> bool:
+            return not got.is_final and keys != got.keys(item.worker_id)
+
+        def is_done(got: rules_claims.ClaimResult) -> bool:
+            return got.is_final or has_other_keys(got)
+
+        # A client that lost its connection claims again while the server still counts it as connected.
+        self.waiters.evict_oldest(keys[0], self.settings.max_claims_per_worker)
+        claim_keys = [] if item.claim_id is None else [claim_key(item.claim_id)]
+        for key in claim_keys:
+            self.waiters.evict_oldest(key, 1)
+        self.recheck.start()
+        return await self.waiters.wait_until(
+            [*keys, *claim_keys, *access.keys],
+            check,
+            is_done,
+            deadline=deadline,
+            user=item.caller.id,
+            disconnected=disconnected,
+        )
+
+    async def _claim_once(self, item: rules_claims.Claim) -> rules_claims.ClaimResult:
+        backoff = ExponentialBackoff(self.settings.claim_base_delay_seconds, _MAX_CLAIM_PAUSE, jitter=0.5)
+        for _ in range(self.settings.claim_max_attempts):
+            got = await self._claims.put(item)
+            while got.is_left_out:  # others got tasks instead
+                got = await self._claims.put(item)
+            if got.tasks or not got.is_contended:
+                break
+            await asyncio.sleep(backoff.next())
+        self._last_heartbeats.add(item.worker_id)
+        return got
+
+    async def get_task(
+        self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None, access: Access = OPEN
+    ) -> TaskResponse:
+        """Return a task; wait up to `wait` seconds for its end."""
+
+        async def check(_: Waiter) -> TaskResponse:
+            await access.check()
+            return await self.database.read_short(rules_tasks.get, task_id)
+
+        if wait <= 0:
+            return await self.database.read_short(rules_tasks.get, task_id)
+        self.recheck.start()
+        keys, deadline = [task_key(task_id), *access.keys], time.monotonic() + wait
+        task = await self.waiters.wait_until(
+            keys, check, rules_tasks.has_ended, deadline=deadline, user=access.user, disconnected=disconnected
+        )
+        return await self.database.read_short(rules_tasks.get, task_id) if task is None else task

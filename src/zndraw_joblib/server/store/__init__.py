@@ -1,1 +1,0 @@
-"""All SQL, one module per noun. No other package imports SQLAlchemy."""

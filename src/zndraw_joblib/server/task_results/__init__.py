@@ -1,1 +1,0 @@
-"""Task results that are stored as bytes: uploads, reads, and deletion after their time."""

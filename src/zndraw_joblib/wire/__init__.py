@@ -1,0 +1,1 @@
+"""What crosses the network: messages, problems, statuses and events. Plain data, no I/O."""

@@ -1,0 +1,62 @@
+"""The bases of the bodies of requests and responses: they decide which fields a JSON Schema requires."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from zndraw_joblib.wire.names import unknown_text
+
+
+def is_none(value: object) -> bool:
+    """Return whether a field of a response is omitted; for `Field(exclude_if=is_none)`."""
+    return value is None
+
+
+def _describe_defaults(schema: dict[str, Any]) -> None:
+    """Move each default into the description of its field.
+
+    Generators of types read `default` as "always present", so a request would have to send the field.
+    """
+    for field in schema.get("properties", {}).values():
+        if field.get("default") is not None:
+            text = f"Default: `{json.dumps(field.pop('default'))}`."
+            field["description"] = f"{field['description']} {text}" if "description" in field else text
+
+
+class RequestBody(BaseModel):
+    """A body, or a part of one, in which fields with a default may be omitted."""
+
+    model_config = ConfigDict(json_schema_extra=_describe_defaults)
+
+
+class CheckedKeywords(BaseModel):
+    """A model that programs build: a keyword that is no field is a TypeError with the nearest field.
+
+    Bodies of requests are validated without keywords, so unknown fields in them are ignored.
+    """
+
+    def __new__(cls, *_: Any, **values: Any) -> Self:
+        """Build an instance after its keywords were checked, and those of models that are given as dicts."""
+        _check_keywords(cls, values)
+        return super().__new__(cls)
+
+
+def _check_keywords(cls: type[BaseModel], values: Mapping[str, Any]) -> None:
+    fields = cls.model_fields
+    known = {alias for field in fields.values() for alias in (field.alias, field.validation_alias)}
+    # The arguments of `BaseSettings` begin with an underscore.
+    unknown = [name for name in values if not (name in fields or name in known or name.startswith("_"))]
+    if unknown:
+        raise TypeError(unknown_text(cls.__name__, unknown, list(fields)))
+    for name, value in values.items():
+        model = fields[name].annotation if name in fields else None
+        if isinstance(model, type) and issubclass(model, CheckedKeywords) and isinstance(value, Mapping):
+            _check_keywords(model, value)
+
+
+class ResponseBody(BaseModel):
+    """A body, or a part of one, in which the server sends every field, also those with a default."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)

@@ -1,0 +1,449 @@
+"""The bodies of requests and responses. The server ignores unknown fields of a request."""
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from uuid import UUID
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from zndraw_joblib.wire.bodies import RequestBody, ResponseBody, is_none
+from zndraw_joblib.wire.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
+from zndraw_joblib.wire.policy import Attempts, JobPolicy, Priority, Seconds
+from zndraw_joblib.wire.problems import Problem
+from zndraw_joblib.wire.progress import Failure, LogPart, Progress, StoredResult
+from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.workers import WorkerInfo
+
+MAX_JSON_BYTES = 1024 * 1024
+MAX_ERROR_BYTES = 64 * 1024
+MAX_PAGE = 500
+MAX_NAMED_TASKS = 1000
+MAX_BATCH = 1000
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(
+            f"a name has 1 to {MAX_NAME_LENGTH} letters, digits, '_', '-', '.', not starting with '-' or '.'"
+        )
+    return text
+
+
+# Not a pydantic pattern: its regex engine and Python's disagree on which characters are letters.
+Name = Annotated[
+    str,
+    AfterValidator(_name),
+    Field(json_schema_extra={"minLength": 1, "maxLength": MAX_NAME_LENGTH, "pattern": NAME_PATTERN}),
+]
+JsonObject = dict[str, Any]
+Item = TypeVar("Item")
+
+
+# asyncpg takes the last microsecond of the year for infinity.
+_LAST_MOMENT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
+def _in_utc(moment: datetime) -> datetime:
+    with suppress(OverflowError):
+        if (utc := moment.astimezone(UTC)) <= _LAST_MOMENT:
+            return utc
+    raise ValueError(
+        f"{moment.isoformat()} is outside the years 1 to 9999 in UTC, which the database can store"
+    )
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+
+
+class SchemaBody(BaseModel):
+    """A body with a JSON Schema; the field is not named `schema` because pydantic's models have that name."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    schema_: JsonObject = Field(default_factory=dict, alias="schema")
+
+
+class PaginatedResponse(ResponseBody, Generic[Item]):
+    """One page of a list, newest first; `total` counts the whole list."""
+
+    items: list[Item]
+    total: int
+    limit: int
+    offset: int
+
+
+MaxTasks = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class JobRegisterRequest(SchemaBody, JobPolicy):
+    """Register a job and link a worker to it; without `worker_id` a new worker is created.
+
+    Omitted policy fields keep their registered or default value. `max_tasks`: how many tasks the worker may
+    hold at once, null for no limit. `worker` describes a new worker.
+    """
+
+    category: Name
+    name: Name
+    worker_id: UUID | None = None
+    max_tasks: MaxTasks | None = None
+    worker: WorkerInfo | None = None
+
+
+class JobResponse(SchemaBody, JobPolicy, ResponseBody):
+    """A job. `workers` are the ids of the workers that serve it.
+
+    `worker_id` is the registering worker, only in the response to a registration. `paused`: an operator has
+    paused the job, so none of its tasks are claimed.
+    """
+
+    id: UUID
+    room_id: str
+    category: str
+    name: str
+    full_name: str
+    workers: list[UUID]
+    worker_id: UUID | None = None
+    paused: bool = False
+
+
+class JobSummary(ResponseBody):
+    """A job in a list."""
+
+    full_name: str
+    category: str
+    name: str
+    workers: list[UUID]
+
+
+class NamedTask(RequestBody):
+    """A task that a worker believes it holds; `attempt` is the token of its claim.
+
+    `progress` and `log` are what its job did since the last report, as in a report.
+    """
+
+    id: UUID
+    attempt: int
+    progress: Progress | None = None
+    log: LogPart | None = None
+
+    @property
+    def has_details(self) -> bool:
+        """Whether it has progress or lines of the log."""
+        return self.progress is not None or self.log is not None
+
+
+class HeartbeatRequest(RequestBody):
+    """A heartbeat. `tasks` are all tasks that the worker holds; the response has a verdict for each.
+
+    The server releases, retries or fails a held task that the list omits for three heartbeats. Without the
+    field, no task is omitted.
+
+    `max_tasks` changes how many tasks the worker may hold at once, `worker` what is known about it.
+    """
+
+    tasks: list[NamedTask] = Field(default_factory=list, max_length=MAX_NAMED_TASKS, fail_fast=True)
+    max_tasks: MaxTasks | None = None
+    worker: WorkerInfo | None = None
+
+
+class Verdict(StrEnum):
+    """What a worker has to do with a task that it named in a heartbeat.
+
+    `continue`: the worker holds the task. `cancel`: the task was cancelled while the worker held it. `lost`:
+    the worker does not hold the task: it ended, was claimed again, or does not exist.
+    """
+
+    CONTINUE = "continue"
+    CANCEL = "cancel"
+    LOST = "lost"
+
+
+class TaskVerdict(ResponseBody):
+    """The verdict on one task that a worker named."""
+
+    id: UUID
+    verdict: Verdict
+
+
+class WorkerResponse(ResponseBody):
+    """A worker; it has to send a heartbeat every `heartbeat_interval_seconds`.
+
+    `drain`: an operator drains the worker: it has to claim no more, finish its tasks, and disconnect.
+    `tasks` has a verdict for each task that the heartbeat named, in the same order.
+    """
+
+    id: UUID
+    last_heartbeat: datetime
+    heartbeat_interval_seconds: float
+    drain: bool = False
+    tasks: list[TaskVerdict] = Field(default_factory=list)
+
+
+class TaskSubmitRequest(RequestBody):
+    """Submit a task with `payload`.
+
+    `priority` and `max_attempts` override those of the job. The task enters its queue at `run_at`, or
+    `delay_seconds` from now, by default at once. It fails if no worker claims it within `expires_in_seconds`
+    from now.
+    """
+
+    payload: JsonObject = Field(default_factory=dict)
+    priority: Priority | None = None
+    run_at: Moment | None = None
+    delay_seconds: Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False)] | None = None
+    expires_in_seconds: Seconds | None = None
+    max_attempts: Attempts | None = None
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        if self.run_at is not None and self.delay_seconds is not None:
+            raise ValueError("give run_at or delay_seconds, not both")
+        return self
+
+
+class TaskResponse(ResponseBody):
+    """A task.
+
+    - `queue_position`: the place of a waiting task in the job's queue, from 1; null for other tasks.
+    - `attempt`: the fencing token; it grows with every claim, and a worker's report may carry it.
+    - `attempts`: how many attempts have begun. A claim that is released before its start is none.
+    - `error`, `error_code`: why the task, or its last attempt, ended without success. The code is ``error``
+      for a failure that a worker reported, or the last part of a URL under ``/v1/problems/``.
+    - `run_at`: when the task enters its queue, because its submitter set a time, or before a retry.
+    - `expires_at`: when the task fails if no worker has claimed it; null after the claim.
+    - `progress`, `failure`: the last progress of its current or last attempt, and the exception that
+      ended it, without the full traceback. Only responses to requests that read tasks have them, and only if
+      there are any.
+    - `stored_result`: the result, if it is kept as bytes.
+    - `traceparent`: the trace context of its submit, if it had one; only in responses to claims.
+    """
+
+    id: UUID
+    job_name: str
+    room_id: str
+    status: TaskStatus
+    created_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    worker_id: UUID | None = None
+    error: str | None = None
+    payload: JsonObject
+    queue_position: int | None = None
+    attempt: int = 0
+    attempts: int = 0
+    created_by: str | None = None
+    result: Any = None
+    error_code: str | None = None
+    priority: int = 0
+    run_at: datetime | None = None
+    expires_at: datetime | None = None
+    progress: Progress | None = Field(default=None, exclude_if=is_none)
+    failure: Failure | None = Field(default=None, exclude_if=is_none)
+    stored_result: StoredResult | None = Field(default=None, exclude_if=is_none)
+    traceparent: str | None = Field(default=None, exclude_if=is_none)
+
+
+class TaskClaimRequest(RequestBody):
+    """Claim the oldest pending task of the worker's jobs, or up to `max` of them.
+
+    A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
+    the worker still holds. With `start`, each task is claimed and started in one step.
+    """
+
+    worker_id: UUID
+    claim_id: UUID | None = None
+    max: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
+    start: bool = False
+
+
+class EmptyReason(StrEnum):
+    """Why a claim got no task.
+
+    `empty`: no task waits. `paused`: the jobs of the waiting tasks are paused. `at_capacity`: the concurrency
+    limit of the job or of the room is reached. `max_tasks`: the worker holds as many tasks as it may.
+    `draining`: an operator drains the worker.
+    """
+
+    EMPTY = "empty"
+    PAUSED = "paused"
+    AT_CAPACITY = "at_capacity"
+    MAX_TASKS = "max_tasks"
+    DRAINING = "draining"
+
+
+class TaskClaimResponse(BaseModel):
+    """The claimed task, or null with the reason.
+
+    The response to a claim with `max` has `tasks` instead, oldest first; if there are none, with the reason.
+    """
+
+    task: TaskResponse | None = None
+    tasks: list[TaskResponse] = Field(default_factory=list)
+    reason: EmptyReason | None = None
+
+
+class TaskUpdateRequest(RequestBody):
+    """Report on a task. `worker_id` and `attempt`, if given, must be those of the claim.
+
+    A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
+    that is held has the latter. A report with the status ``failed`` may have the exception as `failure`. A
+    failure with `retry` false is final, whatever the job's policy is; `error_code` says why a success is
+    reported as a failure.
+    """
+
+    status: TaskStatus | None = None
+    error: str | None = None
+    result: Any = None
+    worker_id: UUID | None = None
+    attempt: int | None = None
+    retry: bool = True
+    error_code: Literal["result-not-serializable"] | None = None
+    progress: Progress | None = None
+    log: LogPart | None = None
+    failure: Failure | None = None
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if self.status is None and self.progress is None and self.log is None:
+            raise ValueError("a report needs a status, progress or log")
+        if self.failure is not None and self.status != TaskStatus.FAILED:
+            raise ValueError("failure: only a report with the status 'failed' may have one")
+        return self
+
+    @property
+    def has_details(self) -> bool:
+        """Whether it has more than a status: progress, lines of the log, or a failure."""
+        return self.progress is not None or self.log is not None or self.failure is not None
+
+
+class TaskActionRequest(RequestBody):
+    """Release, retry or fail a task.
+
+    `worker_id` and `attempt`, if given, must be those of the current or last claim. `error` is the reason.
+    """
+
+    worker_id: UUID | None = None
+    attempt: int | None = None
+    error: str | None = None
+
+
+class PlannedChange(ResponseBody):
+    """What the sweeper would do with a task; `reason` is as in the task's history."""
+
+    id: UUID
+    before: TaskStatus
+    after: TaskStatus
+    reason: str
+    run_at: datetime | None = None
+
+
+class SweeperPreview(ResponseBody):
+    """What a cycle of the sweeper would do now, at most one batch of each kind.
+
+    `scanned` and `stale` are numbers of workers; `workers` are the ids that would be removed.
+    """
+
+    scanned: int
+    stale: int
+    workers: list[UUID]
+    tasks: list[PlannedChange]
+
+
+class SweeperMode(StrEnum):
+    """`enforce`: the sweeper acts. `observe`: it only logs what it would do. `off`: it does nothing."""
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+    OFF = "off"
+
+
+class SweeperUpdate(RequestBody):
+    """Change the mode of the sweepers of all servers."""
+
+    mode: SweeperMode
+
+
+class SweeperCycle(ResponseBody):
+    """The summary of one cycle of the sweeper; `elapsed` is in seconds, the other numbers are counts.
+
+    `scanned`, `stale` and `expired`: workers seen, silent for too long, removed. `released` and `failed`:
+    tasks. `pruned`: deleted old tasks. `held_back`: the mass-expiry guard stopped the cycle, because most
+    workers would have expired at once. `mode` is null if it could not be read from the database.
+    """
+
+    at: datetime
+    mode: SweeperMode | None
+    scanned: int
+    stale: int
+    expired: int
+    released: int
+    failed: int
+    pruned: int
+    errors: int
+    elapsed: float
+    held_back: bool
+
+
+class SweeperState(ResponseBody):
+    """The sweeper of the responding server. It expires no worker for `grace_remaining_seconds` more."""
+
+    mode: SweeperMode
+    interval_seconds: float
+    grace_remaining_seconds: float
+    cycles: list[SweeperCycle]
+
+
+# The bodies of requests and responses for many tasks at once.
+
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+
+
+class TaskToSubmit(TaskSubmitRequest):
+    """A task to submit from the room `room_id`; `job_name` is the full name of its job."""
+
+    room_id: str
+    job_name: str
+
+
+class BatchSubmitRequest(RequestBody):
+    """Submit tasks of any rooms and jobs, in order.
+
+    With `atomic`, either all are submitted, in one transaction, or none.
+    """
+
+    tasks: list[TaskToSubmit] = Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)
+    atomic: bool = False
+
+
+class TaskReport(TaskUpdateRequest):
+    """A report of the task `id`, with the same fields as a report of a single task."""
+
+    id: UUID
+
+
+class BatchReportRequest(RequestBody):
+    """Report on tasks. `worker_id` holds for each report that has none of its own."""
+
+    worker_id: UUID | None = None
+    reports: list[TaskReport] = Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)
+
+
+class BatchResult(BaseModel):
+    """The result of one item: the `status` and the body that the request for it alone would have got.
+
+    A success has the `id` of its task and, unless the request prefers ``return=minimal``, the `task`; a
+    failure has a `problem`. Reported tasks beyond 8 MiB of payloads and results are left out.
+    """
+
+    status: int
+    id: UUID | None = None
+    task: TaskResponse | None = None
+    problem: Problem | None = None
+
+
+class BatchResponse(ResponseBody):
+    """The results of the items, in their order."""
+
+    results: list[BatchResult]

@@ -1,0 +1,508 @@
+"""Statistics of tasks: counts of what happened in intervals of time, and histograms of durations."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from zndraw_joblib.wire.bodies import RequestBody, ResponseBody
+from zndraw_joblib.wire.messages import Moment, SchemaBody, SweeperCycle, SweeperMode, SweeperState
+from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.workers import WorkerInfo
+
+# Upper bounds in seconds of all buckets but the last, which has none.
+BUCKET_BOUNDS = (
+    0.01,
+    0.05,
+    0.1,
+    0.5,
+    1.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    600.0,
+    1800.0,
+    3600.0,
+    21600.0,
+    86400.0,
+)
+MINUTE = 60
+HOUR = 3600
+
+
+class Histogram(ResponseBody):
+    """How many durations are in each bucket; `buckets` has one count more than `BUCKET_BOUNDS`.
+
+    A bucket has the durations up to its bound that are in no bucket before it. `sum` is in seconds.
+    """
+
+    buckets: list[int] = Field(default_factory=lambda: [0] * (len(BUCKET_BOUNDS) + 1))
+    sum: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """The number of durations."""
+        return sum(self.buckets)
+
+
+class Counters(ResponseBody):
+    """What happened to tasks.
+
+    `submitted` tasks were created; `completed`, `failed` and `cancelled` ones ended. `retried`: attempts that
+    failed and whose tasks returned to their queues. `lost`: attempts that ended because the worker was lost
+    or a time limit passed. `causes`: failed and lost attempts by error code. `waiting`: from the entry into
+    the queue to the claim, `running`: from the start to the end, of attempts that ended.
+    """
+
+    submitted: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
+    lost: int = 0
+    causes: dict[str, int] = Field(default_factory=dict)
+    waiting: Histogram = Field(default_factory=Histogram)
+    running: Histogram = Field(default_factory=Histogram)
+
+
+class Interval(Counters):
+    """The counts of one interval, which begins at `start`."""
+
+    start: datetime
+
+
+class Statistics(ResponseBody):
+    """Statistics of all jobs, or of one, oldest interval first. Intervals without any task are not in it.
+
+    `resolution` is the length of an interval in seconds. The statistics include everything up to `until`, and
+    the last interval may be incomplete.
+    """
+
+    job_id: UUID | None = None
+    resolution: int
+    until: datetime
+    intervals: list[Interval]
+
+
+# The bodies of searches across rooms, and of actions on all tasks that match a filter.
+
+MAX_FILTER_VALUES = 20
+MAX_SEARCH_TEXT = 200
+MAX_BULK_TASKS = 10_000
+
+
+def _without_nul(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("it must not contain the character U+0000, which no stored text contains")
+    return text
+
+
+Text = Annotated[str, Field(min_length=1, max_length=MAX_SEARCH_TEXT), AfterValidator(_without_nul)]
+SearchedName = Annotated[str, Field(min_length=1, max_length=400), AfterValidator(_without_nul)]
+Names = Annotated[list[SearchedName], Field(max_length=MAX_FILTER_VALUES)]
+
+
+class TaskFilter(RequestBody):
+    """Which tasks to find: a task has to match every field that is given, and any value of a list.
+
+    `job` has full names of jobs (``room:category:name``), `room` ids of rooms. `worker` is the id of the
+    current or last worker. `error_code` is as in a task. `text` is part of the payload as JSON text, or of
+    the error; the letters a to z match without regard to case. Times are those of creation: `since` is
+    included, `until` is not.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    status: Annotated[list[TaskStatus], Field(max_length=len(TaskStatus))] = Field(default_factory=list)
+    job: Names = Field(default_factory=list)
+    room: Names = Field(default_factory=list)
+    worker: UUID | None = None
+    created_by: SearchedName | None = None
+    error_code: Names = Field(default_factory=list)
+    text: Text | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+
+
+class FoundTask(ResponseBody):
+    """A task in the result of a search, without payload and result. `error` has at most 300 characters."""
+
+    id: UUID
+    job_name: str
+    room_id: str
+    status: TaskStatus
+    created_at: datetime
+    claimed_at: datetime | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    worker_id: UUID | None = None
+    created_by: str | None = None
+    attempt: int = 0
+    attempts: int = 0
+    priority: int = 0
+    run_at: datetime | None = None
+    error: str | None = None
+    error_code: str | None = None
+
+
+class FoundTasks(ResponseBody):
+    """A part of the result of a search, newest first.
+
+    `next` is the `cursor` of the request that reads on, null at the end. A search that reads many tasks to
+    find few ends early: then the part has fewer tasks than wanted, even none, and `next` reads on.
+    """
+
+    items: list[FoundTask]
+    next: str | None = None
+
+
+class StatusCounts(ResponseBody):
+    """How many tasks have each status. They are kept counts, so reading them scans no tasks."""
+
+    pending: int = 0
+    claimed: int = 0
+    running: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+class BulkAction(StrEnum):
+    """What to do with all tasks that match a filter.
+
+    `retry`: failed and cancelled tasks. `cancel`: tasks that have not ended. `release`: held tasks.
+    `purge`: delete tasks that have ended. Tasks in another status are not affected.
+    """
+
+    RETRY = "retry"
+    CANCEL = "cancel"
+    RELEASE = "release"
+    PURGE = "purge"
+
+
+class BulkPreviewRequest(RequestBody):
+    """Ask how many tasks an action would affect."""
+
+    action: BulkAction
+    filter: TaskFilter
+
+
+class BulkPreview(ResponseBody):
+    """How many tasks an action would affect; `examples` are some of them, newest first.
+
+    `count` is at most `limit`, and `is_complete` is false if there are more: the action affects at most that
+    many, the newest ones. `token` confirms the action, for its caller and this filter, until `expires_at`.
+    """
+
+    action: BulkAction
+    count: int
+    limit: int
+    is_complete: bool
+    examples: list[FoundTask]
+    token: str
+    expires_at: datetime
+
+
+class BulkRequest(RequestBody):
+    """Apply an action that was previewed: `token` is that of the preview. The filter must be the same."""
+
+    action: BulkAction
+    filter: TaskFilter
+    token: Annotated[str, Field(max_length=2000)]
+
+
+class BulkResult(ResponseBody):
+    """How many tasks the action has affected, and how many that match it has `skipped`.
+
+    Those had another status by then, were locked, or, for a purge, ended so recently that the statistics
+    have not read them yet: a later action affects them.
+
+    Tasks that were created after the preview are not affected. `is_complete` is false if there may be more
+    tasks that match: the action affects a limited number; preview it again.
+    """
+
+    action: BulkAction
+    affected: int
+    skipped: int
+    is_complete: bool = True
+
+
+class PrefixMatches(ResponseBody):
+    """The ids of tasks or workers that begin with a prefix: at most ten."""
+
+    tasks: list[UUID] = Field(default_factory=list)
+    workers: list[UUID] = Field(default_factory=list)
+
+
+# What operators see: the caller's permissions, jobs, rooms, workers, servers, settings, the audit trail.
+
+
+class Permission(StrEnum):
+    """What a caller may do. Those of a room are returned only for the room that the request names."""
+
+    READ_ALL = "all:read"
+    OPERATE = "all:operate"
+    READ_ROOM = "room:read"
+    WRITE_ROOM = "room:write"
+
+
+class Me(ResponseBody):
+    """The caller. `permissions` are what it may do; endpoints check them again.
+
+    `all:read`: read every room, the audit trail, servers and settings. `all:operate`: pause jobs, drain
+    workers, change the sweeper, and act on all tasks. `room:read` and `room:write` are those of `room`.
+    """
+
+    id: str
+    is_superuser: bool
+    room: str | None = None
+    permissions: list[Permission]
+
+
+class Version(ResponseBody):
+    """The release of the server that responds: of the package, of Python, and of the database's schema."""
+
+    version: str
+    build: str | None = None
+    python: str
+    database: str
+    schema_version: str
+
+
+class JobEntry(SchemaBody, JobPolicy, ResponseBody):
+    """A job with its counts. `workers` is the number of workers that serve it, `slots` the sum of theirs.
+
+    `oldest_waiting_at` is when the oldest task of its queue was created, null if the queue is empty.
+    """
+
+    id: UUID
+    full_name: str
+    room_id: str
+    category: str
+    name: str
+    paused: bool = False
+    deleted: bool = False
+    created_at: datetime
+    workers: int
+    slots: int
+    queued: int
+    scheduled: int
+    counts: StatusCounts
+    oldest_waiting_at: datetime | None = None
+
+
+class JobEntries(ResponseBody):
+    """Jobs by full name; `next` is the `cursor` of the request that reads on, null at the end."""
+
+    items: list[JobEntry]
+    next: str | None = None
+
+
+class RoomEntry(ResponseBody):
+    """A room with its counts. `share` is its part, from 0 to 1, of all tasks that are claimed or running."""
+
+    id: str
+    counts: StatusCounts
+    jobs: int
+    share: float
+    oldest_waiting_at: datetime | None = None
+
+
+class RoomEntries(ResponseBody):
+    """Rooms by id; `next` is the `cursor` of the request that reads on, null at the end."""
+
+    items: list[RoomEntry]
+    next: str | None = None
+
+
+class WorkerState(StrEnum):
+    """`active`: it sends heartbeats. `silent`: it has not for two intervals. `draining`: it finishes."""
+
+    ACTIVE = "active"
+    SILENT = "silent"
+    DRAINING = "draining"
+
+
+class WorkerSummary(WorkerInfo, ResponseBody):
+    """A worker in a list; `job_count` is the number of jobs it serves.
+
+    `name` to `slots` are what the worker said about itself. `jobs` are the jobs that the caller may see, at
+    most 100; `held` is how many tasks are claimed by the worker or run in it, and `running` how many of them
+    run. `owner_id`, `host` and `pid` are null unless the caller owns the worker or is a superuser. Of a
+    worker that serves no job that the caller may see, only `id`, `last_heartbeat`, `job_count` and `state`
+    are known. Servers before 1.0 return only the first three.
+    """
+
+    id: UUID
+    last_heartbeat: datetime
+    job_count: int
+    state: WorkerState | None = None
+    max_tasks: int | None = None
+    owner_id: str | None = None
+    created_at: datetime | None = None
+    jobs: list[str] = Field(default_factory=list)
+    held: int | None = None
+    running: int | None = None
+
+
+class WorkerDetail(WorkerSummary):
+    """A worker with its current tasks, the newest first, at most 100."""
+
+    tasks: list[FoundTask] = Field(default_factory=list)
+
+
+class ProviderEntry(SchemaBody, ResponseBody):
+    """A provider. `open_requests` is how many of its requests have no result yet."""
+
+    id: UUID
+    full_name: str
+    room_id: str
+    category: str
+    name: str
+    content_type: str
+    worker_id: UUID | None
+    created_at: datetime
+    connected: bool
+    open_requests: int
+
+
+class ProviderEntries(ResponseBody):
+    """Providers by full name; `next` is the `cursor` of the request that reads on, null at the end."""
+
+    items: list[ProviderEntry]
+    next: str | None = None
+
+
+class ServerEntry(ResponseBody):
+    """A server process. `is_silent`: its sweeper has not reported for three intervals."""
+
+    id: UUID
+    host: str
+    pid: int
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    is_silent: bool
+    sweeper_mode: SweeperMode | None = None
+    sweep_interval_seconds: float
+    grace_remaining_seconds: float
+    last_good_at: datetime | None = None
+
+
+class ServerCycle(SweeperCycle):
+    """A cycle of the sweeper of one server."""
+
+    server_id: UUID
+
+
+class SweeperDetail(SweeperState):
+    """The sweeper of the responding server, all servers, and the last 100 cycles of their sweepers."""
+
+    servers: list[ServerEntry]
+    history: list[ServerCycle]
+
+
+class AuditEntry(ResponseBody):
+    """An action. `target` is what it changed: a task or worker by id, a job by name, or a filter."""
+
+    n: int
+    at: datetime
+    actor: str
+    action: str
+    room_id: str | None = None
+    target: str
+    detail: dict[str, Any] | None = None
+    request_id: str | None = None
+
+
+class AuditTrail(ResponseBody):
+    """Actions, newest first; `next` is the `cursor` of the request that reads on, null at the end."""
+
+    items: list[AuditEntry]
+    next: str | None = None
+
+
+class SettingEntry(ResponseBody):
+    """A setting in force; a secret has no value.
+
+    `source` is `default`, `environment`, `file` or `argument`.
+    """
+
+    name: str
+    value: Any = None
+    default: Any = None
+    source: str
+    is_secret: bool = False
+    description: str = ""
+
+
+class Settings(ResponseBody):
+    """The settings of the server that responds. `unknown` are variables that no setting has."""
+
+    settings: list[SettingEntry]
+    unknown: list[str] = Field(default_factory=list)
+
+
+class Severity(StrEnum):
+    """How urgent a finding is."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+
+
+class Finding(ResponseBody):
+    """Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
+
+    Codes: `job-without-workers`, `job-paused`, `waiting-too-long`, `failing-job`, `sweeper-silent`,
+    `sweeper-held-back`, `silent-workers`, `lost-attempts`. `since` is when it began, as far as is known.
+    """
+
+    code: str
+    severity: Severity
+    detail: str
+    remedy: str
+    job: str | None = None
+    room: str | None = None
+    task: UUID | None = None
+    count: int | None = None
+    since: datetime | None = None
+
+
+class Overview(ResponseBody):
+    """The state of the queue at `at`: findings first, the most urgent first.
+
+    `slots_used` of the `slots` of all workers run a task; a task that is claimed ahead uses no slot. `recent`
+    are the intervals of the last hour, one for each minute. `statistics_until` is the moment up to which they
+    are complete.
+    """
+
+    at: datetime
+    findings: list[Finding]
+    counts: StatusCounts
+    queued: int
+    scheduled: int
+    oldest_waiting_at: datetime | None = None
+    jobs: int
+    paused_jobs: int
+    workers: dict[WorkerState, int]
+    slots: int
+    slots_used: int | None = None
+    servers: list[ServerEntry]
+    recent: list[Interval]
+    statistics_until: datetime | None = None
+
+
+class RoomOverview(ResponseBody):
+    """The state of one room at `at`, for a reader of the room; without statistics of other rooms."""
+
+    at: datetime
+    room: str
+    findings: list[Finding]
+    counts: StatusCounts
+    jobs: list[JobEntry]
+    oldest_waiting_at: datetime | None = None

@@ -1,0 +1,77 @@
+"""The policy of a job: retries after failures and lost workers, time limits, concurrency, priority."""
+
+from enum import StrEnum
+from math import e
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from zndraw_joblib.wire.bodies import CheckedKeywords, RequestBody
+
+MAX_PRIORITY = 1000
+_YEAR_SECONDS = 31_536_000
+Seconds = Annotated[float, Field(gt=0, le=_YEAR_SECONDS, allow_inf_nan=False)]
+Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+Attempts = Annotated[int, Field(ge=1, le=1000)]
+
+
+class RetryOn(StrEnum):
+    """Why an attempt ended without success: its worker was lost, it failed, or it exceeded its time limit."""
+
+    WORKER_LOST = "worker_lost"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+
+
+def _each_once(reasons: tuple[RetryOn, ...]) -> tuple[RetryOn, ...]:
+    return tuple(sorted(set(reasons)))
+
+
+RetryReasons = Annotated[tuple[RetryOn, ...], AfterValidator(_each_once)]
+
+
+class Backoff(CheckedKeywords, RequestBody):
+    """The pause before the next attempt: ``min(cap_seconds, base_seconds * factor ** failed)``.
+
+    `failed` counts the attempts that ended without success. The default is exp(min(10, failed)) seconds:
+    2.7 s, 7.4 s, 20 s, 55 s, … 6 h. Each pause is shortened at random by up to the share `jitter`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    base_seconds: Annotated[float, Field(ge=0, le=_YEAR_SECONDS, allow_inf_nan=False)] = 1.0
+    factor: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = e
+    cap_seconds: Annotated[float, Field(ge=0, le=_YEAR_SECONDS, allow_inf_nan=False)] = e**10
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    def pause(self, failed: int, chance: float) -> float:
+        """Return the seconds before the next attempt; `chance` is a random number between 0 and 1."""
+        try:
+            full = self.base_seconds * self.factor**failed
+        except OverflowError:
+            full = self.cap_seconds
+        return min(self.cap_seconds, full) * (1 - self.jitter * chance)
+
+
+class JobPolicy(CheckedKeywords, RequestBody):
+    """The policy of a job, set at registration. Omitted fields keep their registered or default value.
+
+    - `max_attempts`: how many attempts of a task may fail or exceed `timeout_seconds`; with 1 there is no
+      retry, also not after a lost worker.
+    - `retry_on`: the reasons after which a task is tried again.
+    - `max_crashes`: a task fails when it has lost this many workers. They are counted apart from failures:
+      so a task that kills its workers ends, and a restart of workers does not use up attempts.
+    - `timeout_seconds`: the time limit of an attempt.
+    - `start_timeout_seconds`: a claimed task that is not started in time goes back to its queue; 0 for never.
+    - `max_in_flight`: the concurrency limit, how many tasks of the job may be claimed or running.
+    - `priority`: of the job's tasks; a higher one is claimed first.
+    """
+
+    max_attempts: Attempts = 1
+    retry_on: RetryReasons = (RetryOn.WORKER_LOST,)
+    backoff: Backoff = Backoff()
+    max_crashes: Attempts = 3
+    timeout_seconds: Seconds | None = None
+    start_timeout_seconds: Annotated[float, Field(ge=0, le=_YEAR_SECONDS, allow_inf_nan=False)] = 60.0
+    max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    priority: Priority = 0
