@@ -136,9 +136,9 @@ def test_every_limit_of_the_settings_is_listed() -> None:
 
 
 def test_every_limit_of_the_code_is_listed() -> None:
-    """`limits.md` has the value of each constant `MAX_…` of the contract and the server."""
+    """`limits.md` has the value of each constant `MAX_…` of the wire format, of jobs and of the server."""
     missing = []
-    for package in ("contract", "server"):
+    for package in ("wire", "jobs", "server"):
         for path in sorted((ROOT / "src" / "zndraw_joblib" / package).rglob("*.py")):
             names = re.findall(r"^(MAX_[A-Z_]+)\b[^=\n]*=", path.read_text(), re.MULTILINE)
             module = ".".join(path.relative_to(ROOT / "src" / "zndraw_joblib").with_suffix("").parts)

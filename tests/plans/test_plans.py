@@ -185,10 +185,12 @@ async def test_a_submission_reads_no_task(explainer: Explainer, count: int) -> N
 @pytest.mark.parametrize("count", [1, 16])
 async def test_idempotency_keys_are_found_by_their_digest(explainer: Explainer, count: int) -> None:
     """A submit with a key reads only its own row of the keys; the sweeper reads the oldest ones."""
-    keys = [RequestKey(uuid4(), uuid4(), timedelta(days=1)) for _ in range(count)]
+    keys = [RequestKey(uuid4(), uuid4(), timedelta(days=1), "ada") for _ in range(count)]
     items = [rules_tasks.Submission(SUBMITTER, LAB, name(0), {"angle": 3}, key=key) for key in keys]
     plans = await explainer.plans(partial(rules_idempotency.submit, items=items))
     plans += await explainer.plans(partial(rules_sweep.prune_keys, keep=timedelta(days=1)))
+    surplus = rules_sweep.SurplusKeys({"ada": 1})
+    plans += await explainer.plans(partial(rules_sweep.prune_surplus_keys, surplus=surplus))
     assert any(plan.by("joblib_idempotency_key") for plan in plans)
     for plan in plans:
         assert None not in plan.by("joblib_idempotency_key"), describe(plan)

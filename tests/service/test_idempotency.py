@@ -37,9 +37,9 @@ DAY = timedelta(days=1)
 JOB = parse_job_name("@global:modifiers:Rotate")
 
 
-def new_key(fingerprint: UUID | None = None) -> RequestKey:
+def new_key(fingerprint: UUID | None = None, user: str = "ada") -> RequestKey:
     """Return the key of one request."""
-    return RequestKey(uuid4(), fingerprint or uuid4(), DAY)
+    return RequestKey(uuid4(), fingerprint or uuid4(), DAY, user)
 
 
 async def submit(replica: Replica, key: RequestKey, job: JobName = JOB, **payload: Any) -> TaskResponse:
@@ -203,6 +203,41 @@ async def test_old_keys_are_pruned_in_batches(
     assert [row.id for row in await timed.rows(IdempotencyKey.__table__)] == [fresh.id]
     await submit(timed, fresh)
     assert await count(timed, Task) == 6
+
+
+async def test_beyond_the_limit_the_users_with_most_keys_lose_their_oldest(
+    timed: Replica, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 12 keys 9 stay, the newest of each user: 4 of 7, 4 of 4 and the only one."""
+    monkeypatch.setattr(rules_sweep, "TASKS_PER_BATCH", 3)
+    await timed.register()
+    keys: dict[str, list[RequestKey]] = {"ada": [], "bob": [], "eve": []}
+    for user in ("eve", "ada", "bob", "ada", "ada", "bob", "ada", "ada", "bob", "ada", "bob", "ada"):
+        keys[user].append(key := new_key(user=user))
+        await submit(timed, key)
+        clock.advance(1)
+    assert await timed.runtime.write(partial(rules_sweep.surplus_keys, limit=12)) is None
+    surplus = await timed.runtime.write(partial(rules_sweep.surplus_keys, limit=10))
+    assert surplus is not None
+    assert surplus.counts == {"ada": 3}
+    assert await prune_surplus(timed, surplus) == 0, "a client may still repeat its request"
+    clock.advance(rules_sweep.KEPT_KEY_AGE.total_seconds())
+    assert await prune_surplus(timed, surplus) == 3
+    left = {row.id for row in await timed.rows(IdempotencyKey.__table__)}
+    assert left == {key.id for user in keys.values() for key in user} - {key.id for key in keys["ada"][:3]}
+    await submit(timed, keys["ada"][3])
+    assert await count(timed, Task) == 12, "a repeat with a key that stays adds no task"
+
+
+async def prune_surplus(replica: Replica, surplus: rules_sweep.SurplusKeys | None) -> int:
+    """Delete surplus keys until none is left. Return how many."""
+    total = 0
+    while surplus is not None:
+        deleted, surplus = await replica.runtime.write(
+            partial(rules_sweep.prune_surplus_keys, surplus=surplus)
+        )
+        total += deleted
+    return total
 
 
 class DyingServer(ServerProcess):

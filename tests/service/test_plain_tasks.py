@@ -44,7 +44,7 @@ async def submit_many(replica: Replica, items: list[Submission]) -> list[TaskRes
 
 def new_key() -> RequestKey:
     """Return the key of one request."""
-    return RequestKey(uuid4(), uuid4(), timedelta(days=1))
+    return RequestKey(uuid4(), uuid4(), timedelta(days=1), "ada")
 
 
 @every_kind

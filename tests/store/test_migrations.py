@@ -310,7 +310,7 @@ async def test_a_queue_with_tasks_gets_the_table_of_keys(empty: AsyncEngine) -> 
     names = ("joblib_job", "joblib_task")
     rows = [job | {"schema": {}}, task | {"payload": {"x": 1}, "created_at": at}]
     database = SessionDatabase(open_sessions(empty))
-    answer = StoredAnswer(uuid4(), uuid4(), at, "null")
+    answer = StoredAnswer(uuid4(), uuid4(), at, "null", "ada")
     async with empty.begin() as connection:
         await connection.run_sync(migrate, command.upgrade, "0004")
         for name, row in zip(names, rows, strict=True):
@@ -690,6 +690,26 @@ async def test_a_deleted_job_was_deleted_at_the_upgrade(empty: AsyncEngine) -> N
             assert abs(deleted_at - before) < timedelta(minutes=5)
             await connection.run_sync(migrate, command.downgrade, "0019")
             assert await counts(connection, ["joblib_job"]) == [2]
+
+
+async def test_stored_answers_count_for_no_user(empty: AsyncEngine) -> None:
+    """Answers that were stored before the upgrade from 0020 stay, and new ones have their users."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    old = StoredAnswer(uuid4(), uuid4(), at, "null", None)
+    columns = {name: value for name, value in old._asdict().items() if name != "user_id"}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0020")
+        await add(connection, {"joblib_idempotency_key": columns})
+    database = SessionDatabase(open_sessions(empty))
+    for number in (1, 2):
+        await schema.upgrade(database)
+        assert (await database.write(sql_idempotency.lock, [old.id]))[0] == ({old.id: old}, set())
+        new = StoredAnswer(uuid4(), uuid4(), at, "null", "ada")
+        assert (await database.write(sql_idempotency.add, [new], at))[0]
+        assert await database.read(sql_idempotency.counts_beyond, 1) == {None: number, "ada": 1}
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0020")
+            assert await counts(connection, ["joblib_idempotency_key"]) == [number + 1]
 
 
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:

@@ -11,7 +11,8 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from sweeper.mounted_queue import MountedQueue, User
-from zndraw_joblib.server.db.tables import Worker, WorkerJobLink, metadata
+from zndraw_joblib.server.background.pruner import KEY_COUNT_SECONDS
+from zndraw_joblib.server.db.tables import IdempotencyKey, Worker, WorkerJobLink, metadata
 from zndraw_joblib.server.queue.rules_workers import Counts
 
 Sessions = async_sessionmaker[AsyncSession]
@@ -205,3 +206,23 @@ async def test_a_cycle_removes_old_idempotency_keys(
         await queue.sweep()
         left.append(len((await all_rows(sessions))["joblib_idempotency_key"]))
     assert left == [1, 0]
+
+
+async def test_cycles_remove_the_oldest_keys_beyond_the_limit(
+    queue: MountedQueue, sessions: Sessions
+) -> None:
+    """The sweeper counts all keys every ten minutes, and leaves 95 % of `max_idempotency_keys`."""
+    queue.joblib.settings.max_idempotency_keys = 20
+    await queue.sweep()
+    for number in range(21):
+        response = await queue.client.post(f"{V1}/workers", headers={"Idempotency-Key": f"key-{number}"})
+        assert response.status_code == 201
+        queue.clock.advance(1)
+    left = []
+    for seconds in (KEY_COUNT_SECONDS - 1, 1):
+        queue.clock.advance(seconds)
+        queue.monotonic.advance(seconds)
+        await queue.sweep()
+        async with sessions() as session:
+            left.append(list((await session.execute(select(IdempotencyKey.user_id))).scalars()))
+    assert left == [["ada"] * 21, ["ada"] * 19]

@@ -13,6 +13,8 @@ from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import rules_room_events, rules_sweep
 
 logger = logging.getLogger(__name__)
+# Counting all idempotency keys reads an index of up to `max_idempotency_keys` entries.
+KEY_COUNT_SECONDS = 600
 # So many cycles in a row that leave old rows are a backlog.
 _CYCLES_BEHIND = 20
 Write = Callable[..., Awaitable[Any]]
@@ -45,6 +47,8 @@ class Pruner:
         self._next_deleted_job = rules_sweep.FIRST
         self._next_stream = rules_room_events.FIRST_ROOM
         self._next_job: UUID | None = UUID(int=0)
+        self._count_keys_at = monotonic()
+        self._surplus_keys: rules_sweep.SurplusKeys | None = None
         self._cycles_behind = 0
         self.failures = 0
 
@@ -62,7 +66,7 @@ class Pruner:
             batches.append(self._prune_content)
         if with_tasks:
             batches += [self._prune_room_queues, self._prune_blocks, self._prune_tasks, self._prune_jobs]
-        batches += [self._prune_events, self._prune_audit]
+        batches += [self._prune_events, self._prune_audit, self._prune_surplus_keys]
         while batches and rows_left > 0 and self._monotonic() < until:
             for batch in list(batches):
                 started = asyncio.get_running_loop().time()
@@ -110,6 +114,19 @@ class Pruner:
         keep = timedelta(hours=self._settings.idempotency_key_hours)
         pruned: rules_sweep.Pruned = await self._write(partial(rules_sweep.prune_keys, keep=keep))
         return pruned
+
+    async def _prune_surplus_keys(self) -> rules_sweep.Pruned:
+        if self._surplus_keys is None:
+            if self._monotonic() < self._count_keys_at:
+                return rules_sweep.Pruned(0, may_be_more=False)
+            limit = self._settings.max_idempotency_keys
+            self._surplus_keys = await self._write(partial(rules_sweep.surplus_keys, limit=limit))
+            self._count_keys_at = self._monotonic() + KEY_COUNT_SECONDS
+        deleted = 0
+        if self._surplus_keys is not None:
+            work = partial(rules_sweep.prune_surplus_keys, surplus=self._surplus_keys)
+            deleted, self._surplus_keys = await self._write(work)
+        return rules_sweep.Pruned(deleted, may_be_more=self._surplus_keys is not None)
 
     async def _prune_audit(self) -> rules_sweep.Pruned:
         keep = timedelta(days=self._settings.audit_days)

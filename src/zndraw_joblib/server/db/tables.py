@@ -571,7 +571,10 @@ class RuntimeSetting(Base, table=True):
 
 
 class IdempotencyKey(Base, table=True):
-    """The answer to a request with an `Idempotency-Key`; `id` is a digest of its caller and the key."""
+    """The answer to a request with an `Idempotency-Key`; `id` is a digest of its caller and the key.
+
+    `user_id` is the caller, None for an answer that a server of an earlier schema stored.
+    """
 
     __tablename__ = "joblib_idempotency_key"
     __table_args__ = (Index(None, "created_at"),)
@@ -580,3 +583,4 @@ class IdempotencyKey(Base, table=True):
     fingerprint: UUID
     created_at: datetime = moment()
     answer: str = Field(sa_column=Column(Text, nullable=False))
+    user_id: str | None = Field(default=None, sa_column=Column(Text, nullable=True))

@@ -163,7 +163,10 @@ def request_key(
     format_key(key)
     fingerprint = kind.encode() + b"\n" + to_json(content)
     return RequestKey(
-        _digest(f"{caller.id}\nhost\n{key}".encode()), _digest(fingerprint), timedelta(hours=keep_hours)
+        _digest(f"{caller.id}\nhost\n{key}".encode()),
+        _digest(fingerprint),
+        timedelta(hours=keep_hours),
+        caller.id,
     )
 
 

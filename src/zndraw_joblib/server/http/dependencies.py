@@ -324,6 +324,7 @@ def _request_key(request: Request) -> RequestKey | None:
         _digest(f"{scope[CALLER].id}\n{key}".encode("utf-8", "surrogatepass")),
         _digest(target + scope.get(BODY, b"")),
         timedelta(hours=hours),
+        scope[CALLER].id,
     )
 
 

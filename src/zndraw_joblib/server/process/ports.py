@@ -21,12 +21,13 @@ class Identity(NamedTuple):
 class RequestKey(NamedTuple):
     """The `Idempotency-Key` of a request: a digest of its caller and the key, and one of the request.
 
-    The answer to the first request with a key is kept for `keep`.
+    The answer to the first request with a key is kept for `keep`, and counts for the user `user_id`.
     """
 
     id: UUID
     fingerprint: UUID
     keep: timedelta
+    user_id: str
 
 
 class Wake(NamedTuple):

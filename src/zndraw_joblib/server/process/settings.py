@@ -92,6 +92,7 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     task_log_max_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 256 * 1024
     audit_days: Annotated[float, Field(gt=0, le=36_500)] = 90
     idempotency_key_hours: Annotated[float, Field(gt=0, le=8760)] = 24
+    max_idempotency_keys: Annotated[int, Field(ge=1)] = 1_000_000
     prune_max_rows: Annotated[int, Field(ge=1)] = 20_000
     prune_max_seconds: Annotated[float, Field(gt=0, le=3600)] = 5
     claim_order: Literal["fifo", "fair"] = "fifo"

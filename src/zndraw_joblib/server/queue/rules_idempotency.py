@@ -240,7 +240,7 @@ async def _store(
 ) -> None:
     now = await tx.now()
     answers = [
-        StoredAnswer(key.id, key.fingerprint, now, encode(result))
+        StoredAnswer(key.id, key.fingerprint, now, encode(result), key.user_id)
         for key, result in zip(keys, results, strict=True)
         if not isinstance(result, Exception)
     ]

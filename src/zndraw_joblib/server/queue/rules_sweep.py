@@ -5,7 +5,7 @@ batch is not full. `preview` returns what a cycle would do, and changes nothing.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -37,6 +37,9 @@ COST_PER_WORKER = 3
 FIRST_ROOM = sql_room_queues.FIRST
 TASKS_PER_BATCH = 1000
 _RESULT_PARTS = 16
+# Younger answers to requests with an `Idempotency-Key` stay, however many there are: the client may still
+# send its request again.
+KEPT_KEY_AGE = timedelta(minutes=10)
 _MODE = "sweeper_mode"
 # Provider requests are kept for this long after they expired.
 _KEEP_REQUESTS = timedelta(hours=1)
@@ -357,6 +360,53 @@ async def prune_keys(tx: Transaction, keep: timedelta) -> Pruned:
     """Delete a batch of answers to requests with an `Idempotency-Key` that were stored `keep` ago."""
     deleted = await sql_idempotency.prune(tx, await tx.now() - keep, TASKS_PER_BATCH)
     return Pruned(deleted, deleted == TASKS_PER_BATCH)
+
+
+class SurplusKeys(NamedTuple):
+    """How many answers of each user are beyond the limit, and the key that was looked at last."""
+
+    counts: dict[str | None, int]
+    after: tuple[datetime, UUID] = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
+
+
+async def surplus_keys(tx: Transaction, limit: int) -> SurplusKeys | None:
+    """Return what has to go if more than `limit` answers are stored, so that 95 % of the limit stay.
+
+    The users with the most answers lose some, down to one number for all of them.
+    """
+    counts = await sql_idempotency.counts_beyond(tx, limit)
+    level = _level(counts.values(), limit * 19 // 20)
+    surplus = {user_id: count - level for user_id, count in counts.items() if count > level}
+    return SurplusKeys(surplus) if surplus else None
+
+
+def _level(counts: Collection[int], total: int) -> int:
+    """Return the number to which counts have to be cut for a sum of at most `total`."""
+    for index, count in enumerate(sorted(counts)):
+        share = total // (len(counts) - index)
+        if count > share:
+            return share
+        total -= count
+    return max(counts, default=0)
+
+
+async def prune_surplus_keys(tx: Transaction, surplus: SurplusKeys) -> tuple[int, SurplusKeys | None]:
+    """Delete the oldest surplus answers among the next thousand that are old enough.
+
+    Return how many, and what is left; None at the end.
+    """
+    before = await tx.now() - KEPT_KEY_AGE
+    counts = dict(surplus.counts)
+    rows = await sql_idempotency.oldest(tx, surplus.after, before, TASKS_PER_BATCH)
+    ids = []
+    for row in rows:
+        if counts.get(row.user_id, 0) > 0:
+            counts[row.user_id] -= 1
+            ids.append(row.id)
+    if ids:
+        await sql_idempotency.remove(tx, ids)
+    is_last = len(rows) < TASKS_PER_BATCH or not any(counts.values())
+    return len(ids), None if is_last else SurplusKeys(counts, (rows[-1].created_at, rows[-1].id))
 
 
 async def prune_audit(tx: Transaction, keep: timedelta) -> Pruned:

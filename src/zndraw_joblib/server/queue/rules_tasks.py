@@ -520,7 +520,7 @@ def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence["Submission"])
             fields["status"] = "pending"
             shared = known[item.room_id, item.caller.id] = to_json(fields).decode()[1:-1]
         answer = f'{{"id":"{task_id}",{shared},"created_at":"'
-        keys.append(NewKey(item.key.id, item.key.fingerprint, place, answer))
+        keys.append(NewKey(item.key.id, item.key.fingerprint, item.key.user_id, place, answer))
     return keys
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Text, Uuid, bindparam, delete, func, select
+from sqlalchemy import BigInteger, Text, Uuid, bindparam, delete, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.server.db.bulk import among, arrays, by_column, padded
@@ -23,6 +23,7 @@ class StoredAnswer(NamedTuple):
     fingerprint: UUID
     created_at: datetime
     answer: str
+    user_id: str | None
 
 
 _COLUMNS = [keys.c[name] for name in StoredAnswer._fields]
@@ -36,7 +37,9 @@ _LOCK_AND_FIND = select(
     *_COLUMNS,
 ).select_from(_GIVEN.outerjoin(keys, keys.c.id == _GIVEN.c.given_id))
 
-_NEW = arrays({"id": Uuid(), "fingerprint": Uuid(), "created_at": UtcDateTime(), "answer": Text()})
+_NEW = arrays(
+    {"id": Uuid(), "fingerprint": Uuid(), "created_at": UtcDateTime(), "answer": Text(), "user_id": Text()}
+)
 _ADD = sqlite.insert(keys)
 _ADD = _ADD.on_conflict_do_update(
     index_elements=["id"], set_={name: _ADD.excluded[name] for name in StoredAnswer._fields[1:]}
@@ -81,8 +84,52 @@ async def prune(tx: Transaction, before: datetime, limit: int) -> int:
     old = select(keys.c.id).where(keys.c.created_at <= before).order_by(keys.c.created_at)
     ids = (await tx.execute(old.limit(limit).with_for_update(skip_locked=True))).scalars().all()
     if ids:
-        await tx.execute(delete(keys).where(keys.c.id.in_(padded(ids))))
+        await remove(tx, ids)
     return len(ids)
+
+
+class StoredKey(NamedTuple):
+    """A stored key, and whose it is; the order of keys is that of `created_at` and `id`."""
+
+    created_at: datetime
+    id: UUID
+    user_id: str | None
+
+
+# How many answers are stored, as far as a limit.
+_COUNT = select(func.count()).select_from(select(keys.c.created_at).limit(bindparam("limit")).subquery())
+_BY_USER = select(keys.c.user_id, func.count().label("count")).group_by(keys.c.user_id)
+_OLDEST = (
+    select(keys.c.created_at, keys.c.id, keys.c.user_id)
+    .where(
+        keys.c.created_at >= bindparam("since", type_=UtcDateTime()),
+        tuple_(keys.c.created_at, keys.c.id)
+        > tuple_(bindparam("since", type_=UtcDateTime()), bindparam("after_id", type_=Uuid())),
+        keys.c.created_at < bindparam("before", type_=UtcDateTime()),
+    )
+    .order_by(keys.c.created_at, keys.c.id)
+    .limit(bindparam("limit"))
+)
+
+
+async def counts_beyond(tx: Transaction, limit: int) -> dict[str | None, int]:
+    """Return how many answers each user has, if more than `limit` are stored; otherwise nothing."""
+    if ((await tx.execute(_COUNT, {"limit": limit + 1})).scalar() or 0) <= limit:
+        return {}
+    return {user_id: count for user_id, count in await tx.execute(_BY_USER)}
+
+
+async def oldest(
+    tx: Transaction, after: tuple[datetime, UUID], before: datetime, limit: int
+) -> list[StoredKey]:
+    """Return the oldest keys that follow `after` and were stored before a time."""
+    given = {"since": after[0], "after_id": after[1], "before": before, "limit": limit}
+    return [StoredKey(*row) for row in await tx.execute(_OLDEST, given)]
+
+
+async def remove(tx: Transaction, ids: Sequence[UUID]) -> None:
+    """Delete the answers with these keys."""
+    await tx.execute(delete(keys).where(keys.c.id.in_(padded(ids))))
 
 
 def lock_number(id: UUID) -> int:

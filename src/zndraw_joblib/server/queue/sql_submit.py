@@ -78,6 +78,7 @@ class NewKey(NamedTuple):
 
     id: UUID
     fingerprint: UUID
+    user_id: str
     place: int
     answer: str
 
@@ -135,6 +136,7 @@ def _arrays_of(keys: Sequence[NewKey]) -> dict[str, Any]:
         "key_ids": [key.id for key in keys],
         "all_key": [key.id for key in keys],
         "all_fingerprint": [key.fingerprint for key in keys],
+        "all_user_id": [key.user_id for key in keys],
         "all_lock": [lock_number(key.id) for key in keys],
         "all_task": [key.place for key in keys],
         "all_answer": [key.answer for key in keys],
@@ -179,7 +181,10 @@ async def _append_on_sqlite(
 async def _store_keys_on_sqlite(tx: Transaction, keys: Sequence[NewKey], now: datetime, ahead: int) -> None:
     stamp = to_json(now).decode().strip('"')
     answers = [
-        (key.id.hex, key.fingerprint.hex, f'{key.answer}{stamp}","queue_position":{ahead + key.place}}}')
+        (
+            *(key.id.hex, key.fingerprint.hex, key.user_id),
+            f'{key.answer}{stamp}","queue_position":{ahead + key.place}}}',
+        )
         for key in keys
     ]
     await tx.execute(_STORE_KEYS_ON_SQLITE, {"rows": to_json(answers).decode(), "now": now})
@@ -189,7 +194,7 @@ _FIXED = {
     "status": literal_column(f"'{TaskStatus.PENDING}'"),
     **dict.fromkeys(("attempt", "lane", "failures", "crashes"), literal_column("0", Integer())),
 }
-_ANSWER_COLUMNS = ["id", "fingerprint", "created_at", "answer"]
+_ANSWER_COLUMNS = ["id", "fingerprint", "user_id", "created_at", "answer"]
 
 
 def _count() -> Update:
@@ -248,7 +253,7 @@ def _append(*, is_keyed: bool, is_traced: bool) -> Executable:
 def _insert_keys(job: FromClause) -> Any:
     position = job.c.pending - bindparam("count", type_=Integer()) + _GIVEN_KEYS.c.task
     text = _GIVEN_KEYS.c.answer + _STAMP + '","queue_position":' + cast(position, Text()) + "}"
-    rows = select(_GIVEN_KEYS.c.key, _GIVEN_KEYS.c.fingerprint, _AT, text)
+    rows = select(_GIVEN_KEYS.c.key, _GIVEN_KEYS.c.fingerprint, _GIVEN_KEYS.c.user_id, _AT, text)
     rows = rows.select_from(_GIVEN_KEYS.join(job, true()))
     return insert(stored_keys).from_select(_ANSWER_COLUMNS, rows).returning(stored_keys.c.id)
 
@@ -289,8 +294,8 @@ def _list_on_sqlite() -> Insert:
 
 
 def _insert_keys_on_sqlite() -> Insert:
-    rows, (key_id, fingerprint, answer) = _json_rows(Text(), Text(), Text())
-    new = select(key_id, fingerprint, _NOW, answer).select_from(rows)
+    rows, (key_id, fingerprint, user_id, answer) = _json_rows(*[Text()] * 4)
+    new = select(key_id, fingerprint, user_id, _NOW, answer).select_from(rows)
     return insert(stored_keys).from_select(_ANSWER_COLUMNS, new, include_defaults=False)
 
 
@@ -300,7 +305,10 @@ _JOB = bindparam("job_id", type_=tasks.c.job_id.type)
 _GIVEN = arrays(dict.fromkeys(NewTask._fields, Text()))
 _GIVEN_TRACED = arrays(dict.fromkeys([*NewTask._fields, "traceparent"], Text()))
 _GIVEN_KEYS = arrays(
-    {"key": Uuid(), "fingerprint": Uuid(), "lock": BigInteger(), "task": Integer(), "answer": Text()}
+    {
+        **{"key": Uuid(), "fingerprint": Uuid(), "user_id": Text()},
+        **{"lock": BigInteger(), "task": Integer(), "answer": Text()},
+    }
 ).alias("given_keys")
 _LOCKS = arrays({"lock": BigInteger()}).alias("locks")
 _FREE = select(func.bool_and(func.pg_try_advisory_xact_lock(_LOCKS.c.lock)).label("is_free")).cte("free")
