@@ -1,4 +1,4 @@
-"""Ids of tasks and workers, which a command takes as a whole or as a prefix that only one of them has."""
+"""The connection of the client commands to a server: requests of operators, URL, token, errors."""
 
 import re
 import time
@@ -232,7 +232,7 @@ def _new(what: str, remedy: str = "Upgrade the server") -> Iterator[None]:
         raise
 
 
-# The connection of the client commands to a server: URL, token and error messages.
+# How the commands repeat requests, find a server, and explain errors.
 
 # Takes the seconds to wait for a change of a task; returns it, and how many the server agreed to wait.
 ReadTask = Callable[[int], tuple[TaskResponse, int]]

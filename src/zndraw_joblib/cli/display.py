@@ -1,4 +1,4 @@
-"""Errors that end a command."""
+"""Output of the commands: errors, tables that fit into a terminal, checks, lines for programs, JSON."""
 
 import logging
 import sys
@@ -50,7 +50,7 @@ class UsageError(CommandError):
 
 # Tables that fit into a terminal: ids, jobs and errors stay visible at 80 columns.
 
-# An id of a task begins with its time; so many characters of it have 12 random bits in addition.
+# An id of a task begins with its time; this many characters of it have 12 random bits in addition.
 _ID_CHARACTERS = 18
 _MIN_WIDTH, _GOOD_WIDTH = 10, 16
 # The space after a column, and that at the edge of the table.

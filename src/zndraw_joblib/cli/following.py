@@ -1,4 +1,4 @@
-"""Follow the events of a task, and its log, each line once."""
+"""Follow a task until it ends: its progress, its log, and why it waits."""
 
 import sys
 import time
@@ -127,7 +127,7 @@ class TaskStream:
         return task
 
 
-# Follow a task until it ends: its progress, its log, and why it waits.
+# What a command shows while it follows a task.
 
 # The exit code of timeout(1).
 EXIT_TIMEOUT = 124

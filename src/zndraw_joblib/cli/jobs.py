@@ -1,4 +1,4 @@
-"""Output about one job: its parameters from the JSON Schema, its policy, and an example call."""
+"""The commands for jobs: jobs, pause, resume."""
 
 import json
 import shlex
@@ -135,8 +135,6 @@ def _written(value: Any) -> str:
     """Return a value as it is typed after KEY=."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-
-# Commands for jobs: jobs, pause, resume.
 
 JobRoom = Annotated[
     str | None,

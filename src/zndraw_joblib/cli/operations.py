@@ -1,4 +1,4 @@
-"""Commands of operators about the whole queue: audit, config."""
+"""The operators' commands about the whole queue: audit, config."""
 
 from difflib import get_close_matches
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Parse a task's payload and submit options as typed on the command line."""
+"""The command submit: one task, or a task for each line of a JSON Lines file."""
 
 import json
 import re
@@ -300,8 +300,6 @@ def _print_results(results: Sequence[str | ProblemException], numbers: deque[int
     sys.stdout.flush()
     return refused
 
-
-# The command submit: one task, or a task for each line of a file.
 
 JobOfTask = Annotated[
     str | None,

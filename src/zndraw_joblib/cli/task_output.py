@@ -1,4 +1,4 @@
-"""Output about one task: its fields, history, log, result, and why it failed."""
+"""The output about one task: its fields, history, log, result, and why it failed."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The options that select tasks, for lists and for actions on several tasks."""
+"""The commands for tasks, for one or for all that options select, and for the sweeper."""
 
 import re
 import sys
@@ -215,7 +215,7 @@ Action = Annotated[
 Preview = Annotated[bool, typer.Option("--preview", help="Only show how many tasks would change, and some.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
-# Up to this many tasks, yes is enough to cancel or release them.
+# Up to this many tasks, `yes` is enough to cancel or release them.
 _MAX_UNTYPED = 100
 _DONE = {
     BulkAction.RETRY: "queued again",

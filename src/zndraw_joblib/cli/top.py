@@ -1,4 +1,4 @@
-"""What the command top shows: findings, totals, jobs and workers, in the size of a terminal."""
+"""The command top: a live view of the queue, its findings, jobs and workers, in the size of a terminal."""
 
 import sys
 import textwrap
@@ -139,8 +139,6 @@ def _findings(overview: Overview, width: int, room: int | None) -> list[Text]:
     more = len(overview.findings) - shown
     return [*lines, Text(f"  and {_plural(more, 'more finding')}", "dim")] if more else lines
 
-
-# The command top: a live view of the queue, its jobs and its workers.
 
 Seconds = Annotated[
     float, typer.Option("--interval", metavar="SECONDS", min=0.5, max=3600, help="The time between updates.")

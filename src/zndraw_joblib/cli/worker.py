@@ -1,4 +1,4 @@
-"""Misspelt environment variables: those with the prefix that no setting has."""
+"""The commands that run a worker: worker, share."""
 
 import logging
 import time
@@ -43,8 +43,6 @@ def warn_of_unknown(known: Collection[str] | None = None) -> None:
         if known is not None or nearest is not None:
             log.warning("%s", describe(name, nearest))
 
-
-# Commands that run a worker: worker, share.
 
 Target = Annotated[
     str, typer.Argument(metavar="MODULE_OR_FILE", help="The module or .py file that defines the extensions.")

@@ -1,4 +1,4 @@
-"""Commands that list, show and drain workers."""
+"""The commands that list, show and drain workers."""
 
 from typing import Annotated, Any
 

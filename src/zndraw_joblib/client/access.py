@@ -1,6 +1,7 @@
-"""This user's tokens by server URL, in a file that only this user can read.
+"""Which server a client uses, with which token, and what to check if it does not work.
 
-A token is used for the URL it was saved for, and for no other.
+Tokens are saved by URL in a file that only this user can read. A token is used for the URL it
+was saved for, and for no other.
 """
 
 import json
@@ -87,7 +88,7 @@ def save(url: str, token: str) -> None:
         raise
 
 
-# Which server a client uses, with which token, and what to check if it does not work.
+# The access of a client, and explanations of its failures.
 
 URL_VARIABLE, TOKEN_VARIABLE = "ZNDRAW_JOBLIB_URL", "ZNDRAW_JOBLIB_TOKEN"
 

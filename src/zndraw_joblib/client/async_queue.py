@@ -1,4 +1,4 @@
-"""The asynchronous driver: sends the requests of flows with an `AsyncConnection`."""
+"""The asynchronous client: it submits tasks, follows them and reads results over an `AsyncConnection`."""
 
 import asyncio
 import time
@@ -150,9 +150,6 @@ class AsyncTaskHandle(TaskId[AsyncRest]):
     async def explain(self) -> TaskExplanation:
         """Return why the task has its status, most important reason first."""
         return await self._rest.run(read(explain(self), self._what("Explaining"), self._rule))
-
-
-# An asynchronous client of a queue: it submits tasks and follows them, and registers nothing.
 
 
 class AsyncQueue:

@@ -1,4 +1,4 @@
-"""A task of a synchronous client: its id, and what can be done with it."""
+"""The synchronous client: it submits tasks, follows them, reads results, and registers nothing."""
 
 import logging
 import os
@@ -247,9 +247,6 @@ class ResultReader:
     def _retry(self, call: Callable[[], T], what: str) -> T:
         never = threading.Event()
         return retry(call, what, seconds=30.0, stop=never, is_retryable=is_unreachable)
-
-
-# A synchronous client of a queue: it submits tasks and follows them, and registers nothing.
 
 
 class Queue(Submitter, ResultReader):

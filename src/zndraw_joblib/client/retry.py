@@ -1,4 +1,4 @@
-"""Distinguish the server's problems from responses of a proxy in front of it."""
+"""Read failed responses: which requests are repeated, after which pause, and for how long."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Tasks to submit in one call, and the requests for them."""
+"""Submit tasks: which job is meant, from which room, and in which requests. Flows without I/O."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -141,8 +141,6 @@ def one_chunk(bodies: list[bytes]) -> Chunk:
 def _chunk(bodies: list[bytes], options: bytes = b"") -> Chunk:
     return Chunk(b'{"tasks":[' + b",".join(bodies) + b"]" + options + b"}", len(bodies))
 
-
-# Submit tasks: which job is meant, from which room, and in which requests. Flows without I/O.
 
 _NAME_SECONDS = 60.0
 # Each request of one call has a key of its own, made from the key of the call.

@@ -1,4 +1,4 @@
-"""The id of a task as text, with the last known state of the task."""
+"""The id of a task as text with the last known state of the task, and a bar that shows how far tasks are."""
 
 import sys
 from html import escape

@@ -1,4 +1,4 @@
-"""The responses with what happened to a task: its history, its log, and why it is in its state."""
+"""The responses with what happened to a task: history, log, reason of its state, and the event streams."""
 
 from datetime import datetime
 from enum import StrEnum

@@ -1,4 +1,7 @@
-"""The bodies of requests and responses. The server ignores unknown fields of a request."""
+"""The bodies of requests and responses about jobs, workers, tasks, batches and the sweeper.
+
+The server ignores unknown fields of a request.
+"""
 
 from contextlib import suppress
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Room ids, and the full names of jobs and providers: ``room:category:name``."""
+"""Room ids, full names of jobs and providers (``room:category:name``), and the header `Idempotency-Key`."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Statistics of tasks: counts of what happened in intervals of time, and histograms of durations."""
+"""What operators see and do: statistics, searches, bulk actions, lists, settings, findings, the overview."""
 
 from datetime import datetime
 from enum import StrEnum

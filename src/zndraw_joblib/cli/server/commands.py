@@ -1,4 +1,4 @@
-"""Commands for operators: serve, internal-worker, token, db. Each imports the server when it runs."""
+"""The commands serve, internal-worker, token and db. Each imports the server when it runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A lock that allows one server process per SQLite file. The system releases it when the process ends."""
+"""The command serve: run the standalone server until a signal. A lock allows one process per SQLite file."""
 
 import errno
 import logging
@@ -82,8 +82,6 @@ def _lock(descriptor: int) -> None:
     else:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-
-# The command serve: run the standalone server until a signal.
 
 _ALL_ADDRESSES = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound to
 

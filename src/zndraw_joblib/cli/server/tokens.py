@@ -1,4 +1,4 @@
-"""The superuser's token that a server creates on its first start."""
+"""The commands token create, list and revoke, and the superuser's token of a server's first start."""
 
 from collections.abc import Iterable
 from pathlib import Path

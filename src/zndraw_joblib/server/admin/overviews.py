@@ -1,4 +1,4 @@
-"""The overview of the queue as a stream: one look at the database for all readers of a process."""
+"""The stream of the overview: one read of the database for all readers of a process."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""List all jobs for operators."""
+"""Lists for operators: jobs, rooms, providers, workers, and ids that begin with a prefix."""
 
 import re
 from collections.abc import Sequence

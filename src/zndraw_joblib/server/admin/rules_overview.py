@@ -1,4 +1,4 @@
-"""What is wrong with the queue, and what to do about it."""
+"""The state of the queue for operators: findings, totals, servers, the release, and metrics."""
 
 import json
 import platform
@@ -38,7 +38,7 @@ from zndraw_joblib.wire.operators import (
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 _LONG, _VERY_LONG = timedelta(minutes=10), timedelta(hours=1)
-# So many failures of a job, and this share of its ends, make a finding.
+# A job with at least this many failures, and this share of its ends, is a finding.
 _MANY_FAILURES, _MOST = 5, 0.5
 _MANY_LOST = 5
 _MOST_FINDINGS = 100

@@ -1,4 +1,4 @@
-"""Search tasks across rooms, and count them by status."""
+"""Search tasks across rooms, and retry, cancel, release or purge all that match a filter."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""All jobs, for operators: by full name, their sums, and those that need attention."""
+"""Lists for operators: jobs, rooms, providers, workers, and ids that begin with a prefix."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -379,7 +379,7 @@ async def claiming(tx: Transaction) -> dict[UUID, int]:
 
 # Find tasks and workers by the first characters of their ids.
 
-# Ids of tasks begin with the time: so many may share a short prefix.
+# Ids of tasks begin with the time, so up to this many may share a short prefix.
 _CANDIDATES = 20_000
 
 

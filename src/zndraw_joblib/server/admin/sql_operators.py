@@ -1,4 +1,4 @@
-"""Server processes and the cycles of their sweepers, for operators."""
+"""Server processes, the cycles of their sweepers, and bearer tokens."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime

@@ -1,6 +1,8 @@
-"""The statements of searches: a window of candidates along one index, filtered by all conditions.
+"""Search tasks, newest first, along the index that fits the filter, within a budget of rows and time.
 
-A statement is built and compiled once for each shape of a filter; the values are parameters.
+A search reads *candidates* along one index in windows; all conditions of the filter decide which of them it
+returns. So its cost depends on the budget, not on the number of tasks. A statement is built and compiled once
+for each shape of a filter; the values are parameters.
 """
 
 import time
@@ -221,12 +223,6 @@ def _same(name: str, column: ColumnElement[Any]) -> Condition:
     given = bindparam(name, type_=column.type)
     return and_(column >= given, column <= given)
 
-
-# Search tasks, newest first, along the index that fits the filter, within a budget of rows and time.
-#
-# A search reads *candidates* along one index in windows; all conditions of the filter decide which of them
-# it
-# returns. So its cost depends on the budget, not on the number of tasks.
 
 jobs = Job.__table__
 rooms = RoomCount.__table__

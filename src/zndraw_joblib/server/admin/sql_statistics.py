@@ -1,4 +1,4 @@
-"""The rows of the statistics, and until when they have read what happened to tasks."""
+"""The rows of the statistics, and the time up to which the tasks were read."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

@@ -1,1 +1,1 @@
-"""The loops of one server process: sweeper, scheduler, health."""
+"""The loops of one server process: sweeper, pruner, scheduler, statistics, health, functions after ends."""

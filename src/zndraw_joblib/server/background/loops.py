@@ -1,4 +1,4 @@
-"""Check that the database accepts writes."""
+"""The small loops of a server process: health checks, metrics, statistics, scheduler, its own report."""
 
 import asyncio
 import logging
@@ -180,7 +180,7 @@ class Rollups:
         return await self._runtime.write(rules_statistics.advance, retention, settle)
 
 
-# Puts scheduled tasks into their queues when they are due.
+# The scheduler: it puts scheduled tasks into their queues when they are due.
 
 Write = Callable[..., Awaitable[Any]]
 

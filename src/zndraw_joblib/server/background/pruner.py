@@ -15,7 +15,7 @@ from zndraw_joblib.server.queue import rules_room_events, rules_sweep
 logger = logging.getLogger(__name__)
 # Counting all idempotency keys reads an index of up to `max_idempotency_keys` entries.
 KEY_COUNT_SECONDS = 600
-# So many cycles in a row that leave old rows are a backlog.
+# The number of cycles in a row with remaining old rows that is reported as a backlog.
 _CYCLES_BEHIND = 20
 Write = Callable[..., Awaitable[Any]]
 Batch = Callable[[], Awaitable[rules_sweep.Pruned]]

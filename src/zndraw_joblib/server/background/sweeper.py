@@ -1,4 +1,8 @@
-"""Detect that this server was paused: then missing heartbeats do not show that a worker is lost."""
+"""The loop that removes silent workers and fails or requeues their tasks. No failure ends it.
+
+The decisions of one cycle are in `queue.rules_sweep`. If this server was paused, missing heartbeats do not
+show that a worker is lost.
+"""
 
 import asyncio
 import logging
@@ -70,10 +74,6 @@ class AbsenceDetector:
             self._since = at
         return absence
 
-
-# The loop that removes silent workers and fails or requeues their tasks. No failure ends it.
-#
-# The decisions of one cycle are in `queue.rules_sweep`.
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

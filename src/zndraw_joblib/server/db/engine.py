@@ -1,4 +1,4 @@
-"""Detect connection poolers that give each transaction another session, which the queue cannot use."""
+"""Open SQLite and PostgreSQL databases by URL, and detect connection poolers that the queue cannot use."""
 
 import asyncio
 import logging
@@ -58,8 +58,6 @@ async def _share_sessions(database: Database) -> bool:
                 return True
     return False
 
-
-# Open SQLite and PostgreSQL databases by URL.
 
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",

@@ -1,4 +1,4 @@
-"""A host's database, used through its SQLAlchemy sessions."""
+"""A host's database: used through its SQLAlchemy sessions, and work in a session that the host opened."""
 
 import asyncio
 import logging
@@ -179,7 +179,7 @@ async def begin(session: AsyncSession, clock: Clock | None = None) -> Transactio
     return tx
 
 
-# Work of the queue in a host's own session. What follows a commit waits for the host's commit.
+# Work of the queue in a host's own session. Wake-ups and events wait for the host's commit.
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Pub/sub between replicas over PostgreSQL: LISTEN and NOTIFY on one connection."""
+"""PostgreSQL databases: SQLAlchemy compiles each statement once, and asyncpg runs it. LISTEN and NOTIFY."""
 
 import asyncio
 import logging
@@ -80,8 +80,6 @@ class NotifyConnection:
         ready()
         await lost
 
-
-# PostgreSQL databases: SQLAlchemy compiles each statement once, and asyncpg runs it.
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -1,4 +1,4 @@
-"""The version of the database's schema: read it, check it and upgrade it."""
+"""The version of the database and of its schema, its upgrade, and opening a database for a command."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What rows offer to the code of a host, besides their columns."""
+"""What all tables share: their metadata, which is separate from the host's, and columns of common types."""
 
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -48,8 +48,6 @@ class ComputedFullName:
 def _full_name(row: Any) -> str:
     return f"{row.room_id}:{row.category}:{row.name}"
 
-
-# What all tables share: their metadata, which is separate from the host's, and columns of common types.
 
 SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
 

@@ -1,4 +1,4 @@
-"""The tables of the details of attempts: progress, log and failure. Most attempts have no row."""
+"""The tables and their constraints. This module imports all others with tables."""
 
 from datetime import datetime
 from typing import Any, ClassVar
@@ -226,7 +226,7 @@ class RoomEvent(Base, table=True):
     data: str = Field(sa_column=Column(Text, nullable=False))
 
 
-# The tables and their constraints. This module imports all others with tables.
+# The tables of jobs, workers, tasks, providers and requests.
 
 
 def _among(column: str, values: frozenset[TaskStatus]) -> str:

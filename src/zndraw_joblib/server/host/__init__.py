@@ -1,1 +1,1 @@
-"""What the code of a host calls: submit and follow tasks, in its own transactions."""
+"""The queue inside a host's app, the standalone server, and what the code of a host calls."""

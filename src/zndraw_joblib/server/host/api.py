@@ -1,4 +1,4 @@
-"""Turn the arguments of a host's call into the requests that the REST API has."""
+"""The methods of `JobLib` for the code of a host: submit, read, cancel and follow tasks."""
 
 import asyncio
 import hashlib
@@ -215,8 +215,6 @@ def _items(part: Part) -> Iterator[HostEvent]:
     for item in part.events:
         yield StreamEvent.model_validate_json(item.json)
 
-
-# The methods of `JobLib` for the code of a host: submit, read, cancel and follow tasks.
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

@@ -1,4 +1,4 @@
-"""Start and stop the background loops of a queue, and learn early that the server stops."""
+"""The queue inside a host's app: `JobLib` connects everything, starts the loops and stops them."""
 
 import asyncio
 import logging
@@ -155,8 +155,6 @@ async def _clean_up_frames(app: FastAPI, room_ids: set[str]) -> None:
         clean_up: FrameRoomCleanup = await solve(request, get_frame_room_cleanup)
         await clean_up(room_ids)
 
-
-# The queue inside a host's app: one object that connects everything.
 
 if TYPE_CHECKING:
     from taskiq import AsyncBroker

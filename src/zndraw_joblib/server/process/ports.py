@@ -1,4 +1,4 @@
-"""Types and protocols that the layers of the server and a host share."""
+"""Types and protocols that the layers of the server and a host share, and the keys of waiters."""
 
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence

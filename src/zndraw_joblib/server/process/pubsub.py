@@ -1,4 +1,4 @@
-"""A queue with bounds on the number and on the bytes of its items."""
+"""Hints between the replicas of a server: which waiters to wake, and messages for their Socket.IO clients."""
 
 import asyncio
 import json
@@ -176,8 +176,6 @@ async def subscribed(client: Any, channel: str, ready: Callable[[], None]) -> As
                 yield message["data"]
             is_asked = message is None
 
-
-# Hints between the replicas of a server: which waiters to wake, and messages for their Socket.IO clients.
 
 _HELLO_SECONDS = 10.0
 _PEER_TIMEOUT_SECONDS = 25.0

@@ -1,4 +1,4 @@
-"""Settings, from arguments, the environment (``ZNDRAW_JOBLIB_…``) and ``[tool.zndraw.joblib]``."""
+"""Settings from arguments, the environment (``ZNDRAW_JOBLIB_…``), ``[tool.zndraw.joblib]``; their report."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A lock for several users that is held for the same time by each of them."""
+"""Limits of what the users of a server process share: how much all may hold, and how much one of them."""
 
 import asyncio
 import time
@@ -76,9 +76,6 @@ class FairLock:
         self._is_held = False
         self._seconds.clear()
         self._lowest = 0.0
-
-
-# Limits of what the users of a server process share: how much all may hold, and how much one of them.
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Removal of workers that lost their last socket and do not return within a grace period."""
+"""Socket.IO rooms: joining, leaving, connections of sockets, and what follows a disconnect."""
 
 import asyncio
 import inspect
@@ -238,7 +238,7 @@ class SocketSupervisor:
             logger.info("Disconnected a socket whose token or user was revoked: sid=%s", sid)
 
 
-# Socket.IO rooms: joining, leaving, and the connections and disconnects of sockets.
+# Joining and leaving, and the connections and disconnects of sockets.
 
 Event = TypeVar("Event", bound=events.Event)
 

@@ -1,4 +1,4 @@
-"""A budget for synchronous work on the event loop, so that it does not delay other requests."""
+"""Validate payloads before the transaction; in a child process if a check is expensive or unbounded."""
 
 import asyncio
 import hashlib
@@ -69,8 +69,6 @@ class LoopBudget:
                 if isinstance(error, SystemExit | KeyboardInterrupt):
                     raise
 
-
-# Validate payloads before the transaction; in a child process if a check is expensive or unbounded.
 
 _UNKNOWN = RuntimeError("the item was not put")
 
