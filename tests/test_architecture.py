@@ -119,7 +119,7 @@ def tables_written(path: Path) -> Iterator[tuple[str, str]]:
                 yield called, ast.unparse(node.args[0])
 
 
-def test_five_modules_write_the_status_of_a_task() -> None:
+def test_only_modules_of_the_queue_write_tasks() -> None:
     """Only modules of the queue insert, update or delete tasks.
 
     `sql_details` updates columns of its own alone, and `sql_recount` a count of claims.

@@ -1,8 +1,9 @@
 """The benchmarks can be imported, and their lists agree with each other."""
 
-import importlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import benchmarks
@@ -15,10 +16,27 @@ from benchmarks.targets import TARGETS
 ROOT = Path(benchmarks.__file__).parent
 
 
+# What no measurement does without: a process, a connection, or a database.
+IMPORT_ALL = """
+import importlib, sys
+
+REFUSED = {"subprocess.Popen", "os.fork", "socket.bind", "socket.connect", "sqlite3.connect"}
+
+def refuse(event, arguments):
+    assert event not in REFUSED, event
+
+sys.addaudithook(refuse)
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
 def test_an_import_measures_nothing() -> None:
-    """Also `__main__` only defines functions; a measurement would take longer than the test may."""
-    for path in sorted(ROOT.glob("*.py")):
-        importlib.import_module(f"benchmarks.{path.stem}")
+    """Also `__main__` only defines functions: an import starts no process and opens no connection."""
+    modules = [f"benchmarks.{path.stem}" for path in sorted(ROOT.glob("*.py"))]
+    command = [sys.executable, "-W", "ignore", "-c", IMPORT_ALL, *modules]
+    process = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 def test_targets_and_ratios_are_of_known_sections_and_databases() -> None:

@@ -56,7 +56,11 @@ async def _run(url: str, statements: list[str]) -> None:
     await engine.dispose()
 
 
-@pytest.fixture(params=[(kind, known) for kind in ("sqlite", "postgresql") for known in KINDS], ids="-".join)
+DATABASES = [(kind, known) for kind in ("sqlite", "postgresql") for known in KINDS]
+on_postgresql = pytest.mark.parametrize("full_url", DATABASES[2:], ids="-".join, indirect=True)
+
+
+@pytest.fixture(params=DATABASES, ids="-".join)
 def full_url(request: pytest.FixtureRequest) -> str:
     """Return the URL of a database with many tasks."""
     kind, known = request.param

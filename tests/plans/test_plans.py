@@ -13,6 +13,7 @@ from replica import ADMIN, OWNER, SUBMITTER
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from plans.conftest import on_postgresql
 from plans.explained import FEW, Explainer, Plan
 from plans.seeding import BIG, IDLE, JOBS, LAB, QUIET, RARE, TASKS, WORKERS, job_id, task_id, worker_id
 from zndraw_joblib.server.db.database import Transaction
@@ -88,14 +89,13 @@ async def test_a_claim_reads_the_head_of_its_queue(explainer: Explainer, most: i
             assert_reads(plans, PENDING, HELD, KEY)
 
 
+@on_postgresql
 @pytest.mark.parametrize("most", [1, 100])
 @pytest.mark.parametrize("claimants", [1, 16])
 async def test_a_plain_claim_reads_the_head_of_its_queue(
     explainer: Explainer, claimants: int, most: int
 ) -> None:
     """Its one statement reads that head, the held tasks of its workers, and tasks by their keys."""
-    if not explainer.is_postgresql:
-        return
     for number in (BIG, RARE, IDLE):
         ids = [worker_id(number + JOBS * turn) for turn in range(1, claimants + 1)]
         items = [rules_claims.Claim(OWNER, worker, 15, uuid4(), most=most, start=True) for worker in ids]

@@ -233,9 +233,12 @@ def test_data_that_cannot_be_reported_is_left_out() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    """A server accepts the progress in any case."""
+    """A server accepts the progress, also if a text grows when what JSON cannot express is replaced."""
     task = Task()
     task.progress(1, unit="u" * 100, message="\ud800" * 2000)
+    assert task.reported is not None
+    assert task.reported["unit"] == "u" * 64
+    assert len(task.reported["message"]) == 1000
     Progress.model_validate(task.reported)
 
 
