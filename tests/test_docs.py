@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from chaos.scenarios import SCENARIOS
+from docs.code import code
 from typer.main import get_command
 
 from zndraw_joblib.cli import commands
@@ -17,6 +18,7 @@ from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
+PACKAGE = ROOT / "src" / "zndraw_joblib"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 GUARANTEES = (REFERENCE / "guarantees.md").read_text()
 SECURITY = (ROOT / "docs" / "explanation" / "security.md").read_text()
@@ -25,21 +27,10 @@ LIMITS = (REFERENCE / "limits.md").read_text()
 INTERNAL_LIMITS = {
     *("MAX_OFFSET", "MAX_PART", "MAX_FORMS", "MAX_JOBS", "MAX_CURSOR", "MAX_LINE_NUMBER", "MAX_ERROR"),
     *("MAX_QUICK_EFFORT", "MAX_EFFORT", "MAX_QUICK_LISTING", "MAX_LISTING", "MAX_ITEMS", "MAX_REPETITIONS"),
-    *("MAX_WAITING_LINES", "MAX_WAITING_BYTES", "server.batcher.MAX_BATCH"),
+    *("MAX_WAITING_LINES", "MAX_WAITING_BYTES", "server.process.batcher.MAX_BATCH"),
 }
 FAULTS = {*SCENARIOS, "mixed"}
-PACKAGES = (
-    "admin",
-    "background",
-    "db",
-    "http",
-    "internal",
-    "process",
-    "queue",
-    "realtime",
-    "results",
-    "runtime",
-)
+ROOMS = sorted(path.parent.name for path in (PACKAGE / "server").glob("*/__init__.py"))
 ALIASES = {"sweep_threshold_seconds", "sweep_interval_seconds"}
 
 
@@ -49,21 +40,25 @@ def rows(page: Path) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_resolve(page: Path) -> None:
+def test_links_resolve() -> None:
     """Every relative link of a page names a file of the repository."""
-    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    links = [
+        (page.relative_to(ROOT), link)
+        for page in PAGES
+        for link in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
+    ]
+    assert len(links) > 200
+    assert [(page, link) for page, link in links if not (ROOT / page.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_snippets_import_what_exists(page: Path) -> None:
+def test_python_snippets_import_what_exists(subtests: pytest.Subtests) -> None:
     """Every Python snippet parses, and imports public names only."""
     public = set(__import__("zndraw_joblib").__all__)
-    for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-        for node in ast.walk(ast.parse(snippet.replace("…", "..."), mode="exec")):
-            if isinstance(node, ast.ImportFrom) and node.module == "zndraw_joblib":
-                assert {alias.name for alias in node.names} <= public
+    for block in code("python"):
+        with subtests.test(block.name):
+            for node in ast.walk(ast.parse(block.text.replace("…", "..."), mode="exec")):
+                if isinstance(node, ast.ImportFrom) and node.module == "zndraw_joblib":
+                    assert {alias.name for alias in node.names} <= public
 
 
 def test_every_setting_is_listed_with_its_default() -> None:
@@ -92,12 +87,14 @@ def test_every_command_is_listed() -> None:
     assert [name for name in names if f"`{name}" not in page] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_names_of_the_server_exist(page: Path) -> None:
+def test_names_of_the_server_exist(subtests: pytest.Subtests) -> None:
     """A name like `db.engine.SqliteFile` in the text is one of the server's modules or their contents."""
-    names = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.(?!(?:py|ts|js)\b)\w+)+)`", page.read_text())
-    for name in names:
-        assert pkgutil.resolve_name(f"zndraw_joblib.server.{name}") is not None
+    pattern = rf"`((?:{'|'.join(ROOMS)})(?:\.(?!(?:py|ts|js)\b)\w+)+)`"
+    names = [(page, name) for page in PAGES for name in re.findall(pattern, page.read_text())]
+    assert names
+    for page, name in names:
+        with subtests.test(name, page=page.name):
+            assert pkgutil.resolve_name(f"zndraw_joblib.server.{name}") is not None
 
 
 def test_every_guarantee_names_what_shows_it() -> None:
@@ -108,15 +105,15 @@ def test_every_guarantee_names_what_shows_it() -> None:
     assert [cell for cell in cells if "`tests/" not in cell and "chaos `" not in cell] == []
 
 
-@pytest.mark.parametrize("text", [GUARANTEES, SECURITY], ids=["guarantees", "security"])
-def test_every_test_named_by_a_page_exists(text: str) -> None:
+def test_every_test_named_by_a_page_exists() -> None:
     """A name like `tests/a.py::test_b`, or `::test_c` after it, is a test; `tests/a.py` is a file."""
-    path = ""
-    for named, test in re.findall(r"`((?:tests/[\w/]+\.py)?)(?:::(\w+))?`", text):
-        path = named or path
-        if path and (named or test):
-            found = re.findall(r"^\s*(?:async )?def (test_\w+)", (ROOT / path).read_text(), re.MULTILINE)
-            assert (test or found[0]) in found, f"{path}::{test}"
+    path, missing = "", []
+    for file, test in re.findall(r"`((?:tests/[\w/]+\.py)?)(?:::(\w+))?`", GUARANTEES + SECURITY):
+        path = file or path
+        if path and (file or test):
+            tests = re.findall(r"^\s*(?:async )?def (test_\w+)", (ROOT / path).read_text(), re.MULTILINE)
+            missing += [f"{path}::{test}"] if (test or tests[0]) not in tests else []
+    assert missing == []
 
 
 def table_after(text: str, head: str) -> list[list[str]]:
@@ -136,12 +133,14 @@ def test_every_limit_of_the_settings_is_listed() -> None:
 
 
 def test_every_limit_of_the_code_is_listed() -> None:
-    """`limits.md` has the value of each constant `MAX_…` of the wire format, of jobs and of the server."""
+    """`limits.md` has the value of each constant `MAX_…` of the messages, the jobs and the server."""
     missing = []
     for package in ("wire", "jobs", "server"):
-        for path in sorted((ROOT / "src" / "zndraw_joblib" / package).rglob("*.py")):
+        paths = sorted((PACKAGE / package).rglob("*.py"))
+        assert paths, package
+        for path in paths:
             names = re.findall(r"^(MAX_[A-Z_]+)\b[^=\n]*=", path.read_text(), re.MULTILINE)
-            module = ".".join(path.relative_to(ROOT / "src" / "zndraw_joblib").with_suffix("").parts)
+            module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
             missing += [
                 f"{module}.{name}"
                 for name in names

@@ -19,11 +19,12 @@ def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 COMMANDS = dict(commands(typer.main.get_command(app), "zndraw-joblib"))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_into_80_columns(name: str) -> None:
+def test_help_fits_into_80_columns(subtests: pytest.Subtests) -> None:
     """No line is longer, and no summary of a command is cut off with "..."."""
-    command = COMMANDS[name]
-    text = command.get_help(typer.Context(command, info_name=name, terminal_width=80))
-    assert max(map(len, text.splitlines())) <= 80
-    _, _, summaries = text.partition("\nCommands:\n")
-    assert "..." not in summaries
+    assert len(COMMANDS) > 30
+    for name, command in COMMANDS.items():
+        text = command.get_help(typer.Context(command, info_name=name, terminal_width=80))
+        _, _, summaries = text.partition("\nCommands:\n")
+        with subtests.test(name):
+            assert max(map(len, text.splitlines())) <= 80
+            assert "..." not in summaries

@@ -32,37 +32,40 @@ def container(name: str) -> Manifest:
     return dict(found)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_the_manifests_follow_the_schemas(name: str) -> None:
+def test_the_manifests_follow_the_schemas(subtests: pytest.Subtests) -> None:
     """Kubernetes would refuse an unknown or misspelt field."""
-    for one in read(name):
-        kubernetes_validate.validate(one, "1.34", strict=True)
-    unknown = {**read(name)[0], "sepc": {}}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(unknown, "1.34", strict=True)
+    for name in FILES:
+        with subtests.test(name):
+            for manifest in read(name):
+                kubernetes_validate.validate(manifest, "1.34", strict=True)
+            unknown = {**read(name)[0], "sepc": {}}
+            with pytest.raises(kubernetes_validate.ValidationError):
+                kubernetes_validate.validate(unknown, "1.34", strict=True)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_each_program_has_a_command_and_known_variables(name: str) -> None:
+def test_each_program_has_a_command_and_known_variables(subtests: pytest.Subtests) -> None:
     """The entry point of the image has the command, and the program knows each variable."""
-    one = container(name)
-    parse(one["args"])
-    variables = {each["name"] for each in one.get("env", [])}
-    for source in one.get("envFrom", []):
-        variables |= set(SECRETS[source["secretRef"]["name"]])
-    assert variables
-    assert variables <= SETTINGS | OTHER_VARIABLES
+    for name in PROGRAMS:
+        with subtests.test(name):
+            program = container(name)
+            parse(program["args"])
+            variables = {variable["name"] for variable in program.get("env", [])}
+            for source in program.get("envFrom", []):
+                variables |= set(SECRETS[source["secretRef"]["name"]])
+            assert variables
+            assert variables <= SETTINGS | OTHER_VARIABLES
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_no_program_has_more_rights_than_it_needs(name: str) -> None:
+def test_no_program_has_more_rights_than_it_needs(subtests: pytest.Subtests) -> None:
     """Programs run as another user than root, without the token of a service account."""
-    pod = PROGRAMS[name]["spec"]["template"]["spec"]
-    assert pod["automountServiceAccountToken"] is False
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["runAsUser"] == 10001
-    assert container(name)["securityContext"]["allowPrivilegeEscalation"] is False
-    assert container(name)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    for name, program in PROGRAMS.items():
+        pod = program["spec"]["template"]["spec"]
+        with subtests.test(name):
+            assert pod["automountServiceAccountToken"] is False
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["runAsUser"] == 10001
+            assert container(name)["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container(name)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_the_probes_ask_paths_that_exist() -> None:

@@ -48,26 +48,28 @@ def seconds(text: str) -> int:
     return int(number) * {"h": 3600, "min": 60, "": 1}[unit]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_every_command_exists(name: str) -> None:
+def test_every_command_exists(subtests: pytest.Subtests) -> None:
     """The program has each command and its options."""
-    service = read(name)["Service"]
-    for key in ("ExecStartPre", "ExecStart"):
-        if key in service:
-            [program, *arguments] = shlex.split(service[key])
-            assert program == PROGRAM
-            parse(arguments)
+    for name in PROGRAMS:
+        service = read(name)["Service"]
+        for key in ("ExecStartPre", "ExecStart"):
+            if key in service:
+                with subtests.test(name, key=key):
+                    [program, *arguments] = shlex.split(service[key])
+                    assert program == PROGRAM
+                    parse(arguments)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_service_restarts_and_has_time_to_stop(name: str) -> None:
+def test_a_service_restarts_and_has_time_to_stop(subtests: pytest.Subtests) -> None:
     """systemd sends SIGTERM to the first process only; the others are stopped by it."""
-    service = read(name)["Service"]
-    assert service["Restart"] == "always"
-    assert service["KillMode"] == "mixed"
-    assert seconds(service["TimeoutStopSec"]) > STOP_SECONDS
-    assert service["User"] == "joblib"
-    assert service["NoNewPrivileges"] == "true"
+    for name in PROGRAMS:
+        service = read(name)["Service"]
+        with subtests.test(name):
+            assert service["Restart"] == "always"
+            assert service["KillMode"] == "mixed"
+            assert seconds(service["TimeoutStopSec"]) > STOP_SECONDS
+            assert service["User"] == "joblib"
+            assert service["NoNewPrivileges"] == "true"
 
 
 def test_the_server_may_write_its_database() -> None:
@@ -89,9 +91,12 @@ def test_the_variables_are_known_and_have_no_secrets() -> None:
     assert used == {"server.env", "worker.env"}
 
 
-@pytest.mark.parametrize("name", UNITS)
-def test_the_directives_exist(name: str) -> None:
+def test_the_directives_exist() -> None:
     """systemd ignores a directive that it does not know, and one in the wrong section."""
-    unit = read(name)
-    for section in unit.sections():
-        assert set(unit[section]) <= DIRECTIVES[section], section
+    unknown = {
+        (name, section, directive)
+        for name in UNITS
+        for section, directives in read(name).items()
+        for directive in set(directives) - DIRECTIVES.get(section, set())
+    }
+    assert unknown == set()

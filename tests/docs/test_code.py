@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -76,11 +77,21 @@ def operations() -> dict[str, set[str]]:
     return {re.sub(r"\{\w+\}", "[^/]+", path): set(methods) for path, methods in document()["paths"].items()}
 
 
-def named(*languages: str) -> pytest.MarkDecorator:
-    """Run a test for each block in any of these languages."""
-    found = code(*languages)
-    assert found
-    return pytest.mark.parametrize("block", found, ids=[one.name for one in found])
+def each_block(*languages: str) -> Callable[[Callable[[Code], None]], Callable[[pytest.Subtests], None]]:
+    """Return a test that checks every block in any of these languages, and reports each that fails."""
+
+    def decorate(check: Callable[[Code], None]) -> Callable[[pytest.Subtests], None]:
+        def test(subtests: pytest.Subtests) -> None:
+            blocks = code(*languages)
+            assert blocks
+            for block in blocks:
+                with subtests.test(block.name):
+                    check(block)
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return decorate
 
 
 def test_every_block_has_a_language_that_is_checked() -> None:
@@ -135,7 +146,7 @@ def example_jobs() -> str:
     return (ROOT / "examples" / "jobs.py").read_text() + function
 
 
-@named("console", "bash")
+@each_block("console", "bash")
 def test_commands_are_known(block: Code) -> None:
     """The command line has each command and option, the Makefile each target, the server each variable."""
     text = typed(block.language, block.text)
@@ -163,7 +174,7 @@ def is_id(word: str) -> bool:
     return word == "ID" or word.startswith("$")
 
 
-@named("console", "bash")
+@each_block("console", "bash")
 def test_requests_of_curl_are_known(block: Code) -> None:
     """The server has each path that curl asks, and a body in `-d` is JSON."""
     for _, words in commands(typed(block.language, block.text)):
@@ -177,7 +188,7 @@ def test_requests_of_curl_are_known(block: Code) -> None:
                 json.loads(words[at + 1])
 
 
-@named("json")
+@each_block("json")
 def test_json_is_valid(block: Code) -> None:
     """A JSON block is one value, or one on each line."""
     try:
@@ -187,7 +198,7 @@ def test_json_is_valid(block: Code) -> None:
             json.loads(line)
 
 
-@named("http")
+@each_block("http")
 def test_http_requests_are_known(block: Code) -> None:
     """The server has the operation, and the body is JSON."""
     first, *rest = block.text.splitlines()
@@ -197,20 +208,20 @@ def test_http_requests_are_known(block: Code) -> None:
     assert not body or json.loads(body)
 
 
-@pytest.mark.parametrize("language", ["yaml", "toml"])
-def test_yaml_and_toml_are_valid(language: str) -> None:
+@each_block("yaml", "toml")
+def test_yaml_and_toml_are_valid(block: Code) -> None:
     """Configurations parse."""
-    for block in code(language):
-        assert yaml.safe_load(block.text) if language == "yaml" else tomllib.loads(block.text), block.name
+    assert yaml.safe_load(block.text) if block.language == "yaml" else tomllib.loads(block.text)
 
 
-@named("js")
-def test_javascript_is_valid(block: Code, tmp_path: Path) -> None:
-    """Node parses the block as a module."""
+def test_javascript_is_valid(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    """Node parses each block as a module."""
     path = tmp_path / "block.mjs"
-    path.write_text(block.text.replace(ELLIPSIS, ""))
-    done = subprocess.run([types.NODE, "--check", path], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    for block in code("js"):
+        path.write_text(block.text.replace(ELLIPSIS, ""))
+        process = subprocess.run([types.NODE, "--check", path], check=False, capture_output=True, text=True)
+        with subtests.test(block.name):
+            assert process.returncode == 0, process.stderr
 
 
 def test_typescript_compiles(tmp_path: Path) -> None:
