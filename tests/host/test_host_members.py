@@ -13,8 +13,10 @@ from waiting import until
 from host.conftest import Start
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.http import callers, worker_rooms
+from zndraw_joblib.wire.providers import request_hash as request_hash_of
 
 WAIT = 60
+CLAIM = f"{V1}/providers/requests/claim"
 
 
 class House:
@@ -81,6 +83,20 @@ def claiming(client: httpx.AsyncClient, worker_id: str, wait: float = WAIT) -> A
 async def waits(host: Hosted, count: int = 1) -> None:
     """Wait until requests wait."""
     await until(lambda: host.joblib.runtime.waiters.waiting_count == count)
+
+
+async def provide(client: httpx.AsyncClient, room: str, **fields: Any) -> dict[str, Any]:
+    """Register a provider and return it."""
+    body = {"category": "files", "name": "Home", **fields}
+    response = await client.put(f"{V1}/rooms/{room}/providers", json=body)
+    assert response.status_code == 201, response.text
+    return response.json()
+
+
+async def ask(client: httpx.AsyncClient, room: str, provider: dict[str, Any]) -> int:
+    """Open a request to a provider, unless it is open. Return the status of the response."""
+    url = f"{V1}/rooms/{room}/providers/{provider['full_name']}"
+    return (await client.get(url, headers={"Prefer": "wait=0"})).status_code
 
 
 async def test_a_removed_member_claims_no_task_of_the_room(host: Hosted) -> None:
@@ -331,3 +347,36 @@ async def test_a_former_superuser_serves_no_global_job_without_guards(sessions: 
     assert claimed is not None
     assert claimed["id"] == task["id"]
     assert await claim(root, job["worker_id"]) is None
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_former_superuser_serves_no_global_provider(
+    host: Hosted, sessions: Any, start: Start, is_guarded: bool
+) -> None:
+    """It gets no request and uploads no result, also without guards; its provider of a room is served."""
+    root, ada = host.root, host.ada
+    if not is_guarded:
+        app = FastAPI()
+        JobLib(session_maker=sessions, identity=host.house.user).mount(app)
+        root, ada = [await start(app, **{"X-Id": name}) for name in ("root", "ada")]
+    shared = await provide(root, "@global")
+    assert await ask(ada, "den", shared) == 504
+    worker, request_hash = {"worker_id": shared["worker_id"]}, request_hash_of({})
+    host.house.superusers.clear()
+    claimed = await root.post(CLAIM, json=worker)
+    assert (claimed.status_code, claimed.json().get("request")) == (
+        (403, None) if is_guarded else (200, None)
+    )
+    own = await provide(root, "attic", **worker)
+    assert await ask(ada, "attic", own) == 504
+    claimed = await root.post(CLAIM, json=worker)
+    assert claimed.json()["request"]["provider_id"] == own["id"]
+    assert (await root.post(CLAIM, json=worker)).json() == {"request": None}
+    for status in ("ok", "error"):
+        headers = {"X-Request-Hash": request_hash, "X-Result-Status": status}
+        upload = await root.post(f"{V1}/providers/{shared['id']}/results", content=b"x", headers=headers)
+        assert upload.status_code == 403, upload.text
+    assert await ask(ada, "den", shared) == 504
+    host.house.superusers.add("root")
+    claimed = await root.post(CLAIM, json=worker)
+    assert claimed.json()["request"]["request_id"] == request_hash

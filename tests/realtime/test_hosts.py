@@ -6,13 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import httpx
 import pytest
 import socketio
 from fastapi import Depends, FastAPI, Header, Request
 from rest import V1, claim, register, report, submit
 from waiting import until
 
-from realtime.sockets import LiveServer, serve
+from realtime.sockets import LiveServer, Socket, serve
 from zndraw_joblib import (
     Forbidden,
     JobLib,
@@ -24,7 +25,7 @@ from zndraw_joblib import (
 )
 from zndraw_joblib.server.db.engine import open_engine, open_sessions
 from zndraw_joblib.server.realtime import rooms
-from zndraw_joblib.wire.events import workers_of
+from zndraw_joblib.wire.events import providers_of, workers_of
 
 KEY = "ada"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "host_app.py"
@@ -255,7 +256,7 @@ def test_handlers_need_a_mounted_queue(host: Host) -> None:
 
 
 async def test_a_socket_leaves_the_rooms_that_its_user_may_not_serve(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker whose owner lost the room gets no more events of its jobs and provider requests."""
     refused: set[str] = set()
@@ -266,20 +267,38 @@ async def test_a_socket_leaves_the_rooms_that_its_user_may_not_serve(
         return room_id
 
     monkeypatch.setattr(rooms, "_CHECK_SECONDS", 0.02)
+    host = Host(database_url, lambda sio: sio)
     host.app.dependency_overrides[verify_writable_room] = writable
     register_socketio_handlers(host.sio, host.joblib)
     async with host.serve() as server:
         rest = await server.rest("bob")
-        lab, den = await register(rest, room="lab"), await register(rest, room="den")
         bob = await server.connect(auth={"token": "bob"})
-        for job in (lab, den):
-            join = {"job_name": job["full_name"], "worker_id": job["worker_id"]}
-            assert await bob.call("join_job_room", **join) == {}
-        names = {workers_of(job["full_name"]) for job in (lab, den)}
-        assert names <= joined(host)
+        served = {room: await serve_room(rest, bob, room) for room in ("lab", "den")}
+        assert served["lab"] | served["den"] <= joined(host)
         refused.add("lab")
-        await until(lambda: workers_of(lab["full_name"]) not in joined(host))
-        assert workers_of(den["full_name"]) in joined(host)
+        await until(lambda: not served["lab"] & joined(host))
+        assert served["den"] <= joined(host)
+        for room in ("lab", "den"):
+            url = f"{V1}/rooms/{room}/providers/{room}:files:Home"
+            assert (await rest.get(url, headers={"Prefer": "wait=0"})).status_code == 504
+        await until(lambda: bool(asked(bob)))
+        assert asked(bob) == ["den:files:Home"]
+
+
+async def serve_room(rest: httpx.AsyncClient, worker: Socket, room: str) -> set[str]:
+    """Register a job and a provider, and join their rooms by a socket. Return the names of these rooms."""
+    job = await register(rest, room=room)
+    worker_id = {"worker_id": job["worker_id"]}
+    assert await worker.call("join_job_room", job_name=job["full_name"], **worker_id) == {}
+    body = {"category": "files", "name": "Home", **worker_id}
+    provider = (await rest.put(f"{V1}/rooms/{room}/providers", json=body)).json()["full_name"]
+    assert await worker.call("join_provider_room", provider_name=provider, **worker_id) == {}
+    return {workers_of(job["full_name"]), providers_of(provider)}
+
+
+def asked(worker: Socket) -> list[str]:
+    """Return the providers whose requests a socket received, in order."""
+    return [data["provider_name"] for event, data in worker.received if event == "provider_request"]
 
 
 def joined(host: Host) -> set[str]:

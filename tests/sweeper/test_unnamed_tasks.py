@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from rest import V1
 from sqlalchemy import func, select
 
-from sweeper.mounted_queue import MountedQueue
+from sweeper.mounted_queue import MountedQueue, User
+from zndraw_joblib import Forbidden, verify_writable_room
 from zndraw_joblib.server.db.tables import UnnamedTask
+from zndraw_joblib.server.http.worker_rooms import WorkerRooms
 from zndraw_joblib.server.queue import rules_workers
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS
 
@@ -46,7 +49,19 @@ async def marks(queue: MountedQueue) -> int:
         return count
 
 
-@pytest.mark.parametrize(
+def refuse(queue: MountedQueue, refused: str) -> None:
+    """Take the right to serve a room away from the user of the queue."""
+
+    async def writable(room_id: str) -> str:
+        if room_id == refused:
+            raise Forbidden("The room is no longer yours")
+        return room_id
+
+    queue.app.dependency_overrides[verify_writable_room] = writable
+    queue.joblib.worker_rooms = WorkerRooms(queue.joblib.guards, queue.joblib.runtime)
+
+
+outcomes = pytest.mark.parametrize(
     ("policy", "running", "after"),
     [
         ({}, True, ("failed", "worker-lost")),
@@ -55,6 +70,9 @@ async def marks(queue: MountedQueue) -> int:
     ],
     ids=["failed", "retried", "not started"],
 )
+
+
+@outcomes
 async def test_a_task_that_its_worker_stops_naming_is_settled(
     queue: MountedQueue, policy: dict[str, Any], running: bool, after: tuple[str, str]
 ) -> None:
@@ -75,6 +93,36 @@ async def test_a_task_that_its_worker_stops_naming_is_settled(
     assert (await queue.get_task(kept))["status"] == "running"
     await queue.sweep()
     assert await marks(queue) == 0
+
+
+@outcomes
+async def test_a_task_of_a_removed_member_is_settled(
+    queue: MountedQueue,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: dict[str, Any],
+    running: bool,
+    after: tuple[str, str],
+) -> None:
+    """Its worker names it in each heartbeat; the task that it has in another room continues."""
+    monkeypatch.setattr(User, "is_superuser", False)
+    lost = await queue.register(room="lab", **policy)
+    worker_id = lost["worker_id"]
+    stranded = await queue.submit_and_claim(lost, running=running)
+    await queue.submit(await queue.register("Move", room="den", worker_id=worker_id), "den")
+    kept = await queue.report(await queue.claim(worker_id), "running")
+    assert await name(queue, worker_id, stranded, kept) == ["continue", "continue"]
+    refuse(queue, "lab")
+    assert await name(queue, worker_id, stranded, kept) == ["lost", "continue"]
+    await omit(queue, worker_id, stranded, kept, seconds=LIMIT - INTERVAL)
+    await queue.sweep()
+    assert (await queue.get_task(stranded))["status"] == ("running" if running else "claimed")
+    await omit(queue, worker_id, stranded, kept, seconds=INTERVAL)
+    await queue.sweep()
+    task = await queue.get_task(stranded)
+    assert (task["status"], task["error_code"]) == after
+    response = await queue.client.post(f"{V1}/tasks/claim", json={"worker_id": worker_id})
+    assert response.json()["task"] is None
+    assert (await queue.get_task(kept))["status"] == "running"
 
 
 async def test_a_worker_that_names_no_task_at_all_is_not_judged(queue: MountedQueue) -> None:
