@@ -38,7 +38,7 @@ def begin_check(waiters: Waiters, waiter: Waiter) -> None:
 
 def found_nothing(waiters: Waiters, waiter: Waiter) -> None:
     """End a check that found nothing."""
-    waiter.found(None)
+    waiter.record(None)
 
 
 async def is_waiting(waiting: "asyncio.Task[bool]") -> bool:
@@ -129,7 +129,7 @@ async def test_a_used_wake_up_is_not_passed_on(waiters: Waiters, enter: Enter) -
         second = enter("job")
         waiters.wake("job", 1)
         begin_check(waiters, first)
-        first.found("job")
+        first.record("job")
     assert not second.is_woken
 
 
@@ -139,7 +139,7 @@ async def test_a_wake_up_for_another_job_is_passed_on(waiters: Waiters, enter: E
         second = enter("a")
         waiters.wake("a", 1)
         begin_check(waiters, first)
-        first.found("b")
+        first.record("b")
     assert second.is_woken
 
 
@@ -149,7 +149,7 @@ async def test_a_wake_up_during_another_claim_is_passed_on(waiters: Waiters, ent
         second = enter("job")
         begin_check(waiters, first)  # the check begins, and finds a task that was already pending
         waiters.wake("job", 1)  # another task is committed during the check
-        first.found("job")
+        first.record("job")
     assert second.is_woken
 
 

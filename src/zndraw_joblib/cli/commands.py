@@ -10,8 +10,8 @@ from zndraw_joblib.cli.options import show_help_without_command
 from zndraw_joblib.cli.server import commands as server
 
 
-def _print_version(*, wanted: bool) -> None:
-    if wanted:
+def _print_version(*, is_set: bool) -> None:
+    if is_set:
         typer.echo(f"zndraw-joblib {version('zndraw-joblib')}")
         raise typer.Exit
 

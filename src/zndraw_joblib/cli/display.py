@@ -100,9 +100,9 @@ def build_table(
 def shorten_ids(ids: Sequence[str]) -> list[str]:
     """Return prefixes of ids that name each of them in this list; at least 18 characters."""
     different, size = set(ids), _ID_CHARACTERS
-    while len({each[:size] for each in different}) < len(different):
+    while len({task_id[:size] for task_id in different}) < len(different):
         size += 1
-    return [each[:size] for each in ids]
+    return [task_id[:size] for task_id in ids]
 
 
 def _fit(needed: dict[str, int], layout: Layout, width: int) -> dict[str, int]:

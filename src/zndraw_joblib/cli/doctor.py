@@ -121,23 +121,23 @@ def _database_clock(client: AdminClient) -> float | None:
 
 def check_clocks(clocks: Clocks) -> Iterator[Check]:
     """Check that the clocks of the server and of the database are near this machine's."""
-    known = {
+    clocks_ahead = {
         name: ahead
         for name, ahead in (("server", clocks.server), ("database", clocks.database))
         if ahead is not None
     }
-    if not known:
+    if not clocks_ahead:
         yield skipped("clocks", "No other clock is known: the server does not answer")
         return
-    wrong = {name: ahead for name, ahead in known.items() if abs(ahead) > _MAX_SKEW_SECONDS}
+    wrong = {name: ahead for name, ahead in clocks_ahead.items() if abs(ahead) > _MAX_SKEW_SECONDS}
     for name, ahead in wrong.items():
         how = "ahead of" if ahead > 0 else "behind"
         detail = f"The clock of the {name} is {abs(ahead):,.0f} s {how} this machine's"
         yield warned("clocks", detail, _SET_CLOCK)
     if not wrong:
-        most = math.ceil(max(map(abs, known.values()), default=0.0))
-        names = " and ".join(known)
-        yield passed("clocks", f"This machine and the {names} differ by {max(1, most)} s at most")
+        difference = math.ceil(max(map(abs, clocks_ahead.values()), default=0.0))
+        names = " and ".join(clocks_ahead)
+        yield passed("clocks", f"This machine and the {names} differ by {max(1, difference)} s at most")
 
 
 def _check_queue(client: AdminClient) -> Iterator[Check]:

@@ -208,15 +208,17 @@ class Waiting:
             return
         self._next = now + _EXPLAIN_SECONDS
         try:
-            found = self._client.explain(task.id)
+            explanation = self._client.explain(task.id)
         except Exception as error:
             if not is_unreachable(error):
                 raise
             return
-        self.reason = found.reasons[0].detail if found.reasons else ""
-        if found.wait_seconds is not None:
-            self.reason = f"about {format_duration(timedelta(seconds=found.wait_seconds))}; {self.reason}"
-        for reason in found.reasons:
+        self.reason = explanation.reasons[0].detail if explanation.reasons else ""
+        if explanation.wait_seconds is not None:
+            self.reason = (
+                f"about {format_duration(timedelta(seconds=explanation.wait_seconds))}; {self.reason}"
+            )
+        for reason in explanation.reasons:
             if (remedy := _REMEDIES.get(reason.code)) and reason.code not in self._printed:
                 self._printed.add(reason.code)
                 remedy = remedy.replace("JOB", task.job_name)

@@ -49,9 +49,9 @@ def example_call(job: JobResponse) -> str:
 
 def _policy(job: JobResponse) -> dict[str, Any]:
     """Return the fields of the policy that the job has set, with durations to read."""
-    given = job.model_dump(include=set(JobPolicy.model_fields), exclude_defaults=True)
+    fields = job.model_dump(include=set(JobPolicy.model_fields), exclude_defaults=True)
     shown: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in fields.items():
         if name.endswith("_seconds") and value:
             shown[name.removesuffix("_seconds")] = format_duration(timedelta(seconds=value))
         else:
@@ -85,9 +85,9 @@ def _type(schema: Schema, field: Schema, depth: int = 0) -> str:
         return " or ".join(map(_written, values))
     choices = field.get("anyOf") or field.get("oneOf")
     if isinstance(choices, list) and depth < _MAX_DEPTH:
-        return " or ".join(dict.fromkeys(_type(schema, _mapping(each), depth + 1) for each in choices))
-    found = field.get("type", "any")
-    text = " or ".join(map(str, found)) if isinstance(found, list) else str(found)
+        return " or ".join(dict.fromkeys(_type(schema, _mapping(choice), depth + 1) for choice in choices))
+    kinds = field.get("type", "any")
+    text = " or ".join(map(str, kinds)) if isinstance(kinds, list) else str(kinds)
     items = field.get("items")
     if text == "array" and isinstance(items, dict) and depth < _MAX_DEPTH:
         text = f"array of {_type(schema, items, depth + 1)}"
@@ -101,17 +101,17 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 def _example(schema: Schema, field: Schema, depth: int = 0) -> Any:
     """Return a value for a parameter: one of its examples, its default, or one of its type."""
     field = _resolved(schema, field)
-    for found in (field.get("examples"), field.get("enum")):
-        if isinstance(found, list) and found:
-            return found[0]
+    for values in (field.get("examples"), field.get("enum")):
+        if isinstance(values, list) and values:
+            return values[0]
     for key in ("default", "const", "minimum"):
         if field.get(key) is not None:
             return field[key]
     choices = field.get("anyOf") or field.get("oneOf")
     if isinstance(choices, list) and choices and depth < _MAX_DEPTH:
         return _example(schema, _mapping(choices[0]), depth + 1)
-    found = field.get("type")
-    return _NO_EXAMPLE.get(found[0] if isinstance(found, list) and found else str(found), "text")
+    kind = field.get("type")
+    return _NO_EXAMPLE.get(kind[0] if isinstance(kind, list) and kind else str(kind), "text")
 
 
 def _resolved(schema: Schema, field: Schema) -> Schema:
@@ -120,10 +120,10 @@ def _resolved(schema: Schema, field: Schema) -> Schema:
         reference = field.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             return field
-        found: Any = schema
+        target: Any = schema
         for part in reference[2:].split("/"):
-            found = _mapping(found).get(part)
-        field = {**_mapping(found), **{key: value for key, value in field.items() if key != "$ref"}}
+            target = _mapping(target).get(part)
+        field = {**_mapping(target), **{key: value for key, value in field.items() if key != "$ref"}}
     return field
 
 

@@ -83,13 +83,13 @@ def parse_options(*, run_at: str | None, **options: Any) -> dict[str, Any]:
         raise UsageError(
             f"--run-at {run_at!r} is not a time: {error}. Pass a time like 2030-01-31T18:00"
         ) from error
-    given = {name: value for name, value in {**options, "run_at": moment}.items() if value is not None}
+    fields = {name: value for name, value in {**options, "run_at": moment}.items() if value is not None}
     try:
-        validated(TaskSubmitRequest, given)
+        validated(TaskSubmitRequest, fields)
     except ValueError as error:
         text = re.sub("|".join(_OPTIONS), lambda field: _OPTIONS[field[0]], str(error))
         raise UsageError(text) from error
-    return given
+    return fields
 
 
 def check_payload(payload: dict[str, Any]) -> None:
@@ -215,33 +215,33 @@ def encoder(client: AdminClient, job: str | None, room: str | None, defaults: di
             return error
 
     def resolve(name: str, searched: str | None) -> JobName:
-        found = find(name, searched)
-        if isinstance(found, CommandError):
-            raise found
-        return found
+        name_or_error = find(name, searched)
+        if isinstance(name_or_error, CommandError):
+            raise name_or_error
+        return name_or_error
 
     def encode_line(line: bytes) -> bytes:
         try:
-            given = TaskLine.model_validate_json(line)
+            task = TaskLine.model_validate_json(line)
         except ValidationError as error:
             raise ValueError(_explain(error)) from None
-        fields = given.model_dump(exclude_unset=True, exclude={"job", "room", "payload"})
-        if (wanted := given.job or job) is None:
+        fields = task.model_dump(exclude_unset=True, exclude={"job", "room", "payload"})
+        if (job_name := task.job or job) is None:
             raise ValueError("job is missing: add it to the line, or pass JOB for all lines")
-        name = resolve(wanted, given.room or room)
+        name = resolve(job_name, task.room or room)
         options = {
             key: value for key, value in defaults.items() if not (key in _TIMES and _TIMES & set(fields))
         }
-        return task_body(task_room(given.room or room, name), str(name), given.payload, {**options, **fields})
+        return task_body(task_room(task.room or room, name), str(name), task.payload, {**options, **fields})
 
     return encode_line
 
 
 def _explain(error: ValidationError) -> str:
-    unknown = [str(each["loc"][0]) for each in error.errors() if each["type"] == "extra_forbidden"]
+    unknown = [str(fault["loc"][0]) for fault in error.errors() if fault["type"] == "extra_forbidden"]
     if unknown:
-        known = ", ".join(TaskLine.model_fields)
-        return f"{', '.join(unknown)}: unknown field; a line has the fields {known}"
+        names = ", ".join(TaskLine.model_fields)
+        return f"{', '.join(unknown)}: unknown field; a line has the fields {names}"
     return describe_errors(error)
 
 
@@ -252,21 +252,21 @@ def submit_file(client: AdminClient, file: CheckedFile, key: str) -> None:
     task was refused.
     """
     numbers: deque[int] = deque()
-    done = refused = 0
+    submitted = refused = 0
     with _progress() as progress:
         bar = progress.add_task("Submitting", total=file.tasks)
         try:
             for results in client.submit_bodies(file.read(numbers), key):
                 refused += _print_results(results, numbers)
-                done += len(results)
-                progress.update(bar, completed=done)
+                submitted += len(results)
+                progress.update(bar, completed=submitted)
         except KeyboardInterrupt:
             print_note(
-                f"Stopped after {done:,} of {file.tasks:,} tasks. To submit the others, repeat the command "
-                f"with --idempotency-key {key}"
+                f"Stopped after {submitted:,} of {file.tasks:,} tasks. To submit the others, repeat the "
+                f"command with --idempotency-key {key}"
             )
             raise
-    print_note(f"Submitted {done - refused:,} of {file.tasks:,} tasks of {file.name}.")
+    print_note(f"Submitted {submitted - refused:,} of {file.tasks:,} tasks of {file.name}.")
     if refused:
         raise CommandError(f"{refused:,} tasks were refused; their lines are named above")
 
@@ -463,14 +463,14 @@ def _check_alone(
     *, values: list[str] | None, payload: str | None, wait: bool, timeout: float | None, as_json: bool
 ) -> None:
     """Raise `UsageError` if an option is given that has no meaning with --from."""
-    given = {
+    conflicts = {
         "KEY=VALUE": bool(values),
         "--payload": payload is not None,
         "--wait": wait,
         "--timeout": timeout is not None,
         "--json": as_json,
     }
-    wrong = [name for name, is_given in given.items() if is_given]
+    wrong = [name for name, is_given in conflicts.items() if is_given]
     if wrong:
         raise UsageError(
             f"{wrong[0]} cannot be combined with --from. "

@@ -107,16 +107,16 @@ class Selection:
     def resolve(self, client: AdminClient) -> TaskFilter:
         """Return the filter with full names and ids. Raises `CommandError` for an unknown job or worker."""
         room = self.rooms[0] if self.rooms else None
-        given = {
+        options = {
             "status": self.statuses,
             "room": self.rooms,
             "job": [str(client.find_job(job, room)) for job in self.jobs],
             "worker": client.find_worker(self.worker) if self.worker else None,
             **self.fields,
         }
-        wanted = {name: value for name, value in given.items() if value}
+        filters = {name: value for name, value in options.items() if value}
         try:
-            return validated(TaskFilter, wanted)
+            return validated(TaskFilter, filters)
         except ValueError as error:
             raise UsageError(
                 re.sub(r"^(\w+)", lambda name: f"--{name[0].replace('_', '-')}", str(error))
@@ -137,10 +137,10 @@ def select(  # noqa: PLR0913 - one for each option
     """Return what the options select. Raises `UsageError`."""
     if all_rooms and rooms:
         raise UsageError("--all-rooms and --room cannot be combined. Pass one of them")
-    given = {**others, "since": parse_moment(since, "--since"), "until": parse_moment(until, "--until")}
-    fields = {name: value for name, value in given.items() if value}
-    chosen = [] if all_rooms else rooms or [DEFAULT_ROOM]
-    return Selection(chosen, list(statuses or ()), list(jobs or ()), worker, fields)
+    values = {**others, "since": parse_moment(since, "--since"), "until": parse_moment(until, "--until")}
+    fields = {name: value for name, value in values.items() if value}
+    room_ids = [] if all_rooms else rooms or [DEFAULT_ROOM]
+    return Selection(room_ids, list(statuses or ()), list(jobs or ()), worker, fields)
 
 
 def parse_duration(text: float | str) -> float:
@@ -148,8 +148,8 @@ def parse_duration(text: float | str) -> float:
     if isinstance(text, float):
         return text
     try:
-        if found := _AGO.fullmatch(text.strip()):
-            return timedelta(**{_UNITS[found[2]]: float(found[1])}).total_seconds()
+        if match := _AGO.fullmatch(text.strip()):
+            return timedelta(**{_UNITS[match[2]]: float(match[1])}).total_seconds()
         return float(text)
     except (ValueError, OverflowError) as error:
         raise typer.BadParameter(
@@ -255,61 +255,67 @@ def bulk(  # noqa: PLR0913 - each is an option
             "Without a terminal the command cannot ask. Pass --yes, or --preview to change nothing"
         )
     with open_client(url) as client:
-        wanted = selection.resolve(client)
-        found = client.preview_bulk(action, wanted)
+        filters = selection.resolve(client)
+        bulk_preview = client.preview_bulk(action, filters)
         if preview:
-            print_json(found) if as_json else _print_bulk_preview(found)
+            print_json(bulk_preview) if as_json else _print_bulk_preview(bulk_preview)
         else:
-            _apply(client, found, wanted, yes=yes, as_json=as_json)
+            _apply(client, bulk_preview, filters, yes=yes, as_json=as_json)
 
 
-def _apply(client: AdminClient, found: BulkPreview, wanted: TaskFilter, *, yes: bool, as_json: bool) -> None:
+def _apply(
+    client: AdminClient, preview: BulkPreview, filters: TaskFilter, *, yes: bool, as_json: bool
+) -> None:
     """Ask unless `yes`, and apply an action. Raises `CommandError` if the operator declines."""
-    if not yes and found.count:
-        _print_bulk_preview(found)
+    if not yes and preview.count:
+        _print_bulk_preview(preview)
         try:
-            refusal = _refusal(found)
+            refusal = _refusal(preview)
         except typer.Abort:  # Ctrl-C, or the end of the input
             raise CommandError("Nothing was changed", exit_code=130) from None
         if refusal is not None:
             raise CommandError(refusal)
-    result = client.apply_bulk(found, wanted)
+    result = client.apply_bulk(preview, filters)
     if as_json:
         print_json(result)
         return
     print_note(f"{_tasks(result.affected)} {_DONE[result.action]}{_skipped(result)}.")
-    if not found.is_complete:
+    if not preview.is_complete:
         print_note("More tasks match: repeat the command for the next ones.")
 
 
-def _refusal(found: BulkPreview) -> str | None:
+def _refusal(preview: BulkPreview) -> str | None:
     """Ask the operator; return why nothing is changed, None for a yes.
 
     A purge, or a cancel or release of many tasks, needs their number, typed.
     """
-    is_large = found.action is not BulkAction.RETRY and found.count > _MAX_UNTYPED
-    if not is_large and found.action is not BulkAction.PURGE:
-        is_wanted = typer.confirm(f"{found.action.capitalize()} {_count(found)}?", err=True)
+    is_large = preview.action is not BulkAction.RETRY and preview.count > _MAX_UNTYPED
+    if not is_large and preview.action is not BulkAction.PURGE:
+        is_wanted = typer.confirm(f"{preview.action.capitalize()} {_count(preview)}?", err=True)
         return None if is_wanted else "Nothing was changed"
     what = (
-        f"To {found.action} {_count(found)}, type their number" if found.count > 1 else "To purge it, type 1"
+        f"To {preview.action} {_count(preview)}, type their number"
+        if preview.count > 1
+        else "To purge it, type 1"
     )
     typed: str = typer.prompt(what, default="", show_default=False, err=True)
-    if re.sub(r"[\s,]", "", typed) == str(found.count):
+    if re.sub(r"[\s,]", "", typed) == str(preview.count):
         return None
-    return f"Nothing was changed: {typed!r} is not the number of tasks, {found.count}"
+    return f"Nothing was changed: {typed!r} is not the number of tasks, {preview.count}"
 
 
-def _print_bulk_preview(found: BulkPreview) -> None:
-    more = "" if found.is_complete else f", the newest of more: one command changes at most {found.limit:,}"
-    print_note(f"{found.action}: {_count(found)} would be {_DONE[found.action]}{more}.")
-    if found.examples:
-        caption = f"{len(found.examples)} of {_count(found)}"
-        print_tasks(found.examples, with_rooms=True, caption=caption)
+def _print_bulk_preview(preview: BulkPreview) -> None:
+    more = (
+        "" if preview.is_complete else f", the newest of more: one command changes at most {preview.limit:,}"
+    )
+    print_note(f"{preview.action}: {_count(preview)} would be {_DONE[preview.action]}{more}.")
+    if preview.examples:
+        caption = f"{len(preview.examples)} of {_count(preview)}"
+        print_tasks(preview.examples, with_rooms=True, caption=caption)
 
 
-def _count(found: BulkPreview) -> str:
-    return _tasks(found.count)
+def _count(preview: BulkPreview) -> str:
+    return _tasks(preview.count)
 
 
 def _skipped(result: BulkResult) -> str:
@@ -434,11 +440,11 @@ def tasks(  # noqa: PLR0913 - each is an option
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
     with open_client(url) as client:
-        found, caption = _find(client, selection, limit)
+        items, caption = _find(client, selection, limit)
     if as_json:
-        print_json(found)
+        print_json(items)
     else:
-        print_tasks(found, with_rooms=len(selection.rooms) != 1, caption=caption)
+        print_tasks(items, with_rooms=len(selection.rooms) != 1, caption=caption)
 
 
 def _find(
@@ -446,8 +452,8 @@ def _find(
 ) -> tuple[Sequence[TaskResponse | FoundTask], str]:
     """Return tasks, and how many there are."""
     if selection.needs_search:
-        found, has_more = client.search(selection.resolve(client), limit)
-        return found, f"{len(found)} tasks" + ("; there may be more, see --limit" if has_more else "")
+        items, has_more = client.search(selection.resolve(client), limit)
+        return items, f"{len(items)} tasks" + ("; there may be more, see --limit" if has_more else "")
     room, status = selection.rooms[0], next(iter(selection.statuses), None)
     page = client.tasks(room, status=status, limit=limit)
     return page.items, f"{len(page.items)} of {page.total:,} tasks in room {room}"
@@ -476,26 +482,26 @@ def task(  # noqa: PLR0913 - each is an option
     if attempt is not None and not logs:
         raise UsageError("--attempt selects a log. Add --logs, or remove --attempt")
     with open_client(url) as client:
-        found = client.find_task(task_id)
+        uuid = client.find_task(task_id)
         if history:
-            print_history(client.history(found), as_json=as_json)
+            print_history(client.history(uuid), as_json=as_json)
         elif follow:
-            check_completed(following.follow(client, found, prints_lines=True))
+            check_completed(following.follow(client, uuid, prints_lines=True))
         elif logs:
-            claim = None if attempt is None else client.claim_of_attempt(found, attempt)
-            print_log(client.log_parts(found, claim, 0), as_json=as_json)
+            claim = None if attempt is None else client.claim_of_attempt(uuid, attempt)
+            print_log(client.log_parts(uuid, claim, 0), as_json=as_json)
         elif result:
-            write_result(client, client.get_task(found))
+            write_result(client, client.get_task(uuid))
         else:
-            print_task(client.get_task(found), as_json=as_json)
+            print_task(client.get_task(uuid), as_json=as_json)
 
 
 def _check_views(views: dict[str, bool], *, as_json: bool) -> None:
     """Raise `UsageError` for options that exclude each other."""
-    given = [name for name, is_given in views.items() if is_given]
-    given += ["--json"] if as_json and {"--follow", "--result"} & set(given) else []
-    if len(given) > 1:
-        raise UsageError(f"{given[0]} cannot be combined with {given[1]}. Remove one of them")
+    names = [name for name, is_given in views.items() if is_given]
+    names += ["--json"] if as_json and {"--follow", "--result"} & set(names) else []
+    if len(names) > 1:
+        raise UsageError(f"{names[0]} cannot be combined with {names[1]}. Remove one of them")
 
 
 def explain(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:

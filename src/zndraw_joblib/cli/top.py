@@ -79,12 +79,12 @@ def _section(table: Table, count: int, noun: str) -> list[RenderableType]:
 def sparkline(intervals: Sequence[Interval], at: datetime) -> str:
     """Return one letter for each of the last 60 minutes: how many tasks ended in it."""
     ended = [0] * _MINUTES
-    for each in intervals:
-        ago = int((at - each.start).total_seconds() // MINUTE)
+    for interval in intervals:
+        ago = int((at - interval.start).total_seconds() // MINUTE)
         if 0 <= ago < _MINUTES:
-            ended[_MINUTES - 1 - ago] = each.completed + each.failed + each.cancelled
-    most = max(ended)
-    return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] if most else _BARS[0] for count in ended)
+            ended[_MINUTES - 1 - ago] = interval.completed + interval.failed + interval.cancelled
+    highest = max(ended)
+    return "".join(_BARS[-(-count * (len(_BARS) - 1) // highest)] if highest else _BARS[0] for count in ended)
 
 
 def _load(job: JobEntry) -> tuple[int, int]:
@@ -100,12 +100,12 @@ def _totals(overview: Overview) -> list[Text]:
     counts, oldest = overview.counts, overview.oldest_waiting_at
     waits = f", the oldest for {format_duration(overview.at - oldest)}" if oldest else ""
     workers = ", ".join(f"{count:,} {state}" for state, count in overview.workers.items()) or "none"
-    used = min(counts.running, overview.slots) if overview.slots_used is None else overview.slots_used
+    slots_in_use = min(counts.running, overview.slots) if overview.slots_used is None else overview.slots_used
     ahead = f", claimed ahead {counts.claimed:,}" if counts.claimed else ""
     servers, paused = _plural(len(overview.servers), "server"), _plural(overview.paused_jobs, "job")
     return [
         Text(f"Waiting {overview.queued:,}{waits}; scheduled {overview.scheduled:,}"),
-        Text(f"Running {counts.running:,}{ahead}; {used:,} of {overview.slots:,} slots in use"),
+        Text(f"Running {counts.running:,}{ahead}; {slots_in_use:,} of {overview.slots:,} slots in use"),
         Text(f"Ended   {counts.completed:,} completed, {counts.failed:,} failed; {_rate(overview)}"),
         Text(f"Workers {workers}; {servers}; {paused} paused"),
         Text(f"Hour    {sparkline(overview.recent, overview.at)}"),
@@ -119,8 +119,8 @@ def _plural(count: int, noun: str) -> str:
 def _rate(overview: Overview) -> str:
     """Return how many tasks ended in the last minutes."""
     since = overview.at - timedelta(minutes=15)
-    recent = [each for each in overview.recent if each.start >= since]
-    completed, failed = sum(each.completed for each in recent), sum(each.failed for each in recent)
+    recent = [minute for minute in overview.recent if minute.start >= since]
+    completed, failed = sum(minute.completed for minute in recent), sum(minute.failed for minute in recent)
     return f"in 15 minutes {completed:,} and {failed:,}"
 
 

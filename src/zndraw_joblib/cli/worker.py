@@ -34,13 +34,13 @@ from zndraw_joblib.worker.serving import ProcessConfig, RunOptions, serve, serve
 log = logging.getLogger(__name__)
 
 
-def warn_of_unknown(known: Collection[str] | None = None) -> None:
+def warn_of_unknown(settings: Collection[str] | None = None) -> None:
     """Log a warning for each variable that is no setting.
 
-    Without `known` the settings of a server are not known: then only those that resemble a client's variable.
+    Without `settings` those of a server are not known: then only variables that resemble a client's variable.
     """
-    for name, nearest in unknown_variables(known or ()).items():
-        if known is not None or nearest is not None:
+    for name, nearest in unknown_variables(settings or ()).items():
+        if settings is not None or nearest is not None:
             log.warning("%s", describe(name, nearest))
 
 
@@ -262,12 +262,12 @@ def _policy(
         "timeout_seconds": timeout,
         "start_timeout_seconds": start_timeout,
     }
-    given = cast("PolicyOptions", {name: value for name, value in options.items() if value is not None})
+    policy = cast("PolicyOptions", {name: value for name, value in options.items() if value is not None})
     try:
-        policy_of(given)
+        policy_of(policy)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return given
+    return policy
 
 
 def _run(config: ProcessConfig, processes: int) -> None:

@@ -73,11 +73,11 @@ def worker_row(worker: WorkerSummary) -> dict[str, Any]:
 
 
 def _show(client: AdminClient, worker: str, *, as_json: bool) -> None:
-    found = client.worker_detail(client.find_worker(worker))
+    detail = client.worker_detail(client.find_worker(worker))
     if as_json:
-        print_json(found)
+        print_json(detail)
         return
-    print_fields({**found.model_dump(exclude={"jobs", "tasks"}), "jobs": ", ".join(found.jobs)})
-    if found.tasks:
+    print_fields({**detail.model_dump(exclude={"jobs", "tasks"}), "jobs": ", ".join(detail.jobs)})
+    if detail.tasks:
         typer.echo()
-        print_tasks(found.tasks, with_rooms=True, caption=f"{len(found.tasks)} tasks")
+        print_tasks(detail.tasks, with_rooms=True, caption=f"{len(detail.tasks)} tasks")

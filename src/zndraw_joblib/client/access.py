@@ -109,16 +109,16 @@ def find_access(url: str | None = None, token: str | None = None) -> Access:
     of ``ZNDRAW_JOBLIB_TOKEN``, or the one saved for this URL in the credentials file. Raises ValueError for
     what is no URL or no token, and `UnreadableCredentials`.
     """
-    used = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).strip()
-    canonical = canonical_url(used)
+    server_url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).strip()
+    canonical = canonical_url(server_url)
     if token is not None:
-        return Access(used, _checked(token.strip(), "The argument token"), "the argument token")
+        return Access(server_url, _checked(token.strip(), "The argument token"), "the argument token")
     variable = os.environ.get(TOKEN_VARIABLE, "").strip()
     if variable:
-        return Access(used, _checked(variable, TOKEN_VARIABLE), TOKEN_VARIABLE)
+        return Access(server_url, _checked(variable, TOKEN_VARIABLE), TOKEN_VARIABLE)
     saved = load().get(canonical)
     # The canonical URL makes sure that the token goes to the host it was saved for.
-    return Access(canonical if saved else used, saved, str(path()))
+    return Access(canonical if saved else server_url, saved, str(path()))
 
 
 class ServerUnreachable(ConnectionError):

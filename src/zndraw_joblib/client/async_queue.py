@@ -216,10 +216,10 @@ class AsyncQueue:
         flow = self._submits.submit_many(tasks, room, idempotency_key, atomic=atomic)
         results = await self._rest.run(flow)
         return [
-            each
-            if isinstance(each, ProblemException)
-            else AsyncTaskHandle(each.id, self._rest, self._rule, room=each.room)
-            for each in results
+            result
+            if isinstance(result, ProblemException)
+            else AsyncTaskHandle(result.id, self._rest, self._rule, room=result.room)
+            for result in results
         ]
 
     async def gather(

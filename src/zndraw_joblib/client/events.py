@@ -93,15 +93,15 @@ class Following:
 
     def feed(self, content: bytes) -> list[TaskEvent]:
         """Return the events that are complete after another piece of the stream."""
-        found: list[TaskEvent] = []
+        events: list[TaskEvent] = []
         for event in self._parser.feed(content):
             self._backoff.reset()
             if event.id:
                 self._last = int(event.id)
             self.has_ended |= event.kind == "end"
             if event.kind in _SHOWN:
-                found.append(self._task_event(event))
-        return found
+                events.append(self._task_event(event))
+        return events
 
     def lost(self, error: Exception | None) -> float:
         """Return the pause after the stream ended, with an error or without. Raises a final error."""

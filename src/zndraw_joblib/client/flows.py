@@ -60,40 +60,40 @@ def repeated(call: Call[T], plan: RetryPlan) -> Flow[T]:
 
 def drive(flow: Flow[T], send: Callable[[Call[Any]], Any]) -> T:
     """Return the result of a flow; `send` sends each request."""
-    got: Any = None
+    response: Any = None
     error: BaseException | None = None
     while True:
         try:
-            effect = flow.send(got) if error is None else flow.throw(error)
+            effect = flow.send(response) if error is None else flow.throw(error)
         except StopIteration as end:
             result: T = end.value
             return result
-        got = error = None
+        response = error = None
         try:
             if isinstance(effect, Pause):
                 time.sleep(effect.seconds)
             else:
-                got = send(effect)
+                response = send(effect)
         except BaseException as caught:
             error = caught
 
 
 async def drive_async(flow: Flow[T], send: Callable[[Call[Any]], Awaitable[Any]]) -> T:
     """Return the result of a flow; `send` sends each request."""
-    got: Any = None
+    response: Any = None
     error: BaseException | None = None
     while True:
         try:
-            effect = flow.send(got) if error is None else flow.throw(error)
+            effect = flow.send(response) if error is None else flow.throw(error)
         except StopIteration as end:
             result: T = end.value
             return result
-        got = error = None
+        response = error = None
         try:
             if isinstance(effect, Pause):
                 await asyncio.sleep(effect.seconds)
             else:
-                got = await send(effect)
+                response = await send(effect)
         except BaseException as caught:
             error = caught
 
@@ -105,14 +105,14 @@ def read(call: Call[T], what: str, rule: RetryRule) -> Flow[T]:
 
 def send_once(what: str, make: Callable[[str], Call[T]], key: str | None, rule: RetryRule) -> Flow[T]:
     """Send the request that `make` returns for a key; repeat it with this key while it gets no response."""
-    used = str(uuid4()) if key is None else key
+    request_key = str(uuid4()) if key is None else key
     attempt = Attempt()
     plan = RetryPlan(what, rule.seconds, lambda error: rule.may_repeat(error, attempt))
     try:
-        return (yield from repeated(make(used), plan))
+        return (yield from repeated(make(request_key), plan))
     except Exception as error:
         if attempt.was_sent and is_repeatable(error):
-            error.add_note(f"The request may or may not have been applied. {rule.how_to_repeat(used)}")
+            error.add_note(f"The request may or may not have been applied. {rule.how_to_repeat(request_key)}")
         raise
 
 
@@ -165,8 +165,8 @@ def wait(
         began = time.monotonic()
         task = None
         try:
-            wanted = round(max(0.0, min(deadline - began, step)))
-            task, applied = yield from ask(calls.get_task(task_id, wanted))
+            seconds = round(max(0.0, min(deadline - began, step)))
+            task, applied = yield from ask(calls.get_task(task_id, seconds))
         except Exception as error:
             pause = polling.failed(error)
         else:
@@ -175,11 +175,11 @@ def wait(
                 show(task)
             if task.status in TERMINAL:
                 return task
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             status = task.status if task else "out of reach"
             raise TimeoutError(f"Task {task_id} is {status} after {timeout:g} s{(yield from _why(task))}")
-        yield Pause(min(pause, left))
+        yield Pause(min(pause, remaining))
 
 
 def _why(task: TaskResponse | None) -> Flow[str]:
@@ -187,11 +187,11 @@ def _why(task: TaskResponse | None) -> Flow[str]:
     if task is None or task.status != TaskStatus.PENDING:
         return ""
     try:
-        found = yield from ask(explain(str(task.id)))
+        explanation = yield from ask(explain(str(task.id)))
     except Exception as error:
         log.debug("Explaining task %s: %s", task.id, describe(error))
         return ""
-    return f": {found.reasons[0].detail}" if found.reasons else ""
+    return f": {explanation.reasons[0].detail}" if explanation.reasons else ""
 
 
 def explain(task_id: str) -> Call[TaskExplanation]:
@@ -243,14 +243,14 @@ class JobList(list[JobSummary]):
 
 def all_jobs(room: str, rule: RetryRule) -> Flow[JobList]:
     """Return all jobs that a room sees."""
-    found = JobList()
+    jobs = JobList()
     path = f"/rooms/{quoted(room)}/jobs"
     while True:
-        call = calls.get(path, PaginatedResponse[JobSummary], limit=MAX_PAGE, offset=len(found))
+        call = calls.get(path, PaginatedResponse[JobSummary], limit=MAX_PAGE, offset=len(jobs))
         page = yield from read(call, f"Listing the jobs of room {room}", rule)
-        found += page.items
-        if not page.items or len(found) >= page.total:
-            return found
+        jobs += page.items
+        if not page.items or len(jobs) >= page.total:
+            return jobs
 
 
 def find_job(name: str, category: str | None, room: str, rule: RetryRule) -> Flow[JobName]:
@@ -260,16 +260,16 @@ def find_job(name: str, category: str | None, room: str, rule: RetryRule) -> Flo
     """
     seen = [parse_job_name(job.full_name) for job in (yield from all_jobs(room, rule))]
     for owner in (room, GLOBAL, INTERNAL):
-        found = [
+        jobs = [
             job
             for job in seen
             if job.room_id == owner and job.name == name and category in {None, job.category}
         ]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        if len(jobs) == 1:
+            return jobs[0]
+        if jobs:
             raise AmbiguousJob(
-                f"The name {name!r} is ambiguous: room {room!r} sees {', '.join(map(str, found))}. "
+                f"The name {name!r} is ambiguous: room {room!r} sees {', '.join(map(str, jobs))}. "
                 "Pass the full name"
             )
     raise JobNotFound(missing_text(f"Room {room!r} sees no job {name!r}", name, room, seen))

@@ -194,11 +194,11 @@ class Submitter:
         self, requests: Iterable[Chunk], key: str | None = None
     ) -> Iterator[list[TaskHandle | ProblemException]]:
         """Send requests one after the other, each repeated with its own key; yield the results of each."""
-        used, done = checked_key(key), 0
+        checked, submitted = checked_key(key), 0
         for number, chunk in enumerate(requests):
-            results = self._rest.run(self._submits.submit_chunk(chunk, used, number, done))
-            yield [self._handle_or_problem(Submitted.of(each, None)) for each in results]
-            done += chunk.tasks
+            results = self._rest.run(self._submits.submit_chunk(chunk, checked, number, submitted))
+            yield [self._handle_or_problem(Submitted.of(result, None)) for result in results]
+            submitted += chunk.tasks
 
     def _handle_or_problem(self, result: Submitted | ProblemException) -> TaskHandle | ProblemException:
         if isinstance(result, ProblemException):

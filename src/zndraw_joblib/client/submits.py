@@ -79,17 +79,17 @@ class NewTask:
         """Return the task of a call. Raises TypeError for an unknown option, with the known ones."""
         unknown = options.keys() - SubmitOptions.__annotations__
         if unknown:
-            known = ", ".join(SubmitOptions.__annotations__)
+            names = ", ".join(SubmitOptions.__annotations__)
             raise TypeError(
-                f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {known}. "
+                f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {names}. "
                 "Pass the job's parameters as one dict: submit(job, {'width': 3})"
             )
         return cls(job, payload, **options)
 
     def options(self) -> dict[str, Any]:
         """Return the schedule, the priority and the other options that are given."""
-        given = {name: getattr(self, name) for name in _OPTIONS}
-        return {name: value for name, value in given.items() if value is not None}
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 class Chunk(NamedTuple):
@@ -196,19 +196,19 @@ class Submits:
         bodies: list[bytes] = []
         rooms: list[str] = []
         for index, task in enumerate(tasks):
-            body, found = yield from self._body_of(task, room, index)
+            body, task_room_id = yield from self._body_of(task, room, index)
             bodies.append(body)
-            rooms.append(found)
+            rooms.append(task_room_id)
         if not bodies:
             return []
         results: Results = []
-        used = checked_key(key)
+        call_key = checked_key(key)
         for number, chunk in enumerate([one_chunk(bodies)] if atomic else chunks(bodies)):
-            results += yield from self.submit_chunk(chunk, used, number, len(results))
-        return [Submitted.of(result, found) for result, found in zip(results, rooms, strict=True)]
+            results += yield from self.submit_chunk(chunk, call_key, number, len(results))
+        return [Submitted.of(result, room_id) for result, room_id in zip(results, rooms, strict=True)]
 
-    def submit_chunk(self, chunk: Chunk, key: str, number: int, done: int) -> Flow[Results]:
-        """Submit the tasks of a chunk, after `done` others; repeat it while the server is too busy."""
+    def submit_chunk(self, chunk: Chunk, key: str, number: int, submitted: int) -> Flow[Results]:
+        """Submit the tasks of a chunk, after `submitted` others; repeat it while the server is too busy."""
         results: Results = []
 
         def check(found: Results) -> None:
@@ -225,24 +225,24 @@ class Submits:
         except Exception as error:
             if any(error is result for result in results):
                 return results
-            if done:
-                error.add_note(f"{done:,} tasks were sent before. {self.rule.how_to_repeat(key)}")
+            if submitted:
+                error.add_note(f"{submitted:,} tasks were sent before. {self.rule.how_to_repeat(key)}")
             raise
 
     def find(self, name: str, category: str | None, room: str) -> Flow[JobName]:
         """Return the job that a room means by a name, as it was found up to a minute ago."""
-        known, until = self._found.get((name, category, room), (None, 0.0))
-        if known is None or time.monotonic() > until:
-            known = yield from find_job(name, category, room, self.rule)
-            self._found[name, category, room] = known, time.monotonic() + _NAME_SECONDS
-        return known
+        job, until = self._found.get((name, category, room), (None, 0.0))
+        if job is None or time.monotonic() > until:
+            job = yield from find_job(name, category, room, self.rule)
+            self._found[name, category, room] = job, time.monotonic() + _NAME_SECONDS
+        return job
 
     def _body_of(self, task: Any, room: str | None, index: int) -> Flow[tuple[bytes, str]]:
         new = task if isinstance(task, NewTask) else NewTask(task)
         try:
             name, payload = yield from self._name_and_payload(new, room)
-            used = task_room(new.room or room or self.room, name)
-            return task_body(used, str(name), payload, new.options()), used
+            room_id = task_room(new.room or room or self.room, name)
+            return task_body(room_id, str(name), payload, new.options()), room_id
         except TypeError as error:
             raise TypeError(f"tasks.{index}: {error}") from error
         except (ValueError, ProblemException) as error:
@@ -263,14 +263,14 @@ class Submits:
                 "remove one of them"
             )
         cls = type(job)
-        known = task.job_room or self._room_of(cls) or job_room_of(cls)
-        if task.job_room or known != GLOBAL:
-            return job_name_of(cls, known), codecs.payload_of(job)
+        job_room = task.job_room or self._room_of(cls) or job_room_of(cls)
+        if task.job_room or job_room != GLOBAL:
+            return job_name_of(cls, job_room), codecs.payload_of(job)
         return (yield from self.find(cls.__name__, category_of(cls), searched)), codecs.payload_of(job)
 
 
 def checked_key(key: str | None) -> str:
     """Return the key of a call, by default a new one. Raises `InvalidIdempotencyKey`."""
-    used = str(uuid4()) if key is None else key
-    format_key(used)
-    return used
+    checked = str(uuid4()) if key is None else key
+    format_key(checked)
+    return checked

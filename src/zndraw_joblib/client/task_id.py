@@ -130,20 +130,22 @@ class Bar:
             self._progress = Progress(*columns, console=console, transient=True, disable=hidden)
             self._progress.add_task("", total=None)
 
-    def show(self, text: str, done: float, total: float | None) -> None:
-        """Show that `done` of `total` are done; an unknown total is None."""
+    def show(self, text: str, current: float, total: float | None) -> None:
+        """Show that `current` of `total` are done; an unknown total is None."""
         text = one_line(text[:_MAX_TEXT])
         if self._notebook is not None:
-            self._notebook.show(text, done, total)
+            self._notebook.show(text, current, total)
         elif self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], description=text, completed=done, total=total)
+            self._progress.update(
+                self._progress.task_ids[0], description=text, completed=current, total=total
+            )
 
     def show_task(self, task: TaskResponse) -> None:
         """Show the status and the progress of a task."""
         progress = task.progress
         message = f"{task.status}: {progress.message}" if progress and progress.message else str(task.status)
-        done, total = (progress.current, progress.total) if progress else (None, None)
-        self.show(message, done or 0, total)
+        current, total = (progress.current, progress.total) if progress else (None, None)
+        self.show(message, current or 0, total)
 
     def __enter__(self) -> Self:
         if self._progress is not None:
@@ -161,10 +163,10 @@ class _NotebookBar:
     def __init__(self) -> None:
         self._handle: Any = None
 
-    def show(self, text: str, done: float, total: float | None) -> None:
+    def show(self, text: str, current: float, total: float | None) -> None:
         ipython: Any = import_module("IPython.display")  # only notebooks have it
-        limits = f'value="{done:g}" max="{total:g}"' if total else ""
-        count = f" {done:g}/{total:g}" if total else ""
+        limits = f'value="{current:g}" max="{total:g}"' if total else ""
+        count = f" {current:g}/{total:g}" if total else ""
         html = ipython.HTML(f"<progress {limits}></progress>{count} {escape(text)}")
         if self._handle is None:
             self._handle = ipython.display(html, display_id=True)

@@ -87,18 +87,18 @@ class Watch:
     def _read_states(self, task_ids: Iterable[str], room: str) -> Flow[States]:
         """Return tasks of a room as they are now: a few one by one, many from the pages of the room."""
         missing = set(task_ids)
-        found: States = {}
+        states: States = {}
         for number in range(3 * ceil(len(missing) / _PAGE) if len(missing) > _FEW else 0):
             query = {"limit": _PAGE, "offset": number * _PAGE}
             call = calls.get(f"/rooms/{quoted(room)}/tasks", PaginatedResponse[TaskResponse], **query)
             page = yield from read(call, f"Reading the tasks of room {room}", self._rule)
-            found |= {str(task.id): task for task in page.items if str(task.id) in missing}
-            missing -= found.keys()
+            states |= {str(task.id): task for task in page.items if str(task.id) in missing}
+            missing -= states.keys()
             if not missing or not page.items:
                 break
         for task_id in missing:
-            found[task_id] = yield from self._read_one(task_id)
-        return found
+            states[task_id] = yield from self._read_one(task_id)
+        return states
 
     def _read_unknown(self) -> Flow[list[str]]:
         ended: list[str] = []
@@ -170,7 +170,7 @@ def gather(
     rule: RetryRule,
     *,
     return_exceptions: bool,
-    show: Callable[[int, int], object] = lambda done, total: None,
+    show: Callable[[int, int], object] = lambda ended, total: None,
 ) -> Flow[dict[str, Any]]:
     """Return the results of tasks, and with `return_exceptions` the failures too.
 

@@ -45,9 +45,9 @@ class CheckedKeywords(BaseModel):
 
 def _check_keywords(cls: type[BaseModel], values: Mapping[str, Any]) -> None:
     fields = cls.model_fields
-    known = {alias for field in fields.values() for alias in (field.alias, field.validation_alias)}
+    aliases = {alias for field in fields.values() for alias in (field.alias, field.validation_alias)}
     # The arguments of `BaseSettings` begin with an underscore.
-    unknown = [name for name in values if not (name in fields or name in known or name.startswith("_"))]
+    unknown = [name for name in values if not (name in fields or name in aliases or name.startswith("_"))]
     if unknown:
         raise TypeError(unknown_text(cls.__name__, unknown, list(fields)))
     for name, value in values.items():

@@ -125,23 +125,23 @@ def missing_text(what: str, name: str, room: str, seen: Sequence[JobName]) -> st
             "Start a worker with 'zndraw-joblib worker FILE', or name another room"
         )
     by_name = {job.name: str(job) for job in reversed(seen)}
-    near = [by_name[each] for each in get_close_matches(name.rpartition(":")[2], by_name, n=3)]
+    near = [by_name[match] for match in get_close_matches(name.rpartition(":")[2], by_name, n=3)]
     more = ", ..." if len(seen) > _MAX_NAMES else ""
-    known = f"Room {room!r} sees {', '.join(map(str, seen[:_MAX_NAMES]))}{more}"
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"{known}."
+    visible = f"Room {room!r} sees {', '.join(map(str, seen[:_MAX_NAMES]))}{more}"
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"{visible}."
     return f"{what}. {hint} Check the name, start a worker that serves the job, or name another room"
 
 
-def unknown_text(what: str, unknown: Iterable[str], known: Collection[str]) -> str:
+def unknown_text(what: str, unknown: Iterable[str], names: Collection[str]) -> str:
     """Return the text of an error for keywords that something does not have, with the nearest known ones."""
-    near = {name: _near_text(name, known) for name in sorted(unknown)}
+    near = {name: _near_text(name, names) for name in sorted(unknown)}
     named = "; ".join(f"{name!r}{text}" for name, text in near.items())
-    return f"{what} has no {named}" + ("" if all(near.values()) else f". It has {', '.join(known)}")
+    return f"{what} has no {named}" + ("" if all(near.values()) else f". It has {', '.join(names)}")
 
 
-def _near_text(name: str, known: Collection[str]) -> str:
-    near = [each for each in known if name.startswith(each) or each.startswith(name)]
-    near = near or get_close_matches(name, known, n=1)
+def _near_text(name: str, names: Collection[str]) -> str:
+    near = [other for other in names if name.startswith(other) or other.startswith(name)]
+    near = near or get_close_matches(name, names, n=1)
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
 
 

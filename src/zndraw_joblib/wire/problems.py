@@ -355,7 +355,7 @@ class ResultStoreFull(ProblemException):
 
 
 def _family(root: type[ProblemException]) -> list[type[ProblemException]]:
-    return [root, *(found for child in root.__subclasses__() for found in _family(child))]
+    return [root, *(kind for child in root.__subclasses__() for kind in _family(child))]
 
 
 PROBLEMS = {cls.problem_id(): cls for cls in _family(ProblemException) if cls is not ProblemException}

@@ -120,10 +120,10 @@ class ProviderError(BaseModel):
 
 def params_of(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Return the parameters of a query: a string for each name, a list of strings for a repeated one."""
-    found: dict[str, list[str]] = {}
+    params: dict[str, list[str]] = {}
     for name, value in query:
-        found.setdefault(name, []).append(value)
-    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+        params.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in params.items()}
 
 
 def canonical(params: dict[str, Any]) -> str:

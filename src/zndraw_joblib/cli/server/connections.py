@@ -43,8 +43,8 @@ class _Limits:
     def data_received(self, data: bytes) -> None:
         """Pass data on in parts that cannot exceed the limit unnoticed."""
         while data and not self._is_refused:
-            left = MAX_HEAD_BYTES - self._unparsed
-            part, data = (data, b"") if len(data) <= left else (data[:left], data[left:])
+            allowed = MAX_HEAD_BYTES - self._unparsed
+            part, data = (data, b"") if len(data) <= allowed else (data[:allowed], data[allowed:])
             self._unparsed += len(part)
             super().data_received(part)  # type: ignore[misc]
             if self.transport.is_closing() or self.transport.get_protocol() is not self:

@@ -67,30 +67,32 @@ def check_counts(database_url: str | None, *, repair: bool) -> None:
 
     async def work(database: Database) -> list[str]:
         await schema.prepare(database)
-        found = await database.run_sync(sql_recount.wrong)
-        if found and repair:
+        differences = await database.run_sync(sql_recount.wrong)
+        if differences and repair:
             await sql_recount.repair(database)
-        return found
+        return differences
 
     try:
-        found = run(url, work, allow_new=False)
+        wrong = run(url, work, allow_new=False)
     except schema.OutdatedSchema as error:
         raise CommandError(str(error)) from error
-    for line in found:
+    for line in wrong:
         typer.echo(f"Add to the counts of a {line}")
-    if found and not repair:
+    if wrong and not repair:
         raise CommandError(
             f"{locate(url).text}: kept counts differ from the tasks and results. Run 'zndraw-joblib db "
             "check-counts --repair' with the same database URL"
         )
-    typer.echo(f"{locate(url).text}: " + ("the counts are corrected" if found else "all counts are right"))
+    typer.echo(f"{locate(url).text}: " + ("the counts are corrected" if wrong else "all counts are right"))
 
 
 def current(database_url: str | None) -> None:
     """Print the schema's version, and how to upgrade it if it is not the newest."""
     url = settings.load(database_url).database_url
-    found = run(url, schema.check, allow_new=False)
-    if found == schema.newest():
-        typer.echo(f"{found} (newest)")
+    version = run(url, schema.check, allow_new=False)
+    if version == schema.newest():
+        typer.echo(f"{version} (newest)")
     else:
-        typer.echo(f"{found or 'no schema'}; the newest is {schema.newest()}: run 'zndraw-joblib db upgrade'")
+        typer.echo(
+            f"{version or 'no schema'}; the newest is {schema.newest()}: run 'zndraw-joblib db upgrade'"
+        )

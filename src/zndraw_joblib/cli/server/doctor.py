@@ -38,8 +38,8 @@ def run(database_url: str | None) -> tuple[list[Check], float | None]:
     if location.is_missing and config.database_url == DEFAULT_DATABASE_URL:
         checks.append(skipped("database", "No database is named here; --database-url names the server's"))
         return [*checks, *_check_redis(config)], None
-    found, ahead = _check_database(config.database_url, location)
-    return [*checks, found, *_check_redis(config), *_check_disk(config, location)], ahead
+    check, ahead = _check_database(config.database_url, location)
+    return [*checks, check, *_check_redis(config), *_check_disk(config, location)], ahead
 
 
 def _check_variables() -> Iterator[Check]:
@@ -55,9 +55,9 @@ def _check_database(url: str, location: DatabaseLocation) -> tuple[Check, float 
     async def work(opened: Database) -> tuple[str | None, float, float]:
         started = time.monotonic()
         await check_sessions(opened)
-        found = await schema.check(opened)
+        current = await schema.check(opened)
         now = await opened.read(_now)
-        return found, (now - datetime.now(UTC)).total_seconds(), time.monotonic() - started
+        return current, (now - datetime.now(UTC)).total_seconds(), time.monotonic() - started
 
     try:
         version, ahead, took = database.run(url, work, allow_new=False)

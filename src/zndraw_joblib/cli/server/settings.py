@@ -18,9 +18,9 @@ _SECRET = frozenset({"admin_token", "database_url"})
 def load(database_url: str | None, **options: Any) -> ServerSettings:
     """Return the settings; options of the command line win. Raises `UsageError`."""
     options["database_url"] = database_url
-    given = {name: value for name, value in options.items() if value is not None}
+    values = {name: value for name, value in options.items() if value is not None}
     try:
-        return ServerSettings(**given)
+        return ServerSettings(**values)
     except ValidationError as error:
         raise UsageError("; ".join(map(_explain, error.errors()))) from error
     except tomllib.TOMLDecodeError as error:

@@ -42,10 +42,10 @@ async def prepare(database: Database, url: str) -> BootstrapToken:
         saved = access.load()
     except UnreadableCredentials as error:
         return BootstrapToken(problem=str(error))
-    known = await database.read(_first_superuser, candidates=[saved.get(url, ""), *saved.values()])
-    if known is None:
+    current = await database.read(_first_superuser, candidates=[saved.get(url, ""), *saved.values()])
+    if current is None:
         return BootstrapToken()
-    return BootstrapToken(saved_in=access.path()) if saved.get(url) == known else _save(url, known)
+    return BootstrapToken(saved_in=access.path()) if saved.get(url) == current else _save(url, current)
 
 
 async def _first_superuser(tx: Transaction, candidates: Iterable[str]) -> str | None:

@@ -81,13 +81,13 @@ class _Looker:
 
     async def _look(self) -> None:
         settings = self._runtime.settings
-        found: Overview = await self._runtime.database.read_snapshot(
+        overview: Overview = await self._runtime.database.read_snapshot(
             rules_overview.read_overview, settings.heartbeat_seconds
         )
-        self._last = found.model_dump_json()
-        known = found.model_dump_json(exclude=_NOT_COMPARED)
-        if known != self._known:
-            self._known = known
+        self._last = overview.model_dump_json()
+        compared = overview.model_dump_json(exclude=_NOT_COMPARED)
+        if compared != self._known:
+            self._known = compared
             for reader in self.readers:
                 reader.put(self._last)
 

@@ -35,24 +35,24 @@ from zndraw_joblib.wire.workers import WorkerInfo
 _JOBS = "jobs"
 
 
-async def list_jobs(tx: Transaction, wanted: JobFilter, part: CursorPage) -> JobEntries:
+async def list_jobs(tx: Transaction, job_filter: JobFilter, part: CursorPage) -> JobEntries:
     """Return jobs by full name, with their counts. Read it in a snapshot."""
     after = None if part.cursor is None else cursors.decode(_JOBS, part.cursor, [str])[0]
-    found = await sql_lists.jobs_page(tx, wanted, after, part.limit + 1)
-    listed = found[: part.limit]
-    last = str(listed[-1][0].name) if len(found) > part.limit else None
+    rows = await sql_lists.jobs_page(tx, job_filter, after, part.limit + 1)
+    listed = rows[: part.limit]
+    last = str(listed[-1][0].name) if len(rows) > part.limit else None
     return JobEntries(
         items=await entries(tx, listed), next=None if last is None else cursors.encode(_JOBS, last)
     )
 
 
-async def entries(tx: Transaction, found: list[tuple[JobRecord, int]]) -> list[JobEntry]:
+async def entries(tx: Transaction, rows: list[tuple[JobRecord, int]]) -> list[JobEntry]:
     """Return jobs with their counts; each is given with its number of scheduled tasks."""
-    ids = [job.id for job, _ in found]
+    ids = [job.id for job, _ in rows]
     if not ids:
         return []
     services, counts = await sql_lists.services(tx, ids), await sql_counts.of_jobs(tx, ids)
-    waiting = [job.id for job, _ in found if job.pending]
+    waiting = [job.id for job, _ in rows if job.pending]
     oldest: dict[UUID, datetime] = {}
     for task in await sql_counts.of_queues(tx, waiting) if waiting else []:
         oldest[task.job_id] = min(task.created_at, oldest.get(task.job_id, task.created_at))
@@ -65,7 +65,7 @@ async def entries(tx: Transaction, found: list[tuple[JobRecord, int]]) -> list[J
             scheduled=scheduled,
             oldest_waiting_at=oldest.get(job.id),
         )
-        for job, scheduled in found
+        for job, scheduled in rows
     ]
 
 
@@ -106,8 +106,8 @@ _ROOMS = "rooms"
 async def list_rooms(tx: Transaction, part: CursorPage) -> RoomEntries:
     """Return rooms by id, with their counts. Read it in a snapshot."""
     after = "" if part.cursor is None else cursors.decode(_ROOMS, part.cursor, [str])[0]
-    found = await sql_lists.rooms_page(tx, after, part.limit + 1)
-    rooms = found[: part.limit]
+    room_ids = await sql_lists.rooms_page(tx, after, part.limit + 1)
+    rooms = room_ids[: part.limit]
     if not rooms:
         return RoomEntries(items=[])
     jobs, (counts, held) = await sql_lists.job_counts(tx, rooms), await sql_counts.of_rooms(tx, rooms)
@@ -125,7 +125,7 @@ async def list_rooms(tx: Transaction, part: CursorPage) -> RoomEntries:
         )
         items.append(entry)
     return RoomEntries(
-        items=items, next=cursors.encode(_ROOMS, rooms[-1]) if len(found) > part.limit else None
+        items=items, next=cursors.encode(_ROOMS, rooms[-1]) if len(room_ids) > part.limit else None
     )
 
 
@@ -139,8 +139,8 @@ async def list_providers(tx: Transaction, part: CursorPage) -> ProviderEntries:
     after = JobName("", "", "")
     if part.cursor is not None:
         after = JobName(*cursors.decode(_PROVIDERS, part.cursor, [str, str, str]))
-    found = await sql_lists.providers_page(tx, after, part.limit + 1)
-    listed = found[: part.limit]
+    providers = await sql_lists.providers_page(tx, after, part.limit + 1)
+    listed = providers[: part.limit]
     if not listed:
         return ProviderEntries(items=[])
     now = await tx.now()
@@ -159,7 +159,7 @@ async def list_providers(tx: Transaction, part: CursorPage) -> ProviderEntries:
         )
         for provider in listed
     ]
-    has_more = len(found) > part.limit
+    has_more = len(providers) > part.limit
     return ProviderEntries(
         items=items, next=cursors.encode(_PROVIDERS, *listed[-1].name) if has_more else None
     )
@@ -177,9 +177,9 @@ async def list_workers(
     tx: Transaction, caller: Identity, room_id: str | None, part: Page, interval: float
 ) -> PaginatedResponse[WorkerSummary]:
     """Return one page of all workers, or of those that serve a job which a room lists."""
-    found, total = await sql_lists.workers_page(tx, room_id, part)
+    workers, total = await sql_lists.workers_page(tx, room_id, part)
     visible = RESERVED if room_id is None else RESERVED | {room_id}
-    items = await _summaries(tx, caller, found, visible, interval)
+    items = await _summaries(tx, caller, workers, visible, interval)
     return rules_answers.page_response(PaginatedResponse[WorkerSummary], items, total, part)
 
 
@@ -198,11 +198,11 @@ async def get_worker(tx: Transaction, caller: Identity, worker_id: UUID, interva
 async def _summaries(
     tx: Transaction,
     caller: Identity,
-    found: Sequence[WorkerListing],
+    workers: Sequence[WorkerListing],
     visible: frozenset[str],
     interval: float,
 ) -> list[WorkerSummary]:
-    ids, now = [worker.id for worker in found], await tx.now()
+    ids, now = [worker.id for worker in workers], await tx.now()
     if not ids:
         return []
     held = await sql_lists.held_counts(tx, ids)
@@ -210,7 +210,7 @@ async def _summaries(
     for job in await sql_lists.served_jobs(tx, ids):
         served[job.worker_id].append(job)
     items = []
-    for worker in found:
+    for worker in workers:
         is_own = _is_own(caller, worker)
         jobs = [job.full_name for job in served[worker.id] if is_own or job.room_id in visible]
         state = state_of(worker.last_heartbeat, now, interval, is_draining=worker.draining)
@@ -220,9 +220,9 @@ async def _summaries(
         if is_own or jobs:
             hidden = set() if is_own else {"host", "pid", "owner_id"}
             shown = {*WorkerInfo.model_fields, "max_tasks", "created_at", "owner_id"} - hidden
-            known = {field: getattr(worker, field) for field in shown}
-            known |= held.get(worker.id, HeldTasks())._asdict()
-            item = item.model_copy(update={**known, "jobs": jobs[:_MAX_JOBS]})
+            fields = {field: getattr(worker, field) for field in shown}
+            fields |= held.get(worker.id, HeldTasks())._asdict()
+            item = item.model_copy(update={**fields, "jobs": jobs[:_MAX_JOBS]})
         items.append(item)
     return items
 

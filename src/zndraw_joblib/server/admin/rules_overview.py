@@ -45,9 +45,9 @@ _MOST_FINDINGS = 100
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1}
 
 
-def ordered(found: Iterable[Finding]) -> list[Finding]:
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings, critical ones first, at most 100."""
-    return sorted(found, key=lambda finding: _ORDER[finding.severity])[:_MOST_FINDINGS]
+    return sorted(findings, key=lambda finding: _ORDER[finding.severity])[:_MOST_FINDINGS]
 
 
 def unserved_job(job: QueuedJob) -> Finding:
@@ -92,13 +92,13 @@ def waiting_task(task: WaitingTask, now: datetime) -> Finding | None:
 
 def failing_tasks(ends: RecentEnds, since: datetime) -> list[Finding]:
     """Return that most tasks of a job failed, and that attempts were lost, since a time."""
-    found = []
+    findings = []
     number = ends.failed + ends.completed
     if ends.failed >= _MANY_FAILURES and ends.failed >= _MOST * number:
         detail = (
             f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed."
         )
-        found.append(
+        findings.append(
             Finding(
                 code="failing-job",
                 severity=Severity.WARNING if ends.completed else Severity.CRITICAL,
@@ -110,7 +110,7 @@ def failing_tasks(ends: RecentEnds, since: datetime) -> list[Finding]:
             )
         )
     if ends.lost >= _MANY_LOST:
-        found.append(
+        findings.append(
             Finding(
                 code="lost-attempts",
                 severity=Severity.WARNING,
@@ -122,7 +122,7 @@ def failing_tasks(ends: RecentEnds, since: datetime) -> list[Finding]:
                 since=since,
             )
         )
-    return found
+    return findings
 
 
 def silent_workers(group: WorkerGroup) -> list[Finding]:
@@ -144,11 +144,11 @@ def silent_workers(group: WorkerGroup) -> list[Finding]:
 
 def sweepers(servers: Sequence[ServerEntry], held_back: bool) -> list[Finding]:
     """Return what keeps the sweepers from recovering tasks."""
-    found = []
+    findings = []
     silent = [server for server in servers if server.is_silent]
     if silent:
         names = ", ".join(f"{server.host} (pid {server.pid})" for server in silent[:5])
-        found.append(
+        findings.append(
             Finding(
                 code="sweeper-silent",
                 severity=Severity.CRITICAL if len(silent) == len(servers) else Severity.WARNING,
@@ -161,16 +161,16 @@ def sweepers(servers: Sequence[ServerEntry], held_back: bool) -> list[Finding]:
     modes = {server.sweeper_mode for server in servers if not server.is_silent}
     if modes & {SweeperMode.OBSERVE, SweeperMode.OFF}:
         mode = min(str(mode) for mode in modes & {SweeperMode.OBSERVE, SweeperMode.OFF})
-        found.append(
+        findings.append(
             _held_back(
                 f"The sweeper's last cycle had the mode {mode}: it recovered no task of a lost worker."
             )
         )
     elif held_back:
-        found.append(
+        findings.append(
             _held_back("Most workers are silent at once, so the sweeper has held back for one cycle.")
         )
-    return found
+    return findings
 
 
 def _held_back(detail: str) -> Finding:
@@ -209,7 +209,7 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
     groups = await sql_lists.by_state(tx, silent_since)
     listed = await entries(tx)
     last = await history(tx, 1)
-    found = [
+    findings = [
         *await _of_jobs(tx, waiting, now),
         *silent_workers(groups[WorkerState.SILENT]),
         *sweepers(listed, held_back=bool(last) and last[0].held_back),
@@ -217,7 +217,7 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
     since = now - timedelta(seconds=HOUR)
     return Overview(
         at=now,
-        findings=ordered(found),
+        findings=ordered(findings),
         counts=await sql_counts.of_all(tx),
         queued=totals.queued,
         scheduled=totals.scheduled,
@@ -236,8 +236,8 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
 async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -> list[Finding]:
     unserved = await sql_lists.unserved_jobs(tx, _LISTED_JOBS)
     paused = await sql_lists.paused_jobs(tx, _LISTED_JOBS)
-    found = [unserved_job(job) for job in unserved]
-    found += [paused_job(job) for job in paused]
+    findings = [unserved_job(job) for job in unserved]
+    findings += [paused_job(job) for job in paused]
     # The longest wait of each job, unless it is known why it waits.
     explained = {job.id for job in (*unserved, *paused)}
     longest: dict[str, WaitingTask] = {}
@@ -246,11 +246,11 @@ async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -
             longest.setdefault(task.job, task)
     for task in longest.values():
         if (late := waiting_task(task, now)) is not None:
-            found.append(late)
+            findings.append(late)
     since = (now - _RECENT).replace(second=0, microsecond=0)
     for ends in await sql_statistics.ends(tx, since):
-        found += failing_tasks(ends, since)
-    return found
+        findings += failing_tasks(ends, since)
+    return findings
 
 
 async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
@@ -265,8 +265,8 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
         of_job = counts.get(job.id, sql_counts.NO_COUNTS)  # its pending tasks count as queued
         entries.append(rules_lists.entry(job, services.get(job.id), of_job, queued=of_job.pending))
     total = StatusCounts()
-    for each in counts.values():
-        for name, number in each:
+    for job_counts in counts.values():
+        for name, number in job_counts:
             setattr(total, name, getattr(total, name) + number)
     return RoomOverview(
         at=now,
@@ -279,14 +279,14 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
 
 
 def _of_room(entries: list[JobEntry]) -> list[Finding]:
-    found = []
+    findings = []
     for entry in entries:
         job = QueuedJob(entry.id, entry.full_name, entry.queued)
         if entry.queued and not entry.workers and entry.room_id != INTERNAL:
-            found.append(unserved_job(job))
+            findings.append(unserved_job(job))
         if entry.queued and entry.paused:
-            found.append(paused_job(job))
-    return found
+            findings.append(paused_job(job))
+    return findings
 
 
 # Server processes as they report themselves with each cycle of their sweepers.
@@ -335,7 +335,7 @@ async def report(
     if prune:
         since = now - _KEEP_SERVERS
         await sql_operators.prune_servers(
-            tx, seen_since=since, cycles_since=now - _KEEP_CYCLES, most=_MOST_CYCLES
+            tx, seen_since=since, cycles_since=now - _KEEP_CYCLES, limit=_MOST_CYCLES
         )
 
 
@@ -347,13 +347,13 @@ async def leave(tx: Transaction, process: Process) -> None:
 async def entries(tx: Transaction) -> list[ServerEntry]:
     """Return the servers that have reported in the last hour, the oldest first."""
     now = await tx.now()
-    found = []
+    servers = []
     for row in await sql_operators.seen_since(tx, now - _KEEP_SERVERS):
         patience = timedelta(seconds=_SILENT_SWEEPS * row.sweep_interval_seconds + 1)
         mode = None if row.sweeper_mode is None else SweeperMode(row.sweeper_mode)
         entry = row._asdict() | {"is_silent": row.seen_at < now - patience, "sweeper_mode": mode}
-        found.append(ServerEntry.model_validate(entry))
-    return found
+        servers.append(ServerEntry.model_validate(entry))
+    return servers
 
 
 async def history(tx: Transaction, limit: int = _LISTED_CYCLES) -> list[ServerCycle]:
@@ -456,8 +456,8 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetric
         jobs=await _jobs(tx, totals, now),
         causes=_causes(totals),
         workers={state: group.workers for state, group in groups.items()},
-        held_slots=sum(group.used for group in groups.values()),
-        free_slots=active.slots - active.used,
+        held_slots=sum(group.slots_used for group in groups.values()),
+        free_slots=active.slots - active.slots_used,
         active_servers=len(listed) - silent,
         silent_servers=silent,
         last_success=max(successes, default=None),

@@ -52,36 +52,36 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 async def find(
-    tx: Transaction, wanted: TaskFilter, page: CursorPage, budget: Budget | None = None
+    tx: Transaction, task_filter: TaskFilter, page: CursorPage, budget: Budget | None = None
 ) -> FoundTasks:
     """Return the tasks that match a filter, newest first, after a cursor.
 
     Once the budget is spent, `next` of the response reads on. Raises `InvalidRequest` for a wrong cursor.
     """
-    after = None if page.cursor is None else _place(page.cursor, is_by_time=bool(wanted.room))
-    resolved = await resolve(tx, wanted)
+    after = None if page.cursor is None else _place(page.cursor, is_by_time=bool(task_filter.room))
+    resolved = await resolve(tx, task_filter)
     if resolved is None:
         return FoundTasks(items=[])
     part = await sql_searches.find(tx, resolved, after, page.limit, budget)
-    following = None if part.after is None else _cursor(part.after, is_by_time=bool(wanted.room))
+    following = None if part.after is None else _cursor(part.after, is_by_time=bool(task_filter.room))
     return FoundTasks(items=await entries(tx, part.rows), next=following)
 
 
-async def resolve(tx: Transaction, wanted: TaskFilter) -> Filter | None:
+async def resolve(tx: Transaction, task_filter: TaskFilter) -> Filter | None:
     """Return a filter with the ids of its jobs; None if no task can match."""
-    job_ids = await sql_searches.job_ids(tx, sorted(set(wanted.job))) if wanted.job else []
-    if wanted.job and not job_ids:
+    job_ids = await sql_searches.job_ids(tx, sorted(set(task_filter.job))) if task_filter.job else []
+    if task_filter.job and not job_ids:
         return None
     return Filter(
-        statuses=frozenset(wanted.status),
+        statuses=frozenset(task_filter.status),
         jobs=job_ids,
-        rooms=sorted(set(wanted.room)),
-        worker=wanted.worker,
-        created_by=wanted.created_by,
-        error_codes=sorted(set(wanted.error_code)),
-        text=wanted.text,
-        since=wanted.since,
-        until=wanted.until,
+        rooms=sorted(set(task_filter.room)),
+        worker=task_filter.worker,
+        created_by=task_filter.created_by,
+        error_codes=sorted(set(task_filter.error_code)),
+        text=task_filter.text,
+        since=task_filter.since,
+        until=task_filter.until,
     )
 
 
@@ -122,8 +122,8 @@ def _cursor(place: Place, *, is_by_time: bool) -> str:
 
 async def count(tx: Transaction, rooms: Sequence[str]) -> StatusCounts:
     """Return how many tasks of some rooms, or of all, have each status, from kept counts."""
-    found = await sql_searches.count(tx, sorted(set(rooms)))
-    return StatusCounts(**{status.value: number for status, number in found.items()})
+    numbers = await sql_searches.count(tx, sorted(set(rooms)))
+    return StatusCounts(**{status.value: number for status, number in numbers.items()})
 
 
 # Tokens that confirm an action on many tasks: signed, for one caller, action and filter, for ten minutes.
@@ -139,7 +139,7 @@ class Confirmed(NamedTuple):
 
     caller: Identity
     action: BulkAction
-    wanted: TaskFilter
+    task_filter: TaskFilter
     newest: int
 
 
@@ -162,12 +162,12 @@ async def issue(tx: Transaction, confirmed: Confirmed, lifetime: timedelta = LIF
 
 
 async def verify(
-    tx: Transaction, token: str, caller: Identity, action: BulkAction, wanted: TaskFilter
+    tx: Transaction, token: str, caller: Identity, action: BulkAction, task_filter: TaskFilter
 ) -> Confirmed:
     """Return what a token confirms. Raises `InvalidRequest` if it is for another caller, action or filter."""
     key, now = await runtime_settings.get(tx, _KEY), await tx.now()
     text, _, signature = token.partition(".")
-    confirmed = Confirmed(caller, action, wanted, 0)
+    confirmed = Confirmed(caller, action, task_filter, 0)
     expected = "" if key is None else _sign(key, text, confirmed)
     if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")) or not expected:
         raise _invalid("it is not the token of a preview of this action with this filter by this caller")
@@ -178,11 +178,11 @@ async def verify(
 
 
 def _sign(key: str, text: str, confirmed: Confirmed) -> str:
-    caller, action, wanted, _ = confirmed
+    caller, action, task_filter, _ = confirmed
     # Lists in any order are the same filter.
     fields = {
         name: sorted(value) if isinstance(value, list) else value
-        for name, value in wanted.model_dump(mode="json").items()
+        for name, value in task_filter.model_dump(mode="json").items()
     }
     signed = to_json([text, caller.id, caller.is_superuser, action.value, fields])
     return hmac.new(key.encode(), signed, hashlib.sha256).hexdigest()
@@ -238,9 +238,9 @@ async def preview(
     confirmed = confirmed._replace(newest=await read_in(sql_searches.newest))
     count, is_complete = 0, True
     first: list[FoundRow] = []
-    async for found in _search(read_in, confirmed, limits):
-        count, is_complete = count + len(found.rows), found.is_complete
-        first += found.rows[: _EXAMPLES - len(first)]
+    async for matches in _search(read_in, confirmed, limits):
+        count, is_complete = count + len(matches.rows), matches.is_complete
+        first += matches.rows[: _EXAMPLES - len(first)]
     token, expires_at = await write_in(issue, confirmed)
     return BulkPreview(
         action=confirmed.action,
@@ -264,14 +264,14 @@ async def apply(
     affected = skipped = 0
     entry: int | None = None
     is_complete = True
-    async for found in _search(read_in, confirmed, limits):
-        is_complete = found.is_complete
+    async for matches in _search(read_in, confirmed, limits):
+        is_complete = matches.is_complete
         # Oldest first, as `_apply_batch` handles them: a purge may handle only the first of them.
-        rows = sorted(found.rows, key=attrgetter("seq"))
+        rows = sorted(matches.rows, key=attrgetter("seq"))
         while rows:
-            done = await write_in(_apply_batch, confirmed, rows, affected, skipped, entry)
-            affected, skipped, entry = done.affected, done.skipped, done.entry
-            rows = rows[done.handled :]
+            applied = await write_in(_apply_batch, confirmed, rows, affected, skipped, entry)
+            affected, skipped, entry = applied.affected, applied.skipped, applied.entry
+            rows = rows[applied.handled :]
     result = BulkResult(action=confirmed.action, affected=affected, skipped=skipped, is_complete=is_complete)
     finish = once(key, _RESULT, partial(_finish, confirmed=confirmed, result=result, entry=entry))
     finished: BulkResult = await write_in(finish)
@@ -299,13 +299,13 @@ async def first_result(write_in: Run, key: RequestKey | None) -> BulkResult | No
 
 async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> Any:
     """Yield the tasks that match in batches; the last one states whether the search read to its end."""
-    wanted = await read_in(_resolve, confirmed)
-    if wanted is None:
+    resolved = await read_in(_resolve, confirmed)
+    if resolved is None:
         return
-    after, left, gives_up = None, limits.tasks, time.monotonic() + limits.seconds
-    while left > 0:
-        part: Part = await read_in(sql_searches.find, wanted, after, min(limits.batch, left), _BUDGET)
-        after, left = part.after, left - len(part.rows)
+    after, remaining, gives_up = None, limits.tasks, time.monotonic() + limits.seconds
+    while remaining > 0:
+        part: Part = await read_in(sql_searches.find, resolved, after, min(limits.batch, remaining), _BUDGET)
+        after, remaining = part.after, remaining - len(part.rows)
         yield _Found(part.rows, after is None)
         if after is None or time.monotonic() >= gives_up:
             return
@@ -313,13 +313,13 @@ async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> Any
 
 async def _resolve(tx: Transaction, confirmed: Confirmed) -> Filter | None:
     statuses = STATUSES[confirmed.action]
-    if confirmed.wanted.status:
-        statuses = statuses.intersection(confirmed.wanted.status)
+    if confirmed.task_filter.status:
+        statuses = statuses.intersection(confirmed.task_filter.status)
     if not statuses:
         return None
-    wanted = confirmed.wanted.model_copy(update={"status": sorted(statuses)})
-    found = await resolve(tx, wanted)
-    return found and found.limited_to(confirmed.newest)
+    task_filter = confirmed.task_filter.model_copy(update={"status": sorted(statuses)})
+    resolved = await resolve(tx, task_filter)
+    return resolved and resolved.limited_to(confirmed.newest)
 
 
 class _Done(NamedTuple):
@@ -342,9 +342,9 @@ async def _apply_batch(
         rows = rows[: len(await sql_details.first_to_prune(tx, [row.seq for row in rows]))]
     else:
         await sql_jobs.lock(tx, {row.job_id for row in rows})
-    known = {row.seq: (row.status, row.attempt) for row in rows}
-    free = await sql_tasks.lock_free(tx, sorted(known))
-    same = [task for task in free if (task.status.value, task.attempt) == known[task.seq]]
+    searched = {row.seq: (row.status, row.attempt) for row in rows}
+    free = await sql_tasks.lock_free(tx, sorted(searched))
+    same = [task for task in free if (task.status.value, task.attempt) == searched[task.seq]]
     if confirmed.action is BulkAction.PURGE:
         before = await tx.now() + timedelta(seconds=1)
         count = await sql_transitions.delete_ended(tx, [task.seq for task in same], before)
@@ -388,20 +388,20 @@ async def _record(
     if entry is not None:
         await rules_audit.update(tx, entry, detail)
         return entry
-    rooms = confirmed.wanted.room
+    rooms = confirmed.task_filter.room
     return await rules_audit.record(
         tx,
         confirmed.caller,
         f"bulk.{confirmed.action.value}",
-        describe(confirmed.wanted),
+        describe(confirmed.task_filter),
         rooms[0] if len(rooms) == 1 else None,
         detail,
     )
 
 
-def describe(wanted: TaskFilter) -> str:
+def describe(task_filter: TaskFilter) -> str:
     """Return a filter as JSON with the fields that it has."""
-    return wanted.model_dump_json(exclude_defaults=True)
+    return task_filter.model_dump_json(exclude_defaults=True)
 
 
 async def _finish(tx: Transaction, confirmed: Confirmed, result: BulkResult, entry: int | None) -> BulkResult:

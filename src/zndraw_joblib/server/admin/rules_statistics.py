@@ -70,14 +70,14 @@ async def advance(tx: Transaction, retention: Retention, settle: timedelta = SET
         return Pass(0, is_behind=False)
     until = min(latest, position.until + _LONGEST)
     interval = await _interval(tx, position, until, is_behind=until < latest)
-    found = await sql_occurrences.read(tx, interval)
-    if not found and until < latest:
+    occurrences = await sql_occurrences.read(tx, interval)
+    if not occurrences and until < latest:
         until = await _next_time(tx, interval, latest)
-    if found or until - position.until >= _IDLE:
-        await sql_statistics.add(tx, counts(found))
+    if occurrences or until - position.until >= _IDLE:
+        await sql_statistics.add(tx, counts(occurrences))
         await sql_statistics.move_position(tx, await _moved(tx, position, interval, until))
         await _prune(tx, until, retention)
-    return Pass(sum(each.number for each in found), until < latest)
+    return Pass(sum(occurrence.number for occurrence in occurrences), until < latest)
 
 
 async def _latest(tx: Transaction, settle: timedelta) -> datetime:
@@ -129,34 +129,34 @@ async def _prune(tx: Transaction, until: datetime, retention: Retention) -> None
     await sql_statistics.prune(tx, HOUR, until - retention.hours)
 
 
-def counts(found: Iterable[Occurrence]) -> dict[Key, Counters]:
+def counts(occurrences: Iterable[Occurrence]) -> dict[Key, Counters]:
     """Return the counts of what happened: for each job and for all jobs, by minute, by hour and in all."""
     changes: dict[Key, Counters] = {}
-    for each in found:
-        minute = datetime.fromtimestamp(each.minute * MINUTE, UTC)
+    for occurrence in occurrences:
+        minute = datetime.fromtimestamp(occurrence.minute * MINUTE, UTC)
         hour = minute.replace(minute=0)
-        for job_id in (each.job_id, ALL_JOBS):
+        for job_id in (occurrence.job_id, ALL_JOBS):
             for resolution, start in ((MINUTE, minute), (HOUR, hour), (TOTALS, BEGINNING)):
-                _count(changes.setdefault(Key(resolution, job_id, start), Counters()), each)
+                _count(changes.setdefault(Key(resolution, job_id, start), Counters()), occurrence)
     return changes
 
 
-def _count(counters: Counters, each: Occurrence) -> None:
-    if each.kind == SUBMITTED:
-        counters.submitted += each.number
+def _count(counters: Counters, occurrence: Occurrence) -> None:
+    if occurrence.kind == SUBMITTED:
+        counters.submitted += occurrence.number
         return
-    _observe(counters.waiting, each.waiting, each.number, each.waiting_seconds)
-    _observe(counters.running, each.running, each.number, each.running_seconds)
-    code = each.code or ""
-    if each.kind == RETURNED:
-        counters.retried += 0 if code in _NOT_FAILED else each.number
+    _observe(counters.waiting, occurrence.waiting, occurrence.number, occurrence.waiting_seconds)
+    _observe(counters.running, occurrence.running, occurrence.number, occurrence.running_seconds)
+    code = occurrence.code or ""
+    if occurrence.kind == RETURNED:
+        counters.retried += 0 if code in _NOT_FAILED else occurrence.number
         is_cause = code != Released.problem_id()
     else:
-        setattr(counters, each.kind, getattr(counters, each.kind) + each.number)
-        is_cause = each.kind == TaskStatus.FAILED
+        setattr(counters, occurrence.kind, getattr(counters, occurrence.kind) + occurrence.number)
+        is_cause = occurrence.kind == TaskStatus.FAILED
     if is_cause and code:
-        counters.causes[code] = counters.causes.get(code, 0) + each.number
-        counters.lost += each.number if code in _LOST else 0
+        counters.causes[code] = counters.causes.get(code, 0) + occurrence.number
+        counters.lost += occurrence.number if code in _LOST else 0
 
 
 def _observe(histogram: Histogram, bucket: int | None, number: int, seconds: float) -> None:

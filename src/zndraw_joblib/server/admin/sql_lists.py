@@ -87,18 +87,18 @@ _ALL = select(
 
 
 async def jobs_page(
-    tx: Transaction, wanted: JobFilter, after: str | None, limit: int
+    tx: Transaction, job_filter: JobFilter, after: str | None, limit: int
 ) -> list[tuple[JobRecord, int]]:
     """Return the jobs that follow a full name, each with its number of scheduled tasks."""
-    conditions: list[ColumnElement[bool]] = [] if wanted.deleted else [~jobs.c.deleted]
-    if wanted.room_id is not None:
-        conditions.append(jobs.c.room_id == wanted.room_id)
-    if wanted.category is not None:
-        conditions.append(jobs.c.category == wanted.category)
-    if wanted.name is not None:
-        conditions.append(jobs.c.name == wanted.name)
-    if wanted.paused is not None:
-        conditions.append(jobs.c.paused.is_(wanted.paused))
+    conditions: list[ColumnElement[bool]] = [] if job_filter.deleted else [~jobs.c.deleted]
+    if job_filter.room_id is not None:
+        conditions.append(jobs.c.room_id == job_filter.room_id)
+    if job_filter.category is not None:
+        conditions.append(jobs.c.category == job_filter.category)
+    if job_filter.name is not None:
+        conditions.append(jobs.c.name == job_filter.name)
+    if job_filter.paused is not None:
+        conditions.append(jobs.c.paused.is_(job_filter.paused))
     if after is not None:
         conditions.append(jobs.c.full_name > after)
     statement = (
@@ -129,7 +129,7 @@ async def job_figures(tx: Transaction) -> list[JobFigures]:
 
 # All rooms by id, for operators: those that have tasks or active jobs.
 
-kept = RoomCount.__table__
+room_counts = RoomCount.__table__
 
 
 async def rooms_page(tx: Transaction, after: str, limit: int) -> list[str]:
@@ -144,12 +144,14 @@ async def job_counts(tx: Transaction, room_ids: Sequence[str]) -> dict[str, int]
 
 def _following(rooms: Select[Any]) -> Select[Any]:
     [column] = rooms.selected_columns
-    found = rooms.where(column > bindparam("after", type_=String())).distinct().order_by(column)
-    return select(found.limit(bindparam("limit")).subquery())
+    following = rooms.where(column > bindparam("after", type_=String())).distinct().order_by(column)
+    return select(following.limit(bindparam("limit")).subquery())
 
 
 _ROOMS_PAGE = (
-    union(_following(select(kept.c.room_id)), _following(select(jobs.c.room_id).where(~jobs.c.deleted)))
+    union(
+        _following(select(room_counts.c.room_id)), _following(select(jobs.c.room_id).where(~jobs.c.deleted))
+    )
     .order_by(literal_column("1"))
     .limit(bindparam("limit"))
 )
@@ -225,13 +227,13 @@ class ServedJob(NamedTuple):
 class WorkerGroup(NamedTuple):
     """The workers in one state: how many tasks they can run, how many they hold, and in how many slots.
 
-    `running` of the `used` slots have a task that has started.
+    `running` of the `slots_used` have a task that has started.
     """
 
     workers: int
     slots: int
     held: int
-    used: int
+    slots_used: int
     running: int
 
 
@@ -322,11 +324,11 @@ async def workers_page(tx: Transaction, room_id: str | None, part: Page) -> tupl
 
     With a room, only workers that serve a job which the room lists.
     """
-    wanted = and_(True)
+    condition = and_(True)
     if room_id is not None:
         served = and_(links.c.worker_id == workers.c.id, ~jobs.c.deleted, visible_from(room_id))
-        wanted = exists().where(served, links.c.job_id == jobs.c.id)
-    rows, total = await fetch_page(tx, workers, _LISTED, wanted, part)
+        condition = exists().where(served, links.c.job_id == jobs.c.id)
+    rows, total = await fetch_page(tx, workers, _LISTED, condition, part)
     return [WorkerListing(*row) for row in rows], total
 
 
@@ -354,13 +356,13 @@ async def held_tasks(tx: Transaction, worker_id: UUID, limit: int) -> list[TaskR
 
 async def by_state(tx: Transaction, silent_since: datetime) -> dict[WorkerState, WorkerGroup]:
     """Return the workers by state. Those without a heartbeat since `silent_since` are silent."""
-    given = {"silent_since": silent_since}
-    busy = {state: map(int, numbers) for state, *numbers in await tx.execute(_BUSY_STATES, given)}
-    found = {
+    params = {"silent_since": silent_since}
+    busy = {state: map(int, numbers) for state, *numbers in await tx.execute(_BUSY_STATES, params)}
+    groups = {
         WorkerState(state): WorkerGroup(number, int(slots), *busy.get(state, (0, 0, 0)))
-        for state, number, slots in await tx.execute(_STATES, given)
+        for state, number, slots in await tx.execute(_STATES, params)
     }
-    return {state: found.get(state, _NO_WORKERS) for state in WorkerState}
+    return {state: groups.get(state, _NO_WORKERS) for state in WorkerState}
 
 
 async def services(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, Service]:
@@ -371,10 +373,10 @@ async def services(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, Servi
 
 async def claiming(tx: Transaction) -> dict[UUID, int]:
     """Return how many workers serve each job and are not draining; a job without workers is missing."""
-    found: dict[UUID, int] = {job_id: number for job_id, number in await tx.execute(_LINKS)}
+    workers_of_jobs: dict[UUID, int] = {job_id: number for job_id, number in await tx.execute(_LINKS)}
     for job_id in (await tx.execute(_DRAINING_LINKS)).scalars():
-        found[job_id] -= 1
-    return found
+        workers_of_jobs[job_id] -= 1
+    return workers_of_jobs
 
 
 # Find tasks and workers by the first characters of their ids.

@@ -34,18 +34,18 @@ async def remove_server(tx: Transaction, server_id: UUID) -> None:
     await tx.execute(delete(servers).where(servers.c.id == server_id))
 
 
-async def prune_servers(tx: Transaction, *, seen_since: datetime, cycles_since: datetime, most: int) -> None:
-    """Delete servers that were not seen since a time, old cycles, and all but the newest `most` cycles."""
+async def prune_servers(tx: Transaction, *, seen_since: datetime, cycles_since: datetime, limit: int) -> None:
+    """Delete servers that were not seen since a time, old cycles, and all but the newest `limit` cycles."""
     await tx.execute(delete(servers).where(servers.c.seen_at < seen_since))
     await tx.execute(delete(cycles).where(cycles.c.at < cycles_since))
     newest = select(func.max(cycles.c.n)).scalar_subquery()
-    await tx.execute(delete(cycles).where(cycles.c.n <= newest - most))
+    await tx.execute(delete(cycles).where(cycles.c.n <= newest - limit))
 
 
 async def seen_since(tx: Transaction, at: datetime) -> list[Any]:
     """Return the rows of the servers that have reported since a time, the oldest first."""
-    found = select(servers).where(servers.c.seen_at >= at).order_by(servers.c.started_at, servers.c.id)
-    return list(await tx.execute(found))
+    statement = select(servers).where(servers.c.seen_at >= at).order_by(servers.c.started_at, servers.c.id)
+    return list(await tx.execute(statement))
 
 
 async def last_cycles(tx: Transaction, limit: int) -> list[Any]:
@@ -72,8 +72,8 @@ _SELECT = select(tokens.c.name, tokens.c.is_superuser, tokens.c.created_at)
 
 async def add_token(tx: Transaction, name: str, digest: str, *, is_superuser: bool) -> bool:
     """Store a token's digest. Return whether the name was free."""
-    known = select(tokens.c.name).where((tokens.c.name == name) | (tokens.c.digest == digest))
-    if (await tx.execute(known)).first() is not None:
+    same = select(tokens.c.name).where((tokens.c.name == name) | (tokens.c.digest == digest))
+    if (await tx.execute(same)).first() is not None:
         return False
     row = {"name": name, "digest": digest, "is_superuser": is_superuser, "created_at": await tx.now()}
     await tx.execute(insert(tokens), [row])
@@ -104,8 +104,8 @@ async def list_tokens(tx: Transaction) -> list[TokenRecord]:
 
 async def count_tokens(tx: Transaction) -> int:
     """Count the tokens."""
-    found: int = (await tx.execute(select(func.count()).select_from(tokens))).scalar_one()
-    return found
+    number: int = (await tx.execute(select(func.count()).select_from(tokens))).scalar_one()
+    return number
 
 
 async def remove_token(tx: Transaction, name: str) -> bool:

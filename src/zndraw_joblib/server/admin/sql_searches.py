@@ -111,7 +111,7 @@ class Shape(NamedTuple):
 class _Stream(NamedTuple):
     """Candidates in the descending order of one index; they differ in `created_at` and `seq` at most."""
 
-    wanted: Sequence[Condition]
+    conditions: Sequence[Condition]
     order: tuple[ColumnElement[Any], ...]
 
     def after_place(self) -> Condition:
@@ -127,14 +127,14 @@ def window_statement(shape: Shape, window: int, *, is_first: bool) -> Select[Any
     """
     # As a literal: PostgreSQL's plans for any number of rows are worse.
     size: ColumnElement[int] = literal_column(str(window))
-    found = [_CONDITIONS[name] for name in shape.conditions]
+    conditions = [_CONDITIONS[name] for name in shape.conditions]
     if shape.statuses:
-        found.insert(0, of_status(shape.statuses))
-    matches = and_(true(), *found).label("matches")
+        conditions.insert(0, of_status(shape.statuses))
+    matches = and_(true(), *conditions).label("matches")
     parts = []
     for stream in _streams(shape):
-        wanted = [*stream.wanted] if is_first else [*stream.wanted, stream.after_place()]
-        rows = select(*_COLUMNS, matches).where(*wanted)
+        bounds = [*stream.conditions] if is_first else [*stream.conditions, stream.after_place()]
+        rows = select(*_COLUMNS, matches).where(*bounds)
         parts.append(rows.order_by(*[column.desc() for column in stream.order]).limit(size).subquery())
     names = ["created_at", "seq"] if shape.rooms else ["seq"]
     read = parts[0]
@@ -143,8 +143,8 @@ def window_statement(shape: Shape, window: int, *, is_first: bool) -> Select[Any
         read = select(united).order_by(*[united.c[name].desc() for name in names]).limit(size).subquery()
     place = func.row_number().over(order_by=[read.c[name].desc() for name in names]).label("place")
     numbered = select(read, place, func.count().over().label("total")).subquery()
-    chosen = select(numbered).where(or_(numbered.c.matches, numbered.c.place == numbered.c.total))
-    return chosen.order_by(numbered.c.place).limit(_MOST)
+    statement = select(numbered).where(or_(numbered.c.matches, numbered.c.place == numbered.c.total))
+    return statement.order_by(numbered.c.place).limit(_MOST)
 
 
 def _streams(shape: Shape) -> list[_Stream]:
@@ -187,8 +187,8 @@ def _of_rooms(shape: Shape) -> list[_Stream]:
 
 
 @lru_cache(maxsize=512)
-def few(shape: Shape, most: int) -> Select[Any] | None:
-    """Return the statement for the numbers of tasks that may match, at most `most`, along short indexes.
+def few(shape: Shape, limit: int) -> Select[Any] | None:
+    """Return the statement for the numbers of tasks that may match, at most `limit`, along short indexes.
 
     None if there is no such index. Each order is that of one index only, so that no other is used.
     """
@@ -196,18 +196,18 @@ def few(shape: Shape, most: int) -> Select[Any] | None:
     if shape.statuses and (HELD | {TaskStatus.PENDING}).issuperset(shape.statuses):
         if not HELD.isdisjoint(shape.statuses):
             # Held tasks of internal jobs have no worker.
-            chosen = _same("worker", tasks.c.worker_id) if "worker" in shape.conditions else true()
-            keys.append(select(tasks.c.seq).where(IS_HELD, chosen).order_by(tasks.c.worker_id))
+            of_worker = _same("worker", tasks.c.worker_id) if "worker" in shape.conditions else true()
+            keys.append(select(tasks.c.seq).where(IS_HELD, of_worker).order_by(tasks.c.worker_id))
         if TaskStatus.PENDING in shape.statuses:
             order = (tasks.c.job_id, tasks.c.lane, tasks.c.seq)
-            keys += [select(tasks.c.seq).where(QUEUED, each).order_by(*order) for each in _jobs(shape)]
+            keys += [select(tasks.c.seq).where(QUEUED, of_job).order_by(*order) for of_job in _jobs(shape)]
             keys.append(select(tasks.c.seq).where(IS_SCHEDULED).order_by(tasks.c.run_at))
     elif shape.jobs:
         by_job = (tasks.c.job_id, tasks.c.room_id, tasks.c.created_at, tasks.c.seq)
-        keys += [select(tasks.c.seq).where(each).order_by(*by_job) for each in _jobs(shape)]
+        keys += [select(tasks.c.seq).where(of_job).order_by(*by_job) for of_job in _jobs(shape)]
     if not keys:
         return None
-    size: ColumnElement[int] = literal_column(str(most))
+    size: ColumnElement[int] = literal_column(str(limit))
     united = union_all(*[select(key.limit(size).subquery()) for key in keys]).subquery()
     return select(united).limit(size)
 
@@ -220,8 +220,8 @@ def _jobs(shape: Shape) -> list[Condition]:
 
 
 def _same(name: str, column: ColumnElement[Any]) -> Condition:
-    given = bindparam(name, type_=column.type)
-    return and_(column >= given, column <= given)
+    value = bindparam(name, type_=column.type)
+    return and_(column >= value, column <= value)
 
 
 jobs = Job.__table__
@@ -353,78 +353,78 @@ class Part(NamedTuple):
 
 
 async def find(
-    tx: Transaction, wanted: Filter, after: Place | None, limit: int, budget: Budget | None = None
+    tx: Transaction, filters: Filter, after: Place | None, limit: int, budget: Budget | None = None
 ) -> Part:
     """Return up to `limit` tasks that match, newest first, after a place.
 
     It returns fewer, and where to continue, once the budget is spent.
     """
     began = time.monotonic()
-    shape, given = await _prepare(tx, wanted)
+    shape, params = await _prepare(tx, filters)
     if after is None and not (shape.are_few or shape.rooms):
-        after = await _first_place(tx, wanted)
+        after = await _first_place(tx, filters)
     pace = _Pace(shape, budget or Budget(), began)
-    found: list[FoundRow] = []
+    matches: list[FoundRow] = []
     while True:
         window = pace.window
         statement = window_statement(shape, window, is_first=after is None)
         place = {} if after is None else {"seq": after.seq, "at": after.at}
-        rows = (await tx.execute(statement, {**given, **place, "most": limit + 1 - len(found)})).all()
-        found += [FoundRow(*row[: len(FoundRow._fields)]) for row in rows if row.matches]
-        if len(found) > limit:
-            return Part(found[:limit], _place(found[limit - 1]))
-        if not rows or rows[-1].total < window or _is_before(wanted, rows[-1].created_at):
-            return Part(found, None)
+        rows = (await tx.execute(statement, {**params, **place, "most": limit + 1 - len(matches)})).all()
+        matches += [FoundRow(*row[: len(FoundRow._fields)]) for row in rows if row.matches]
+        if len(matches) > limit:
+            return Part(matches[:limit], _place(matches[limit - 1]))
+        if not rows or rows[-1].total < window or _is_before(filters, rows[-1].created_at):
+            return Part(matches, None)
         after = _place(rows[-1])
-        if len(found) == limit or not pace.permits_another():
-            return Part(found, after)
+        if len(matches) == limit or not pace.permits_another():
+            return Part(matches, after)
 
 
-async def _prepare(tx: Transaction, wanted: Filter) -> tuple[Shape, dict[str, Any]]:
+async def _prepare(tx: Transaction, filters: Filter) -> tuple[Shape, dict[str, Any]]:
     """Return the shape of a filter and its parameters, with the numbers of its candidates if they are few."""
-    conditions = tuple(name for name in CONDITIONS if getattr(wanted, name) not in (None, (), []))
+    conditions = tuple(name for name in CONDITIONS if getattr(filters, name) not in (None, (), []))
     shape = Shape(
-        tuple(sorted(wanted.statuses)), conditions, len(wanted.rooms), len(wanted.jobs), are_few=False
+        tuple(sorted(filters.statuses)), conditions, len(filters.rooms), len(filters.jobs), are_few=False
     )
-    given: dict[str, Any] = {name: getattr(wanted, name) for name in conditions}
-    given |= {name: padded(sorted(given[name])) for name in _LISTS if name in given}
-    given |= {f"room_{place}": room for place, room in enumerate(wanted.rooms)}
-    given |= {f"job_{place}": job_id for place, job_id in enumerate(wanted.jobs)}
-    given |= {"first_job": _FIRST_JOB, "last_job": _LAST_JOB}
-    if wanted.text is not None:
-        given["text"] = like_pattern(wanted.text)
-    statement = None if wanted.rooms else few(shape, FEW + 1)
-    if statement is not None and not await _many_are_pending(tx, wanted):
-        found = (await tx.execute(statement, given)).scalars().all()
-        if len(found) <= FEW:
-            return shape._replace(are_few=True), {**given, "few": padded(found) or [0]}
-    return shape, given
+    params: dict[str, Any] = {name: getattr(filters, name) for name in conditions}
+    params |= {name: padded(sorted(params[name])) for name in _LISTS if name in params}
+    params |= {f"room_{place}": room for place, room in enumerate(filters.rooms)}
+    params |= {f"job_{place}": job_id for place, job_id in enumerate(filters.jobs)}
+    params |= {"first_job": _FIRST_JOB, "last_job": _LAST_JOB}
+    if filters.text is not None:
+        params["text"] = like_pattern(filters.text)
+    statement = None if filters.rooms else few(shape, FEW + 1)
+    if statement is not None and not await _many_are_pending(tx, filters):
+        numbers = (await tx.execute(statement, params)).scalars().all()
+        if len(numbers) <= FEW:
+            return shape._replace(are_few=True), {**params, "few": padded(numbers) or [0]}
+    return shape, params
 
 
 _PENDING = select(func.sum(jobs.c.pending))
 _PENDING_OF_JOBS = _PENDING.where(among(jobs.c.id, bindparam("jobs")))
 
 
-async def _many_are_pending(tx: Transaction, wanted: Filter) -> bool:
+async def _many_are_pending(tx: Transaction, filters: Filter) -> bool:
     """Return whether too many pending tasks may match, by kept counts: PostgreSQL might sort all of them."""
-    if TaskStatus.PENDING not in wanted.statuses:
+    if TaskStatus.PENDING not in filters.statuses:
         return False
-    statement = _PENDING_OF_JOBS if wanted.jobs else _PENDING
-    return ((await tx.execute(statement, {"jobs": padded(wanted.jobs)})).scalar() or 0) > FEW
+    statement = _PENDING_OF_JOBS if filters.jobs else _PENDING
+    return ((await tx.execute(statement, {"jobs": padded(filters.jobs)})).scalar() or 0) > FEW
 
 
 def _place(row: Any) -> Place:
     return Place(row.seq, row.created_at)
 
 
-def _is_before(wanted: Filter, created_at: datetime) -> bool:
-    return wanted.since is not None and created_at + _DISORDER < wanted.since
+def _is_before(filters: Filter, created_at: datetime) -> bool:
+    return filters.since is not None and created_at + _DISORDER < filters.since
 
 
-async def _first_place(tx: Transaction, wanted: Filter) -> Place | None:
+async def _first_place(tx: Transaction, filters: Filter) -> Place | None:
     """Return the place where a search begins that is not for new tasks."""
-    places = [] if wanted.newest is None else [Place(wanted.newest + 1)]
-    if wanted.until is not None and (place := await _place_after(tx, wanted.until)) is not None:
+    places = [] if filters.newest is None else [Place(filters.newest + 1)]
+    if filters.until is not None and (place := await _place_after(tx, filters.until)) is not None:
         places.append(place)
     return min(places, key=attrgetter("seq"), default=None)
 
@@ -472,11 +472,11 @@ _HELD = [
 
 
 def _counts(*, of_rooms: bool) -> Select[Any]:
-    kept, held = select(*_KEPT), select(*_HELD).where(IS_HELD)
+    totals, held = select(*_KEPT), select(*_HELD).where(IS_HELD)
     if of_rooms:
-        kept = kept.where(among(rooms.c.room_id, bindparam("rooms")))
+        totals = totals.where(among(rooms.c.room_id, bindparam("rooms")))
         held = held.where(among(tasks.c.room_id, bindparam("rooms")))
-    counts, counts_held = kept.subquery(), held.subquery()
+    counts, counts_held = totals.subquery(), held.subquery()
     return select(counts, counts_held).join_from(counts, counts_held, true())
 
 
@@ -497,6 +497,6 @@ async def count(tx: Transaction, room_ids: Sequence[str] = ()) -> dict[TaskStatu
         row = (await tx.execute(_COUNTS_OF_ROOMS, {"rooms": padded(room_ids)})).one()
     else:
         row = (await tx.execute(_COUNTS)).one()
-    found: dict[str, int] = {**row._mapping}
-    found["completed"] = row.total - sum(found[status] for status in TaskStatus if status in found)
-    return {status: max(0, int(found[status])) for status in TaskStatus}
+    numbers: dict[str, int] = {**row._mapping}
+    numbers["completed"] = row.total - sum(numbers[status] for status in TaskStatus if status in numbers)
+    return {status: max(0, int(numbers[status])) for status in TaskStatus}

@@ -106,9 +106,9 @@ async def add(tx: Transaction, changes: Mapping[Key, Counters]) -> None:
     """Add counts to the rows of these keys. The position is locked, so no other transaction does."""
     rows = {}
     for resolution, start in sorted({(key.resolution, key.start) for key in changes}):
-        wanted = sorted(key.job_id for key in changes if (key.resolution, key.start) == (resolution, start))
-        stored = await _of_jobs(tx, resolution, start, wanted)
-        for job_id in wanted:
+        job_ids = sorted(key.job_id for key in changes if (key.resolution, key.start) == (resolution, start))
+        stored = await _of_jobs(tx, resolution, start, job_ids)
+        for job_id in job_ids:
             key = Key(resolution, job_id, start)
             rows[key] = _added(stored.get(job_id, Counters()), changes[key])
     insert = dialect(tx).insert(statistics)
@@ -122,14 +122,14 @@ async def add(tx: Transaction, changes: Mapping[Key, Counters]) -> None:
 async def _of_jobs(
     tx: Transaction, resolution: int, start: datetime, job_ids: list[UUID]
 ) -> dict[UUID, Counters]:
-    found: dict[UUID, Counters] = {}
+    counters: dict[UUID, Counters] = {}
     for place in range(0, len(job_ids), CHUNK):
-        wanted = statistics.c.job_id.in_(padded(job_ids[place : place + CHUNK]))
+        of_jobs = statistics.c.job_id.in_(padded(job_ids[place : place + CHUNK]))
         statement = select(statistics).where(
-            statistics.c.resolution == resolution, statistics.c.start == start, wanted
+            statistics.c.resolution == resolution, statistics.c.start == start, of_jobs
         )
-        found |= {row.job_id: Counters(**_counted(row)) for row in await tx.execute(statement)}
-    return found
+        counters |= {row.job_id: Counters(**_counted(row)) for row in await tx.execute(statement)}
+    return counters
 
 
 def _added(counters: Counters, more: Counters) -> Counters:

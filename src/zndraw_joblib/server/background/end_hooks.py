@@ -97,9 +97,9 @@ class EndHooks:
     def check(self, name: str | None) -> str | None:
         """Return a name. Raises ValueError if no function has it."""
         if name is not None and name not in self._functions:
-            known = ", ".join(sorted(self._functions)) or "none"
+            names = ", ".join(sorted(self._functions)) or "none"
             raise ValueError(
-                f"on_end: no function has the name {name!r}; known are: {known}. Add it with "
+                f"on_end: no function has the name {name!r}; known are: {names}. Add it with "
                 "JobLib(on_end={name: function}) or @joblib.on_end(name), in every process of the host"
             )
         return name
@@ -216,14 +216,14 @@ class EndHooks:
     async def _wait_for_thread(self, call: _Call, work: Callable[[], Any]) -> Any:
         """Return what `work` returns in a thread. After the time limit its call holds no slot."""
         seconds = self._runtime.settings.on_end_timeout_seconds
-        done = call_in_thread(f"zndraw-joblib on_end {call.lease.name}", partial(_end_of, work), _failure)
-        await asyncio.wait({done}, timeout=seconds)
-        while not done.done():
+        future = call_in_thread(f"zndraw-joblib on_end {call.lease.name}", partial(_end_of, work), _failure)
+        await asyncio.wait({future}, timeout=seconds)
+        while not future.done():
             if not call.is_late:
                 self._release_slot(call, seconds)
             await self._extend(call)
-            await asyncio.wait({done}, timeout=seconds / 2)
-        result, fault = done.result()
+            await asyncio.wait({future}, timeout=seconds / 2)
+        result, fault = future.result()
         if fault is not None:
             raise fault
         return result
@@ -239,7 +239,7 @@ class EndHooks:
         call.freed.set()
         self._woken.set()
         name = call.lease.name
-        late = sum(each.is_late and each.lease.name == name for each in self._calls.values())
+        late = sum(other.is_late and other.lease.name == name for other in self._calls.values())
         logger.warning(
             "on_end=%s task_id=%s runs for more than %g s (on_end_timeout_seconds). Its thread continues, "
             "and the call is repeated only if it ends with an error. late=%d; with %d late calls of a "
@@ -248,9 +248,9 @@ class EndHooks:
         )
 
     async def _failed(self, lease: Lease, error: Exception) -> None:
-        most = self._runtime.settings.on_end_max_attempts
-        about = (lease.name, lease.task_id, lease.attempt, most, error)
-        if lease.attempt >= most:
+        max_attempts = self._runtime.settings.on_end_max_attempts
+        about = (lease.name, lease.task_id, lease.attempt, max_attempts, error)
+        if lease.attempt >= max_attempts:
             await self._give_up(lease, error)
             return
         pause = await self._runtime.write(rules_details.retry, lease)
@@ -258,8 +258,8 @@ class EndHooks:
 
     async def _give_up(self, lease: Lease, error: Exception | None) -> None:
         await self._runtime.write(rules_details.finish, lease)
-        most = self._runtime.settings.on_end_max_attempts
-        about = (lease.name, lease.task_id, min(lease.attempt, most), most, error)
+        max_attempts = self._runtime.settings.on_end_max_attempts
+        about = (lease.name, lease.task_id, min(lease.attempt, max_attempts), max_attempts, error)
         logger.error("Gave up on_end=%s task_id=%s attempt=%d/%d error=%r", *about, exc_info=error)
 
 

@@ -146,10 +146,10 @@ async def _until_done(session: Any, batch: Callable[[Transaction], Awaitable[int
     count, emissions, providers = 0, [], []
     while True:
         tx = await begin(session)
-        done = await run(batch, tx)
+        number = await run(batch, tx)
         await session.commit()
-        count += done
+        count += number
         emissions += tx.emissions
         providers += tx.removed_providers
-        if done < size:
+        if number < size:
             return Removed(count, emissions, providers)

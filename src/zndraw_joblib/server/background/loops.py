@@ -116,13 +116,13 @@ class Metrics:
         return (await asyncio.shield(self._running))[1]
 
     async def _read(self) -> Read:
-        found, heartbeat = None, self._runtime.settings.heartbeat_seconds
+        figures, heartbeat = None, self._runtime.settings.heartbeat_seconds
         try:
             async with asyncio.timeout(_READ_SECONDS):
-                found = await self._runtime.database.read_snapshot(rules_overview.read_metrics, heartbeat)
+                figures = await self._runtime.database.read_snapshot(rules_overview.read_metrics, heartbeat)
         except Exception as error:
             log_failed_work(logger, error, "The metrics of the queue cannot be read")
-        self._cached = time.monotonic() + _CACHE_SECONDS, found
+        self._cached = time.monotonic() + _CACHE_SECONDS, figures
         return self._cached
 
 
@@ -150,18 +150,20 @@ class Rollups:
         pause = _PAUSE_SECONDS
         while True:
             started = asyncio.get_running_loop().time()
-            done = await self._try()
-            if done.is_behind:
+            latest = await self._try()
+            if latest.is_behind:
                 seconds = max(_CATCH_UP_SECONDS, asyncio.get_running_loop().time() - started)
             else:
-                pause = min(_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, pause * _FEW / max(1, done.number)))
+                pause = min(
+                    _PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, pause * _FEW / max(1, latest.number))
+                )
                 # Servers that started together take turns.
                 seconds = pause * random.uniform(0.8, 1.2)  # noqa: S311
             await asyncio.sleep(seconds)
 
     async def _try(self) -> rules_statistics.Pass:
         try:
-            done = await self.update()
+            latest = await self.update()
         except Exception as error:
             if not self._is_failing:
                 text = "The statistics are not updated; a later pass reads the same time (logged once)"
@@ -169,7 +171,7 @@ class Rollups:
             self._is_failing = True
             return rules_statistics.Pass(0, is_behind=False)
         self._is_failing = False
-        return done
+        return latest
 
     async def update(self, settle: timedelta = rules_statistics.SETTLE) -> rules_statistics.Pass:
         """Run one pass."""

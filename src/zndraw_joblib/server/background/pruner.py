@@ -137,8 +137,8 @@ class Pruner:
         keep = timedelta(seconds=self._settings.event_retention_seconds)
         work = partial(rules_room_events.prune, keep=keep, after=self._next_stream)
         pruned, self._next_stream = await self._write(work)
-        found: rules_sweep.Pruned = pruned
-        return found
+        rows: rules_sweep.Pruned = pruned
+        return rows
 
     async def _prune_room_queues(self) -> rules_sweep.Pruned:
         if self._next_job is not None:
@@ -158,8 +158,8 @@ class Pruner:
     async def _prune_jobs(self) -> rules_sweep.Pruned:
         work = partial(rules_sweep.prune_deleted_jobs, after=self._next_deleted_job)
         pruned, self._next_deleted_job = await self._write(work)
-        found: rules_sweep.Pruned = pruned
-        return found
+        rows: rules_sweep.Pruned = pruned
+        return rows
 
     async def _prune_tasks(self) -> rules_sweep.Pruned:
         days = self._settings.keep_finished_days

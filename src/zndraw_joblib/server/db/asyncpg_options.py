@@ -51,48 +51,48 @@ class InvalidDatabaseUrl(ValueError):
 
 def connect_arguments(url: URL, limits: Limits) -> dict[str, Any]:
     """Return the arguments of `asyncpg.connect` for a URL. Raises `InvalidDatabaseUrl`."""
-    given = {
+    params = {
         name: value if isinstance(value, str) else value[-1]
         for name, value in url.query.items()
         if name not in _ADDRESS
     }
-    _check(given)
+    _check(params)
     address = {name: value for name, value in url.query.items() if name in _ADDRESS}
     if "dbname" in address:
         address["database"] = address.pop("dbname")
     arguments: dict[str, Any]
     _, arguments = ASYNCPG.create_connect_args(url.set(query=address))
-    numbers = {name: _number(name, given[name]) for name in _NUMBERS & given.keys()}
+    numbers = {name: _number(name, params[name]) for name in _NUMBERS & params.keys()}
     arguments["timeout"] = numbers.get("connect_timeout") or limits.connect
     # PostgreSQL ends a statement before this time, unless PostgreSQL is unreachable.
     arguments["command_timeout"] = numbers.get("command_timeout") or limits.statement + _GRACE_SECONDS
     if cache_sizes := [int(numbers[name]) for name in _CACHE_SIZES & numbers.keys()]:
         arguments["statement_cache_size"] = min(cache_sizes)
-    name = given.get("application_name") or given.get("fallback_application_name") or "zndraw-joblib"
+    name = params.get("application_name") or params.get("fallback_application_name") or "zndraw-joblib"
     arguments["server_settings"] = {"application_name": name}
-    if "options" in given:
-        arguments["server_settings"]["options"] = given["options"]
-    return arguments | _passed_on(given)
+    if "options" in params:
+        arguments["server_settings"]["options"] = params["options"]
+    return arguments | _passed_on(params)
 
 
-def _passed_on(given: Mapping[str, str]) -> dict[str, Any]:
+def _passed_on(params: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments with parameters that asyncpg reads only from a URL."""
-    found = {name: value for name, value in given.items() if name in _PASSED_ON}
+    passed_on = {name: value for name, value in params.items() if name in _PASSED_ON}
     arguments: dict[str, Any] = {}
-    if found.get("sslrootcert") == "system":
-        del found["sslrootcert"]
-        found.pop("sslmode", None)
+    if passed_on.get("sslrootcert") == "system":
+        del passed_on["sslrootcert"]
+        passed_on.pop("sslmode", None)
         arguments["ssl"] = ssl.create_default_context()
-    elif "ssl" in given:
-        found.setdefault("sslmode", given["ssl"])
-    if found:
-        arguments["dsn"] = f"postgresql://?{urlencode(found)}"
+    elif "ssl" in params:
+        passed_on.setdefault("sslmode", params["ssl"])
+    if passed_on:
+        arguments["dsn"] = f"postgresql://?{urlencode(passed_on)}"
     return arguments
 
 
-def _check(given: Mapping[str, str]) -> None:
+def _check(params: Mapping[str, str]) -> None:
     """Raise `InvalidDatabaseUrl` for the first parameter that is unknown or wrong, without secret values."""
-    for name, value in given.items():
+    for name, value in params.items():
         if name not in _KNOWN:
             raise InvalidDatabaseUrl(
                 f"The database URL has an unknown parameter {name!r}. Remove it, or use one of "

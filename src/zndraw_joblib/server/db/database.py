@@ -355,9 +355,9 @@ def log_actions(tx: Transaction) -> None:
         logger.info("Operator action: %s", action)
 
 
-def _logged(done: tuple[Result, Transaction]) -> tuple[Result, Transaction]:
-    log_actions(done[1])
-    return done
+def _logged(committed: tuple[Result, Transaction]) -> tuple[Result, Transaction]:
+    log_actions(committed[1])
+    return committed
 
 
 async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
@@ -381,15 +381,15 @@ async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
 
 
 async def fetch_page(
-    tx: Transaction, table: Table, statement: Select[Any], wanted: ColumnElement[bool], part: Page
+    tx: Transaction, table: Table, statement: Select[Any], condition: ColumnElement[bool], part: Page
 ) -> tuple[Sequence[Row[*tuple[Any, ...]]], int]:
-    """Return one page of the rows of `statement` that match `wanted`, and the count of all matches.
+    """Return one page of the rows of `statement` that match `condition`, and the count of all matches.
 
     `table` is the table that the list is about: its rows are counted and give the order.
     """
-    statement = newest_first(table, statement.where(wanted)).limit(part.limit).offset(part.offset)
+    statement = newest_first(table, statement.where(condition)).limit(part.limit).offset(part.offset)
     rows = (await tx.execute(statement)).all()
-    total: int = (await tx.execute(select(func.count()).select_from(table).where(wanted))).scalar_one()
+    total: int = (await tx.execute(select(func.count()).select_from(table).where(condition))).scalar_one()
     return rows, total
 
 

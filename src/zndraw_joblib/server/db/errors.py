@@ -79,7 +79,7 @@ def raises_unavailable() -> Iterator[None]:
 def _hide_values(error: DBAPIError) -> None:
     """Leave the statement, its parameters and rows out of the texts of an error and its causes."""
     error.statement = error.params = None
-    error.args = tuple(str(each).partition("\n")[0] for each in error.args)
+    error.args = tuple(str(text).partition("\n")[0] for text in error.args)
     cause: BaseException | None = error.orig
     while cause is not None:
         if isinstance(getattr(cause, "detail", None), str):  # asyncpg's

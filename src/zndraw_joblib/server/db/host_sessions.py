@@ -105,7 +105,7 @@ class SessionDatabase(Database):
         """Set time limits for this transaction on the host's connection."""
         limits = self._limits
         seconds = (limits.statement, lock_seconds, limits.idle_transaction)
-        values = [f"{max(1, round(each * 1000))}ms" for each in seconds]
+        values = [f"{max(1, round(limit * 1000))}ms" for limit in seconds]
         row = (await tx.execute(_SET_LIMITS, dict(zip(_LIMITS, values, strict=True)))).one()
         tx.record_now([row])
 
@@ -125,12 +125,14 @@ class SessionDatabase(Database):
         return self._write_locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
-def _check_session_maker(given: object) -> None:
+def _check_session_maker(session_maker: object) -> None:
     """Raise TypeError for what cannot open an `AsyncSession`."""
-    if isinstance(given, sessionmaker) and not issubclass(given.class_, AsyncSession):
+    if isinstance(session_maker, sessionmaker) and not issubclass(session_maker.class_, AsyncSession):
         kind = "a sessionmaker of synchronous sessions"
-    elif isinstance(given, Engine | AsyncEngine | Session | AsyncSession) or not callable(given):
-        kind = f"an object of {type(given).__name__}"
+    elif isinstance(session_maker, Engine | AsyncEngine | Session | AsyncSession) or not callable(
+        session_maker
+    ):
+        kind = f"an object of {type(session_maker).__name__}"
     else:
         return
     raise TypeError(
@@ -209,7 +211,7 @@ async def write_in(
     lock for longer than `lock_seconds`, and TypeError unless `session` is an `AsyncSession`.
     """
     opened = _opened(session)
-    for left in reversed(range(_ATTEMPTS)):
+    for attempts_left in reversed(range(_ATTEMPTS)):
         try:
             result, tx = await _write(opened, clock, lock_seconds, work)
             break
@@ -217,7 +219,7 @@ async def write_in(
             raise locked_problem("a row that the call needs", lock_seconds) from error
         except RepeatTransaction:
             # The savepoint is rolled back, so the next attempt sees what another transaction has changed.
-            if not left:
+            if not attempts_left:
                 raise
     _AfterCommit.of(opened.sync_session).add(tx, after_commit)
     return result
@@ -235,13 +237,13 @@ async def _write(
 
 
 def _opened(session: Any) -> AsyncSession:
-    found = session() if isinstance(session, async_scoped_session) else session
-    if not isinstance(found, AsyncSession):
+    opened = session() if isinstance(session, async_scoped_session) else session
+    if not isinstance(opened, AsyncSession):
         raise TypeError(
-            f"session is {type(found).__name__}, but the queue needs the AsyncSession of the transaction "
+            f"session is {type(opened).__name__}, but the queue needs the AsyncSession of the transaction "
             "(SQLAlchemy's or SQLModel's). Leave it out to submit in a transaction of the queue"
         )
-    return found
+    return opened
 
 
 @contextmanager
@@ -284,10 +286,10 @@ class _AfterCommit:
     @classmethod
     def of(cls, session: Session) -> "_AfterCommit":
         """Return the object of a session."""
-        found: _AfterCommit | None = session.info.get(_KEY)
-        if found is None:
-            found = session.info[_KEY] = cls(session)
-        return found
+        after_commit: _AfterCommit | None = session.info.get(_KEY)
+        if after_commit is None:
+            after_commit = session.info[_KEY] = cls(session)
+        return after_commit
 
     def add(self, tx: Transaction, act: AfterCommit) -> None:
         """Call `act(tx)` in this event loop after the commit."""

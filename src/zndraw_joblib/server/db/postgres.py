@@ -282,9 +282,9 @@ class PostgresDatabase(Database):
         return _Opened(connection, execute, begin, may_skip_begin=not is_patient, clock=self._clock)
 
     async def _execute(
-        self, connection: Any, statement: Executable, given: Values | Sequence[Values] | None = None
+        self, connection: Any, statement: Executable, params: Values | Sequence[Values] | None = None
     ) -> Rows:
-        many = given if isinstance(given, Sequence) else [given or {}]
+        many = params if isinstance(params, Sequence) else [params or {}]
         compiled = self._compiled.get(statement)
         if compiled is None:
             compiled = self._compiled[statement] = CompiledStatement(statement, many[0])
@@ -313,19 +313,19 @@ class _Opened:
         alone = self._execute_alone
         self.transaction = Transaction(self._execute_within, is_sqlite=False, clock=clock, alone=alone)
 
-    async def _execute_within(self, statement: Executable, given: Any = None) -> Rows:
+    async def _execute_within(self, statement: Executable, values: Any = None) -> Rows:
         if self._is_done:
             raise RuntimeError("A statement follows one that was the whole transaction")
         if not self._has_begun:
             with _translated_errors(self._connection):
                 await self._connection.execute(self._begin)
             self._has_begun = True
-        return await self._execute(statement, given)
+        return await self._execute(statement, values)
 
-    async def _execute_alone(self, statement: Executable, given: Values) -> Rows:
+    async def _execute_alone(self, statement: Executable, values: Values) -> Rows:
         if self._has_begun or not self._may_skip_begin:
-            return await self._execute_within(statement, given)
-        rows = (await self._execute(statement, given)).freeze()
+            return await self._execute_within(statement, values)
+        rows = (await self._execute(statement, values)).freeze()
         self._is_done = bool(rows.data)
         return rows()
 

@@ -49,8 +49,10 @@ class NewEvent(NamedTuple):
 
 def is_watched(rooms: Any) -> ColumnElement[bool]:
     """Match if a room is watched: the one in a column, or one of ``any_(…)`` of an array."""
-    chosen: Select[Any] = select(literal_column("1")).select_from(streams).where(streams.c.room_id == rooms)
-    return chosen.correlate_except(streams).exists()
+    statement: Select[Any] = (
+        select(literal_column("1")).select_from(streams).where(streams.c.room_id == rooms)
+    )
+    return statement.correlate_except(streams).exists()
 
 
 _FIRST = select(streams.c.room_id).limit(1)
@@ -107,23 +109,23 @@ async def append(execute: Execute, new: Sequence[NewEvent], at: datetime) -> lis
     await execute(_COUNT, counted)
     await execute(_ADD, rows)
     for room_id, row in watched.items():
-        kept = last[room_id] - row.first_n
-        if kept > row.max_events * _SLACK or size[room_id] > row.max_bytes * _SLACK:
+        events = last[room_id] - row.first_n
+        if events > row.max_events * _SLACK or size[room_id] > row.max_bytes * _SLACK:
             await _drop_oldest(execute, row, last[room_id])
     return list(watched)
 
 
 async def _drop_oldest(execute: Execute, row: Any, last: int) -> None:
     """Delete the events of a room beyond its limits."""
-    given = {"room": row.room_id, "most": row.max_bytes}
-    oversized = (await execute(_OVERSIZED, given)).scalar_one()
+    params = {"room": row.room_id, "most": row.max_bytes}
+    oversized = (await execute(_OVERSIZED, params)).scalar_one()
     await trim(execute, row.room_id, max(last - row.max_events, oversized or 0, row.first_n))
 
 
 async def trim(execute: Execute, room_id: str, upto: int) -> int:
     """Delete the events of a locked room with the numbers up to `upto`. Return how many bytes they had."""
-    chosen = {"room": room_id, "upto": upto}
-    freed: int = (await execute(_DELETED_SIZE, chosen)).scalar_one()
-    await execute(_DELETE, chosen)
-    await execute(_TRIM, {**chosen, "freed": freed})
+    params = {"room": room_id, "upto": upto}
+    freed: int = (await execute(_DELETED_SIZE, params)).scalar_one()
+    await execute(_DELETE, params)
+    await execute(_TRIM, {**params, "freed": freed})
     return freed

@@ -108,12 +108,12 @@ async def prepare(database: Database) -> None:
     Raises `OutdatedSchema` with the command to run, or with the release to install, and `TransactionPooling`.
     """
     await check_sessions(database)
-    found = await check(database)
-    if found == newest():
+    version_found = await check(database)
+    if version_found == newest():
         return
     if not await database.run_sync(lambda connection: connection.dialect.name == "sqlite"):
         raise OutdatedSchema(
-            f"The database's schema is {found or 'missing'}, but this version needs {newest()}. Run "
+            f"The database's schema is {version_found or 'missing'}, but this version needs {newest()}. Run "
             "'zndraw-joblib db upgrade' with the same database URL, then start again. An app that creates "
             "its own tables at the start may call 'await joblib.create_tables(connection)' there."
         )
@@ -126,13 +126,13 @@ def _current(connection: Connection) -> str | None:
 
 
 def _check(connection: Connection) -> str | None:
-    found, known = _current(connection), ScriptDirectory(str(scripts()))
-    if found is None or found in {script.revision for script in known.walk_revisions()}:
-        return found
+    revision, directory = _current(connection), ScriptDirectory(str(scripts()))
+    if revision is None or revision in {script.revision for script in directory.walk_revisions()}:
+        return revision
     writer = connection.execute(select(_settings.c.value).where(_settings.c.name == _UPGRADED_BY)).scalar()
     release = f"zndraw-joblib {writer}" if writer else "A newer zndraw-joblib"
     raise OutdatedSchema(
-        f"The database's schema has version {found!r}, which this release ({version('zndraw-joblib')}, "
+        f"The database's schema has version {revision!r}, which this release ({version('zndraw-joblib')}, "
         f"schema {newest()}) does not know. {release} upgraded it. Install that release or a newer one, or "
         "restore a backup from before its upgrade"
     )
@@ -169,8 +169,8 @@ async def get(tx: Transaction) -> DatabaseVersion:
     """Return the versions of the database and of the schema."""
     number = "sqlite_version()" if tx.is_sqlite else "current_setting('server_version')"
     statement = text(f"SELECT {number}, version_num FROM {VERSION_TABLE}")  # noqa: S608 - constants
-    found, revision = (await tx.execute(statement)).one()
-    return DatabaseVersion(f"{'sqlite' if tx.is_sqlite else 'postgresql'} {found.split()[0]}", revision)
+    release, revision = (await tx.execute(statement)).one()
+    return DatabaseVersion(f"{'sqlite' if tx.is_sqlite else 'postgresql'} {release.split()[0]}", revision)
 
 
 # Check that the database accepts writes, without a lasting change.

@@ -132,9 +132,9 @@ class SqliteDatabase(Database):
             try:
                 connection = self._quick_one(self._quick)
                 if _has_lock(connection):
-                    done = self._run(connection, work)
+                    result = self._run(connection, work)
                     self._count_commit()
-                    return done
+                    return result
             finally:
                 self._is_quick_free.release()
 
@@ -186,21 +186,21 @@ class SqliteDatabase(Database):
     def _transaction(self, connection: Connection) -> Transaction:
         raw = _raw(connection)
 
-        async def execute(statement: Executable, given: Any = None) -> Rows:
+        async def execute(statement: Executable, params: Any = None) -> Rows:
             compiled = self._compiled.get(statement)
             if compiled is None:
                 if statement not in self._ran_once:
                     self._ran_once.add(statement)
-                    return connection.execute(statement, given)
+                    return connection.execute(statement, params)
                 if len(self._compiled) >= _CACHED_STATEMENTS:
                     self._compiled.clear()
-                compiled = self._compiled[statement] = SqliteStatement(statement, _first(given))
-            is_many = isinstance(given, Sequence) and len(given) != 1
-            values = _first(given)
+                compiled = self._compiled[statement] = SqliteStatement(statement, _first(params))
+            is_many = isinstance(params, Sequence) and len(params) != 1
+            values = _first(params)
             form = compiled.form(values)
             try:
                 if is_many:  # only for statements without a result
-                    raw.executemany(form.sql, map(form.arguments, given))
+                    raw.executemany(form.sql, map(form.arguments, params))
                     return form.result([])
                 return form.result(raw.execute(form.sql, form.arguments(values)).fetchall())
             except sqlite3.Error as error:
@@ -280,8 +280,8 @@ def _raw(connection: Connection) -> sqlite3.Connection:
     return cast("sqlite3.Connection", connection.connection.driver_connection)
 
 
-def _first(given: Any) -> Values:
-    return given[0] if isinstance(given, Sequence) else given or {}
+def _first(params: Any) -> Values:
+    return params[0] if isinstance(params, Sequence) else params or {}
 
 
 def _has_lock(connection: Connection) -> bool:

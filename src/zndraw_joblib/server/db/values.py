@@ -83,8 +83,8 @@ async def begin_draft(tx: Transaction, n: int, ttl: float) -> None:
 async def add_part(tx: Transaction, n: int, number: int, data: bytes, ttl: float) -> bool:
     """Add a part to a draft. Return whether the draft still existed."""
     until = await tx.now() + timedelta(seconds=ttl)
-    given = {"draft": _draft(n), "until": until, "more": len(data)}
-    if (await tx.execute(_GROW, given)).first() is None:
+    params = {"draft": _draft(n), "until": until, "more": len(data)}
+    if (await tx.execute(_GROW, params)).first() is None:
         return False
     await tx.execute(insert(parts), [{"result_n": n, "part": number, "data": data}])
     return True
@@ -133,16 +133,16 @@ async def prune(tx: Transaction, limit: int) -> int:
     Return how many values and locks were deleted; 0 when none is left.
     """
     expired = (await tx.execute(_EXPIRED, {"now": await tx.now(), "limit": limit})).all()
-    chosen: list[dict[str, int]] = []
+    rows: list[dict[str, int]] = []
     for row in expired:
         limit -= 1 + (row.size or 0) // PART_BYTES
-        if chosen and limit < 0:
+        if rows and limit < 0:
             break
-        chosen.append({"old": row.n})
-    if chosen:
-        await tx.execute(_DROP, chosen)
-        await tx.execute(_DROP_PARTS, chosen)
-    return len(chosen)
+        rows.append({"old": row.n})
+    if rows:
+        await tx.execute(_DROP, rows)
+        await tx.execute(_DROP_PARTS, rows)
+    return len(rows)
 
 
 async def evict(tx: Transaction, max_bytes: int) -> bool:
@@ -152,17 +152,17 @@ async def evict(tx: Transaction, max_bytes: int) -> bool:
     needed.
     """
     total: int = (await tx.execute(_TOTAL)).scalar_one()
-    excess, budget, chosen = total - max_bytes, _PARTS_PER_EVICTION, list[dict[str, int]]()
+    excess, budget, rows = total - max_bytes, _PARTS_PER_EVICTION, list[dict[str, int]]()
     for row in (await tx.execute(_OLDEST)).all() if excess > 0 else ():
         if excess <= 0 or budget <= 0:
             break
-        chosen.append({"old": row.n})
+        rows.append({"old": row.n})
         excess -= row.size + VALUE_BYTES
         budget -= 1 + row.size // PART_BYTES
-    if chosen:
-        await tx.execute(_DROP, chosen)
-        await tx.execute(_DROP_PARTS, chosen)
-    return bool(chosen) and excess > 0
+    if rows:
+        await tx.execute(_DROP, rows)
+        await tx.execute(_DROP_PARTS, rows)
+    return bool(rows) and excess > 0
 
 
 async def _replace(tx: Transaction, n: int, key: str, size: int, ttl: float) -> None:
@@ -197,10 +197,10 @@ def _draft(n: int) -> str:
 
 @cache
 def _take_lock(is_sqlite: bool) -> Executable:
-    taken: Any = (sqlite if is_sqlite else postgresql).insert(results)
-    statement: Executable = taken.on_conflict_do_update(
+    lock_row: Any = (sqlite if is_sqlite else postgresql).insert(results)
+    statement: Executable = lock_row.on_conflict_do_update(
         index_elements=["key"],
-        set_={"n": taken.excluded.n, "expires_at": taken.excluded.expires_at},
+        set_={"n": lock_row.excluded.n, "expires_at": lock_row.excluded.expires_at},
         where=results.c.expires_at <= bindparam("now"),
     ).returning(results.c.n)
     return statement

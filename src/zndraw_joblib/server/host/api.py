@@ -121,11 +121,11 @@ def new_task(
         raise InvalidRequest(str(error)) from error
     unknown = options.keys() - SubmitOptions.__annotations__
     if unknown:
-        known = ", ".join(SubmitOptions.__annotations__)
-        raise TypeError(f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {known}")
-    given = {field: value for field, value in options.items() if value is not None}
+        names = ", ".join(SubmitOptions.__annotations__)
+        raise TypeError(f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {names}")
+    values = {field: value for field, value in options.items() if value is not None}
     try:
-        fields = {"room_id": validate_room_id(task_room(room, name)), "job_name": str(name), **given}
+        fields = {"room_id": validate_room_id(task_room(room, name)), "job_name": str(name), **values}
         task = TaskToSubmit.model_validate({**fields, "payload": content})
     except ValidationError as error:
         raise invalid_part(error) from error
@@ -198,8 +198,8 @@ async def follow(
     async with streams.reader(caller, room_id, task_id) as reader:
         while True:
             part = await streams.read(reader, room_id, after)
-            for each in _items(part):
-                yield each
+            for event in _items(part):
+                yield event
             if part.ended or reader.is_closed:
                 return
             after = part.next
@@ -345,23 +345,23 @@ class HostApi(QueueState):
         it names the task, like ``tasks.3``.
         """
         caller = identity_of(identity)
-        made = [_new_task(index, task, room, job_room, options) for index, task in enumerate(tasks)]
-        if len(made) > MAX_BATCH:
-            raise InvalidRequest(f"tasks: {len(made)} tasks, but one call submits at most {MAX_BATCH}")
-        if not made:
+        named_tasks = [_new_task(index, task, room, job_room, options) for index, task in enumerate(tasks)]
+        if len(named_tasks) > MAX_BATCH:
+            raise InvalidRequest(f"tasks: {len(named_tasks)} tasks, but one call submits at most {MAX_BATCH}")
+        if not named_tasks:
             return []
         hours = self.runtime.settings.idempotency_key_hours
-        content = [[task for _, task in made], on_end]
+        content = [[task for _, task in named_tasks], on_end]
         key = request_key("submit_many", caller, idempotency_key, content, hours)
-        items = [self.dispatcher.submission(caller, task.room_id, name, task) for name, task in made]
+        items = [self.dispatcher.submission(caller, task.room_id, name, task) for name, task in named_tasks]
         for item in items:
             item.on_end = self.end_hooks.check(on_end)
         async with self._near_names(items, session):
             if session is None:
                 return await self.dispatcher.submit_all(items, key)
             write = partial(self._write, session)
-            got = await self.runtime.submit_all(list(map(_deferred, items)), key, write)
-        return cast("list[TaskResponse]", got.result if isinstance(got, Repeat) else got)
+            response = await self.runtime.submit_all(list(map(_deferred, items)), key, write)
+        return cast("list[TaskResponse]", response.result if isinstance(response, Repeat) else response)
 
     async def get(self, task_id: UUID | str, *, session: Any = None) -> TaskResponse:
         """Return a task. Raises `TaskNotFound`."""
@@ -506,14 +506,14 @@ def _deferred(item: Submission) -> Submission:
 
 
 async def _submit(tx: Transaction, item: Submission) -> TaskResponse:
-    [got] = await rules_idempotency.submit(tx, [item])
-    done = raised(got)
-    return cast("TaskResponse", done.result if isinstance(done, Repeat) else done)
+    [result] = await rules_idempotency.submit(tx, [item])
+    response = raised(result)
+    return cast("TaskResponse", response.result if isinstance(response, Repeat) else response)
 
 
 async def _report(tx: Transaction, item: Report) -> TaskResponse:
-    [got] = await rules_tasks.report(tx, [item])
-    return raised(got)
+    [result] = await rules_tasks.report(tx, [item])
+    return raised(result)
 
 
 def _id(task_id: UUID | str) -> UUID:

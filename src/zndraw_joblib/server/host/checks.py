@@ -36,9 +36,10 @@ def checked_worker_token(function: Any) -> Any:
             "returns a new token for internal executors"
         )
     required = [
-        each.name
-        for each in inspect.signature(function).parameters.values()
-        if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+        argument.name
+        for argument in inspect.signature(function).parameters.values()
+        if argument.default is argument.empty
+        and argument.kind not in {argument.VAR_POSITIONAL, argument.VAR_KEYWORD}
     ]
     if required:
         raise TypeError(f"worker_token is called without arguments, but requires {', '.join(required)}")

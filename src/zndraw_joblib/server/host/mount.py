@@ -484,15 +484,15 @@ async def register_internal_jobs(
     """
     from zndraw_joblib.server.internal.registry import offer_internal_jobs  # noqa: PLC0415 - loads taskiq
 
-    given, joblib = joblib, joblib or getattr(app.state, "joblib", None)
+    queue, joblib = joblib, joblib or getattr(app.state, "joblib", None)
     database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
     await (joblib.prepare_tables() if isinstance(joblib, JobLib) else schema.prepare(database))
     write = joblib.runtime.write if isinstance(joblib, JobLib) else database.write
     registry = await offer_internal_jobs(write, broker, extensions, executor)
-    if given is None:
+    if queue is None:
         app.state.internal_registry = registry
     else:
-        given.internal_registry = registry
+        queue.internal_registry = registry
     if isinstance(joblib, JobLib):
         joblib.dispatcher.wake()
     return registry

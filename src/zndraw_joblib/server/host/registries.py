@@ -9,20 +9,20 @@ from zndraw_joblib.server.internal.registry import InternalRegistry
 
 def find(joblib: Any, app: FastAPI | None, name: str) -> Any:
     """Return a registry of a queue; the first queue of an app has those of ``app.state``."""
-    found = getattr(joblib, name)
-    if found is None and app is not None and app.state.joblib is joblib:
-        found = getattr(app.state, name, None)
-    return found
+    registry = getattr(joblib, name)
+    if registry is None and app is not None and app.state.joblib is joblib:
+        registry = getattr(app.state, name, None)
+    return registry
 
 
 def find_jobs(joblib: Any, app: FastAPI | None) -> InternalRegistry | None:
     """Return the internal jobs that this server runs."""
-    found = find(joblib, app, "internal_registry")
-    if found is None or isinstance(found, InternalRegistry):
-        return found
+    registry = find(joblib, app, "internal_registry")
+    if registry is None or isinstance(registry, InternalRegistry):
+        return registry
     # A host may set any object with `tasks`, and perhaps `executor` and `free`.
-    executor, free = getattr(found, "executor", None), getattr(found, "free", None)
-    return InternalRegistry(found.tasks, executor=executor, free=free)
+    executor, free = getattr(registry, "executor", None), getattr(registry, "free", None)
+    return InternalRegistry(registry.tasks, executor=executor, free=free)
 
 
 def check(registry: InternalRegistry | None) -> str:

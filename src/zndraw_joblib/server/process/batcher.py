@@ -243,15 +243,15 @@ class _Queue(Generic[Item, Result]):
             await self._gather()
         finally:
             self._is_gathering = False
-        taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+        entries = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
         # Another batch may commit at the same time, and the items of a request apply in their order.
-        while self._waiting and self._concurrency() > 1 and _is_same_request(taken[-1], self._waiting[0]):
-            taken.append(self._waiting.popleft())
+        while self._waiting and self._concurrency() > 1 and _is_same_request(entries[-1], self._waiting[0]):
+            entries.append(self._waiting.popleft())
         self._start()
         if self._blocked.is_empty:
-            return [entry for entry in taken if not entry[1].done()]
+            return [entry for entry in entries if not entry[1].done()]
         batch = []
-        for entry in taken:
+        for entry in entries:
             if self._blocked.has_lock_of(entry[0]):
                 self._blocked.add(entry)
             elif not entry[1].done():  # a cancelled request is not written
@@ -373,9 +373,9 @@ class _Blocked(Generic[Item, Result]):
 
     async def _commit_group(self, lock: str, group: _Group[Item, Result]) -> bool:
         """Commit items that need one lock. Return whether the lock was free."""
-        taken = [group.entries.popleft() for _ in range(min(len(group.entries), MAX_BATCH))]
-        self.count -= len(taken)
-        live = [(entry, gives_up) for entry, gives_up in taken if not entry[1].done()]
+        entries = [group.entries.popleft() for _ in range(min(len(group.entries), MAX_BATCH))]
+        self.count -= len(entries)
+        live = [(entry, gives_up) for entry, gives_up in entries if not entry[1].done()]
         patience = min(_PROMPT_SECONDS, _FIRST_TRY_SECONDS * 2 ** min(group.tries, 10))
         try:
             results = await self._commit([entry for entry, _ in live], patience)
@@ -383,15 +383,15 @@ class _Blocked(Generic[Item, Result]):
             for (_, future), _ in live:
                 future.cancel()
             raise
-        kept: list[tuple[Entry[Item, Result], float]] = []
+        locked: list[tuple[Entry[Item, Result], float]] = []
         for (entry, gives_up), result in zip(live, results, strict=True):
             if isinstance(result, RowLocked) and time.monotonic() < gives_up:
-                kept.append((entry, gives_up))
+                locked.append((entry, gives_up))
             elif not entry[1].done():
                 is_late = isinstance(result, RowLocked)
                 entry[1].set_result(locked_problem(f"the {lock}", self._lock_seconds) if is_late else result)
-        group.entries.extendleft(reversed(kept))
-        self.count += len(kept)
+        group.entries.extendleft(reversed(locked))
+        self.count += len(locked)
         group.tries += 1
         return not any(isinstance(result, RowLocked) for result in results)
 

@@ -23,8 +23,8 @@ def decode(kind: str, text: str, types: Sequence[type[str] | type[int]]) -> list
         if len(text) > MAX_CURSOR:
             raise ValueError(f"it has more than {MAX_CURSOR} characters")
         content = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
-        version, found, *values = from_json(content, allow_inf_nan=False)
-        if (version, found, [type(value) for value in values]) != (_VERSION, kind, list(types)):
+        version, name, *values = from_json(content, allow_inf_nan=False)
+        if (version, name, [type(value) for value in values]) != (_VERSION, kind, list(types)):
             raise ValueError("it is not a cursor of this list")
         if any("\x00" in value if isinstance(value, str) else abs(value) >= 2**63 for value in values):
             raise ValueError("it has a value that no row has")

@@ -232,8 +232,8 @@ class PubSub:
         if not self._peers:
             return
         for key, limit in wakes:
-            known = self._wakes.get(key, 0)
-            self._wakes[key] = None if limit is None or known is None else known + limit
+            total = self._wakes.get(key, 0)
+            self._wakes[key] = None if limit is None or total is None else total + limit
         if len(self._wakes) > self._max_keys:
             self._wakes.clear()
             self._must_recheck = True
@@ -341,8 +341,8 @@ class PubSub:
             sender, number, count, part = frame.split(" ", 3)
             if sender == self._name:
                 return
-            known, parts = self._fragments.pop(sender, ("", []))
-            if known != number:
+            last_number, parts = self._fragments.pop(sender, ("", []))
+            if last_number != number:
                 parts = []
             parts.append(part)
             if len(parts) < int(count):

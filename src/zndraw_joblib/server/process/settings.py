@@ -262,7 +262,7 @@ def report(settings: JobLibSettings) -> Settings:
         )
         entries.append(entry)
     unknown = unknown_variables({*fields, *ServerSettings.model_fields})
-    return Settings(settings=entries, unknown=[describe(*found) for found in unknown.items()])
+    return Settings(settings=entries, unknown=[describe(*names) for names in unknown.items()])
 
 
 def without_password(url: str) -> str:
@@ -272,21 +272,21 @@ def without_password(url: str) -> str:
         before, at, host = parts.netloc.rpartition("@")
         user, colon, _ = before.partition(":")
         netloc = f"{user}{colon}{HIDDEN if colon else ''}{at}{host}"
-        given = parse_qsl(parts.query, keep_blank_values=True)
+        params = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError:
         return HIDDEN
     # A password may have a `/`, `?` or `#` that is not escaped; then it is in another part.
     if "@" in parts.path + parts.query + parts.fragment:
         return f"{parts.scheme}://{HIDDEN}"
-    query = urlencode([(name, HIDDEN if _is_secret(name) else value) for name, value in given], safe="*/:")
+    query = urlencode([(name, HIDDEN if _is_secret(name) else value) for name, value in params], safe="*/:")
     return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
 
 
 @cache
 def descriptions() -> dict[str, str]:
     """Return what each setting means: the reference of the settings has it in its tables."""
-    found = [_ROW.fullmatch(line) for line in reference().read_text(encoding="utf-8").splitlines()]
-    return {row[1]: _LINK.sub(r"\1", row[2]) for row in found if row}
+    rows = [_ROW.fullmatch(line) for line in reference().read_text(encoding="utf-8").splitlines()]
+    return {row[1]: _LINK.sub(r"\1", row[2]) for row in rows if row}
 
 
 def reference() -> Path:

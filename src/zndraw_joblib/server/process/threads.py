@@ -22,11 +22,11 @@ def call_in_thread(
     not return would keep its thread from others.
     """
     loop, pid = asyncio.get_running_loop(), os.getpid()
-    done: asyncio.Future[Result] = loop.create_future()
+    future: asyncio.Future[Result] = loop.create_future()
 
     def finish(result: Result) -> None:
-        if not done.done():
-            done.set_result(result)
+        if not future.done():
+            future.set_result(result)
 
     def run() -> None:
         try:
@@ -42,4 +42,4 @@ def call_in_thread(
         threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True).start()
     except RuntimeError as error:  # the system allows no more threads
         finish(on_error(RuntimeError(f"the server cannot start a thread: {error}")))
-    return done
+    return future

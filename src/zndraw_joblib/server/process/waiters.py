@@ -87,7 +87,7 @@ class Waiter:
         """Consume the wake-up, if there was one; another may arrive during the check."""
         self._checked_for, self._unused, self._woken = self._unused, None, False
 
-    def found(self, key: str | None) -> None:
+    def record(self, key: str | None) -> None:
         """Record what the check found: an item under `key`, or None for nothing."""
         if key is None or key == self._checked_for:
             self._checked_for = None
@@ -213,10 +213,10 @@ class Waiters:
         self._subscribers.append((prefix, notify))
         self._prefixes = (*self._prefixes, prefix)
 
-    def evict_oldest(self, key: str, most: int) -> None:
-        """End the oldest waiters of a key, so that with one more there are at most `most`."""
+    def evict_oldest(self, key: str, limit: int) -> None:
+        """End the oldest waiters of a key, so that with one more there are at most `limit`."""
         queue = self._queues.get(key, [])
-        for waiter in queue[: max(0, len(queue) + 1 - most)]:
+        for waiter in queue[: max(0, len(queue) + 1 - limit)]:
             self._remove(waiter)
             waiter.evict()
 
@@ -245,13 +245,13 @@ class Waiters:
 
     def notify(self, wakes: Sequence[Wake]) -> None:
         """Wake the waiters that a commit concerns; forward the wake-ups that are left."""
-        left = []
+        forwarded = []
         for key, count in wakes:
             missing = self.wake(key, count)
             if count is None or missing:
-                left.append(Wake(key, None if count is None else missing))
-        if left:
-            self._forward(left)
+                forwarded.append(Wake(key, None if count is None else missing))
+        if forwarded:
+            self._forward(forwarded)
 
     def has(self, key: str) -> bool:
         """Return whether a waiter waits on a key."""

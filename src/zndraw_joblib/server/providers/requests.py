@@ -463,7 +463,7 @@ class ProviderRequests:
         async def check(waiter: Waiter) -> ClaimedProviderRequest | None:
             current = item._replace(refused_rooms=await access.check())
             claimed = await self._runtime.write_short(rules_providers.claim, current)
-            waiter.found(key if claimed else None)
+            waiter.record(key if claimed else None)
             return claimed
 
         self._runtime.recheck.start()

@@ -77,7 +77,7 @@ class Presence:
                 await self._enter(sid, providers_of(str(name)))
                 await self._send_pending(sid, connection)
         except BaseException:
-            self.left(sid, str(name))
+            self.left_room(sid, str(name))
             raise
         finally:
             if not self._is_connected(sid):
@@ -96,7 +96,7 @@ class Presence:
         for event, sid in emissions:
             await self._sio.emit(event.event_name, event.model_dump(), room=sid)
 
-    def left(self, sid: str, provider_name: str) -> None:
+    def left_room(self, sid: str, provider_name: str) -> None:
         """Record that a socket has left the room of a provider."""
         connection = self._connections.get(sid, {}).pop(provider_name, None)
         if connection is not None:
@@ -110,7 +110,7 @@ class Presence:
         """End connections in the database, unless the worker has another socket for the provider here."""
         if self._runtime.waiters.is_closed:
             return  # the server stops, and the workers connect to another one
-        remaining = {(each.provider_id, each.worker_id) for each in self._all_connections()}
+        remaining = {(connection.provider_id, connection.worker_id) for connection in self._all_connections()}
         for connection in connections:
             worker_id, provider_id = connection.worker_id, connection.provider_id
             if connection.is_current and (provider_id, worker_id) not in remaining:

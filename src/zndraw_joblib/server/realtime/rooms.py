@@ -66,7 +66,7 @@ class DisconnectTracker:
         if removal := self._removals.pop(worker_id, None):
             removal.cancel()
 
-    def left(self, sid: str, worker_id: UUID, room: str) -> None:
+    def left_room(self, sid: str, worker_id: UUID, room: str) -> None:
         """Record that a worker has left a room. After its last one it no longer depends on the socket."""
         rooms = self._rooms.get(sid, {}).get(worker_id, set())
         rooms.discard(room)
@@ -420,7 +420,7 @@ class Rooms:
 
     async def _end_job(self, sid: str, worker_id: UUID, name: str) -> None:
         await self._leave(sid, events.workers_of(name))
-        self.disconnects.left(sid, worker_id, name)
+        self.disconnects.left_room(sid, worker_id, name)
 
     async def _join_provider(self, sid: str, event: events.JoinProviderRoom) -> None:
         worker_id = _worker_id(event)
@@ -435,9 +435,9 @@ class Rooms:
         await self._end_provider(sid, _worker_id(event), event.provider_name)
 
     async def _end_provider(self, sid: str, worker_id: UUID, name: str) -> None:
-        self.presence.left(sid, name)
+        self.presence.left_room(sid, name)
         await self._leave(sid, events.providers_of(name))
-        self.disconnects.left(sid, worker_id, events.providers_of(name))
+        self.disconnects.left_room(sid, worker_id, events.providers_of(name))
 
     async def _join_room(self, sid: str, event: events.JoinRoom) -> None:
         await self._caller(sid)

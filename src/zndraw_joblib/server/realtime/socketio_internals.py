@@ -70,10 +70,12 @@ def is_fast_right() -> bool:
             for sid, room in (("a", None), ("b", None), ("a", "lab"), ("b", "lab"), ("a", "attic")):
                 manager.basic_enter_room(sid, NAMESPACE, room, f"connection-{sid}")
             manager.basic_disconnect("a", NAMESPACE)
-        left = [{room: dict(sids) for room, sids in each.rooms[NAMESPACE].items()} for each in (own, public)]
+        rooms = [
+            {room: dict(sids) for room, sids in manager.rooms[NAMESPACE].items()} for manager in (own, public)
+        ]
     except Exception:
         return False
-    return left[0] == left[1]
+    return rooms[0] == rooms[1]
 
 
 LocalManager.is_fast = is_fast_right()

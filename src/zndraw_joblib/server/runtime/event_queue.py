@@ -103,8 +103,8 @@ class _LoopQueue:
 
     def _has_room(self, events: int) -> bool:
         # The other half is for the events of all other requests.
-        used, most = len(self.waiting) + self._reserved, self._settings.max_queued_events // 2
-        return used == 0 or self._failures > 0 or used + events <= most
+        reserved, limit = len(self.waiting) + self._reserved, self._settings.max_queued_events // 2
+        return reserved == 0 or self._failures > 0 or reserved + events <= limit
 
     def _wake(self) -> None:
         """Let requests that wait for room look again, the first one first."""
@@ -167,14 +167,14 @@ class _LoopQueue:
 def _condensed(emissions: Sequence[Emission]) -> list[Emission]:
     """Return the events with one `task_available` for each room, the first."""
     first: set[str] = set()
-    kept = []
+    condensed = []
     for emission in emissions:
         if isinstance(emission.event, TaskAvailable):
             if emission.room in first:
                 continue
             first.add(emission.room)
-        kept.append(emission)
-    return kept
+        condensed.append(emission)
+    return condensed
 
 
 def _size(entry: Entry) -> int:

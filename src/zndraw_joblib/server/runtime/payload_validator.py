@@ -135,9 +135,9 @@ class PayloadValidator:
         seconds = self._request_seconds
         while outdated:
             seconds = await self._validate_all([checks[index] for index in outdated], seconds)
-            done = await put([checks[index].item for index in put_again])
+            put_results = await put([checks[index].item for index in put_again])
             outdated = []
-            for index, result in zip(put_again, done, strict=True):
+            for index, result in zip(put_again, put_results, strict=True):
                 results[index] = result
                 check = checks[index]
                 if not isinstance(result, rules_payloads.UnvalidatedPayload):

@@ -103,8 +103,8 @@ def _faults_of_items(
 
 
 def _faults(error: ValidationError) -> list[Fault]:
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    return [(fault["loc"], fault["msg"], fault["type"]) for fault in found]
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    return [(fault["loc"], fault["msg"], fault["type"]) for fault in errors]
 
 
 def _invalid_request(faults: Iterable[Fault], note: str = "") -> InvalidRequest:

@@ -83,17 +83,17 @@ class Recheck:
         for kind, name in (key.split(":", 1) for key in self._waiters.waited_keys):
             waited.setdefault(kind, []).append(name)
         wakes: list[Wake] = []
-        if found := waited.get("task"):
-            ended = await self._database.read(rules_tasks.ended, list(map(UUID, found)))
+        if task_ids := waited.get("task"):
+            ended = await self._database.read(rules_tasks.ended, list(map(UUID, task_ids)))
             wakes += [Wake(task_key(task_id)) for task_id in ended]
         # Tasks of the worker may have ended in another process, which publishes no freed slot.
         wakes += [Wake(slot_key(worker_id)) for worker_id in waited.get("slot", ())]
-        if found := waited.get("job"):
-            pending = await self._database.read(rules_jobs.pending_counts, found)
+        if job_names := waited.get("job"):
+            pending = await self._database.read(rules_jobs.pending_counts, job_names)
             wakes += [Wake(job_key(name), count) for name, count in pending.items()]
-        if found := waited.get("requests"):
+        if worker_ids := waited.get("requests"):
             workers_asked = await self._database.read(
-                rules_providers.workers_with_requests, list(map(UUID, found))
+                rules_providers.workers_with_requests, list(map(UUID, worker_ids))
             )
             wakes += [Wake(requests_key(worker_id), 1) for worker_id in workers_asked]
         for wake in wakes:

@@ -108,9 +108,9 @@ class Runtime:
         self._submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(submit)
         report = partial(rules_idempotency.report, limits=partial(LogLimits.of, settings))
         self._reports: Batcher[rules_tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
-        claim, most = PlainClaims().claim, attrgetter("most")
+        claim, limit = PlainClaims().claim, attrgetter("most")
         self._claims: Batcher[rules_claims.Claim, rules_claims.ClaimResult] = self.batcher(
-            claim, tasks_of=most
+            claim, tasks_of=limit
         )
         beat = partial(rules_workers.heartbeat, limits=partial(LogLimits.of, settings))
         self._heartbeats: Batcher[rules_workers.Heartbeat, WorkerResponse] = self.batcher(
@@ -143,9 +143,11 @@ class Runtime:
             is_short = sum(map(tasks_of, items)) <= _TASKS_PER_SHORT_WRITE
             return self._finish_write(database.write_batch(apply, items, lock_seconds, is_short=is_short))
 
-        made = Batcher(commit, lambda: database.concurrent_writes, needs, database.lock_seconds, share=share)
-        self._batchers.append(made)
-        return made
+        batcher = Batcher(
+            commit, lambda: database.concurrent_writes, needs, database.lock_seconds, share=share
+        )
+        self._batchers.append(batcher)
+        return batcher
 
     async def write(
         self,
@@ -206,7 +208,7 @@ class Runtime:
             self.waiters.wake(slot_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:
             # Not awaited, because the committed write must not raise its error.
-            self.start(self._wake_for_rooms([each.room_id for each in tx.freed], tx.wakes))
+            self.start(self._wake_for_rooms([slot.room_id for slot in tx.freed], tx.wakes))
         if tx.removed_providers and self.on_providers_removed is not None:
             self.start(self.on_providers_removed(tx.removed_providers))
         if self.on_events is not None:
@@ -222,9 +224,9 @@ class Runtime:
             logger.warning("Claims were not woken for freed room slots; the re-check wakes them: %r", error)
             return
         # Waiters that were already woken use up part of the count.
-        done = Counter(key for key, count in woken for _ in range(count or 0))
-        wanted = {job_key(name): len(rooms) - done[job_key(name)] for name in waiting}
-        self.waiters.notify([Wake(key, count) for key, count in wanted.items() if count > 0])
+        counts_woken = Counter(key for key, count in woken for _ in range(count or 0))
+        counts = {job_key(name): len(rooms) - counts_woken[job_key(name)] for name in waiting}
+        self.waiters.notify([Wake(key, count) for key, count in counts.items() if count > 0])
 
     @property
     def order(self) -> ClaimOrder:
@@ -251,14 +253,14 @@ class Runtime:
         async def put(validated: Sequence[rules_tasks.Submission]) -> Sequence[TaskResponse | Exception]:
             nonlocal repeat
             try:
-                done = await (write or self.write)(
+                response = await (write or self.write)(
                     once_or_repeat(key, TASKS, rules_tasks.submit_all), validated
                 )
             except rules_tasks.NoneSubmitted as error:
                 return error.results
-            repeat = done if isinstance(done, Repeat) else None
-            found: list[TaskResponse] = done.result if isinstance(done, Repeat) else done
-            return found
+            repeat = response if isinstance(response, Repeat) else None
+            tasks: list[TaskResponse] = response.result if isinstance(response, Repeat) else response
+            return tasks
 
         results = await self.payload_validator.submit(items, put, is_atomic=True)
         for index, result in enumerate(results):
@@ -268,8 +270,8 @@ class Runtime:
 
     async def report(self, item: rules_tasks.Report) -> TaskResponse:
         """Move a task as its holder, its submitter or a superuser reports."""
-        got = await self._reports.put(item)
-        task = got.result if isinstance(got, Repeat) else got
+        response = await self._reports.put(item)
+        task = response.result if isinstance(response, Repeat) else response
         if not rules_tasks.has_body(task):
             await self.database.read(rules_tasks.load_body, task)
         if (reporter := rules_tasks.reporter(item, task)) is not None:
@@ -280,8 +282,8 @@ class Runtime:
         self, items: Sequence[rules_tasks.Report], *, bodies: bool = False
     ) -> list[TaskResponse | Exception]:
         """Move tasks as reported; with `bodies`, read their payloads and results, at most 8 MiB in all."""
-        got = await self._reports.put_many(items)
-        results = [each.result if isinstance(each, Repeat) else each for each in got]
+        responses = await self._reports.put_many(items)
+        results = [response.result if isinstance(response, Repeat) else response for response in responses]
         reporters = {
             reporter: item.caller
             for item, task in zip(items, results, strict=True)
@@ -344,13 +346,13 @@ class Runtime:
             refused_rooms=await access.check(),
         )
         deadline = time.monotonic() + wait
-        got: rules_claims.ClaimResult | None = await self._claim_once(item)
-        while got is not None and not got.is_final and not self.waiters.is_over(deadline, disconnected):
-            got = await self._wait_for_claim(item, got.keys(worker_id), deadline, disconnected, access)
-        found, reason = (got.tasks, got.reason) if got else ([], None)
+        result: rules_claims.ClaimResult | None = await self._claim_once(item)
+        while result is not None and not result.is_final and not self.waiters.is_over(deadline, disconnected):
+            result = await self._wait_for_claim(item, result.keys(worker_id), deadline, disconnected, access)
+        tasks, reason = (result.tasks, result.reason) if result else ([], None)
         if count is not None:
-            return TaskClaimResponse(tasks=found, reason=reason)
-        return TaskClaimResponse(task=found[0] if found else None, reason=reason)
+            return TaskClaimResponse(tasks=tasks, reason=reason)
+        return TaskClaimResponse(task=tasks[0] if tasks else None, reason=reason)
 
     async def _wait_for_claim(
         self,
@@ -363,16 +365,16 @@ class Runtime:
         """Claim and wait in turns until there is a task, the deadline, or other keys to wait on."""
 
         async def check(waiter: Waiter) -> rules_claims.ClaimResult:
-            got = await self._claim_once(item._replace(refused_rooms=await access.check()))
-            if not has_other_keys(got):
-                waiter.found(job_key(got.tasks[0].job_name) if got.tasks else None)
-            return got
+            result = await self._claim_once(item._replace(refused_rooms=await access.check()))
+            if not has_other_keys(result):
+                waiter.record(job_key(result.tasks[0].job_name) if result.tasks else None)
+            return result
 
-        def has_other_keys(got: rules_claims.ClaimResult) -> bool:
-            return not got.is_final and keys != got.keys(item.worker_id)
+        def has_other_keys(result: rules_claims.ClaimResult) -> bool:
+            return not result.is_final and keys != result.keys(item.worker_id)
 
-        def is_done(got: rules_claims.ClaimResult) -> bool:
-            return got.is_final or has_other_keys(got)
+        def is_done(result: rules_claims.ClaimResult) -> bool:
+            return result.is_final or has_other_keys(result)
 
         # A client that lost its connection claims again while the server still counts it as connected.
         self.waiters.evict_oldest(keys[0], self.settings.max_claims_per_worker)
@@ -392,14 +394,14 @@ class Runtime:
     async def _claim_once(self, item: rules_claims.Claim) -> rules_claims.ClaimResult:
         backoff = ExponentialBackoff(self.settings.claim_base_delay_seconds, _MAX_CLAIM_PAUSE, jitter=0.5)
         for _ in range(self.settings.claim_max_attempts):
-            got = await self._claims.put(item)
-            while got.is_left_out:  # others got tasks instead
-                got = await self._claims.put(item)
-            if got.tasks or not got.is_contended:
+            result = await self._claims.put(item)
+            while result.is_left_out:  # others got tasks instead
+                result = await self._claims.put(item)
+            if result.tasks or not result.is_contended:
                 break
             await asyncio.sleep(backoff.next())
         self._last_heartbeats.add(item.worker_id)
-        return got
+        return result
 
     async def get_task(
         self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None, access: Access = OPEN
