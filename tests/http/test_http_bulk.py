@@ -153,7 +153,7 @@ async def apply(
     shown = await rules_searches.preview(runtime.database.read, runtime.write, confirmed, limits)
     assert shown.limit == limits.tasks
     checked = await runtime.database.read(
-        rules_searches.verify, shown.token, confirmed.caller, confirmed.action, confirmed.wanted
+        rules_searches.verify, shown.token, confirmed.caller, confirmed.action, confirmed.task_filter
     )
     return await rules_searches.apply(runtime.database.read, write or runtime.write, checked, None, limits)
 
