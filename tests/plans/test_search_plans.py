@@ -48,7 +48,7 @@ async def test_a_search_reads_its_index(explainer: Explainer, kind: str) -> None
     budget = Budget(rows=4_000, seconds=60, grow_below=60, shrink_above=60)
     for wanted, indexes in CASES[kind]:
         work = partial(
-            rules_searches.find, wanted=TaskFilter(**wanted), page=CursorPage(50, None), budget=budget
+            rules_searches.find, task_filter=TaskFilter(**wanted), page=CursorPage(50, None), budget=budget
         )
         for plan in await explainer.plans(work):
             assert plan.by("joblib_task") <= indexes, describe(plan)
