@@ -20,10 +20,10 @@ import pytest
 
 from sdk.jobs import Add
 from zndraw_joblib.jobs.capture import CapturedStream, outside_tasks, running, stop_following_threads
+from zndraw_joblib.jobs.run import Outcome, await_job, run_job
 from zndraw_joblib.jobs.task_channel import TaskChannel
 from zndraw_joblib.jobs.task_context import current_task
 from zndraw_joblib.wire.progress import LogLevel, LogSource
-from zndraw_joblib.worker.execution import Outcome, await_task, run_task
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -43,7 +43,7 @@ def lines(task: ClaimedTask) -> Lines:
 
 def run(task: ClaimedTask, work: Callable[[], Any]) -> Outcome:
     """Run a task as a worker does, in this thread."""
-    outcome = run_task(lambda _: work(), task, os.getpid())
+    outcome = run_job(work, task, None, os.getpid())
     assert isinstance(outcome, Outcome)
     return outcome
 
@@ -161,7 +161,7 @@ def test_outputs_of_coroutines_do_not_mix() -> None:
 
     async def both() -> None:
         turn = asyncio.Barrier(len(tasks))
-        await asyncio.gather(*(await_task(work(t.task_id, turn), t, os.getpid()) for t in tasks))
+        await asyncio.gather(*(await_job(work(t.task_id, turn), t, None, os.getpid()) for t in tasks))
 
     asyncio.run(both())
     for task in tasks:
@@ -312,6 +312,7 @@ def test_the_end_of_the_interpreter_prints() -> None:
 import atexit, sys, threading
 from uuid import UUID
 from zndraw_joblib.jobs.capture import running
+from zndraw_joblib.jobs.run import Outcome, await_job, run_job
 from zndraw_joblib.jobs.task_channel import TaskChannel
 from zndraw_joblib.worker.tasks import ClaimedTask
 task = ClaimedTask("a", "job", "room", None, 1, {}, UUID(int=0), channel=TaskChannel(captures=True))
@@ -349,8 +350,8 @@ def test_an_exception_is_described_with_the_frames_of_the_job() -> None:
     assert "KeyError: 'frame-7'\nin frames.xyz" in failure.traceback
     assert failure.traceback.endswith("ValueError: no such frame\n")
     assert "in compute" in failure.traceback
-    assert "execution.py" not in failure.traceback
-    assert "execution.py" in failure.full_traceback
+    assert "jobs/run.py" not in failure.traceback
+    assert "jobs/run.py" in failure.full_traceback
 
 
 def test_running_ends_with_its_block() -> None:
@@ -368,6 +369,7 @@ def test_a_print_outlives_the_task_that_it_is_captured_for() -> None:
 import io, sys, threading
 from uuid import UUID
 from zndraw_joblib.jobs.capture import running
+from zndraw_joblib.jobs.run import Outcome, await_job, run_job
 from zndraw_joblib.jobs.task_channel import TaskChannel
 from zndraw_joblib.worker.tasks import ClaimedTask
 task = ClaimedTask("a", "job", "room", None, 1, {}, UUID(int=0), channel=TaskChannel(captures=True))

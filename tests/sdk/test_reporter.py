@@ -13,9 +13,9 @@ from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.jobs.run import Outcome
 from zndraw_joblib.wire.messages import HeartbeatRequest, TaskUpdateRequest, TaskVerdict, Verdict
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.worker.execution import Outcome
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.reporter import Reporter
 from zndraw_joblib.worker.reports import HeldTasks

@@ -51,14 +51,14 @@ class Content:
     temporary: bool = False
 
     def pieces(self) -> Iterator[bytes]:
-        """Return the bytes in pieces of 256 KiB."""
-        if isinstance(self.data, bytes):
-            for start in range(0, self.size, _PIECE_BYTES):
-                yield self.data[start : start + _PIECE_BYTES]
-            return
-        with self.data.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
+        """Yield exactly `size` bytes in pieces of 256 KiB. Raises OSError for a file that is shorter now."""
+        missing = self.size
+        with io.BytesIO(self.data) if isinstance(self.data, bytes) else self.data.open("rb") as file:
+            while missing and (piece := file.read(min(_PIECE_BYTES, missing))):
                 yield piece
+                missing -= len(piece)
+        if missing:
+            raise OSError(f"the file {self.data!s:.200} has become {missing:,} bytes shorter")
 
     def in_file(self) -> "Content":
         """Return the same content, in a temporary file if it is large: it can be sent to another process."""

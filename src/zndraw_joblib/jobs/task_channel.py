@@ -1,6 +1,7 @@
 """The progress and the log of an attempt, until they are reported."""
 
 import json
+import logging
 import os
 import threading
 from collections import deque
@@ -8,12 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import islice
+from math import inf
 from time import time
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.wire.progress import MAX_LINE_CHARACTERS, MAX_LOG_LINES, LogLevel, LogSource
 
+log = logging.getLogger(__name__)
+
+# The content of channels is reported at most twice a second.
+REPORT_INTERVAL_SECONDS = 0.5
 MAX_WAITING_LINES = 10_000
 MAX_WAITING_BYTES = 256 * 1024
 NO_WORKER = UUID(int=0)
@@ -182,6 +188,57 @@ class TaskChannel:
             if self._content is None:
                 self._content = _Content()
             return self._content
+
+
+class TakenReport(NamedTuple):
+    """A report that was taken from a channel, and is under way."""
+
+    channel: TaskChannel
+    report: LiveReport
+
+    def drop(self, reason: str) -> None:
+        """Forget a report whose content the server refuses."""
+        task_id = self.channel.task_id
+        log.warning("Dropped log lines of task %s: %s", task_id, reason, extra={"task_id": task_id})
+        self.channel.acknowledge(self.report)
+
+
+class WaitingChannels:
+    """Channels whose content waits to be reported, the oldest first. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channels: dict[TaskChannel, None] = {}
+
+    def add(self, channel: TaskChannel) -> None:
+        """Add a channel."""
+        with self._lock:
+            self._channels[channel] = None
+
+    def take(self, max_bytes: float = inf, max_reports: float = inf) -> list[TakenReport]:
+        """Return one report of each channel, as many as fit into a request; the others wait.
+
+        Call `notice_again` of each of these channels after its report has arrived or failed.
+        """
+        taken: list[TakenReport] = []
+        size = 0
+        while size < max_bytes and len(taken) < max_reports:
+            with self._lock:
+                channel = next(iter(self._channels), None)
+                if channel is None:
+                    break
+                del self._channels[channel]
+            report = channel.take()
+            if report is None:
+                channel.notice_again()
+            else:
+                taken.append(TakenReport(channel, report))
+                size += len(report.json)
+        return taken
+
+    def __bool__(self) -> bool:
+        """Return whether any channel waits."""
+        return bool(self._channels)
 
 
 class _Content:

@@ -16,6 +16,8 @@ from pydantic_core import to_json
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.extensions import category_of, check_job, job_name_of, job_room_of
 from zndraw_joblib.jobs.results import decode_content
+from zndraw_joblib.jobs.run import Outcome, await_job
+from zndraw_joblib.jobs.run import run_job as run_code
 from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.task_context import call_run
 from zndraw_joblib.wire.messages import TaskResponse
@@ -23,8 +25,7 @@ from zndraw_joblib.wire.names import JobName, parse_job_name, validate_room_id
 from zndraw_joblib.wire.problems import JobNotFound
 from zndraw_joblib.wire.progress import Failure, LogLine, Progress
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.worker.execution import Outcome, await_task, make_extension, run_task
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, prepared
 
 
 def claimed(task: TaskResponse) -> ClaimedTask:
@@ -43,23 +44,11 @@ def claimed(task: TaskResponse) -> ClaimedTask:
     )
 
 
-def prepared(cls: type[Any], task: ClaimedTask) -> tuple[ClaimedTask, Outcome | None]:
-    """Return a task with its extension, or with the outcome if its payload does not fit the class."""
-    extension, fault = make_extension(cls, task)
-    if fault is not None:
-        return task, Outcome(error=fault, retry=False)
-    return task.with_extension(extension, {}), None
-
-
 def run(task: ClaimedTask, vis: Any) -> Outcome | Coroutine[Any, Any, Outcome]:
     """Call `run` of a task's extension; return the outcome, or a coroutine of it if `run` is one."""
-    pid = os.getpid()
-    outcome = run_task(partial(_call, vis), task, pid)
-    return outcome if isinstance(outcome, Outcome) else await_task(outcome, task, pid)
-
-
-def _call(vis: Any, task: ClaimedTask) -> Any:
-    return call_run(task.extension, vis, task)
+    extension, pid = task.extension, os.getpid()
+    outcome = run_code(partial(call_run, extension, vis, task), task, extension, pid)
+    return outcome if isinstance(outcome, Outcome) else await_job(outcome, task, extension, pid)
 
 
 # Which job a test means: a class, an instance, or a full name.
@@ -171,7 +160,7 @@ def run_job(
             attempt=attempt,
         )
     )
-    task, fault = prepared(cls, task)
+    task, fault = prepared(task, cls, {})
     outcome = fault or _finished(run(task, vis))
     return _job_run(task, outcome)
 

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from zndraw_joblib.jobs.extensions import job_name_of, job_room_of
 from zndraw_joblib.jobs.failures import error_text
 from zndraw_joblib.jobs.results import Content
+from zndraw_joblib.jobs.run import Outcome
 from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.internal.executor import GuardedExecutor
 from zndraw_joblib.server.internal.registry import InternalRegistry, offer_of
@@ -28,10 +29,9 @@ from zndraw_joblib.wire.messages import TaskClaimRequest, TaskResponse, TaskUpda
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.worker.execution import Outcome
 from zndraw_joblib.worker.registrations import JobRegistration, PolicyOptions, class_policy, policy_of
 from zndraw_joblib.worker.reporter import Entry
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, prepared
 
 Result = TypeVar("Result")
 
@@ -191,16 +191,16 @@ class Workers:
         return None
 
     async def _claim_and_run(self, cls: type[Any], worker_id: UUID, vis: Any) -> UUID | None:
-        got = await self._call(self._runtime.claim(WORKER, TaskClaimRequest(worker_id=worker_id)))
-        if got.task is None:
+        response = await self._call(self._runtime.claim(WORKER, TaskClaimRequest(worker_id=worker_id)))
+        if response.task is None:
             return None
-        task, outcome = job_runs.prepared(cls, job_runs.claimed(got.task))
+        task, outcome = prepared(job_runs.claimed(response.task), cls, {})
         if outcome is None:
             await self._call(self._report(task, {"status": TaskStatus.RUNNING}))
             ran = job_runs.run(task, vis)
             outcome = ran if isinstance(ran, Outcome) else await ran
         await self._call(self._end(task, outcome))
-        return got.task.id
+        return response.task.id
 
     async def _end(self, task: ClaimedTask, outcome: Outcome) -> None:
         task.channel.finish()

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from zndraw_joblib.client.retry import FailureLog, RequestBackoff, describe, is_missing, problem_of
 from zndraw_joblib.jobs.capture import outside_tasks
-from zndraw_joblib.jobs.task_channel import LiveReport, TaskChannel
+from zndraw_joblib.jobs.task_channel import REPORT_INTERVAL_SECONDS, TakenReport, TaskChannel, WaitingChannels
 from zndraw_joblib.wire.messages import NamedTask, Verdict, WorkerResponse
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.worker.reports import is_content_refused, is_gone, report_json
@@ -18,16 +18,12 @@ from zndraw_joblib.worker.rest import RestApi
 
 log = logging.getLogger(__name__)
 
-INTERVAL_SECONDS = 0.5
 # The server may be replaced by a newer one.
 _UNKNOWN_SECONDS = 300.0
 _MAX_REQUEST_BYTES = 1024 * 1024
 _MAX_REPORTS = 500
 # A heartbeat must not take long.
 _MAX_HEARTBEAT_BYTES = 256 * 1024
-
-
-_Taken = tuple[TaskChannel, LiveReport]
 
 
 class LiveReports:
@@ -45,7 +41,7 @@ class LiveReports:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._arrived = threading.Event()
-        self._waiting: dict[TaskChannel, None] = {}
+        self._waiting = WaitingChannels()
         self._backoff = RequestBackoff()
         self._failures = FailureLog(log, "Reporting progress", level=logging.INFO)
         self._warned = False
@@ -58,8 +54,8 @@ class LiveReports:
 
     def add(self, channel: TaskChannel) -> None:
         """Send the content of a channel soon."""
+        self._waiting.add(channel)
         with self._lock:
-            self._waiting[channel] = None
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(
                     target=self._run, name="zndraw-joblib-live-reports", daemon=True
@@ -76,10 +72,10 @@ class LiveReports:
         If the server refuses the content, the heartbeat is sent without it.
         """
         taken = self._take(_MAX_HEARTBEAT_BYTES) if self._is_known else []
-        carried: dict[int, _Taken] = {}
+        carried: dict[int, TakenReport] = {}
         tasks = list(named)
-        for place, task, each in _named_with_content(named, taken):
-            tasks[place], carried[place] = task, each
+        for index, task, content in _named_with_content(named, taken):
+            tasks[index], carried[index] = task, content
         try:
             try:
                 response = send(tasks)
@@ -87,9 +83,9 @@ class LiveReports:
                 if not (carried and is_content_refused(error)):
                     raise
                 return send(named)
-            for place, verdict in enumerate(response.tasks):
-                if place in carried:
-                    channel, report = carried[place]
+            for index, verdict in enumerate(response.tasks):
+                if index in carried:
+                    channel, report = carried[index]
                     channel.acknowledge(report)
                     if verdict.verdict != Verdict.CONTINUE:
                         channel.close()
@@ -110,7 +106,7 @@ class LiveReports:
         while not self._stop.is_set():
             self._arrived.wait()
             # Short tasks end meanwhile: what they hold needs no request of its own.
-            if not self._stop.wait(INTERVAL_SECONDS):
+            if not self._stop.wait(REPORT_INTERVAL_SECONDS):
                 self._stop.wait(self.send_once())
 
     def send_once(self) -> float:
@@ -130,26 +126,13 @@ class LiveReports:
             channel.notice_again()
         return pause
 
-    def _take(self, max_bytes: int = _MAX_REQUEST_BYTES) -> list[_Taken]:
-        """Return one report of each channel, as many as fit into a request; the others wait."""
-        taken: list[_Taken] = []
-        size = 0
-        while size < max_bytes and len(taken) < _MAX_REPORTS:
-            with self._lock:
-                channel = next(iter(self._waiting), None)
-                if channel is None:
-                    return taken
-                del self._waiting[channel]
-            report = channel.take()
-            if report is None:
-                channel.notice_again()
-            else:
-                taken.append((channel, report))
-                size += len(report.json)
-        self._arrived.set()
+    def _take(self, max_bytes: int = _MAX_REQUEST_BYTES) -> list[TakenReport]:
+        taken = self._waiting.take(max_bytes, _MAX_REPORTS)
+        if self._waiting:
+            self._arrived.set()
         return taken
 
-    def _send(self, taken: Sequence[_Taken]) -> None:
+    def _send(self, taken: Sequence[TakenReport]) -> None:
         """Send reports; where the server refuses the content of the request, one by one."""
         reports = [report_json(channel, report) for channel, report in taken]
         results: Sequence[Exception | None]
@@ -160,12 +143,12 @@ class LiveReports:
             if not is_content_refused(error) or needs_status(error):
                 raise
             if len(taken) > 1:
-                for each in taken:
-                    self._send([each])
+                for one in taken:
+                    self._send([one])
                 return
             results = [error]
-        for (channel, report), refusal in zip(taken, results, strict=True):
-            _apply(channel, report, refusal)
+        for sent, refusal in zip(taken, results, strict=True):
+            _apply(sent, refusal)
 
     def _pause_after(self, error: BaseException) -> float:
         if is_missing(error) or needs_status(error):
@@ -180,32 +163,27 @@ class LiveReports:
 
 
 def _named_with_content(
-    named: Sequence[NamedTask], taken: Sequence[_Taken]
-) -> Iterator[tuple[int, NamedTask, _Taken]]:
-    """Yield the named tasks with their content, unless the server would refuse it, and their places."""
-    places = {(str(task.id), task.attempt): place for place, task in enumerate(named)}
-    for channel, report in taken:
-        place = places.get((channel.task_id, channel.attempt))
-        if place is not None:
+    named: Sequence[NamedTask], taken: Sequence[TakenReport]
+) -> Iterator[tuple[int, NamedTask, TakenReport]]:
+    """Yield the named tasks with their content, unless the server would refuse it, and their indexes."""
+    indexes = {(str(task.id), task.attempt): index for index, task in enumerate(named)}
+    for content in taken:
+        channel, report = content
+        index = indexes.get((channel.task_id, channel.attempt))
+        if index is not None:
             with suppress(ValidationError):
-                task = NamedTask(id=named[place].id, attempt=channel.attempt, **report.fields)
-                yield place, task, (channel, report)
+                task = NamedTask(id=named[index].id, attempt=channel.attempt, **report.fields)
+                yield index, task, content
 
 
-def _apply(channel: TaskChannel, report: LiveReport, refusal: Exception | None) -> None:
+def _apply(sent: TakenReport, refusal: Exception | None) -> None:
     """Forget what has arrived or can never arrive; other content is sent again."""
     if refusal is None:
-        channel.acknowledge(report)
+        sent.channel.acknowledge(sent.report)
     elif is_gone(refusal):
-        channel.close()
+        sent.channel.close()
     elif is_content_refused(refusal):
-        log.warning(
-            "Dropped log lines of task %s: %s",
-            channel.task_id,
-            describe(refusal),
-            extra={"task_id": channel.task_id},
-        )
-        channel.acknowledge(report)
+        sent.drop(describe(refusal))
 
 
 def needs_status(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Warn of jobs whose results can never be sent, before they have done their work."""
+"""A worker: it registers classes as jobs and providers, runs tasks, serves requests and submits tasks."""
 
 import logging
 import os
@@ -6,21 +6,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Self, TypeVar, Unpack, get_type_hints, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, get_args, get_type_hints, overload
 from uuid import UUID, uuid4
 
 from zndraw_joblib.client.api import ApiManager
+from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.retry import Attempt, retry
 from zndraw_joblib.jobs.extensions import check_job, job_name_of, job_room_of
 from zndraw_joblib.jobs.forks import check_not_forked
 from zndraw_joblib.jobs.results import can_encode
-from zndraw_joblib.jobs.traces import RunSpans
-from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.jobs.traces import RUN_SPANS, RunSpans
+from zndraw_joblib.wire.messages import MAX_BATCH, HeartbeatRequest, TaskResponse
 from zndraw_joblib.wire.names import GLOBAL, parse_job_name
 from zndraw_joblib.wire.policy import JobPolicy
-from zndraw_joblib.worker.execution import Execute
-from zndraw_joblib.worker.options import Executor, check_options, limits, register_seconds
 from zndraw_joblib.worker.registrations import (
     JobRegistration,
     PolicyOptions,
@@ -34,31 +33,14 @@ from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_poller import NOW, Pace
 from zndraw_joblib.worker.task_process import check_importable
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, Execute
 
 log = logging.getLogger(__name__)
 
-
-def warn_of_return_type(job: type[Any]) -> None:
-    """Log a warning if a job is declared to return objects of a class that cannot be encoded."""
-    run = getattr(job, "__wrapped__", job.run)
-    try:
-        returned = get_type_hints(run).get("return", Any)
-    # An annotation may be any code, and names that exist only for type checkers.
-    except Exception:
-        return
-    if not can_encode(returned):
-        log.warning(
-            "%s() returns objects of %s.%s, which cannot be encoded: its tasks will fail. Return JSON "
-            "values or a dataclass, or call register_codec() before the registration",
-            *(run.__qualname__, returned.__module__, returned.__qualname__),
-        )
-
-
-# A worker: registers classes as jobs and providers, runs tasks, serves provider requests, submits tasks.
-
 __all__ = ["ClaimedTask", "JobManager"]
 
+Executor = Literal["thread", "process"]
+EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 T = TypeVar("T")
 RunKwargs = Mapping[str, Any] | None
 Job = TypeVar("Job", bound=type[Any])
@@ -67,6 +49,7 @@ LONG_POLL_SECONDS = 20.0
 DEFAULT_PREFETCH = 100
 _HEARTBEAT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
+_REGISTER_SECONDS, _FIRST_PAUSE_SECONDS, _MANY_RETRIES = 30.0, 0.25, 20
 
 
 class JobManager(JobClient):
@@ -203,8 +186,8 @@ class JobManager(JobClient):
 
     def get_run_kwargs(self, full_name: str) -> dict[str, Any]:
         """Return the keywords that a job was registered with; none for a job without, or an unknown one."""
-        session = self._session
-        return dict(session.registrations.run_kwargs_of(full_name)) if session else {}
+        job = self._session and self._session.registrations.job_of(full_name)
+        return dict(job.run_kwargs) if job else {}
 
     def unregister(self, job: str | type[Any], *, room: str | None = None) -> None:
         """Unregister a job, given its full name or its class. Raises KeyError if it is not registered."""
@@ -383,3 +366,55 @@ class JobManager(JobClient):
     def _job_room_of(self, cls: type[Any]) -> str | None:
         rooms = [parse_job_name(name).room_id for name, known in self.registry.items() if known is cls]
         return rooms[0] if len(rooms) == 1 else None
+
+
+def warn_of_return_type(job: type[Any]) -> None:
+    """Log a warning if a job is declared to return objects of a class that cannot be encoded."""
+    run = getattr(job, "__wrapped__", job.run)
+    try:
+        returned = get_type_hints(run).get("return", Any)
+    # An annotation may be any code, and names that exist only for type checkers.
+    except Exception:
+        return
+    if not can_encode(returned):
+        log.warning(
+            "%s() returns objects of %s.%s, which cannot be encoded: its tasks will fail. Return JSON "
+            "values or a dataclass, or call register_codec() before the registration",
+            *(run.__qualname__, returned.__module__, returned.__qualname__),
+        )
+
+
+def register_seconds(max_unreachable_seconds: float | None, max_startup_retries: int | None) -> float:
+    """Return how long a registration is repeated. Raises ValueError for an option out of its range."""
+    if max_unreachable_seconds is not None and max_unreachable_seconds <= 0:
+        raise ValueError(f"max_unreachable_seconds must be positive, not {max_unreachable_seconds}")
+    if max_startup_retries is None:
+        return _REGISTER_SECONDS
+    if max_startup_retries < 0:
+        raise ValueError(f"max_startup_retries must not be negative, not {max_startup_retries}")
+    # The sum of the pauses, each twice as long as the one before.
+    return _FIRST_PAUSE_SECONDS * (2.0 ** min(max_startup_retries, _MANY_RETRIES) - 1)
+
+
+def limits(max_tasks: int | None, name: str | None) -> dict[str, Any]:
+    """Return the limits of a worker's heartbeats. Raises ValueError for invalid ones, or an invalid name."""
+    limits = {} if max_tasks is None else {"max_tasks": max_tasks}
+    validated(HeartbeatRequest, {**limits, "worker": {"name": name}})
+    return limits
+
+
+def check_options(
+    execute: Any, concurrency: int, read_concurrency: int, prefetch: int, executor: str, run_spans: str
+) -> None:
+    """Raise ValueError for an option out of its range, and for what another process cannot import."""
+    for name, number in (("concurrency", concurrency), ("read_concurrency", read_concurrency)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, not {number}")
+    if not 0 <= prefetch <= MAX_BATCH:
+        raise ValueError(f"prefetch must be between 0 and {MAX_BATCH}, not {prefetch}")
+    if executor not in EXECUTORS:
+        raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, not {executor!r}")
+    if run_spans not in RUN_SPANS:
+        raise ValueError(f"run_spans must be one of {', '.join(RUN_SPANS)}, not {run_spans!r}")
+    if executor == "process":
+        check_importable(execute)

@@ -12,25 +12,15 @@ from typing import Any, NamedTuple
 
 from zndraw_joblib.client.retry import describe, is_transient
 from zndraw_joblib.jobs.logs import task_fields
+from zndraw_joblib.jobs.run import Outcome, end_span, run_job
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, active
 from zndraw_joblib.wire.messages import MAX_BATCH
-from zndraw_joblib.worker.execution import (
-    Coroutines,
-    Execute,
-    Outcome,
-    end_task_span,
-    log_end,
-    log_start,
-    make_extension,
-    run_task,
-    start_task_span,
-)
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reporter import Entry, Reporter
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.task_poller import NOW, Pace, TaskPoller
 from zndraw_joblib.worker.task_process import TaskProcess
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, Coroutines, Execute, log_end, log_start, start_task_span
 
 _AHEAD_SECONDS = 0.1
 _STUCK_SECONDS = 0.2
@@ -306,7 +296,8 @@ class Pipeline:
         if process is not None:
             outcome: Outcome | Coroutine[Any, Any, Any] = process.run(task)
         else:
-            outcome = run_task(self._config.execute, task, self._pid)
+            call = partial(self._config.execute, task)
+            outcome = run_job(call, task, task.extension, self._pid)
         if isinstance(outcome, Outcome):
             self._coroutine_jobs.discard(task.job_name)
             on_end(self._reports.uploads.upload(task, outcome))
@@ -315,7 +306,7 @@ class Pipeline:
             self._coroutines.run(outcome, task, on_end)
 
     def _end(self, entry: Entry, began: float, span: TaskSpan | None, outcome: Outcome) -> None:
-        end_task_span(span, entry.task, outcome)
+        end_span(span, entry.task, outcome)
         log_end(entry.task, outcome, time.monotonic() - began)
         is_busy = self._free_slot(began)
         self._reporter.end(entry, outcome, is_busy=is_busy)
@@ -354,28 +345,16 @@ class Pipeline:
             log.info("Task %s ended before it started here", task.task_id, extra=task_fields(task))
             self._poller.done()
             return None
-        cls = self._registrations.class_of(task.job_name)
-        extension, fault = make_extension(cls, task)
-        if fault is not None:
-            log.error(
-                "Task %s of %s cannot run here: %s",
-                task.task_id,
-                task.job_name,
-                fault,
-                extra=task_fields(task),
-            )
-            # An invalid payload stays invalid; an unknown job may be known to another worker.
-            self._reporter.refuse(task, Outcome(error=fault, retry=cls is None))
+        task, refusal = self._poller.prepare(task)
+        if refusal is not None:
+            self._reporter.refuse(task, refusal)
             return None
         if self._poller.stopped:
             self._hand_back(task)
             return None
         if not (is_sure or self._start(task)):
             return None
-        return self._reporter.begin(
-            task.with_extension(extension, self._registrations.run_kwargs_of(task.job_name)),
-            started=not is_sure,
-        )
+        return self._reporter.begin(task, started=not is_sure)
 
     def _start(self, task: ClaimedTask) -> bool:
         """Report the start and wait for the answer; release the task when the worker stops meanwhile."""

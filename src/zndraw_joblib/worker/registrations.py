@@ -188,19 +188,13 @@ class Registrations:
             self._subscriptions.join_provider(response.full_name, self.worker())
             return response.id
 
-    def class_of(self, full_name: str) -> type[Any] | None:
-        """Return the class of a job, also of one unregistered since; None if it was never registered here.
+    def job_of(self, full_name: str) -> JobRegistration | None:
+        """Return a job, also one unregistered since; None if it was never registered here.
 
         A task may come before the response to the registration of its job: this waits for the response.
         """
         with self._lock:
-            known = self._known.get(full_name)
-        return known.cls if known else None
-
-    def run_kwargs_of(self, full_name: str) -> Mapping[str, Any]:
-        """Return the keywords with which a job was registered here, also one unregistered since."""
-        known = self._known.get(full_name)
-        return known.run_kwargs if known else {}
+            return self._known.get(full_name)
 
     def provider_of(self, full_name: str) -> ProviderRegistration | None:
         """Return a provider, None if it is not registered here; wait for a registration under way."""

@@ -1,12 +1,11 @@
 """What is to be reported of each task of the pipeline, as JSON for a batch or as single requests."""
 
-import json
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from zndraw_joblib.client import retry
@@ -22,12 +21,18 @@ from zndraw_joblib.client.retry import (
     status_of,
 )
 from zndraw_joblib.jobs.logs import task_fields
+from zndraw_joblib.jobs.run import Outcome
 from zndraw_joblib.jobs.task_channel import LiveReport
 from zndraw_joblib.wire.messages import MAX_BATCH, TaskUpdateRequest
 from zndraw_joblib.wire.problems import InvalidTaskTransition
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.worker.execution import Outcome
-from zndraw_joblib.worker.reports import RETRY_SECONDS, HeldTasks, is_content_refused, is_gone
+from zndraw_joblib.worker.reports import (
+    RETRY_SECONDS,
+    HeldTasks,
+    is_content_refused,
+    is_gone,
+    without_content,
+)
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -93,7 +98,7 @@ class Sent:
         reports += [token + live.json + b"}" for live in self.live[:-1]]
         if self.outcome is not None:
             last = self.live[-1].json + b"," if self.live else b""
-            reports.append(token + last + _as_json(self.outcome))
+            reports.append(token + last + self.outcome.json + b"}")
         return reports
 
     def updates(self) -> Iterator[TaskUpdateRequest]:
@@ -104,7 +109,7 @@ class Sent:
             yield TaskUpdateRequest(status=TaskStatus.RUNNING, **token)
         if self.outcome is not None:
             last = self.live[-1].fields if self.live else {}
-            yield TaskUpdateRequest(**token, **_fields(self.outcome), **last)
+            yield TaskUpdateRequest(**token, **self.outcome.fields, **last)
 
 
 def size_of(outcome: Outcome) -> int:
@@ -112,29 +117,6 @@ def size_of(outcome: Outcome) -> int:
     size = len(outcome.result) + len(outcome.error or "")
     failure = outcome.failure
     return size + len(failure.traceback) + len(failure.full_traceback) if failure else size
-
-
-def _as_json(outcome: Outcome) -> bytes:
-    if outcome.error is None:
-        return b'"status":"completed","result":%s}' % outcome.result
-    more = b"" if outcome.retry else b',"retry":false'
-    if outcome.failure is not None:
-        more += b',"failure":' + outcome.failure.model_dump_json().encode()
-    if outcome.error_code is not None:
-        more += b',"error_code":"%s"' % outcome.error_code.encode()
-    return b'"status":"failed","error":%s%s}' % (json.dumps(outcome.error).encode(), more)
-
-
-def _fields(outcome: Outcome) -> dict[str, Any]:
-    if outcome.error is None:
-        return {"status": TaskStatus.COMPLETED, "result": json.loads(outcome.result)}
-    return {
-        "status": TaskStatus.FAILED,
-        "error": outcome.error,
-        **({} if outcome.retry else {"retry": False}),
-        **({} if outcome.failure is None else {"failure": outcome.failure}),
-        **({} if outcome.error_code is None else {"error_code": outcome.error_code}),
-    }
 
 
 # Report on the tasks of the pipeline: those that end while one request is under way go into the next.
@@ -380,7 +362,7 @@ class Reporter:
             self._put_back(entry)
             return
         elif is_refused and sent.outcome is not None and not entry.is_replaced:
-            self._put_back(entry, _without_content(sent.outcome, error))
+            self._put_back(entry, without_content(sent.outcome, error))
             return
         elif is_transient(error) and not self._stop.is_set() and failing < RETRY_SECONDS:
             entry.not_before = not_before
@@ -420,11 +402,3 @@ def _gone_text(task_id: str, error: BaseException) -> tuple[str, ...]:
     ):
         return "Task %s was cancelled", task_id
     return "Task %s is no longer held by this worker: %s", task_id, describe(error)
-
-
-def _without_content(outcome: Outcome, error: BaseException) -> Outcome:
-    """Return the failure to report instead of an outcome that the server refuses."""
-    if outcome.error is None:
-        return Outcome(error=f"The server refused the result: {describe(error)}")
-    text = f"The task failed; the server refused the text of its error: {describe(error)[:1000]}"
-    return replace(outcome, error=text, failure=None)

@@ -1,11 +1,10 @@
-"""Upload results that do not fit into a report, before the report and in the thread of the task."""
+"""Reports about single tasks, uploads of their results, and the tasks that this worker holds."""
 
-import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,12 +20,11 @@ from zndraw_joblib.client.retry import (
     retry,
     status_of,
 )
-from zndraw_joblib.jobs.codecs import NotSerializable
-from zndraw_joblib.jobs.extensions import NonRetryable
 from zndraw_joblib.jobs.failures import error_text, failure_of
 from zndraw_joblib.jobs.forks import check_not_forked
 from zndraw_joblib.jobs.logs import task_fields
-from zndraw_joblib.jobs.results import Content, encode_result
+from zndraw_joblib.jobs.results import Content
+from zndraw_joblib.jobs.run import Outcome, encoded, failed
 from zndraw_joblib.jobs.task_channel import LiveReport, TaskChannel
 from zndraw_joblib.wire.messages import (
     MAX_NAMED_TASKS,
@@ -39,15 +37,16 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.problems import ResultStoreFull, TaskNotFound
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
-from zndraw_joblib.worker.execution import Outcome, not_serializable
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)
 
-# As long as a report: a result that does not arrive is work done twice.
-_RETRY_SECONDS = 900.0
-_IS_CONFLICT = 409
+# Longer than any restart of a server: a success that is not reported is work done twice.
+RETRY_SECONDS = 900.0
+_HURRIED_SECONDS = 5.0
+_NOT_FOUND, _CONFLICT, _TOO_LARGE, _UNPROCESSABLE = 404, 409, 413, 422
+_CANCELLED, _LOST = "was cancelled", "is no longer held by this worker"
 
 
 class ResultUploads:
@@ -62,51 +61,30 @@ class ResultUploads:
         content = outcome.content
         if content is None:
             return outcome
-        done = replace(outcome, content=None)
         try:
             if not task.cancelled.is_set():
                 self._send(task, content)
         except Exception as error:
-            if _is_lost(error):
-                log.info(
-                    "The result of task %s is not needed: %s",
-                    task.task_id,
-                    describe(error),
-                    extra=task_fields(task),
-                )
-                return done
-            log.warning(
-                "The result of task %s was not stored: %s",
-                task.task_id,
-                describe(error),
-                extra=task_fields(task),
-            )
-            return Outcome(error=error_text(_reason(error)))
+            about = task.task_id, describe(error)
+            if not _is_lost(error):
+                log.warning("The result of task %s was not stored: %s", *about, extra=task_fields(task))
+                return Outcome(error=error_text(_reason(error)))
+            log.info("The result of task %s is not needed: %s", *about, extra=task_fields(task))
         finally:
             content.discard()
-        return done
+        return replace(outcome, content=None)
 
     def _send(self, task: ClaimedTask, content: Content) -> None:
         def send() -> None:
-            self._rest.upload_task_result(task.task_id, task.attempt, content, _pieces(content))
+            self._rest.upload_task_result(task.task_id, task.attempt, content, content.pieces())
 
         retry(
             send,
             f"Upload of the result of task {task.task_id}",
-            seconds=_RETRY_SECONDS,
+            seconds=RETRY_SECONDS,
             stop=self._stop,
             is_retryable=partial(_is_retryable, task),
         )
-
-
-def _pieces(content: Content) -> Iterator[bytes]:
-    """Yield exactly the announced bytes. Raises OSError if the file has become shorter."""
-    left = content.size
-    for piece in content.pieces():
-        yield piece[:left]
-        left -= min(left, len(piece))
-    if left:
-        raise OSError(f"the file {content.data!s:.200} has become {left:,} bytes shorter")
 
 
 def _is_retryable(task: ClaimedTask, error: BaseException) -> bool:
@@ -115,7 +93,7 @@ def _is_retryable(task: ClaimedTask, error: BaseException) -> bool:
 
 
 def _is_lost(error: Exception) -> bool:
-    return status_of(error) == _IS_CONFLICT or isinstance(problem_of(error), TaskNotFound)
+    return status_of(error) == _CONFLICT or isinstance(problem_of(error), TaskNotFound)
 
 
 def _reason(error: Exception) -> str:
@@ -127,15 +105,6 @@ def _reason(error: Exception) -> str:
     if status_of(error) is None:
         return f"The result could not be uploaded: {describe(error)}"
     return f"The server refused the result: {describe(error)}"
-
-
-# Reports about tasks, repeated until the server responds, and the tasks that this worker holds.
-
-# Longer than any restart of a server: a success that is not reported is work done twice.
-RETRY_SECONDS = 900.0
-_HURRIED_SECONDS = 5.0
-_NOT_FOUND, _CONFLICT, _TOO_LARGE, _UNPROCESSABLE = 404, 409, 413, 422
-_CANCELLED, _LOST = "was cancelled", "is no longer held by this worker"
 
 
 class Reports:
@@ -155,7 +124,7 @@ class Reports:
 
     def start(self, task: ClaimedTask, stop: threading.Event | None = None) -> TaskResponse:
         """Report that the task starts; do not repeat this once `stop` is set."""
-        return self._report(task, TaskStatus.RUNNING, stop=stop)
+        return self._report(task, {"status": TaskStatus.RUNNING}, stop)
 
     def complete(self, task: ClaimedTask, result: Any = None) -> TaskResponse:
         """Report a success; fail the task when its result cannot be sent or is refused.
@@ -164,26 +133,21 @@ class Reports:
         generator, fails the task. If it is not an `Exception`, it is also raised after the report.
         """
         try:
-            encoded = encode_result(result)
-        except NotSerializable as error:
-            return self._fail(task, not_serializable(error))
+            outcome = encoded(result)
         except BaseException as error:
-            log.debug("The result of task %s raised", task.task_id, exc_info=error, extra=task_fields(task))
-            failed = self.fail(task, error, retry=not isinstance(error, NonRetryable))
+            response = self._fail(task, failed(task, task.extension, error))
             if not isinstance(error, Exception):
                 raise
-            return failed
-        if isinstance(encoded, Content):
-            outcome = self.uploads.upload(task, Outcome(content=encoded))
-            if outcome.error is not None:
-                return self._fail(task, outcome)
-            encoded = outcome.result
+            return response
+        outcome = self.uploads.upload(task, outcome)
+        if outcome.error is not None:
+            return self._fail(task, outcome)
         try:
-            return self._report(task, TaskStatus.COMPLETED, result=json.loads(encoded))
+            return self._report(task, outcome.fields)
         except Exception as error:
             if not is_content_refused(error):
                 raise
-            return self.fail(task, f"The server refused the result: {describe(error)}")
+            return self._fail(task, without_content(outcome, error))
 
     def fail(self, task: ClaimedTask, error: object, *, retry: bool = True) -> TaskResponse:
         """Report a failure; `error` is a text or an exception. Without `retry` the failure is final."""
@@ -191,25 +155,17 @@ class Reports:
         return self._fail(task, Outcome(error=error_text(error), retry=retry, failure=failure))
 
     def _fail(self, task: ClaimedTask, outcome: Outcome) -> TaskResponse:
-        text = outcome.error
-        log.info("Task %s failed: %s", task.task_id, text, extra=task_fields(task))
-        final: dict[str, Any] = {} if outcome.retry else {"retry": False}
-        if outcome.error_code is not None:
-            final["error_code"] = outcome.error_code
-        described = dict(final)
-        if outcome.failure is not None:
-            described["failure"] = outcome.failure
+        log.info("Task %s failed: %s", task.task_id, outcome.error, extra=task_fields(task))
         try:
-            return self._report(task, TaskStatus.FAILED, error=text, **described)
+            return self._report(task, outcome.fields)
         except Exception as refusal:
             if not is_content_refused(refusal):
                 raise
-            text = f"The task failed; the server refused the text of its error: {describe(refusal)[:1000]}"
-            return self._report(task, TaskStatus.FAILED, error=text, **final)
+            return self._report(task, without_content(outcome, refusal).fields)
 
     def cancel(self, task: ClaimedTask) -> TaskResponse:
         """Report that this worker cancelled the task."""
-        return self._report(task, TaskStatus.CANCELLED)
+        return self._report(task, {"status": TaskStatus.CANCELLED})
 
     def release(self, task: ClaimedTask) -> TaskResponse:
         """Put the task back into its queue."""
@@ -252,9 +208,9 @@ class Reports:
         return self._rest.act_on_task(task.task_id, "release", token, timeout)
 
     def _report(
-        self, task: ClaimedTask, status: TaskStatus, *, stop: threading.Event | None = None, **outcome: Any
+        self, task: ClaimedTask, fields: Mapping[str, Any], stop: threading.Event | None = None
     ) -> TaskResponse:
-        update = TaskUpdateRequest(status=status, **task.token, **outcome)
+        status, update = fields["status"], TaskUpdateRequest(**task.token, **fields)
         call = partial(self._rest.report_task, task.task_id, update)
         if status not in TERMINAL:
             return self._retry(task, status, call, stop or self._stop)
@@ -272,7 +228,7 @@ class Reports:
                     "The log of task %s is lost: %s", task.task_id, describe(error), extra=task_fields(task)
                 )
                 task.channel.close()
-                return self._report(task, status, stop=stop, **outcome)
+                return self._report(task, fields, stop)
             raise
         task.channel.close()
         self._held.remove(task)
@@ -283,7 +239,7 @@ class Reports:
         live = task.channel.take_all()
         if len(live) > 1:
             try:
-                reports = [report_json(task.channel, each) for each in live[:-1]]
+                reports = [report_json(task.channel, report) for report in live[:-1]]
                 self._rest.report_tasks(task.worker_id, reports)
             except Exception as error:
                 log.info(
@@ -315,6 +271,14 @@ def report_json(channel: TaskChannel, report: LiveReport) -> bytes:
 def is_content_refused(error: BaseException) -> bool:
     """Return whether the same report without its result or text may be accepted."""
     return status_of(error) in {_TOO_LARGE, _UNPROCESSABLE} or is_too_large_for_proxy(error)
+
+
+def without_content(outcome: Outcome, error: BaseException) -> Outcome:
+    """Return the failure to report instead of an outcome that the server refuses."""
+    if outcome.error is None:
+        return Outcome(error=f"The server refused the result: {describe(error)}")
+    text = f"The task failed; the server refused the text of its error: {describe(error)[:1000]}"
+    return replace(outcome, error=text, failure=None)
 
 
 def is_gone(error: BaseException) -> bool:

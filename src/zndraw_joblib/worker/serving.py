@@ -17,8 +17,7 @@ from zndraw_joblib.jobs.traces import RunSpans
 from zndraw_joblib.wire.policy import RetryOn
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
-from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.options import Executor
+from zndraw_joblib.worker.manager import Executor, JobManager
 from zndraw_joblib.worker.registrations import PolicyOptions, class_policy, policy_of
 from zndraw_joblib.worker.supervisor import ChildExit, Next, Parent, Supervisor
 from zndraw_joblib.worker.tasks import ClaimedTask

@@ -14,14 +14,14 @@ from uuid import UUID, uuid4
 from zndraw_joblib.client.retry import FailureLog, RequestBackoff, describe, is_transient, status_of
 from zndraw_joblib.jobs.forks import check_not_forked, exit_if_forked
 from zndraw_joblib.jobs.logs import task_fields
+from zndraw_joblib.jobs.run import Outcome
 from zndraw_joblib.jobs.traces import parse_traceparent
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
-from zndraw_joblib.worker.execution import make_extension, record_claim
 from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reports import HeldTasks, Reports
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, prepared, record_claim
 
 log = logging.getLogger(__name__)
 
@@ -300,26 +300,30 @@ class TaskPoller(Poller[TaskResponse]):
         self._held_tasks.add(task)
         accepted = None
         try:
-            accepted = self._prepare(task)
+            accepted = self._try_prepare(task)
         finally:
             if accepted is None:
                 self._held_tasks.remove(task)
         return accepted
 
-    def _prepare(self, task: ClaimedTask) -> ClaimedTask | None:
-        cls = self._registrations.class_of(task.job_name)
-        extension, fault = make_extension(cls, task)
+    def prepare(self, task: ClaimedTask) -> tuple[ClaimedTask, Outcome | None]:
+        """Return a task as its job is registered here, or with the outcome to report if it cannot run."""
+        job = self._registrations.job_of(task.job_name)
+        task, refusal = prepared(task, *(job.cls, job.run_kwargs) if job else (None, {}))
+        if refusal is not None:
+            about = task.task_id, task.job_name, refusal.error
+            log.error("Task %s of %s cannot run here: %s", *about, extra=task_fields(task))
+        return task, refusal
+
+    def _try_prepare(self, task: ClaimedTask) -> ClaimedTask | None:
+        task, refusal = self.prepare(task)
         if self.stopped:
             self._reports.try_release(task)
             return None
-        if fault is None:
-            return task.with_extension(extension, self._registrations.run_kwargs_of(task.job_name))
-        log.error(
-            "Task %s of %s cannot run here: %s", task.task_id, task.job_name, fault, extra=task_fields(task)
-        )
+        if refusal is None:
+            return task
         try:
-            # An invalid payload stays invalid; an unknown job may be known to another worker.
-            self._reports.fail(task, fault, retry=cls is None)
+            self._reports.fail(task, refusal.error, retry=refusal.retry)
         except Exception as error:
             log.warning(
                 "Task %s could not be failed: %s", task.task_id, describe(error), extra=task_fields(task)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.context import SpawnProcess
 from socket import socket, socketpair
@@ -22,12 +23,12 @@ from weakref import WeakSet
 from zndraw_joblib.client.retry import describe
 from zndraw_joblib.jobs.capture import outside_tasks
 from zndraw_joblib.jobs.failures import error_text
-from zndraw_joblib.jobs.forks import default_signals_in_forks, exit_if_forked
+from zndraw_joblib.jobs.forks import default_signals_in_forks
 from zndraw_joblib.jobs.logs import LogConfig, applied_config
+from zndraw_joblib.jobs.run import Outcome, await_job, failed, run_to_end
 from zndraw_joblib.jobs.task_channel import Line, TaskChannel
 from zndraw_joblib.jobs.traces import continued, current_traceparent
-from zndraw_joblib.worker.execution import Execute, Outcome, await_task, failed, run_task
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, Execute
 
 _CHECK_SECONDS = 0.5
 _LENGTH = Struct("!Q")
@@ -336,19 +337,20 @@ def _run(work: bytes, forwarder: Forwarder, end: socket) -> Outcome:
 
 
 def _run_task(execute: Execute, task: ClaimedTask, pid: int, end: socket) -> Outcome:
-    outcome = run_task(execute, task, pid)
+    extension = task.extension
+    outcome = run_to_end(partial(execute, task), task, extension, pid, partial(_await_job, end))
+    if outcome.content is None:
+        return outcome
     try:
-        if not isinstance(outcome, Outcome):
-            outcome = asyncio.run(_await_task(outcome, task, pid, end))
         # The worker would hold all bytes of a large result twice.
-        return outcome if outcome.content is None else replace(outcome, content=outcome.content.in_file())
-    # asyncio raises a SystemExit of a task that a job started here, not in its coroutine.
-    except BaseException as error:
-        exit_if_forked(pid, error)
-        return failed(task, error)
+        return replace(outcome, content=outcome.content.in_file())
+    except Exception as error:
+        return failed(task, extension, error)
 
 
-async def _await_task(work: Coroutine[Any, Any, Any], task: ClaimedTask, pid: int, end: socket) -> Outcome:
+async def _await_job(
+    end: socket, work: Coroutine[Any, Any, Any], task: ClaimedTask, extension: Any, pid: int
+) -> Outcome:
     """Return the outcome of a coroutine; the worker sends nothing meanwhile unless the task is cancelled."""
     loop = asyncio.get_running_loop()
 
@@ -358,4 +360,4 @@ async def _await_task(work: Coroutine[Any, Any, Any], task: ClaimedTask, pid: in
 
     with suppress(NotImplementedError):  # the event loop of Windows
         loop.add_reader(end, cancel)
-    return await await_task(work, task, pid)
+    return await await_job(work, task, extension, pid)

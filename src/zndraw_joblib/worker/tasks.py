@@ -1,12 +1,27 @@
-"""A claimed task."""
+"""The tasks that a worker has claimed: their class, their coroutines, their log lines and spans."""
 
-from collections.abc import Mapping
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 from uuid import UUID
 
+from zndraw_joblib.client.retry import describe
+from zndraw_joblib.jobs.failures import one_line
+from zndraw_joblib.jobs.forks import exit_if_forked
+from zndraw_joblib.jobs.logs import TASK_LOG, task_fields
+from zndraw_joblib.jobs.run import Outcome, await_job, failed, make_extension
 from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext
+from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, start_run, start_span
+from zndraw_joblib.wire.messages import TaskResponse
+
+log = logging.getLogger(__name__)
+# The start and the end of each task, one line each.
+_task_log = logging.getLogger(TASK_LOG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +73,163 @@ class ClaimedTask(TaskContext):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the event out of pickles and deep copies: it belongs to this process."""
-        kept = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "cancelled"}
-        return _copy, (kept,)
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "cancelled"}
+        return _copy, (values,)
 
 
-def _copy(kept: dict[str, Any]) -> ClaimedTask:
-    return ClaimedTask(**kept)
+def _copy(values: dict[str, Any]) -> ClaimedTask:
+    return ClaimedTask(**values)
+
+
+Execute = Callable[[ClaimedTask], Any]
+
+
+def prepared(
+    task: ClaimedTask, cls: type[Any] | None, run_kwargs: Mapping[str, Any]
+) -> tuple[ClaimedTask, Outcome | None]:
+    """Return a task with its extension, or with the outcome to report if it cannot run here."""
+    if cls is None:  # it may be known to another worker, so this failure is not final
+        return task, Outcome(error=f"This worker does not know the job {task.job_name!r}")
+    extension, fault = make_extension(cls, task.payload)
+    if fault is not None:
+        return task, Outcome(error=fault, retry=False)
+    return task.with_extension(extension, run_kwargs), None
+
+
+# Run the coroutines of jobs with an `async def run`, all in one thread.
+
+
+class Coroutines:
+    """An event loop in a thread, which starts with the first coroutine. Thread-safe.
+
+    `upload` stores the content of an outcome; it is called in other threads.
+    """
+
+    def __init__(self, pid: int, upload: Callable[[ClaimedTask, Outcome], Outcome]) -> None:
+        self._pid = pid
+        self._upload = upload
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self.running = 0
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Return whether the caller is in a coroutine."""
+        return threading.current_thread() is self._thread
+
+    def run(
+        self, work: Coroutine[Any, Any, Any], task: ClaimedTask, on_end: Callable[[Outcome], None]
+    ) -> None:
+        """Await what `execute` returned for a task, and call `on_end` in the thread of the loop.
+
+        If that thread cannot start, the task has failed, and `on_end` is called in this one.
+        """
+
+        async def await_and_end() -> None:
+            outcome = await await_job(work, task, task.extension, self._pid)
+            if outcome.content is not None:
+                outcome = await asyncio.to_thread(self._upload, task, outcome)
+            with self._lock:
+                self.running -= 1
+            on_end(outcome)
+
+        try:
+            with self._lock:
+                loop = self._loop or self._start()
+                self.running += 1
+        except Exception as error:
+            work.close()
+            on_end(failed(task, task.extension, error))
+        else:
+            asyncio.run_coroutine_threadsafe(await_and_end(), loop)
+
+    def close(self) -> None:
+        """End the thread, once no coroutine runs."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            # The thread may have ended, if a coroutine left the event loop meanwhile.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(loop.stop)
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._run_until_closed, args=(loop,), name="zndraw-joblib-async", daemon=True
+        )
+        try:
+            self._thread.start()
+        except BaseException:
+            self._loop = None
+            loop.close()
+            raise
+        return loop
+
+    def _run_until_closed(self, loop: asyncio.AbstractEventLoop) -> None:
+        with closing(loop):
+            while self._loop is loop:
+                self._run_once(loop)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+
+    def _run_once(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_forever()
+            exit_if_forked(self._pid)
+        # asyncio raises a SystemExit of a task that a job started, and leaves the loop; its other tasks wait.
+        except BaseException as error:
+            exit_if_forked(self._pid, error)
+            log.warning("A coroutine ended the event loop, which continues: %s", describe(error))
+
+
+# Log the start and the end of each task of a worker, one line each.
+
+
+def log_start(task: ClaimedTask) -> None:
+    """Log that a task starts."""
+    if _task_log.isEnabledFor(logging.INFO):
+        _task_log.info("Task %s of %s started", task.task_id, task.job_name, extra=task_fields(task))
+
+
+def log_end(task: ClaimedTask, outcome: Outcome, seconds: float) -> None:
+    """Log how a task ended here; a failure with the last line of the job's own code that it passed."""
+    is_failure = outcome.error is not None and not task.cancelled.is_set()
+    level = logging.ERROR if is_failure else logging.INFO
+    if not _task_log.isEnabledFor(level):
+        return
+    took = f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"
+    if task.cancelled.is_set():
+        how = f"ended after {took}: it was cancelled"
+    elif outcome.error is None:
+        how = f"completed in {took}"
+    else:
+        how = f"failed after {took}: {one_line(outcome.error, outcome.failure)}"
+    _task_log.log(level, "Task %s of %s %s", task.task_id, task.job_name, how, extra=task_fields(task))
+
+
+# Spans of a worker, if the program has set up OpenTelemetry: of claims that got tasks, and of runs.
+
+
+def record_claim(worker_id: UUID, tasks: Sequence[TaskResponse], sent_at: float) -> None:
+    """Record the span of a claim that got tasks, linked to their submits. `sent_at` is a wall-clock time."""
+    about = {
+        "messaging.operation.type": "receive",
+        "messaging.operation.name": "claim",
+        "messaging.client.id": str(worker_id),
+        "messaging.batch.message_count": len(tasks),
+    }
+    submits = [task.traceparent for task in tasks]
+    span = start_span("claim", "CONSUMER", about, given=submits, started_ns=int(sent_at * 1e9))
+    if span is not None:
+        span.end()
+
+
+def start_task_span(task: ClaimedTask, how: RunSpans) -> TaskSpan | None:
+    """Start the span of a task's run. A failure is logged: the task runs without a span."""
+    worker, context = str(task.worker_id), task.traceparent
+    try:
+        return start_run(task.job_name, task.task_id, worker, task.attempt, traceparent=context, how=how)
+    except Exception:
+        log.exception("Task %s runs without a span: the tracer provider of the program failed", task.task_id)
+        return None

@@ -15,13 +15,13 @@ from zndraw_joblib.jobs.extensions import job_name_of
 from zndraw_joblib.jobs.failures import error_text
 from zndraw_joblib.jobs.logs import ExponentialBackoff, log_fields
 from zndraw_joblib.jobs.results import Content
+from zndraw_joblib.jobs.run import Outcome, end_span
 from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.traces import TaskSpan, active, start_run
 from zndraw_joblib.server.db.database import Database
 from zndraw_joblib.server.internal.runs import (
     InternalContext,
     LiveReports,
-    Outcome,
     Run,
     RunEnds,
     last_reports,
@@ -49,7 +49,6 @@ from zndraw_joblib.wire.problems import (
     ServiceUnavailable,
     WorkerNotFound,
 )
-from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.wire.workers import this_process
 
 logger = logging.getLogger(__name__)
@@ -220,10 +219,9 @@ class GuardedExecutor:
 
     async def _report(self, channel: TaskChannel, outcome: Outcome) -> None:
         """Report a run; if the server refuses its log, leave that out; if its result, report a failure."""
-        status = TaskStatus.COMPLETED if outcome.error is None else TaskStatus.FAILED
         has_content = channel.take() is not None
         try:
-            for report in last_reports(channel, status=status, **outcome.fields()):
+            for report in last_reports(channel, **outcome.fields):
                 await _retry(partial(self._runtime.report, report))
         except (ContentTooLarge, InvalidRequest) as refusal:
             if has_content:
@@ -325,19 +323,17 @@ def _start_traced(
     token = str(task.id), str(task.worker_id), task.attempt
     span = start_run(str(task.job), *token, traceparent=task.traceparent)
     with active(span):
-        done = call_in_thread(
+        run = call_in_thread(
             f"zndraw-joblib task {task.id}", work, lambda error: Outcome(error=error_text(error))
         )
     if span is not None:
-        done.add_done_callback(partial(_end_span, span, context))
-    return done
+        run.add_done_callback(partial(_end_span, span, context))
+    return run
 
 
-def _end_span(span: TaskSpan, context: InternalContext, done: "asyncio.Future[Outcome]") -> None:
-    if not done.cancelled():
-        outcome, is_cancelled = done.result(), context.cancelled.is_set()
-        error = None if is_cancelled else outcome.error
-        span.end_run(error, outcome.failure, is_cancelled=is_cancelled)
+def _end_span(span: TaskSpan, context: InternalContext, run: "asyncio.Future[Outcome]") -> None:
+    if not run.cancelled():
+        end_span(span, context, run.result())
 
 
 async def _retry(work: Callable[[], Awaitable[Result]]) -> Result:

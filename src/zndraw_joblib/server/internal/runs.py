@@ -1,37 +1,30 @@
-"""Run internal tasks, each in its own thread."""
+"""Runs of internal tasks: their context, their end, and what is written of them while they run."""
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from inspect import iscoroutine
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.jobs.capture import running
-from zndraw_joblib.jobs.codecs import NotSerializable, decode
-from zndraw_joblib.jobs.extensions import NonRetryable
-from zndraw_joblib.jobs.failures import error_text, failure_of, misfit_text, one_line
-from zndraw_joblib.jobs.forks import exit_if_forked
+from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.logs import task_fields
-from zndraw_joblib.jobs.results import Content, encode_result
-from zndraw_joblib.jobs.task_channel import LiveReport, TaskChannel
-from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext, await_until_set, call_run
+from zndraw_joblib.jobs.run import Outcome, make_extension, run_to_end
+from zndraw_joblib.jobs.task_channel import (
+    REPORT_INTERVAL_SECONDS,
+    LiveReport,
+    TakenReport,
+    TaskChannel,
+    WaitingChannels,
+)
+from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext, call_run
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue.rules_internal import EXECUTOR
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.wire.messages import TaskUpdateRequest
-from zndraw_joblib.wire.problems import (
-    ContentTooLarge,
-    InvalidRequest,
-    ProblemException,
-    ResultNotSerializable,
-    ServiceUnavailable,
-)
-from zndraw_joblib.wire.progress import Failure
+from zndraw_joblib.wire.problems import ContentTooLarge, InvalidRequest, ProblemException, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -51,24 +44,6 @@ class InternalContext(TaskContext):
     cancelled: CancelEvent = field(default_factory=CancelEvent, repr=False)
     channel: TaskChannel = field(default_factory=TaskChannel, repr=False)
     traceparent: str | None = None
-
-
-class Outcome(NamedTuple):
-    """The end of a run: a result as plain JSON, content to store, or an error.
-
-    `retry` is false if another attempt would fail, too. `failure` describes the exception of the job.
-    """
-
-    result: Any = None
-    error: str | None = None
-    retry: bool = True
-    failure: Failure | None = None
-    error_code: str | None = None
-    content: Content | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """Return what a report has of it."""
-        return {name: value for name, value in self._asdict().items() if name != "content"}
 
 
 @dataclass(slots=True, eq=False)
@@ -158,36 +133,17 @@ def outcome_of(
     argument_of: Callable[[InternalContext], Any],
 ) -> Outcome:
     """Run a task and return its outcome, whatever exception the job's code raises."""
-    # BaseException: SystemExit and KeyboardInterrupt end the task, not this process.
-    try:
-        extension = cls.model_validate(decode(payload))
-    except BaseException as error:
-        return Outcome(error=misfit_text(cls, error), retry=False)
-    pid = os.getpid()
-    try:
-        with running(context):
-            value = call_run(extension, argument_of(context), context)
-            value = asyncio.run(await_until_set(value, context.cancelled)) if iscoroutine(value) else value
-            exit_if_forked(pid)
-            encoded = encode_result(value)
-            return Outcome(content=encoded) if isinstance(encoded, Content) else Outcome(json.loads(encoded))
-    except NotSerializable as error:
-        text = error_text(f"The result cannot be sent as JSON: {error}")
-        return Outcome(error=text, error_code=ResultNotSerializable.problem_id())
-    except BaseException as error:
-        exit_if_forked(pid, error)
-        text, failure = error_text(error), failure_of(error, extension)
-        shown = error if logger.isEnabledFor(logging.DEBUG) else None
-        found = context.task_id, one_line(text, failure)
+    extension, fault = make_extension(cls, payload)
+    if fault is not None:
+        return Outcome(error=fault, retry=False)
+    outcome = run_to_end(
+        lambda: call_run(extension, argument_of(context), context), context, extension, os.getpid()
+    )
+    if outcome.error is not None and outcome.failure is not None:
+        about = context.task_id, one_line(outcome.error, outcome.failure)
         level = logging.INFO if context.cancelled.is_set() else logging.WARNING
-        logger.log(level, "Failed task_id=%s: %s", *found, exc_info=shown, extra=task_fields(context))
-        return Outcome(error=text, retry=not isinstance(error, NonRetryable), failure=failure)
-
-
-# Write the progress and the log of internal tasks while they run, at most twice a second.
-
-_INTERVAL_SECONDS = 0.5
-_REFUSALS = (ContentTooLarge, InvalidRequest)
+        logger.log(level, "Failed task_id=%s: %s", *about, extra=task_fields(context))
+    return outcome
 
 
 class LiveReports:
@@ -199,7 +155,7 @@ class LiveReports:
 
     def __init__(self, write: Callable[[Report], Awaitable[Any]]) -> None:
         self._write = write
-        self._waiting: dict[TaskChannel, None] = {}
+        self._waiting = WaitingChannels()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived = asyncio.Event()
 
@@ -207,8 +163,9 @@ class LiveReports:
         """Write the content of a channel soon. Thread-safe."""
         loop = self._loop
         if loop is not None:
+            self._waiting.add(channel)
             with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(self._add, channel)
+                loop.call_soon_threadsafe(self._arrived.set)
 
     async def run(self) -> None:
         """Write until it is cancelled."""
@@ -216,46 +173,26 @@ class LiveReports:
         self._arrived = asyncio.Event()
         while True:
             await self._arrived.wait()
-            await asyncio.sleep(_INTERVAL_SECONDS)
+            await asyncio.sleep(REPORT_INTERVAL_SECONDS)
             self._arrived.clear()
-            channels, self._waiting = list(self._waiting), {}
-            await asyncio.gather(*map(self._report, channels))
+            await asyncio.gather(*map(self._report, self._waiting.take()))
 
-    def _add(self, channel: TaskChannel) -> None:
-        self._waiting[channel] = None
-        self._arrived.set()
-
-    async def _report(self, channel: TaskChannel) -> None:
-        report = channel.take()
-        if report is not None:
-            try:
-                await self._write(report_of(channel, report))
-            except (ServiceUnavailable, *_REFUSALS) as problem:
-                if not isinstance(problem, ServiceUnavailable):
-                    logger.warning(
-                        "Dropped log lines of task_id=%s: %s",
-                        channel.task_id,
-                        problem,
-                        extra={"task_id": channel.task_id},
-                    )
-                    channel.acknowledge(report)
-            except ProblemException as problem:
-                logger.info(
-                    "The log of task_id=%s has ended: %s",
-                    channel.task_id,
-                    problem,
-                    extra={"task_id": channel.task_id},
-                )
-                channel.close()
-            except Exception as error:
-                logger.warning(
-                    "Did not write the log of task_id=%s: %r",
-                    channel.task_id,
-                    error,
-                    extra={"task_id": channel.task_id},
-                )
-            else:
-                channel.acknowledge(report)
+    async def _report(self, taken: TakenReport) -> None:
+        channel, report = taken
+        about = {"task_id": channel.task_id}
+        try:
+            await self._write(report_of(channel, report))
+        except ServiceUnavailable:
+            pass  # it is written again
+        except (ContentTooLarge, InvalidRequest) as problem:
+            taken.drop(str(problem))
+        except ProblemException as problem:
+            logger.info("The log of task_id=%s has ended: %s", channel.task_id, problem, extra=about)
+            channel.close()
+        except Exception as error:
+            logger.warning("Did not write the log of task_id=%s: %r", channel.task_id, error, extra=about)
+        else:
+            channel.acknowledge(report)
         channel.notice_again()
 
 
@@ -269,5 +206,5 @@ def report_of(channel: TaskChannel, report: LiveReport | None, **outcome: Any) -
 def last_reports(channel: TaskChannel, **outcome: Any) -> Sequence[Report]:
     """Return all that is left to write of a task that ends, the outcome last."""
     live = channel.take_all()
-    earlier = [report_of(channel, each) for each in live[:-1]]
+    earlier = [report_of(channel, part) for part in live[:-1]]
     return [*earlier, report_of(channel, live[-1] if live else None, **outcome)]
