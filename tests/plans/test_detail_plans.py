@@ -14,7 +14,7 @@ from zndraw_joblib.server.queue import (
     rules_claims,
     rules_details,
     rules_history,
-    rules_sweep,
+    rules_retention,
     rules_tasks,
     rules_workers,
     sql_details,
@@ -82,7 +82,7 @@ async def test_readers_find_the_details_of_attempts(explainer: Explainer) -> Non
 
 async def test_pruning_finds_the_details_of_attempts(explainer: Explainer) -> None:
     """A batch of old tasks deletes only their rows."""
-    work = partial(rules_sweep.prune, keep=timedelta(days=1), after=0)
+    work = partial(rules_retention.prune, retention=rules_retention.TASKS, keep=timedelta(days=1), after=0)
     assert_by_key(await explainer.plans(work), *TABLES)
 
 

@@ -15,7 +15,7 @@ from zndraw_joblib.server.admin import rules_overview
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.operation_tables import Statistic
 from zndraw_joblib.server.db.tables import Job, RoomCount
-from zndraw_joblib.server.queue import rules_sweep
+from zndraw_joblib.server.queue import rules_retention
 
 
 async def test_metrics_read_kept_counts_held_tasks_and_heads_of_queues(explainer: Explainer) -> None:
@@ -55,7 +55,8 @@ async def test_deleted_jobs_are_deleted_by_indexes(explainer: Explainer) -> None
         await tx.execute(
             insert(RoomCount.__table__), count | dict.fromkeys(("total", "pending", "failed", "cancelled"), 0)
         )
-        pruned, _ = await rules_sweep.prune_deleted_jobs(tx, rules_sweep.FIRST)
+        jobs = rules_retention.JOBS
+        pruned, _ = await rules_retention.prune(tx, jobs, timedelta(days=1), jobs.first)
         assert pruned.deleted == 3
 
     plans = [plan for plan in await explainer.plans(work) if not plan.statement.startswith("INSERT")]

@@ -24,6 +24,7 @@ from zndraw_joblib.server.queue import (
     rules_history,
     rules_idempotency,
     rules_internal,
+    rules_retention,
     rules_sweep,
     rules_tasks,
     rules_transitions,
@@ -188,9 +189,11 @@ async def test_idempotency_keys_are_found_by_their_digest(explainer: Explainer, 
     keys = [RequestKey(uuid4(), uuid4(), timedelta(days=1), "ada") for _ in range(count)]
     items = [rules_tasks.Submission(SUBMITTER, LAB, name(0), {"angle": 3}, key=key) for key in keys]
     plans = await explainer.plans(partial(rules_idempotency.submit, items=items))
-    plans += await explainer.plans(partial(rules_sweep.prune_keys, keep=timedelta(days=1)))
-    surplus = rules_sweep.SurplusKeys({"ada": 1})
-    plans += await explainer.plans(partial(rules_sweep.prune_surplus_keys, surplus=surplus))
+    plans += await explainer.plans(
+        partial(rules_retention.prune, retention=rules_retention.KEYS, keep=timedelta(days=1), after=None)
+    )
+    surplus = rules_retention.SurplusKeys({"ada": 1})
+    plans += await explainer.plans(partial(rules_retention.prune_surplus_keys, surplus=surplus))
     assert any(plan.by("joblib_idempotency_key") for plan in plans)
     for plan in plans:
         assert None not in plan.by("joblib_idempotency_key"), describe(plan)

@@ -16,7 +16,7 @@ from zndraw_joblib.server.admin import rules_statistics
 from zndraw_joblib.server.background.loops import Rollups
 from zndraw_joblib.server.db.operation_tables import Statistic, StatisticPosition
 from zndraw_joblib.server.db.tables import Task
-from zndraw_joblib.server.queue import rules_sweep
+from zndraw_joblib.server.queue import rules_retention
 from zndraw_joblib.wire.statuses import TaskStatus
 
 RETENTION = rules_statistics.Retention(timedelta(days=2), timedelta(days=90))
@@ -189,8 +189,9 @@ async def test_ended_tasks_are_deleted_after_they_were_read(timed: Replica, cloc
     clock.advance(1)
 
     async def prune() -> int:
-        deleted, _ = await timed.runtime.write(rules_sweep.prune, keep=timedelta(0), after=0)
-        return int(deleted)
+        tasks = rules_retention.TASKS
+        pruned, _ = await timed.runtime.write(rules_retention.prune, tasks, timedelta(0), 0)
+        return int(pruned.deleted)
 
     for number in (3, 2):
         await finish(timed, number)

@@ -22,7 +22,7 @@ from zndraw_joblib.server.process.ports import RequestKey
 from zndraw_joblib.server.queue import (
     rules_idempotency,
     rules_internal,
-    rules_sweep,
+    rules_retention,
     rules_tasks,
     rules_workers,
     sql_idempotency,
@@ -188,7 +188,7 @@ async def test_old_keys_are_pruned_in_batches(
     timed: Replica, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sweeper removes keys that are older than the setting, a bounded number in each transaction."""
-    monkeypatch.setattr(rules_sweep, "TASKS_PER_BATCH", 3)
+    monkeypatch.setattr(rules_retention, "BATCH", 3)
     await timed.register()
     old = [new_key() for _ in range(5)]
     for key in old:
@@ -196,10 +196,15 @@ async def test_old_keys_are_pruned_in_batches(
     clock.advance(DAY.total_seconds() - 1)
     fresh = new_key()
     await submit(timed, fresh)
-    prune = partial(rules_sweep.prune_keys, keep=DAY)
-    assert (await timed.runtime.write(prune)).deleted == 0
+
+    async def prune() -> int:
+        keys = rules_retention.KEYS
+        pruned, _ = await timed.runtime.write(rules_retention.prune, keys, DAY, keys.first)
+        return int(pruned.deleted)
+
+    assert await prune() == 0
     clock.advance(1)
-    assert [(await timed.runtime.write(prune)).deleted for _ in range(3)] == [3, 2, 0]
+    assert [await prune() for _ in range(3)] == [3, 2, 0]
     assert [row.id for row in await timed.rows(IdempotencyKey.__table__)] == [fresh.id]
     await submit(timed, fresh)
     assert await count(timed, Task) == 6
@@ -209,19 +214,19 @@ async def test_beyond_the_limit_the_users_with_most_keys_lose_their_oldest(
     timed: Replica, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 12 keys 9 stay, the newest of each user: 4 of 7, 4 of 4 and the only one."""
-    monkeypatch.setattr(rules_sweep, "TASKS_PER_BATCH", 3)
+    monkeypatch.setattr(rules_retention, "BATCH", 3)
     await timed.register()
     keys: dict[str, list[RequestKey]] = {"ada": [], "bob": [], "eve": []}
     for user in ("eve", "ada", "bob", "ada", "ada", "bob", "ada", "ada", "bob", "ada", "bob", "ada"):
         keys[user].append(key := new_key(user=user))
         await submit(timed, key)
         clock.advance(1)
-    assert await timed.runtime.write(partial(rules_sweep.surplus_keys, limit=12)) is None
-    surplus = await timed.runtime.write(partial(rules_sweep.surplus_keys, limit=10))
+    assert await timed.runtime.write(partial(rules_retention.surplus_keys, limit=12)) is None
+    surplus = await timed.runtime.write(partial(rules_retention.surplus_keys, limit=10))
     assert surplus is not None
     assert surplus.counts == {"ada": 3}
     assert await prune_surplus(timed, surplus) == 0, "a client may still repeat its request"
-    clock.advance(rules_sweep.KEPT_KEY_AGE.total_seconds())
+    clock.advance(rules_retention.KEPT_KEY_AGE.total_seconds())
     assert await prune_surplus(timed, surplus) == 3
     left = {row.id for row in await timed.rows(IdempotencyKey.__table__)}
     assert left == {key.id for user in keys.values() for key in user} - {key.id for key in keys["ada"][:3]}
@@ -229,12 +234,12 @@ async def test_beyond_the_limit_the_users_with_most_keys_lose_their_oldest(
     assert await count(timed, Task) == 12, "a repeat with a key that stays adds no task"
 
 
-async def prune_surplus(replica: Replica, surplus: rules_sweep.SurplusKeys | None) -> int:
+async def prune_surplus(replica: Replica, surplus: rules_retention.SurplusKeys | None) -> int:
     """Delete surplus keys until none is left. Return how many."""
     total = 0
     while surplus is not None:
         deleted, surplus = await replica.runtime.write(
-            partial(rules_sweep.prune_surplus_keys, surplus=surplus)
+            partial(rules_retention.prune_surplus_keys, surplus=surplus)
         )
         total += deleted
     return total

@@ -12,7 +12,7 @@ from waiting import until
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import RoomEvent, RoomStream
-from zndraw_joblib.server.queue import rules_room_events, rules_tasks
+from zndraw_joblib.server.queue import rules_retention, rules_room_events, rules_tasks
 from zndraw_joblib.server.queue.rules_room_events import Part
 from zndraw_joblib.server.streams import streams
 from zndraw_joblib.server.streams.streams import Reader, Streams
@@ -275,7 +275,7 @@ async def test_old_events_and_rooms_without_readers_are_deleted(timed: Replica, 
     task = await timed.submit(job)
     clock.advance(400)
     keep = timedelta(seconds=900)
-    pruned, room = await timed.runtime.write(rules_room_events.prune, keep, "")
+    pruned, room = await timed.runtime.write(rules_retention.prune, rules_retention.EVENTS, keep, "")
     assert (pruned, room) == ((1, True), "lab")
     assert [row.task_id for row in await timed.rows(events)] == [task.id]
     assert (
@@ -284,9 +284,12 @@ async def test_old_events_and_rooms_without_readers_are_deleted(timed: Replica, 
     first = await timed.runtime.database.read_snapshot(rules_room_events.read, "lab", None, start.last - 1)
     assert first.resync is not None
     clock.advance(600)
-    pruned, room = await timed.runtime.write(rules_room_events.prune, keep, "")
+    pruned, room = await timed.runtime.write(rules_retention.prune, rules_retention.EVENTS, keep, "")
     assert (pruned.deleted, room) == (2, "lab")
     assert await timed.rows(events) == await timed.rows(rooms) == []
-    assert await timed.runtime.write(rules_room_events.prune, keep, room) == ((0, False), "")
+    assert await timed.runtime.write(rules_retention.prune, rules_retention.EVENTS, keep, room) == (
+        (0, False),
+        "",
+    )
     # A later log has greater numbers.
     assert (await timed.runtime.write(rules_room_events.watch, "lab", bounds)).first > start.last

@@ -14,8 +14,11 @@ from sweeper.mounted_queue import MountedQueue
 from zndraw_joblib.server.background import pruner
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.db.operation_tables import Statistic
+from zndraw_joblib.server.db.table_base import metadata
 from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Task
+from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import sql_jobs, sql_recount
+from zndraw_joblib.server.queue.rules_retention import RETENTIONS, TASKS
 
 Sessions = async_sessionmaker[AsyncSession]
 tasks = Task.__table__
@@ -245,3 +248,14 @@ async def test_a_job_may_be_registered_while_it_is_deleted(queue: MountedQueue) 
         _, again = await asyncio.gather(queue.sweep(), queue.register(name="Again"))
         assert await queue.is_active(again)
         await end_worker(queue, again)
+
+
+def test_each_kind_of_old_rows_has_its_table_column_and_setting() -> None:
+    """Only rows without a time of their own have no column, and each time to keep them is at least 0."""
+    for retention in RETENTIONS:
+        columns = metadata.tables[retention.rows].c
+        assert retention.time is None or retention.time in columns
+        keep = retention.keep_time(JobLibSettings(keep_finished_days=3))
+        assert keep is not None
+        assert keep >= timedelta(0)
+    assert TASKS.keep_time(JobLibSettings(keep_finished_days=None)) is None

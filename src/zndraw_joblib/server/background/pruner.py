@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.jobs.logs import log_failed_work
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import rules_room_events, rules_sweep
+from zndraw_joblib.server.queue import rules_retention
+from zndraw_joblib.server.queue.rules_retention import RETENTIONS, TASKS, Pruned, Retention
 
 logger = logging.getLogger(__name__)
 # Counting all idempotency keys reads an index of up to `max_idempotency_keys` entries.
@@ -18,7 +18,7 @@ KEY_COUNT_SECONDS = 600
 # The number of cycles in a row with remaining old rows that is reported as a backlog.
 _CYCLES_BEHIND = 20
 Write = Callable[..., Awaitable[Any]]
-Batch = Callable[[], Awaitable[rules_sweep.Pruned]]
+Batch = Callable[[], Awaitable[Pruned]]
 
 
 class Pruner:
@@ -42,13 +42,12 @@ class Pruner:
         self._settings = settings
         self._monotonic = monotonic
         self._batch_seconds = batch_seconds
-        self._next_task = 0
-        self._next_room = rules_sweep.FIRST_ROOM
-        self._next_deleted_job = rules_sweep.FIRST
-        self._next_stream = rules_room_events.FIRST_ROOM
+        # By the table: where the next batch of its rows begins.
+        self._next: dict[str, Any] = {}
+        self._next_room = rules_retention.FIRST_ROOM
         self._next_job: UUID | None = UUID(int=0)
         self._count_keys_at = monotonic()
-        self._surplus_keys: rules_sweep.SurplusKeys | None = None
+        self._surplus_keys: rules_retention.SurplusKeys | None = None
         self._cycles_behind = 0
         self.failures = 0
 
@@ -61,22 +60,26 @@ class Pruner:
         until = self._monotonic() + self._settings.prune_max_seconds
         rows_left = self._settings.prune_max_rows
         deleted_tasks = 0
-        batches: list[Batch] = [self._prune_requests, self._prune_results, self._prune_keys]
+        batches: dict[object, Batch] = {
+            retention: partial(self._prune, retention)
+            for retention in RETENTIONS
+            if with_tasks or not retention.of_tasks
+        }
         if self._prune_content is not None:
-            batches.append(self._prune_content)
+            batches["content"] = self._prune_content
+        batches["surplus keys"] = self._prune_surplus_keys
         if with_tasks:
-            batches += [self._prune_room_queues, self._prune_blocks, self._prune_tasks, self._prune_jobs]
-        batches += [self._prune_events, self._prune_audit, self._prune_surplus_keys]
+            batches["room queues"] = self._prune_room_queues
         while batches and rows_left > 0 and self._monotonic() < until:
-            for batch in list(batches):
+            for kind, batch in list(batches.items()):
                 started = asyncio.get_running_loop().time()
                 if self._monotonic() >= until:
                     break
                 deleted, may_be_more = await self._run(batch)
                 rows_left -= deleted
-                deleted_tasks += deleted if batch == self._prune_tasks else 0
+                deleted_tasks += deleted if kind is TASKS else 0
                 if not may_be_more:
-                    batches.remove(batch)
+                    del batches[kind]
                 elif rows_left > 0:
                     await asyncio.sleep(asyncio.get_running_loop().time() - started)
         self._warn_of_backlog(is_left=bool(batches))
@@ -93,79 +96,51 @@ class Pruner:
                 self._settings.prune_max_seconds,
             )
 
-    async def _run(self, batch: Batch) -> rules_sweep.Pruned:
+    async def _run(self, batch: Batch) -> Pruned:
         try:
             async with asyncio.timeout(self._batch_seconds):
                 return await batch()
         except Exception as error:
             self.failures += 1
             log_failed_work(logger, error, "A batch of old rows was not deleted; the next cycle retries it")
-            return rules_sweep.Pruned(0, may_be_more=False)
+            return Pruned(0, may_be_more=False)
 
-    async def _prune_requests(self) -> rules_sweep.Pruned:
-        pruned: rules_sweep.Pruned = await self._write(rules_sweep.prune_provider_requests)
+    async def _prune(self, retention: Retention) -> Pruned:
+        keep = retention.keep_time(self._settings)
+        if keep is None:
+            return Pruned(0, may_be_more=False)
+        after = self._next.get(retention.rows, retention.first)
+        work = partial(rules_retention.prune, retention=retention, keep=keep, after=after)
+        pruned: Pruned
+        pruned, self._next[retention.rows] = await self._write(work)
         return pruned
 
-    async def _prune_results(self) -> rules_sweep.Pruned:
-        pruned: rules_sweep.Pruned = await self._write(rules_sweep.prune_results)
-        return pruned
-
-    async def _prune_keys(self) -> rules_sweep.Pruned:
-        keep = timedelta(hours=self._settings.idempotency_key_hours)
-        pruned: rules_sweep.Pruned = await self._write(partial(rules_sweep.prune_keys, keep=keep))
-        return pruned
-
-    async def _prune_surplus_keys(self) -> rules_sweep.Pruned:
+    async def _prune_surplus_keys(self) -> Pruned:
         if self._surplus_keys is None:
             if self._monotonic() < self._count_keys_at:
-                return rules_sweep.Pruned(0, may_be_more=False)
+                return Pruned(0, may_be_more=False)
             limit = self._settings.max_idempotency_keys
-            self._surplus_keys = await self._write(partial(rules_sweep.surplus_keys, limit=limit))
+            self._surplus_keys = await self._write(partial(rules_retention.surplus_keys, limit=limit))
             self._count_keys_at = self._monotonic() + KEY_COUNT_SECONDS
         deleted = 0
         if self._surplus_keys is not None:
-            work = partial(rules_sweep.prune_surplus_keys, surplus=self._surplus_keys)
+            work = partial(rules_retention.prune_surplus_keys, surplus=self._surplus_keys)
             deleted, self._surplus_keys = await self._write(work)
-        return rules_sweep.Pruned(deleted, may_be_more=self._surplus_keys is not None)
+        return Pruned(deleted, may_be_more=self._surplus_keys is not None)
 
-    async def _prune_audit(self) -> rules_sweep.Pruned:
-        keep = timedelta(days=self._settings.audit_days)
-        pruned: rules_sweep.Pruned = await self._write(partial(rules_sweep.prune_audit, keep=keep))
-        return pruned
-
-    async def _prune_events(self) -> rules_sweep.Pruned:
-        keep = timedelta(seconds=self._settings.event_retention_seconds)
-        work = partial(rules_room_events.prune, keep=keep, after=self._next_stream)
-        pruned, self._next_stream = await self._write(work)
-        rows: rules_sweep.Pruned = pruned
-        return rows
-
-    async def _prune_room_queues(self) -> rules_sweep.Pruned:
+    async def _prune_room_queues(self) -> Pruned:
         if self._next_job is not None:
             # Once after each start: the last server that an upgrade starts finds the tasks of older servers.
-            self._next_job = await self._write(partial(rules_sweep.restore_room_queues, after=self._next_job))
-        empty, following = await self._write(partial(rules_sweep.empty_room_queues, after=self._next_room))
+            self._next_job = await self._write(
+                partial(rules_retention.restore_room_queues, after=self._next_job)
+            )
+        empty, following = await self._write(
+            partial(rules_retention.empty_room_queues, after=self._next_room)
+        )
         deleted = 0
         for job_id, rooms in empty.items():
-            deleted += await self._write(partial(rules_sweep.prune_room_queues, job_id=job_id, rooms=rooms))
+            deleted += await self._write(
+                partial(rules_retention.prune_room_queues, job_id=job_id, rooms=rooms)
+            )
         self._next_room = following
-        return rules_sweep.Pruned(deleted, following != rules_sweep.FIRST_ROOM or self._next_job is not None)
-
-    async def _prune_blocks(self) -> rules_sweep.Pruned:
-        pruned: rules_sweep.Pruned = await self._write(rules_sweep.prune_blocks)
-        return pruned
-
-    async def _prune_jobs(self) -> rules_sweep.Pruned:
-        work = partial(rules_sweep.prune_deleted_jobs, after=self._next_deleted_job)
-        pruned, self._next_deleted_job = await self._write(work)
-        rows: rules_sweep.Pruned = pruned
-        return rows
-
-    async def _prune_tasks(self) -> rules_sweep.Pruned:
-        days = self._settings.keep_finished_days
-        if days is None:
-            return rules_sweep.Pruned(0, may_be_more=False)
-        work = partial(rules_sweep.prune, keep=timedelta(days=days), after=self._next_task)
-        deleted, following = await self._write(work)
-        self._next_task = following or 0
-        return rules_sweep.Pruned(deleted, may_be_more=following is not None)
+        return Pruned(deleted, following != rules_retention.FIRST_ROOM or self._next_job is not None)

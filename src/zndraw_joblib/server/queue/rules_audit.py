@@ -1,7 +1,6 @@
 """The audit trail: operators' actions are recorded in their transactions and logged after the commit."""
 
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from zndraw_joblib.server.db.database import Transaction
@@ -77,8 +76,3 @@ async def trail(
     items = [AuditEntry.model_construct(**row._asdict()) for row in rows[: page.limit]]
     following = cursors.encode(_KIND, items[-1].n) if len(rows) > page.limit else None
     return AuditTrail(items=items, next=following)
-
-
-async def prune(tx: Transaction, keep: timedelta, limit: int) -> int:
-    """Delete up to `limit` entries that are older than `keep`."""
-    return await sql_audit.prune_audit(tx, await tx.now() - keep, limit)

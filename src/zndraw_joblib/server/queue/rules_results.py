@@ -8,7 +8,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import NewEvent
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_transitions, sql_results, sql_tasks
-from zndraw_joblib.server.queue.rules_sweep import Pruned
+from zndraw_joblib.server.queue.rules_retention import Pruned
 from zndraw_joblib.server.queue.sql_results import (
     Deletable,
     NewResult,

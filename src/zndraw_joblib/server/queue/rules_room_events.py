@@ -11,14 +11,12 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import rules_tasks, sql_counts, sql_streams
 from zndraw_joblib.server.queue.rules_answers import status_event
-from zndraw_joblib.server.queue.rules_sweep import Pruned
 from zndraw_joblib.server.queue.sql_streams import Bounds, EventRow, Range, TooManyRooms, Watched
 from zndraw_joblib.wire.history import Resync, ResyncReason, RoomSnapshot
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.problems import ProblemException, ServiceUnavailable, TooManyRequests
 from zndraw_joblib.wire.statuses import TERMINAL
 
-FIRST_ROOM = ""
 _PAGE = 500
 _PAGE_BYTES = 256 * 1024
 _SNAPSHOT_TASKS = 100
@@ -123,9 +121,3 @@ def _item(row: EventRow) -> Item:
     at = to_json(row.at).decode()
     head = f'{{"n":{row.n},"kind":"{row.kind}","task_id":"{row.task_id}","at":{at},"data":'
     return Item(row.n, row.task_id, row.kind, f"{head}{row.data}}}")
-
-
-async def prune(tx: Transaction, keep: timedelta, after: str) -> tuple[Pruned, str]:
-    """Delete old events of the next room after one. Return that room, or the first to begin again."""
-    deleted, room = await sql_streams.prune(tx, await tx.now() - keep, after)
-    return Pruned(deleted, may_be_more=room is not None), room or FIRST_ROOM

@@ -1,29 +1,24 @@
-"""The steps of a sweeper cycle: remove stale workers, recover stuck tasks, fail expired ones, prune.
+"""The steps of a sweeper cycle: remove stale workers, recover stuck tasks, fail expired ones.
 
 Each function handles one batch in one transaction and returns its size; the sweeper repeats it until the
 batch is not full. `preview` returns what a cycle would do, and changes nothing.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from zndraw_joblib.server.db import runtime_settings, values
+from zndraw_joblib.server.db import runtime_settings
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import (
     rules_answers,
-    rules_audit,
     rules_jobs,
     rules_transitions,
     rules_workers,
-    sql_counts,
     sql_expiry,
-    sql_idempotency,
     sql_jobs,
-    sql_providers,
-    sql_room_queues,
     sql_transitions,
     sql_workers,
 )
@@ -34,15 +29,8 @@ from zndraw_joblib.wire.statuses import TaskStatus
 
 # A batch takes fewer workers if they hold more tasks; a task that may be retried counts as several.
 COST_PER_WORKER = 3
-FIRST_ROOM = sql_room_queues.FIRST
 TASKS_PER_BATCH = 1000
-_RESULT_PARTS = 16
-# Younger answers to requests with an `Idempotency-Key` stay, however many there are: the client may still
-# send its request again.
-KEPT_KEY_AGE = timedelta(minutes=10)
 _MODE = "sweeper_mode"
-# Provider requests are kept for this long after they expired.
-_KEEP_REQUESTS = timedelta(hours=1)
 # A heartbeat that is further ahead of the clock was made before the clock was set back.
 _MAX_CLOCK_JITTER = timedelta(seconds=5)
 
@@ -314,115 +302,6 @@ async def next_due(tx: Transaction) -> NextDue:
     return NextDue(None if at is None else (at - now).total_seconds(), is_locked)
 
 
-class Pruned(NamedTuple):
-    """How many rows a batch deleted, and whether there may be more."""
-
-    deleted: int
-    may_be_more: bool
-
-
-async def prune_provider_requests(tx: Transaction) -> Pruned:
-    """Delete a batch of old provider requests."""
-    deleted = await sql_providers.prune(tx, await tx.now() - _KEEP_REQUESTS, TASKS_PER_BATCH)
-    return Pruned(deleted, deleted == TASKS_PER_BATCH)
-
-
-async def prune_results(tx: Transaction) -> Pruned:
-    """Delete a batch of expired provider results; they may be large, so the batch is small."""
-    deleted = await values.prune(tx, _RESULT_PARTS)
-    return Pruned(deleted, deleted > 0)
-
-
-async def empty_room_queues(
-    tx: Transaction, after: tuple[UUID, str]
-) -> tuple[dict[UUID, list[str]], tuple[UUID, str]]:
-    """Return rooms without queued tasks, by job, in a batch that follows a row; and where to continue."""
-    return await sql_room_queues.find_empty(tx, after, TASKS_PER_BATCH)
-
-
-async def prune_room_queues(tx: Transaction, job_id: UUID, rooms: Sequence[str]) -> int:
-    """Delete the rows of those of these rooms of a job that have no queued tasks. Return how many."""
-    return await sql_room_queues.prune(tx, job_id, rooms)
-
-
-async def prune_blocks(tx: Transaction) -> Pruned:
-    """Delete a batch of the counts of blocks without queued tasks."""
-    deleted = await sql_counts.prune_blocks(tx, TASKS_PER_BATCH)
-    return Pruned(deleted, deleted == TASKS_PER_BATCH)
-
-
-async def restore_room_queues(tx: Transaction, after: UUID) -> UUID | None:
-    """Add the missing rows of rooms of the next job without all. Return its id; None at the end."""
-    return await sql_room_queues.restore_next(tx, after)
-
-
-async def prune_keys(tx: Transaction, keep: timedelta) -> Pruned:
-    """Delete a batch of answers to requests with an `Idempotency-Key` that were stored `keep` ago."""
-    deleted = await sql_idempotency.prune(tx, await tx.now() - keep, TASKS_PER_BATCH)
-    return Pruned(deleted, deleted == TASKS_PER_BATCH)
-
-
-class SurplusKeys(NamedTuple):
-    """How many answers of each user are beyond the limit, and the key that was looked at last."""
-
-    counts: dict[str | None, int]
-    after: tuple[datetime, UUID] = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
-
-
-async def surplus_keys(tx: Transaction, limit: int) -> SurplusKeys | None:
-    """Return what has to go if more than `limit` answers are stored, so that 95 % of the limit stay.
-
-    The users with the most answers lose some, down to one number for all of them.
-    """
-    counts = await sql_idempotency.counts_beyond(tx, limit)
-    level = _level(counts.values(), limit * 19 // 20)
-    surplus = {user_id: count - level for user_id, count in counts.items() if count > level}
-    return SurplusKeys(surplus) if surplus else None
-
-
-def _level(counts: Collection[int], total: int) -> int:
-    """Return the number to which counts have to be cut for a sum of at most `total`."""
-    for index, count in enumerate(sorted(counts)):
-        share = total // (len(counts) - index)
-        if count > share:
-            return share
-        total -= count
-    return max(counts, default=0)
-
-
-async def prune_surplus_keys(tx: Transaction, surplus: SurplusKeys) -> tuple[int, SurplusKeys | None]:
-    """Delete the oldest surplus answers among the next thousand that are old enough.
-
-    Return how many, and what is left; None at the end.
-    """
-    before = await tx.now() - KEPT_KEY_AGE
-    counts = dict(surplus.counts)
-    rows = await sql_idempotency.oldest(tx, surplus.after, before, TASKS_PER_BATCH)
-    ids = []
-    for row in rows:
-        if counts.get(row.user_id, 0) > 0:
-            counts[row.user_id] -= 1
-            ids.append(row.id)
-    if ids:
-        await sql_idempotency.remove(tx, ids)
-    is_last = len(rows) < TASKS_PER_BATCH or not any(counts.values())
-    return len(ids), None if is_last else SurplusKeys(counts, (rows[-1].created_at, rows[-1].id))
-
-
-async def prune_audit(tx: Transaction, keep: timedelta) -> Pruned:
-    """Delete a batch of operators' actions that were recorded `keep` ago."""
-    deleted = await rules_audit.prune(tx, keep, TASKS_PER_BATCH)
-    return Pruned(deleted, deleted == TASKS_PER_BATCH)
-
-
-async def prune(tx: Transaction, keep: timedelta, after: int) -> tuple[int, int | None]:
-    """Delete tasks that ended longer than `keep` ago, among the thousand that follow `after` by `seq`.
-
-    Return how many, and the `seq` to continue from; None at the end.
-    """
-    return await sql_transitions.prune(tx, await tx.now() - keep, after, TASKS_PER_BATCH)
-
-
 async def preview(
     tx: Transaction, timeout: timedelta, internal_timeout: timedelta, unnamed_limit: timedelta | None
 ) -> SweeperPreview:
@@ -481,20 +360,3 @@ async def find(tx: Transaction, timeout: timedelta, spared: Collection[str]) -> 
     silent = [one for one in owners if 2 * one.silent > one.total and one.owner_id not in spared]
     of_all = 2 * len(silent) > len(owners)
     return HeldBack(of_all, frozenset(one.owner_id for one in silent if one.silent >= MIN_SILENT))
-
-
-# Delete soft-deleted jobs to which nothing refers.
-
-FIRST = sql_jobs.FIRST
-# A job whose worker restarts keeps its id, also without tasks.
-_KEEP = timedelta(days=1)
-_BATCH = 200
-
-
-async def prune_deleted_jobs(tx: Transaction, after: UUID) -> tuple[Pruned, UUID]:
-    """Delete jobs of a batch behind `after` that were soft-deleted a day ago, without tasks and statistics.
-
-    Return where to continue.
-    """
-    deleted, following = await sql_jobs.prune(tx, await tx.now() - _KEEP, after, _BATCH)
-    return Pruned(deleted, deleted > 0 and following != FIRST), following

@@ -14,7 +14,7 @@ from zndraw_joblib.server.db.values import KEPT
 from zndraw_joblib.server.process.ports import ContentStore
 from zndraw_joblib.server.queue import rules_results
 from zndraw_joblib.server.queue.rules_results import LEASE, STEP_BYTES, Upload
-from zndraw_joblib.server.queue.rules_sweep import Pruned
+from zndraw_joblib.server.queue.rules_retention import Pruned
 from zndraw_joblib.server.queue.sql_results import Deletable, NewResult, Quota, ResultRecord, Unconfirmed
 from zndraw_joblib.server.results.incoming import IncomingBytes, etag_of
 from zndraw_joblib.server.results.selection import content_store

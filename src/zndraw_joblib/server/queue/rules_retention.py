@@ -1,0 +1,188 @@
+"""Retention: which rows are deleted once they are old, and the settings that say when."""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.server.db import values
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import (
+    sql_audit,
+    sql_counts,
+    sql_idempotency,
+    sql_jobs,
+    sql_providers,
+    sql_room_queues,
+    sql_streams,
+    sql_transitions,
+)
+
+BATCH = 1000
+FIRST_ROOM = sql_room_queues.FIRST
+_JOBS_PER_BATCH = 200
+# Younger answers to requests with an `Idempotency-Key` stay, however many there are: the client may still
+# send its request again.
+KEPT_KEY_AGE = timedelta(minutes=10)
+# Results of providers may be large.
+_RESULT_PARTS = 16
+
+
+class Pruned(NamedTuple):
+    """How many rows a batch deleted, and whether there may be more."""
+
+    deleted: int
+    may_be_more: bool
+
+
+Batch = Callable[[Transaction, datetime, Any], Awaitable[tuple[Pruned, Any]]]
+
+
+class Retention(NamedTuple):
+    """Rows of one kind are deleted when the time in their column `time` is longer ago than `keep`.
+
+    `keep` is a time, or the name of a setting, whose last word is its unit. `delete` gets the transaction,
+    the latest such time, and where the last batch ended, at the beginning `first`; it returns where this
+    batch ended. Rows `of_tasks` stay while the sweeper only observes.
+    """
+
+    rows: str
+    time: str | None
+    keep: timedelta | str
+    delete: Batch
+    first: Any = None
+    of_tasks: bool = False
+
+    def keep_time(self, settings: JobLibSettings) -> timedelta | None:
+        """Return how long rows are kept; None for ever."""
+        if isinstance(self.keep, timedelta):
+            return self.keep
+        number = getattr(settings, self.keep)
+        return None if number is None else timedelta(**{self.keep.rpartition("_")[2]: number})
+
+
+async def prune(tx: Transaction, retention: Retention, keep: timedelta, after: Any) -> tuple[Pruned, Any]:
+    """Delete a batch of rows that are older than `keep`; return also where the next batch begins."""
+    return await retention.delete(tx, await tx.now() - keep, after)
+
+
+def _oldest(delete: Callable[[Transaction, datetime, int], Awaitable[int]]) -> Batch:
+    """Return a function that deletes the oldest rows, so that no batch needs to know where the last ended."""
+
+    async def delete_batch(tx: Transaction, before: datetime, after: Any) -> tuple[Pruned, Any]:
+        deleted = await delete(tx, before, BATCH)
+        return Pruned(deleted, deleted == BATCH), after
+
+    return delete_batch
+
+
+async def _values(tx: Transaction, _: datetime, after: Any) -> tuple[Pruned, Any]:
+    deleted = await values.prune(tx, _RESULT_PARTS)
+    return Pruned(deleted, deleted > 0), after
+
+
+async def _blocks(tx: Transaction, _: datetime, limit: int) -> int:
+    return await sql_counts.prune_blocks(tx, limit)
+
+
+async def _tasks(tx: Transaction, before: datetime, after: int) -> tuple[Pruned, int]:
+    deleted, following = await sql_transitions.prune(tx, before, after, BATCH)
+    return Pruned(deleted, following is not None), following or 0
+
+
+async def _jobs(tx: Transaction, before: datetime, after: UUID) -> tuple[Pruned, UUID]:
+    """Delete soft-deleted jobs without tasks and statistics, among a batch behind `after`."""
+    deleted, following = await sql_jobs.prune(tx, before, after, _JOBS_PER_BATCH)
+    return Pruned(deleted, deleted > 0 and following != sql_jobs.FIRST), following
+
+
+async def _events(tx: Transaction, before: datetime, after: str) -> tuple[Pruned, str]:
+    """Delete old events of the next room after one."""
+    deleted, room = await sql_streams.prune(tx, before, after)
+    return Pruned(deleted, room is not None), room or ""
+
+
+KEYS = Retention(
+    "joblib_idempotency_key", "created_at", "idempotency_key_hours", _oldest(sql_idempotency.prune)
+)
+TASKS = Retention("joblib_task", "completed_at", "keep_finished_days", _tasks, 0, of_tasks=True)
+# A job whose worker restarts keeps its id, also without tasks.
+JOBS = Retention("joblib_job", "deleted_at", timedelta(days=1), _jobs, sql_jobs.FIRST, of_tasks=True)
+EVENTS = Retention("joblib_room_event", "at", "event_retention_seconds", _events, "")
+# Not here: the content of task results and the rows of rooms without queued tasks, which need several
+# transactions, and idempotency keys beyond their limit.
+RETENTIONS = (
+    Retention("joblib_provider_call", "expires_at", timedelta(hours=1), _oldest(sql_providers.prune)),
+    Retention("joblib_result", "expires_at", timedelta(0), _values),
+    KEYS,
+    Retention("joblib_queue_block", None, timedelta(0), _oldest(_blocks), of_tasks=True),
+    TASKS,
+    JOBS,
+    EVENTS,
+    Retention("joblib_audit", "at", "audit_days", _oldest(sql_audit.prune_audit)),
+)
+
+
+async def empty_room_queues(
+    tx: Transaction, after: tuple[UUID, str]
+) -> tuple[dict[UUID, list[str]], tuple[UUID, str]]:
+    """Return rooms without queued tasks, by job, in a batch that follows a row; and where to continue."""
+    return await sql_room_queues.find_empty(tx, after, BATCH)
+
+
+async def prune_room_queues(tx: Transaction, job_id: UUID, rooms: Sequence[str]) -> int:
+    """Delete the rows of those of these rooms of a job that have no queued tasks. Return how many."""
+    return await sql_room_queues.prune(tx, job_id, rooms)
+
+
+async def restore_room_queues(tx: Transaction, after: UUID) -> UUID | None:
+    """Add the missing rows of rooms of the next job without all. Return its id; None at the end."""
+    return await sql_room_queues.restore_next(tx, after)
+
+
+class SurplusKeys(NamedTuple):
+    """How many answers of each user are beyond the limit, and the key that was looked at last."""
+
+    counts: dict[str | None, int]
+    after: tuple[datetime, UUID] = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
+
+
+async def surplus_keys(tx: Transaction, limit: int) -> SurplusKeys | None:
+    """Return what has to go if more than `limit` answers are stored, so that 95 % of the limit stay.
+
+    The users with the most answers lose some, down to one number for all of them.
+    """
+    counts = await sql_idempotency.counts_beyond(tx, limit)
+    level = _level(counts.values(), limit * 19 // 20)
+    surplus = {user_id: count - level for user_id, count in counts.items() if count > level}
+    return SurplusKeys(surplus) if surplus else None
+
+
+def _level(counts: Collection[int], total: int) -> int:
+    """Return the number to which counts have to be cut for a sum of at most `total`."""
+    for index, count in enumerate(sorted(counts)):
+        share = total // (len(counts) - index)
+        if count > share:
+            return share
+        total -= count
+    return max(counts, default=0)
+
+
+async def prune_surplus_keys(tx: Transaction, surplus: SurplusKeys) -> tuple[int, SurplusKeys | None]:
+    """Delete the oldest surplus answers among the next thousand that are old enough.
+
+    Return how many, and what is left; None at the end.
+    """
+    before = await tx.now() - KEPT_KEY_AGE
+    counts = dict(surplus.counts)
+    rows = await sql_idempotency.oldest(tx, surplus.after, before, BATCH)
+    ids = []
+    for row in rows:
+        if counts.get(row.user_id, 0) > 0:
+            counts[row.user_id] -= 1
+            ids.append(row.id)
+    if ids:
+        await sql_idempotency.remove(tx, ids)
+    is_last = len(rows) < BATCH or not any(counts.values())
+    return len(ids), None if is_last else SurplusKeys(counts, (rows[-1].created_at, rows[-1].id))
