@@ -17,7 +17,7 @@ from zndraw_joblib.server.admin.rules_searches import BulkLimits, Confirmed
 from zndraw_joblib.server.db import runtime_settings
 from zndraw_joblib.server.db.tables import AttemptDetail, Task, metadata
 from zndraw_joblib.server.process.ports import CursorPage
-from zndraw_joblib.server.queue import rules_audit
+from zndraw_joblib.server.queue import rules_audit, rules_retention
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.operators import BulkAction, TaskFilter
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -332,6 +332,7 @@ async def test_old_entries_are_deleted(replica: Replica) -> None:
     row = {"actor": "a", "action": "job.pause", "target": "x"}
     await replica.add(table, [row | {"at": at} for at in (LONG_AGO, now, now, now)])
     keep = timedelta(days=90)
-    assert await replica.runtime.write(rules_audit.prune, keep, 10) == (1 if now - LONG_AGO > keep else 0)
+    pruned, _ = await replica.runtime.write(rules_retention.prune, rules_retention.AUDIT, keep, None)
+    assert pruned.deleted == (1 if now - LONG_AGO > keep else 0)
     page = CursorPage(10, None)
     assert len((await replica.runtime.database.read(rules_audit.trail, page, None, None, None)).items) == 3

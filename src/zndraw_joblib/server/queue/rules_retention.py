@@ -109,6 +109,7 @@ KEYS = Retention(
 TASKS = Retention("joblib_task", "completed_at", "keep_finished_days", _tasks, 0, of_tasks=True)
 # A job whose worker restarts keeps its id, also without tasks.
 JOBS = Retention("joblib_job", "deleted_at", timedelta(days=1), _jobs, sql_jobs.FIRST, of_tasks=True)
+AUDIT = Retention("joblib_audit", "at", "audit_days", _oldest(sql_audit.prune_audit))
 EVENTS = Retention("joblib_room_event", "at", "event_retention_seconds", _events, "")
 # Not here: the content of task results and the rows of rooms without queued tasks, which need several
 # transactions, and idempotency keys beyond their limit.
@@ -120,7 +121,7 @@ RETENTIONS = (
     TASKS,
     JOBS,
     EVENTS,
-    Retention("joblib_audit", "at", "audit_days", _oldest(sql_audit.prune_audit)),
+    AUDIT,
 )
 
 
