@@ -1,9 +1,5 @@
 """Search tasks across rooms, and retry, cancel, release or purge all that match a filter."""
 
-import base64
-import hashlib
-import hmac
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,11 +8,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pydantic_core import from_json, to_json
-
 from zndraw_joblib.server.admin import sql_searches
 from zndraw_joblib.server.admin.sql_searches import Budget, Filter, FoundRow, Part, Place
-from zndraw_joblib.server.db import runtime_settings
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process import cursors
 from zndraw_joblib.server.process.ports import CursorPage, Identity, RequestKey
@@ -31,6 +24,7 @@ from zndraw_joblib.server.queue import (
     sql_transitions,
 )
 from zndraw_joblib.server.queue.rules_idempotency import answers_of, once
+from zndraw_joblib.server.queue.rules_tokens import Signer
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
 from zndraw_joblib.server.queue.sql_tasks import positions
 from zndraw_joblib.wire.operators import (
@@ -126,12 +120,10 @@ async def count(tx: Transaction, rooms: Sequence[str]) -> StatusCounts:
     return StatusCounts(**{status.value: number for status, number in numbers.items()})
 
 
-# Tokens that confirm an action on many tasks: signed, for one caller, action and filter, for ten minutes.
-#
-# They are signed with a key in the database, so that every server accepts them and none stores them.
+# Tokens that confirm an action on many tasks: for one caller, action and filter, for ten minutes.
 
 LIFETIME = timedelta(minutes=10)
-_KEY = "bulk_token_key"
+_signer = Signer("bulk_token_key")
 
 
 class Confirmed(NamedTuple):
@@ -153,39 +145,30 @@ class Issued(NamedTuple):
 async def issue(tx: Transaction, confirmed: Confirmed, lifetime: timedelta = LIFETIME) -> Issued:
     """Return a token for an action that was previewed."""
     expires_at = datetime.fromtimestamp(int((await tx.now() + lifetime).timestamp()), UTC)
-    key = await runtime_settings.get(tx, _KEY)
-    if key is None:
-        await runtime_settings.add(tx, _KEY, secrets.token_urlsafe(32))
-        key = await runtime_settings.get(tx, _KEY)
-    text = base64.urlsafe_b64encode(to_json([confirmed.newest, int(expires_at.timestamp())])).decode()
-    return Issued(f"{text}.{_sign(str(key), text, confirmed)}", expires_at)
+    return Issued(await _signer.issue(tx, [confirmed.newest], expires_at, _about(confirmed)), expires_at)
 
 
 async def verify(
     tx: Transaction, token: str, caller: Identity, action: BulkAction, task_filter: TaskFilter
 ) -> Confirmed:
     """Return what a token confirms. Raises `InvalidRequest` if it is for another caller, action or filter."""
-    key, now = await runtime_settings.get(tx, _KEY), await tx.now()
-    text, _, signature = token.partition(".")
     confirmed = Confirmed(caller, action, task_filter, 0)
-    expected = "" if key is None else _sign(key, text, confirmed)
-    if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")) or not expected:
+    signed = await _signer.verify(tx, token, _about(confirmed))
+    if signed is None:
         raise _invalid("it is not the token of a preview of this action with this filter by this caller")
-    newest, expires_at = from_json(base64.urlsafe_b64decode(text))
-    if expires_at <= now.timestamp():
+    if signed.seconds <= 0:
         raise _invalid("it has expired")
-    return confirmed._replace(newest=newest)
+    return confirmed._replace(newest=signed.fields[0])
 
 
-def _sign(key: str, text: str, confirmed: Confirmed) -> str:
+def _about(confirmed: Confirmed) -> list[Any]:
     caller, action, task_filter, _ = confirmed
     # Lists in any order are the same filter.
     fields = {
         name: sorted(value) if isinstance(value, list) else value
         for name, value in task_filter.model_dump(mode="json").items()
     }
-    signed = to_json([text, caller.id, caller.is_superuser, action.value, fields])
-    return hmac.new(key.encode(), signed, hashlib.sha256).hexdigest()
+    return [caller.id, caller.is_superuser, action.value, fields]
 
 
 def _invalid(reason: str) -> InvalidRequest:

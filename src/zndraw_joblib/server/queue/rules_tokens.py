@@ -1,0 +1,60 @@
+"""Short-lived tokens, signed with a key in the database: every server accepts them, and none stores them."""
+
+import base64
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+from zndraw_joblib.server.db import runtime_settings
+from zndraw_joblib.server.db.database import Transaction
+
+_MAX_LENGTH = 4096
+
+
+class SignedFields(NamedTuple):
+    """The fields of a token whose signature is right; `seconds` are left until it expires, or negative."""
+
+    fields: list[Any]
+    expires_at: datetime
+    seconds: float
+
+
+class Signer(NamedTuple):
+    """Signs tokens of one kind. Its key is the runtime setting `key_name`, which the first token creates."""
+
+    key_name: str
+    prefix: str = ""
+
+    async def issue(
+        self, tx: Transaction, fields: Sequence[Any], expires_at: datetime, about: Sequence[Any] = ()
+    ) -> str:
+        """Return a token with these fields, which is valid only for what it is `about`."""
+        key = await runtime_settings.get(tx, self.key_name)
+        if key is None:
+            await runtime_settings.add(tx, self.key_name, secrets.token_urlsafe(32))
+            key = await runtime_settings.get(tx, self.key_name)
+        body = to_json([*fields, expires_at.timestamp()])
+        text = base64.urlsafe_b64encode(body).decode().rstrip("=")
+        return f"{self.prefix}{text}.{_sign(str(key), text, about)}"
+
+    async def verify(self, tx: Transaction, token: str, about: Sequence[Any] = ()) -> SignedFields | None:
+        """Return the fields of a token, also if it has expired; None if the signature is wrong."""
+        key, now = await runtime_settings.get(tx, self.key_name), await tx.now()
+        text, _, signature = token.removeprefix(self.prefix).partition(".")
+        if key is None or len(token) > _MAX_LENGTH:
+            return None
+        expected = _sign(key, text, about)
+        if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):
+            return None
+        *fields, expires_at = from_json(base64.urlsafe_b64decode(text + "=="))
+        return SignedFields(fields, datetime.fromtimestamp(expires_at, UTC), expires_at - now.timestamp())
+
+
+def _sign(key: str, text: str, about: Sequence[Any]) -> str:
+    signed = to_json([text, *about]) if about else text.encode("utf-8", "replace")
+    return hmac.new(key.encode(), signed, hashlib.sha256).hexdigest()
