@@ -8,14 +8,18 @@ import httpx
 import pytest
 from fastapi import FastAPI, Header, HTTPException
 from rest import V1, claim, get_task, register, report, submit
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
 from host.conftest import Start
 from zndraw_joblib import Identity, JobLib
+from zndraw_joblib.server.db.tables import ProviderRecord
 from zndraw_joblib.server.http import callers, worker_rooms
 from zndraw_joblib.wire.providers import request_hash as request_hash_of
 
 WAIT = 60
+providers = ProviderRecord.__table__
 CLAIM = f"{V1}/providers/requests/claim"
 
 
@@ -197,6 +201,29 @@ async def test_a_removed_member_gets_no_provider_request(host: Hosted) -> None:
     upload = await host.bob.post(f"{V1}/providers/{provider['id']}/results", content=b"x", headers=headers)
     assert upload.status_code == 404
     assert (await read).status_code in {503, 504}
+
+
+async def test_the_claims_of_a_removed_member_keep_no_provider_of_the_room_connected(
+    host: Hosted, engine: AsyncEngine
+) -> None:
+    """A worker with providers in other rooms goes on claiming: only these stay connected."""
+    den = await provide(host.bob, "den")
+    worker = {"worker_id": den["worker_id"]}
+    await provide(host.bob, "lab", **worker)
+
+    async def leases() -> list[str]:
+        statement = select(providers.c.room_id).where(providers.c.connected_until > providers.c.created_at)
+        async with engine.connect() as connection:
+            return sorted((await connection.execute(statement)).scalars())
+
+    for member, connected in ((True, ["den", "lab"]), (False, ["lab"])):
+        if not member:
+            host.house.members["den"].discard("bob")
+        async with engine.begin() as connection:
+            await connection.execute(update(providers).values(connected_until=providers.c.created_at))
+        assert (await host.bob.post(CLAIM, json=worker)).json() == {"request": None}
+        assert await leases() == connected
+    assert await ask(host.ada, "den", den) == 503
 
 
 class Slow:

@@ -432,7 +432,8 @@ async def claim(tx: Transaction, item: Claim) -> ClaimedProviderRequest | None:
     # A worker whose threads are all busy does not claim, but it is connected.
     is_busy = bool(await sql_providers.workers_with_unclaimed(tx, [item.worker_id]))
     connected_for = max(item.wait + CLAIM_GRACE, item.lease if is_busy else timedelta())
-    await sql_providers.extend_connection(tx, item.worker_id, await tx.now() + connected_for)
+    until = await tx.now() + connected_for
+    await sql_providers.extend_connection(tx, item.worker_id, until, refused_rooms=item.refused_rooms)
     found = (
         await sql_providers.by_claim(tx, item.worker_id, item.claim_id) if item.claim_id is not None else None
     )

@@ -100,6 +100,7 @@ def _extend(wanted: Select[Any]) -> Executable:
 
 _EXTEND = _extend(_OF_WORKER)
 _EXTEND_SOME = _extend(_OF_WORKER.where(among(providers.c.id, bindparam("ids"))))
+_EXTEND_ELSEWHERE = _extend(_OF_WORKER.where(~among(providers.c.room_id, bindparam("refused"))))
 # A row that a host has written by itself has no registration.
 _LINKED = (
     select(links.c.provider_id)
@@ -219,12 +220,21 @@ async def newest_registration(tx: Transaction, provider_id: UUID) -> Registratio
 
 
 async def extend_connection(
-    tx: Transaction, worker_id: UUID, until: datetime, only: Sequence[UUID] = ()
+    tx: Transaction,
+    worker_id: UUID,
+    until: datetime,
+    only: Sequence[UUID] = (),
+    refused_rooms: Collection[str] = (),
 ) -> None:
-    """Extend until when a worker counts as connected, for all its providers or for some of them."""
+    """Extend until when a worker counts as connected.
+
+    For all its providers, or only for some of them, or only for those in none of the refused rooms.
+    """
     given = {"worker": worker_id, "until": until}
     if only:
         await tx.execute(_EXTEND_SOME, {**given, "ids": padded(only)})
+    elif refused_rooms:
+        await tx.execute(_EXTEND_ELSEWHERE, {**given, "refused": padded([*refused_rooms])})
     else:
         await tx.execute(_EXTEND, given)
 
