@@ -107,6 +107,27 @@ async def test_the_errors_of_a_registration_have_an_order(client: httpx.AsyncCli
     expect_problem(await ada.put(JOBS, json=body), 404, "worker-not-found")
 
 
+async def test_the_active_jobs_of_a_room_are_bounded(
+    client: httpx.AsyncClient, settings: ServerSettings
+) -> None:
+    """Neither a new nor a deleted job exceeds the limit; workers of active jobs and other rooms register."""
+    settings.max_jobs_per_room = 2
+    first, _ = [await register(client, name, "lab") for name in ("A", "B")]
+    body = expect_problem(await client.put(JOBS, json={**ROTATE, "name": "C"}), 409, "conflict")
+    assert "max_jobs_per_room" in body["detail"]
+    jobs, workers = (await client.get(JOBS)).json(), (await client.get(f"{V1}/workers")).json()
+    assert (jobs["total"], workers["total"]) == (2, 2)
+    await register(client, "A", "lab")
+    for room in ("attic", "@global"):
+        await register(client, "C", room)
+    for worker in (await client.get(f"{V1}/workers?room_id=lab")).json()["items"]:
+        if first["full_name"] in worker["jobs"]:
+            await client.delete(f"{V1}/workers/{worker['id']}")
+    assert (await client.get(JOBS)).json()["total"] == 2
+    await register(client, "C", "lab")
+    expect_problem(await client.put(JOBS, json={**ROTATE, "name": "A"}), 409, "conflict")
+
+
 @on_sqlite
 async def test_allowed_categories_limits_the_categories(
     client: httpx.AsyncClient, settings: ServerSettings

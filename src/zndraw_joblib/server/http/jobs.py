@@ -39,7 +39,7 @@ async def register_job(
     runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, body: JobRegisterRequest, key: Key
 ) -> Response:
     """Register a job and the worker that serves it. Only superusers may do so in reserved rooms."""
-    item = rules_jobs.Registration(caller, room_id, body)
+    item = rules_jobs.Registration(caller, room_id, body, runtime.settings.max_jobs_per_room)
     schema = rules_jobs.check(item, runtime.settings.allowed_categories)
     await runtime.payload_validator.check_schema(schema, caller.id)
     job, is_new = await runtime.write(once(key, _REGISTERED, rules_jobs.register), item=item)

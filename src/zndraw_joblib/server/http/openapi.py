@@ -93,7 +93,7 @@ _OF_OPERATIONS: dict[str, Kinds] = {
     "read_task_result": _RESULT,
     "head_task_result": _RESULT,
     "create_task_stream_token": _TASK,
-    "register_job": (*_REGISTER, p.SchemaConflict, p.InvalidSchema, p.TooManyRequests),
+    "register_job": (*_REGISTER, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.TooManyRequests),
     "list_job_tasks": (p.ContentTooLarge,),
     "list_all_jobs": _ROOMS,
     "get_worker": _WORKER,

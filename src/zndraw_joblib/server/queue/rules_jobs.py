@@ -20,6 +20,7 @@ from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse, JobSumm
 from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.problems import (
+    Conflict,
     Forbidden,
     InvalidCategory,
     JobNotFound,
@@ -34,11 +35,12 @@ _CONFLICT_RULE = (
 
 
 class Registration(NamedTuple):
-    """The request of a worker to serve a job in a room."""
+    """The request of a worker to serve a job in a room, which may have `max_jobs` active ones."""
 
     caller: Identity
     room_id: str
     request: JobRegisterRequest
+    max_jobs: int | None = None
 
 
 def check(item: Registration, allowed_categories: Sequence[str]) -> str:
@@ -60,9 +62,9 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     """Register a worker for a job. Return the job, and whether it is new or restored.
 
     Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `SchemaConflict`
-    for an active job with another schema or policy.
+    for an active job with another schema or policy, and `Conflict` if the room has too many jobs.
     """
-    caller, room_id, request = item
+    caller, room_id, request, max_jobs = item
     # The worker is locked before the job, but a problem of the job is raised first.
     worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request)
     name = JobName(room_id, request.category, request.name)
@@ -74,6 +76,8 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     elif not is_new:
         _check_conflict(job, request, given)
         policy = job.policy
+    if max_jobs is not None and (is_new or job.deleted):
+        await _check_room(tx, room_id, max_jobs)
     if room_id != INTERNAL:
         if worker_id is None:
             raise WorkerNotFound(f"Worker {request.worker_id} not found")
@@ -84,6 +88,15 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     response = await _response(tx, job, policy)
     current = {"schema_": request.schema_, "worker_id": worker_id, "paused": job.paused and not job.deleted}
     return response.model_copy(update=current), is_new or job.deleted
+
+
+async def _check_room(tx: Transaction, room_id: str, max_jobs: int) -> None:
+    """Raise `Conflict` if a room, with the job that was just added, has too many active jobs."""
+    if await sql_jobs.count_active(tx, room_id, max_jobs + 1) > max_jobs:
+        raise Conflict(
+            f"Room {room_id!r} has {max_jobs} jobs, which is the limit (max_jobs_per_room). A job is deleted "
+            "once it has no worker and no pending task: stop workers of jobs that are not needed"
+        )
 
 
 def _check_conflict(job: JobRecord, request: JobRegisterRequest, given: Iterable[str]) -> None:

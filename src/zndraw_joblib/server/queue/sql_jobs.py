@@ -167,6 +167,12 @@ async def add_or_lock(
             return JobRecord(*row), is_new
 
 
+async def count_active(tx: Transaction, room_id: str, limit: int) -> int:
+    """Count the active jobs of a room, up to `limit`."""
+    found = select(jobs.c.id).where(jobs.c.room_id == room_id, ~jobs.c.deleted).limit(limit)
+    return int((await tx.execute(select(func.count()).select_from(found.subquery()))).scalar_one())
+
+
 async def restore_with(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
     """Restore a soft-deleted job with a new schema and a new policy, not paused."""
     values = {"deleted": False, "deleted_at": None, "paused": False, "schema": schema, **_stored(policy)}

@@ -6084,7 +6084,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `request-in-progress`, `schema-conflict` */
+            /** @description `conflict`, `request-in-progress`, `schema-conflict` */
             409: {
                 headers: {
                     [name: string]: unknown;
