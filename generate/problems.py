@@ -4,8 +4,7 @@ import inspect
 from collections import defaultdict
 
 from generate import openapi
-from zndraw_joblib.wire.problems import PROBLEMS, ProblemException
-from zndraw_joblib.wire.remedies import REMEDIES
+from zndraw_joblib.wire.problems import PROBLEMS, REMEDIES, ProblemException
 
 _HEAD = """\
 # Problems

@@ -4,8 +4,7 @@ import pytest
 from generate import ROOT
 from generate.files import FILES
 
-from zndraw_joblib.wire.problems import PROBLEMS
-from zndraw_joblib.wire.remedies import REMEDIES
+from zndraw_joblib.wire.problems import PROBLEMS, REMEDIES
 
 # The types need Node; tests/typescript compares them.
 TEXTS = [path for path in FILES if path.suffix != ".ts"]

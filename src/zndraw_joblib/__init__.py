@@ -127,7 +127,7 @@ _MODULES = {
     "jobs.functions": ("JobFunction", "job"),
     "client.access": ("ServerUnreachable",),
     "client.async_queue": ("AsyncTaskHandle", "AsyncQueue"),
-    "client.events": ("TaskEvent",),
+    "client.watching": ("TaskEvent",),
     "client.flows": ("AmbiguousJob", "TaskCancelled", "TaskFailed"),
     "client.queue": ("TaskHandle", "Queue"),
     "client.api": ("ApiManager", "connect"),
@@ -164,7 +164,7 @@ _MODULES = {
     "server.http.worker_tokens": ("WorkerTokenDep", "get_worker_token", "mint_internal_worker_token"),
     "server.internal.registry": ("register_internal_tasks", "InternalExecutor", "InternalRegistry"),
     "server.process.settings": ("JobLibSettings",),
-    "server.db.host_migrations": ("alembic_include_object",),
+    "server.db.schema": ("alembic_include_object",),
     "server.db.tables": ("Job", "ProviderRecord", "Task", "Worker", "WorkerJobLink"),
     "server.background.host_functions": (
         "cleanup_stale_workers",

@@ -14,7 +14,7 @@ from sqlalchemy import insert
 from browser.dashboard import example_queue
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.engine import open_database
-from zndraw_joblib.server.db.operation_tables import Statistic
+from zndraw_joblib.server.db.tables import Statistic
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),

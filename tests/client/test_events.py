@@ -8,7 +8,7 @@ from tcp_proxy import TcpProxy
 
 from client.both import Both
 from client.jobs import Area, Steps
-from zndraw_joblib.client.events import EventParser, TaskEvent
+from zndraw_joblib.client.watching import EventParser, TaskEvent
 from zndraw_joblib.wire.problems import TaskNotFound
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager

@@ -11,8 +11,7 @@ from sqlalchemy import text
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.problems import PROBLEMS
-from zndraw_joblib.wire.remedies import REMEDIES
+from zndraw_joblib.wire.problems import PROBLEMS, REMEDIES
 
 BREAK = {
     True: [

@@ -19,8 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
 from metrics.scraping import ADMIN_TOKEN, Values, parsed, running, scrape, value
-from zndraw_joblib.server.db.operation_tables import Server, Statistic
-from zndraw_joblib.server.db.tables import Job, RoomCount
+from zndraw_joblib.server.db.tables import Job, RoomCount, Server, Statistic
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.process.ports import Identity

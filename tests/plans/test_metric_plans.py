@@ -13,8 +13,7 @@ from plans.seeding import JOBS, job_id
 from plans.test_plans import HELD, PENDING, describe
 from zndraw_joblib.server.admin import rules_overview
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.operation_tables import Statistic
-from zndraw_joblib.server.db.tables import Job, RoomCount
+from zndraw_joblib.server.db.tables import Job, RoomCount, Statistic
 from zndraw_joblib.server.queue import rules_retention
 
 

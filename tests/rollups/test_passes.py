@@ -14,8 +14,7 @@ from waiting import until
 from rollups.reading import NOW, intervals, summed, totals, update
 from zndraw_joblib.server.admin import rules_statistics
 from zndraw_joblib.server.background.loops import Rollups
-from zndraw_joblib.server.db.operation_tables import Statistic, StatisticPosition
-from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.db.tables import Statistic, StatisticPosition, Task
 from zndraw_joblib.server.queue import rules_retention
 from zndraw_joblib.wire.statuses import TaskStatus
 

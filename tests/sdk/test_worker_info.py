@@ -12,9 +12,8 @@ from sdk.jobs import Add
 from sdk.providers import Echo
 from zndraw_joblib.client.api import Connection
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.wire.messages import HeartbeatRequest
+from zndraw_joblib.wire.messages import HeartbeatRequest, WorkerInfo
 from zndraw_joblib.wire.operators import WorkerSummary
-from zndraw_joblib.wire.workers import WorkerInfo
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 

@@ -13,9 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sweeper.mounted_queue import MountedQueue
 from zndraw_joblib.server.background import pruner
 from zndraw_joblib.server.background.sweeper import Sweeper
-from zndraw_joblib.server.db.operation_tables import Statistic
-from zndraw_joblib.server.db.table_base import metadata
-from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Task
+from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Statistic, Task, metadata
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import sql_jobs, sql_recount
 from zndraw_joblib.server.queue.rules_retention import RETENTIONS, TASKS

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from sweeper.mounted_queue import MonotonicClock, MountedQueue, identify
 from zndraw_joblib import JobLib, JobLibSettings
-from zndraw_joblib.server.db.operation_tables import Server, SweepCycle
+from zndraw_joblib.server.db.tables import Server, SweepCycle
 
 Sessions = async_sessionmaker[AsyncSession]
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from zndraw_joblib.cli import doctor, jobs, operations, submit, tasks, top, worker, worker_list
+from zndraw_joblib.cli import doctor, jobs, operations, submit, tasks, top, worker
 from zndraw_joblib.cli.options import show_help_without_command
 from zndraw_joblib.cli.server import commands as server
 
@@ -44,7 +44,7 @@ for command in (
     worker.share,
     submit.submit,
     jobs.jobs,
-    worker_list.workers,
+    worker.workers,
     tasks.task,
     tasks.explain,
     tasks.cancel,
@@ -53,7 +53,7 @@ for command in (
     tasks.fail,
     jobs.pause,
     jobs.resume,
-    worker_list.drain,
+    worker.drain,
     tasks.sweeper,
     top.top,
     doctor.doctor,

@@ -17,7 +17,7 @@ from zndraw_joblib.cli.client import AdminClient, open_client
 from zndraw_joblib.cli.display import build_table, cells_of, format_duration, local_time, print_json
 from zndraw_joblib.cli.jobs import JOB_COLUMNS, JOB_LAYOUT, job_row
 from zndraw_joblib.cli.options import AsJson, Url
-from zndraw_joblib.cli.worker_list import WORKER_COLUMNS, WORKER_LAYOUT, worker_row
+from zndraw_joblib.cli.worker import WORKER_COLUMNS, WORKER_LAYOUT, worker_row
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.retry import describe, is_unreachable
 from zndraw_joblib.jobs.logs import one_line

@@ -1,4 +1,4 @@
-"""The commands that run a worker: worker, share."""
+"""The commands for workers: worker and share run one, workers and drain are for all."""
 
 import logging
 import time
@@ -7,13 +7,22 @@ from collections.abc import Collection
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
-from zndraw_joblib.cli.client import find_access, open_connection
-from zndraw_joblib.cli.display import CommandError, UsageError, print_note
-from zndraw_joblib.cli.options import Format, Log, Url, check_room
+from zndraw_joblib.cli.client import AdminClient, find_access, open_client, open_connection, parse_id
+from zndraw_joblib.cli.display import (
+    CommandError,
+    Layout,
+    UsageError,
+    print_fields,
+    print_json,
+    print_note,
+    print_rows,
+)
+from zndraw_joblib.cli.options import AsJson, Format, Limit, Log, Url, WorkerId, check_room
+from zndraw_joblib.cli.tasks import print_tasks
 from zndraw_joblib.client.access import Access
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.job_client import JobClient
@@ -21,10 +30,10 @@ from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.jobs.extensions import job_room_of
 from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogLevel, describe, unknown_variables
-from zndraw_joblib.wire.messages import MAX_BATCH
+from zndraw_joblib.wire.messages import MAX_BATCH, MAX_WORKER_NAME, WorkerInfo
 from zndraw_joblib.wire.names import GLOBAL, is_name
+from zndraw_joblib.wire.operators import WorkerSummary
 from zndraw_joblib.wire.policy import RetryOn
-from zndraw_joblib.wire.workers import MAX_WORKER_NAME, WorkerInfo
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
 from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager
@@ -337,3 +346,78 @@ def _location(error: BaseException | None) -> str:
         return ""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
     return f" ({frames[-1].filename}:{frames[-1].lineno})"
+
+
+# Commands that list, show and drain workers.
+
+
+WorkersRoom = Annotated[
+    str | None,
+    typer.Option(
+        "--room",
+        callback=check_room,
+        metavar="ROOM",
+        help="List only workers that serve a job this room sees.",
+    ),
+]
+WorkerToShow = Annotated[
+    str | None,
+    typer.Argument(metavar="WORKER", parser=parse_id, help="The worker to show: its id, or its beginning."),
+]
+WORKER_COLUMNS = ["worker", "name", "host", "state", "running", "claimed", "slots", "jobs", "last heartbeat"]
+WORKER_LAYOUT = Layout(
+    wide=["name", "host"],
+    ids=["worker"],
+    optional=["jobs", "host", "slots", "claimed", "last heartbeat"],
+    paths=["host"],
+)
+
+
+def workers(
+    worker: WorkerToShow = None,
+    *,
+    room: WorkersRoom = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """List workers, newest first, or show one with its tasks."""
+    with open_client(url) as client:
+        if worker is not None:
+            _show(client, worker, as_json=as_json)
+            return
+        page = client.workers(room, limit=limit)
+    if as_json:
+        print_json(page.items)
+        return
+    rows = list(map(worker_row, page.items))
+    print_rows(rows, WORKER_COLUMNS, WORKER_LAYOUT, caption=f"{len(rows)} of {page.total:,} workers")
+
+
+def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Let a worker finish its tasks, claim no more, and leave."""
+    with open_client(url) as client:
+        drained = client.drain(client.find_worker(worker_id))
+    if as_json:
+        print_json(drained)
+    else:
+        print_fields({"worker": drained.id, "drain": drained.drain, "last heartbeat": drained.last_heartbeat})
+
+
+def worker_row(worker: WorkerSummary) -> dict[str, Any]:
+    """Return the cells of a worker. What an older server does not return is empty."""
+    fields = worker.model_dump(include={"name", "host", "state", "slots", "running"})
+    claimed = None if worker.held is None or worker.running is None else worker.held - worker.running
+    times = {"claimed": claimed or None, "jobs": worker.job_count, "last heartbeat": worker.last_heartbeat}
+    return {"worker": worker.id, **fields, **times}
+
+
+def _show(client: AdminClient, worker: str, *, as_json: bool) -> None:
+    detail = client.worker_detail(client.find_worker(worker))
+    if as_json:
+        print_json(detail)
+        return
+    print_fields({**detail.model_dump(exclude={"jobs", "tasks"}), "jobs": ", ".join(detail.jobs)})
+    if detail.tasks:
+        typer.echo()
+        print_tasks(detail.tasks, with_rooms=True, caption=f"{len(detail.tasks)} tasks")

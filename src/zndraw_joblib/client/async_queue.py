@@ -15,7 +15,6 @@ from zndraw_joblib.client import calls
 from zndraw_joblib.client.access import Explain, explained, find_access, raise_explained
 from zndraw_joblib.client.api import AsyncConnection
 from zndraw_joblib.client.calls import Call, quoted
-from zndraw_joblib.client.events import Following, TaskEvent
 from zndraw_joblib.client.flows import (
     WAIT_SECONDS,
     Flow,
@@ -32,7 +31,7 @@ from zndraw_joblib.client.flows import (
 from zndraw_joblib.client.retry import FastRule
 from zndraw_joblib.client.submits import NewTask, SubmitOptions, Submits
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
-from zndraw_joblib.client.watching import Watch, gather, rooms_of
+from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
 from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskHistory
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import DEFAULT_ROOM

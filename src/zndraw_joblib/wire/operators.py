@@ -8,10 +8,16 @@ from uuid import UUID
 from pydantic import AfterValidator, ConfigDict, Field
 
 from zndraw_joblib.wire.bodies import RequestBody, ResponseBody
-from zndraw_joblib.wire.messages import Moment, SchemaBody, SweeperCycle, SweeperMode, SweeperState
+from zndraw_joblib.wire.messages import (
+    Moment,
+    SchemaBody,
+    SweeperCycle,
+    SweeperMode,
+    SweeperState,
+    WorkerInfo,
+)
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.wire.workers import WorkerInfo
 
 # Upper bounds in seconds of all buckets but the last, which has none.
 BUCKET_BOUNDS = (

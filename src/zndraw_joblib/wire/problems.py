@@ -393,3 +393,62 @@ def _parse(body: object, status: int) -> Problem:
         return Problem.model_validate(fields)
     except ValueError:
         return Problem(title=f"HTTP {status}", status=status, detail=str(body)[:1000])
+
+
+# What to do about each problem, for the pages that explain them.
+
+_AGAIN = "Repeat the request after `Retry-After` seconds, with the same `Idempotency-Key` if it has one."
+_ERROR_CODE = "This problem is the `error_code` of a task, never a response."
+
+REMEDIES: dict[type[ProblemException], str] = {
+    InvalidRoomId: "Use `@global`, or up to 128 printable characters without `@`, `:` and `/`.",
+    InvalidCategory: "Use a category of the setting, or ask the operator to add yours to it.",
+    InvalidIdempotencyKey: "Send the header once, with a new UUID for each request that is not a repeat.",
+    Unauthorized: "Send `Authorization: Bearer <token>`, with a token of `zndraw-joblib token create`. "
+    "In a host's app, sign in.",
+    Forbidden: "Use the identity that owns the task, worker or provider, or that of a superuser.",
+    NotFound: "Check the path: the API begins with `/v1/joblib`, after a host's prefix (if any).",
+    JobNotFound: "Check the full name `room:category:name` and the room, and that a worker serves the job: "
+    "`zndraw-joblib jobs`.",
+    WorkerNotFound: "Register the worker and its jobs again. The SDK does so by itself.",
+    ProviderNotFound: "Check the full name and the room, and that the provider's worker runs.",
+    TaskNotFound: "Check the id. The server deletes ended tasks after `keep_finished_days`, if it is set.",
+    ResultNotFound: "Wait until the task has completed: `GET /tasks/{task_id}` with `Prefer: wait=N`.",
+    MethodNotAllowed: "Use a method of the header `Allow`.",
+    UploadStalled: "Upload again over a faster connection that does not pause.",
+    Conflict: "Read the current state and decide again; `detail` has the reason.",
+    SchemaConflict: "Register the schema under another name, or stop the workers of the old schema first.",
+    RequestInProgress: _AGAIN,
+    InvalidTaskTransition: "Read the task: its status has changed, or this change does not exist.",
+    StaleReport: "Stop working on the task: it was released, cancelled, or claimed by another worker.",
+    WorkerLost: f"Read the worker's log. To retry such tasks, set `max_attempts` of the job. {_ERROR_CODE}",
+    StartTimeout: f"Give the worker fewer tasks at once, or raise `start_timeout_seconds`. {_ERROR_CODE}",
+    RunTimeout: f"Raise `timeout_seconds` of the job, or make its tasks smaller. {_ERROR_CODE}",
+    TaskExpired: f"Start more workers, or raise `expires_in_seconds`. {_ERROR_CODE}",
+    InternalTimeout: f"Raise the setting, or make the tasks smaller. {_ERROR_CODE}",
+    DispatchFailed: f"Check that the broker (Redis) runs; then retry the task. {_ERROR_CODE}",
+    Released: f"No action is needed: a worker claims the task again. {_ERROR_CODE}",
+    Retried: f"No action is needed: a worker claims the task again. {_ERROR_CODE}",
+    FailedByOperator: f"The task's `error` has the operator's reason. {_ERROR_CODE}",
+    ResultNotSerializable: f"Return JSON values, arrays or tables, or bytes from the job. {_ERROR_CODE}",
+    NoWorkersAvailable: "Start a worker of the job, or submit the task later.",
+    StaleResult: "Drop the result: no client waits for it.",
+    ResultExpired: "Submit the task again, or raise the setting.",
+    ContentTooLarge: "Send less in one request: upload large results with `PUT /tasks/{task_id}/result`.",
+    RangeNotSatisfiable: "Request a range inside the size that `Content-Range` has.",
+    InvalidRequest: "Correct the fields that `errors` names.",
+    InvalidPayload: "Correct the payload at the pointers that `errors` names.",
+    InvalidSchema: "Correct the schema: use no references outside it, and no lookaround in patterns.",
+    IdempotencyKeyReused: "Use a new key for another request.",
+    Locked: "Wait until the room is unlocked.",
+    TooManyRequests: "Send fewer requests at once, or close streams that you do not read.",
+    RequestRefused: "Read `detail`: it has the reason of the application.",
+    InternalServerError: "Give the operator the `X-Request-ID` of the response: the log has the cause.",
+    ServiceUnavailable: _AGAIN,
+    InternalJobNotConfigured: "Start the server with the job's module in `internal_extensions`.",
+    ProviderNotConnected: "Start the provider's worker, or repeat the request later.",
+    ProviderFailed: "Read `detail`: it names the limit that the result exceeds.",
+    ProviderExecutionFailed: "Correct the parameters, or read the log of the provider's worker.",
+    ProviderTimeout: "Repeat the request: the provider continues to work on it.",
+    ResultStoreFull: "Raise the setting or `max_share_per_user`, or let results expire sooner.",
+}

@@ -17,13 +17,13 @@ from zndraw_joblib.wire.messages import (
     JobRegisterRequest,
     JobResponse,
     NamedTask,
+    WorkerInfo,
     WorkerResponse,
 )
 from zndraw_joblib.wire.names import unknown_text
 from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.wire.problems import WorkerNotFound
 from zndraw_joblib.wire.providers import ProviderRegisterRequest, ProviderResponse
-from zndraw_joblib.wire.workers import WorkerInfo
 from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi

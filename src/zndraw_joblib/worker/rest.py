@@ -13,8 +13,8 @@ from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import UnexpectedResponse
 from zndraw_joblib.jobs.results import Content
 from zndraw_joblib.wire import messages, progress, providers
+from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.problems import ProblemException, problem_for
-from zndraw_joblib.wire.workers import WorkerInfo
 
 _CLIENT_ERROR = 400
 

@@ -18,7 +18,7 @@ from zndraw_joblib.client.retry import FailureLog, RequestBackoff, is_unreachabl
 from zndraw_joblib.jobs.capture import stop_following_threads
 from zndraw_joblib.jobs.forks import default_signals_in_forks
 from zndraw_joblib.jobs.traces import RunSpans
-from zndraw_joblib.wire.workers import this_process
+from zndraw_joblib.wire.messages import this_process
 from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.pipeline import Pipeline, PipelineConfig
 from zndraw_joblib.worker.provider_requests import ProviderPoller

@@ -104,9 +104,9 @@ def internal_worker(
     Ctrl-C or SIGTERM lets the running tasks finish, however long they take; a second one stops at once.
     """
     with needs_server():
-        from zndraw_joblib.cli.server import internal_worker  # noqa: PLC0415 - see above
+        from zndraw_joblib.cli.server import serve  # noqa: PLC0415 - see above
     LogConfig(log_level, log_format).apply(with_pid=True)
-    internal_worker.run(database_url, concurrency)
+    serve.run_internal_worker(database_url, concurrency)
 
 
 @token.command("create")

@@ -13,7 +13,7 @@ from zndraw_joblib.server.process.ports import CursorPage, Identity, JobFilter, 
 from zndraw_joblib.server.queue import rules_answers, sql_counts
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
-from zndraw_joblib.wire.messages import PaginatedResponse
+from zndraw_joblib.wire.messages import PaginatedResponse, WorkerInfo
 from zndraw_joblib.wire.names import RESERVED, JobName
 from zndraw_joblib.wire.operators import (
     FoundTask,
@@ -30,7 +30,6 @@ from zndraw_joblib.wire.operators import (
     WorkerSummary,
 )
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, WorkerNotFound
-from zndraw_joblib.wire.workers import WorkerInfo
 
 _JOBS = "jobs"
 

@@ -10,8 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from zndraw_joblib.server.db.bulk import among, padded
 from zndraw_joblib.server.db.database import Database, Transaction, dialect
-from zndraw_joblib.server.db.operation_tables import Server, SweepCycle
-from zndraw_joblib.server.db.tables import Token
+from zndraw_joblib.server.db.tables import Server, SweepCycle, Token
 
 servers = Server.__table__
 cycles = SweepCycle.__table__

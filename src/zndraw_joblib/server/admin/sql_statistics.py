@@ -9,8 +9,7 @@ from sqlalchemy import bindparam, delete, func, select, update
 
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction, dialect
-from zndraw_joblib.server.db.operation_tables import Statistic
-from zndraw_joblib.server.db.tables import Job
+from zndraw_joblib.server.db.tables import Job, Statistic
 from zndraw_joblib.server.queue import sql_occurrences
 from zndraw_joblib.server.queue.sql_occurrences import KEY, position
 from zndraw_joblib.server.queue.sql_task_rows import CHUNK

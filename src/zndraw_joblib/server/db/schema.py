@@ -1,4 +1,4 @@
-"""The version of the database and of its schema, its upgrade, and opening a database for a command."""
+"""The version of the database and of its schema, its upgrade, and the opening of a database for a command."""
 
 import asyncio
 import os
@@ -22,6 +22,7 @@ from sqlalchemy import Connection, delete, insert, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.util.concurrency import await_only, in_greenlet
 
 from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl
@@ -276,3 +277,20 @@ def _reason(error: BaseException) -> str:
         number = cause.errno or 0
         return os.strerror(number) if number > 0 else cause.strerror or str(cause)
     return str(cause) or type(cause).__name__
+
+
+# Migrations of a host.
+
+_PREFIX = "joblib_"
+
+
+def alembic_include_object(
+    item: SchemaItem, name: str | None, kind: str, reflected: bool, compare_to: SchemaItem | None
+) -> bool:
+    """Return False for the queue's tables, so that ``alembic revision --autogenerate`` does not drop them.
+
+    Pass it to ``context.configure(include_object=…)`` in a host's `env.py`. A host that already has such a
+    function calls this one in it, and returns False if it does.
+    """
+    is_unknown_to_host = kind == "table" and reflected and compare_to is None
+    return not (is_unknown_to_host and (name or "").startswith(_PREFIX))

@@ -1,6 +1,7 @@
-"""The tables and their constraints. This module imports all others with tables."""
+"""All tables and their constraints. Their metadata is separate from the host's."""
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
@@ -9,30 +10,222 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Computed,
+    Float,
     ForeignKey,
     Index,
     Integer,
+    MetaData,
     String,
+    Table,
     Text,
     UniqueConstraint,
     false,
     text,
 )
-from sqlmodel import Field
+from sqlalchemy.orm import registry
+from sqlmodel import Field, SQLModel
 
-from zndraw_joblib.server.db import operation_tables  # noqa: F401 - the metadata has their tables
-from zndraw_joblib.server.db.column_types import JsonText, Uuid
-from zndraw_joblib.server.db.table_base import (
-    SEQUENCE,
-    Base,
-    Beating,
-    ComputedFullName,
-    Named,
-    id_column,
-    moment,
-    optional_text,
-)
+from zndraw_joblib.server.db.column_types import JsonText, UtcDateTime, Uuid
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
+
+
+class Named:
+    """A row with a full name that is no column."""
+
+    @property
+    def full_name(self) -> str:
+        """Return ``room:category:name``."""
+        return _full_name(self)
+
+
+class Beating:
+    """A row of what sends heartbeats."""
+
+    def is_alive(self: Any, timeout: timedelta) -> bool:
+        """Return whether the last heartbeat is at most `timeout` ago."""
+        return bool(datetime.now(UTC) - self.last_heartbeat <= timeout)
+
+
+class ComputedFullName:
+    """A full name that the database computes; a row that is not saved has it too."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __get__(self, row: Any, table: type[Any]) -> Any:
+        if row is None:
+            return self._column
+        name = self._column.__get__(row, table)
+        return _full_name(row) if name is None else name
+
+    def __set__(self, row: Any, name: str) -> None:
+        self._column.__set__(row, name)
+
+
+def _full_name(row: Any) -> str:
+    return f"{row.room_id}:{row.category}:{row.name}"
+
+
+SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class Base(SQLModel, registry=registry(metadata=metadata)):
+    """The base class of all tables."""
+
+    metadata: ClassVar[MetaData] = metadata
+    __table__: ClassVar[Table]
+
+    def __init__(self, **values: Any) -> None:
+        """Build a row. Raises TypeError for a field that the table does not have."""
+        if not values.keys() <= type(self).model_fields.keys():
+            old = import_module("zndraw_joblib.compat_0_1.rows")
+            values = old.with_current_names(type(self), values)
+        super().__init__(**values)
+
+
+def id_column() -> Any:
+    """Return the column of a UUID that is the primary key."""
+    return Field(default_factory=uuid4, sa_column=Column(Uuid, primary_key=True))
+
+
+def moment(*, nullable: bool = False) -> Any:
+    """Return a column of a point in time: null by default, or the time when a host's code builds the row."""
+    column = Column(UtcDateTime, nullable=nullable)
+    return Field(default_factory=lambda: None if nullable else datetime.now(UTC), sa_column=column)
+
+
+def optional_text() -> Any:
+    """Return a column of text or null, without a limit.
+
+    PostgreSQL takes rows with limited text for wide ones, and a table of them for a short one.
+    """
+    return Field(default=None, sa_column=Column(Text, nullable=True))
+
+
+def _count() -> Any:
+    return Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default=text("0")))
+
+
+def _seconds() -> Any:
+    return Field(default=0.0, sa_column=Column(Float, nullable=False, server_default=text("0")))
+
+
+def _json() -> Any:
+    return Field(sa_column=Column(JsonText, nullable=False))
+
+
+class Statistic(Base, table=True):
+    """What happened to the tasks of a job in `resolution` seconds from `start`; 0 is since the first start.
+
+    The job 0 stands for all jobs. `waiting` and `running` are histograms with the sums of their values;
+    `causes` counts failed and lost attempts by error code.
+    """
+
+    __tablename__ = "joblib_statistic"
+    __table_args__: ClassVar[Any] = (
+        Index("ix_joblib_statistic_start", "resolution", "start"),
+        {"sqlite_with_rowid": False},
+    )
+
+    resolution: int = Field(primary_key=True)
+    job_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    start: datetime = Field(sa_column=Column(UtcDateTime, primary_key=True))
+    submitted: int = _count()
+    completed: int = _count()
+    failed: int = _count()
+    cancelled: int = _count()
+    retried: int = _count()
+    lost: int = _count()
+    waiting_seconds: float = _seconds()
+    running_seconds: float = _seconds()
+    waiting: list[int] = _json()
+    running: list[int] = _json()
+    causes: dict[str, int] = _json()
+
+
+class StatisticPosition(Base, table=True):
+    """Until which moment of the database's clock the statistics have read; one row, with the key 1.
+
+    Tasks and earlier attempts after `until` have greater numbers than `task_floor` and `attempt_floor`. The
+    next floors were the last numbers at `next_at`. The pass that updates the statistics locks the row.
+    """
+
+    __tablename__ = "joblib_statistic_position"
+
+    key: int = Field(primary_key=True, sa_column_kwargs={"autoincrement": False})
+    until: datetime = moment()
+    task_floor: int = _count()
+    attempt_floor: int = _count()
+    next_at: datetime = moment()
+    next_task_floor: int = _count()
+    next_attempt_floor: int = _count()
+
+
+class Server(Base, table=True):
+    """A server process, as its sweeper reported it last, at `seen_at` of the database's clock."""
+
+    __tablename__ = "joblib_server"
+
+    id: UUID = id_column()
+    host: str = Field(max_length=255)
+    pid: int
+    version: str = Field(max_length=64)
+    started_at: datetime = moment()
+    seen_at: datetime = moment()
+    sweeper_mode: str | None = Field(default=None, max_length=16)
+    sweep_interval_seconds: float
+    grace_remaining_seconds: float
+    last_good_at: datetime | None = moment(nullable=True)
+
+
+class SweepCycle(Base, table=True):
+    """The summary of a cycle of a server's sweeper; see `SweeperCycle`."""
+
+    __tablename__ = "joblib_sweep_cycle"
+    __table_args__ = (Index(None, "at"),)
+
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    server_id: UUID = Field(sa_column=Column(Uuid, nullable=False))
+    at: datetime = moment()
+    mode: str | None = Field(default=None, max_length=16)
+    scanned: int
+    stale: int
+    expired: int
+    released: int
+    failed: int
+    pruned: int
+    errors: int
+    elapsed: float
+    held_back: bool
+
+
+class AuditEntry(Base, table=True):
+    """An action of an operator or of a room's user, written in the transaction of the action.
+
+    `target` is what the action changed: the id of a task or worker, the name of a job, or a filter.
+    """
+
+    __tablename__ = "joblib_audit"
+    __table_args__ = (Index(None, "at"), Index(None, "room_id", "n"))
+
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    at: datetime = moment()
+    actor: str
+    action: str = Field(max_length=64)
+    room_id: str | None = Field(default=None, max_length=128)
+    target: str = Field(sa_column=Column(Text, nullable=False))
+    detail: dict[str, Any] | None = Field(default=None, sa_column=Column(JsonText, nullable=True))
+    request_id: str | None = Field(default=None, max_length=128)
 
 
 def _task() -> Any:
@@ -234,7 +427,6 @@ def _among(column: str, values: frozenset[TaskStatus]) -> str:
     return f"{column} IN ({listed})"
 
 
-metadata = Base.metadata
 _FULL_NAME = "room_id || ':' || category || ':' || name"
 _DELETED: dict[str, Any] = {"sqlite_where": text("deleted = 1"), "postgresql_where": text("deleted")}
 _QUEUED = text("status = 'pending' AND run_at IS NULL")

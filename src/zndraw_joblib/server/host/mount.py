@@ -22,7 +22,7 @@ from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Clock, Database
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
-from zndraw_joblib.server.host import checks, registries
+from zndraw_joblib.server.host import checks
 from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.http import add_routes
 from zndraw_joblib.server.http.host_dependencies import solve
@@ -416,17 +416,17 @@ class JobLib(HostApi):
         return self._results
 
     def _internal_registry(self) -> InternalRegistry | None:
-        return registries.find_jobs(self, self._app)
+        return _find_jobs(self, self._app)
 
     def _internal_providers(self) -> Any:
-        return registries.find(self, self._app, "internal_provider_registry")
+        return _find_registry(self, self._app, "internal_provider_registry")
 
     def _has_unknown_subscribers(self) -> bool:
         """Return whether a host may have let sockets into the rooms of providers by itself."""
         return self.publisher.is_open and (self.rooms is None or not self.rooms.owns_provider_rooms)
 
     def _check_internal(self) -> str:
-        return registries.check(self._internal_registry())
+        return _check_registry(self._internal_registry())
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
@@ -496,3 +496,27 @@ async def register_internal_jobs(
     if isinstance(joblib, JobLib):
         joblib.dispatcher.wake()
     return registry
+
+
+def _find_registry(joblib: Any, app: FastAPI | None, name: str) -> Any:
+    """Return a registry of a queue; the first queue of an app has those of ``app.state``."""
+    registry = getattr(joblib, name)
+    if registry is None and app is not None and app.state.joblib is joblib:
+        registry = getattr(app.state, name, None)
+    return registry
+
+
+def _find_jobs(joblib: Any, app: FastAPI | None) -> InternalRegistry | None:
+    """Return the internal jobs that this server runs."""
+    registry = _find_registry(joblib, app, "internal_registry")
+    if registry is None or isinstance(registry, InternalRegistry):
+        return registry
+    # A host may set any object with `tasks`, and perhaps `executor` and `free`.
+    executor, free = getattr(registry, "executor", None), getattr(registry, "free", None)
+    return InternalRegistry(registry.tasks, executor=executor, free=free)
+
+
+def _check_registry(registry: InternalRegistry | None) -> str:
+    """Return `ok`, or the reason why the executor in this process runs no internal task."""
+    check = getattr(registry.executor if registry else None, "check", None)
+    return str(check()) if callable(check) else "ok"

@@ -19,8 +19,7 @@ from starlette.responses import RedirectResponse
 
 from zndraw_joblib.server.http.openapi import operation_id, problem_responses, tag_of
 from zndraw_joblib.server.runtime.problem_responses import problem_exception_handler, problem_response
-from zndraw_joblib.wire.problems import PROBLEMS, NotFound, ProblemException
-from zndraw_joblib.wire.remedies import REMEDIES
+from zndraw_joblib.wire.problems import PROBLEMS, REMEDIES, NotFound, ProblemException
 
 _KINDS = {"js": "text/javascript", "svg": "image/svg+xml", "ts": "application/typescript"}
 

@@ -21,9 +21,8 @@ from zndraw_joblib.server.process.ports import Identity, Page
 from zndraw_joblib.server.queue import rules_workers
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, WORKER, once
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.messages import HeartbeatRequest, WorkerResponse
+from zndraw_joblib.wire.messages import HeartbeatRequest, WorkerInfo, WorkerResponse
 from zndraw_joblib.wire.operators import WorkerDetail
-from zndraw_joblib.wire.workers import WorkerInfo
 
 router = APIRouter(route_class=Route, tags=["workers"])
 

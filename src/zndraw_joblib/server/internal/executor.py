@@ -38,7 +38,7 @@ from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.results.results import ContentInfo, TaskResults
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, Verdict
+from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, Verdict, this_process
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import (
     Conflict,
@@ -49,7 +49,6 @@ from zndraw_joblib.wire.problems import (
     ServiceUnavailable,
     WorkerNotFound,
 )
-from zndraw_joblib.wire.workers import this_process
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

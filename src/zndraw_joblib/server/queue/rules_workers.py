@@ -26,7 +26,7 @@ from zndraw_joblib.server.queue.rules_details import LogLimits
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskState
 from zndraw_joblib.server.queue.sql_tasks import positions
 from zndraw_joblib.server.queue.sql_workers import WorkerRecord
-from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, TaskVerdict, WorkerResponse
+from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, TaskVerdict, WorkerInfo, WorkerResponse
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import (
     Conflict,
@@ -37,7 +37,6 @@ from zndraw_joblib.wire.problems import (
     WorkerNotFound,
 )
 from zndraw_joblib.wire.statuses import HELD, TaskStatus
-from zndraw_joblib.wire.workers import WorkerInfo
 
 # How many held tasks a batch of heartbeats compares with the named ones, besides as many as are named.
 _MAX_HELD = 2000

@@ -10,8 +10,15 @@ from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select
 
 from zndraw_joblib.server.db.bulk import among, padded
 from zndraw_joblib.server.db.database import Transaction, dialect, fetch_page
-from zndraw_joblib.server.db.operation_tables import Statistic
-from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, RoomQueue, Task, WorkerJobLink
+from zndraw_joblib.server.db.tables import (
+    Job,
+    QueueBlock,
+    RoomCount,
+    RoomQueue,
+    Statistic,
+    Task,
+    WorkerJobLink,
+)
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.operators import HOUR, MINUTE

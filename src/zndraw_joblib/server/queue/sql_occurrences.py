@@ -36,8 +36,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from zndraw_joblib.server.db.bulk import ONE
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.operation_tables import StatisticPosition
-from zndraw_joblib.server.db.tables import Attempt, Task
+from zndraw_joblib.server.db.tables import Attempt, StatisticPosition, Task
 from zndraw_joblib.wire.operators import BUCKET_BOUNDS, MINUTE
 from zndraw_joblib.wire.statuses import TERMINAL
 

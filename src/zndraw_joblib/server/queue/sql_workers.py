@@ -27,9 +27,9 @@ from zndraw_joblib.server.db.database import Transaction, dialect
 from zndraw_joblib.server.db.tables import Job, ProviderRecord, Worker, WorkerJobLink
 from zndraw_joblib.server.queue.sql_task_rows import IS_HELD, in_queue, of_status
 from zndraw_joblib.server.queue.sql_transitions import cost_if_lost, tasks
+from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.wire.workers import WorkerInfo
 
 workers = Worker.__table__
 links = WorkerJobLink.__table__
