@@ -2,7 +2,8 @@
 
 import sys
 from importlib import import_module
-from pathlib import Path
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -175,8 +176,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-# The import paths of version 0.1.x, such as `zndraw_joblib.models`.
-__path__.append(str(Path(__file__).with_name("compat_0_1") / "paths"))
+_WITH_OLD_COLUMNS = ("ProviderRecord", "Task", "Worker")
 
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - derived, so that each name stands in one place
 
@@ -187,6 +187,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         module = import_module(f"{__name__}.{_MODULE_OF[name]}")
+        if name in _WITH_OLD_COLUMNS:
+            import_module(f"{__name__}.compat_0_1.rows")
     except ModuleNotFoundError as error:
         if not _MODULE_OF[name].startswith("server"):
             raise
@@ -202,6 +204,28 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """List the public names."""
     return __all__
+
+
+def old_name(module: str, name: str) -> Any:
+    """Return what a module of version 0.1.x has under a name, for the current module that has its place."""
+    from zndraw_joblib.compat_0_1 import names  # noqa: PLC0415 - only for an old name
+
+    return names.get_old_name(module, name, stacklevel=3)
+
+
+class _OldPaths(MetaPathFinder):
+    """Finds the import paths of version 0.1.x, such as `zndraw_joblib.models`, after all other finders."""
+
+    def find_spec(self, full_name: str, *_: object) -> ModuleSpec | None:
+        """Return the spec of an old module of this package, None for another name."""
+        if full_name.rpartition(".")[0] != __name__:
+            return None
+        from zndraw_joblib.compat_0_1 import names  # noqa: PLC0415 - only for an old path
+
+        return names.OldModules().find_spec(full_name)
+
+
+sys.meta_path.append(_OldPaths())
 
 
 class _Package(ModuleType):

@@ -251,7 +251,7 @@ async def test_a_job_may_be_registered_while_it_is_deleted(queue: MountedQueue) 
 def test_each_kind_of_old_rows_has_its_table_column_and_setting() -> None:
     """Only rows without a time of their own have no column, and each time to keep them is at least 0."""
     for retention in RETENTIONS:
-        columns = metadata.tables[retention.rows].c
+        columns = metadata.tables[f"joblib_{retention.rows}"].c
         assert retention.time is None or retention.time in columns
         keep = retention.keep_time(JobLibSettings(keep_finished_days=3))
         assert keep is not None

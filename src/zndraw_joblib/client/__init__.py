@@ -25,4 +25,4 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     if not name[:1].isupper():  # such as a submodule that is not imported yet
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("zndraw_joblib.compat_0_1.names").get_old_name("client", name)
+    return import_module("zndraw_joblib").old_name("client", name)

@@ -1,12 +1,38 @@
-"""The `JobManager` of version 0.1.x."""
+"""The `JobManager` of version 0.1.x, and Socket.IO wrappers that it may get."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.compat_0_1.sockets import by_model
+from zndraw_joblib.compat_0_1 import messages
 from zndraw_joblib.worker import manager
+from zndraw_joblib.worker.subscriptions import is_wrapper
 from zndraw_joblib.worker.tasks import ClaimedTask
+
+_OLD: dict[Any, Any] = {
+    cls.__bases__[0]: cls
+    for cls in (messages.ProviderRequest, messages.TaskAvailable, messages.TaskStatusEvent)
+}
+
+
+def by_model(tsio: Any) -> Any:
+    """Return a Socket.IO client as it is, and a wrapper of one as `ByModel`."""
+    return ByModel(tsio) if is_wrapper(tsio) else tsio
+
+
+class ByModel:
+    """A wrapper of a Socket.IO client, whose `on` gets the classes of version 0.1.x, with texts as ids."""
+
+    def __init__(self, tsio: Any) -> None:
+        self._tsio = tsio
+
+    def on(self, event: Any, handler: Callable[..., Any]) -> Any:
+        """Register a handler."""
+        return self._tsio.on(_OLD.get(event, event), handler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tsio, name)
 
 
 class JobManager(manager.JobManager):

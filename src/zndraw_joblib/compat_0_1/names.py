@@ -1,8 +1,10 @@
 """The public names of version 0.1.x, by module: where each is now, and what to use instead."""
 
 import warnings
-from collections.abc import Callable
 from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, NamedTuple
 
 
@@ -45,21 +47,21 @@ _PUBLIC = {
 # Names that have another name now.
 _RENAMED = {"events": {"FrozenEvent": "Event"}, "exceptions": {"ProviderTimeoutError": "ProviderTimeout"}}
 _STATUSES = {
-    "TERMINAL_STATUSES": ("statuses", "TaskStatus.COMPLETED, FAILED and CANCELLED"),
-    "VALID_TRANSITIONS": ("statuses", "the problem InvalidTaskTransition of a report"),
+    "TERMINAL_STATUSES": ("messages", "TaskStatus.COMPLETED, FAILED and CANCELLED"),
+    "VALID_TRANSITIONS": ("messages", "the problem InvalidTaskTransition of a report"),
 }
 _WITH_TEXT_IDS = "with UUIDs as ids"
 # Names whose value is in this package: its module, and what to use instead.
-_KEPT: dict[str, dict[str, tuple[str, str]]] = {
+_HERE: dict[str, dict[str, tuple[str, str]]] = {
     "client": {"JobManager": ("manager", "zndraw_joblib.JobManager")},
-    "dependencies": {"parse_prefer_wait": ("preferences", "the header Prefer of the request")},
+    "dependencies": {"parse_prefer_wait": ("functions", "the header Prefer of the request")},
     "events": {
         "build_task_status_emission": (
-            "events",
+            "messages",
             f"zndraw_joblib.build_task_status_emission {_WITH_TEXT_IDS}",
         ),
         **{
-            name: ("events", f"zndraw_joblib.{name} {_WITH_TEXT_IDS}")
+            name: ("messages", f"zndraw_joblib.{name} {_WITH_TEXT_IDS}")
             for name in ("ProviderRequest", "TaskAvailable", "TaskStatusEvent")
         },
     },
@@ -67,45 +69,61 @@ _KEPT: dict[str, dict[str, tuple[str, str]]] = {
         **_STATUSES,
         **{name: ("rows", f"zndraw_joblib.{name}") for name in ("ProviderRecord", "Task", "Worker")},
     },
-    "registry": {"ensure_internal_jobs": ("internal", "zndraw_joblib.register_internal_jobs")},
-    "router": {**_STATUSES, "parse_prefer_wait": ("preferences", "the header Prefer of the request")},
+    "registry": {"ensure_internal_jobs": ("functions", "zndraw_joblib.register_internal_jobs")},
+    "router": {**_STATUSES, "parse_prefer_wait": ("functions", "the header Prefer of the request")},
     "sweeper": {
-        name: ("sweeper", f"zndraw_joblib.{name}")
+        name: ("functions", f"zndraw_joblib.{name}")
         for name in ("cleanup_stale_workers", "cleanup_stuck_internal_tasks", "cleanup_worker")
     },
-    "schemas": {"TaskResponse": ("schemas", f"zndraw_joblib.TaskResponse {_WITH_TEXT_IDS}")},
+    "schemas": {"TaskResponse": ("messages", f"zndraw_joblib.TaskResponse {_WITH_TEXT_IDS}")},
 }
 
 
 def _names_of(module: str) -> dict[str, OldName]:
-    kept = {
+    own = {
         name: OldName(f"zndraw_joblib.compat_0_1.{where}:{name}", instead)
-        for name, (where, instead) in _KEPT.get(module, {}).items()
+        for name, (where, instead) in _HERE.get(module, {}).items()
     }
     public = {name: name for name in _PUBLIC.get(module, ())} | _RENAMED.get(module, {})
     moved = {old: OldName(f"zndraw_joblib:{new}", f"zndraw_joblib.{new}") for old, new in public.items()}
-    return dict(sorted({**kept, **moved}.items()))
+    return dict(sorted({**own, **moved}.items()))
 
 
-NAMES = {module: _names_of(module) for module in sorted({*_PUBLIC, *_KEPT, *_RENAMED})}
+NAMES = {module: _names_of(module) for module in sorted({*_PUBLIC, *_HERE, *_RENAMED})}
+
+
+# A current package, which asks for the old names that it does not have.
+_CURRENT = "client"
 
 
 def get_old_name(module: str, name: str, stacklevel: int = 2) -> Any:
     """Return the value of a name of an old module, and warn at the line that reads it."""
-    found = NAMES[module].get(name)
-    if found is None:
+    old = NAMES[module].get(name)
+    if old is None:
         raise AttributeError(f"module 'zndraw_joblib.{module}' has no attribute {name!r}")
     warnings.warn(
-        f"zndraw_joblib.{module}.{name} is a name of version 0.1; use {found.instead} "
+        f"zndraw_joblib.{module}.{name} is a name of version 0.1; use {old.instead} "
         "(docs/how-to/migrate-from-0.1.md)",
         DeprecationWarning,
         stacklevel=stacklevel + 1,
     )
-    target, _, attribute = found.target.partition(":")
+    target, _, attribute = old.target.partition(":")
     return getattr(import_module(target), attribute)
 
 
-def old_module(module: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__all__`, `__getattr__` and `__dir__` of an old module."""
-    names = list(NAMES[module])
-    return names, lambda name: get_old_name(module, name), lambda: names
+class OldModules(Loader):
+    """Loads the import paths of version 0.1.x, such as `zndraw_joblib.models`: modules of old names alone."""
+
+    def find_spec(self, full_name: str) -> ModuleSpec | None:
+        """Return the spec of an old module, None for another name."""
+        module = full_name.rpartition(".")[2]
+        return ModuleSpec(full_name, self) if module in NAMES and module != _CURRENT else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Add the names, each of which is looked up, and warns, where it is used."""
+        old = module.__name__.rpartition(".")[2]
+        names = list(NAMES[old])
+        module.__doc__ = f"The module `{old}` of version 0.1.x. See `docs/how-to/migrate-from-0.1.md`."
+        vars(module).update(
+            __all__=names, __getattr__=lambda name: get_old_name(old, name), __dir__=lambda: names
+        )

@@ -1,13 +1,12 @@
 """The columns of version 0.1.x that have another name now, on the classes of the tables.
 
-They are there once this module is loaded: by the old import path of a class, or by the first row that is
-built with an old name.
+They are there once this module is loaded: by the import of a class from `zndraw_joblib` or its old path.
 """
 
 import warnings
 from typing import Any
 
-from zndraw_joblib.server.db.tables import ProviderRecord, Task, Worker
+from zndraw_joblib.server.db.tables import Base, ProviderRecord, Task, Worker, refuse_unknown
 
 __all__ = ["ProviderRecord", "Task", "Worker", "with_current_names"]
 
@@ -33,13 +32,9 @@ for _table, _columns in _RENAMED.items():
         setattr(_table, _old, _Renamed(_new))
 
 
-def with_current_names(table: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+def with_current_names(table: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a row with the current names of its columns. The ids of users become texts."""
     renamed = _RENAMED.get(table, {})
-    if unknown := sorted(values.keys() - renamed.keys() - table.model_fields.keys()):
-        raise TypeError(
-            f"{table.__name__} has no field {', '.join(unknown)}; it has {', '.join(table.model_fields)}"
-        )
     for old in renamed.keys() & values.keys():
         warnings.warn(
             f"{table.__name__}({old}=…) is a name of version 0.1; use {renamed[old]}=str(…) "
@@ -47,7 +42,11 @@ def with_current_names(table: type[Any], values: dict[str, Any]) -> dict[str, An
             DeprecationWarning,
             stacklevel=5,
         )
-    return {
+    current = {
         renamed.get(name, name): str(value) if name in renamed and value is not None else value
         for name, value in values.items()
     }
+    return refuse_unknown(table, current)
+
+
+Base.on_unknown = with_current_names

@@ -1,4 +1,4 @@
-from zndraw_joblib.compat_0_1.preferences import parse_prefer_wait as parse_prefer_wait
+from zndraw_joblib.compat_0_1.functions import parse_prefer_wait as parse_prefer_wait
 from zndraw_joblib.server.host.mount import FrameRoomCleanup as FrameRoomCleanup
 from zndraw_joblib.server.host.mount import FrameRoomCleanupDep as FrameRoomCleanupDep
 from zndraw_joblib.server.host.mount import get_frame_room_cleanup as get_frame_room_cleanup

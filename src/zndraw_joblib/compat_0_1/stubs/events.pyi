@@ -1,7 +1,7 @@
-from zndraw_joblib.compat_0_1.events import ProviderRequest as ProviderRequest
-from zndraw_joblib.compat_0_1.events import TaskAvailable as TaskAvailable
-from zndraw_joblib.compat_0_1.events import TaskStatusEvent as TaskStatusEvent
-from zndraw_joblib.compat_0_1.events import build_task_status_emission as build_task_status_emission
+from zndraw_joblib.compat_0_1.messages import ProviderRequest as ProviderRequest
+from zndraw_joblib.compat_0_1.messages import TaskAvailable as TaskAvailable
+from zndraw_joblib.compat_0_1.messages import TaskStatusEvent as TaskStatusEvent
+from zndraw_joblib.compat_0_1.messages import build_task_status_emission as build_task_status_emission
 from zndraw_joblib.server.realtime.publisher import emit as emit
 from zndraw_joblib.wire.events import Emission as Emission
 from zndraw_joblib.wire.events import Event as Event

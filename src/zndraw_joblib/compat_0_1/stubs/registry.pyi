@@ -1,4 +1,4 @@
-from zndraw_joblib.compat_0_1.internal import ensure_internal_jobs as ensure_internal_jobs
+from zndraw_joblib.compat_0_1.functions import ensure_internal_jobs as ensure_internal_jobs
 from zndraw_joblib.server.host.mount import register_internal_jobs as register_internal_jobs
 from zndraw_joblib.server.internal.registry import InternalExecutor as InternalExecutor
 from zndraw_joblib.server.internal.registry import InternalRegistry as InternalRegistry

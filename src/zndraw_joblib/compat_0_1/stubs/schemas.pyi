@@ -1,4 +1,4 @@
-from zndraw_joblib.compat_0_1.schemas import TaskResponse as TaskResponse
+from zndraw_joblib.compat_0_1.messages import TaskResponse as TaskResponse
 from zndraw_joblib.wire.messages import JobRegisterRequest as JobRegisterRequest
 from zndraw_joblib.wire.messages import JobResponse as JobResponse
 from zndraw_joblib.wire.messages import JobSummary as JobSummary

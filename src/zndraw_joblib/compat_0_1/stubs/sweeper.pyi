@@ -1,4 +1,4 @@
-from zndraw_joblib.compat_0_1.sweeper import cleanup_stale_workers as cleanup_stale_workers
-from zndraw_joblib.compat_0_1.sweeper import cleanup_stuck_internal_tasks as cleanup_stuck_internal_tasks
-from zndraw_joblib.compat_0_1.sweeper import cleanup_worker as cleanup_worker
+from zndraw_joblib.compat_0_1.functions import cleanup_stale_workers as cleanup_stale_workers
+from zndraw_joblib.compat_0_1.functions import cleanup_stuck_internal_tasks as cleanup_stuck_internal_tasks
+from zndraw_joblib.compat_0_1.functions import cleanup_worker as cleanup_worker
 from zndraw_joblib.server.background.host_functions import run_sweeper as run_sweeper

@@ -1,7 +1,7 @@
 """All tables and their constraints. Their metadata is separate from the host's."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
@@ -79,17 +79,26 @@ metadata = MetaData(
 )
 
 
+def refuse_unknown(table: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a row. Raises TypeError for a field that the table does not have."""
+    fields = table.model_fields
+    if unknown := sorted(values.keys() - fields.keys()):
+        raise TypeError(f"{table.__name__} has no field {', '.join(unknown)}; it has {', '.join(fields)}")
+    return values
+
+
 class Base(SQLModel, registry=registry(metadata=metadata)):
     """The base class of all tables."""
 
     metadata: ClassVar[MetaData] = metadata
     __table__: ClassVar[Table]
+    # What returns the values of a row that has unknown fields.
+    on_unknown: ClassVar[Callable[[Any, dict[str, Any]], dict[str, Any]]] = refuse_unknown
 
     def __init__(self, **values: Any) -> None:
         """Build a row. Raises TypeError for a field that the table does not have."""
         if not values.keys() <= type(self).model_fields.keys():
-            old = import_module("zndraw_joblib.compat_0_1.rows")
-            values = old.with_current_names(type(self), values)
+            values = Base.on_unknown(type(self), values)
         super().__init__(**values)
 
 

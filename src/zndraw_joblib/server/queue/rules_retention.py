@@ -40,7 +40,7 @@ Batch = Callable[[Transaction, datetime, Any], Awaitable[tuple[Pruned, Any]]]
 
 
 class Retention(NamedTuple):
-    """Rows of one kind are deleted when the time in their column `time` is longer ago than `keep`.
+    """Rows of the table `joblib_{rows}` are deleted when their column `time` is longer ago than `keep`.
 
     `keep` is a time, or the name of a setting, whose last word is its unit. `delete` gets the transaction,
     the latest such time, and where the last batch ended, at the beginning `first`; it returns where this
@@ -103,21 +103,19 @@ async def _events(tx: Transaction, before: datetime, after: str) -> tuple[Pruned
     return Pruned(deleted, room is not None), room or ""
 
 
-KEYS = Retention(
-    "joblib_idempotency_key", "created_at", "idempotency_key_hours", _oldest(sql_idempotency.prune)
-)
-TASKS = Retention("joblib_task", "completed_at", "keep_finished_days", _tasks, 0, of_tasks=True)
+KEYS = Retention("idempotency_key", "created_at", "idempotency_key_hours", _oldest(sql_idempotency.prune))
+TASKS = Retention("task", "completed_at", "keep_finished_days", _tasks, 0, of_tasks=True)
 # A job whose worker restarts keeps its id, also without tasks.
-JOBS = Retention("joblib_job", "deleted_at", timedelta(days=1), _jobs, sql_jobs.FIRST, of_tasks=True)
-AUDIT = Retention("joblib_audit", "at", "audit_days", _oldest(sql_audit.prune_audit))
-EVENTS = Retention("joblib_room_event", "at", "event_retention_seconds", _events, "")
+JOBS = Retention("job", "deleted_at", timedelta(days=1), _jobs, sql_jobs.FIRST, of_tasks=True)
+AUDIT = Retention("audit", "at", "audit_days", _oldest(sql_audit.prune_audit))
+EVENTS = Retention("room_event", "at", "event_retention_seconds", _events, "")
 # Not here: the content of task results and the rows of rooms without queued tasks, which need several
 # transactions, and idempotency keys beyond their limit.
 RETENTIONS = (
-    Retention("joblib_provider_call", "expires_at", timedelta(hours=1), _oldest(sql_providers.prune)),
-    Retention("joblib_result", "expires_at", timedelta(0), _values),
+    Retention("provider_call", "expires_at", timedelta(hours=1), _oldest(sql_providers.prune)),
+    Retention("result", "expires_at", timedelta(0), _values),
     KEYS,
-    Retention("joblib_queue_block", None, timedelta(0), _oldest(_blocks), of_tasks=True),
+    Retention("queue_block", None, timedelta(0), _oldest(_blocks), of_tasks=True),
     TASKS,
     JOBS,
     EVENTS,

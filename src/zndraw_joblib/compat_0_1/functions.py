@@ -1,12 +1,29 @@
-"""The functions of version 0.1.x that clean up, whose results also have the rooms with removed frames."""
+"""Functions of version 0.1.x: internal jobs without a broker, cleaning up, and the header `Prefer`."""
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from zndraw_joblib.server.background import host_functions
+from zndraw_joblib.server.db import schema
+from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.db.tables import Worker
+from zndraw_joblib.server.http.requests import preferred_wait
+from zndraw_joblib.server.internal.registry import offer_of
+from zndraw_joblib.server.queue import rules_internal
 from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.names import rooms_with_frames
+
+
+async def ensure_internal_jobs(extensions: Sequence[type[Any]], session_factory: Callable[[], Any]) -> None:
+    """Create or update the rows of internal jobs; several replicas may do so at once.
+
+    Creates missing tables on SQLite. Raises `OutdatedSchema` for a PostgreSQL database without them.
+    """
+    database = SessionDatabase(partial(host_functions.open_session, session_factory))
+    await schema.prepare(database)
+    await database.write(rules_internal.register, [offer_of(cls) for cls in extensions])
 
 
 async def cleanup_worker(session: Any, worker: Worker) -> tuple[set[Emission], set[str]]:
@@ -34,3 +51,9 @@ async def cleanup_stuck_internal_tasks(session: Any, timeout: timedelta) -> tupl
     """
     count, emissions = await host_functions.cleanup_stuck_internal_tasks(session, timeout)
     return count, set(emissions)
+
+
+def parse_prefer_wait(prefer: str | None) -> int | None:
+    """Return the seconds of ``wait=N`` in a header `Prefer`; None without it."""
+    seconds = preferred_wait([prefer or ""])
+    return None if seconds is None else int(seconds)
