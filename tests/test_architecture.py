@@ -2,15 +2,23 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any, TypeGuard
+
+from sqlalchemy import TextualSelect
+
+from zndraw_joblib.wire.statuses import TaskStatus
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "zndraw_joblib"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_FUNCTION = 45
+WRITE = re.compile(r"\b(INSERT INTO|INSERT OR \w+ INTO|UPDATE|DELETE FROM) (joblib_\w+)")
 SERVER_LIBRARIES = [
     "aiosqlite",
     "alembic",
@@ -110,21 +118,42 @@ def test_a_worker_loads_no_server_library() -> None:
     assert done.stdout.splitlines() == ["", "[]"]
 
 
+def texts(path: Path) -> list[str]:
+    """Return the string constants of a file, and the constant parts of its f-strings."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
 def tables_written(path: Path) -> Iterator[tuple[str, str]]:
-    """Return the statement and the table of every `insert(…)`, `update(…)` and `delete(…)` in a file."""
+    """Return the statement and the table of every write in a file, built by SQLAlchemy or written as SQL."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and node.args:
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in {"insert", "update", "delete"}:
                 yield called, ast.unparse(node.args[0])
+    for text in texts(path):
+        for statement, table in WRITE.findall(text):
+            yield statement.split()[0].lower(), table
 
 
-def test_only_modules_of_the_queue_write_tasks() -> None:
-    """Only modules of the queue insert, update or delete tasks.
+def static_statements() -> Iterator[tuple[str, str]]:
+    """Return the name of the module and the SQL of every statement that a module `sql_*` keeps."""
+    for path in FILES:
+        if path.name.startswith("sql_"):
+            module = import_module("zndraw_joblib." + name_of(path).removesuffix(".py").replace("/", "."))
+            for value in vars(module).values():
+                for kept in value.values() if isinstance(value, dict) else [value]:
+                    if isinstance(kept, TextualSelect):
+                        yield path.name, str(kept.element.text)
+
+
+def test_the_queue_alone_writes_tasks() -> None:
+    """Only six modules insert, update or delete tasks.
 
     `sql_details` updates columns of its own alone, and `sql_recount` a count of claims.
     """
     is_task = {
+        "joblib_task",
         "tasks",
         "Task",
         "Task.__table__",
@@ -133,8 +162,9 @@ def test_only_modules_of_the_queue_write_tasks() -> None:
         "tasks.tasks",
         "sql_tasks.tasks",
     }
+    files = [path for path in FILES if not name_of(path).startswith("server/alembic/")]
     writers = {
-        (name_of(path), what) for path in FILES for what, table in tables_written(path) if table in is_task
+        (name_of(path), what) for path in files for what, table in tables_written(path) if table in is_task
     }
     assert {(path.removeprefix("server/queue/"), what) for path, what in writers} == {
         ("sql_transitions.py", "insert"),
@@ -148,21 +178,47 @@ def test_only_modules_of_the_queue_write_tasks() -> None:
     }
 
 
+def test_a_statement_that_sets_a_status_has_a_guard() -> None:
+    """Each UPDATE of a task's status compares the status that the row has."""
+    setting = {
+        (name, sql)
+        for name, sql in static_statements()
+        if re.search(r"UPDATE joblib_task SET[^;]*?\bstatus = ", sql)
+    }
+    assert {name for name, _ in setting} == {"sql_claims.py", "sql_reports.py"}
+    for _, sql in setting:
+        assert "joblib_task.status = " in sql, sql
+
+
+def test_statuses_in_sql_have_names() -> None:
+    """Statements take statuses from `TaskStatus`; only the schema writes them out."""
+    literal = re.compile("|".join(f"'{status}'" for status in TaskStatus))
+    for path in FILES:
+        if path.name.startswith("sql_"):
+            assert not [text for text in texts(path) if literal.search(text)], path
+
+
+def test_no_request_builds_sql_as_text() -> None:
+    """`statement` is called when a module is loaded, and not in a coroutine with the values of a request."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.AsyncFunctionDef):
+                called = {call.func.id for call in ast.walk(node) if is_named_call(call)}
+                assert "statement" not in called, f"{path}: {node.name}"
+
+
+def is_named_call(node: ast.AST) -> TypeGuard[Any]:
+    """Return whether a node calls a function by its name."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+
+
 def test_no_sql_is_written_as_text_elsewhere() -> None:
-    """The test above would not find a status that is written as SQL text."""
+    """The tests above would not find a status that another module writes."""
     for path in FILES:
         if not may_use_sql(path):
             text = path.read_text(encoding="utf-8")
             assert "exec_driver_sql" not in text, path
-            assert "joblib_task" not in text, path
-        elif not name_of(path).startswith("server/alembic/"):
-            strings = [
-                node.value
-                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-                if isinstance(node, ast.Constant) and isinstance(node.value, str)
-            ]
-            statements = ("UPDATE ", "INSERT ", "update ", "insert ")
-            assert not [text for text in strings if text.startswith(statements)], path
+            assert not re.search(r"\b(FROM|INTO|JOIN|UPDATE|USING) joblib_", text), path
 
 
 def test_functions_are_short() -> None:

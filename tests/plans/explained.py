@@ -102,7 +102,8 @@ async def _sqlite_plan(connection: AsyncConnection, statement: str, parameters: 
             plan.scans.append((table, None if access == "SCAN" and not using else by))
             if access == "SCAN" and table == "joblib_task" and not _is_partial(using):
                 plan.scans.append((table, None))
-        plan.materialises |= line.startswith("MATERIALIZE")
+        # The reports of a request are parameters, which are few.
+        plan.materialises |= line.startswith("MATERIALIZE") and line != "MATERIALIZE reports"
         if "USE TEMP B-TREE FOR" in line and "ORDER BY" in line:
             plan.sorted_rows = _UNKNOWN
     return [plan]

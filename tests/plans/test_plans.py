@@ -233,6 +233,7 @@ async def test_a_plain_report_finds_its_tasks_by_their_keys(
     assert "UPDATE joblib_task" in plans[0].statement
     assert_reads(plans, KEY)
     assert_bounded(plans)
+    assert not any(None in plan.by("joblib_job") for plan in plans if not explainer.is_postgresql)
 
 
 @pytest.mark.parametrize("count", [1, 16])

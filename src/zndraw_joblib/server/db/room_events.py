@@ -1,8 +1,8 @@
 """Append events to the logs of watched rooms, before the commit of the transaction that caused them.
 
 Only watched rooms have a row in `joblib_room_stream`. On PostgreSQL the statements that write tasks return
-`is_watched(rooms)`, so that other rooms cost no statement; a statement that is a transaction of its own has
-``~is_watched(rooms)`` as a guard and writes nothing in a watched room. A client that begins to watch a room
+`is_watched(room)`, so that other rooms cost no statement; a statement that is a transaction of its own has
+``NOT is_watched(room)`` as a guard and writes nothing in a watched room. A client that begins to watch a room
 waits for the transactions that have read this table before (`streams.transactions_under_way`).
 """
 
@@ -11,19 +11,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    Text,
-    bindparam,
-    delete,
-    func,
-    insert,
-    literal_column,
-    select,
-    update,
-)
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import bindparam, delete, func, insert, select, update
 
 from zndraw_joblib.server.db.bulk import among, padded
 from zndraw_joblib.server.db.tables import RoomEvent, RoomStream
@@ -32,8 +20,6 @@ streams = RoomStream.__table__
 events = RoomEvent.__table__
 Execute = Callable[..., Awaitable[Any]]
 
-# The parameter of the rooms of tasks, by the name that `bulk.arrays` gives to a column `room_id`.
-ROOMS: ColumnElement[Any] = bindparam("all_room_id", type_=postgresql.ARRAY(Text(), dimensions=1))
 # The oldest events are deleted together, once the log exceeds a limit by a tenth.
 _SLACK = 1.1
 
@@ -47,12 +33,9 @@ class NewEvent(NamedTuple):
     data: str
 
 
-def is_watched(rooms: Any) -> ColumnElement[bool]:
-    """Match if a room is watched: the one in a column, or one of ``any_(…)`` of an array."""
-    statement: Select[Any] = (
-        select(literal_column("1")).select_from(streams).where(streams.c.room_id == rooms)
-    )
-    return statement.correlate_except(streams).exists()
+def is_watched(room: str) -> str:
+    """Return the SQL condition that a room is watched: one in a column, or in ``ANY (…)`` of an array."""
+    return f"EXISTS (SELECT 1 FROM joblib_room_stream WHERE joblib_room_stream.room_id = {room})"
 
 
 _FIRST = select(streams.c.room_id).limit(1)

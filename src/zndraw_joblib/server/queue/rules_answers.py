@@ -17,7 +17,7 @@ from zndraw_joblib.server.process.ports import Page, job_key, task_key
 from zndraw_joblib.server.queue import rules_details
 from zndraw_joblib.server.queue.sql_claims import ClaimedTask
 from zndraw_joblib.server.queue.sql_details import Detail
-from zndraw_joblib.server.queue.sql_reports import Stepped
+from zndraw_joblib.server.queue.sql_reports import ReportedTask
 from zndraw_joblib.server.queue.sql_streams import TaskSummary
 from zndraw_joblib.server.queue.sql_submit import Appended, NewTask
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
@@ -193,7 +193,7 @@ def claimed_response(
     return construct(TaskResponse, fields, _FIELDS)
 
 
-def stepped_response(task: Stepped, report: TaskUpdateRequest) -> TaskResponse:
+def reported_response(task: ReportedTask, report: TaskUpdateRequest) -> TaskResponse:
     """Return a task after the report of its start or its end. One step may be both."""
     is_end = report.status is TaskStatus.COMPLETED
     values = {

@@ -22,7 +22,7 @@ from zndraw_joblib.server.queue import (
     sql_workers,
 )
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder, ClaimSlot
-from zndraw_joblib.server.queue.sql_claims import Claimant, Demand, Found, claim_plain
+from zndraw_joblib.server.queue.sql_claims import ClaimAnswer, Claimant, Demand, claim_single_statement
 from zndraw_joblib.server.queue.sql_task_rows import Move, Place, TaskRecord
 from zndraw_joblib.server.queue.sql_workers import QueueState, ServedJobs, WorkerRecord
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
@@ -385,7 +385,7 @@ async def claim_with_one_statement(
     most_bytes = (
         None if rules_fairness.are_few(item.most for item in items) else rules_fairness.MAX_PAYLOAD_BYTES
     )
-    found = await claim_plain(tx, list(claimants.values()), demands, most_bytes)
+    found = await claim_single_statement(tx, list(claimants.values()), demands, most_bytes)
     if found is None:
         return None
     now = await tx.now()
@@ -405,7 +405,7 @@ def _may_be_plain(items: Sequence[Claim]) -> bool:
 
 
 def _plain_result(
-    tx: Transaction, item: Claim, found: Found, now: datetime
+    tx: Transaction, item: Claim, found: ClaimAnswer, now: datetime
 ) -> ClaimResult | ProblemException:
     status = TaskStatus.RUNNING if item.start else TaskStatus.CLAIMED
     if found.tasks:

@@ -34,7 +34,7 @@ from zndraw_joblib.server.queue import (
 )
 from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, LogLimits
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
-from zndraw_joblib.server.queue.sql_reports import Step, step
+from zndraw_joblib.server.queue.sql_reports import FencedReport, report_single_statement
 from zndraw_joblib.server.queue.sql_submit import KnownJob, NewKey, NewTask, append
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
 from zndraw_joblib.server.queue.sql_tasks import positions
@@ -465,12 +465,11 @@ async def submit_plain(
     for item, task_id in zip(items, ids, strict=True):
         item.task_id = task_id
     tasks = [
-        NewTask(task_id.hex, item.room_id, item.caller.id, to_json(item.payload).decode())
+        NewTask(task_id.hex, item.room_id, item.caller.id, to_json(item.payload).decode(), item.traceparent)
         for task_id, item in zip(ids, items, strict=True)
     ]
-    traceparents = [item.traceparent for item in items] if any(item.traceparent for item in items) else ()
     try:
-        appended = await append(tx, job, tasks, _new_keys(job, ids, items) if keys else [], traceparents)
+        appended = await append(tx, job, tasks, _new_keys(job, ids, items) if keys else [])
     except RepeatTransaction:
         known.forget(name)
         raise
@@ -544,13 +543,13 @@ async def report_plain(
 
     On PostgreSQL either all are applied or none. `most_bytes`: the size of the largest payload to read.
     """
-    found = _steps(items)
-    steps = [each for each in found.values() if each is not None]
-    if not steps or not (tx.is_sqlite or len(steps) == len(found)):
+    report_of = _fenced_reports(items)
+    reports = [report for report in report_of.values() if report is not None]
+    if not reports or not (tx.is_sqlite or len(reports) == len(report_of)):
         return {}
-    written = {task.id: task for task in await step(tx, steps, most_bytes)}
+    written = {task.id: task for task in await report_single_statement(tx, reports, most_bytes)}
     results = {
-        index: rules_answers.stepped_response(written[item.task_id], item.update)
+        index: rules_answers.reported_response(written[item.task_id], item.update)
         for index, item in enumerate(items)
         if item.task_id in written
     }
@@ -558,18 +557,18 @@ async def report_plain(
     return results
 
 
-def _steps(items: Sequence["Report"]) -> dict[UUID, Step | None]:
-    """Return the step of each task, None if one of its reports is not plain."""
-    steps: dict[UUID, Step | None] = {}
+def _fenced_reports(items: Sequence["Report"]) -> dict[UUID, FencedReport | None]:
+    """Return the report of each task, None if one of its reports needs the general path."""
+    report_of: dict[UUID, FencedReport | None] = {}
     for item in items:
-        new = _step(item)
-        if item.task_id in steps:
-            new = _joined(steps[item.task_id], new)
-        steps[item.task_id] = new
-    return steps
+        report = _fenced_report(item)
+        if item.task_id in report_of:
+            report = _joined(report_of[item.task_id], report)
+        report_of[item.task_id] = report
+    return report_of
 
 
-def _step(item: "Report") -> Step | None:
+def _fenced_report(item: "Report") -> FencedReport | None:
     update = item.update
     if update.status not in _SOURCES or item.key is not None or update.error or update.has_details:
         return None
@@ -578,7 +577,7 @@ def _step(item: "Report") -> Step | None:
     result = None
     if update.status is TaskStatus.COMPLETED and update.result is not None:
         result = to_json(update.result).decode()
-    return Step(
+    return FencedReport(
         item.task_id,
         item.caller.id,
         update.worker_id,
@@ -589,8 +588,8 @@ def _step(item: "Report") -> Step | None:
     )
 
 
-def _joined(first: Step | None, then: Step | None) -> Step | None:
-    """Return the step of a start and an end together."""
+def _joined(first: FencedReport | None, then: FencedReport | None) -> FencedReport | None:
+    """Return the report of a start and an end together."""
     if first is None or then is None or first[:4] != then[:4]:
         return None
     return then._replace(source=first.source) if first.target is then.source else None

@@ -1,49 +1,26 @@
-"""Start and complete held tasks by one statement, which is a transaction of its own on PostgreSQL.
+"""Report starts and completions of held tasks with one statement, a transaction of its own on PostgreSQL.
 
-A step has all its conditions in the statement. Steps that need more, such as a deadline, are left to `move`.
+The statement has all conditions: the fence, which a stale worker does not pass, and what the task must be.
+Reports that need more, such as a deadline, are left to `sql_transitions.move`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import (
-    CTE,
-    ColumnElement,
-    Integer,
-    Text,
-    Update,
-    and_,
-    bindparam,
-    case,
-    cast,
-    func,
-    literal_column,
-    null,
-    or_,
-    select,
-    update,
-)
-from sqlalchemy.dialects import postgresql
+from pydantic_core import to_json
 
-from zndraw_joblib.server.db.bulk import among, arrays, json_rows, padded
-from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import is_watched
-from zndraw_joblib.server.db.tables import Job, Task
+from zndraw_joblib.server.db.statements import TEXT, UUID_TYPE, statement
 from zndraw_joblib.server.process.ports import job_key
-from zndraw_joblib.server.queue.sql_task_rows import CHUNK, if_small
 from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.statuses import TaskStatus
 
-tasks = Task.__table__
-jobs = Job.__table__
 
-
-class Step(NamedTuple):
-    """A held task's way from `source` to `target`, for the owner of its worker.
+class FencedReport(NamedTuple):
+    """A report that moves a held task from `source` to `target`, by the owner of its worker.
 
     From claimed to completed it starts and ends at the same time. `worker` and `attempt` are those of the
     claim, or None for any. `result` is JSON.
@@ -58,10 +35,10 @@ class Step(NamedTuple):
     result: str | None
 
 
-class Stepped(NamedTuple):
-    """A task after its step. `error` and `error_code` are those of its earlier attempt.
+class ReportedTask(NamedTuple):
+    """A task after its report. `error` and `error_code` are those of its earlier attempt.
 
-    `payload` is None if it was not wanted or is too large.
+    `payload` is None if it is not needed or too large.
     """
 
     id: UUID
@@ -81,135 +58,138 @@ class Stepped(NamedTuple):
     payload: dict[str, Any] | None = None
 
 
-async def step(tx: Transaction, steps: Sequence[Step], most_bytes: int = 0) -> list[Stepped]:
-    """Write steps of different tasks; return the tasks that were written, with payloads up to `most_bytes`.
+async def report_single_statement(
+    tx: Transaction, reports: Sequence[FencedReport], most_bytes: int = 0
+) -> list[ReportedTask]:
+    """Write reports of different tasks; return the tasks that were written, with payloads up to `most_bytes`.
 
-    A step whose task is not as assumed writes nothing. On PostgreSQL then none does, so that the caller can
+    A report whose task is not as assumed writes nothing. On PostgreSQL then none does, so that the caller can
     lock all tasks in their order; nor if a task is of a watched room.
     """
-    columns = dict(zip(Step._fields, zip(*steps, strict=True), strict=True))
-    given: dict[str, Any] = {"most_bytes": most_bytes} if most_bytes else {}
     if tx.is_sqlite:
-        rows = await _step_on_sqlite(tx, columns, {**given, "at": await tx.now()})
+        rows = await _report_on_sqlite(tx, reports, most_bytes)
     else:
-        given |= {f"all_{name}": list(values) for name, values in columns.items()}
-        given |= {"at": await tx.now() if tx.has_own_clock else None, "count": len(steps)}
-        rows = list(await tx.execute_alone(_ON_POSTGRESQL[bool(most_bytes)], given))
+        columns = zip(FencedReport._fields, zip(*reports, strict=True), strict=True)
+        params: dict[str, Any] = {f"all_{name}": list(values) for name, values in columns}
+        params |= {"at": await tx.now() if tx.has_own_clock else None, "count": len(reports)}
+        rows = await tx.execute_alone(_REPORT, {**params, "most_bytes": most_bytes})
         if rows:
             tx.record_watched(is_watched=False)
-    written = [Stepped(*row) for row in rows]
-    for task in written:
+    tasks = [ReportedTask(*row) for row in rows]
+    for task in tasks:
         if task.completed_at is not None:
             tx.record_freed(task.room_id, task.worker_id)
             if task.max_in_flight is not None:
                 tx.wake(job_key(parse_job_name(task.job_name)), 1)
-    return written
+    return tasks
 
 
-async def _step_on_sqlite(
-    tx: Transaction, columns: Mapping[str, Sequence[Any]], given: dict[str, Any]
+async def _report_on_sqlite(
+    tx: Transaction, reports: Sequence[FencedReport], most_bytes: int
 ) -> Sequence[Any]:
-    """Write steps. A value that is the same for all is one parameter: reading it from JSON costs more."""
-    each = {name: values for name, values in columns.items() if values.count(values[0]) < len(values)}
-    each = {"id": columns["id"], **each}
-    same = {name: values[0] for name, values in columns.items() if name not in each}
-    is_listed = len(each) == 1 and len(each["id"]) <= CHUNK
-    given |= {f"all_{name}": value for name, value in same.items()}
-    given |= {"ids": padded(each["id"])} if is_listed else {"rows": list(each.values())}
-    statement = _on_sqlite(tuple(same), tuple(each), is_listed=is_listed, bodies="most_bytes" in given)
-    return (await tx.execute(statement, given)).all()
-
-
-_KINDS = {
-    "id": tasks.c.id.type,
-    "owner": Text(),
-    "worker": tasks.c.worker_id.type,
-    "attempt": Integer(),
-    "source": Text(),
-    "target": Text(),
-    "result": Text(),
-}
-_KEPT = [tasks.c[name] for name in ("room_id", "created_by", "created_at", "started_at", "completed_at")]
-_KEPT += [tasks.c[name] for name in ("worker_id", "attempt", "unstarted", "lane")]
-_COMPLETED: ColumnElement[str] = literal_column(f"'{TaskStatus.COMPLETED}'")
-_AT = bindparam("at", type_=UtcDateTime())
-Given = dict[str, ColumnElement[Any]]
-
-
-def _as_assumed(given: Given, timeout: ColumnElement[Any]) -> list[ColumnElement[bool]]:
-    return [
-        tasks.c.worker_owner_id == given["owner"],
-        tasks.c.worker_id == func.coalesce(given["worker"], tasks.c.worker_id),
-        tasks.c.attempt == func.coalesce(given["attempt"], tasks.c.attempt),
-        tasks.c.status == given["source"],
-        or_(given["target"] == _COMPLETED, timeout.is_(None)),
+    params = {"at": await tx.now(), "most_bytes": most_bytes}
+    if len(reports) == 1:
+        return (await tx.execute(_REPORT_ONE_ON_SQLITE, reports[0]._asdict() | params)).all()
+    rows = [
+        (task_id.hex, owner, worker and worker.hex, *others) for task_id, owner, worker, *others in reports
     ]
+    return (await tx.execute(_REPORT_MANY_ON_SQLITE, {**params, "rows": to_json(rows).decode()})).all()
 
 
-def _written(given: Given, at: ColumnElement[Any]) -> dict[str, Any]:
-    is_end = given["target"] == _COMPLETED
-    return {
-        "status": given["target"],
-        "started_at": func.coalesce(tasks.c.started_at, at),
-        "completed_at": case((is_end, at)),
-        "error": case((~is_end, tasks.c.error)),
-        "error_code": case((~is_end, tasks.c.error_code)),
-        "deadline": null(),
-        "result": given["result"],
-    }
+# The fence: only the owner of the worker that holds this attempt may report it. Then the guard on the status.
+_FENCE = """joblib_task.worker_owner_id = reports.owner
+        AND joblib_task.worker_id = coalesce(reports.worker, joblib_task.worker_id)
+        AND joblib_task.attempt = coalesce(reports.attempt, joblib_task.attempt)
+        AND joblib_task.status = reports.source"""
+_COLUMNS = """joblib_task.room_id, joblib_task.created_by, joblib_task.created_at, joblib_task.started_at,
+    joblib_task.completed_at, joblib_task.worker_id, joblib_task.attempt, joblib_task.unstarted,
+    joblib_task.lane"""
+_PAYLOAD_IF_SMALL = """CASE WHEN :most_bytes > 0 AND octet_length(joblib_task.payload)
+        + coalesce(octet_length(joblib_task.result), 0) <= :most_bytes THEN joblib_task.payload END"""
+_TYPES = {"id": UUID_TYPE, "owner": TEXT, "worker": UUID_TYPE, "source": TEXT, "target": TEXT, "result": TEXT}
 
 
-def _on_postgresql(*, bodies: bool) -> Update:
-    """Return PostgreSQL's statement. It locks the tasks in their order.
-
-    The lock reads the newest version of a row that another transaction has changed meanwhile. The UPDATE
-    must not compare more than the key, because it compares the older version first.
-    """
-    rows = arrays(_KINDS)
-    given: Given = {name: rows.c[name] for name in _KINDS}
-    policy = cast(jobs.c.policy, postgresql.JSON)
-    timeout: ColumnElement[Any] = policy.op("->>")(literal_column("'timeout_seconds'"))
-    read = [tasks.c.seq, given["target"], given["result"], jobs.c.full_name, jobs.c.max_in_flight]
-    read += [tasks.c.error, tasks.c.error_code, *([if_small(tasks.c.payload)] if bodies else [])]
-    locked: CTE = (
-        select(*read)
-        .select_from(rows.join(tasks, tasks.c.id == given["id"]).join(jobs, jobs.c.id == tasks.c.job_id))
-        .where(*_as_assumed(given, timeout), ~is_watched(tasks.c.room_id))
-        .order_by(tasks.c.seq)
-        .with_for_update(of=tasks)
-        .cte("locked")
-    )
-    are_all = select(func.count()).select_from(locked).scalar_subquery() == bindparam("count")
-    found = locked.c
-    made = update(tasks).where(tasks.c.seq == found.seq, are_all)
-    made = made.values(
-        _written({"target": found.target, "result": found.result}, func.coalesce(_AT, func.now()))
-    )
-    returned = [tasks.c.id, found.full_name, *_KEPT, found.error, found.error_code, found.max_in_flight]
-    return made.returning(*returned, *([found.payload] if bodies else []))
+def _allows(policy: str) -> str:
+    """Return the condition that the task needs no deadline when it starts."""
+    return f"(reports.target = '{TaskStatus.COMPLETED}' OR ({policy} ->> 'timeout_seconds') IS NULL)"
 
 
-@lru_cache(maxsize=256)
-def _on_sqlite(same: tuple[str, ...], each: tuple[str, ...], *, is_listed: bool, bodies: bool) -> Update:
+def _write(reports: str, at: str) -> str:
+    return f"""
+UPDATE joblib_task SET
+    status = {reports}.target,
+    started_at = coalesce(joblib_task.started_at, {at}),
+    completed_at = CASE WHEN {reports}.target = '{TaskStatus.COMPLETED}' THEN {at} END,
+    error = CASE WHEN {reports}.target <> '{TaskStatus.COMPLETED}' THEN joblib_task.error END,
+    error_code = CASE WHEN {reports}.target <> '{TaskStatus.COMPLETED}' THEN joblib_task.error_code END,
+    deadline = NULL,
+    result = {reports}.result
+FROM {reports}"""
+
+
+# It locks the tasks in their order. The lock reads the newest version of a row that another transaction has
+# changed meanwhile. The UPDATE must not compare more than the key: it compares the older version first.
+_REPORT = statement(
+    f"""
+WITH locked AS (
+    SELECT joblib_task.seq, reports.target, reports.result, joblib_job.full_name, joblib_job.max_in_flight,
+        joblib_task.error, joblib_task.error_code, {_PAYLOAD_IF_SMALL} AS payload
+    FROM unnest(
+        (SELECT :all_id), (SELECT :all_owner), (SELECT :all_worker), (SELECT :all_attempt),
+        (SELECT :all_source), (SELECT :all_target), (SELECT :all_result)
+    ) AS reports (id, owner, worker, attempt, source, target, result)
+    JOIN joblib_task ON joblib_task.id = reports.id
+    JOIN joblib_job ON joblib_job.id = joblib_task.job_id
+    WHERE {_FENCE} AND {_allows("CAST(joblib_job.policy AS json)")}
+        AND NOT {is_watched("joblib_task.room_id")}
+    ORDER BY joblib_task.seq
+    FOR UPDATE OF joblib_task
+)
+{_write("locked", "coalesce(:at, now())")}
+WHERE joblib_task.seq = locked.seq AND (SELECT count(*) FROM locked) = :count
+RETURNING joblib_task.id, locked.full_name, {_COLUMNS}, locked.error, locked.error_code,
+    locked.max_in_flight, locked.payload
+""",
+    *ReportedTask._fields,
+    **_TYPES,
+)
+
+
+def _report_on(reports: str) -> Any:
     """Return SQLite's statement. RETURNING sees the new row, so a start and end must replace no error."""
-    given: Given = {name: bindparam(f"all_{name}", type_=_KINDS[name]) for name in same}
-    chosen: ColumnElement[bool] = among(tasks.c.id, bindparam("ids"))
-    if not is_listed:
-        given |= json_rows({name: _KINDS[name] for name in each})
-        chosen = tasks.c.id == given["id"]
-    policy, full_name, max_in_flight = [
-        select(column).where(jobs.c.id == tasks.c.job_id).correlate(tasks).scalar_subquery()
-        for column in (jobs.c.policy, jobs.c.full_name, jobs.c.max_in_flight)
-    ]
-    timeout: ColumnElement[Any] = policy.op("->>")(literal_column("'timeout_seconds'"))
-    is_first = and_(tasks.c.error.is_(None), tasks.c.error_code.is_(None))
-    is_one_step = or_(
-        given["source"] != literal_column(f"'{TaskStatus.CLAIMED}'"), given["target"] != _COMPLETED
+    # Without the plus sign a subquery of RETURNING scans all jobs.
+    policy, full_name, max_in_flight = (
+        f"(SELECT {column} FROM joblib_job WHERE joblib_job.id = +joblib_task.job_id)"
+        for column in ("policy", "full_name", "max_in_flight")
     )
-    made = update(tasks).where(chosen, *_as_assumed(given, timeout), or_(is_one_step, is_first))
-    returned = [tasks.c.id, full_name, *_KEPT, tasks.c.error, tasks.c.error_code, max_in_flight]
-    returned += [if_small(tasks.c.payload)] if bodies else []
-    return made.values(_written(given, _AT)).returning(*returned)
+    return statement(
+        f"""
+WITH reports AS MATERIALIZED ({reports})
+{_write("reports", ":at")}
+WHERE joblib_task.id = reports.id AND {_FENCE} AND {_allows(policy)}
+    AND (
+        reports.source <> '{TaskStatus.CLAIMED}' OR reports.target <> '{TaskStatus.COMPLETED}'
+        OR (joblib_task.error IS NULL AND joblib_task.error_code IS NULL)
+    )
+RETURNING joblib_task.id, {full_name}, {_COLUMNS}, joblib_task.error, joblib_task.error_code,
+    {max_in_flight}, {_PAYLOAD_IF_SMALL}
+""",
+        *ReportedTask._fields,
+        **_TYPES,
+        rows=TEXT,
+    )
 
 
-_ON_POSTGRESQL = {bodies: _on_postgresql(bodies=bodies) for bodies in (True, False)}
+_REPORT_ONE_ON_SQLITE = _report_on(
+    """
+    SELECT :id AS id, :owner AS owner, :worker AS worker, :attempt AS attempt, :source AS source,
+        :target AS target, :result AS result
+"""
+)
+_REPORT_MANY_ON_SQLITE = _report_on(
+    """
+    SELECT value ->> 0 AS id, value ->> 1 AS owner, value ->> 2 AS worker, value ->> 3 AS attempt,
+        value ->> 4 AS source, value ->> 5 AS target, value ->> 6 AS result
+    FROM json_each(:rows)
+"""
+)

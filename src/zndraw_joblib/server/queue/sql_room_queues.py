@@ -5,39 +5,20 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic_core import to_json
-from sqlalchemy import (
-    Executable,
-    Integer,
-    Select,
-    Text,
-    and_,
-    bindparam,
-    delete,
-    func,
-    literal,
-    select,
-    tuple_,
-    update,
-)
-from sqlalchemy.dialects import postgresql, sqlite
 
-from zndraw_joblib.server.db.bulk import among, arrays, by_column, padded
+from zndraw_joblib.server.db.bulk import by_column, padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import Job, RoomQueue, Task
+from zndraw_joblib.server.db.statements import INTEGER, TEXT, statement
 from zndraw_joblib.server.queue.sql_jobs import lock as lock_jobs
-from zndraw_joblib.server.queue.sql_task_rows import IS_HELD, QUEUED, Place, TaskRecord
+from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD, TASK_IS_QUEUED, Place, TaskRecord
 from zndraw_joblib.wire.names import JobName
-
-queues = RoomQueue.__table__
-tasks = Task.__table__
-jobs = Job.__table__
 
 _MAX_JOBS = 100
 # Sorts before all rows.
 FIRST = (UUID(int=0), "")
 # Distinguishes the locks of rooms from those of other applications on the same database.
 _LOCK_SEED = 4961402731120482811
-COLUMNS = ("job_id", "room_id", "lane", "seq")
+_COLUMNS = ("job_id", "room_id", "lane", "seq")
 
 
 class Turn(NamedTuple):
@@ -60,84 +41,87 @@ class Head(NamedTuple):
         return self.lane, self.seq
 
 
-def upsert_from(entered: Select[Any]) -> postgresql.Insert:
-    """Return PostgreSQL's statement that adds the rows for the tasks that `entered` selects.
+def list_rooms(entered: str) -> str:
+    """Return PostgreSQL's INSERT of the rows for tasks that enter their queues: `entered` selects the tasks.
 
     It does not write a row that is already a lower bound.
     """
-    each = entered.subquery()
-    firsts = [func.min(each.c.lane).label("lane"), func.min(each.c.seq).label("seq")]
-    new = select(each.c.job_id, each.c.room_id, *firsts).group_by(each.c.job_id, each.c.room_id).subquery()
-    same = and_(queues.c.job_id == new.c.job_id, queues.c.room_id == new.c.room_id)
-    is_early = tuple_(queues.c.lane, queues.c.seq) <= tuple_(new.c.lane, new.c.seq)
-    missing = select(*new.c).where(~select(queues.c.job_id).where(same, is_early).exists())
-    added = postgresql.insert(queues).from_select(COLUMNS, missing)
-    moved = {name: added.excluded[name] for name in ("lane", "seq")}
-    return added.on_conflict_do_update(index_elements=["job_id", "room_id"], set_=moved)
+    return f"""
+    INSERT INTO joblib_room_queue (job_id, room_id, lane, seq)
+    SELECT job_id, room_id, lane, seq
+    FROM (
+        SELECT job_id, room_id, min(lane) AS lane, min(seq) AS seq FROM {entered} GROUP BY job_id, room_id
+    ) AS firsts
+    WHERE NOT EXISTS (
+        SELECT 1 FROM joblib_room_queue AS listed
+        WHERE listed.job_id = firsts.job_id AND listed.room_id = firsts.room_id
+            AND (listed.lane, listed.seq) <= (firsts.lane, firsts.seq)
+    )
+    ON CONFLICT (job_id, room_id) DO UPDATE SET lane = excluded.lane, seq = excluded.seq"""
 
 
 async def add(tx: Transaction, entered: Iterable[TaskRecord]) -> None:
     """Add the rows of tasks that enter their queues. Call it after the jobs' counts are written."""
-    rows = [{name: getattr(task, name) for name in COLUMNS} for task in entered]
+    rows = [{name: getattr(task, name) for name in _COLUMNS} for task in entered]
     if not rows:
         return
     if tx.is_sqlite:
         firsts: dict[Any, dict[str, Any]] = {}
         for row in sorted(rows, key=lambda row: (row["lane"], row["seq"])):
             firsts.setdefault((row["job_id"], row["room_id"]), row)
-        await tx.execute(_UPSERT, list(firsts.values()))
+        await tx.execute(_ADD_ON_SQLITE, list(firsts.values()))
     else:
-        await tx.execute(_UPSERT_MANY, by_column(rows))
+        await tx.execute(_ADD_MANY, by_column(rows))
 
 
 async def last_seq(tx: Transaction) -> int:
     """Return the `seq` of the task that SQLite inserted last."""
-    found: int = (await tx.execute(_LAST_SEQ)).scalar_one()
-    return found
+    seq: int = (await tx.execute(_LAST_SEQ)).scalar_one()
+    return seq
 
 
 async def by_place(tx: Transaction, job_id: UUID, limit: int, room_cap: int | None) -> list[Head]:
     """Return the first rows of a job in the order of their places, without those of full rooms."""
-    statement = _BY_PLACE if room_cap is None else _OPEN_BY_PLACE
-    given = {"job": job_id, "limit": limit, "cap": room_cap}
-    return [Head(*row) for row in await tx.execute(statement, given if room_cap else _without_cap(given))]
+    params = {"job_id": job_id, "limit": limit}
+    if room_cap is None:
+        rows = await tx.execute(_BY_PLACE, params)
+    else:
+        rows = await tx.execute(_OPEN_BY_PLACE, {**params, "cap": room_cap})
+    return [Head(*row) for row in rows]
 
 
 async def after(tx: Transaction, job_id: UUID, last: str, limit: int, room_cap: int | None) -> list[str]:
     """Return the rooms of a job that follow a name, in the database's order of names, without full ones."""
-    return await _by_name(tx, _AFTER, job_id, last, limit, room_cap)
+    return await _by_name(tx, (_AFTER, _OPEN_AFTER), job_id, last, limit, room_cap)
 
 
 async def until(tx: Transaction, job_id: UUID, last: str, limit: int, room_cap: int | None) -> list[str]:
     """Return the rooms of a job from the first name to this one, in the same order, without full ones."""
-    return await _by_name(tx, _UNTIL, job_id, last, limit, room_cap)
+    return await _by_name(tx, (_UNTIL, _OPEN_UNTIL), job_id, last, limit, room_cap)
 
 
 async def _by_name(
-    tx: Transaction, rooms: Select[Any], job_id: UUID, last: str, limit: int, room_cap: int | None
+    tx: Transaction, select: tuple[Any, Any], job_id: UUID, last: str, limit: int, room_cap: int | None
 ) -> list[str]:
-    statement = rooms if room_cap is None else rooms.where(_IS_OPEN)
-    given = {"job": job_id, "last": last, "limit": limit, "cap": room_cap}
-    return list((await tx.execute(statement, given if room_cap else _without_cap(given))).scalars())
-
-
-def _without_cap(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name != "cap"}
+    params = {"job_id": job_id, "room_id": last, "limit": limit}
+    if room_cap is None:
+        return list((await tx.execute(select[0], params)).scalars())
+    return list((await tx.execute(select[1], {**params, "cap": room_cap})).scalars())
 
 
 async def heads(tx: Transaction, job_id: UUID, rooms: Sequence[str], count: int) -> list[Head]:
     """Return the first `count` tasks of each of these rooms in the queue of a job."""
     if tx.is_sqlite:
-        given = {"job": job_id, "count": count, "rooms": to_json(rooms).decode()}
-        rows = await tx.execute(_HEADS_ON_SQLITE, given)
+        params = {"job_id": job_id, "count": count, "rooms": to_json(rooms).decode()}
+        rows = await tx.execute(_HEADS_ON_SQLITE, params)
     else:
-        rows = await tx.execute(_HEADS, {"job": job_id, "count": count, "all_room": list(rooms)})
+        rows = await tx.execute(_HEADS, {"job_id": job_id, "count": count, "all_room_id": list(rooms)})
     return [Head(*row) for row in rows]
 
 
 async def move(tx: Transaction, job_id: UUID, moved: Sequence[Head]) -> None:
     """Set the places of rows to the first tasks of their rooms. The caller has locked the job."""
-    rows = [{"job": job_id, "room": room, "new_lane": lane, "new_seq": seq} for room, lane, seq in moved]
+    rows = [{"job_id": job_id, "room_id": room, "lane": lane, "seq": seq} for room, lane, seq in moved]
     if rows:
         await tx.execute(_MOVE, rows)
 
@@ -145,7 +129,7 @@ async def move(tx: Transaction, job_id: UUID, moved: Sequence[Head]) -> None:
 async def remove(tx: Transaction, job_id: UUID, rooms: Sequence[str]) -> None:
     """Delete the rows of rooms without queued tasks. The caller has locked the job."""
     if rooms:
-        await tx.execute(_REMOVE, {"job": job_id, "rooms": padded(sorted(rooms))})
+        await tx.execute(_REMOVE, {"job_id": job_id, "all_room_id": padded(sorted(rooms))})
 
 
 async def lock_rooms(tx: Transaction, rooms: Sequence[str]) -> list[str]:
@@ -155,12 +139,12 @@ async def lock_rooms(tx: Transaction, rooms: Sequence[str]) -> list[str]:
     """
     if tx.is_sqlite or not rooms:
         return list(rooms)
-    return list((await tx.execute(_LOCK_ROOMS, {"all_room": list(rooms)})).scalars())
+    return list((await tx.execute(_LOCK_ROOMS, {"all_room_id": list(rooms)})).scalars())
 
 
 async def jobs_queued_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:
     """Return the jobs whose queues contain tasks of these rooms, at most a hundred."""
-    return [JobName(*row) for row in await tx.execute(_JOBS, {"rooms": padded(rooms)})]
+    return [JobName(*row) for row in await tx.execute(_JOBS, {"all_room_id": padded(rooms)})]
 
 
 async def find_empty(
@@ -170,9 +154,8 @@ async def find_empty(
 
     Also return the row to continue from: `FIRST` at the end. No row is locked.
     """
-    tested = select(queues.c.job_id, queues.c.room_id, _IS_FILLED).order_by(queues.c.job_id, queues.c.room_id)
-    tested = tested.where(tuple_(queues.c.job_id, queues.c.room_id) > tuple_(literal(after[0]), after[1]))
-    rows = (await tx.execute(tested.limit(limit))).all()
+    params = {"job_id": after[0], "room_id": after[1], "limit": limit}
+    rows = (await tx.execute(_FIND_EMPTY, params)).all()
     empty: dict[UUID, list[str]] = {}
     for job_id, room_id, is_filled in rows:
         if not is_filled:
@@ -200,9 +183,9 @@ async def restore_next(tx: Transaction, after: UUID) -> UUID | None:
     """
     if tx.is_sqlite:
         return None
-    job_id: UUID | None = (await tx.execute(_LOCK_NEXT, {"after": after})).scalar_one_or_none()
+    job_id: UUID | None = (await tx.execute(_LOCK_NEXT, {"id": after})).scalar_one_or_none()
     if job_id is not None:
-        await tx.execute(_RESTORE, {"job": job_id})
+        await tx.execute(_RESTORE, {"job_id": job_id})
     return job_id
 
 
@@ -214,94 +197,121 @@ async def restore(tx: Transaction, job_ids: Iterable[UUID]) -> bool:
     is_any = False
     for job_id in [] if tx.is_sqlite else job_ids:
         if not await by_place(tx, job_id, 1, None):
-            await tx.execute(_RESTORE, {"job": job_id})
+            await tx.execute(_RESTORE, {"job_id": job_id})
             is_any = is_any or bool(await by_place(tx, job_id, 1, None))
     return is_any
 
 
-def _upsert_row() -> Executable:
-    added = sqlite.insert(queues)
-    moved = {name: added.excluded[name] for name in ("lane", "seq")}
-    is_later = tuple_(*moved.values()) < tuple_(queues.c.lane, queues.c.seq)
-    statement: Executable = added.on_conflict_do_update(
-        index_elements=["job_id", "room_id"], set_=moved, where=is_later
+_ADD_ON_SQLITE = statement(
+    """
+INSERT INTO joblib_room_queue (job_id, room_id, lane, seq) VALUES (:job_id, :room_id, :lane, :seq)
+ON CONFLICT (job_id, room_id) DO UPDATE SET lane = excluded.lane, seq = excluded.seq
+WHERE (excluded.lane, excluded.seq) < (joblib_room_queue.lane, joblib_room_queue.seq)
+"""
+)
+_ADD_MANY = statement(
+    list_rooms(
+        """unnest((SELECT :all_job_id), (SELECT :all_room_id), (SELECT :all_lane), (SELECT :all_seq))
+            AS entered (job_id, room_id, lane, seq)"""
     )
-    return statement
+)
+_RESTORE = statement(list_rooms(f"joblib_task WHERE job_id = :job_id AND {TASK_IS_QUEUED}"))
+_LOCK_NEXT = statement(
+    f"""
+SELECT id FROM joblib_job
+WHERE id > :id AND pending > 0 AND EXISTS (
+    SELECT 1 FROM joblib_task
+    WHERE joblib_task.job_id = joblib_job.id AND {TASK_IS_QUEUED} AND NOT EXISTS (
+        SELECT 1 FROM joblib_room_queue AS listed
+        WHERE listed.job_id = joblib_task.job_id AND listed.room_id = joblib_task.room_id
+    )
+)
+ORDER BY id LIMIT 1
+FOR NO KEY UPDATE
+""",
+    "id",
+)
+_LAST_SEQ = statement("SELECT last_insert_rowid()", "seq")
+_FIND_EMPTY = statement(
+    f"""
+SELECT job_id, room_id, EXISTS (
+    SELECT 1 FROM joblib_task
+    WHERE joblib_task.job_id = joblib_room_queue.job_id AND joblib_task.room_id = joblib_room_queue.room_id
+        AND {TASK_IS_QUEUED}
+)
+FROM joblib_room_queue
+WHERE (job_id, room_id) > (:job_id, :room_id)
+ORDER BY job_id, room_id LIMIT :limit
+""",
+    *("job_id", "room_id", "is_filled"),
+)
+_IS_OPEN = f"""(
+    SELECT count(*) FROM joblib_task WHERE joblib_task.room_id = joblib_room_queue.room_id AND {TASK_IS_HELD}
+) < :cap"""
 
 
-def _heads_of(room: Any) -> Select[Any]:
+def _of_job(columns: str, condition: str, order: str) -> Any:
+    sql = f"""
+SELECT {columns} FROM joblib_room_queue
+WHERE job_id = :job_id AND {condition}
+ORDER BY {order} LIMIT :limit
+"""
+    return statement(sql, *columns.split(", "), cap=INTEGER)
+
+
+_BY_PLACE, _OPEN_BY_PLACE = (
+    _of_job("room_id, lane, seq", rooms, "lane, seq") for rooms in ("true", _IS_OPEN)
+)
+_AFTER = _of_job("room_id", "room_id > :room_id", "room_id")
+_OPEN_AFTER = _of_job("room_id", f"room_id > :room_id AND {_IS_OPEN}", "room_id")
+_UNTIL = _of_job("room_id", "room_id <= :room_id", "room_id")
+_OPEN_UNTIL = _of_job("room_id", f"room_id <= :room_id AND {_IS_OPEN}", "room_id")
+
+
+def _first_tasks(columns: str, room: str) -> str:
     # A range instead of an equality: with an equality SQLite may sort all tasks of the job in the room.
-    queue = select(tasks.c.room_id, tasks.c.lane, tasks.c.seq)
-    queue = queue.where(tasks.c.job_id == _JOB, tasks.c.room_id >= room, tasks.c.room_id <= room, QUEUED)
-    return queue.order_by(tasks.c.room_id, tasks.c.lane, tasks.c.seq).limit(bindparam("count"))
+    return f"""(
+    SELECT {columns} FROM joblib_task
+    WHERE joblib_task.job_id = :job_id AND {TASK_IS_QUEUED}
+        AND joblib_task.room_id >= {room} AND joblib_task.room_id <= {room}
+    ORDER BY joblib_task.room_id, joblib_task.lane, joblib_task.seq LIMIT :count
+)"""
 
 
-def _same_room() -> Select[Any]:
-    same = and_(queues.c.job_id == tasks.c.job_id, queues.c.room_id == tasks.c.room_id)
-    return select(queues.c.job_id).where(same).correlate(tasks)
-
-
-_JOB = bindparam("job", type_=queues.c.job_id.type)
-_UPSERT = _upsert_row()
-_NEW = arrays({name: queues.c[name].type for name in COLUMNS})
-_RESTORE = upsert_from(select(*[tasks.c[name] for name in COLUMNS]).where(tasks.c.job_id == _JOB, QUEUED))
-_UNLISTED = (
-    select(tasks.c.seq)
-    .where(tasks.c.job_id == jobs.c.id, QUEUED)
-    .where(~_same_room().exists())
-    .correlate(jobs)
+_HEADS = statement(
+    f"""
+SELECT first_tasks.room_id, first_tasks.lane, first_tasks.seq
+FROM unnest((SELECT :all_room_id)) AS rooms (room_id)
+CROSS JOIN LATERAL {_first_tasks("room_id, lane, seq", "rooms.room_id")} AS first_tasks
+""",
+    *("room_id", "lane", "seq"),
 )
-_LOCK_NEXT = (
-    select(jobs.c.id)
-    .where(jobs.c.id > bindparam("after"), jobs.c.pending > 0, _UNLISTED.exists())
-    .order_by(jobs.c.id)
-    .limit(1)
-    .with_for_update(key_share=True)
+_HEADS_ON_SQLITE = statement(
+    f"""
+SELECT first_tasks.room_id, first_tasks.lane, first_tasks.seq
+FROM json_each(:rooms) AS rooms
+JOIN joblib_task AS first_tasks ON first_tasks.seq IN {_first_tasks("seq", "rooms.value")}
+""",
+    *("room_id", "lane", "seq"),
+    rooms=TEXT,
 )
-_UPSERT_MANY = upsert_from(select(*[_NEW.c[name] for name in COLUMNS]))
-_LAST_SEQ = select(func.last_insert_rowid())
-_HELD = select(func.count()).where(tasks.c.room_id == queues.c.room_id, IS_HELD).correlate(queues)
-_IS_FILLED = (
-    select(tasks.c.seq)
-    .where(tasks.c.job_id == queues.c.job_id, tasks.c.room_id == queues.c.room_id, QUEUED)
-    .correlate(queues)
-    .exists()
+_MOVE = statement(
+    "UPDATE joblib_room_queue SET lane = :lane, seq = :seq WHERE job_id = :job_id AND room_id = :room_id"
 )
-_IS_OPEN = _HELD.scalar_subquery() < bindparam("cap", type_=Integer())
-_BY_PLACE = (
-    select(queues.c.room_id, queues.c.lane, queues.c.seq)
-    .where(queues.c.job_id == _JOB)
-    .order_by(queues.c.lane, queues.c.seq)
-    .limit(bindparam("limit"))
+_REMOVE = statement("DELETE FROM joblib_room_queue WHERE job_id = :job_id AND room_id = ANY (:all_room_id)")
+_LOCK_ROOMS = statement(
+    f"""
+SELECT room_id FROM unnest((SELECT :all_room_id)) AS rooms (room_id)
+WHERE pg_try_advisory_xact_lock(hashtextextended(room_id, {_LOCK_SEED}))
+""",
+    "room_id",
 )
-_OPEN_BY_PLACE = _BY_PLACE.where(_IS_OPEN)
-_BY_NAME = select(queues.c.room_id).where(queues.c.job_id == _JOB).order_by(queues.c.room_id)
-_LAST = bindparam("last", type_=queues.c.room_id.type)
-_AFTER = _BY_NAME.where(queues.c.room_id > _LAST).limit(bindparam("limit"))
-_UNTIL = _BY_NAME.where(queues.c.room_id <= _LAST).limit(bindparam("limit"))
-_ROOMS = arrays({"room": queues.c.room_id.type})
-_HEADS = select(_heads_of(_ROOMS.c.room).lateral()).select_from(_ROOMS)
-_LISTED = func.json_each(bindparam("rooms", type_=Text())).table_valued("value", name="listed")
-_first = tasks.alias("first")
-_FIRST_SEQS = _heads_of(_LISTED.c.value).with_only_columns(tasks.c.seq).correlate(_LISTED)
-_HEADS_ON_SQLITE = (
-    select(_first.c.room_id, _first.c.lane, _first.c.seq)
-    .select_from(_LISTED)
-    .join(_first, _first.c.seq.in_(_FIRST_SEQS))
-)
-_MOVE = (
-    update(queues)
-    .where(queues.c.job_id == _JOB, queues.c.room_id == bindparam("room"))
-    .values(lane=bindparam("new_lane"), seq=bindparam("new_seq"))
-)
-_REMOVE = delete(queues).where(queues.c.job_id == _JOB, among(queues.c.room_id, bindparam("rooms")))
-_LOCK_ROOMS = select(_ROOMS.c.room).where(
-    func.pg_try_advisory_xact_lock(func.hashtextextended(_ROOMS.c.room, _LOCK_SEED))
-)
-_JOBS = (
-    select(jobs.c.room_id, jobs.c.category, jobs.c.name)
-    .join_from(queues, jobs, queues.c.job_id == jobs.c.id)
-    .where(among(queues.c.room_id, bindparam("rooms")))
-    .distinct()
-    .limit(_MAX_JOBS)
+_JOBS = statement(
+    f"""
+SELECT DISTINCT joblib_job.room_id, joblib_job.category, joblib_job.name
+FROM joblib_room_queue JOIN joblib_job ON joblib_job.id = joblib_room_queue.job_id
+WHERE joblib_room_queue.room_id = ANY (:all_room_id)
+LIMIT {_MAX_JOBS}
+""",
+    *("room_id", "category", "name"),
 )

@@ -1,55 +1,25 @@
-"""Append plain tasks to the queue of one job: one statement on PostgreSQL, five short ones on SQLite.
+"""Submit with one statement on PostgreSQL and five short ones on SQLite: tasks of one job, without options.
 
-Plain tasks enter the queue at once, with priority 0 and without options. The statements check what the
-server assumes about the job, and write nothing if that is wrong.
+These tasks enter the queue at once, with priority 0. The statements check what the server assumes about the
+job, and write nothing if that is wrong; then `sql_transitions.add` inserts the tasks.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic_core import to_json
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Executable,
-    FromClause,
-    Insert,
-    Integer,
-    Select,
-    Text,
-    Update,
-    Uuid,
-    any_,
-    bindparam,
-    cast,
-    func,
-    insert,
-    literal_column,
-    select,
-    true,
-    type_coerce,
-    update,
-)
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 
-from zndraw_joblib.server.db.bulk import arrays
-from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
-from zndraw_joblib.server.db.room_events import ROOMS, is_watched
-from zndraw_joblib.server.db.tables import Job, RoomQueue, Task
+from zndraw_joblib.server.db.room_events import is_watched
+from zndraw_joblib.server.db.statements import BIG_INTEGER, INTEGER, TEXT, UUID_TYPE, statement
 from zndraw_joblib.server.queue import sql_counts
-from zndraw_joblib.server.queue.sql_idempotency import keys as stored_keys
 from zndraw_joblib.server.queue.sql_idempotency import lock_number
 from zndraw_joblib.wire.statuses import TaskStatus
-
-tasks = Task.__table__
-jobs = Job.__table__
-queues = RoomQueue.__table__
 
 
 class KnownJob(NamedTuple):
@@ -62,16 +32,17 @@ class KnownJob(NamedTuple):
 
 
 class NewTask(NamedTuple):
-    """A plain task. `id` has 32 hexadecimal digits, `payload` is JSON."""
+    """A task without options. `id` has 32 hexadecimal digits, `payload` is JSON."""
 
     id: str
     room_id: str
     created_by: str
     payload: str
+    traceparent: str | None
 
 
 class NewKey(NamedTuple):
-    """The idempotency key of the task at `place`, counted from 1.
+    """The idempotency key of the task at `position`, counted from 1.
 
     `answer` is the beginning of a JSON object, up to the opening quote of the time of creation.
     """
@@ -79,7 +50,7 @@ class NewKey(NamedTuple):
     id: UUID
     fingerprint: UUID
     user_id: str
-    place: int
+    position: int
     answer: str
 
 
@@ -91,36 +62,30 @@ class Appended(NamedTuple):
 
 
 async def append(
-    tx: Transaction,
-    job: KnownJob,
-    new: Sequence[NewTask],
-    keys: Sequence[NewKey],
-    traceparents: Sequence[str | None] = (),
+    tx: Transaction, job: KnownJob, new: Sequence[NewTask], keys: Sequence[NewKey]
 ) -> Appended | None:
-    """Append plain tasks to the queue of a job. Return None if what is assumed about the job is wrong.
-
-    `traceparents` are the trace contexts of the tasks, empty if no task has one.
+    """Append tasks to the queue of a job. Return None if what is assumed about the job is wrong.
 
     It also returns None if one of the keys was used or is being used, or on PostgreSQL if one of the rooms is
     watched. Then nothing was written.
     """
-    given: dict[str, Any] = {
-        "job_name": job.full_name,
-        "known_schema": job.schema,
-        "known_policy": job.policy,
-        "count": len(new),
-    }
     if tx.is_sqlite:
-        return await _append_on_sqlite(tx, job.id, given, new, keys, traceparents)
-    given["at"] = await tx.now() if tx.has_own_clock else None
+        return await _append_on_sqlite(tx, job, new, keys)
+    params: dict[str, Any] = {**_assumptions(job), "count": len(new)}
+    params["at"] = await tx.now() if tx.has_own_clock else None
     columns = zip(NewTask._fields, zip(*new, strict=True), strict=True)
-    given |= {f"all_{name}": list(values) for name, values in columns}
-    if traceparents:
-        given["all_traceparent"] = list(traceparents)
+    params |= {f"all_{name}": list(values) for name, values in columns}
     if keys:
-        given |= _arrays_of(keys)
+        params |= {
+            "all_key": [key.id for key in keys],
+            "all_lock": [lock_number(key.id) for key in keys],
+            "all_fingerprint": [key.fingerprint for key in keys],
+            "all_user_id": [key.user_id for key in keys],
+            "all_position": [key.position for key in keys],
+            "all_answer": [key.answer for key in keys],
+        }
     try:
-        rows = await tx.execute_alone(_APPEND[bool(keys), bool(traceparents)], given)
+        rows = await tx.execute_alone(_APPEND_WITH_KEYS if keys else _APPEND, params)
     except IntegrityError as error:
         # A transaction that committed after the start of this statement has stored one of the keys.
         raise RepeatTransaction("An idempotency key was stored meanwhile") from error
@@ -131,47 +96,33 @@ async def append(
     return Appended(await tx.now(), rows[0].pending - len(new))
 
 
-def _arrays_of(keys: Sequence[NewKey]) -> dict[str, Any]:
-    return {
-        "key_ids": [key.id for key in keys],
-        "all_key": [key.id for key in keys],
-        "all_fingerprint": [key.fingerprint for key in keys],
-        "all_user_id": [key.user_id for key in keys],
-        "all_lock": [lock_number(key.id) for key in keys],
-        "all_task": [key.place for key in keys],
-        "all_answer": [key.answer for key in keys],
-    }
+def _assumptions(job: KnownJob) -> dict[str, Any]:
+    return {"full_name": job.full_name, "schema": job.schema, "policy": job.policy}
 
 
 async def _append_on_sqlite(
-    tx: Transaction,
-    job_id: UUID,
-    given: Mapping[str, Any],
-    new: Sequence[NewTask],
-    keys: Sequence[NewKey],
-    traceparents: Sequence[str | None],
+    tx: Transaction, job: KnownJob, new: Sequence[NewTask], keys: Sequence[NewKey]
 ) -> Appended | None:
     if keys:
         ids = to_json([key.id.hex for key in keys]).decode()
-        if (await tx.execute(_FIND_KEYS, {"ids": ids})).first() is not None:
+        if (await tx.execute(_FIND_KEYS_ON_SQLITE, {"ids": ids})).first() is not None:
             return None
     firsts: dict[str, int] = {}
     of_rooms: Counter[str] = Counter()
-    for place, task in enumerate(new):
-        firsts.setdefault(task.room_id, len(new) - 1 - place)
+    for index, task in enumerate(new):
+        firsts.setdefault(task.room_id, len(new) - 1 - index)
         of_rooms[task.room_id] += 1
     rooms = to_json(list(firsts)).decode()
-    counted = (await tx.execute(_COUNT_ON_SQLITE, {**given, "job_id": job_id, "rooms": rooms})).first()
+    params = {**_assumptions(job), "job_id": job.id, "rooms": rooms, "count": len(new)}
+    counted = (await tx.execute(_COUNT_ON_SQLITE, params)).first()
     if counted is None:
         return None
     now = await tx.now()
-    added = new if not traceparents else [(*row, trace) for row, trace in zip(new, traceparents, strict=True)]
-    rows = {"rows": to_json(added).decode(), "job_id": job_id, "now": now}
-    await tx.execute(_ADD_TRACED_ON_SQLITE if traceparents else _ADD_ON_SQLITE, rows)
-    await sql_counts.write_appended(tx, job_id, of_rooms)
+    await tx.execute(_INSERT_ON_SQLITE, {"rows": to_json(new).decode(), "job_id": job.id, "now": now})
+    await sql_counts.write_appended(tx, job.id, of_rooms)
     if counted.listed < len(firsts):
-        listed = {"rows": to_json(list(firsts.items())).decode(), "job_id": job_id}
-        await tx.execute(_LIST_ON_SQLITE, listed)
+        unlisted = {"rows": to_json(list(firsts.items())).decode(), "job_id": job.id}
+        await tx.execute(_LIST_ROOMS_ON_SQLITE, unlisted)
     ahead = counted.pending - len(new)
     if keys:
         await _store_keys_on_sqlite(tx, keys, now, ahead)
@@ -183,160 +134,135 @@ async def _store_keys_on_sqlite(tx: Transaction, keys: Sequence[NewKey], now: da
     answers = [
         (
             *(key.id.hex, key.fingerprint.hex, key.user_id),
-            f'{key.answer}{stamp}","queue_position":{ahead + key.place}}}',
+            f'{key.answer}{stamp}","queue_position":{ahead + key.position}}}',
         )
         for key in keys
     ]
     await tx.execute(_STORE_KEYS_ON_SQLITE, {"rows": to_json(answers).decode(), "now": now})
 
 
-_FIXED = {
-    "status": literal_column(f"'{TaskStatus.PENDING}'"),
-    **dict.fromkeys(("attempt", "lane", "failures", "crashes"), literal_column("0", Integer())),
-}
-_ANSWER_COLUMNS = ["id", "fingerprint", "user_id", "created_at", "answer"]
+_IS_AS_ASSUMED = """full_name = :full_name AND NOT deleted AND NOT has_lanes
+        AND schema = :schema AND policy IS NOT DISTINCT FROM :policy"""
+_AT = "coalesce(:at, now())"
 
 
-def _count() -> Update:
-    """Return the statement that locks a job and adds to its count, if it is as assumed."""
-    is_as_assumed = (
-        jobs.c.full_name == bindparam("job_name"),
-        ~jobs.c.deleted,
-        ~jobs.c.has_lanes,
-        type_coerce(jobs.c.schema, Text()) == bindparam("known_schema", type_=Text()),
-        jobs.c.policy.is_not_distinct_from(bindparam("known_policy", type_=Text())),
+def _counted_job(condition: str) -> str:
+    """Return the part that locks and counts the job, if it is as assumed and the condition holds."""
+    return f"""
+job AS (
+    UPDATE joblib_job SET pending = pending + :count
+    WHERE {_IS_AS_ASSUMED}
+        AND NOT {is_watched("ANY (:all_room_id)")}
+        AND {condition}
+    RETURNING id, pending
+)"""
+
+
+# The row of a room's queue that exists is a lower bound, because the new tasks are the last. It may have been
+# deleted after the start of the statement, which ON CONFLICT notices.
+_TASKS = f"""
+added AS (
+    INSERT INTO joblib_task (
+        id, job_id, room_id, created_by, payload, traceparent, created_at,
+        status, attempt, lane, failures, crashes
     )
-    return update(jobs).where(*is_as_assumed).values(pending=jobs.c.pending + bindparam("count"))
-
-
-def _insert_tasks(values: Mapping[str, ColumnElement[Any]], source: FromClause, place: Any) -> Insert:
-    columns = {**values, **_FIXED}
-    rows = select(*[column.label(name) for name, column in columns.items()]).select_from(source)
-    return insert(tasks).from_select(list(columns), rows.order_by(place), include_defaults=False)
-
-
-def _append(*, is_keyed: bool, is_traced: bool) -> Executable:
-    """Return PostgreSQL's statement.
-
-    A row of a room's queue that exists is a lower bound, because the new tasks are the last. It may have been
-    deleted after the start of the statement, which ON CONFLICT notices.
+    SELECT CAST(new.id AS uuid), job.id, new.room_id, new.created_by, new.payload, new.traceparent, {_AT},
+        '{TaskStatus.PENDING}', 0, 0, 0, 0
+    FROM unnest(
+        (SELECT :all_id), (SELECT :all_room_id), (SELECT :all_created_by), (SELECT :all_payload),
+        (SELECT :all_traceparent)
+    ) WITH ORDINALITY AS new (id, room_id, created_by, payload, traceparent, position)
+    CROSS JOIN job
+    ORDER BY new.position
+    RETURNING job_id, room_id, lane, seq, status, run_at
+),
+listed_rooms AS (
+    INSERT INTO joblib_room_queue (job_id, room_id, lane, seq)
+    SELECT job_id, room_id, min(lane), min(seq) FROM added GROUP BY job_id, room_id
+    ON CONFLICT DO NOTHING
+)"""
+_LOCKED_KEYS = """
+locked_keys AS (
+    SELECT bool_and(pg_try_advisory_xact_lock(lock)) AS are_free
+    FROM unnest((SELECT :all_lock)) AS new_keys (lock)
+)"""
+_KEYS_ARE_FREE = """(SELECT are_free FROM locked_keys)
+        AND NOT EXISTS (SELECT 1 FROM joblib_idempotency_key WHERE id = ANY (:all_key))"""
+_STORED_KEYS = f"""
+stored_keys AS (
+    INSERT INTO joblib_idempotency_key (id, fingerprint, user_id, created_at, answer)
+    SELECT new_keys.id, new_keys.fingerprint, new_keys.user_id, {_AT},
+        new_keys.answer || to_char(timezone('UTC', {_AT}), 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+        || '","queue_position":' || CAST(job.pending - :count + new_keys.position AS text) || '}}'
+    FROM unnest(
+        (SELECT :all_key), (SELECT :all_fingerprint), (SELECT :all_user_id), (SELECT :all_position),
+        (SELECT :all_answer)
+    ) AS new_keys (id, fingerprint, user_id, position, answer)
+    CROSS JOIN job
+)"""
+_APPEND, _APPEND_WITH_KEYS = (
+    statement(
+        f"WITH {', '.join(parts)} SELECT pending, now() FROM job",
+        *("pending", "now"),
+        id=TEXT,
+        payload=TEXT,
+        schema=TEXT,
+        key=UUID_TYPE,
+        lock=BIG_INTEGER,
+        position=INTEGER,
+    )
+    for parts in (
+        (_counted_job("true"), _TASKS, sql_counts.COUNT_ADDED),
+        (_LOCKED_KEYS, _counted_job(_KEYS_ARE_FREE), _TASKS, sql_counts.COUNT_ADDED, _STORED_KEYS),
+    )
+)
+_FIND_KEYS_ON_SQLITE = statement(
     """
-    count = _count().where(~is_watched(any_(ROOMS)))
-    if is_keyed:
-        count = count.where(select(_FREE.c.is_free).scalar_subquery(), ~_USED.exists())
-    job = count.returning(jobs.c.id, jobs.c.pending).cte("job")
-    source = _GIVEN_TRACED if is_traced else _GIVEN
-    values = {
-        "id": cast(source.c.id, Uuid()),
-        "job_id": job.c.id,
-        "room_id": source.c.room_id,
-        "created_by": source.c.created_by,
-        "payload": type_coerce(source.c.payload, Text()),
-        "created_at": _AT,
-    }
-    if is_traced:
-        values["traceparent"] = source.c.traceparent
-    added = _insert_tasks(values, source.join(job, true()), source.c.place)
-    new = added.returning(tasks.c.job_id, tasks.c.room_id, tasks.c.lane, tasks.c.seq).cte("added")
-    firsts = select(new.c.job_id, new.c.room_id, func.min(new.c.lane), func.min(new.c.seq))
-    firsts = firsts.group_by(new.c.job_id, new.c.room_id)
-    listed = postgresql.insert(queues).from_select(list(new.c.keys()), firsts)
-    statement = select(job.c.pending, func.now().label("now")).add_cte(
-        listed.on_conflict_do_nothing().returning(queues.c.room_id).cte("listed"),
-        *sql_counts.keep_inserted(new),
-    )
-    if is_keyed:
-        statement = statement.add_cte(_insert_keys(job).cte("stored"))
-    return statement
-
-
-def _insert_keys(job: FromClause) -> Any:
-    position = job.c.pending - bindparam("count", type_=Integer()) + _GIVEN_KEYS.c.task
-    text = _GIVEN_KEYS.c.answer + _STAMP + '","queue_position":' + cast(position, Text()) + "}"
-    rows = select(_GIVEN_KEYS.c.key, _GIVEN_KEYS.c.fingerprint, _GIVEN_KEYS.c.user_id, _AT, text)
-    rows = rows.select_from(_GIVEN_KEYS.join(job, true()))
-    return insert(stored_keys).from_select(_ANSWER_COLUMNS, rows).returning(stored_keys.c.id)
-
-
-def _json_rows(*kinds: Any) -> tuple[Any, list[ColumnElement[Any]]]:
-    """Return a JSON list of lists as a table for SQLite, and its columns."""
-    rows = func.json_each(bindparam("rows", type_=Text())).table_valued("key", "value", name="given")
-    places = range(len(kinds))
-    return rows, [
-        type_coerce(func.json_extract(rows.c.value, literal_column(f"'$[{place}]'")), kinds[place])
-        for place in places
-    ]
-
-
-def _insert_on_sqlite(*, is_traced: bool) -> Insert:
-    rows, (task_id, room_id, created_by, payload, *traceparent) = _json_rows(*[Text()] * (4 + is_traced))
-    values = {
-        "id": task_id,
-        "job_id": _JOB,
-        "room_id": room_id,
-        "created_by": created_by,
-        "payload": payload,
-        "created_at": _NOW,
-        **dict(zip(["traceparent"], traceparent, strict=False)),
-    }
-    return _insert_tasks(values, rows, rows.c.key)
-
-
-def _list_on_sqlite() -> Insert:
-    """Return the statement that adds missing rows of rooms. Their first tasks are counted from the last."""
-    rows, (room_id, from_end) = _json_rows(Text(), Integer())
-    last = select(func.max(tasks.c.seq)).scalar_subquery()
-    new: Select[Any] = select(_JOB, room_id, literal_column("0", Integer()), last - from_end).select_from(
-        rows
-    )
-    columns = ["job_id", "room_id", "lane", "seq"]
-    return insert(queues).prefix_with("OR IGNORE").from_select(columns, new, include_defaults=False)
-
-
-def _insert_keys_on_sqlite() -> Insert:
-    rows, (key_id, fingerprint, user_id, answer) = _json_rows(*[Text()] * 4)
-    new = select(key_id, fingerprint, user_id, _NOW, answer).select_from(rows)
-    return insert(stored_keys).from_select(_ANSWER_COLUMNS, new, include_defaults=False)
-
-
-_NOW = bindparam("now", type_=UtcDateTime())
-_AT = func.coalesce(bindparam("at", type_=UtcDateTime()), func.now())
-_JOB = bindparam("job_id", type_=tasks.c.job_id.type)
-_GIVEN = arrays(dict.fromkeys(NewTask._fields, Text()))
-_GIVEN_TRACED = arrays(dict.fromkeys([*NewTask._fields, "traceparent"], Text()))
-_GIVEN_KEYS = arrays(
-    {
-        **{"key": Uuid(), "fingerprint": Uuid(), "user_id": Text()},
-        **{"lock": BigInteger(), "task": Integer(), "answer": Text()},
-    }
-).alias("given_keys")
-_LOCKS = arrays({"lock": BigInteger()}).alias("locks")
-_FREE = select(func.bool_and(func.pg_try_advisory_xact_lock(_LOCKS.c.lock)).label("is_free")).cte("free")
-_KEY_IDS: ColumnElement[Any] = bindparam("key_ids", type_=postgresql.ARRAY(Uuid(), dimensions=1))
-_USED = select(stored_keys.c.id).where(stored_keys.c.id == any_(_KEY_IDS))
-_STAMP = func.to_char(func.timezone("UTC", _AT), 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"', type_=Text())
-_BOTH = (False, True)
-_APPEND = {
-    (is_keyed, is_traced): _append(is_keyed=is_keyed, is_traced=is_traced)
-    for is_keyed in _BOTH
-    for is_traced in _BOTH
-}
-_LISTED = func.json_each(bindparam("rooms", type_=Text())).table_valued("value", name="listed")
-_COUNT_ON_SQLITE = _count().returning(
-    jobs.c.pending,
-    select(func.count())
-    .where(queues.c.job_id == _JOB, queues.c.room_id.in_(select(_LISTED.c.value)))
-    .scalar_subquery()
-    .label("listed"),
+SELECT 1 FROM joblib_idempotency_key WHERE id IN (SELECT value FROM json_each(:ids)) LIMIT 1
+""",
+    ids=TEXT,
 )
-_ADD_ON_SQLITE = _insert_on_sqlite(is_traced=False)
-_ADD_TRACED_ON_SQLITE = _insert_on_sqlite(is_traced=True)
-_LIST_ON_SQLITE = _list_on_sqlite()
-_GIVEN_IDS = func.json_each(bindparam("ids", type_=Text())).table_valued("value", name="given")
-_FIND_KEYS: Select[Any] = (
-    select(literal_column("1"))
-    .where(type_coerce(stored_keys.c.id, Text()).in_(select(_GIVEN_IDS.c.value)))
-    .select_from(stored_keys)
-    .limit(1)
+_COUNT_ON_SQLITE = statement(
+    f"""
+UPDATE joblib_job SET pending = pending + :count
+WHERE {_IS_AS_ASSUMED}
+RETURNING pending, (
+    SELECT count(*) FROM joblib_room_queue
+    WHERE job_id = :job_id AND room_id IN (SELECT value FROM json_each(:rooms))
 )
-_STORE_KEYS_ON_SQLITE = _insert_keys_on_sqlite()
+""",
+    "pending",
+    "listed",
+    schema=TEXT,
+    rooms=TEXT,
+)
+_INSERT_ON_SQLITE = statement(
+    f"""
+INSERT INTO joblib_task (
+    id, job_id, room_id, created_by, payload, traceparent, created_at,
+    status, attempt, lane, failures, crashes
+)
+SELECT value ->> 0, :job_id, value ->> 1, value ->> 2, value ->> 3, value ->> 4, :now,
+    '{TaskStatus.PENDING}', 0, 0, 0, 0
+FROM json_each(:rows)
+ORDER BY key
+""",
+    rows=TEXT,
+)
+# The first tasks of the rooms are counted from the last task.
+_LIST_ROOMS_ON_SQLITE = statement(
+    """
+INSERT OR IGNORE INTO joblib_room_queue (job_id, room_id, lane, seq)
+SELECT :job_id, value ->> 0, 0, (SELECT max(seq) FROM joblib_task) - (value ->> 1)
+FROM json_each(:rows)
+""",
+    rows=TEXT,
+)
+_STORE_KEYS_ON_SQLITE = statement(
+    """
+INSERT INTO joblib_idempotency_key (id, fingerprint, user_id, created_at, answer)
+SELECT value ->> 0, value ->> 1, value ->> 2, :now, value ->> 3
+FROM json_each(:rows)
+""",
+    rows=TEXT,
+)

@@ -21,6 +21,7 @@ from sqlalchemy import (
 
 from zndraw_joblib.server.db.bulk import byte_size
 from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import as_sql
 from zndraw_joblib.server.db.tables import Job, Task
 from zndraw_joblib.server.queue.sql_jobs import policy_of
 from zndraw_joblib.wire.names import JobName
@@ -48,6 +49,8 @@ IS_PENDING = tasks.c.status == literal_column(f"'{TaskStatus.PENDING}'")
 QUEUED = and_(IS_PENDING, tasks.c.run_at.is_(None))
 IS_SCHEDULED = and_(IS_PENDING, tasks.c.run_at.is_not(None))
 IS_HELD = of_status(HELD)
+# The same conditions in statements that are written as SQL, which call the table by its whole name.
+TASK_IS_PENDING, TASK_IS_QUEUED, TASK_IS_HELD = map(as_sql, (IS_PENDING, QUEUED, IS_HELD))
 
 
 def ended_unstarted(claimed_at: datetime | None, started_at: datetime | None) -> bool:
@@ -168,6 +171,9 @@ def select_records(*, bodies: bool | Literal["small"] = True) -> Select[Any]:
 
 
 FULL = select_records()
+# The same as SQL, with or without payload and result.
+SELECT_RECORDS = {bodies: as_sql(select_records(bodies=bodies)) for bodies in (True, False)}
+RECORD_COLUMNS = [column.name for column in (*COLUMNS, *_JOB_COLUMNS)]
 
 
 async def fetch_records(tx: Transaction, statement: Select[Any], **parameters: Any) -> list[TaskRecord]:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
+    Boolean,
     ColumnElement,
     Select,
     Update,
     and_,
-    any_,
     bindparam,
     case,
     delete,
@@ -25,11 +25,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from zndraw_joblib.server.db import room_events
 from zndraw_joblib.server.db.bulk import among, arrays, by_column, json_rows, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
+from zndraw_joblib.server.db.statements import INTEGER, UUID_TYPE, statement
 from zndraw_joblib.server.db.tables import Attempt, Job, Task
 from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue import (
@@ -55,6 +55,7 @@ _WRITTEN = (
 _OLD = {f"old_{name}": tasks.c[name] for name in _GUARDED}
 _NEW_VALUES = {f"new_{name}": tasks.c[name] for name in _WRITTEN}
 _GIVEN = {"seq": tasks.c.seq, **_OLD, **_NEW_VALUES}
+_IS_WATCHED = literal_column(is_watched("joblib_task.room_id"), Boolean()).label("is_watched")
 # Made before the statement runs: then SQLAlchemy has memoized its columns without those of RETURNING.
 _COUNTED = sql_jobs.ADD_TO_COUNTS.returning(sql_jobs.jobs.c.paused).cte("counted")
 
@@ -106,7 +107,7 @@ def _updating(same: tuple[str, ...], each: tuple[str, ...], *, is_listed: bool, 
     guards = [column == given[name] for name, column in _OLD.items()]
     values = {column.name: given[name] for name, column in _NEW_VALUES.items() if name in given}
     made = update(tasks).where(chosen, *guards).values(values).returning(tasks.c.seq)
-    return made if is_sqlite else made.returning(is_watched(tasks.c.room_id).label("is_watched"))
+    return made if is_sqlite else made.returning(_IS_WATCHED)
 
 
 def failing(held: ColumnElement[bool]) -> Update:
@@ -137,8 +138,9 @@ def counting_statement(written: Update, *, is_of_one_job: bool) -> Select[Any]:
     count = select(func.count()).select_from(rows).scalar_subquery().label("written")
     watched = select(func.bool_or(rows.c.is_watched)).scalar_subquery().label("is_watched")
     if not is_of_one_job:
-        return select(count, watched, null().label("paused")).add_cte(rows, *sql_counts.keep_given())
-    return select(count, watched, _COUNTED.c.paused).add_cte(rows, *sql_counts.keep_given(_COUNTED))
+        return select(count, watched, null().label("paused")).add_cte(rows, *sql_counts.change_ctes())
+    changes = sql_counts.change_ctes(after="counted")
+    return select(count, watched, _COUNTED.c.paused).add_cte(rows, _COUNTED, *changes)
 
 
 # Fail held tasks whose worker is removed, in one statement, without reading them first.
@@ -204,9 +206,7 @@ _HELD = (
     .with_for_update()
     .cte("held")
 )
-_FAIL_ON_POSTGRESQL = _FAILING.where(tasks.c.seq == _HELD.c.seq, _HELD.c.has_failed).returning(
-    is_watched(tasks.c.room_id).label("is_watched")
-)
+_FAIL_ON_POSTGRESQL = _FAILING.where(tasks.c.seq == _HELD.c.seq, _HELD.c.has_failed).returning(_IS_WATCHED)
 _FAIL_ON_SQLITE = _FAILING.where(_HAS_ONE_ATTEMPT, _HAS_NO_POLICY)
 
 
@@ -219,22 +219,36 @@ _INSERTED = [column.name for column in COLUMNS if column.name not in {"seq", "qu
 
 _UNIQUE_VIOLATION = "23505"
 _UNCHANGED = sql_jobs.CountChange(0, 0)
-_NEW = arrays({name: tasks.c[name].type for name in _INSERTED})
-_ADD = insert(tasks)
-_ADD_MANY = insert(tasks).from_select(
-    _INSERTED, select(*[_NEW.c[name] for name in _INSERTED]).order_by(_NEW.c.place)
+_INSERT_ON_SQLITE = statement(
+    f"""
+INSERT INTO joblib_task ({", ".join(_INSERTED)})
+VALUES ({", ".join(f":{name}" for name in _INSERTED)})
+"""
 )
-_PLACED = [tasks.c[name] for name in (*sql_room_queues.COLUMNS, "status", "run_at")]
-_ADDED = _ADD_MANY.returning(*_PLACED).cte("written")
-_ENTERED = select(*[_ADDED.c[name] for name in sql_room_queues.COLUMNS]).where(
-    _ADDED.c.status == literal_column(f"'{TaskStatus.PENDING}'"), _ADDED.c.run_at.is_(None)
-)
-_ADD_MANY_AND_ROOMS = sql_room_queues.upsert_from(_ENTERED).add_cte(*sql_counts.keep_inserted(_ADDED))
+_ADDED_TO_QUEUES = f"added WHERE status = '{TaskStatus.PENDING}' AND run_at IS NULL"
+_ADD = f"""
+WITH added AS (
+    INSERT INTO joblib_task ({", ".join(_INSERTED)})
+    SELECT {", ".join(_INSERTED)}
+    FROM unnest({", ".join(f"(SELECT :all_{name})" for name in _INSERTED)})
+        WITH ORDINALITY AS new ({", ".join(_INSERTED)}, position)
+    ORDER BY position
+    RETURNING job_id, room_id, lane, seq, status, run_at
+),{sql_counts.COUNT_ADDED},
+listed_rooms AS ({sql_room_queues.list_rooms(_ADDED_TO_QUEUES)}
+)"""
+_ADD_OF_SEVERAL_JOBS = statement(f"{_ADD} SELECT {is_watched('ANY (:all_room_id)')}", "is_watched")
 # If all tasks are of one job, the same statement updates that job's counts: one round trip less.
-_ADDED_TO_ROOMS = _ADD_MANY_AND_ROOMS.returning(sql_room_queues.queues.c.room_id).cte("entered")
-_IS_WATCHED = room_events.is_watched(any_(room_events.ROOMS)).label("is_watched")
-_ADD_AND_COUNT = sql_jobs.ADD_TO_COUNTS.add_cte(_ADDED_TO_ROOMS).returning(_IS_WATCHED)
-_ADD_OF_SEVERAL_JOBS = select(_IS_WATCHED).add_cte(_ADDED_TO_ROOMS)
+_ADD_AND_COUNT = statement(
+    f"""{_ADD}
+UPDATE joblib_job SET pending = pending + :queued, scheduled = scheduled + :later
+WHERE id = :job
+RETURNING {is_watched("ANY (:all_room_id)")}
+""",
+    "is_watched",
+    job=UUID_TYPE,
+    later=INTEGER,
+)
 # For how much longer than others a task is kept whose function `on_end` no server has called.
 _HOOK_TIME, _NO_TIME = timedelta(days=7), timedelta()
 
@@ -245,7 +259,7 @@ async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
     inserted = [(None, task) for task in new]
     job_counts = _count_changes(inserted)
     if tx.is_sqlite:
-        await tx.execute(_ADD, rows)
+        await tx.execute(_INSERT_ON_SQLITE, rows)
         await sql_jobs.add_to_counts(tx, job_counts)
         first = await sql_room_queues.last_seq(tx) - len(new) + 1
         numbered = [task.changed(seq=first + index) for index, task in enumerate(new)]

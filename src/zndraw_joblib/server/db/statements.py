@@ -1,0 +1,129 @@
+"""Static statements, written as SQL.
+
+In the text `:name` is a parameter, and `:all_name` a list. Parameters and result columns have the type of
+the column of a table with the same name, unless the caller passes another.
+
+The text is PostgreSQL's. For SQLite five things are rewritten, so that a statement of both is written once:
+
+- `x = ANY (:all_name)` becomes `x IN (…)` with one placeholder for each value,
+- `IS NOT DISTINCT FROM` becomes `IS`,
+- `octet_length(x)`, which SQLite has only since 3.43, becomes `length(CAST(x AS BLOB))`,
+- a line with `FOR UPDATE` or `FOR NO KEY UPDATE` is removed: SQLite has one writer,
+- `unindexed(x)`, a column that SQLite shall look up by no index, becomes `+x`, and on PostgreSQL `x`.
+"""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ClauseElement,
+    Float,
+    Integer,
+    String,
+    Text,
+    TextClause,
+    bindparam,
+    column,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.types import TypeEngine
+
+from zndraw_joblib.server.db.column_types import UtcDateTime, Uuid
+from zndraw_joblib.server.db.compiled import ASYNCPG
+from zndraw_joblib.server.db.tables import (
+    Attempt,
+    IdempotencyKey,
+    Job,
+    QueueBlock,
+    RoomCount,
+    RoomQueue,
+    Task,
+    Worker,
+)
+
+Type = TypeEngine[Any]
+# Types of names that are no columns.
+TEXT: Type = Text()
+INTEGER: Type = Integer()
+BIG_INTEGER: Type = BigInteger()
+FLOAT: Type = Float()
+BOOLEAN: Type = Boolean()
+UUID_TYPE: Type = Uuid()
+
+_PARAMETER = re.compile(r"(?<![:\w\\]):(\w+)(?![:\w])")
+_LIST = re.compile(r"= ANY \(:all_(\w+)\)")
+_LOCK = re.compile(r"\n *FOR (NO KEY )?UPDATE\b.*")
+_BYTES = re.compile(r"\boctet_length\(([\w.]+)\)")
+_UNINDEXED = re.compile(r"\bunindexed\(([\w.]+)\)")
+_TYPES: dict[str, Type] = {
+    col.name: Text() if isinstance(col.type, String) else col.type
+    for table in (IdempotencyKey, Attempt, Worker, RoomCount, QueueBlock, RoomQueue, Job, Task)
+    for col in table.__table__.columns
+} | {
+    "at": UtcDateTime(),
+    "now": UtcDateTime(),
+    "count": Integer(),
+    "limit": Integer(),
+    "most_bytes": Integer(),
+}
+
+
+class _Sql(TextClause):
+    """SQL text with a second form for SQLite."""
+
+    inherit_cache = True
+    on_sqlite: TextClause
+
+
+@compiles(_Sql, "sqlite")
+def _compile_for_sqlite(element: _Sql, compiler: SQLCompiler, **options: Any) -> str:
+    return str(compiler.process(element.on_sqlite, **options))
+
+
+def statement(sql: str, *columns: str, **types: Type) -> Any:
+    """Return a statement with these result columns, in their order. `types` are those of other names."""
+    element: Any = _bound(_Sql(_UNINDEXED.sub(r"\1", sql)), types)
+    lists = {f"all_{name}" for name in _LIST.findall(sql)}
+    element.on_sqlite = _bound(text(_on_sqlite(sql)), types, lists)
+    return element.columns(*[column(name, types.get(name, _TYPES.get(name))) for name in columns])
+
+
+def _on_sqlite(sql: str) -> str:
+    sql = _LIST.sub(r"IN :all_\1", sql).replace("IS NOT DISTINCT FROM", "IS")
+    return _LOCK.sub("", _UNINDEXED.sub(r"+\1", _BYTES.sub(r"length(CAST(\1 AS BLOB))", sql)))
+
+
+def _bound(clause: TextClause, types: dict[str, Type], lists: Collection[str] = ()) -> TextClause:
+    names = dict.fromkeys(_PARAMETER.findall(clause.text))
+    return clause.bindparams(
+        *[
+            bindparam(name, type_=_item_type(name, types), expanding=True)
+            if name in lists
+            else bindparam(name, type_=_type_of(name, types))
+            for name in names
+        ]
+    )
+
+
+def as_sql(clause: ClauseElement) -> str:
+    """Return the SQL of a condition or a statement without parameters."""
+    return str(clause.compile(dialect=ASYNCPG))
+
+
+def _type_of(name: str, types: dict[str, Type]) -> Type:
+    kind = _item_type(name, types)
+    return ARRAY(kind, dimensions=1) if name.startswith("all_") else kind
+
+
+def _item_type(name: str, types: dict[str, Type]) -> Type:
+    name = name.removeprefix("all_")
+    kind = types.get(name, _TYPES.get(name))
+    if kind is None:
+        raise TypeError(f"The parameter :{name} of a statement has no type: pass it, {name}=…")
+    return kind
