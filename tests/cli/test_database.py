@@ -43,6 +43,28 @@ def test_sqlite_is_upgraded_automatically(program: Program, tmp_path: Path) -> N
     assert current.out.endswith(" (newest)\n")
 
 
+def test_no_new_database_is_upgraded_by_mistake(program: Program, tmp_path: Path) -> None:
+    """In another folder than the server's the error names the file and the remedies; nothing is created."""
+    refused = program.run("db", "upgrade")
+    assert refused.is_error_line
+    file = tmp_path / "zndraw-joblib.db"
+    for part in (f"no database {file}", "--database-url", "ZNDRAW_JOBLIB_DATABASE_URL", "--create-database"):
+        assert part in refused.err
+    assert not list(tmp_path.glob("*.db*"))
+    asked, again, named = program.run_all(
+        [
+            ["db", "upgrade", "--create-database"],
+            ["db", "upgrade"],
+            ["db", "upgrade", "--database-url", "sqlite:///other.db"],
+        ]
+    )
+    assert "the schema went from nothing to " in asked.out
+    assert f"Created the database {file}" in asked.err
+    assert "the schema was already at " in again.out
+    assert again.err == ""
+    assert f"Created the database {tmp_path / 'other.db'}" in named.err
+
+
 def test_wrong_counts_are_shown_and_corrected(program: Program, tmp_path: Path) -> None:
     """Without `--repair` they are an error that names the command."""
     program.env["ZNDRAW_JOBLIB_DATABASE_URL"] = "sqlite:///some.db"

@@ -140,11 +140,11 @@ def revoke_token(name: TokenName, *, database_url: DatabaseUrl = None) -> None:
 
 
 @db.command("upgrade")
-def upgrade_database(*, database_url: DatabaseUrl = None) -> None:
+def upgrade_database(*, create_database: CreateDatabase = False, database_url: DatabaseUrl = None) -> None:
     """Upgrade the schema to the version that this release needs."""
     with needs_server():
         from zndraw_joblib.cli.server import database  # noqa: PLC0415 - see above
-    database.upgrade(database_url)
+    database.upgrade(database_url, allow_new=create_database)
 
 
 @db.command("check-counts")

@@ -6,12 +6,13 @@ from typing import TypeVar
 
 import typer
 
-from zndraw_joblib.cli.display import CommandError, UsageError
+from zndraw_joblib.cli.display import CommandError, UsageError, print_note
 from zndraw_joblib.cli.server import settings
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl
 from zndraw_joblib.server.db.database import Database
 from zndraw_joblib.server.db.schema import DatabaseLocation, UnusableDatabase
+from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.queue import sql_recount
 
 Result = TypeVar("Result")
@@ -23,6 +24,28 @@ def locate(url: str) -> DatabaseLocation:
         return schema.locate(url)
     except InvalidDatabaseUrl as error:
         raise UsageError(str(error)) from error
+
+
+def run_or_create(
+    loaded: ServerSettings, work: Callable[[Database], Awaitable[Result]], *, allow_new: bool
+) -> Result:
+    """Return the result of `work` as `run` does, and print a note if that created the database.
+
+    Raises `CommandError` if the default database does not exist, unless `allow_new`: the server's database is
+    probably in another folder.
+    """
+    location = locate(loaded.database_url)
+    is_new = location.is_missing
+    if is_new and not allow_new and "database_url" not in loaded.model_fields_set:
+        raise CommandError(
+            f"There is no database {location.text}: the file does not exist, and no URL names another. Run "
+            "the command in the server's folder, or pass the server's --database-url "
+            "(ZNDRAW_JOBLIB_DATABASE_URL). To create a new database here, add --create-database"
+        )
+    result = run(loaded.database_url, work)
+    if is_new:
+        print_note(f"Created the database {location.text}, because the file did not exist.")
+    return result
 
 
 def run(url: str, work: Callable[[Database], Awaitable[Result]], *, allow_new: bool = True) -> Result:
@@ -47,18 +70,21 @@ def run(url: str, work: Callable[[Database], Awaitable[Result]], *, allow_new: b
         raise CommandError(str(error)) from error
 
 
-def upgrade(database_url: str | None) -> None:
-    """Upgrade the schema to the newest version."""
-    url = settings.load(database_url).database_url
+def upgrade(database_url: str | None, *, allow_new: bool) -> None:
+    """Upgrade the schema to the newest version.
+
+    Raises `CommandError` if the default database does not exist, unless `allow_new`.
+    """
+    loaded = settings.load(database_url)
 
     async def work(database: Database) -> str | None:
         before = await schema.check(database)
         await schema.upgrade(database)
         return before
 
-    before, newest = run(url, work), schema.newest()
+    before, newest = run_or_create(loaded, work, allow_new=allow_new), schema.newest()
     change = "was already at" if before == newest else f"went from {before or 'nothing'} to"
-    typer.echo(f"{locate(url).text}: the schema {change} {newest}")
+    typer.echo(f"{locate(loaded.database_url).text}: the schema {change} {newest}")
 
 
 def check_counts(database_url: str | None, *, repair: bool) -> None:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import typer
 
-from zndraw_joblib.cli.display import CommandError, Layout, UsageError, print_note, print_rows
+from zndraw_joblib.cli.display import CommandError, Layout, UsageError, print_rows
 from zndraw_joblib.cli.server import settings
-from zndraw_joblib.cli.server.database import locate, run
+from zndraw_joblib.cli.server.database import run, run_or_create
 from zndraw_joblib.client import access
 from zndraw_joblib.client.access import UnreadableCredentials
 from zndraw_joblib.server.admin import sql_operators
@@ -85,22 +85,11 @@ def create(name: str, database_url: str | None, *, is_superuser: bool, allow_new
         return added
 
     loaded = settings.load(database_url)
-    url = loaded.database_url
-    location = locate(url)
-    is_new = location.is_missing
-    if is_new and not allow_new and "database_url" not in loaded.model_fields_set:
-        raise CommandError(
-            f"There is no database {location.text}: the file does not exist, and no URL names another. Run "
-            "the command in the server's folder, or pass the server's --database-url "
-            "(ZNDRAW_JOBLIB_DATABASE_URL). To create a new database here, add --create-database"
-        )
-    if not run(url, work):
+    if not run_or_create(loaded, work, allow_new=allow_new):
         raise CommandError(
             f"There is already a token {name!r}. Choose another name, "
             f"or revoke it with 'zndraw-joblib token revoke {name}'"
         )
-    if is_new:
-        print_note(f"Created the database {location.text}, because the file did not exist.")
     typer.echo(token)
 
 
