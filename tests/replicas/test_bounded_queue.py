@@ -4,14 +4,14 @@ import logging
 
 import pytest
 
-from zndraw_joblib.server.process.pubsub import BoundedQueue, Bounds
+from zndraw_joblib.server.process.pubsub import BoundedQueue, QueueBounds
 
 MIB = 2**20
 
 
 def queue(items: int = 3, size: int = 100) -> BoundedQueue[str]:
     """Return an empty queue with these bounds."""
-    return BoundedQueue("texts", len, lambda: Bounds(items, size))
+    return BoundedQueue("texts", len, lambda: QueueBounds(items, size))
 
 
 def test_the_oldest_items_are_dropped() -> None:

@@ -28,8 +28,8 @@ from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.client.rest import Download, TaskRest
 from zndraw_joblib.client.retry import (
     BUSY,
-    Attempt,
     RetryRule,
+    SendAttempts,
     UnexpectedResponse,
     is_missing,
     is_unreachable,
@@ -247,7 +247,7 @@ class CommandRule(RetryRule):
     def __init__(self, seconds: float = 10.0) -> None:
         super().__init__(seconds)
 
-    def may_repeat(self, error: BaseException, attempt: Attempt) -> bool:
+    def may_repeat(self, error: BaseException, attempt: SendAttempts) -> bool:
         """Return whether a request with an `Idempotency-Key` is repeated with the same key."""
         may_repeat = super().may_repeat(error, attempt)
         response = unexpected_response_of(error)

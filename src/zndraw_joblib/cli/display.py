@@ -155,7 +155,7 @@ class State(StrEnum):
     SKIPPED = "skipped"
 
 
-class Check(BaseModel):
+class CheckResult(BaseModel):
     """One check: what was found, and what to do about it."""
 
     name: str
@@ -167,27 +167,27 @@ class Check(BaseModel):
 _STYLES = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "bold red", State.SKIPPED: "dim"}
 
 
-def passed(name: str, detail: str) -> Check:
+def passed(name: str, detail: str) -> CheckResult:
     """Return a check that found nothing wrong."""
-    return Check(name=name, state=State.OK, detail=detail)
+    return CheckResult(name=name, state=State.OK, detail=detail)
 
 
-def warned(name: str, detail: str, remedy: str) -> Check:
+def warned(name: str, detail: str, remedy: str) -> CheckResult:
     """Return a check that found something to look at."""
-    return Check(name=name, state=State.WARNING, detail=detail, remedy=remedy)
+    return CheckResult(name=name, state=State.WARNING, detail=detail, remedy=remedy)
 
 
-def failed(name: str, detail: str, remedy: str) -> Check:
+def failed(name: str, detail: str, remedy: str) -> CheckResult:
     """Return a check that found a failure."""
-    return Check(name=name, state=State.FAILED, detail=detail, remedy=remedy)
+    return CheckResult(name=name, state=State.FAILED, detail=detail, remedy=remedy)
 
 
-def skipped(name: str, detail: str) -> Check:
+def skipped(name: str, detail: str) -> CheckResult:
     """Return a check that could not run here."""
-    return Check(name=name, state=State.SKIPPED, detail=detail)
+    return CheckResult(name=name, state=State.SKIPPED, detail=detail)
 
 
-def print_checks(checks: Sequence[Check]) -> None:
+def print_checks(checks: Sequence[CheckResult]) -> None:
     """Print a line for each check, and its remedy below it; in a pipe, tab-separated."""
     if not sys.stdout.isatty():
         for check in checks:

@@ -11,7 +11,7 @@ import typer
 
 from zndraw_joblib.cli.client import AdminClient, open_client
 from zndraw_joblib.cli.display import (
-    Check,
+    CheckResult,
     CommandError,
     MissingOperation,
     State,
@@ -56,7 +56,7 @@ def doctor(*, database_url: DatabaseUrl = None, as_json: AsJson = False, url: Ur
         raise typer.Exit(1)
 
 
-def _local_checks(database_url: str | None) -> tuple[list[Check], float | None]:
+def _local_checks(database_url: str | None) -> tuple[list[CheckResult], float | None]:
     try:
         from zndraw_joblib.cli.server import doctor as local  # noqa: PLC0415 - a worker's install has no server
     except ModuleNotFoundError as error:
@@ -66,7 +66,7 @@ def _local_checks(database_url: str | None) -> tuple[list[Check], float | None]:
     return local.run(database_url)
 
 
-def _server_checks(url: str) -> tuple[list[Check], Clocks]:
+def _server_checks(url: str) -> tuple[list[CheckResult], Clocks]:
     try:
         with open_client(url) as client:
             server, clock = _check_server(client, url)
@@ -79,7 +79,7 @@ def _server_checks(url: str) -> tuple[list[Check], Clocks]:
     return [server, *queue], Clocks(clock, database)
 
 
-def _check_server(client: AdminClient, url: str) -> tuple[Check, float | None]:
+def _check_server(client: AdminClient, url: str) -> tuple[CheckResult, float | None]:
     """Check that the server answers, with the token; return how far its clock is ahead too."""
     started = time.monotonic()
     client.workers(limit=1)
@@ -119,7 +119,7 @@ def _database_clock(client: AdminClient) -> float | None:
     return (at - before).total_seconds()
 
 
-def check_clocks(clocks: Clocks) -> Iterator[Check]:
+def check_clocks(clocks: Clocks) -> Iterator[CheckResult]:
     """Check that the clocks of the server and of the database are near this machine's."""
     clocks_ahead = {
         name: ahead
@@ -140,8 +140,8 @@ def check_clocks(clocks: Clocks) -> Iterator[Check]:
         yield passed("clocks", f"This machine and the {names} differ by {max(1, difference)} s at most")
 
 
-def _check_queue(client: AdminClient) -> Iterator[Check]:
-    checks: dict[str, Callable[[AdminClient], Iterator[Check]]] = {
+def _check_queue(client: AdminClient) -> Iterator[CheckResult]:
+    checks: dict[str, Callable[[AdminClient], Iterator[CheckResult]]] = {
         "sweeper": _check_sweeper,
         "queue": _check_findings,
     }
@@ -154,7 +154,7 @@ def _check_queue(client: AdminClient) -> Iterator[Check]:
             yield skipped(name, "The server is an older release without this check")
 
 
-def _check_sweeper(client: AdminClient) -> Iterator[Check]:
+def _check_sweeper(client: AdminClient) -> Iterator[CheckResult]:
     state = client.sweeper()
     if state.mode != SweeperMode.ENFORCE:
         detail = f"The sweeper's mode is {state.mode}: workers that stop are not removed"
@@ -180,14 +180,14 @@ def _check_sweeper(client: AdminClient) -> Iterator[Check]:
         yield passed("sweeper", detail)
 
 
-def _first_cycle(state: SweeperState) -> Check:
+def _first_cycle(state: SweeperState) -> CheckResult:
     detail = f"No cycle yet: the server started less than {state.interval_seconds:g} s ago"
     if state.grace_remaining_seconds > 0:
         return passed("sweeper", detail)
     return warned("sweeper", "The sweeper of this server has no cycle yet", "Run doctor again in a minute")
 
 
-def _check_findings(client: AdminClient) -> Iterator[Check]:
+def _check_findings(client: AdminClient) -> Iterator[CheckResult]:
     overview = client.overview()
     if not overview.findings:
         counts = overview.counts

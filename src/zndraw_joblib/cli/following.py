@@ -141,7 +141,7 @@ _REMEDIES = {
 }
 
 
-class TaskBar(Progress):
+class FollowBar(Progress):
     """The last log lines of a task, and its status and progress below them; on a terminal only."""
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ def follow(
     """
     task = waiting = None
     try:
-        with TaskBar() as bar:
+        with FollowBar() as bar:
             waiting = Waiting(client)
             is_live = prints_lines or not bar.disable
             stream = TaskStream(client, task_id, print_lines if prints_lines else bar.add)

@@ -14,7 +14,14 @@ from uuid import UUID, uuid4
 
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Call, quoted
-from zndraw_joblib.client.retry import Attempt, RequestBackoff, RetryPlan, RetryRule, describe, is_repeatable
+from zndraw_joblib.client.retry import (
+    RequestBackoff,
+    RetryPlan,
+    RetryRule,
+    SendAttempts,
+    describe,
+    is_repeatable,
+)
 from zndraw_joblib.client.task_id import table
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.failures import one_line
@@ -106,7 +113,7 @@ def read(call: Call[T], what: str, rule: RetryRule) -> Flow[T]:
 def send_once(what: str, make: Callable[[str], Call[T]], key: str | None, rule: RetryRule) -> Flow[T]:
     """Send the request that `make` returns for a key; repeat it with this key while it gets no response."""
     request_key = str(uuid4()) if key is None else key
-    attempt = Attempt()
+    attempt = SendAttempts()
     plan = RetryPlan(what, rule.seconds, lambda error: rule.may_repeat(error, attempt))
     try:
         return (yield from repeated(make(request_key), plan))

@@ -306,7 +306,7 @@ def retry(
 
 
 @dataclass(slots=True)
-class Attempt:
+class SendAttempts:
     """The attempts to send a request; `was_sent` is false while no attempt has reached a server."""
 
     was_sent: bool = False
@@ -328,7 +328,7 @@ class RetryRule:
     def __init__(self, seconds: float = 30.0) -> None:
         self.seconds = seconds
 
-    def may_repeat(self, error: BaseException, attempt: Attempt) -> bool:
+    def may_repeat(self, error: BaseException, attempt: SendAttempts) -> bool:
         """Return whether a request with an `Idempotency-Key` is repeated with the same key."""
         return attempt.may_repeat(error)
 
@@ -352,7 +352,7 @@ class FastRule(RetryRule):
         super().__init__(seconds)
         self._has_reached = has_reached
 
-    def may_repeat(self, error: BaseException, attempt: Attempt) -> bool:
+    def may_repeat(self, error: BaseException, attempt: SendAttempts) -> bool:
         """Return whether a request with an `Idempotency-Key` is repeated with the same key."""
         return super().may_repeat(error, attempt) and (attempt.was_sent or self._has_reached())
 

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 from zndraw_joblib.client.api import ApiManager
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.client.retry import Attempt, retry
+from zndraw_joblib.client.retry import SendAttempts, retry
 from zndraw_joblib.jobs.extensions import check_job, job_name_of, job_room_of
 from zndraw_joblib.jobs.forks import check_not_forked
 from zndraw_joblib.jobs.results import can_encode
@@ -360,7 +360,7 @@ class JobManager(JobClient):
         return cls
 
     def _repeat(self, session: Session, call: Callable[[], T], what: str) -> T:
-        seconds, is_retryable = self._register_seconds, Attempt().may_repeat
+        seconds, is_retryable = self._register_seconds, SendAttempts().may_repeat
         return retry(call, what, seconds=seconds, stop=session.stop, is_retryable=is_retryable)
 
     def _job_room_of(self, cls: type[Any]) -> str | None:

@@ -10,7 +10,15 @@ from urllib.parse import urlsplit
 import humanize
 from redis import Redis, RedisError
 
-from zndraw_joblib.cli.display import Check, CommandError, failed, format_duration, passed, skipped, warned
+from zndraw_joblib.cli.display import (
+    CheckResult,
+    CommandError,
+    failed,
+    format_duration,
+    passed,
+    skipped,
+    warned,
+)
 from zndraw_joblib.cli.server import database, settings
 from zndraw_joblib.jobs import logs
 from zndraw_joblib.server.db import schema
@@ -25,7 +33,7 @@ _REDIS_SECONDS = 5.0
 _UPGRADE = "Run 'zndraw-joblib db upgrade' with the same database URL"
 
 
-def run(database_url: str | None) -> tuple[list[Check], float | None]:
+def run(database_url: str | None) -> tuple[list[CheckResult], float | None]:
     """Return the checks, and how many seconds the database's clock is ahead of this machine's."""
     try:
         config = settings.load(database_url)
@@ -42,7 +50,7 @@ def run(database_url: str | None) -> tuple[list[Check], float | None]:
     return [*checks, check, *_check_redis(config), *_check_disk(config, location)], ahead
 
 
-def _check_variables() -> Iterator[Check]:
+def _check_variables() -> Iterator[CheckResult]:
     unknown = logs.unknown_variables(ServerSettings.model_fields)
     for name, nearest in unknown.items():
         text, _, remedy = logs.describe(name, nearest).partition(". ")
@@ -51,7 +59,7 @@ def _check_variables() -> Iterator[Check]:
         yield passed("settings", "All settings are valid, and no variable is misspelt")
 
 
-def _check_database(url: str, location: DatabaseLocation) -> tuple[Check, float | None]:
+def _check_database(url: str, location: DatabaseLocation) -> tuple[CheckResult, float | None]:
     async def work(opened: Database) -> tuple[str | None, float, float]:
         started = time.monotonic()
         await check_sessions(opened)
@@ -79,7 +87,7 @@ async def _now(tx: Transaction) -> datetime:
     return await tx.now()
 
 
-def _check_redis(config: ServerSettings) -> Iterator[Check]:
+def _check_redis(config: ServerSettings) -> Iterator[CheckResult]:
     if config.redis_url is None:
         return
     parts = urlsplit(config.redis_url)
@@ -99,7 +107,7 @@ def _check_redis(config: ServerSettings) -> Iterator[Check]:
     yield passed("redis", f"{where} answers in {format_duration(took)}")
 
 
-def _check_disk(config: ServerSettings, location: DatabaseLocation) -> Iterator[Check]:
+def _check_disk(config: ServerSettings, location: DatabaseLocation) -> Iterator[CheckResult]:
     """Check the file systems that this machine's settings name: of an SQLite file, and of results."""
     folders = {
         "the database": location.file.parent if location.file else None,
@@ -110,7 +118,7 @@ def _check_disk(config: ServerSettings, location: DatabaseLocation) -> Iterator[
             yield _check_space(what, folder)
 
 
-def _check_space(what: str, folder: Path) -> Check:
+def _check_space(what: str, folder: Path) -> CheckResult:
     usage = shutil.disk_usage(folder)
     free = humanize.naturalsize(usage.free, binary=True)
     detail = f"{folder} ({what}) has {free} free of {humanize.naturalsize(usage.total, binary=True)}"

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from zndraw_joblib.server.admin import sql_lists
-from zndraw_joblib.server.admin.sql_lists import HeldTasks, ServedJob, Service, WorkerListing
+from zndraw_joblib.server.admin.sql_lists import HeldCounts, ServedJob, Service, WorkerListing
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process import cursors
 from zndraw_joblib.server.process.ports import CursorPage, Identity, JobFilter, Page
@@ -220,7 +220,7 @@ async def _summaries(
             hidden = set() if is_own else {"host", "pid", "owner_id"}
             shown = {*WorkerInfo.model_fields, "max_tasks", "created_at", "owner_id"} - hidden
             fields = {field: getattr(worker, field) for field in shown}
-            fields |= held.get(worker.id, HeldTasks())._asdict()
+            fields |= held.get(worker.id, HeldCounts())._asdict()
             item = item.model_copy(update={**fields, "jobs": jobs[:_MAX_JOBS]})
         items.append(item)
     return items

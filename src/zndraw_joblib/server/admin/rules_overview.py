@@ -308,7 +308,7 @@ class Process(NamedTuple):
     version: str
 
 
-class Report(NamedTuple):
+class SweepReport(NamedTuple):
     """What a server reports of itself after a cycle of its sweeper. Times are ago, in seconds."""
 
     started_ago: float
@@ -318,7 +318,7 @@ class Report(NamedTuple):
 
 
 async def report(
-    tx: Transaction, process: Process, state: Report, cycle: SweeperCycle, *, prune: bool
+    tx: Transaction, process: Process, state: SweepReport, cycle: SweeperCycle, *, prune: bool
 ) -> None:
     """Store the state of a server and the summary of a cycle; with `prune`, delete old ones."""
     now = await tx.now()

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zndraw_joblib.server.admin import sql_searches
-from zndraw_joblib.server.admin.sql_searches import Budget, Filter, FoundRow, Part, Place
+from zndraw_joblib.server.admin.sql_searches import Budget, Filter, FoundRow, Place, SearchPart
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process import cursors
 from zndraw_joblib.server.process.ports import CursorPage, Identity, RequestKey
@@ -206,7 +206,7 @@ class BulkLimits(NamedTuple):
 _LIMITS = BulkLimits()
 
 
-class _Found(NamedTuple):
+class _Batch(NamedTuple):
     rows: list[FoundRow]
     is_complete: bool
 
@@ -287,9 +287,11 @@ async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> Any
         return
     after, remaining, gives_up = None, limits.tasks, time.monotonic() + limits.seconds
     while remaining > 0:
-        part: Part = await read_in(sql_searches.find, resolved, after, min(limits.batch, remaining), _BUDGET)
+        part: SearchPart = await read_in(
+            sql_searches.find, resolved, after, min(limits.batch, remaining), _BUDGET
+        )
         after, remaining = part.after, remaining - len(part.rows)
-        yield _Found(part.rows, after is None)
+        yield _Batch(part.rows, after is None)
         if after is None or time.monotonic() >= gives_up:
             return
 

@@ -244,7 +244,7 @@ class Service(NamedTuple):
     slots: int
 
 
-class HeldTasks(NamedTuple):
+class HeldCounts(NamedTuple):
     """How many tasks a worker holds, and how many of them run."""
 
     held: int = 0
@@ -343,10 +343,10 @@ async def served_jobs(tx: Transaction, ids: Sequence[UUID]) -> list[ServedJob]:
     return [ServedJob(*row) for row in await tx.execute(_SERVED, {"ids": padded(ids)})]
 
 
-async def held_counts(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, HeldTasks]:
+async def held_counts(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, HeldCounts]:
     """Return how many tasks each of these workers holds; a worker without one is missing."""
     rows = await tx.execute(_HELD, {"ids": padded(ids)})
-    return {worker_id: HeldTasks(*numbers) for worker_id, *numbers in rows}
+    return {worker_id: HeldCounts(*numbers) for worker_id, *numbers in rows}
 
 
 async def held_tasks(tx: Transaction, worker_id: UUID, limit: int) -> list[TaskRecord]:

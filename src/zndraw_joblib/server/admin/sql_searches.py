@@ -345,7 +345,7 @@ class _Pace:
         return self._read < self._budget.rows and now + took < self._gives_up
 
 
-class Part(NamedTuple):
+class SearchPart(NamedTuple):
     """Found tasks, and where to continue: None at the end."""
 
     rows: list[FoundRow]
@@ -354,7 +354,7 @@ class Part(NamedTuple):
 
 async def find(
     tx: Transaction, filters: Filter, after: Place | None, limit: int, budget: Budget | None = None
-) -> Part:
+) -> SearchPart:
     """Return up to `limit` tasks that match, newest first, after a place.
 
     It returns fewer, and where to continue, once the budget is spent.
@@ -372,12 +372,12 @@ async def find(
         rows = (await tx.execute(statement, {**params, **place, "most": limit + 1 - len(matches)})).all()
         matches += [FoundRow(*row[: len(FoundRow._fields)]) for row in rows if row.matches]
         if len(matches) > limit:
-            return Part(matches[:limit], _place(matches[limit - 1]))
+            return SearchPart(matches[:limit], _place(matches[limit - 1]))
         if not rows or rows[-1].total < window or _is_before(filters, rows[-1].created_at):
-            return Part(matches, None)
+            return SearchPart(matches, None)
         after = _place(rows[-1])
         if len(matches) == limit or not pace.permits_another():
-            return Part(matches, after)
+            return SearchPart(matches, after)
 
 
 async def _prepare(tx: Transaction, filters: Filter) -> tuple[Shape, dict[str, Any]]:

@@ -284,7 +284,7 @@ class ServerReports:
 
     async def report(self, cycle: SweeperCycle, last_good_ago: float, grace_seconds: float) -> None:
         """Store a cycle, and that this server works."""
-        state = rules_overview.Report(
+        state = rules_overview.SweepReport(
             started_ago=time.monotonic() - self._started,
             last_good_ago=last_good_ago,
             grace_remaining_seconds=grace_seconds,

@@ -38,7 +38,7 @@ results = Result.__table__
 parts = ResultPart.__table__
 
 
-class Head(NamedTuple):
+class ValueHead(NamedTuple):
     """The number and the size of a value, and its first part."""
 
     n: int
@@ -57,10 +57,10 @@ async def read(tx: Transaction, key: str) -> bytes | None:
     return b"".join(row.data for row in rows) if rows else None
 
 
-async def head(tx: Transaction, key: str) -> Head | None:
+async def head(tx: Transaction, key: str) -> ValueHead | None:
     """Return the number, the size and the first part of a value."""
     rows = await _current(tx, _HEAD, key)
-    return Head(rows[0].n, rows[0].size, rows[0].data) if rows else None
+    return ValueHead(rows[0].n, rows[0].size, rows[0].data) if rows else None
 
 
 async def _current(tx: Transaction, statement: Executable, key: str) -> Sequence[Any]:

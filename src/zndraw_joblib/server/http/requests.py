@@ -14,7 +14,7 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from zndraw_joblib.server.process.ports import Histogram
+from zndraw_joblib.server.process.ports import LocalHistogram
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.shared_limit import SharedLimit
 from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, MAX_JSON_BYTES
@@ -282,7 +282,7 @@ class RequestCounts:
 
     def __init__(self) -> None:
         self.answered: defaultdict[tuple[str, int | str], int] = defaultdict(int)
-        self.seconds: dict[str, Histogram] = {}
+        self.seconds: dict[str, LocalHistogram] = {}
 
     def add(self, scope: Scope, status: int | str, seconds: float) -> None:
         """Count a request."""
@@ -291,5 +291,5 @@ class RequestCounts:
         if WAITED not in scope:
             histogram = self.seconds.get(method)
             if histogram is None:
-                histogram = self.seconds[method] = Histogram(REQUEST_SECONDS)
+                histogram = self.seconds[method] = LocalHistogram(REQUEST_SECONDS)
             histogram.add(seconds)

@@ -111,7 +111,7 @@ class Batcher(Generic[Item, Result]):
         together: _Together[Result | Exception] = _Together(len(items))
         queue = self._queue()
         for index, item in enumerate(items):
-            part = _Part(together, index)
+            part = _PartResult(together, index)
             try:
                 queue.add(item, part)
             except (ServiceUnavailable, TooManyRequests) as problem:
@@ -141,7 +141,7 @@ class _Together(Generic[Result]):
 
 
 @dataclass(slots=True, eq=False)
-class _Part(Generic[Result]):
+class _PartResult(Generic[Result]):
     """The result of one of these items."""
 
     together: _Together[Result]
@@ -161,7 +161,11 @@ class _Part(Generic[Result]):
 
 def _is_same_request(one: Entry[Any, Any], other: Entry[Any, Any]) -> bool:
     first, second = one[1], other[1]
-    return isinstance(first, _Part) and isinstance(second, _Part) and first.together is second.together
+    return (
+        isinstance(first, _PartResult)
+        and isinstance(second, _PartResult)
+        and first.together is second.together
+    )
 
 
 class _Queue(Generic[Item, Result]):

@@ -217,7 +217,7 @@ def events_key(room_id: object) -> str:
 # A histogram that one process counts: cheap enough for each request.
 
 
-class Histogram:
+class LocalHistogram:
     """Counts of values: `buckets` has those up to each bound and above the one before, then the rest."""
 
     __slots__ = ("bounds", "buckets", "sum")

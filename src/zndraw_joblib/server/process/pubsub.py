@@ -27,7 +27,7 @@ MAX_ITEMS = 10_000
 MAX_BYTES = 16 * 1024 * 1024
 
 
-class Bounds(NamedTuple):
+class QueueBounds(NamedTuple):
     """The maximum number of items and of their bytes; `names` names the settings in the log."""
 
     items: int = MAX_ITEMS
@@ -42,7 +42,9 @@ class BoundedQueue(Generic[Item]):
     logs their number once the queue is empty. `dropped` counts all dropped items.
     """
 
-    def __init__(self, what: str, size: Callable[[Item], int], bounds: Callable[[], Bounds] = Bounds) -> None:
+    def __init__(
+        self, what: str, size: Callable[[Item], int], bounds: Callable[[], QueueBounds] = QueueBounds
+    ) -> None:
         self._what = what
         self._size = size
         self._bounds = bounds

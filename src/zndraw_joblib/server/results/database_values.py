@@ -150,7 +150,7 @@ class DatabaseResults:
         if not await self._runtime.write(values.add_part, n=n, number=number, data=data, ttl=ttl):
             raise self._draft_expired()
 
-    async def _chunks(self, head: values.Head, start: int) -> AsyncIterator[bytes]:
+    async def _chunks(self, head: values.ValueHead, start: int) -> AsyncIterator[bytes]:
         # Each part but the last one is full.
         number, skipped = divmod(start, PART_BYTES)
         sent = start - skipped

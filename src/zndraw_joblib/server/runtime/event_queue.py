@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
 from zndraw_joblib.jobs.logs import create_shared_task
-from zndraw_joblib.server.process.pubsub import BoundedQueue, Bounds
+from zndraw_joblib.server.process.pubsub import BoundedQueue, QueueBounds
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.wire.events import Emission, TaskAvailable
 
@@ -84,10 +84,10 @@ class _LoopQueue:
         self._failures = self._reserved = 0
         self._reserving: deque[asyncio.Future[None]] = deque()
 
-    def _bounds(self) -> Bounds:
+    def _bounds(self) -> QueueBounds:
         settings = self._settings
         names = "; max_queued_events, max_queued_event_bytes"
-        return Bounds(settings.max_queued_events, settings.max_queued_event_bytes, names)
+        return QueueBounds(settings.max_queued_events, settings.max_queued_event_bytes, names)
 
     async def reserve(self, events: int) -> None:
         deadline = time.monotonic() + _MOST_ROOM_SECONDS

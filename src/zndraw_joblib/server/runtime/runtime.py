@@ -19,8 +19,8 @@ from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.process.batcher import MAX_WAITING, Batcher, raised
 from zndraw_joblib.server.process.ports import (
     ContentStore,
-    Histogram,
     Identity,
+    LocalHistogram,
     RequestKey,
     SessionMaker,
     Wake,
@@ -155,7 +155,7 @@ class Runtime:
         self._has_subscribers, self._on_due = has_subscribers, on_due
         self.on_events: Callable[[Sequence[Emission]], None] | None = None
         self._batchers: list[Batcher[Any, Any]] = []
-        self.batch_items = Histogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
+        self.batch_items = LocalHistogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
         self._writing: set[asyncio.Task[Any]] = set()
         submit, weight = partial(rules_idempotency.submit, known=KnownJobs()), attrgetter("weight")
         self._submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(submit)
