@@ -26,6 +26,15 @@ every_kind = pytest.mark.parametrize(
 # For behaviour that does not depend on the database.
 on_sqlite = pytest.mark.parametrize("kind", ["sqlite"])
 on_postgresql = pytest.mark.parametrize("kind", ["postgresql"])
+# For tests in a folder whose `kind` is `only_sqlite`, if they depend on the database.
+on_both = pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+
+
+@pytest.fixture(name="kind")
+def only_sqlite() -> str:
+    """Run the tests of a folder that imports this fixture on SQLite, except those that name a database."""
+    return "sqlite"
+
 
 _TEMPLATE = "joblib_template"
 # Everything besides rows that a test may have created: tables, indexes, triggers, functions, settings.

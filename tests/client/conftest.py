@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from databases import PostgresDatabases
+from databases import PostgresDatabases, only_sqlite  # noqa: F401 - a fixture, found by its name
 from sdk.live import TOKEN, LiveServer
 
 from client.both import Both

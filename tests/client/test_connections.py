@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from databases import on_sqlite
 from sdk.live import TOKEN, LiveServer
 from sdk.test_idempotency import LossyProxy
 
@@ -27,7 +26,6 @@ print(sorted({"fastapi", "sqlalchemy", "socketio", "uvicorn", "zndraw_joblib.ser
 """
 
 
-@on_sqlite
 @pytest.mark.parametrize("call", [lambda queue: queue.submit("a:analysis:B", {}), lambda queue: queue.jobs()])
 async def test_a_server_that_was_never_reached_is_named_at_once(
     open_queue: Callable[..., Both], call: Callable[[Both], Any]
@@ -37,7 +35,6 @@ async def test_a_server_that_was_never_reached_is_named_at_once(
         await call(open_queue("http://127.0.0.1:9"))
 
 
-@on_sqlite
 async def test_requests_are_repeated_while_the_server_restarts(
     open_queue: Callable[..., Both], tmp_path: Path
 ) -> None:
@@ -63,7 +60,6 @@ async def test_requests_are_repeated_while_the_server_restarts(
     await asyncio.to_thread(live.stop)
 
 
-@on_sqlite
 async def test_a_lost_response_submits_one_task(
     open_queue: Callable[..., Both], server: LiveServer, worker: Make, room: str
 ) -> None:
@@ -81,7 +77,6 @@ async def test_a_lost_response_submits_one_task(
     assert again.inner == task.inner
 
 
-@on_sqlite
 async def test_a_wrong_token_is_named_by_its_source(
     open_queue: Callable[..., Both], server: LiveServer, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +92,6 @@ async def test_a_wrong_token_is_named_by_its_source(
     assert "wrong-token" not in repr(open_queue(server.url, None).inner)
 
 
-@on_sqlite
 async def test_url_and_token_come_from_the_environment_or_the_file(
     open_queue: Callable[..., Both], server: LiveServer, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

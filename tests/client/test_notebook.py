@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import nbformat
-from databases import on_sqlite
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from sdk.live import TOKEN, LiveServer
@@ -27,7 +26,6 @@ found
 """
 
 
-@on_sqlite
 async def test_a_notebook_shows_handles_jobs_and_progress(
     server: LiveServer, worker: Callable[..., JobManager], room: str
 ) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from databases import on_sqlite
 from sdk.live import TOKEN, LiveServer
 
 from client.jobs import Area, Fail
@@ -27,7 +26,6 @@ class Plain(Area):
         return float(self.width * self.height)
 
 
-@on_sqlite
 def test_every_block_prints_what_its_comments_say(
     server: LiveServer,
     worker: Callable[..., JobManager],

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import numpy
 import pytest
-from databases import on_sqlite
+from databases import on_both
 from sdk.live import TOKEN, LiveServer
 
 from client.both import Both
@@ -54,6 +54,7 @@ async def test_a_failed_task_raises_what_happened(queue: Both, worker: Make, roo
     assert "<script>" not in task.inner._repr_html_()
 
 
+@on_both
 async def test_values_of_all_types_come_back(queue: Both, worker: Make, room: str) -> None:
     """NaN and bytes in JSON, an array that was uploaded, and None are what the job returned."""
     worker().register(Values, room=room)
@@ -111,6 +112,7 @@ async def test_a_handle_is_its_id_as_text(queue: Both, worker: Make, room: str) 
         await queue.task("nonsense")
 
 
+@on_both
 async def test_many_tasks_are_submitted_at_once(queue: Both, worker: Make, room: str) -> None:
     """A refused task is its problem; with `atomic` the first problem is raised."""
     worker().register(Area, room=room)
@@ -160,7 +162,6 @@ async def test_an_unknown_job_names_the_nearest_ones(
         await open_queue(room=room).submit("Area")
 
 
-@on_sqlite
 async def test_wrong_arguments_are_named(queue: Both) -> None:
     """The job, the payload, the options, and the tasks to wait for."""
     with pytest.raises(TypeError, match="which is its own payload"):

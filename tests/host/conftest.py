@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from databases import only_sqlite  # noqa: F401 - a fixture, found by its name
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 

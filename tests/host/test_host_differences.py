@@ -12,7 +12,7 @@ import pytest
 import sqlmodel.ext.asyncio.session
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from databases import on_sqlite
+from databases import on_both
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from rest import ROTATE, V1, claim, register, report, run_task, submit
@@ -93,6 +93,7 @@ def in_dependency(sessions: Any) -> Callable[..., Any]:
     return current_account
 
 
+@on_both
 async def test_a_lock_around_every_session_does_not_deadlock(engine: AsyncEngine, start: Start) -> None:
     """A host may allow one session at a time, including its identity's own."""
     maker, lock = async_sessionmaker(engine, expire_on_commit=False), asyncio.Lock()
@@ -117,6 +118,7 @@ async def test_a_lock_around_every_session_does_not_deadlock(engine: AsyncEngine
         await until(lambda: not lock.locked())  # the server also uses sessions by itself
 
 
+@on_both
 @pytest.mark.parametrize("expire", [True, False], ids=["expire", "keep"])
 @pytest.mark.parametrize("session_class", ANY_SESSION, ids=["sqlalchemy", "sqlmodel"])
 async def test_any_session_class_works(
@@ -177,7 +179,6 @@ def test_each_request_may_have_its_own_event_loop(send_request: Callable[..., ht
     assert send_request("DELETE", f"/workers/{job['worker_id']}").status_code == 204
 
 
-@on_sqlite
 async def test_a_host_may_change_settings_at_run_time(engine: AsyncEngine, start: Start) -> None:
     """Each request reads the current settings."""
     settings = JobLibSettings()
@@ -198,7 +199,6 @@ async def test_a_host_may_change_settings_at_run_time(engine: AsyncEngine, start
     assert (await client.post(f"{V1}/workers")).json()["heartbeat_interval_seconds"] == 2
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     ("ids", "convert"),
     [
@@ -224,7 +224,6 @@ async def test_an_identity_may_have_any_type_of_id(
     assert (await ada.patch(f"{V1}/workers/{worker['id']}")).status_code == 200
 
 
-@on_sqlite
 async def test_an_identity_that_is_none_is_refused(engine: AsyncEngine, start: Start) -> None:
     """A dependency that returns None for strangers gives them no access."""
 
@@ -236,7 +235,6 @@ async def test_an_identity_that_is_none_is_refused(engine: AsyncEngine, start: S
     assert (response.status_code, response.json()["type"]) == (401, "/v1/problems/unauthorized")
 
 
-@on_sqlite
 async def test_the_routes_of_a_host_keep_their_errors(engine: AsyncEngine, start: Start) -> None:
     """404, 405, 422 and exceptions of the host are not changed."""
     app = mounted(async_sessionmaker(engine), person_from_header())
@@ -256,7 +254,6 @@ async def test_the_routes_of_a_host_keep_their_errors(engine: AsyncEngine, start
     assert ours.headers["content-type"] == "application/problem+json"
 
 
-@on_sqlite
 async def test_a_host_handles_its_own_exceptions(engine: AsyncEngine, start: Start) -> None:
     """Its identity and its guards may raise them, and its exception handler responds."""
 
@@ -278,7 +275,6 @@ async def test_a_host_handles_its_own_exceptions(engine: AsyncEngine, start: Sta
     assert (response.status_code, response.json()) == (423, {"own": "lab"})
 
 
-@on_sqlite
 async def test_dependencies_of_the_whole_app_apply(engine: AsyncEngine, start: Start) -> None:
     """A dependency of the host's app applies to the routes of the queue too."""
 
@@ -293,7 +289,6 @@ async def test_dependencies_of_the_whole_app_apply(engine: AsyncEngine, start: S
     assert (await client.get(f"{V1}/workers", headers={"X-Gate": "open"})).status_code == 200
 
 
-@on_sqlite
 async def test_a_host_may_override_its_identity(engine: AsyncEngine, start: Start) -> None:
     """`app.dependency_overrides` applies to the identity as to any dependency."""
 
@@ -307,7 +302,6 @@ async def test_a_host_may_override_its_identity(engine: AsyncEngine, start: Star
     assert (await client.post(f"{V1}/workers")).status_code == 201
 
 
-@on_sqlite
 async def test_an_app_may_be_started_again(engine: AsyncEngine) -> None:
     """After a stop and a new start waiting requests are woken as before."""
     app = mounted(async_sessionmaker(engine), person_from_header())
@@ -328,7 +322,6 @@ async def test_an_app_may_be_started_again(engine: AsyncEngine) -> None:
                 await client.delete(f"{V1}/workers/{job['worker_id']}")
 
 
-@on_sqlite
 async def test_a_router_without_joblib_logs_what_is_missing(
     engine: AsyncEngine, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -341,7 +334,6 @@ async def test_a_router_without_joblib_logs_what_is_missing(
     assert "JobLib" in caplog.text
 
 
-@on_sqlite
 async def test_a_guard_may_replace_the_room(engine: AsyncEngine, start: Start) -> None:
     """The override returns the room for writes and for reads."""
 
@@ -358,7 +350,6 @@ async def test_a_guard_may_replace_the_room(engine: AsyncEngine, start: Start) -
     assert (await client.get(f"{V1}/rooms/room-lab/tasks")).json()["total"] == 1
 
 
-@on_sqlite
 async def test_a_middleware_of_the_host_delays_no_waiter(engine: AsyncEngine, start: Start) -> None:
     """A long-poll behind a middleware is woken as usual."""
     app = mounted(async_sessionmaker(engine), person_from_header())
@@ -378,7 +369,6 @@ async def test_a_middleware_of_the_host_delays_no_waiter(engine: AsyncEngine, st
     assert (await client.get(f"{V1}/workers")).headers["x-stamp"] == "1"
 
 
-@on_sqlite
 async def test_the_queue_may_be_mounted_anywhere(engine: AsyncEngine, start: Start) -> None:
     """In an app mounted under a path, before and after other routers."""
     inner = mounted(async_sessionmaker(engine), person_from_header())

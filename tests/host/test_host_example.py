@@ -4,6 +4,7 @@ from types import ModuleType
 
 import httpx
 import pytest
+from databases import on_both
 from rest import ROTATE, V1, claim, register, report, run_task, submit
 
 from host.conftest import Start
@@ -20,6 +21,7 @@ async def people(host_app: ModuleType, async_url: str, start: Start) -> list[htt
     return [await start(app, **{"X-Key": key}) for key in keys]
 
 
+@on_both
 async def test_a_task_runs_in_a_host(people: list[httpx.AsyncClient]) -> None:
     """A user of the host registers, submits, claims, reports and reads."""
     _, ada, _ = people

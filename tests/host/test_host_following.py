@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
-from databases import on_sqlite
+from databases import on_both
 from waiting import until
 
 from host.queues import Host, running_host
@@ -36,7 +36,6 @@ async def test_wait_returns_the_ended_task(host: Host) -> None:
         assert (await host.joblib.wait(str(task.id), timeout=0)).status == "completed"
 
 
-@on_sqlite
 async def test_a_wait_ends_with_its_timeout_or_the_server(host: Host) -> None:
     """The error says which task, and that it is pending."""
     job = await host.register()
@@ -54,6 +53,7 @@ async def test_a_wait_ends_with_its_timeout_or_the_server(host: Host) -> None:
             await waiting
 
 
+@on_both
 async def test_events_of_a_task(host: Host) -> None:
     """First its state, then each change, until it ends; with a position, what follows it."""
     job = await host.register()
@@ -76,7 +76,6 @@ async def test_events_of_a_task(host: Host) -> None:
             await anext(host.joblib.events(UNKNOWN))
 
 
-@on_sqlite
 async def test_events_of_a_room(host: Host) -> None:
     """The snapshot has its tasks; a submit in a host's transaction is an event after its commit."""
     job = await host.register()
@@ -93,7 +92,6 @@ async def test_events_of_a_room(host: Host) -> None:
         host.joblib.events()
 
 
-@on_sqlite
 async def test_the_streams_of_a_user_are_bounded(host: Host) -> None:
     """Left streams count no longer."""
     async with asyncio.timeout(BOUND):

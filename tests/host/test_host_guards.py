@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
-from databases import on_sqlite
 from fastapi import FastAPI, Header, HTTPException, Request
 from replica import TIMEOUT
 from rest import ROTATE, V1, expect_problem, register, submit
@@ -77,7 +76,6 @@ async def test_cleared_overrides_open_no_room(mount: Any, sessions: Any, start: 
     await expect_guarded(ada, bob, task["id"])
 
 
-@on_sqlite
 async def test_an_override_beside_an_argument_only_adds_rules(sessions: Any, start: Start) -> None:
     """An override runs before the guard that is an argument and cannot replace it."""
     app = FastAPI()
@@ -95,7 +93,6 @@ async def test_an_override_beside_an_argument_only_adds_rules(sessions: Any, sta
         assert (await bob.get(f"{V1}/rooms/{room}/jobs")).status_code == for_bob, room
 
 
-@on_sqlite
 async def test_a_room_that_cannot_be_read_cannot_be_written(sessions: Any, start: Start) -> None:
     """Without `writable_room`, the guard of reads guards writes too. A guard may return nothing."""
 
@@ -109,7 +106,6 @@ async def test_a_room_that_cannot_be_read_cannot_be_written(sessions: Any, start
     assert (await register(ada, room="den"))["room_id"] == "den"
 
 
-@on_sqlite
 async def test_a_guard_need_not_check_the_syntax_of_room_ids(sessions: Any, start: Start) -> None:
     """It gets valid ids only. An override replaces the queue's check and may return another id."""
     asked: list[str] = []
@@ -134,7 +130,6 @@ async def test_a_guard_need_not_check_the_syntax_of_room_ids(sessions: Any, star
     assert asked == ["a-b"]
 
 
-@on_sqlite
 async def test_a_removed_override_is_logged(
     sessions: Any, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,7 +145,6 @@ async def test_a_removed_override_is_logged(
     assert (await bob.get(f"{V1}/rooms/den/jobs")).status_code == 200
 
 
-@on_sqlite
 async def test_a_result_backend_may_be_an_argument(sessions: Any, start: Start) -> None:
     """It needs no override either."""
     app, backend = FastAPI(), MemoryResults(lambda: 1000)
@@ -164,7 +158,6 @@ async def test_a_result_backend_may_be_an_argument(sessions: Any, start: Start) 
     assert joblib.results is backend
 
 
-@on_sqlite
 @pytest.mark.parametrize("status", [402, 406, 410, 415, 451, 501])
 async def test_any_status_of_a_guard_is_an_answer_of_the_server(
     sessions: Any, start: Start, status: int
@@ -182,7 +175,6 @@ async def test_any_status_of_a_guard_is_an_answer_of_the_server(
     assert (error.problem.status, error.problem.detail) == (status, "no room den")
 
 
-@on_sqlite
 async def test_a_guard_may_read_the_body_of_a_batch(sessions: Any, start: Start) -> None:
     """The endpoint has read it before, to find the rooms; each room's guard gets it from the start."""
 

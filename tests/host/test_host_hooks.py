@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from databases import on_sqlite
+from databases import on_both
 from sqlalchemy import func, select, text
 from waiting import until
 
@@ -132,6 +132,7 @@ async def all_called(host: Host) -> bool:
     return await left(host) == 0
 
 
+@on_both
 async def test_functions_are_called_once_with_the_ended_task(host: Host, calls: Calls) -> None:
     """After success, failure and cancellation; not for tasks that name none, and not before the end."""
     job = await host.register()
@@ -156,6 +157,7 @@ async def test_functions_are_called_once_with_the_ended_task(host: Host, calls: 
     assert len(calls.tasks) == 3
 
 
+@on_both
 async def test_a_function_that_fails_is_called_again(
     host: Host, calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,7 +177,6 @@ async def test_a_function_that_fails_is_called_again(
     assert caplog.text.count("Gave up on_end=record") == 1
 
 
-@on_sqlite
 async def test_unknown_names_and_wrong_functions_are_errors(host: Host) -> None:
     """The error lists the names that are known."""
     job = await host.register()
@@ -187,7 +188,6 @@ async def test_unknown_names_and_wrong_functions_are_errors(host: Host) -> None:
         host.joblib.on_end("other")(5)  # type: ignore[type-var]
 
 
-@on_sqlite
 async def test_a_function_that_is_added_later_is_called(host: Host, calls: Calls) -> None:
     """A process that does not know the name leaves the call to others."""
     job = await host.register()
@@ -203,6 +203,7 @@ async def test_a_function_that_is_added_later_is_called(host: Host, calls: Calls
     await until(lambda: all_called(host))
 
 
+@on_both
 async def test_two_replicas_call_it_once(async_url: str, host: Host, calls: Calls) -> None:
     """Each call is leased by one of them."""
     job = await host.register()
@@ -219,6 +220,7 @@ async def test_two_replicas_call_it_once(async_url: str, host: Host, calls: Call
     assert sorted(task.id for task in calls.tasks) == sorted(task.id for task in made)
 
 
+@on_both
 async def test_functions_that_hang_stop_no_others(async_url: str, calls: Calls) -> None:
     """They occupy no thread of the server, and none starts again beside its own thread, on any replica.
 
@@ -283,7 +285,6 @@ async def age(host: Host, days: int) -> None:
         await connection.execute(text(old), {"age": f"-{days} days"})
 
 
-@on_sqlite
 async def test_a_task_with_a_due_function_is_kept_for_a_week_longer(async_url: str, calls: Calls) -> None:
     """The sweeper deletes other old tasks."""
     async with asyncio.timeout(BOUND), running_host(async_url) as host:
@@ -302,7 +303,6 @@ async def test_a_task_with_a_due_function_is_kept_for_a_week_longer(async_url: s
         assert not await host.exists(kept.id)
 
 
-@on_sqlite
 async def test_a_lease_ends_and_a_new_end_is_a_new_call(async_url: str, calls: Calls) -> None:
     """Only the current lease can finish a call; it cannot if the task was retried since."""
     async with asyncio.timeout(BOUND), running_host(async_url) as host:
@@ -325,7 +325,6 @@ async def test_a_lease_ends_and_a_new_end_is_a_new_call(async_url: str, calls: C
         assert (await write(rules_details.take, {"record": 10}, 10, 0)) == ([], None)
 
 
-@on_sqlite
 async def test_a_function_that_ends_its_process_is_given_up(
     async_url: str, calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -346,6 +345,7 @@ async def test_a_function_that_ends_its_process_is_given_up(
         assert caplog.text.count("Gave up on_end=record") == 1
 
 
+@on_both
 async def test_a_killed_host_calls_it_after_its_restart(async_url: str, tmp_path: Path) -> None:
     """The first process is killed between the end of the task and the work of its function."""
     path = tmp_path / "recorded"

@@ -7,7 +7,6 @@ from typing import Annotated, Any, NamedTuple
 
 import httpx
 import pytest
-from databases import on_sqlite
 from fastapi import BackgroundTasks, Depends, FastAPI, Request, Response
 from pydantic import BaseModel
 from rest import UNKNOWN_ID, V1, expect_problem, register, run_task, submit
@@ -64,7 +63,6 @@ async def test_an_identity_may_read_the_body(
         assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["payload"] == {"text": "x" * 500_000}
 
 
-@on_sqlite
 async def test_an_upload_keeps_its_body(sessions: Any, start: Start) -> None:
     """The bytes of a provider result arrive after the identity has read them; its limit still holds."""
     settings = JobLibSettings(max_result_bytes=10_000_000)
@@ -87,7 +85,6 @@ async def test_an_upload_keeps_its_body(sessions: Any, start: Start) -> None:
         assert (await reading).content == b"x" * 9_000_000
 
 
-@on_sqlite
 async def test_what_an_identity_reads_is_bounded(sessions: Any, start: Start) -> None:
     """A body above the limit is a 413 before all of it was read, also without an identity."""
     sent = 0
@@ -105,7 +102,6 @@ async def test_what_an_identity_reads_is_bounded(sessions: Any, start: Start) ->
     assert sent < 10
 
 
-@on_sqlite
 async def test_an_identity_may_change_the_response(sessions: Any, start: Start) -> None:
     """Its cookies, headers and background tasks are kept, also when the endpoint fails."""
     done: list[str] = []
@@ -143,7 +139,6 @@ async def test_an_identity_may_change_the_response(sessions: Any, start: Start) 
     assert states == ["root", "root"]
 
 
-@on_sqlite
 async def test_a_guard_may_change_the_response(sessions: Any, start: Start) -> None:
     """A dependency that identity and guard share runs for each; its cookie is sent once."""
 
@@ -224,7 +219,6 @@ class ByInstance:
         return Record(1)
 
 
-@on_sqlite
 @pytest.mark.parametrize("identity", [row, model, record, named, mapping, ByInstance()])
 async def test_a_declared_type_without_the_flag_is_an_error_at_mount(sessions: Any, identity: Any) -> None:
     """The error names the attribute and what to do."""
@@ -263,7 +257,6 @@ async def unsaved() -> Late:
     return Late(id=None, is_superuser=True)
 
 
-@on_sqlite
 @pytest.mark.parametrize(("identity", "missing"), [(late, "is_superuser"), (undeclared, "is_superuser")])
 async def test_a_missing_attribute_is_named_in_the_response(
     sessions: Any, start: Start, identity: Any, missing: str, caplog: pytest.LogCaptureFixture
@@ -277,7 +270,6 @@ async def test_a_missing_attribute_is_named_in_the_response(
     assert f"Late has no attribute '{missing}'" in caplog.text
 
 
-@on_sqlite
 async def test_a_user_without_an_id_is_an_error(sessions: Any, start: Start) -> None:
     """All users that are not saved yet would be the same caller."""
     client = await start(mounted(sessions, unsaved))
@@ -285,7 +277,6 @@ async def test_a_user_without_an_id_is_an_error(sessions: Any, start: Start) -> 
     assert "id is None" in body["detail"]
 
 
-@on_sqlite
 async def test_any_type_with_both_attributes_is_accepted(sessions: Any, start: Start) -> None:
     """Fields that a model takes at run time count."""
     client: httpx.AsyncClient = await start(mounted(sessions, loose))
@@ -307,14 +298,12 @@ async def by_method() -> Method:
     return Method()
 
 
-@on_sqlite
 async def test_a_flag_that_is_a_method_is_an_error_at_mount(sessions: Any) -> None:
     """It would make each user a superuser."""
     with pytest.raises(TypeError, match=r"Method, whose is_superuser is a method.*property"):
         mounted(sessions, by_method)
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     "flag", [Method().is_superuser, "no", 1, object()], ids=["method", "text", "number", "object"]
 )
@@ -335,7 +324,6 @@ async def test_a_flag_that_is_no_boolean_is_an_error(
         await app.state.joblib.cancel(UNKNOWN_ID, identity=Late(id="ada", is_superuser=flag))
 
 
-@on_sqlite
 @pytest.mark.parametrize(("flag", "expected"), [(True, True), (False, False), (None, False)])
 async def test_only_true_makes_a_superuser(sessions: Any, start: Start, flag: Any, expected: bool) -> None:
     """A nullable column counts as false."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
+from databases import on_both
 from fastapi import FastAPI, Header, HTTPException
 from rest import V1, claim, get_task, register, report, submit
 from sqlalchemy import select, update
@@ -277,6 +278,7 @@ async def test_a_slow_body_does_not_outlive_the_right_to_send_it(host: Hosted, k
     assert (await host.ada.get(reading, headers={"Prefer": "wait=0"})).status_code in {503, 504}
 
 
+@on_both
 async def test_the_workers_of_a_disconnected_user_are_removed(host: Hosted) -> None:
     """Its tasks go to others, its waiting requests end at once, and the workers of others stay."""
     policy = {"max_attempts": 2, "backoff": {"base_seconds": 0}}

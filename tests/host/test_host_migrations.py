@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from databases import on_both
 from sqlalchemy import inspect
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -56,6 +57,7 @@ async def table_names(engine: AsyncEngine) -> set[str]:
         return set(await connection.run_sync(lambda c: inspect(c).get_table_names()))
 
 
+@on_both
 async def test_autogenerate_leaves_the_tables_of_the_queue(
     alembic: Callable[..., str], engine: AsyncEngine
 ) -> None:
@@ -68,6 +70,7 @@ async def test_autogenerate_leaves_the_tables_of_the_queue(
     assert await table_names(engine) == before | {"user", "room", "alembic_version"}
 
 
+@on_both
 async def test_without_the_helper_autogenerate_drops_the_tables(alembic: Callable[..., str]) -> None:
     """This is why hosts need the helper."""
     assert "op.drop_table('joblib_worker')" in alembic(REVISION, env_has="")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 import socketio
-from databases import on_sqlite
+from databases import on_both
 from fastapi import Depends, FastAPI, Request
 from rest import V1, expect_problem
 from sqlalchemy import create_engine, inspect, text
@@ -142,6 +142,7 @@ async def empty(empty_url: str) -> AsyncIterator[AsyncEngine]:
     await engine.dispose()
 
 
+@on_both
 @pytest.mark.parametrize("how", ["async", "sync"])
 async def test_a_host_creates_the_tables_beside_its_own(empty: AsyncEngine, start: Start, how: str) -> None:
     """One line, also repeated; the version is set, and a rollback removes all. Then the app starts."""
@@ -169,7 +170,6 @@ async def test_a_host_creates_the_tables_beside_its_own(empty: AsyncEngine, star
     assert (await client.get(f"{V1}/workers")).status_code == 200
 
 
-@on_sqlite
 async def test_tables_in_a_transaction_that_has_begun(empty: AsyncEngine) -> None:
     """The host may have written before; another object than a connection is an error."""
     async with empty.begin() as connection:
@@ -181,6 +181,7 @@ async def test_tables_in_a_transaction_that_has_begun(empty: AsyncEngine) -> Non
         queue().create_tables(empty)
 
 
+@on_both
 async def test_a_missing_schema_names_the_call(empty: AsyncEngine) -> None:
     """On PostgreSQL the start stops with the command and the call; SQLite creates the tables."""
     app = FastAPI()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from databases import on_both
 from fastapi import FastAPI
 from rest import ROTATE, V1, expect_problem
 from sqlalchemy import text
@@ -46,6 +47,7 @@ async def client(engine: AsyncEngine) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@on_both
 async def test_without_tables_the_cause_is_named(client: httpx.AsyncClient) -> None:
     """Health and requests name the missing table, the lifespan and the command."""
     ready = await client.get("/health/ready")
@@ -58,6 +60,7 @@ async def test_without_tables_the_cause_is_named(client: httpx.AsyncClient) -> N
         assert "zndraw-joblib db upgrade" in detail
 
 
+@on_both
 async def test_a_missing_column_is_named(client: httpx.AsyncClient, engine: AsyncEngine) -> None:
     """The tables of an earlier release have the same remedy."""
     await schema.upgrade(SessionDatabase(open_sessions(engine)))

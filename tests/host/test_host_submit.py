@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import pytest
-from databases import on_sqlite
+from databases import on_both
 from rest import V1
 
 from host.queues import Host, running_host
@@ -58,7 +58,6 @@ async def test_a_task_by_name_runs_and_is_read(host: Host) -> None:
     assert (ended.status, ended.result) == ("completed", [4])
 
 
-@on_sqlite
 async def test_a_task_by_class_and_instance(host: Host) -> None:
     """The class names the job; an instance is the payload; a user may be the submitter."""
     await host.register("Area", category="analysis")
@@ -69,7 +68,6 @@ async def test_a_task_by_class_and_instance(host: Host) -> None:
     assert [item.full_name for item in (await host.joblib.jobs("lab")).items] == ["@global:analysis:Area"]
 
 
-@on_sqlite
 async def test_a_task_without_a_room(host: Host) -> None:
     """It is in the room of its job, or in `default`, as from every other client."""
     common, own = await host.register(), await host.register("Area", "lab")
@@ -83,7 +81,6 @@ def double(width: int) -> int:
     return 2 * width
 
 
-@on_sqlite
 async def test_a_task_of_a_function(host: Host) -> None:
     """The decorated function stands for its class; its task has the room of the job."""
     await host.register("double", "lab", category="jobs", schema=double.model_json_schema())
@@ -93,6 +90,7 @@ async def test_a_task_of_a_function(host: Host) -> None:
     assert (task.room_id, by_name.payload, task.payload) == ("lab", {"width": 5}, {"width": 7})
 
 
+@on_both
 async def test_many_tasks_are_submitted_or_none(host: Host) -> None:
     """The problem names the first faulty task."""
     await host.register("Area", category="analysis", schema=SCHEMA)
@@ -112,7 +110,6 @@ async def test_many_tasks_are_submitted_or_none(host: Host) -> None:
     assert await host.joblib.submit_many([]) == []
 
 
-@on_sqlite
 async def test_a_key_submits_one_task(host: Host) -> None:
     """The same arguments get the same task, in a session too; others are an error."""
     job = await host.register()
@@ -127,6 +124,7 @@ async def test_a_key_submits_one_task(host: Host) -> None:
     assert first.id == again.id == third.id
 
 
+@on_both
 async def test_an_unknown_job_is_an_error_with_near_names(host: Host) -> None:
     """Of the jobs that the task's room sees, also in a transaction of the host."""
     job = await host.register()
@@ -140,7 +138,6 @@ async def test_an_unknown_job_is_an_error_with_near_names(host: Host) -> None:
                 await host.joblib.submit_many(tasks, session=session)
 
 
-@on_sqlite
 async def test_errors_are_those_of_rest(host: Host) -> None:
     """Each names what is wrong."""
     job = await host.register(schema=SCHEMA)
@@ -190,7 +187,6 @@ async def test_a_task_is_cancelled_by_those_who_may(host: Host) -> None:
         await host.joblib.cancel(ended["id"])
 
 
-@on_sqlite
 async def test_no_user_is_the_host(async_url: str) -> None:
     """A request whose identity has the host's id is refused."""
     async with running_host(async_url) as host:
@@ -198,7 +194,6 @@ async def test_no_user_is_the_host(async_url: str) -> None:
         assert (await host.client.get(f"{V1}/me")).status_code == 403
 
 
-@on_sqlite
 async def test_a_payload_that_is_no_mapping_is_named(host: Host) -> None:
     """The error names the argument and shows a dict."""
     name = (await host.register(schema=SCHEMA))["full_name"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sqlmodel.ext.asyncio.session
-from databases import on_postgresql, on_sqlite
+from databases import on_both, on_postgresql
 from sqlalchemy import event, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from waiting import until
@@ -54,6 +54,7 @@ async def host(async_url: str, recorder: Recorder) -> AsyncIterator[Host]:
         yield host
 
 
+@on_both
 async def test_the_commit_makes_the_task_and_wakes_a_worker(host: Host, recorder: Recorder) -> None:
     """Until then no other client sees it; afterwards a waiting claim gets it at once."""
     job = await host.register()
@@ -75,6 +76,7 @@ async def test_the_commit_makes_the_task_and_wakes_a_worker(host: Host, recorder
         await until(lambda: recorder.available == 1)
 
 
+@on_both
 async def test_a_rollback_leaves_nothing(host: Host, recorder: Recorder) -> None:
     """Neither the task nor the host's row, nor an event; the session can be used again."""
     job = await host.register()
@@ -90,6 +92,7 @@ async def test_a_rollback_leaves_nothing(host: Host, recorder: Recorder) -> None
         await until(lambda: recorder.available == 1)
 
 
+@on_both
 async def test_a_close_without_commit_leaves_nothing(host: Host, recorder: Recorder) -> None:
     """As an exception in the host's handler does."""
     job = await host.register()
@@ -105,6 +108,7 @@ async def test_a_close_without_commit_leaves_nothing(host: Host, recorder: Recor
     assert recorder.available == 0
 
 
+@on_both
 async def test_savepoints(host: Host, recorder: Recorder) -> None:
     """A task in a savepoint that is rolled back is gone; one in a released savepoint waits for the commit."""
     job = await host.register()
@@ -126,6 +130,7 @@ async def test_savepoints(host: Host, recorder: Recorder) -> None:
         await until(lambda: recorder.available == 2)
 
 
+@on_both
 async def test_a_released_savepoint_in_a_transaction_that_is_rolled_back(
     host: Host, recorder: Recorder
 ) -> None:
@@ -144,6 +149,7 @@ async def test_a_released_savepoint_in_a_transaction_that_is_rolled_back(
     assert recorder.available == 0
 
 
+@on_both
 async def test_several_submits_in_one_transaction(host: Host) -> None:
     """A refused one leaves the others; the session may be reused for a next transaction."""
     job = await host.register(schema={"type": "object", "required": ["x"]})
@@ -162,6 +168,7 @@ async def test_several_submits_in_one_transaction(host: Host) -> None:
     assert [task and task["payload"] for task in claimed] == [{"x": number} for number in range(4)]
 
 
+@on_both
 async def test_a_call_is_repeated_after_a_concurrent_change(host: Host) -> None:
     """Without what its first attempt has written."""
     attempts: list[int] = []
@@ -179,7 +186,6 @@ async def test_a_call_is_repeated_after_a_concurrent_change(host: Host) -> None:
 
 
 @pytest.mark.parametrize("kind_of_session", ["sqlmodel", "scoped"])
-@on_sqlite
 async def test_other_sessions(host: Host, kind_of_session: str) -> None:
     """SQLModel's session and a scoped one work too."""
     job = await host.register()
@@ -192,7 +198,6 @@ async def test_other_sessions(host: Host, kind_of_session: str) -> None:
     assert await host.exists(task.id)
 
 
-@on_sqlite
 async def test_a_transaction_that_has_read_takes_the_lock(host: Host) -> None:
     """A read before the submit is no obstacle, unless another transaction has written since: then a 503."""
     job = await host.register()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from databases import only_sqlite  # noqa: F401 - a fixture, found by its name
 from fastapi import FastAPI
 from rest import AsUser
 

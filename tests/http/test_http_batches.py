@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from databases import on_both
 from rest import UNKNOWN_ID, V1, AsUser, expect_problem, get_task, register
 
 SUBMIT, CLAIM, REPORT = f"{V1}/tasks/submit", f"{V1}/tasks/claim", f"{V1}/tasks/report"
@@ -36,6 +37,7 @@ async def test_each_item_has_a_result_or_a_problem_in_order(client: httpx.AsyncC
     assert got[0]["task"] == await get_task(client, got[0])
 
 
+@on_both
 async def test_an_atomic_batch_submits_all_or_nothing(client: httpx.AsyncClient) -> None:
     """The problem names the item."""
     job = await register(client, schema=SCHEMA)
@@ -49,6 +51,7 @@ async def test_an_atomic_batch_submits_all_or_nothing(client: httpx.AsyncClient)
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 3
 
 
+@on_both
 async def test_a_repeated_batch_submits_nothing_again(client: httpx.AsyncClient) -> None:
     """With the same key it gets the same results."""
     job = await register(client)
@@ -59,6 +62,7 @@ async def test_a_repeated_batch_submits_nothing_again(client: httpx.AsyncClient)
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 3
 
 
+@on_both
 async def test_a_worker_claims_starts_and_reports_many(client: httpx.AsyncClient) -> None:
     """Oldest first; a repeated claim gets the same tasks; each report is fenced by itself."""
     job = await register(client)

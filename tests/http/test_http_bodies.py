@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from databases import on_sqlite
+from databases import on_both
 from fastapi import FastAPI
 from rest import V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
@@ -48,7 +48,6 @@ async def test_a_payload_has_at_most_one_mebibyte(client: httpx.AsyncClient, url
     assert (await client.get(f"{V1}/rooms/lab/tasks", params={"limit": 0})).json()["total"] == 3
 
 
-@on_sqlite
 async def test_escapes_count_as_the_characters_they_encode(client: httpx.AsyncClient, url: str) -> None:
     """Clients may send ASCII only."""
     for fill in ("é", "名"):
@@ -57,7 +56,6 @@ async def test_escapes_count_as_the_characters_they_encode(client: httpx.AsyncCl
         assert (response.status_code, response.json().get("payload")) == (202, sized(MIB, fill))
 
 
-@on_sqlite
 async def test_a_schema_has_at_most_one_mebibyte(client: httpx.AsyncClient) -> None:
     """A larger schema is 413; no job and no worker is registered."""
     body = {"category": "modifiers", "name": "Big"}
@@ -78,7 +76,6 @@ async def test_a_result_has_at_most_one_mebibyte(client: httpx.AsyncClient, job:
     assert (await report(client, task, "completed", result=sized(MIB))).json()["result"] == sized(MIB)
 
 
-@on_sqlite
 async def test_a_body_that_is_too_large_is_not_read_completely(client: httpx.AsyncClient, url: str) -> None:
     """The server responds with 413 at the limit, with or without a Content-Length."""
     sent = 0
@@ -94,7 +91,6 @@ async def test_a_body_that_is_too_large_is_not_read_completely(client: httpx.Asy
     expect_problem(await client.post(url, content=b" " * (8 * MIB), headers=JSON), 413, "content-too-large")
 
 
-@on_sqlite
 async def test_one_user_leaves_bodies_to_others(
     app: FastAPI, as_user: AsUser, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +145,7 @@ async def test_a_long_error_is_truncated(client: httpx.AsyncClient, job: dict[st
         assert (again.status_code, again.json()["error"]) == (200, kept)
 
 
+@on_both
 async def test_control_characters_of_an_error_are_replaced(
     client: httpx.AsyncClient, job: dict[str, Any]
 ) -> None:
@@ -170,6 +167,7 @@ VALUES: list[dict[str, Any]] = [
 ]
 
 
+@on_both
 async def test_json_returns_unchanged(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
     """Payload, result and schema keep numbers, the order of keys, empty keys and nesting."""
     for number, value in enumerate(VALUES):
@@ -238,6 +236,7 @@ async def test_invalid_json_is_refused(client: httpx.AsyncClient, job: dict[str,
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
 
 
+@on_both
 async def test_deep_nesting_is_refused_or_kept(
     client: httpx.AsyncClient, job: dict[str, Any], url: str
 ) -> None:
@@ -257,14 +256,12 @@ async def test_deep_nesting_is_refused_or_kept(
             assert put.status_code in {201, 413, 422}, (depth, put.text)
 
 
-@on_sqlite
 async def test_the_last_of_repeated_keys_counts(client: httpx.AsyncClient, url: str) -> None:
     """The server behaves like most JSON parsers."""
     response = await client.post(url, content=b'{"payload":{"a":1},"payload":{"a":2,"a":3}}', headers=JSON)
     assert (response.status_code, response.json()["payload"]) == (202, {"a": 3})
 
 
-@on_sqlite
 async def test_every_response_is_strict_json(client: httpx.AsyncClient, url: str) -> None:
     """A number that is too large for a float never becomes NaN or Infinity."""
     response = await client.post(url, content=b'{"payload":{"a":1e400}}', headers=JSON)
@@ -273,7 +270,6 @@ async def test_every_response_is_strict_json(client: httpx.AsyncClient, url: str
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-@on_sqlite
 async def test_another_content_type_is_refused_or_read_as_json(client: httpx.AsyncClient, url: str) -> None:
     """It is 4xx or works, never 500."""
     for kind in (
@@ -291,7 +287,6 @@ async def test_another_content_type_is_refused_or_read_as_json(client: httpx.Asy
     assert response.status_code == 202
 
 
-@on_sqlite
 async def test_unknown_fields_are_ignored(client: httpx.AsyncClient, job: dict[str, Any], url: str) -> None:
     """Old and new clients may send more than this server knows."""
     extra = {"unknown": {"x": 1}, "id": "mine", "room_id": "other"}

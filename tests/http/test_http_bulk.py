@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from databases import on_postgresql
+from databases import on_both, on_postgresql
 from replica import ADMIN, Replica
 from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from seeds import LONG_AGO, add_tasks, task
@@ -63,6 +63,7 @@ async def statuses(client: httpx.AsyncClient, ids: list[str]) -> list[str]:
     return [(await client.get(f"{V1}/tasks/{task_id}")).json()["status"] for task_id in ids]
 
 
+@on_both
 async def test_an_action_affects_what_its_preview_counted(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -87,6 +88,7 @@ async def test_an_action_affects_what_its_preview_counted(
     assert [action for action, _, _ in await trail(client, action="bulk.retry")] == ["bulk.retry"] * 2
 
 
+@on_both
 async def test_held_and_waiting_tasks_are_released_and_cancelled(client: httpx.AsyncClient) -> None:
     """An action without matches is recorded too."""
     job = await register(client)
@@ -110,6 +112,7 @@ async def test_held_and_waiting_tasks_are_released_and_cancelled(client: httpx.A
     ]
 
 
+@on_both
 async def test_a_purge_deletes_all_that_belongs_to_its_tasks(replica: Replica) -> None:
     """The counts stay right; other tasks stay."""
     job = await replica.register()
@@ -123,6 +126,7 @@ async def test_a_purge_deletes_all_that_belongs_to_its_tasks(replica: Replica) -
     assert left == len(rows) - expected
 
 
+@on_both
 async def test_a_purge_of_long_logs_takes_several_batches(replica: Replica) -> None:
     """A batch deletes at most 50,000 lines of logs, but at least one task; the next batch goes on."""
     job = await replica.register()
@@ -162,6 +166,7 @@ class Killed(Exception):
     """The process ends."""
 
 
+@on_both
 async def test_a_kill_between_two_batches_loses_nothing(replica: Replica) -> None:
     """Committed batches stay and are in the audit trail; a repeat affects the rest."""
     job = await replica.register()
@@ -197,6 +202,7 @@ async def test_locked_tasks_are_skipped(replica: Replica) -> None:
     assert (done.affected, done.skipped) == (3, 2)
 
 
+@on_both
 async def test_an_action_affects_at_most_its_limit(replica: Replica) -> None:
     """The newest ones; preview and result say that there may be more."""
     job = await replica.register()
@@ -305,6 +311,7 @@ async def test_operators_actions_are_recorded_and_logged(  # noqa: PLR0915 - one
     assert of_room == [action for action in expected if action.startswith(("task", "job"))]
 
 
+@on_both
 async def test_the_audit_trail_has_pages(client: httpx.AsyncClient) -> None:
     """Each entry once, newest first."""
     name = (await register(client, room="lab"))["full_name"]
@@ -325,6 +332,7 @@ async def test_the_audit_trail_has_pages(client: httpx.AsyncClient) -> None:
         expect_problem(await client.get(f"{V1}/audit", params={"cursor": wrong}), 422, "invalid-request")
 
 
+@on_both
 async def test_old_entries_are_deleted(replica: Replica) -> None:
     """Those beyond `audit_days`, however many there are."""
     table = metadata.tables["joblib_audit"]

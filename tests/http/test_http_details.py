@@ -4,7 +4,6 @@ from typing import Any
 
 import httpx
 import pytest
-from databases import on_sqlite
 from forms import transport  # noqa: F401 - a fixture
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
@@ -83,7 +82,6 @@ async def test_a_stale_attempt_gets_the_same_problem(client: httpx.AsyncClient) 
     assert [line["text"] for line in (await log(client, task))["lines"]] == ["one"]
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -109,7 +107,6 @@ async def test_an_invalid_report_is_refused(
     assert "progress" not in await get_task(client, task)
 
 
-@on_sqlite
 async def test_only_the_worker_reports_details(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """A stranger and the submitter get a 403; readers of the room read the log."""
     task = await running(client)
@@ -120,7 +117,6 @@ async def test_only_the_worker_reports_details(client: httpx.AsyncClient, as_use
     expect_problem(response, 401, "unauthorized")
 
 
-@on_sqlite
 async def test_the_log_of_no_attempt(client: httpx.AsyncClient) -> None:
     """An unknown task or attempt is a 404, a bad number a 422."""
     task = await running(client)
@@ -144,7 +140,6 @@ async def test_a_heartbeat_carries_progress_and_log(client: httpx.AsyncClient) -
     assert [line["text"] for line in (await log(client, task))["lines"]] == ["one"]
 
 
-@on_sqlite
 async def test_a_repeated_key_reports_once(client: httpx.AsyncClient) -> None:
     """A report with an Idempotency-Key is applied once, and its repeat gets the same answer."""
     task = await running(client)

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from databases import on_both
 from replica import ManualClock
 from rest import ROTATE, V1, AsUser, claim, expect_problem, register, report, submit
 from sqlalchemy import func, select, update
@@ -123,6 +124,7 @@ async def test_two_keys_in_one_request_are_refused(client: httpx.AsyncClient) ->
     expect_problem(await client.post(f"{V1}/workers", headers=twice), 400, "invalid-idempotency-key")
 
 
+@on_both
 async def test_errors_are_not_stored(client: httpx.AsyncClient) -> None:
     """After an error the same key may be used again, also with a corrected body."""
     schema = {"type": "object", "required": ["x"]}
@@ -137,6 +139,7 @@ async def test_errors_are_not_stored(client: httpx.AsyncClient) -> None:
     )
 
 
+@on_both
 async def test_concurrent_duplicates_add_one_task(client: httpx.AsyncClient, engine: AsyncEngine) -> None:
     """Of many duplicates at once one is applied; each other one gets its answer or a 409 to send it again."""
     job = await register(client)
@@ -153,6 +156,7 @@ async def test_concurrent_duplicates_add_one_task(client: httpx.AsyncClient, eng
     assert await count(engine, Task) == 1
 
 
+@on_both
 async def test_one_batch_may_have_a_key_twice(client: httpx.AsyncClient, engine: AsyncEngine) -> None:
     """Other submits that are written together with duplicates are not affected."""
     job = await register(client)
@@ -171,6 +175,7 @@ async def test_one_batch_may_have_a_key_twice(client: httpx.AsyncClient, engine:
     assert await count(engine, Task) == 21
 
 
+@on_both
 async def test_every_unsafe_action_takes_a_key(client: httpx.AsyncClient) -> None:
     """Each action with a key has its first answer again, although the state has changed meanwhile."""
     job = await register(client, "Scale")
@@ -253,6 +258,7 @@ async def test_release_takes_a_key(client: httpx.AsyncClient) -> None:
     assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["status"] == "claimed"
 
 
+@on_both
 async def test_a_claim_uses_its_key_as_claim_id(client: httpx.AsyncClient) -> None:
     """A claim that is repeated with its key gets the same task while the worker holds it."""
     job = await register(client)
@@ -273,6 +279,7 @@ async def test_a_repeat_changes_no_mode(client: httpx.AsyncClient) -> None:
     assert (await client.patch(url, json={"mode": "observe"}, headers=keyed())).json()["mode"] == "off"
 
 
+@on_both
 async def test_a_key_is_kept_for_its_time(
     client: httpx.AsyncClient, settings: ServerSettings, engine: AsyncEngine
 ) -> None:

@@ -3,7 +3,7 @@
 import re
 
 import httpx
-from databases import on_sqlite
+from databases import on_both
 from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser, expect_problem, register, submit
 
@@ -30,7 +30,6 @@ def operations(app: FastAPI) -> list[tuple[str, str]]:
     ]
 
 
-@on_sqlite
 async def test_every_operation_needs_an_identity(
     client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
 ) -> None:
@@ -52,7 +51,6 @@ async def test_every_operation_needs_an_identity(
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
 
 
-@on_sqlite
 async def test_the_identity_is_checked_first(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """It is checked before the room and before the shape, the size and the JSON of the body."""
     anonymous = await as_user()
@@ -67,7 +65,6 @@ async def test_the_identity_is_checked_first(client: httpx.AsyncClient, as_user:
     expect_problem(await anonymous.get(f"{V1}/tasks/x"), 401, "unauthorized")
 
 
-@on_sqlite
 async def test_a_revoked_token_is_refused(
     client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime
 ) -> None:
@@ -77,7 +74,6 @@ async def test_a_revoked_token_is_refused(
     expect_problem(await ada.get(f"{V1}/workers"), 401, "unauthorized")
 
 
-@on_sqlite
 async def test_the_scheme_of_a_token_ignores_case(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """`bearer` and `BEARER` are the same scheme."""
     anonymous = await as_user()
@@ -87,6 +83,7 @@ async def test_the_scheme_of_a_token_ignores_case(client: httpx.AsyncClient, as_
         assert response.status_code == 200
 
 
+@on_both
 async def test_identities_are_compared_as_text(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Names that differ in case or in one digit are different users."""
     ada, other, number = await as_user("ada"), await as_user("Ada"), await as_user("1")
@@ -95,7 +92,6 @@ async def test_identities_are_compared_as_text(client: httpx.AsyncClient, as_use
         expect_problem(await other_user.delete(f"{V1}/workers/{worker['id']}"), 403, "forbidden")
 
 
-@on_sqlite
 async def test_health_and_problem_pages_need_no_identity(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Load balancers and readers of a problem's type have no token."""
     anonymous = await as_user()
@@ -103,7 +99,6 @@ async def test_health_and_problem_pages_need_no_identity(client: httpx.AsyncClie
         assert (await anonymous.get(url)).status_code == 200
 
 
-@on_sqlite
 async def test_no_user_has_the_id_of_the_server(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """The owner id of internal workers is reserved."""
     impostor = await as_user("@internal")

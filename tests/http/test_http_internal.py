@@ -5,7 +5,6 @@ from typing import Any
 
 import httpx
 import pytest
-from databases import on_sqlite
 from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
@@ -44,7 +43,6 @@ def broker(app: FastAPI) -> Broker:
     return broker
 
 
-@on_sqlite
 async def test_an_internal_job_has_no_remote_worker(client: httpx.AsyncClient) -> None:
     """A registration creates and links no worker, whether it names one or not."""
     worker = (await client.post(f"{V1}/workers")).json()
@@ -90,7 +88,6 @@ async def test_an_internal_task_is_claimed_before_its_dispatch(
     assert (emission.event.status, emission.room) == ("claimed", "room:lab")
 
 
-@on_sqlite
 async def test_no_remote_worker_gets_an_internal_task(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
 ) -> None:
@@ -142,7 +139,6 @@ async def test_a_failed_dispatch_fails_the_task(
     assert (await submit(client, job))["status"] == "claimed"
 
 
-@on_sqlite
 async def test_a_late_error_of_the_broker_changes_no_task(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
 ) -> None:
@@ -180,7 +176,6 @@ async def test_a_slow_broker_delays_no_other_request(
         assert (await slow)["status"] == "claimed"
 
 
-@on_sqlite
 async def test_an_internal_job_stays_without_workers(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
 ) -> None:
@@ -190,7 +185,6 @@ async def test_an_internal_job_stays_without_workers(
     assert (await client.get(f"{V1}/rooms/lab/jobs/{NAME}")).status_code == 200
 
 
-@on_sqlite
 async def test_permissions_to_report_on_an_internal_task(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, as_user: AsUser
 ) -> None:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from databases import on_sqlite
+from databases import on_both
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, parse_utc, register, report, submit
 
 from zndraw_joblib.server.process.settings import ServerSettings
@@ -62,7 +62,6 @@ async def test_a_deleted_job_is_restored_with_the_new_schema(client: httpx.Async
     assert (shown["schema"], shown["workers"]) == ({"title": "new"}, [response.json()["worker_id"]])
 
 
-@on_sqlite
 async def test_reserved_rooms_are_for_superusers(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Only superusers register in `@global` and `@internal`."""
     ada = await as_user("ada")
@@ -107,6 +106,7 @@ async def test_the_errors_of_a_registration_have_an_order(client: httpx.AsyncCli
     expect_problem(await ada.put(JOBS, json=body), 404, "worker-not-found")
 
 
+@on_both
 async def test_the_active_jobs_of_a_room_are_bounded(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
@@ -128,7 +128,6 @@ async def test_the_active_jobs_of_a_room_are_bounded(
     expect_problem(await client.put(JOBS, json={**ROTATE, "name": "A"}), 409, "conflict")
 
 
-@on_sqlite
 async def test_allowed_categories_limits_the_categories(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
@@ -143,6 +142,7 @@ async def test_allowed_categories_limits_the_categories(
     assert (await client.put(JOBS, json=body)).status_code == 201
 
 
+@on_both
 async def test_a_room_lists_its_own_and_reserved_jobs(client: httpx.AsyncClient) -> None:
     """Newest first; a reserved room lists only its own; deleted jobs are not listed."""
     gone = await register(client, "Disconnected", room="lab")
@@ -178,7 +178,6 @@ async def test_a_job_is_found_by_its_full_name(client: httpx.AsyncClient, spelle
         assert response.json() == {**glob, "worker_id": None}
 
 
-@on_sqlite
 @pytest.mark.parametrize("part", ["", "/tasks"], ids=["job", "tasks"])
 async def test_an_unknown_job_name_is_not_found(client: httpx.AsyncClient, part: str) -> None:
     """404; for an invalid full name the detail begins with the text of the contract."""
@@ -213,6 +212,7 @@ async def test_a_job_of_another_room_is_not_found(
         settings.cross_room_jobs = False
 
 
+@on_both
 async def test_the_tasks_of_a_job_are_listed_by_room(client: httpx.AsyncClient) -> None:
     """Newest first, optionally of one status; an unknown status is 422."""
     job, other = await register(client), await register(client, "Scale")
@@ -230,6 +230,7 @@ async def test_the_tasks_of_a_job_are_listed_by_room(client: httpx.AsyncClient) 
     expect_problem(await client.get(url, params={"status": "lost"}), 422, "invalid-request")
 
 
+@on_both
 async def test_the_history_of_a_deleted_job_is_readable(client: httpx.AsyncClient) -> None:
     """Its finished tasks stay in the lists with job, worker and all times."""
     job = await register(client, room="lab")

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-import pytest
+from databases import on_both
 from rest import V1, AsUser, claim, expect_problem, parse_utc, register, report, submit
 
 from zndraw_joblib.server.db import schema
@@ -35,6 +35,7 @@ async def all_parts(client: httpx.AsyncClient, url: str, limit: int, **query: An
         cursor = {"cursor": part["next"]}
 
 
+@on_both
 async def test_jobs_of_all_rooms_with_their_counts(client: httpx.AsyncClient) -> None:
     """Schema, policy, workers, slots, and counts by status over all rooms; in parts, by full name."""
     rotate = await register(
@@ -82,6 +83,7 @@ async def test_jobs_of_all_rooms_with_their_counts(client: httpx.AsyncClient) ->
     assert parse_utc(job["created_at"]) <= parse_utc(first["created_at"])
 
 
+@on_both
 async def test_jobs_are_filtered(client: httpx.AsyncClient) -> None:
     """By room, category and state; a job without tasks has counts of 0."""
     await register(client, "Rotate", room="lab")
@@ -111,6 +113,7 @@ async def test_jobs_are_filtered(client: httpx.AsyncClient) -> None:
         assert f"query.{query.split('=')[0]}" in problem["detail"]
 
 
+@on_both
 async def test_rooms_with_their_shares(client: httpx.AsyncClient) -> None:
     """Rooms with tasks or jobs, by id, each with its counts and its share of the held tasks."""
     job = await register(client)
@@ -138,7 +141,6 @@ async def test_rooms_with_their_shares(client: httpx.AsyncClient) -> None:
     assert (room["counts"]["pending"], room["oldest_waiting_at"]) == (17, late["created_at"])
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_a_cursor_belongs_to_one_list(client: httpx.AsyncClient) -> None:
     """422 names the parameter for a cursor of another list, a changed one, and text that is none."""
     others = ["", "x", "é", "e30", "A" * 3000, "[1]", cursors.encode("rooms", "lab")]
@@ -182,6 +184,7 @@ async def test_the_caller_and_the_release(
     }
 
 
+@on_both
 async def test_providers_of_all_rooms(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """By full name, in parts, each with its worker and how many of its requests are open."""
     made = {}

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-from databases import on_sqlite
+from databases import on_both
 from rest import V1, expect_problem, get_task, register, report, submit
 
 LONG = "x" * 129
@@ -41,7 +41,6 @@ def expect_client_error(response: httpx.Response) -> None:
     assert response.headers["content-type"] == "application/problem+json", response.request.url
 
 
-@on_sqlite
 async def test_invalid_job_names_are_refused(client: httpx.AsyncClient) -> None:
     """Any other name or category is 422, and no row is written."""
     for text in NO_NAMES:
@@ -51,6 +50,7 @@ async def test_invalid_job_names_are_refused(client: httpx.AsyncClient) -> None:
     assert (await client.get(f"{V1}/workers")).json()["total"] == 0
 
 
+@on_both
 async def test_every_valid_job_name_can_be_used(client: httpx.AsyncClient) -> None:
     """The job can be read and listed, and tasks can be submitted, under exactly this name."""
     combined = unicodedata.normalize("NFD", "é")
@@ -69,6 +69,7 @@ async def test_every_valid_job_name_can_be_used(client: httpx.AsyncClient) -> No
         assert (await client.delete(url)).status_code == 204
 
 
+@on_both
 async def test_almost_any_room_name_is_valid(client: httpx.AsyncClient) -> None:
     """1-128 printable characters without `@`, `:` and `/`; each is a separate room."""
     rooms = [
@@ -103,7 +104,6 @@ async def test_almost_any_room_name_is_valid(client: httpx.AsyncClient) -> None:
         assert (await client.get(url)).status_code == 200, room
 
 
-@on_sqlite
 async def test_a_room_with_reserved_characters_is_refused(client: httpx.AsyncClient) -> None:
     """400 with the text of the contract, on every path of a room."""
     job = await register(client)
@@ -153,6 +153,7 @@ def paths_with(part: str, job: dict[str, Any]) -> list[tuple[str, str]]:
 BODY = {"category": "modifiers", "name": "X", "status": "cancelled"}
 
 
+@on_both
 async def test_hostile_text_in_a_path_is_a_client_error(client: httpx.AsyncClient) -> None:
     """Control characters, NUL, 129 characters, slashes, empty text: a 4xx problem, never 500."""
     job = await register(client)
@@ -166,6 +167,7 @@ async def test_hostile_text_in_a_path_is_a_client_error(client: httpx.AsyncClien
     assert (await client.get(f"{V1}/rooms/lab/jobs")).json()["total"] == 1
 
 
+@on_both
 async def test_a_path_that_is_not_utf_8_is_no_server_error(client: httpx.AsyncClient) -> None:
     """Invalid bytes never cause a 500."""
     job = await register(client)
@@ -175,6 +177,7 @@ async def test_a_path_that_is_not_utf_8_is_no_server_error(client: httpx.AsyncCl
             assert response.status_code < 500, url
 
 
+@on_both
 async def test_hostile_text_in_a_body_is_refused_or_kept(client: httpx.AsyncClient) -> None:
     """Invalid ids are 422; payload, schema and result may contain any text."""
     strings = [*NASTY, "", "\ud7ff", "\U0010ffff", "'; DROP TABLE joblib_task; --", "%s {0} :name $1"]
@@ -197,7 +200,6 @@ async def test_hostile_text_in_a_body_is_refused_or_kept(client: httpx.AsyncClie
     assert await get_task(client, task) == done
 
 
-@on_sqlite
 async def test_hostile_headers_are_ignored(client: httpx.AsyncClient) -> None:
     """An invalid header has the same effect as no header."""
     task = await submit(client, await register(client))

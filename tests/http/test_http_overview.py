@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
-from databases import on_sqlite
+from databases import on_both
 from fastapi import FastAPI, HTTPException
 from replica import ManualClock
 from rest import V1, AsUser, expect_problem, register, submit
@@ -66,6 +66,7 @@ async def add_problems(client: httpx.AsyncClient) -> list[str]:
     return [job["full_name"] for job in (failing, unserved, paused, slow)]
 
 
+@on_both
 async def test_findings_are_first_and_have_remedies(engine: AsyncEngine, clock: ManualClock) -> None:
     """Jobs without workers, paused jobs, long waits, failing jobs, silent workers and sweepers."""
     async with queue_at(engine, clock) as (joblib, client):
@@ -102,6 +103,7 @@ async def test_findings_are_first_and_have_remedies(engine: AsyncEngine, clock: 
         assert set(other["counts"].values()) == {0}
 
 
+@on_both
 async def test_statistics_of_a_job_and_of_all(engine: AsyncEngine, clock: ManualClock) -> None:
     """By minute and by hour, in a range of time; other values are a 422."""
     async with queue_at(engine, clock) as (joblib, client):
@@ -131,7 +133,6 @@ async def test_statistics_of_a_job_and_of_all(engine: AsyncEngine, clock: Manual
         expect_problem(unknown, 404, "job-not-found")
 
 
-@on_sqlite
 async def test_a_reader_of_one_room_sees_nothing_else(
     client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
 ) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+from databases import on_both
 from rest import V1, claim, expect_problem, register, submit
 
 HUGE = 10**30
@@ -24,6 +25,7 @@ def key(item: dict[str, Any]) -> str:
     return item.get("id") or item["full_name"]
 
 
+@on_both
 async def test_pages_never_repeat_or_skip(client: httpx.AsyncClient) -> None:
     """For every page size the list is the same, and each page repeats its parameters."""
     for url in await lists(client):
@@ -38,6 +40,7 @@ async def test_pages_never_repeat_or_skip(client: httpx.AsyncClient) -> None:
             assert [key(item) for item in walked] == [key(item) for item in whole["items"]]
 
 
+@on_both
 async def test_the_bounds_of_a_page(client: httpx.AsyncClient) -> None:
     """limit 0-500, offset from 0; an empty page has the total; other values are 422, never 500."""
     for url in await lists(client):
@@ -56,6 +59,7 @@ async def test_the_bounds_of_a_page(client: httpx.AsyncClient) -> None:
             expect_problem(await client.get(url, params={name: value}), 422, "invalid-request")
 
 
+@on_both
 async def test_a_status_change_keeps_the_order_of_a_list(client: httpx.AsyncClient) -> None:
     """Tasks may change between two pages."""
     job = await register(client)

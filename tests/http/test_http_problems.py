@@ -3,7 +3,7 @@
 import asyncio
 
 import httpx
-from databases import on_sqlite
+from databases import on_both
 from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser, expect_problem, register, submit
 from sqlalchemy import text
@@ -33,7 +33,6 @@ async def break_a_room(tx: Transaction) -> None:
         await tx.execute(text(statement))
 
 
-@on_sqlite
 async def test_every_kind_of_problem_has_a_page(client: httpx.AsyncClient) -> None:
     """`/v1/problems/<kind>` describes each; an unknown kind is a problem itself."""
     for kind, cls in PROBLEMS.items():
@@ -75,7 +74,6 @@ async def test_each_error_points_to_its_page(
     assert "GET" in responses[405].headers["allow"]
 
 
-@on_sqlite
 async def test_unknown_paths_are_problems_too(client: httpx.AsyncClient) -> None:
     """404 has the same shape under the prefix, beside it and at the root."""
     for url in ("/nothing", "/v1", V1, f"{V1}/nothing", f"{V1}/rooms/lab", "/v1/problems/"):
@@ -84,7 +82,6 @@ async def test_unknown_paths_are_problems_too(client: httpx.AsyncClient) -> None
         expect_problem(await client.request(method, f"{V1}/rooms/lab/workers"), 405, "method-not-allowed")
 
 
-@on_sqlite
 async def test_a_validation_problem_lists_every_error(client: httpx.AsyncClient) -> None:
     """422 has the location of each error and does not repeat the input."""
     body = {"category": 5, "schema": "secret-text", "worker_id": "x"}
@@ -110,6 +107,7 @@ async def test_an_unexpected_error_reveals_no_details(client: httpx.AsyncClient,
     assert (await client.get(f"{V1}/rooms/broken/tasks")).json()["total"] == 0
 
 
+@on_both
 async def test_a_failing_request_fails_no_other_in_its_batch(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -125,7 +123,6 @@ async def test_a_failing_request_fails_no_other_in_its_batch(
     assert sorted(task["id"] for task in listed) == sorted(served)
 
 
-@on_sqlite
 async def test_too_many_waiting_requests_are_503(client: httpx.AsyncClient, settings: ServerSettings) -> None:
     """503 has `Retry-After` and the reason; requests without a wait are served."""
     settings.max_waiting_requests = 0

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import httpx
 import pytest
-from databases import on_sqlite
+from databases import on_both
 from fastapi import FastAPI
 from rest import PROBLEM, UNKNOWN_ID, V1, AsUser, expect_problem, parse_utc
 from sqlalchemy import select
@@ -82,6 +82,7 @@ def hashed(**params: Any) -> str:
 # Registration
 
 
+@on_both
 async def test_a_provider_is_registered(client: httpx.AsyncClient, events: list[Emission]) -> None:
     """201 with all fields; a worker is created and the room is notified."""
     provider = await register_provider(
@@ -97,6 +98,7 @@ async def test_a_provider_is_registered(client: httpx.AsyncClient, events: list[
     assert [(event.event_name, room) for event, room in events] == [("providers_invalidate", "room:lab")]
 
 
+@on_both
 async def test_a_second_registration_replaces_the_first(client: httpx.AsyncClient) -> None:
     """200 with the same id and time, and the new schema, content type and worker."""
     first = await register_provider(client)
@@ -131,7 +133,6 @@ async def test_permissions_to_register_a_provider(client: httpx.AsyncClient, as_
     expect_problem(await ada.delete(f"{V1}/providers/{provider['id']}"), 403, "forbidden")
 
 
-@on_sqlite
 async def test_only_the_owner_registers_providers_for_a_worker(
     client: httpx.AsyncClient, as_user: AsUser
 ) -> None:
@@ -144,7 +145,6 @@ async def test_only_the_owner_registers_providers_for_a_worker(
     assert (await ada.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     "fields",
     [
@@ -171,7 +171,6 @@ async def test_an_invalid_registration_names_the_field(
     assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
 
 
-@on_sqlite
 async def test_allowed_provider_categories_limits_the_categories(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -183,7 +182,6 @@ async def test_allowed_provider_categories_limits_the_categories(
     assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 1
 
 
-@on_sqlite
 async def test_the_room_guards_of_a_host_apply(client: httpx.AsyncClient, app: FastAPI) -> None:
     """Registrations check that the room is writable, lists and requests that it is readable."""
     await register_provider(client)
@@ -210,6 +208,7 @@ async def test_the_room_guards_of_a_host_apply(client: httpx.AsyncClient, app: F
     app.dependency_overrides.clear()
 
 
+@on_both
 async def test_concurrent_registrations_of_one_provider(client: httpx.AsyncClient) -> None:
     """None fails; one worker is active, and all are registered."""
     body = {"category": "files", "name": "home"}
@@ -223,6 +222,7 @@ async def test_concurrent_registrations_of_one_provider(client: httpx.AsyncClien
 # Lists
 
 
+@on_both
 async def test_a_room_sees_its_own_and_global_providers(client: httpx.AsyncClient) -> None:
     """`@global` sees only its own; an invisible provider is 404."""
     own_provider = await register_provider(client)
@@ -246,7 +246,6 @@ async def test_a_room_sees_its_own_and_global_providers(client: httpx.AsyncClien
     assert (await client.get(f"{V1}/rooms/lab/providers/@global:files:home/info")).json() == everybodys
 
 
-@on_sqlite
 async def test_cross_room_jobs_covers_providers(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """With the setting every room sees all providers, as in version 0.1.7."""
     provider = await register_provider(client)
@@ -254,7 +253,6 @@ async def test_cross_room_jobs_covers_providers(client: httpx.AsyncClient, runti
     assert (await client.get(f"{V1}/rooms/attic/providers/{NAME}/info")).json() == provider
 
 
-@on_sqlite
 async def test_a_list_of_providers_has_pages(client: httpx.AsyncClient) -> None:
     """Newest first, each once, with the total."""
     registered = [(await register_provider(client, name=f"p{n}"))["full_name"] for n in range(7)]
@@ -267,7 +265,6 @@ async def test_a_list_of_providers_has_pages(client: httpx.AsyncClient) -> None:
     assert found == registered[::-1]
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     "name", ["home", "files:home", "lab:files:none", "lab:fi les:home", "a@b:files:home"]
 )
@@ -281,6 +278,7 @@ async def test_an_unknown_provider_is_not_found(client: httpx.AsyncClient, name:
 # Requests and results
 
 
+@on_both
 async def test_the_worker_that_claims_a_request_answers_it(
     client: httpx.AsyncClient, events: list[Emission]
 ) -> None:
@@ -305,6 +303,7 @@ async def test_the_worker_that_claims_a_request_answers_it(
     ]
 
 
+@on_both
 async def test_a_result_is_cached(client: httpx.AsyncClient, events: list[Emission]) -> None:
     """The second request gets the cached result, with the parameters in any order."""
     provider = await register_provider(client)
@@ -338,7 +337,6 @@ async def test_repeated_parameters_are_a_list(client: httpx.AsyncClient) -> None
     assert list(seen) == [hashed(**params) for params in seen.values()]
 
 
-@on_sqlite
 async def test_parameters_have_at_most_32_kib(client: httpx.AsyncClient) -> None:
     """413 names the limit; no worker is notified."""
     provider = await register_provider(client)
@@ -348,6 +346,7 @@ async def test_parameters_have_at_most_32_kib(client: httpx.AsyncClient) -> None
     assert len(json.loads(claimed_request["params"])["x"]) == 30_000
 
 
+@on_both
 async def test_two_hundred_identical_requests_reach_the_provider_once(
     client: httpx.AsyncClient, events: list[Emission]
 ) -> None:
@@ -381,7 +380,6 @@ async def test_repeated_requests_for_a_slow_result_reach_the_provider_once(clien
     assert (await client.get(URL, headers=NOW)).content == b"late"
 
 
-@on_sqlite
 async def test_a_wait_is_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """The setting bounds it, the response returns the applied wait; without `Prefer` the default applies."""
     provider = await register_provider(client)
@@ -408,7 +406,6 @@ async def test_a_provider_without_a_connected_worker_is_503(client: httpx.AsyncC
     assert time.monotonic() - began < BOUND
 
 
-@on_sqlite
 async def test_a_worker_that_closes_its_claim_is_not_connected(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -470,7 +467,6 @@ async def test_a_provider_error_reaches_the_caller(client: httpx.AsyncClient) ->
     assert (response.status_code, response.content) == (200, b"found")
 
 
-@on_sqlite
 async def test_invalid_parameters_are_422(client: httpx.AsyncClient) -> None:
     """The problem has the text of the provider."""
     provider = await register_provider(client)
@@ -482,7 +478,6 @@ async def test_invalid_parameters_are_422(client: httpx.AsyncClient) -> None:
     assert "frame: not a number" in expect_problem(response, 422, "invalid-request")["detail"]
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     "body",
     [
@@ -504,6 +499,7 @@ async def test_a_provider_error_may_have_any_text(client: httpx.AsyncClient, bod
     assert len(problem["detail"]) < 70_000
 
 
+@on_both
 async def test_a_problem_in_place_of_a_result_is_stored_like_one(client: httpx.AsyncClient) -> None:
     """Readers get it with its status until it expires, or a result or another registration comes."""
     provider = await register_provider(client)
@@ -549,7 +545,6 @@ async def test_the_texts_of_an_uploaded_problem_are_truncated(client: httpx.Asyn
         assert "cut" in mark
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     ("body", "text"),
     [
@@ -578,6 +573,7 @@ async def test_a_problem_that_readers_cannot_get_is_refused(
     assert (await client.get(URL, headers=NOW)).content == b"found"
 
 
+@on_both
 async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClient) -> None:
     """Neither after a change of the worker or the content type, nor after a removal of the provider."""
     provider = await register_provider(client, content_type="text/plain")
@@ -595,6 +591,7 @@ async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClie
     assert response.content == b"newest"
 
 
+@on_both
 async def test_a_pending_request_moves_to_the_new_registration(client: httpx.AsyncClient) -> None:
     """The result of the old worker is refused and reaches no caller."""
     old = await put_provider(client)
@@ -609,6 +606,7 @@ async def test_a_pending_request_moves_to_the_new_registration(client: httpx.Asy
     assert (await waiting).content == b"new"
 
 
+@on_both
 async def test_the_previous_worker_takes_over(client: httpx.AsyncClient, events: list[Emission]) -> None:
     """A provider stays while one worker is registered for it, with that worker's fields."""
     first = await register_provider(client, content_type="text/plain")
@@ -626,6 +624,7 @@ async def test_the_previous_worker_takes_over(client: httpx.AsyncClient, events:
     expect_problem(await client.get(f"{URL}/info"), 404, "provider-not-found")
 
 
+@on_both
 async def test_removing_the_worker_ends_waiting_requests(client: httpx.AsyncClient) -> None:
     """They fail at once with the problem `provider-not-found`."""
     provider = await register_provider(client)
@@ -668,7 +667,6 @@ async def test_a_request_with_the_current_etag_is_304(client: httpx.AsyncClient)
     assert response.headers["etag"] != etag
 
 
-@on_sqlite
 async def test_a_browser_does_not_execute_a_result(client: httpx.AsyncClient) -> None:
     """The headers prevent it, whatever the content type is."""
     provider = await register_provider(client, content_type="text/html")
@@ -680,7 +678,6 @@ async def test_a_browser_does_not_execute_a_result(client: httpx.AsyncClient) ->
         assert response.status_code == status, destination
 
 
-@on_sqlite
 async def test_a_cached_result_expires(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """After `provider_result_ttl_seconds` the provider gets a new request."""
     runtime.settings.provider_result_ttl_seconds = 1
@@ -697,7 +694,6 @@ async def _until_new(client: httpx.AsyncClient) -> httpx.Response:
     return response
 
 
-@on_sqlite
 async def test_a_host_may_override_the_result_backend(client: httpx.AsyncClient, app: FastAPI) -> None:
     """The override of `get_result_backend` gets the keys of the contract, and its values are served."""
     backend = HostBackend()
@@ -715,7 +711,6 @@ async def test_a_host_may_override_the_result_backend(client: httpx.AsyncClient,
     assert (response.content, response.headers["content-type"]) == (b"of the host", "text/plain")
 
 
-@on_sqlite
 @pytest.mark.parametrize(("status", "code", "content"), [("ok", 200, b"last words"), ("error", 400, None)])
 async def test_a_result_is_served_though_its_provider_is_removed(
     client: httpx.AsyncClient, app: FastAPI, status: str, code: int, content: bytes | None
@@ -741,7 +736,6 @@ async def test_a_result_is_served_though_its_provider_is_removed(
     expect_problem(await client.get(URL), 404, "provider-not-found")
 
 
-@on_sqlite
 async def test_a_host_may_hold_the_lock_of_a_request(client: httpx.AsyncClient, app: FastAPI) -> None:
     """Other callers wait for its result, and the server sends no provider request."""
     backend = HostBackend()
@@ -820,7 +814,6 @@ async def test_permissions_to_upload_and_remove(client: httpx.AsyncClient, as_us
     assert (await ada.get(f"{V1}/workers")).json()["total"] == 1
 
 
-@on_sqlite
 async def test_one_worker_is_removed_from_a_provider(client: httpx.AsyncClient) -> None:
     """With `worker_id`; the other worker stays."""
     first, second = await register_provider(client), await register_provider(client)
@@ -831,7 +824,6 @@ async def test_one_worker_is_removed_from_a_provider(client: httpx.AsyncClient) 
     expect_problem(await client.delete(url, params={"worker_id": "x"}), 422, "invalid-request")
 
 
-@on_sqlite
 @pytest.mark.parametrize(
     ("header", "value"),
     [
@@ -853,7 +845,6 @@ async def test_an_invalid_upload_header_is_named(
     assert header in expect_problem(await client.post(url, headers=given), 422, "invalid-request")["detail"]
 
 
-@on_sqlite
 async def test_a_result_is_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """413 by the announced length or as soon as the body is too long; the result is not stored."""
     runtime.settings.max_result_bytes = 100_000
@@ -876,6 +867,7 @@ async def test_a_result_is_bounded(client: httpx.AsyncClient, runtime: Runtime) 
     assert len((await client.get(URL)).content) == 100_000
 
 
+@on_both
 async def test_large_results_are_streamed(client: httpx.AsyncClient) -> None:
     """5 MB are uploaded in parts and returned with their length."""
     provider = await register_provider(client, content_type="application/octet-stream")
@@ -906,6 +898,7 @@ async def test_only_the_owner_claims_provider_requests(client: httpx.AsyncClient
     expect_problem(await ada.post(f"{V1}/providers/requests/claim", json={}), 422, "invalid-request")
 
 
+@on_both
 async def test_each_request_is_claimed_once_and_the_oldest_first(client: httpx.AsyncClient) -> None:
     """Also by concurrent claims; each worker gets requests to its own providers."""
     own_provider, other = await register_provider(client), await register_provider(client, name="other")
@@ -920,6 +913,7 @@ async def test_each_request_is_claimed_once_and_the_oldest_first(client: httpx.A
     assert (await claim_request(client, other["worker_id"]))["provider_name"] == "lab:files:other"
 
 
+@on_both
 async def test_a_claim_with_a_lost_response_is_repeated(client: httpx.AsyncClient) -> None:
     """The same `claim_id` returns the same request until its result is uploaded."""
     provider = await register_provider(client)
@@ -933,7 +927,6 @@ async def test_a_claim_with_a_lost_response_is_repeated(client: httpx.AsyncClien
     assert json.loads(second["params"]) == {"n": "2"}
 
 
-@on_sqlite
 async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """Every request of a worker counts as a heartbeat."""
     provider = await put_provider(client)
@@ -942,7 +935,6 @@ async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Ru
     assert (await client.get(f"{V1}/workers")).json()["items"][0]["last_heartbeat"] > before
 
 
-@on_sqlite
 async def test_a_worker_with_a_claimed_request_is_connected(client: httpx.AsyncClient, app: FastAPI) -> None:
     """It may claim nothing for long, because all its threads may be busy."""
     provider = await register_provider(client)
@@ -956,7 +948,6 @@ async def test_a_worker_with_a_claimed_request_is_connected(client: httpx.AsyncC
     assert await app.state.joblib.runtime.database.read(connected_for) > 60
 
 
-@on_sqlite
 async def test_waiting_requests_are_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """429 with Retry-After; the next one is accepted when a slot is free."""
     provider = await register_provider(client)
@@ -977,6 +968,7 @@ async def test_waiting_requests_are_bounded(client: httpx.AsyncClient, runtime: 
     expect_problem(await client.get(f"{URL}?n=3", headers=NOW), 504, "provider-timeout")
 
 
+@on_both
 async def test_one_user_leaves_open_requests_to_others(
     client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime
 ) -> None:
@@ -994,7 +986,6 @@ async def test_one_user_leaves_open_requests_to_others(
     expect_problem(await bob.get(f"{URL}?n=2", headers=NOW), 504, "provider-timeout")
 
 
-@on_sqlite
 async def test_a_request_wakes_a_waiting_claim(client: httpx.AsyncClient) -> None:
     """The commit wakes it; several waiting claims get one request each."""
     provider = await register_provider(client)
@@ -1009,6 +1000,7 @@ async def test_a_request_wakes_a_waiting_claim(client: httpx.AsyncClient) -> Non
     assert time.monotonic() - began < BOUND / 2
 
 
+@on_both
 async def test_no_category_is_special(client: httpx.AsyncClient, events: list[Emission]) -> None:
     """Removing a worker removes its providers of every category, with events."""
     worker = (await client.post(f"{V1}/workers")).json()["id"]
@@ -1020,6 +1012,7 @@ async def test_no_category_is_special(client: httpx.AsyncClient, events: list[Em
     assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
 
 
+@on_both
 async def test_the_sweeper_deletes_abandoned_requests(
     client: httpx.AsyncClient, app: FastAPI, runtime: Runtime
 ) -> None:
@@ -1044,6 +1037,7 @@ async def test_the_sweeper_deletes_abandoned_requests(
     assert json.loads((await claim_request(client, provider["worker_id"]))["params"]) == {"n": "2"}
 
 
+@on_both
 async def test_concurrent_operations_cause_no_errors(client: httpx.AsyncClient) -> None:
     """Registrations, requests, claims, results and removals of one provider at the same time."""
     chance, odd = random.Random(7), []
@@ -1074,7 +1068,6 @@ async def test_concurrent_operations_cause_no_errors(client: httpx.AsyncClient) 
     assert odd == []
 
 
-@on_sqlite
 async def test_a_result_that_cannot_be_stored_is_requested_again(
     client: httpx.AsyncClient, app: FastAPI
 ) -> None:
@@ -1108,7 +1101,6 @@ async def test_callers_are_notified_of_a_result_that_is_too_large(
     assert "1000 bytes" in problem["detail"]
 
 
-@on_sqlite
 async def test_one_user_leaves_provider_uploads_to_others(
     client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime
 ) -> None:
@@ -1135,7 +1127,6 @@ async def test_one_user_leaves_provider_uploads_to_others(
     assert [answer.status_code for answer in await asyncio.gather(*uploads)] == [204] * 4
 
 
-@on_sqlite
 async def test_one_upload_at_a_time(client: httpx.AsyncClient) -> None:
     """A concurrent upload gets a 503; an upload that ends after a new registration gets a 409."""
     old = await put_provider(client, content_type="text/plain")
@@ -1161,7 +1152,6 @@ async def test_one_upload_at_a_time(client: httpx.AsyncClient) -> None:
     assert (response.content, response.headers["content-type"]) == (b"new", "text/csv")
 
 
-@on_sqlite
 async def test_a_stored_content_type_that_no_header_can_have_is_not_sent(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -1179,7 +1169,6 @@ async def test_a_stored_content_type_that_no_header_can_have_is_not_sent(
     assert response.headers["content-type"] == "application/octet-stream"
 
 
-@on_sqlite
 async def test_each_name_of_a_parameter_reaches_the_provider(client: httpx.AsyncClient) -> None:
     """Also `token`, which is a stream's token elsewhere, and other names that the API uses."""
     provider = await register_provider(client)

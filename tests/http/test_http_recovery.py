@@ -4,14 +4,12 @@ from typing import Any
 
 import httpx
 import pytest
-from databases import on_sqlite
 from fastapi import FastAPI, HTTPException
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
 from zndraw_joblib import verify_readable_room
 
 CLAIM = f"{V1}/tasks/claim"
-pytestmark = on_sqlite
 
 
 @pytest.mark.parametrize(

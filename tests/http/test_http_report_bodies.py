@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from databases import on_both
 from replica import OWNER, Replica
 from rest import V1, get_task, register, submit
 
@@ -59,6 +60,7 @@ async def test_results_count_like_payloads(client: httpx.AsyncClient) -> None:
     assert [each["task"]["result"] for each in got[:4]] == [None, *[LARGE] * 3]
 
 
+@on_both
 async def test_single_reports_at_once_each_get_their_task(client: httpx.AsyncClient) -> None:
     """Together they have more than one transaction reads."""
     found = await running(client, 2 * FIT)
@@ -76,6 +78,7 @@ async def test_single_reports_at_once_each_get_their_task(client: httpx.AsyncCli
         assert got[0].json() == await get_task(client, found[0])
 
 
+@on_both
 async def test_a_repeated_batch_has_bodies_again(client: httpx.AsyncClient) -> None:
     """With an `Idempotency-Key` it gets the same results."""
     found = await running(client, FIT + 1)
@@ -90,6 +93,7 @@ async def test_a_repeated_batch_has_bodies_again(client: httpx.AsyncClient) -> N
     assert (await client.post(REPORT, json=completed(found, result=1), headers=minimal)).json() == body
 
 
+@on_both
 @pytest.mark.parametrize("status", [TaskStatus.COMPLETED, TaskStatus.FAILED])
 @pytest.mark.parametrize(
     ("count", "wants_body", "has_body"), [(2, True, True), (2, False, False), (2 * FIT, True, False)]

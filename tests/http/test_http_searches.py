@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+from databases import on_both
 from replica import OWNER, SUBMITTER, Replica
 from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from seeds import LONG_AGO, add_tasks, task
@@ -91,6 +92,7 @@ async def everything(replica: Replica, limit: int, budget: Budget | None = None,
             return found
 
 
+@on_both
 async def test_each_filter_alone_and_with_others(replica: Replica) -> None:
     """A search finds exactly the tasks that match all fields, newest first, in pages of any size."""
     rows = await seed(replica)
@@ -190,6 +192,7 @@ async def test_wrong_parameters_are_problems(client: httpx.AsyncClient) -> None:
     assert (await client.get(f"{V1}/tasks", params={"unknown": "1", "limit": 200})).status_code == 200
 
 
+@on_both
 async def test_every_task_is_found_once_while_tasks_are_added_and_change(replica: Replica) -> None:
     """Pages begin where the last one ended, whatever is added, moved or deleted meanwhile."""
     job = await replica.register()
@@ -207,6 +210,7 @@ async def test_every_task_is_found_once_while_tasks_are_added_and_change(replica
         assert len(found) == len(set(found))
 
 
+@on_both
 async def test_a_search_for_few_among_many_ends_early_and_reads_on(replica: Replica) -> None:
     """With a budget of one window, a part may be empty; the last part has no `next`."""
     job = await replica.register()
@@ -226,6 +230,7 @@ async def test_a_search_for_few_among_many_ends_early_and_reads_on(replica: Repl
     assert await everything(replica, 5, budget, until=until - timedelta(days=1)) == []
 
 
+@on_both
 async def test_ids_are_found_by_their_first_characters(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Users find tasks of rooms that they may read, and their own workers."""
     ada, bob = await as_user("ada"), await as_user("bob")

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 import httpx
-from databases import on_sqlite
 from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser
 
@@ -18,7 +17,6 @@ PATHS = [
 ]
 
 
-@on_sqlite
 async def test_a_request_gets_the_response_of_all_layers(
     client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
 ) -> None:
@@ -61,7 +59,6 @@ async def test_cors_applies_to_all_requests(sqlite_url: str) -> None:
             assert "POST" in response.headers["access-control-allow-methods"]
 
 
-@on_sqlite
 async def test_no_page_has_foreign_scripts(client: httpx.AsyncClient) -> None:
     """`/docs` lists the operations without scripts, and its policy permits none."""
     response = await client.get("/docs")

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from databases import on_sqlite
+from databases import on_both
 from forms import transport  # noqa: F401 - a fixture
 from rest import (
     NO_TASK,
@@ -85,7 +85,6 @@ async def test_a_submitted_task_is_pending(
     assert available == (expected, "jobs:@global:modifiers:Rotate")
 
 
-@on_sqlite
 async def test_a_payload_may_be_left_out_but_not_the_body(client: httpx.AsyncClient) -> None:
     """`{}` submits an empty payload; no body or another shape is 422."""
     job = await register(client)
@@ -115,7 +114,6 @@ async def test_positions_count_the_pending_tasks_of_a_job(client: httpx.AsyncCli
     }
 
 
-@on_sqlite
 async def test_a_payload_must_match_the_schema_of_the_job(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
@@ -153,7 +151,6 @@ async def test_the_errors_of_a_submission_have_an_order(client: httpx.AsyncClien
     assert (await ada.get(url)).json()["total"] == 0
 
 
-@on_sqlite
 async def test_a_task_may_be_submitted_from_a_reserved_room(client: httpx.AsyncClient) -> None:
     """The room of a task may be `@global` or `@internal`."""
     job = await register(client)
@@ -180,7 +177,6 @@ async def test_a_claim_returns_the_oldest_task_of_all_jobs_of_a_worker(
         assert await get_task(client, task) == task
 
 
-@on_sqlite
 async def test_a_worker_without_jobs_gets_null(client: httpx.AsyncClient) -> None:
     """200 with null while it has no jobs."""
     worker = (await client.post(f"{V1}/workers")).json()
@@ -211,7 +207,6 @@ async def test_a_claim_of_a_removed_worker_is_not_found(client: httpx.AsyncClien
     assert (await get_task(client, task))["status"] == "pending"
 
 
-@on_sqlite
 async def test_an_unknown_task_is_not_found(client: httpx.AsyncClient) -> None:
     """404 for an unknown id, 422 for an invalid one."""
     for method in ("GET", "PATCH"):
@@ -256,6 +251,7 @@ async def test_a_failure_has_an_error_text(client: httpx.AsyncClient, events: li
         assert events[-1].event.error == "so it is"
 
 
+@on_both
 async def test_a_server_may_refuse_tasks_that_no_worker_serves(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
@@ -277,6 +273,7 @@ async def test_a_server_may_refuse_tasks_that_no_worker_serves(
     await submit(client, job)
 
 
+@on_both
 async def test_the_last_pending_task_deletes_a_job_without_workers(
     client: httpx.AsyncClient, events: list[Emission]
 ) -> None:
@@ -293,7 +290,6 @@ async def test_the_last_pending_task_deletes_a_job_without_workers(
     assert events[1:] == [(JobsInvalidate(), "room:@global")]
 
 
-@on_sqlite
 async def test_no_event_is_published_without_a_change(
     client: httpx.AsyncClient, as_user: AsUser, events: list[Emission]
 ) -> None:
@@ -320,7 +316,6 @@ async def test_no_event_is_published_without_a_change(
     assert events == []
 
 
-@on_sqlite
 async def test_an_invalid_status_is_refused(client: httpx.AsyncClient) -> None:
     """422 for an unknown or missing status and for fields of the wrong type."""
     task = await submit(client, await register(client))
@@ -337,6 +332,7 @@ async def test_an_invalid_status_is_refused(client: httpx.AsyncClient) -> None:
     assert (await get_task(client, task))["status"] == "pending"
 
 
+@on_both
 async def test_a_room_lists_its_tasks(client: httpx.AsyncClient) -> None:
     """The tasks of that room only, of all jobs, newest first, optionally of one status."""
     job, other = await register(client), await register(client, "Scale")

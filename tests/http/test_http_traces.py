@@ -4,7 +4,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
-from databases import on_sqlite
+from databases import on_both
 from fastapi import FastAPI
 from opentelemetry.trace import SpanKind, StatusCode
 from rest import V1, register
@@ -86,6 +86,7 @@ async def claim_tasks(client: httpx.AsyncClient, **body: Any) -> list[dict[str, 
     return [got["task"]] if "task" in got else got["tasks"]
 
 
+@on_both
 async def test_claims_return_what_submits_sent(client: httpx.AsyncClient) -> None:
     """On each path of a submit and of a claim, with and without a context; no other response has it."""
     job = await register(client)
@@ -108,7 +109,6 @@ async def test_claims_return_what_submits_sent(client: httpx.AsyncClient) -> Non
     assert "traceparent" not in (await client.patch(url, json={"status": "running"})).text
 
 
-@on_sqlite
 async def test_an_invalid_context_is_ignored(client: httpx.AsyncClient) -> None:
     """It is no error; two headers have no meaning."""
     job = await register(client)
@@ -118,7 +118,6 @@ async def test_an_invalid_context_is_ignored(client: httpx.AsyncClient) -> None:
     assert {task["id"]: task.get("traceparent") for task in claimed} == expected
 
 
-@on_sqlite
 async def test_a_submit_has_a_span_if_its_request_has_one(client: httpx.AsyncClient, app: FastAPI) -> None:
     """Its context is kept with the task: it is a child of the request's span, which continues the header."""
     spans = Spans()

@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any
 
 import httpx
+from databases import on_both
 from forms import transport  # noqa: F401 - a fixture
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
@@ -56,6 +57,7 @@ def apart(task: dict[str, Any]) -> dict[str, Any]:
     return {**task, "queue_position": None}
 
 
+@on_both
 async def test_every_role_may_do_what_the_table_allows(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """200 for an allowed transition or a repeat, 409 for an invalid one, 403 for a wrong role."""
     people: dict[Role | None, httpx.AsyncClient] = {

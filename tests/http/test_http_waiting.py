@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from cachetools import TTLCache
-from databases import on_sqlite
+from databases import on_both
 from fastapi import FastAPI
 from rest import NO_TASK, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 from waiting import until
@@ -91,7 +91,6 @@ IGNORED = [
 ]
 
 
-@on_sqlite
 async def test_prefer_is_parsed_by_rfc_7240(client: httpx.AsyncClient, settings: ServerSettings) -> None:
     """Any case, quoted or not, in several headers; the first counts, and other values are ignored."""
     settings.long_poll_max_wait_seconds = 0.01
@@ -112,7 +111,6 @@ async def test_prefer_is_parsed_by_rfc_7240(client: httpx.AsyncClient, settings:
     assert wrong == []
 
 
-@on_sqlite
 async def test_a_wait_ends_at_its_time(client: httpx.AsyncClient) -> None:
     """200 with the current state, not before the requested seconds and not much later."""
     job = await register(client)
@@ -135,7 +133,6 @@ async def test_a_wait_ends_at_its_time(client: httpx.AsyncClient) -> None:
         assert 1 <= seconds < SOON
 
 
-@on_sqlite
 async def test_the_server_limits_waits(client: httpx.AsyncClient, settings: ServerSettings) -> None:
     """The setting limits the wait, also after a change; the response returns the applied wait."""
     task = await submit(client, await register(client))
@@ -149,7 +146,6 @@ async def test_the_server_limits_waits(client: httpx.AsyncClient, settings: Serv
     assert (response.status_code, "preference-applied" in response.headers) == (200, False)
 
 
-@on_sqlite
 async def test_a_finished_task_is_returned_at_once(client: httpx.AsyncClient) -> None:
     """So are a claim with a pending task and the 404 of an unknown task."""
     job = await register(client)
@@ -264,6 +260,7 @@ async def test_removing_a_worker_ends_its_waiting_claim(client: httpx.AsyncClien
         expect_problem(await requests, 404, "worker-not-found")
 
 
+@on_both
 async def test_a_recheck_finds_changes_of_another_server(
     client: httpx.AsyncClient, replica: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -280,6 +277,7 @@ async def test_a_recheck_finds_changes_of_another_server(
     assert (ended.json()["status"], returned["id"]) == ("cancelled", task["id"])
 
 
+@on_both
 async def test_waiting_requests_block_no_other_request(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """Fifty requests wait, more than there are connections to the database."""
     job = await register(client)
@@ -316,7 +314,6 @@ async def test_a_waiting_claim_is_a_heartbeat(
     assert await requests is None
 
 
-@on_sqlite
 async def test_a_refused_claim_does_not_wait(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """403 and 404 are returned at once."""
     eve = await as_user("eve")

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import httpx
-import pytest
+from databases import on_both
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, register, report, submit
 
 from zndraw_joblib.server.process.settings import ServerSettings
@@ -26,6 +26,7 @@ def about(worker: dict[str, Any]) -> dict[str, Any]:
     return {name: worker[name] for name in ABOUT}
 
 
+@on_both
 async def test_each_form_of_registration_describes_the_worker(client: httpx.AsyncClient) -> None:
     """A new worker, a job and a provider with a new worker; heartbeats change what they name."""
     created = (await client.post(WORKERS, json=ABOUT)).json()["id"]
@@ -59,6 +60,7 @@ async def test_each_form_of_registration_describes_the_worker(client: httpx.Asyn
             assert next(iter(body)) in problem["detail"]
 
 
+@on_both
 async def test_who_sees_what_of_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Its owner and superusers see all; others its name, if it serves a job that they may see."""
     ada, eve = await as_user("ada"), await as_user("eve")
@@ -88,6 +90,7 @@ async def test_who_sees_what_of_a_worker(client: httpx.AsyncClient, as_user: AsU
     expect_problem(await ada.get(f"{WORKERS}/x"), 422, "invalid-request")
 
 
+@on_both
 async def test_a_worker_with_its_tasks(
     client: httpx.AsyncClient, as_user: AsUser, settings: ServerSettings
 ) -> None:
@@ -120,7 +123,6 @@ async def test_a_worker_with_its_tasks(
     assert (await ada.get(url)).json()["state"] == "silent"
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_a_repeated_creation_returns_the_same_worker(client: httpx.AsyncClient) -> None:
     """With an idempotency key the description is part of the request."""
     headers = {"Idempotency-Key": '"8a8d7b62-0001"'}

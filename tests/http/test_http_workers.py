@@ -6,6 +6,7 @@ from uuid import UUID
 
 import httpx
 import pytest
+from databases import on_both
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, parse_utc, register, report, submit
 
 from zndraw_joblib.server.process.settings import ServerSettings
@@ -27,6 +28,7 @@ async def test_a_new_worker_gets_an_id_and_an_interval(
     assert events == []
 
 
+@on_both
 async def test_every_worker_is_listed_newest_first(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Workers of all users, also without jobs; `job_count` counts the jobs of each."""
     ada = await as_user("ada")
@@ -192,6 +194,7 @@ async def test_removing_the_last_worker_deletes_a_job_without_tasks(client: http
         assert (response.status_code, len(response.json()["workers"])) == (200, workers)
 
 
+@on_both
 async def test_a_room_lists_the_workers_of_the_jobs_it_sees(client: httpx.AsyncClient) -> None:
     """Each worker of a job of the room or of a reserved room once; `job_count` counts all its jobs."""
     everywhere = await register(client)

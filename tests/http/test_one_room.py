@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import httpx
 import pytest
+from databases import on_both
 from fastapi import FastAPI, Header, HTTPException
 from rest import V1, claim, register, report, submit
 
@@ -277,6 +278,7 @@ def status_of(response: httpx.Response, wanted: Try) -> int:
     return response.status_code
 
 
+@on_both
 async def test_users_of_one_room_see_and_do_nothing_else(world: World) -> None:
     """Each operation, for things of both rooms. A reader changes nothing, a writer nothing elsewhere."""
     assert world.operations - set(OPERATIONS) == set(), "add them to the table"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import only_sqlite  # noqa: F401 - a fixture, found by its name
 from servers import ServerProcess, Valkey
 
 from internal.processes import JOBS, PYTHONPATH, SHORT_INTERVALS

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from databases import on_both
 from endings import ENDINGS, RAISED_BY_VALIDATORS
 from fastapi import FastAPI
 from rest import V1
@@ -63,6 +64,7 @@ async def workers(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     return items
 
 
+@on_both
 async def test_room_max_in_flight_runs_internal_tasks_one_by_one(
     settings: ServerSettings, journal: Path
 ) -> None:
@@ -117,6 +119,7 @@ async def test_a_failed_run_affects_no_other_task(
     assert (await wait_for_end(client, await submit(client, END_AS)))["status"] == "completed"
 
 
+@on_both
 @pytest.mark.parametrize(
     ("how", "content"),
     [("large", b'"' + b"x" * 1024 * 1024 + b'"'), ("nan", b'{"$zndraw":"float","value":"NaN"}')],
@@ -240,6 +243,7 @@ async def test_a_scheduled_task_and_a_paused_job_wait_in_the_queue(
     assert (await wait_for_end(client, waits))["status"] == "completed"
 
 
+@on_both
 async def test_the_next_server_runs_the_tasks_of_a_stopped_one(
     settings: ServerSettings, journal: Path
 ) -> None:
@@ -279,7 +283,6 @@ async def without_task_table(url: str) -> AsyncIterator[None]:
             yield
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_a_report_is_repeated_until_the_database_responds(
     client: httpx.AsyncClient, journal: Path, database_url: str
 ) -> None:
@@ -294,7 +297,6 @@ async def test_a_report_is_repeated_until_the_database_responds(
 
 
 @pytest.mark.parametrize("how", [*ENDINGS, *(f"validator: {how}" for how in RAISED_BY_VALIDATORS)])
-@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_any_ending_is_reported(client: httpx.AsyncClient, how: str) -> None:
     """The task fails with a text, and no slot is lost: more tasks than slots run afterwards."""
     ended = await wait_for_end(client, await submit(client, ANY_END, how=how))
@@ -305,6 +307,7 @@ async def test_any_ending_is_reported(client: httpx.AsyncClient, how: str) -> No
         assert (await wait_for_end(client, task))["result"] == "well"
 
 
+@on_both
 async def test_a_result_that_the_server_refuses_fails_the_task(client: httpx.AsyncClient) -> None:
     """A text that the database cannot store is an error with a reason, on both databases."""
     ended = await wait_for_end(client, await submit(client, ANY_END, how="nul"))

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from databases import on_both
 from forking import EXPECTED
 from servers import ServerProcess
 
@@ -21,6 +22,7 @@ async def check_forks(client: httpx.AsyncClient, pid: int) -> None:
         assert (await wait_for_end(client, await submit(client, FORK)))["result"] == pid
 
 
+@on_both
 async def test_a_job_in_the_server_may_fork(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminated process is not the server, whose signal handlers it inherited."""
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
+from databases import on_both
 from fastapi import FastAPI
 from rest import V1
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
@@ -206,6 +207,7 @@ async def test_a_worker_process_registers_tasks_alone(broker: InMemoryBroker) ->
     assert executor.calls == [(Double, {"x": 1}, "lab", "1")]
 
 
+@on_both
 async def test_replicas_that_start_at_once_register_one_job(
     sessions: Sessions, broker: InMemoryBroker
 ) -> None:
@@ -218,6 +220,7 @@ async def test_replicas_that_start_at_once_register_one_job(
         assert (await client.get(f"{V1}/rooms/@internal/jobs")).json()["total"] == 1
 
 
+@on_both
 async def test_a_new_registration_replaces_the_policy_and_keeps_the_tasks(
     sessions: Sessions, broker: InMemoryBroker
 ) -> None:
@@ -265,6 +268,7 @@ class Record(Double):
         return self.x
 
 
+@on_both
 async def test_lost_responses_and_duplicate_messages_run_each_task_once(
     engine: AsyncEngine, sessions: Sessions, broker: InMemoryBroker
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
-from databases import on_postgresql, on_sqlite
+from databases import on_both, on_postgresql
 from fastapi import FastAPI, HTTPException, Request
 from rest import PROBLEM, V1, expect_problem
 from sqlalchemy import text as sql
@@ -225,6 +225,7 @@ async def names(client: httpx.AsyncClient, room: str = "lab") -> list[str]:
     return sorted(item["full_name"] for item in page["items"])
 
 
+@on_both
 async def test_requests_reach_the_executor_once(
     sessions: Sessions, broker: AsyncBroker, executor: Executor
 ) -> None:
@@ -386,6 +387,7 @@ async def test_file_systems_are_for_superusers_by_default(sessions: Sessions, ex
         assert (await read(ada, FILES, index=1)).text == "frame 1"
 
 
+@on_both
 async def test_replicas_declare_them_at_once_and_a_change_outdates_results(
     sessions: Sessions, executor: Executor
 ) -> None:
@@ -416,7 +418,6 @@ class NoRead:
     category = "frames"
 
 
-@on_sqlite
 async def test_errors_name_what_cannot_be_an_internal_provider(sessions: Sessions) -> None:
     """And what to pass instead."""
     broker, executor = InMemoryBroker(), Executor()
@@ -509,7 +510,6 @@ async def test_executors_of_jobs_get_a_token_if_they_take_one(
     assert len(minted) == (0 if make is taking_none else 2)
 
 
-@on_sqlite
 async def test_a_host_uses_the_token_in_its_own_routes(sessions: Sessions) -> None:
     """As a dependency or by a call; without a function, or without a text, the error says so."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import socketio
+from databases import only_sqlite  # noqa: F401 - a fixture, found by its name
 from fastapi import FastAPI
 from replica import SUBMITTER, Replica
 from rest import claim, register, report, submit

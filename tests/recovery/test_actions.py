@@ -55,7 +55,6 @@ def events(replica: Replica) -> list[tuple[str, str]]:
     return published
 
 
-@every_kind
 @pytest.mark.parametrize("what", list(FROM), ids=lambda what: what.__name__)
 async def test_each_action_by_every_role_from_every_status(replica: Replica, what: Any) -> None:
     """A refused action changes nothing and publishes nothing."""
@@ -107,7 +106,6 @@ async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: Manu
     assert (await timed.report(again.id, TaskStatus.FAILED, error="oh")).status is TaskStatus.FAILED
 
 
-@every_kind
 @pytest.mark.parametrize("most", [1, 2])
 async def test_a_claim_that_is_released_before_its_start_is_no_attempt(timed: Replica, most: int) -> None:
     """Every response counts attempts without it; the fencing token grows; no limit counts it."""
@@ -188,7 +186,6 @@ async def test_a_worker_releases_its_own_tasks_only(replica: Replica) -> None:
     assert (await replica.get(running.id)).status is TaskStatus.RUNNING
 
 
-@every_kind
 @pytest.mark.parametrize("how", ["failed", "cancelled", "cancelled while pending"])
 async def test_a_retried_task_gets_all_its_attempts(timed: Replica, clock: ManualClock, how: str) -> None:
     """Its counters restart, its attempt number continues, its former end is cleared; then it is claimed."""
@@ -257,7 +254,6 @@ async def test_cancelling_a_retried_task_deletes_its_job_again(replica: Replica)
         assert (JobsInvalidate.__name__, room_of("@global")) in events(replica)
 
 
-@every_kind
 @pytest.mark.parametrize("how", ["pending", "scheduled", "claimed", "running"])
 async def test_an_operator_fails_any_task_that_has_not_ended(
     timed: Replica, clock: ManualClock, how: str

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica, wait_until_waiting
 
 from recovery.test_time_limits import LONG, SOON, recheck_seconds  # noqa: F401 - a fixture
@@ -13,7 +12,6 @@ from zndraw_joblib.wire.problems import Forbidden, JobNotFound, WorkerNotFound
 from zndraw_joblib.wire.statuses import TaskStatus
 
 
-@every_kind
 async def test_a_draining_worker_gets_no_task(replica: Replica) -> None:
     """Its claims return the reason `draining`, its heartbeats `drain`; other workers of its job continue."""
     job, other = await replica.register(), await replica.register()
@@ -70,7 +68,6 @@ async def test_only_the_owner_or_a_superuser_drains_a_worker(replica: Replica) -
         await replica.drain(job.worker_id)
 
 
-@every_kind
 async def test_tasks_of_a_paused_job_are_not_claimed(replica: Replica) -> None:
     """The reason is `paused` if a task is pending; other jobs and submits continue."""
     job = await replica.register("Paused")

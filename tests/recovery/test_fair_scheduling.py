@@ -42,7 +42,6 @@ def rounds(of: Mapping[str, int]) -> list[str]:
     return turns
 
 
-@every_kind
 async def test_rooms_take_turns_claim_by_claim(timed: Replica, clock: ManualClock) -> None:
     """Each room has one claim in each round while it has tasks."""
     job = await timed.register()
@@ -63,7 +62,6 @@ def assert_in_order(submitted: list[TaskResponse], claimed: list[TaskResponse]) 
 
 
 @pytest.mark.parametrize("most", [1, 3, 100])
-@every_kind
 async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: ManualClock, most: int) -> None:
     """Claims of one transaction follow the same rounds, also if each is for many tasks."""
     job = await timed.register()
@@ -166,7 +164,6 @@ async def test_turns_of_concurrent_claims(pair: list[Replica]) -> None:
         await pair[0].report(task.id, TaskStatus.CANCELLED, attempt=task.attempt)
 
 
-@every_kind
 async def test_a_room_at_its_limit_misses_its_turn(timed: Replica, clock: ManualClock) -> None:
     """The other rooms keep taking turns."""
     timed.runtime.settings.room_max_in_flight = 2
@@ -185,7 +182,6 @@ async def test_a_room_at_its_limit_misses_its_turn(timed: Replica, clock: Manual
     assert (await timed.claim_task(job.worker_id)).room_id == "b"
 
 
-@every_kind
 async def test_rising_priorities_give_a_room_no_additional_turn(timed: Replica, clock: ManualClock) -> None:
     """A room whose tasks have ever higher priorities alternates with a room of one high priority."""
     job = await timed.register()
@@ -199,7 +195,6 @@ async def test_rising_priorities_give_a_room_no_additional_turn(timed: Replica, 
     assert turns == 10 * "ab"
 
 
-@every_kind
 async def test_rooms_take_turns_over_several_jobs(timed: Replica, clock: ManualClock) -> None:
     """A room with a long backlog in one job does not delay rooms in other jobs of the worker."""
     first = await timed.register("A")

@@ -130,7 +130,6 @@ async def test_several_steps_of_one_batch_are_all_in_the_history(timed: Replica)
     ]
 
 
-@every_kind
 async def test_the_reasons_why_a_task_is_pending(timed: Replica, clock: ManualClock) -> None:
     """All reasons that apply, the most important first, and no other."""
     timed.runtime.settings.room_max_in_flight = 1

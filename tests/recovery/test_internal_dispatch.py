@@ -174,7 +174,6 @@ async def test_the_limit_of_an_internal_job(timed: Replica) -> None:
     assert [call["task_id"] for call in broker.calls] == [str(task.id) for task in submitted_tasks[:3]]
 
 
-@every_kind
 async def test_the_limit_of_a_room_counts_internal_tasks(replica: Replica) -> None:
     """Claimed or running, of all jobs; other rooms continue."""
     replica.runtime.settings.room_max_in_flight = 2

@@ -73,7 +73,6 @@ async def test_a_claim_of_many_stays_within_the_limits(
     assert [task.id for task in again.tasks or []] == submitted[count : count + 1]
 
 
-@every_kind
 async def test_claims_of_many_share_the_limit_of_their_worker(replica: Replica) -> None:
     """In one transaction, the first claim gets what it asks for, the next what is left."""
     job = await replica.register(max_tasks=5)
@@ -86,7 +85,6 @@ async def test_claims_of_many_share_the_limit_of_their_worker(replica: Replica) 
     assert (answers[2].reason, answers[2].is_contended) == (EmptyReason.MAX_TASKS, False)
 
 
-@every_kind
 async def test_the_limit_of_a_job(replica: Replica) -> None:
     """It counts claimed and running tasks; the reason names it, or is "empty" for an empty queue."""
     job, other = await replica.register(max_in_flight=2), await replica.register()
@@ -113,7 +111,6 @@ async def test_a_job_at_its_limit_blocks_no_other_job(replica: Replica) -> None:
     assert (await replica.claim_response(full.worker_id)).reason is EmptyReason.AT_CAPACITY
 
 
-@every_kind
 async def test_a_batch_of_claims_uses_the_free_slots(replica: Replica) -> None:
     """As many claims get a task as there are slots; the others get the reason."""
     job = await replica.register(max_in_flight=3)
@@ -136,7 +133,6 @@ async def test_a_batch_never_exceeds_a_limit(replica: Replica, how: str) -> None
     assert await reasons(replica, *[job.worker_id] * 2) == [reason] * 2
 
 
-@every_kind
 async def test_the_limit_of_a_room(replica: Replica) -> None:
     """It counts all jobs of the room; other rooms continue in order."""
     replica.runtime.settings.room_max_in_flight = 2
@@ -158,7 +154,6 @@ async def test_the_limit_of_a_room(replica: Replica) -> None:
     assert (await replica.claim_response(first.worker_id)).reason is EmptyReason.AT_CAPACITY
 
 
-@every_kind
 async def test_the_limit_of_a_worker(replica: Replica) -> None:
     """It is set at registration or with a heartbeat, and limits no other worker."""
     job, other = await replica.register(max_tasks=1), await replica.register()
@@ -433,7 +428,6 @@ async def test_rows_of_empty_rooms_are_deleted(replica: Replica) -> None:
     assert [row.room_id for row in await replica.rows(RoomQueue.__table__)] == ["d"]
 
 
-@every_kind
 @pytest.mark.parametrize("order", ["fifo", "fair"])
 async def test_a_claim_by_room_after_many_claims_without(replica: Replica, order: Any) -> None:
     """Outdated rows of rooms, more than one claim reads, hide no task."""

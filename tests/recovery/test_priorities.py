@@ -5,7 +5,6 @@ from functools import partial
 from uuid import UUID
 
 import pytest
-from databases import every_kind
 from replica import SUBMITTER, ManualClock, Replica
 
 from zndraw_joblib.server.db.tables import Job
@@ -35,7 +34,6 @@ async def has_priorities(replica: Replica, job: JobResponse) -> bool:
     return bool(row.has_lanes)
 
 
-@every_kind
 async def test_the_highest_priority_is_claimed_first(replica: Replica) -> None:
     """Equal priorities go in order of arrival; the response to a submit has the right position."""
     job = await replica.register()

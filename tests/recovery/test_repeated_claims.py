@@ -29,7 +29,6 @@ async def batch(replica: Replica, *requests: tuple[UUID | None, UUID | None]) ->
     return found
 
 
-@every_kind
 async def test_a_repeated_claim_gets_the_same_task(timed: Replica, clock: ManualClock) -> None:
     """Claimed or running, with the same token and one event; another `claim_id` gets another task."""
     job, claim_id = await timed.register(), uuid4()
@@ -44,7 +43,6 @@ async def test_a_repeated_claim_gets_the_same_task(timed: Replica, clock: Manual
     assert (await timed.claim_task(job.worker_id, claim_id=uuid4())).id == second.id
 
 
-@every_kind
 async def test_a_repeated_claim_of_many_gets_what_the_worker_still_holds(timed: Replica) -> None:
     """In the order of the queue, with their tokens; a batch with the claim and its repeat claims once."""
     job, claim_id = await timed.register(), uuid4()
@@ -96,7 +94,6 @@ async def test_a_claim_id_belongs_to_one_worker(timed: Replica) -> None:
     assert (await timed.claim_task(other.worker_id, claim_id=claim_id)).id == second.id
 
 
-@every_kind
 async def test_repeats_and_new_claims_share_a_batch(timed: Replica) -> None:
     """In any order, each repeat gets its own task and each new claim the next one."""
     job, other = await timed.register(), await timed.register()

@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from databases import every_kind
 from replica import STRANGER, SUBMITTER, ManualClock, Replica
 
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse
@@ -50,7 +49,6 @@ async def attempts_until_the_end(timed: Replica, clock: ManualClock, job: JobRes
     raise AssertionError("it goes on and on")
 
 
-@every_kind
 @pytest.mark.parametrize(
     ("how", "error", "code"),
     [("worker_lost", "Worker disconnected", "worker-lost"), ("error", "oh", "error")],
@@ -67,7 +65,6 @@ async def test_there_is_no_retry_by_default(
     assert await timed.claim(job.worker_id) is None
 
 
-@every_kind
 @pytest.mark.parametrize("retried", CAUSES)
 @pytest.mark.parametrize("how", CAUSES)
 async def test_retry_on_selects_the_retried_failures(
@@ -106,7 +103,6 @@ async def test_the_state_of_a_retried_task(timed: Replica, clock: ManualClock) -
     assert (await timed.get(returned.id)).queue_position == 1
 
 
-@every_kind
 @pytest.mark.parametrize(
     ("of_job", "of_task", "attempts"), [(3, None, 3), (3, 2, 2), (3, 1, 1), (1, 3, 3), (2, 5, 5)]
 )
@@ -219,7 +215,6 @@ async def test_a_failure_may_be_final(timed: Replica) -> None:
     assert (ended.status, ended.error, ended.error_code) == (TaskStatus.FAILED, "bad input", "error")
 
 
-@every_kind
 async def test_a_repeated_failure_changes_nothing(timed: Replica, clock: ManualClock) -> None:
     """A report that is repeated with its token gets the same answer, and no second event is published."""
     job = await timed.register(max_attempts=3, retry_on=["error"])
@@ -270,7 +265,6 @@ async def stale(timed: Replica, task_id: UUID, worker: UUID | None) -> list[str]
     return reasons
 
 
-@every_kind
 async def test_a_refused_report_has_the_tasks_state(timed: Replica, clock: ManualClock) -> None:
     """Released, taken over, finished by another worker, or cancelled before a new claim."""
     job = await timed.register(start_timeout_seconds=10)

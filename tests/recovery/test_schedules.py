@@ -19,7 +19,6 @@ from zndraw_joblib.wire.statuses import TaskStatus
 MOMENT = 0.000001
 
 
-@every_kind
 @pytest.mark.parametrize("by", ["run_at", "delay_seconds"])
 async def test_a_task_is_not_claimable_before_its_time(timed: Replica, clock: ManualClock, by: str) -> None:
     """Before, it has no position, workers get no event, and a claim finds nothing; then it is first."""

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from databases import every_kind
 from replica import ADMIN, InternalExecutor, ManualClock, Replica, internal, wait_until_waiting
 
 from zndraw_joblib.server.internal.registry import InternalRegistry
@@ -31,7 +30,6 @@ def state_of(task: TaskResponse) -> tuple[TaskStatus, str | None, str | None]:
     return task.status, task.error, task.error_code
 
 
-@every_kind
 async def test_a_task_that_is_not_started_returns_to_its_queue(timed: Replica, clock: ManualClock) -> None:
     """At its old position, with an event and its own code; not too early."""
     job = await timed.register(start_timeout_seconds=10)
@@ -100,7 +98,6 @@ async def test_a_start_timeout_of_zero_disables_it(timed: Replica, clock: Manual
     assert (await timed.get(running.id)).status is TaskStatus.RUNNING
 
 
-@every_kind
 async def test_an_attempt_that_runs_too_long_fails(timed: Replica, clock: ManualClock) -> None:
     """The time counts from its start, not from its claim; the failure has its own text and code."""
     job = await timed.register(timeout_seconds=100)
@@ -135,7 +132,6 @@ async def test_each_attempt_has_its_own_time(timed: Replica, clock: ManualClock)
     assert (await timed.get(running.id)).status is TaskStatus.FAILED
 
 
-@every_kind
 async def test_a_pending_task_expires(timed: Replica, clock: ManualClock) -> None:
     """Its queue position is free, its waiters are woken, and a job without workers and tasks is deleted."""
     job = await timed.register()
@@ -172,7 +168,6 @@ async def test_a_job_without_workers_is_deleted_when_its_last_task_expires(
         await timed.leave(back.worker_id)
 
 
-@every_kind
 @pytest.mark.parametrize("order", ["fifo", "fair"])
 async def test_an_expired_task_is_never_claimed(timed: Replica, clock: ManualClock, order: Any) -> None:
     """A claim before the next sweep fails expired tasks and takes the next valid one."""

@@ -3,7 +3,6 @@
 from functools import partial
 from uuid import UUID
 
-from databases import every_kind
 from replica import OWNER, ManualClock, Replica
 
 from zndraw_joblib.server.queue import rules_history, rules_task_actions
@@ -22,7 +21,6 @@ async def texts(replica: Replica, task_id: UUID) -> dict[str, str]:
     return {why.code: why.detail for why in (await explain(replica, task_id)).reasons}
 
 
-@every_kind
 async def test_all_workers_are_busy(timed: Replica, clock: ManualClock) -> None:
     """The reason counts their tasks and slots, and has the time since which they are."""
     job = await timed.register()
@@ -61,7 +59,6 @@ async def test_a_pause_or_a_limit_is_the_more_important_reason(timed: Replica) -
     assert list(await texts(timed, waiting.id)) == ["paused", "job_at_capacity", "queued"]
 
 
-@every_kind
 async def test_a_worker_that_never_claims(timed: Replica, clock: ManualClock) -> None:
     """A worker that holds nothing, although a task has waited for a while, may not run its jobs."""
     job = await timed.register(max_attempts=2)
@@ -85,7 +82,6 @@ async def test_a_worker_that_never_claims(timed: Replica, clock: ManualClock) ->
     assert list(await texts(timed, task.id)) == ["not_claimed", "queued"]
 
 
-@every_kind
 async def test_no_rate_without_a_worker_that_claims(timed: Replica, clock: ManualClock) -> None:
     """A worker that drains ends what it holds, and claims no more."""
     job = await timed.register()
@@ -101,7 +97,6 @@ async def test_no_rate_without_a_worker_that_claims(timed: Replica, clock: Manua
     assert (await explain(timed, waiting.id)).wait_seconds is None
 
 
-@every_kind
 async def test_the_wait_at_the_current_rate(timed: Replica, clock: ManualClock) -> None:
     """It follows from the duration of recent tasks, how many are held, and the position in the queue."""
     job = await timed.register()

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from databases import every_kind
 from replica import SUBMITTER, ManualClock, Replica
 
 from rollups.reading import buckets, intervals, summed, totals, update
@@ -119,7 +118,6 @@ class Story:
         await replica.submit(job)
 
 
-@every_kind
 @pytest.mark.parametrize("is_eager", [False, True], ids=["at-the-end", "after-each-step"])
 async def test_every_end_of_an_attempt_is_counted_once(
     timed: Replica, clock: ManualClock, is_eager: bool

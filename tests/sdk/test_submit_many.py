@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from databases import only_sqlite  # noqa: F401 - a fixture, found by its name
 from rest import V1
 from servers import ServerProcess
 

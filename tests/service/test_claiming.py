@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, InternalExecutor, ManualClock, Replica, internal
 from seeds import add_tasks, task
 from sqlalchemy import insert, update
@@ -79,7 +78,6 @@ async def test_a_claim_of_many_gets_the_oldest_of_all_jobs(replica: Replica) -> 
     assert [*found, *[task.id for task in rest.tasks or []]] == [urgent.id, *ids]
 
 
-@every_kind
 async def test_claims_in_one_transaction_get_a_bounded_number_of_tasks(replica: Replica) -> None:
     """Small claims get all they want, large ones the same share of the rest, and none is left out."""
     job = await replica.register()
@@ -94,7 +92,6 @@ async def test_claims_in_one_transaction_get_a_bounded_number_of_tasks(replica: 
     assert [task.id for task in rest.tasks or []] == ids[2000:]
 
 
-@every_kind
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("order", ["oldest", "fair"])
 async def test_claims_of_large_tasks_get_a_bounded_number_of_bytes(
@@ -123,7 +120,6 @@ async def test_claims_of_large_tasks_get_a_bounded_number_of_bytes(
     assert found == {row["id"]: row["payload"] for row in rows if row["id"] in found}
 
 
-@every_kind
 @pytest.mark.parametrize("order", ["oldest", "fair"])
 async def test_many_claims_of_one_large_task_get_a_bounded_number_of_bytes(
     replica: Replica, order: str

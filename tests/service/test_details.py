@@ -75,7 +75,6 @@ async def history(replica: Replica, task: TaskResponse) -> TaskHistory:
     return await replica.runtime.database.read(rules_history.history, task_id=task.id)
 
 
-@every_kind
 async def test_progress_and_log_of_a_running_task(replica: Replica) -> None:
     """A reader sees the latest progress and all lines, and the room gets an event for each progress."""
     task = await replica.running(await replica.register())
@@ -149,7 +148,6 @@ async def test_each_attempt_keeps_its_own(replica: Replica) -> None:
         assert await texts(replica, task, attempt) == [(1, f"line of {attempt}")]
 
 
-@every_kind
 async def test_repeated_and_overlapping_parts_add_only_new_lines(replica: Replica) -> None:
     """Known numbers are ignored, in whole parts and in parts of them; missing numbers are a gap."""
     task = await replica.running(await replica.register())
@@ -169,7 +167,6 @@ async def test_repeated_and_overlapping_parts_add_only_new_lines(replica: Replic
     assert (await log(replica, task.id, after=10)).lines == []
 
 
-@every_kind
 async def test_a_batch_joins_the_reports_of_a_task(replica: Replica) -> None:
     """Reports of one transaction are applied in order; a refused one changes nothing."""
     job = await replica.register()
@@ -227,7 +224,6 @@ async def test_only_the_worker_and_superusers_report(replica: Replica) -> None:
     assert (await replica.get(task.id)).progress == Progress(current=1)
 
 
-@every_kind
 async def test_heartbeats_carry_progress_and_log(replica: Replica) -> None:
     """A heartbeat records the details of its held tasks; for others it has a verdict and records nothing."""
     job = await replica.register()
@@ -275,7 +271,6 @@ async def kept(replica: Replica) -> tuple[int, int]:
     return found
 
 
-@every_kind
 @pytest.mark.parametrize("count", [1, 7, 200])
 async def test_a_log_keeps_its_newest_lines(replica: Replica, small: JobLibSettings, count: int) -> None:
     """Whatever the size of the parts, the newest lines stay, the oldest go, and their number is known."""
@@ -290,7 +285,6 @@ async def test_a_log_keeps_its_newest_lines(replica: Replica, small: JobLibSetti
     assert found.last - found.dropped >= 25
 
 
-@every_kind
 async def test_a_log_is_bounded_by_bytes(replica: Replica, small: JobLibSettings) -> None:
     """Long lines take the place of several; a line that is larger than the whole log is dropped."""
     task = await replica.running(await replica.register())
@@ -306,7 +300,6 @@ async def test_a_log_is_bounded_by_bytes(replica: Replica, small: JobLibSettings
     assert [line.n for line in found.lines] == list(range(found.dropped + 1, 40))
 
 
-@every_kind
 async def test_the_bound_of_one_log_leaves_others(replica: Replica, small: JobLibSettings) -> None:
     """In one transaction, each log loses only its own oldest lines."""
     job = await replica.register()
@@ -369,7 +362,6 @@ async def test_the_log_of_an_attempt_that_was_not(replica: Replica) -> None:
         await log(replica, task.id, 2)
 
 
-@every_kind
 async def test_pages_have_progress(replica: Replica) -> None:
     """A page of tasks has the details of the current attempt of each."""
     job = await replica.register()
@@ -382,7 +374,6 @@ async def test_pages_have_progress(replica: Replica) -> None:
     assert {task.id: task.progress for task in page.items} == {one.id: None, two.id: Progress(current=2)}
 
 
-@every_kind
 async def test_pruned_tasks_take_it_with_them(replica: Replica) -> None:
     """Pruning a task deletes the logs and the progress of all its attempts, and of no other task."""
     job = await replica.register(**TWICE)

@@ -22,7 +22,6 @@ CONTINUE, CANCEL, LOST = Verdict
 tasks = Task.__table__
 
 
-@every_kind
 async def test_a_held_task_continues(replica: Replica) -> None:
     """The verdict is `continue` from claim to end, `cancel` after a cancellation, and `lost` otherwise."""
     job = await replica.register()
@@ -38,7 +37,6 @@ async def test_a_held_task_continues(replica: Replica) -> None:
         assert await replica.verdicts(job.worker_id, named) == [(task.id, verdict)]
 
 
-@every_kind
 async def test_a_task_of_another_claim_is_lost(replica: Replica) -> None:
     """Other workers' tasks, other attempts, pending tasks and unknown ids are all `lost`."""
     job = await replica.register()

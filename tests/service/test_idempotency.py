@@ -74,7 +74,6 @@ async def test_duplicates_on_two_servers_add_one_task(pair: list[Replica]) -> No
         assert same[0].payload == {"x": place}
 
 
-@every_kind
 async def test_a_batch_has_a_result_for_each_item(replica: Replica) -> None:
     """New keys, repeated ones, misused ones, errors and items without a key share a transaction."""
     await replica.register()

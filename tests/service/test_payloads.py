@@ -8,7 +8,6 @@ from typing import Any
 
 import psutil
 import pytest
-from databases import every_kind
 from pydantic_core import to_json
 from replica import SUBMITTER, TIMEOUT, Replica
 from waiting import until
@@ -150,7 +149,6 @@ async def test_of_too_many_errors_only_the_first_is_returned(checker: PayloadVal
     assert await checker.fault(schema, {"k": ["fits"]}) is None
 
 
-@every_kind
 async def test_an_endless_check_blocks_no_other_request(replica: Replica) -> None:
     """Other requests are answered meanwhile; its submit is refused; the next check succeeds."""
     slow, quick = await replica.register("Slow", schema=bomb(60)), await replica.register("Quick")
@@ -339,7 +337,6 @@ SEARCH = {"additionalProperties": {"contains": {"const": -1}}}
 LONG_LIST = {"x": [*range(50_000), -1]}
 
 
-@every_kind
 async def test_many_checks_block_no_other_request(replica: Replica) -> None:
     """While the process that validates is paused, other requests are answered; then its checks succeed."""
     slow, quick = await replica.register("Slow", schema=SEARCH), await replica.register("Quick")

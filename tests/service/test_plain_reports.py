@@ -115,7 +115,6 @@ async def test_plain_reports_are_one_statement(replica: Replica, monkeypatch: py
     assert ran == [False] * 3
 
 
-@every_kind
 async def test_a_report_that_is_not_plain_holds_no_other_up(replica: Replica) -> None:
     """Stale, repeated, failing and reordered reports of a batch get their own results."""
     job = await replica.register()
@@ -145,7 +144,6 @@ async def test_a_report_that_is_not_plain_holds_no_other_up(replica: Replica) ->
     assert (await replica.get(held[4].id)).status is RUNNING
 
 
-@every_kind
 async def test_reports_with_the_same_values_are_fenced_alike(replica: Replica) -> None:
     """Values that all reports share are compared with those of each task."""
     job, other = await replica.register(), await replica.register()
@@ -175,7 +173,6 @@ async def test_a_start_and_an_end_that_do_not_agree_are_no_pair(
     assert (await replica.get(held.id)).status is status
 
 
-@every_kind
 @pytest.mark.parametrize("attempt", [2**31, 2**70, -1])
 async def test_an_attempt_that_no_column_can_store_is_stale(replica: Replica, attempt: int) -> None:
     """It is compared without the database."""
@@ -184,7 +181,6 @@ async def test_an_attempt_that_no_column_can_store_is_stale(replica: Replica, at
         await replica.report(held.id, COMPLETED, attempt=attempt)
 
 
-@every_kind
 async def test_the_start_of_a_job_with_a_time_limit_sets_the_deadline(replica: Replica) -> None:
     """The end, with or without a start in the same request, removes it."""
     job = await replica.register(timeout_seconds=60)

@@ -67,7 +67,6 @@ async def test_a_later_submit_equals_the_first(replica: Replica) -> None:
     assert rows[0] == rows[1]
 
 
-@every_kind
 async def test_batches_of_several_rooms_keep_order_and_rooms(replica: Replica) -> None:
     """Positions continue, tasks are claimed in order, and every room of the queue has its row."""
     job = await replica.register()
@@ -248,7 +247,6 @@ async def test_tasks_that_exist_already_repeat_their_transaction(replica: Replic
         await replica.runtime.write(sql_transitions.add, [existing])
 
 
-@every_kind
 async def test_a_trace_context_does_not_change_the_path(replica: Replica) -> None:
     """Tasks with a context are plain, also in a batch with others and with keys."""
     job, known = await replica.register(), KnownJobs()

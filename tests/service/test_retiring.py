@@ -6,7 +6,6 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
-from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, InternalExecutor, ManualClock, Replica, internal
 from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import Connection, delete, update
@@ -49,7 +48,6 @@ async def test_the_tasks_of_a_leaving_worker_fail(replica: Replica) -> None:
     assert [row.worker_id for row in await replica.rows(links)] == [other.worker_id]
 
 
-@every_kind
 async def test_a_worker_may_leave_with_any_number_of_tasks(replica: Replica, kind: str) -> None:
     """No statement has a parameter for each of its tasks: SQLite takes a limited number of them."""
 
@@ -341,7 +339,6 @@ async def test_tasks_of_jobs_with_and_without_a_policy_fail_alike(timed: Replica
         assert events[fast]["name"] == plain.full_name
 
 
-@every_kind
 async def test_a_batch_of_workers_holds_a_bounded_number_of_tasks(timed: Replica, clock: ManualClock) -> None:
     """A short transaction takes no worker with more tasks than that, and changes nothing; a long one does."""
     job = await timed.register()

@@ -36,7 +36,6 @@ async def recorded(replica: Replica, room: str = "lab") -> list[str]:
     ]
 
 
-@every_kind
 async def test_a_worker_that_leaves_fails_and_requeues(replica: Replica) -> None:
     """One transaction fails a task of a watched room, and requeues one of another room."""
     plain = await replica.register("Plain")
@@ -49,7 +48,6 @@ async def test_a_worker_that_leaves_fails_and_requeues(replica: Replica) -> None
     assert await recorded(replica) == ["failed"]
 
 
-@every_kind
 async def test_reports_of_several_rooms(replica: Replica) -> None:
     """One transaction has progress and a log of a watched room, and the end of a task of another room."""
     job = await replica.register()
@@ -67,7 +65,6 @@ async def test_reports_of_several_rooms(replica: Replica) -> None:
     assert sorted(await recorded(replica)) == ["log", "progress"]
 
 
-@every_kind
 async def test_an_end_and_a_retry_in_one_transaction(replica: Replica) -> None:
     """Events have the order in which they happened, if a task ends and returns to its queue twice."""
     task = await replica.running(await replica.register(), by=OWNER)

@@ -13,15 +13,6 @@ from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.process.settings import ServerSettings
 
-BACKENDS = ["database", "memory", "files", "redis"]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    """Return the name of a store."""
-    name: str = request.param
-    return name
-
 
 @pytest.fixture
 def store_settings(

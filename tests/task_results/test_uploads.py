@@ -31,7 +31,32 @@ from zndraw_joblib.server.results.selection import content_store
 MIB = 1024 * 1024
 LARGE = bytes(range(256)) * (10 * 1024) + b"the end"
 results = TaskResult.__table__
-on_one_store = pytest.mark.parametrize("backend", ["database"], indirect=True)
+# The rows of results are the same beside each store: those that are no database are tested on SQLite.
+PLACES = [
+    ("database", "sqlite"),
+    ("database", "postgresql"),
+    *((name, "sqlite") for name in ("memory", "files", "redis")),
+]
+on_one_store = pytest.mark.parametrize("place", PLACES[:2], ids="-".join, indirect=True)
+
+
+@pytest.fixture(params=PLACES, ids="-".join)
+def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Return the name of a store, and the kind of the database beside it."""
+    names: tuple[str, str] = request.param
+    return names
+
+
+@pytest.fixture
+def backend(place: tuple[str, str]) -> str:
+    """Return the name of a store."""
+    return place[0]
+
+
+@pytest.fixture
+def kind(place: tuple[str, str]) -> str:
+    """Return the kind of the database."""
+    return place[1]
 
 
 def path(task: dict[str, Any]) -> str:
