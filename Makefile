@@ -14,18 +14,23 @@ FAST := $(addprefix tests/,host/test_host_submit.py http/test_host_dependencies.
 	service/test_pydantic_internals.py store/test_compiled.py streams/test_streams.py)
 VERSIONS := $(addprefix tests/,host http streams/test_access.py realtime/test_hosts.py realtime/test_rooms.py \
 	realtime/test_providers.py sdk/test_serving.py sdk/test_provider_requests.py cli/test_errors.py) $(FAST)
+# The rules and the HTTP API, on SQLite in one process: for each edit.
+EDIT := $(addprefix tests/,http service recovery store sweeper rollups metrics results task_results host \
+	streams/test_streams.py streams/test_watching.py streams/test_written.py sdk/test_task_channel.py \
+	test_architecture.py test_docs.py test_public_api.py)
 # Other versions of two libraries may warn of each other. The OpenAPI document, FastAPI's spans and the larger example
 # are those of the pinned versions.
 PINNED := http/test_http_openapi.py http/test_http_traces.py host/test_host_example_users.py
 ON_SQLITE := -n 2 --dist worksteal -W default::DeprecationWarning -W default::ResourceWarning \
 	-W default::pytest.PytestUnraisableExceptionWarning $(addprefix --ignore=tests/,$(PINNED)) -m "not (benchmark or signals or slow)" -k "not postgresql or test_compiled"
+ON_EDIT := -n 2 --dist worksteal -m "not (benchmark or signals or slow or processes)" $(EDIT)
 TESTED := -r requirements/tests.in -e ".[files,server,telemetry]"
 PYTHONS := 3.11 3.12 3.13
 CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all pythons peers check format bench guard chaos docs fuzz generate run vendor clean
+.PHONY: help demo test test-slow test-all pythons peers check format bench guard chaos coverage docs fuzz generate run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +41,11 @@ demo: $(READY) ## run a server and a worker on example jobs
 ifneq ($(filter lowest newest,$(ARGS)),)
 test: .venv-$(ARGS)/.ready
 	.venv-$(ARGS)/bin/python -m pytest $(ON_SQLITE) $(or $(TESTS),$(sort $(VERSIONS)))
+else ifeq ($(ARGS),fast)
+test: $(READY)
+	$(BIN)/python -m pytest $(ON_EDIT)
 else
-test: $(READY) $(PEERS) ## run the tests; ARGS=lowest or ARGS=newest for some with these versions of the libraries
+test: $(READY) $(PEERS) ## run all that CI runs; ARGS=fast for each edit, under 3 minutes; ARGS=lowest or newest for old or new libraries
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
@@ -75,6 +83,10 @@ check: $(READY) ## check format, lint, types and layers; change nothing
 	$(BIN)/ruff check $(wildcard $(CODE))
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+coverage: $(READY) ## measure which lines and branches the tests of ARGS=fast run; CONTRIBUTING has the figure
+	$(BIN)/python -m pytest --cov --cov-report= $(ON_EDIT) $(ARGS)
+	$(BIN)/python -m coverage report --skip-covered --show-missing
 
 format: $(READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only $(wildcard $(CODE))

@@ -1,5 +1,6 @@
 """Real databases, servers and clients for all tests."""
 
+import re
 import shutil
 import signal
 import tempfile
@@ -33,6 +34,17 @@ def pytest_configure() -> None:
     """Handle SIGINT: a shell in the background ignores it, and child processes would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+SERVERS = {"postgres", "postgres_url", "empty_postgres_url", "valkey_url"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs PostgreSQL or Valkey as `processes`. Tests that start other processes have the mark."""
+    for item in items:
+        names = {*getattr(item, "fixturenames", []), *re.findall(r"postgres_url|postgresql|redis", item.name)}
+        if names & {*SERVERS, "postgresql", "redis"}:
+            item.add_marker(pytest.mark.processes)
 
 
 @pytest.hookimpl(wrapper=True)

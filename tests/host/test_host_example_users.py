@@ -15,6 +15,8 @@ from databases import on_both
 from realtime.sockets import Socket
 from waiting import until
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 HOST = ROOT / "examples" / "host"
 SERVE = """

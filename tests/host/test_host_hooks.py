@@ -345,6 +345,7 @@ async def test_a_function_that_ends_its_process_is_given_up(
         assert caplog.text.count("Gave up on_end=record") == 1
 
 
+@pytest.mark.processes
 @on_both
 async def test_a_killed_host_calls_it_after_its_restart(async_url: str, tmp_path: Path) -> None:
     """The first process is killed between the end of the task and the work of its function."""

@@ -12,6 +12,8 @@ from databases import on_both
 from sqlalchemy import inspect
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "host_migrations" / "env.py"
 

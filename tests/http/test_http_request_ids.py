@@ -120,6 +120,7 @@ async def test_a_host_keeps_its_responses(app: FastAPI, caplog: pytest.LogCaptur
     assert "of-the-host" in collect.seen
 
 
+@pytest.mark.processes
 def test_forked_processes_make_other_ids() -> None:
     """A server that forks after its import makes ids that no other process makes."""
     scope: dict[str, Any] = {"headers": []}

@@ -100,6 +100,7 @@ async def test_a_waiter_ends_with_its_client(port: tuple[httpx.AsyncClient, Runt
     await until(lambda: len(runtime.waiters) == 0, 20)
 
 
+@pytest.mark.processes
 async def test_ctrl_c_stops_a_server_with_waiting_requests(sqlite_url: str, settings: ServerSettings) -> None:
     """Waiting requests get their responses, the server stops within seconds, and no task is lost."""
     token = settings.admin_token.get_secret_value()

@@ -259,6 +259,7 @@ Dispatcher.submit = submit_and_die
 """
 
 
+@pytest.mark.processes
 async def test_a_kill_between_commit_and_answer_adds_one_task(database_url: str, replica: Replica) -> None:
     """The next server on the same database gives the answer that the killed one could not give."""
     headers, ids = {"Idempotency-Key": str(uuid4())}, []

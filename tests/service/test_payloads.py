@@ -139,6 +139,7 @@ def test_expensive_checks_leave_the_event_loop(schema: Any, payload: dict[str, A
     assert rules_payloads.check_quickly(schema, payload).errors is None
 
 
+@pytest.mark.processes
 async def test_of_too_many_errors_only_the_first_is_returned(checker: PayloadValidator) -> None:
     """If the paths of all errors would take too much memory, one error is returned."""
     schema = to_json({"additionalProperties": {"items": {"type": "string"}}}).decode()
@@ -149,6 +150,7 @@ async def test_of_too_many_errors_only_the_first_is_returned(checker: PayloadVal
     assert await checker.fault(schema, {"k": ["fits"]}) is None
 
 
+@pytest.mark.processes
 async def test_an_endless_check_blocks_no_other_request(replica: Replica) -> None:
     """Other requests are answered meanwhile; its submit is refused; the next check succeeds."""
     slow, quick = await replica.register("Slow", schema=bomb(60)), await replica.register("Quick")
@@ -168,6 +170,7 @@ async def test_an_endless_check_blocks_no_other_request(replica: Replica) -> Non
     await replica.runtime.finish()
 
 
+@pytest.mark.processes
 async def test_the_checks_of_one_request_are_bounded(replica: Replica) -> None:
     """No check begins after the limit; a payload that is left gets a 503, and is valid in a later request."""
     replica.runtime.payload_validator = PayloadValidator(check_seconds=1, request_seconds=0.1)
@@ -187,6 +190,7 @@ async def test_the_checks_of_one_request_are_bounded(replica: Replica) -> None:
     await replica.runtime.finish()
 
 
+@pytest.mark.processes
 async def test_a_recursive_schema_is_checked_in_full(replica: Replica) -> None:
     """The result is the same in either process: valid payloads pass, and every error is listed."""
     tree = await replica.register("Tree", schema=TREE)
@@ -215,6 +219,7 @@ def test_an_error_of_alternatives_says_why_each_is_refused() -> None:
     assert of_c.endswith('zzz"] is not of type "object"')
 
 
+@pytest.mark.processes
 async def test_a_crashed_validator_process_is_replaced(checker: PayloadValidator) -> None:
     """The next check starts a new process."""
     schema, others = to_json(TREE).decode(), set(psutil.Process().children())
@@ -227,6 +232,7 @@ async def test_a_crashed_validator_process_is_replaced(checker: PayloadValidator
     assert "string" in str(await checker.fault(schema, {"name": 1}))
 
 
+@pytest.mark.processes
 async def test_a_check_that_is_cancelled_while_its_process_starts_leaves_no_answer_behind() -> None:
     """The next check has its own answer, from another process."""
     process, schema = ValidatorProcess(check_seconds=60, listing_seconds=60, max_waiting=2), to_json(TREE)
@@ -240,6 +246,7 @@ async def test_a_check_that_is_cancelled_while_its_process_starts_leaves_no_answ
     await process.stop()
 
 
+@pytest.mark.processes
 async def test_closing_ends_all_checks_and_leaves_no_process() -> None:
     """Neither of the check under way, which gets a 503, nor of those that wait, nor of a cancelled one."""
     others = set(psutil.Process().children())
@@ -257,6 +264,7 @@ async def test_closing_ends_all_checks_and_leaves_no_process() -> None:
         assert [type(answer) for answer in rest] == [ServiceUnavailable] * 2
 
 
+@pytest.mark.processes
 async def test_waiting_checks_are_bounded() -> None:
     """A check that exceeds the limit of waiting checks is refused with a 503."""
     checker = PayloadValidator(max_waiting=2)
@@ -268,6 +276,7 @@ async def test_waiting_checks_are_bounded() -> None:
     await checker.close()
 
 
+@pytest.mark.processes
 async def test_one_user_has_a_share_of_the_waiting_checks() -> None:
     """Its next check is a 429 with `Retry-After`, and those of another user wait."""
     checker, schema = PayloadValidator(max_waiting=4, share=lambda limit: limit // 2), to_json(TREE).decode()
@@ -298,6 +307,7 @@ async def test_users_that_wait_share_the_time_of_a_lock() -> None:
     await asyncio.wait_for(use("eve"), TIMEOUT)
 
 
+@pytest.mark.processes
 async def test_a_schema_is_compiled_in_the_process_unless_that_is_quick(checker: PayloadValidator) -> None:
     """While the process is paused, checks on the event loop go on; then the schema is accepted."""
     others = set(psutil.Process().children())
@@ -315,6 +325,7 @@ async def test_a_schema_is_compiled_in_the_process_unless_that_is_quick(checker:
     await compiling
 
 
+@pytest.mark.processes
 async def test_a_schema_that_takes_too_long_to_compile_is_refused() -> None:
     """Its registration is a 422 with the remedy."""
     checker = PayloadValidator(check_seconds=1e-9)
@@ -337,6 +348,7 @@ SEARCH = {"additionalProperties": {"contains": {"const": -1}}}
 LONG_LIST = {"x": [*range(50_000), -1]}
 
 
+@pytest.mark.processes
 async def test_many_checks_block_no_other_request(replica: Replica) -> None:
     """While the process that validates is paused, other requests are answered; then its checks succeed."""
     slow, quick = await replica.register("Slow", schema=SEARCH), await replica.register("Quick")
@@ -355,6 +367,7 @@ async def test_many_checks_block_no_other_request(replica: Replica) -> None:
     await replica.runtime.finish()
 
 
+@pytest.mark.processes
 async def test_checks_of_bounded_effort_do_not_wait_for_endless_ones(replica: Replica) -> None:
     """They have a process of their own."""
     replica.runtime.payload_validator = PayloadValidator(check_seconds=20)
@@ -408,6 +421,7 @@ async def test_work_that_panics_ends_its_own_caller_only() -> None:
     assert [type(result) for result in results] == [int, Panic, int]
 
 
+@pytest.mark.processes
 async def test_the_wait_for_a_validation_is_bounded() -> None:
     """A check that waits too long for its process is a 503; one that is cancelled leaves the line."""
     process = ValidatorProcess(check_seconds=60, listing_seconds=1, max_waiting=2)

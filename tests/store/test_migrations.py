@@ -231,6 +231,7 @@ asyncio.run(start())
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
 async def test_processes_that_start_together_upgrade_once(empty_url: str, empty: AsyncEngine) -> None:
     """Processes that upgrade at the same time all succeed, and one of them does the work."""

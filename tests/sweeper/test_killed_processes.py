@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from databases import start_postgres
 from rest import V1
 from servers import ServerProcess
@@ -23,6 +24,8 @@ from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.engine import open_database, open_engine
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.process.settings import ServerSettings
+
+pytestmark = pytest.mark.processes
 
 TOKEN = "a-token-of-the-tests"
 # Long enough that a worker on a busy machine sends its heartbeats in time.

@@ -6,8 +6,11 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from rest import V1, expect_problem
 from servers import ServerProcess
+
+pytestmark = pytest.mark.processes
 
 # A worker that reports progress and two lines of its log, and after a line of input two more and the end.
 # It sends heartbeats from the first report on.

@@ -305,6 +305,7 @@ def test_a_codec_of_ones_own() -> None:
         register_codec(Frame, "tests.Cell", dataclasses.asdict, lambda given: Frame(**given))
 
 
+@pytest.mark.processes
 def test_no_library_is_imported() -> None:
     """Neither by the SDK, nor to encode; decoding without the library leaves the JSON."""
     script = (

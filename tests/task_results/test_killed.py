@@ -18,6 +18,8 @@ from waiting import until
 
 from zndraw_joblib.server.db.tables import TaskResult
 
+pytestmark = pytest.mark.processes
+
 SIZE = 8_000_000
 # Sends half of an upload, and waits until it is killed.
 _HALF = """

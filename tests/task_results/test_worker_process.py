@@ -19,6 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from tcp_proxy import TcpProxy
 from waiting import until
 
+pytestmark = pytest.mark.processes
+
 MIB = 1024 * 1024
 RESULTS = "joblib_task_result"
 JOBS = """
