@@ -15,9 +15,9 @@ from chaos.proxy import Proxy
 from chaos.records import Fault, RunRecord, Submission, read_worker_logs
 from chaos.server import COMMAND, TOKEN, Server
 from chaos.worker_pool import WorkerPool
-from zndraw_joblib.client.api import API_PREFIX
 from zndraw_joblib.wire.history import TaskHistory
 from zndraw_joblib.wire.messages import JobResponse, PaginatedResponse, TaskResponse
+from zndraw_joblib.wire.operations import PREFIX
 from zndraw_joblib.wire.policy import JobPolicy
 
 DEFAULTS: dict[str, Any] = {"worker_timeout_seconds": 3.0, "sweeper_interval_seconds": 0.5}
@@ -55,7 +55,7 @@ class Environment:
 
     async def _get_job(self, job: Job) -> JobResponse | None:
         room = ROOMS[0] if job.room == GLOBAL else job.room
-        response = await self.direct.get(f"{API_PREFIX}/rooms/{room}/jobs/{job.name}")
+        response = await self.direct.get(f"{PREFIX}/rooms/{room}/jobs/{job.name}")
         return JobResponse.model_validate(response.json()) if response.is_success else None
 
     async def wait_until_ended(self, submissions: Sequence[Submission], seconds: float) -> bool:
@@ -72,7 +72,7 @@ class Environment:
         headers = {"Prefer": f"wait={_WAIT_SECONDS}"}
         has_ended = False
         while not has_ended:
-            response = await self.direct.get(f"{API_PREFIX}/tasks/{task_id}", headers=headers)
+            response = await self.direct.get(f"{PREFIX}/tasks/{task_id}", headers=headers)
             response.raise_for_status()
             has_ended = TaskResponse.model_validate_json(response.content).completed_at is not None
 
@@ -100,7 +100,7 @@ class Environment:
         tasks: list[TaskResponse] = []
         while True:
             query = {"limit": _PAGE_SIZE, "offset": len(tasks)}
-            response = await self.direct.get(f"{API_PREFIX}/rooms/{room}/tasks", params=query)
+            response = await self.direct.get(f"{PREFIX}/rooms/{room}/tasks", params=query)
             response.raise_for_status()
             page = PaginatedResponse[TaskResponse].model_validate_json(response.content)
             tasks += page.items
@@ -112,7 +112,7 @@ class Environment:
         histories: dict[str, TaskHistory] = {}
 
         async def get(task_id: str) -> None:
-            response = await self.direct.get(f"{API_PREFIX}/tasks/{task_id}/history")
+            response = await self.direct.get(f"{PREFIX}/tasks/{task_id}/history")
             response.raise_for_status()
             histories[task_id] = TaskHistory.model_validate_json(response.content)
 

@@ -15,7 +15,7 @@ import httpx
 from chaos.environment import Environment
 from chaos.jobs import ROOMS, Job
 from chaos.records import Submission
-from zndraw_joblib.client.api import API_PREFIX
+from zndraw_joblib.wire.operations import PREFIX
 
 _INTERVAL_SECONDS = 0.12
 _TASK_SECONDS = 0.05
@@ -78,7 +78,7 @@ class Load:
         payload: dict[str, Any] = {"number": submission.number, "seconds": _TASK_SECONDS}
         if self._padding:
             payload["padding"] = random.randbytes(self._padding // 2).hex()
-        url = f"{API_PREFIX}/rooms/{submission.room}/tasks/{submission.job}"
+        url = f"{PREFIX}/rooms/{submission.room}/tasks/{submission.job}"
         headers = {"Idempotency-Key": f'"{uuid4()}"'}
         submission.sent_at = time.time()
         while True:

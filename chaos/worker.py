@@ -14,7 +14,8 @@ import httpx
 from chaos.jobs import Job, Slow
 from chaos.records import WorkerLog
 from zndraw_joblib import ClaimedTask, JobManager
-from zndraw_joblib.client.api import API_PREFIX, Connection
+from zndraw_joblib.client.api import Connection
+from zndraw_joblib.wire.operations import PREFIX
 
 _TIMEOUT_SECONDS = 5.0
 _POLL_SECONDS = 0.02
@@ -58,7 +59,7 @@ class LoggedConnection(Connection):
 
 def describe_requests(request: httpx.Request) -> list[dict[str, Any]]:
     """Return the fields of each `WorkerRequest`; none for a request that the checker does not need."""
-    path = request.url.path.removeprefix(f"{API_PREFIX}/").split("/")
+    path = request.url.path.removeprefix(f"{PREFIX}/").split("/")
     body = json.loads(request.content or b"{}")
     match request.method, *path:
         case "POST", "tasks", "claim":

@@ -13,7 +13,7 @@ from chaos import jobs
 from chaos.environment import Environment
 from chaos.faults import FaultInjector
 from chaos.records import RunRecord, Submission
-from zndraw_joblib.client.api import API_PREFIX
+from zndraw_joblib.wire.operations import PREFIX
 
 _SUBMITTERS = 8
 _RETRY_SECONDS = 0.2
@@ -105,7 +105,7 @@ async def submit(
         "failures": submission.failures,
         "release_file": release_file,
     }
-    url = f"{API_PREFIX}/rooms/{submission.room}/tasks/{submission.job}"
+    url = f"{PREFIX}/rooms/{submission.room}/tasks/{submission.job}"
     while True:
         submission.sent_at = time.time()
         try:

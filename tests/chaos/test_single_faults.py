@@ -16,7 +16,7 @@ from chaos.scenarios import SCENARIOS, Scenario
 from chaos.single import run_scenario
 from chaos.stage import Stage, sqlite_file
 
-from zndraw_joblib.client.api import API_PREFIX
+from zndraw_joblib.wire.operations import PREFIX
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +50,7 @@ async def lose_and_double(stage: Stage) -> None:
         done = connection.execute("DELETE FROM joblib_task WHERE id IN (?, ?)", (lost, lost.replace("-", "")))
         assert done.rowcount == 1
     connection.close()
-    url = f"{API_PREFIX}/rooms/{HEALTHY.room}/tasks/{HEALTHY.name}"
+    url = f"{PREFIX}/rooms/{HEALTHY.room}/tasks/{HEALTHY.name}"
     response: httpx.Response = await stage.healthy.direct.post(
         url, json={"payload": {"number": ended[1].number}}
     )

@@ -21,7 +21,7 @@ from zndraw_joblib.client.access import (
     explain_unreachable,
 )
 from zndraw_joblib.client.api import ApiManager, Connection, connect
-from zndraw_joblib.client.calls import Call, Model, quoted, reading
+from zndraw_joblib.client.calls import Call, Model, reading
 from zndraw_joblib.client.flows import AmbiguousJob, Polling
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.queue import TaskHandle
@@ -36,7 +36,8 @@ from zndraw_joblib.client.retry import (
     unexpected_response_of,
 )
 from zndraw_joblib.client.submits import chunks
-from zndraw_joblib.wire.history import NumberedLine, TaskEvents, TaskLog
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.history import NumberedLine, TaskEvents
 from zndraw_joblib.wire.messages import (
     JobResponse,
     JobSummary,
@@ -50,20 +51,17 @@ from zndraw_joblib.wire.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_job_name
+from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.operators import (
     AuditEntry,
-    AuditTrail,
     BulkAction,
     BulkPreview,
     BulkPreviewRequest,
     BulkRequest,
     BulkResult,
     FoundTask,
-    FoundTasks,
-    JobEntries,
     JobEntry,
     Overview,
-    PrefixMatches,
     Settings,
     TaskFilter,
     Version,
@@ -127,9 +125,8 @@ class OperatorClient(JobClient):
         cursor: str | None = None
         while True:
             with _new("searches for tasks"):
-                part = self._rest.get(
-                    "/tasks", FoundTasks, **query, limit=min(MAX_PART, limit - len(found)), cursor=cursor
-                )
+                page = {"limit": min(MAX_PART, limit - len(found)), "cursor": cursor}
+                part = self._rest.send(ops.SEARCH_TASKS, query=query | page)
             found += part.items
             cursor = part.next
             if cursor is None or len(found) >= limit or time.monotonic() > deadline:
@@ -139,14 +136,14 @@ class OperatorClient(JobClient):
         """Return how many tasks an action would change, and the token that confirms it."""
         request = BulkPreviewRequest(action=action, filter=wanted)
         with _new("actions on several tasks"):
-            return self._rest.send("POST", "/tasks/bulk/preview", BulkPreview, request)
+            return self._rest.send(ops.PREVIEW_BULK_ACTION, request)
 
     def apply_bulk(self, preview: BulkPreview, wanted: TaskFilter) -> BulkResult:
         """Apply an action to the tasks that its preview has counted."""
         request = BulkRequest(action=preview.action, filter=wanted, token=preview.token)
 
         def call(key: str) -> Call[BulkResult]:
-            return Call("POST", "/tasks/bulk", reading(BulkResult), request, key=key)
+            return calls.call(ops.APPLY_BULK_ACTION, request, key=key)
 
         return self._send_once(f"Bulk action {preview.action}", call)
 
@@ -161,16 +158,16 @@ class OperatorClient(JobClient):
     def overview(self) -> Overview:
         """Return the state of the queue."""
         with _new("the overview"):
-            return self._rest.get("/overview", Overview)
+            return self._rest.send(ops.GET_OVERVIEW)
 
     def audit(self, limit: int, **query: Any) -> list[AuditEntry]:
         """Return the newest actions of operators."""
         found: list[AuditEntry] = []
         cursor: str | None = None
         while True:
-            size = min(MAX_PART, limit - len(found))
+            page = {"limit": min(MAX_PART, limit - len(found)), "cursor": cursor}
             with _new("the audit trail"):
-                part = self._rest.get("/audit", AuditTrail, **query, limit=size, cursor=cursor)
+                part = self._rest.send(ops.LIST_AUDIT_ENTRIES, query=query | page)
             found += part.items
             cursor = part.next
             if cursor is None or len(found) >= limit:
@@ -182,7 +179,7 @@ class OperatorClient(JobClient):
         cursor: str | None = None
         while True:
             with _new("the list of all jobs"):
-                part = self._rest.get("/jobs", JobEntries, limit=MAX_PART, cursor=cursor)
+                part = self._rest.send(ops.LIST_ALL_JOBS, query={"limit": MAX_PART, "cursor": cursor})
             found += part.items
             cursor = part.next
             if cursor is None or (most is not None and len(found) >= most):
@@ -191,25 +188,26 @@ class OperatorClient(JobClient):
     def settings(self) -> Settings:
         """Return the settings in force of the server that responds."""
         with _new("settings"):
-            return self._rest.get("/admin/settings", Settings)
+            return self._rest.send(ops.GET_SETTINGS)
 
     def version(self) -> Version:
         """Return the release of the server that responds."""
         with _new("its version"):
-            return self._rest.get("/version", Version)
+            return self._rest.send(ops.GET_VERSION)
 
     def worker_detail(self, worker_id: UUID) -> WorkerDetail:
         """Return a worker with its tasks."""
         with _new("details of workers"):
-            return self._rest.get(f"/workers/{worker_id}", WorkerDetail)
+            return self._rest.send(ops.GET_WORKER, worker_id=worker_id)
 
     def _find(self, what: str, prefix: str) -> UUID:
         with _new("ids by prefix", "Pass the whole id"):
             try:
-                found, where = self._rest.get("/ids", PrefixMatches, prefix=prefix), ""
+                found, where = self._rest.send(ops.FIND_IDS, query={"prefix": prefix}), ""
             except Forbidden:
                 # Only a superuser may search all rooms.
-                found = self._rest.get("/ids", PrefixMatches, prefix=prefix, room=DEFAULT_ROOM)
+                query = {"prefix": prefix, "room": DEFAULT_ROOM}
+                found = self._rest.send(ops.FIND_IDS, query=query)
                 where = f" in room {DEFAULT_ROOM!r}"
         ids = found.tasks if what == "task" else found.workers
         if len(ids) == 1:
@@ -332,9 +330,10 @@ class AdminClient(OperatorClient):
 
     def log_parts(self, task_id: UUID, attempt: int | None, after: int) -> Iterator[list[NumberedLine]]:
         """Yield the lines of an attempt's log after a number, by default of the current or last attempt."""
-        path, following = f"/tasks/{task_id}/log", after
+        following = after
         while True:
-            part = self._rest.get(path, TaskLog, attempt=attempt, after=following)
+            query = {"attempt": attempt, "after": following}
+            part = self._rest.send(ops.GET_TASK_LOG, query=query, task_id=task_id)
             if part.lines:
                 yield part.lines
             if part.next is None:
@@ -355,41 +354,42 @@ class AdminClient(OperatorClient):
 
     def release(self, task_id: UUID) -> TaskResponse:
         """Take a task from its worker and put it back into its queue."""
-        return self._act(task_id, "release")
+        return self._act(ops.RELEASE_TASK, task_id)
 
     def fail(self, task_id: UUID, reason: str | None) -> TaskResponse:
         """End a task as failed, without a retry."""
-        return self._act(task_id, "fail", TaskActionRequest(error=reason) if reason else None)
+        return self._act(ops.FAIL_TASK, task_id, TaskActionRequest(error=reason) if reason else None)
 
     def drain(self, worker_id: UUID) -> WorkerResponse:
         """Ask a worker to finish its tasks and leave."""
-        return self._post(f"/workers/{worker_id}/drain", WorkerResponse)
+        return self._post(ops.DRAIN_WORKER, worker_id=worker_id)
 
     def pause(self, job: JobName) -> JobResponse:
         """Stop handing out the tasks of a job."""
-        return self._post(f"{_job_path(job)}/pause", JobResponse)
+        return self._post(ops.PAUSE_JOB, room_id=job.room_id, name=job)
 
     def resume(self, job: JobName) -> JobResponse:
         """Hand out the tasks of a paused job again."""
-        return self._post(f"{_job_path(job)}/resume", JobResponse)
+        return self._post(ops.RESUME_JOB, room_id=job.room_id, name=job)
 
     def sweeper(self, mode: SweeperMode | None = None) -> SweeperState:
         """Return the sweeper's state; change its mode first if one is given."""
-        path = "/admin/sweeper"
+        # An older server returns only the state of its own sweeper.
+        read = reading(SweeperState)
         if mode is None:
-            return self._rest.get(path, SweeperState)
+            return self._rest.send_call(calls.call_reading(ops.GET_SWEEPER, read))
         update = SweeperUpdate(mode=mode)
         return self._send_once(
-            "Changing the mode", lambda key: Call("PATCH", path, reading(SweeperState), update, key=key)
+            "Changing the mode", lambda key: calls.call_reading(ops.UPDATE_SWEEPER, read, update, key=key)
         )
 
     def preview(self) -> SweeperPreview:
         """Return what a cycle of the sweeper would change now."""
-        return self._rest.get("/admin/sweeper/preview", SweeperPreview)
+        return self._rest.send(ops.PREVIEW_SWEEPER)
 
     def job(self, name: JobName) -> JobResponse:
         """Return a job with its schema and policy."""
-        return self._rest.get(_job_path(name), JobResponse)
+        return self._rest.send(ops.GET_JOB, room_id=name.room_id, name=name)
 
     def all_jobs(self, room: str) -> list[JobSummary]:
         """Return all jobs that a room sees."""
@@ -407,14 +407,17 @@ class AdminClient(OperatorClient):
         except (JobNotFound, AmbiguousJob) as error:
             raise CommandError(str(error)) from error
 
-    def _act(self, task_id: UUID, action: str, request: TaskActionRequest | None = None) -> TaskResponse:
+    def _act(
+        self, action: Operation[TaskResponse], task_id: UUID, request: TaskActionRequest | None = None
+    ) -> TaskResponse:
         def call(key: str) -> Call[TaskResponse]:
-            return calls.act_on_task(str(task_id), action, request, key=key)
+            return calls.act_on_task(action, str(task_id), request, key=key)
 
-        return self._send_once(f"Request to {action} task {task_id}", call)
+        return self._send_once(f"Request to {action.name.removesuffix('_task')} task {task_id}", call)
 
-    def _post(self, path: str, model: type[Model]) -> Model:
-        return self._send_once(f"POST {path}", lambda key: Call("POST", path, reading(model), key=key))
+    def _post(self, operation: Operation[Model], **parts: object) -> Model:
+        what = f"{operation.method} {operation.path(**parts)}"
+        return self._send_once(what, lambda key: calls.call(operation, None, key=key, **parts))
 
 
 def find_access(url: str) -> Access:
@@ -453,10 +456,6 @@ def open_client(url: str) -> Iterator[AdminClient]:
     """Open a client for one command; errors inside the block become a `CommandError`."""
     with open_connection(find_access(url)) as connection:
         yield AdminClient(TaskRest(connection))
-
-
-def _job_path(job: JobName) -> str:
-    return f"/rooms/{quoted(job.room_id)}/jobs/{quoted(str(job))}"
 
 
 def _notes(error: BaseException) -> str:

@@ -24,7 +24,8 @@ from zndraw_joblib.cli.display import (
     warned,
 )
 from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Url
-from zndraw_joblib.client.api import API_PREFIX, DEFAULT_URL
+from zndraw_joblib.client.api import DEFAULT_URL
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import SweeperMode, SweeperState
 from zndraw_joblib.wire.operators import Severity
 from zndraw_joblib.wire.problems import Forbidden, NotFound
@@ -98,7 +99,9 @@ def _server_clock(client: AdminClient) -> float | None:
     """Return how far the server's clock is ahead; its Date header has whole seconds."""
     api = client.connection
     before = datetime.now(UTC)
-    response = api.http.get(f"{api.base_url}{API_PREFIX}/workers?limit=1", headers=api.get_headers())
+    response = api.http.get(
+        f"{api.base_url}{ops.PREFIX}{ops.LIST_WORKERS.path()}?limit=1", headers=api.get_headers()
+    )
     after = datetime.now(UTC)
     try:
         answered = parsedate_to_datetime(response.headers["Date"]).astimezone(UTC)

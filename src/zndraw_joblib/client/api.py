@@ -8,7 +8,6 @@ import httpx
 from zndraw_joblib.client.realtime import Realtime
 from zndraw_joblib.client.retry import read_error
 
-API_PREFIX = "/v1/joblib"
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_SECONDS = 5.0
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}

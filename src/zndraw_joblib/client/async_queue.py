@@ -14,7 +14,7 @@ import httpx
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.access import Explain, explained, find_access, raise_explained
 from zndraw_joblib.client.api import AsyncConnection
-from zndraw_joblib.client.calls import Call, quoted
+from zndraw_joblib.client.calls import Call
 from zndraw_joblib.client.flows import (
     WAIT_SECONDS,
     Flow,
@@ -32,6 +32,7 @@ from zndraw_joblib.client.retry import FastRule
 from zndraw_joblib.client.submits import NewTask, SubmitOptions, Submits
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskHistory
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import DEFAULT_ROOM
@@ -143,7 +144,7 @@ class AsyncTaskHandle(TaskId[AsyncRest]):
 
     async def history(self) -> TaskHistory:
         """Return all transitions of the task, and the details of its last attempts."""
-        call = calls.get(f"/tasks/{quoted(self)}/history", TaskHistory)
+        call = calls.call(ops.GET_TASK_HISTORY, task_id=self)
         return await self._rest.run(read(call, self._what("Reading the history of"), self._rule))
 
     async def explain(self) -> TaskExplanation:

@@ -1,21 +1,22 @@
 """Requests as data: what to send, and how to read the response. Nothing here does I/O."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import unquote
 from uuid import UUID, uuid5
 
 import httpx
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.client.api import API_PREFIX
 from zndraw_joblib.client.retry import UnexpectedResponse, read_error
 from zndraw_joblib.jobs.failures import describe_errors, encode
 from zndraw_joblib.jobs.traces import TRACEPARENT, current_traceparent
 from zndraw_joblib.wire import history, messages, progress
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.names import IDEMPOTENCY_KEY, format_key
+from zndraw_joblib.wire.operations import PREFIX, Operation
 from zndraw_joblib.wire.problems import ProblemException, problem_for
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request to `path`, whose parts are quoted, and the function that reads its response.
+    """A request to `path` below `PREFIX`, and the function that reads its response.
 
     The server may wait for `wait` seconds, or be silent for `silence` seconds, longer than the timeout of the
     client. `read_timeout` shortens that. `key` is an `Idempotency-Key`, or the id of an operation, whose
@@ -76,7 +77,7 @@ class Call(Generic[T]):
             headers[IDEMPOTENCY_KEY] = format_key(_key_of(self.key, f"{self.method} {self.path}", content))
         return {
             "method": self.method,
-            "url": f"{server.base_url.rstrip('/')}{API_PREFIX}{self.path}",
+            "url": f"{server.base_url.rstrip('/')}{PREFIX}{self.path}",
             "content": content,
             "headers": headers,
             "extensions": {"timeout": self._timeouts(server.http.timeout)},
@@ -157,11 +158,6 @@ def applied_wait(response: httpx.Response) -> int:
     return int(value) if name.strip() == "wait" and value.strip().isdigit() else 0
 
 
-def quoted(text: str) -> str:
-    """Return `text` as one part of a path, also when it is ``.`` or ``..``."""
-    return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")
-
-
 def validated(model: type[Model], fields: Mapping[str, Any]) -> Model:
     """Return `fields` as a model. Raises ValueError that names each invalid field."""
     try:
@@ -179,33 +175,54 @@ _SILENT_SECONDS = 30.0
 Results = list[UUID | ProblemException]
 
 
-def get(path: str, model: type[Model], **query: Any) -> Call[Model]:
-    """Return the resource at `path`, whose parts must be quoted; a query value None is left out."""
-    return Call("GET", _with(path, query), reading(model))
+def call(operation: Operation[Model], body: Body = None, **options: Any) -> Call[Model]:
+    """Return a call of an operation that returns its answer; for the options see `call_reading`."""
+    return call_reading(operation, reading(operation.answer), body, **options)
+
+
+def call_reading(  # noqa: PLR0913 - one argument for each part of a request
+    operation: Operation[Any],
+    read: Callable[[httpx.Response], T],
+    body: Body = None,
+    *,
+    query: Mapping[str, Any] | None = None,
+    wait: int = 0,
+    silence: float = 0,
+    read_timeout: float | None = None,
+    headers: Mapping[str, str] | None = None,
+    key: str | UUID | None = None,
+    **parts: object,
+) -> Call[T]:
+    """Return a call of an operation that returns what `read` does; `parts` are those of its path.
+
+    A value None of the query is left out, a list repeats its name. For all else see `Call`.
+    """
+    path = _with(operation.path(**parts), query or {})
+    return Call(operation.method, path, read, body, wait, silence, read_timeout, headers or {}, key)
 
 
 def get_task(task_id: str, wait: int = 0) -> Call[tuple[messages.TaskResponse, int]]:
     """Return a task and how many seconds the server agreed to wait for its end."""
-    return Call("GET", f"/tasks/{quoted(task_id)}", waiting(messages.TaskResponse), wait=wait)
+    return call_reading(ops.GET_TASK, waiting(messages.TaskResponse), wait=wait, task_id=task_id)
 
 
 def task_events(task_id: str, after: int | None, wait: int = 0) -> Call[tuple[history.TaskEvents, int]]:
     """Return the events of a task after a position, and how many seconds the server agreed to wait."""
-    path = _with(f"/tasks/{quoted(task_id)}/events", {"after": after})
-    return Call("GET", path, waiting(history.TaskEvents), wait=wait)
+    query = {"after": after}
+    return call_reading(ops.FOLLOW_TASK, waiting(history.TaskEvents), query=query, wait=wait, task_id=task_id)
 
 
 def room_events(room_id: str, after: int | None, wait: int = 0) -> Call[tuple[history.RoomEvents, int]]:
     """Return the events of a room after a position, and how many seconds the server agreed to wait."""
-    path = _with(f"/rooms/{quoted(room_id)}/events", {"after": after})
-    return Call("GET", path, waiting(history.RoomEvents), wait=wait)
+    query = {"after": after}
+    return call_reading(ops.FOLLOW_ROOM, waiting(history.RoomEvents), query=query, wait=wait, room_id=room_id)
 
 
 def event_stream(task_id: str, last_id: int | None) -> Call[None]:
     """Open the event stream of a task, after the event `last_id`."""
-    last = {} if last_id is None else {"Last-Event-ID": str(last_id)}
-    path = f"/tasks/{quoted(task_id)}/events"
-    return Call("GET", path, lambda _: None, headers=_EVENT_STREAM | last, silence=_SILENT_SECONDS)
+    headers = _EVENT_STREAM | ({} if last_id is None else {"Last-Event-ID": str(last_id)})
+    silence = _SILENT_SECONDS
+    return call_reading(ops.FOLLOW_TASK, lambda _: None, headers=headers, silence=silence, task_id=task_id)
 
 
 def submit(
@@ -213,8 +230,7 @@ def submit(
 ) -> Call[messages.TaskResponse]:
     """Submit a task. Raises ValueError for invalid `options`, and for a payload that is not JSON."""
     body = validated(messages.TaskSubmitRequest, {"payload": payload, **options})
-    path = f"/rooms/{quoted(room_id)}/tasks/{quoted(full_name)}"
-    return Call("POST", path, reading(messages.TaskResponse), body, headers=_trace(), key=key)
+    return call(ops.SUBMIT_TASK, body, headers=_trace(), key=key, room_id=room_id, name=full_name)
 
 
 def submit_many(body: bytes, key: str, count: int, check: Callable[[Results], object] = len) -> Call[Results]:
@@ -231,42 +247,41 @@ def submit_many(body: bytes, key: str, count: int, check: Callable[[Results], ob
         check(results)
         return results
 
-    return Call("POST", "/tasks/submit", read, body, headers={**MINIMAL_JSON, **_trace()}, key=key)
+    return call_reading(ops.SUBMIT_TASKS, read, body, headers={**MINIMAL_JSON, **_trace()}, key=key)
 
 
 def update_task(
     task_id: str, update: messages.TaskUpdateRequest, key: str | None = None
 ) -> Call[messages.TaskResponse]:
     """Report a task's new status."""
-    return Call("PATCH", f"/tasks/{quoted(task_id)}", reading(messages.TaskResponse), update, key=key)
+    return call(ops.UPDATE_TASK, update, key=key, task_id=task_id)
 
 
 def act_on_task(
+    action: Operation[messages.TaskResponse],
     task_id: str,
-    action: str,
     request: messages.TaskActionRequest | None = None,
     timeout: float | None = None,
     key: str | None = None,
 ) -> Call[messages.TaskResponse]:
-    """Release, retry or fail a task; `action` is the last part of the path."""
-    body, path = request or messages.TaskActionRequest(), f"/tasks/{quoted(task_id)}/{action}"
-    return Call("POST", path, reading(messages.TaskResponse), body, read_timeout=timeout, key=key)
+    """Release, retry or fail a task."""
+    body = request or messages.TaskActionRequest()
+    return call(action, body, read_timeout=timeout, key=key, task_id=task_id)
 
 
 def read_task_result(task_id: str) -> Call[tuple[bytes, str]]:
     """Return the bytes of a task's result and their content type."""
-    return Call("GET", f"/tasks/{quoted(task_id)}/result", _content)
+    return call_reading(ops.READ_TASK_RESULT, _content, task_id=task_id)
 
 
 def read_provider(
-    room_id: str, full_name: str, query: Sequence[tuple[str, str]], wait: int
+    room_id: str, full_name: str, query: Mapping[str, list[str]], wait: int
 ) -> Call[tuple[bytes, str]]:
     """Send a provider request; return the bytes of the result and their content type."""
-    path = f"/rooms/{quoted(room_id)}/providers/{quoted(full_name)}"
-    if query:
-        path = f"{path}?{urlencode(query)}"
     # Without the header the server waits for as long as its own setting allows.
-    return Call("GET", path, _content, wait=wait, headers={"Prefer": f"wait={wait}"})
+    headers = {"Prefer": f"wait={wait}"}
+    options: dict[str, Any] = {"query": query, "wait": wait, "headers": headers}
+    return call_reading(ops.READ_PROVIDER, _content, room_id=room_id, name=full_name, **options)
 
 
 def stored_of(response: httpx.Response, size: int) -> progress.StoredResult:
@@ -285,7 +300,7 @@ def _content(response: httpx.Response) -> tuple[bytes, str]:
 
 
 def _with(path: str, query: Mapping[str, Any]) -> str:
-    params = {key: value for key, value in query.items() if value is not None}
+    params = {name: value for name, value in query.items() if value is not None}
     return str(httpx.URL(path, params=params)) if params else path
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from uuid import UUID, uuid4
 
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.calls import Call, quoted
+from zndraw_joblib.client.calls import Call
 from zndraw_joblib.client.retry import (
     RequestBackoff,
     RetryPlan,
@@ -26,8 +26,9 @@ from zndraw_joblib.client.task_id import table
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.results import decode_content
-from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskLog
-from zndraw_joblib.wire.messages import MAX_PAGE, JobSummary, PaginatedResponse, TaskResponse
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.history import NumberedLine, TaskExplanation
+from zndraw_joblib.wire.messages import MAX_PAGE, JobSummary, TaskResponse
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, missing_text, parse_job_name
 from zndraw_joblib.wire.problems import JobNotFound
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
@@ -203,7 +204,7 @@ def _why(task: TaskResponse | None) -> Flow[str]:
 
 def explain(task_id: str) -> Call[TaskExplanation]:
     """Return why a task has its status."""
-    return calls.get(f"/tasks/{quoted(task_id)}/explain", TaskExplanation)
+    return calls.call(ops.EXPLAIN_TASK, task_id=task_id)
 
 
 def result_of(task: TaskResponse, rule: RetryRule) -> Flow[Any]:
@@ -229,7 +230,8 @@ def logs(task_id: str, attempt: int | None, rule: RetryRule) -> Flow[list[Number
     lines: list[NumberedLine] = []
     after = 0
     while True:
-        call = calls.get(f"/tasks/{quoted(task_id)}/log", TaskLog, attempt=attempt, after=after)
+        query = {"attempt": attempt, "after": after}
+        call = calls.call(ops.GET_TASK_LOG, query=query, task_id=task_id)
         part = yield from read(call, f"Reading the log of task {task_id}", rule)
         lines += part.lines
         if part.next is None:
@@ -251,9 +253,9 @@ class JobList(list[JobSummary]):
 def all_jobs(room: str, rule: RetryRule) -> Flow[JobList]:
     """Return all jobs that a room sees."""
     jobs = JobList()
-    path = f"/rooms/{quoted(room)}/jobs"
     while True:
-        call = calls.get(path, PaginatedResponse[JobSummary], limit=MAX_PAGE, offset=len(jobs))
+        query = {"limit": MAX_PAGE, "offset": len(jobs)}
+        call = calls.call(ops.LIST_JOBS, query=query, room_id=room)
         page = yield from read(call, f"Listing the jobs of room {room}", rule)
         jobs += page.items
         if not page.items or len(jobs) >= page.total:

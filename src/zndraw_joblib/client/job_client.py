@@ -3,19 +3,20 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
 
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.client.calls import Call, act_on_task, quoted, read_provider
+from zndraw_joblib.client.calls import Call, act_on_task, read_provider
 from zndraw_joblib.client.flows import send_once, wait
 from zndraw_joblib.client.queue import ResultReader, Submitter
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import RequestBackoff, RetryRule, describe, is_unreachable, problem_of
 from zndraw_joblib.client.submits import Submits
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import TaskExplanation, TaskHistory
 from zndraw_joblib.wire.messages import JobSummary, PaginatedResponse, TaskResponse
 from zndraw_joblib.wire.names import DEFAULT_ROOM, GLOBAL, parse_provider_name
@@ -63,16 +64,16 @@ class JobClient(Submitter, ResultReader):
 
     def history(self, task_id: str | UUID) -> TaskHistory:
         """Return all transitions of a task."""
-        return self._rest.get(f"/tasks/{quoted(str(task_id))}/history", TaskHistory)
+        return self._rest.send(ops.GET_TASK_HISTORY, task_id=task_id)
 
     def explain(self, task_id: str | UUID) -> TaskExplanation:
         """Return why a task has its status."""
-        return self._rest.get(f"/tasks/{quoted(str(task_id))}/explain", TaskExplanation)
+        return self._rest.send(ops.EXPLAIN_TASK, task_id=task_id)
 
     def retry(self, task_id: str | UUID) -> TaskResponse:
         """Put a failed or cancelled task into its queue again."""
         return self._send_once(
-            f"Retrying task {task_id}", lambda key: act_on_task(str(task_id), "retry", key=key)
+            f"Retrying task {task_id}", lambda key: act_on_task(ops.RETRY_TASK, str(task_id), key=key)
         )
 
     def wait_for(self, task_id: str | UUID, timeout: float | None = None) -> TaskResponse:
@@ -98,7 +99,7 @@ class JobClient(Submitter, ResultReader):
         when the provider failed, `InvalidRequest` for invalid parameters, and `ProviderNotConnected` when no
         worker is connected for the provider.
         """
-        query = list(_query_of(params or {}))
+        query = _query_of(params or {})
         room = room or parse_provider_name(full_name).room_id
         deadline = time.monotonic() + timeout
         backoff = RequestBackoff(_LONGEST_PROVIDER_PAUSE_SECONDS)
@@ -120,29 +121,29 @@ class JobClient(Submitter, ResultReader):
         self, room: str = GLOBAL, *, limit: int = 50, offset: int = 0
     ) -> PaginatedResponse[ProviderResponse]:
         """Return a page of the providers that a room can use."""
-        path = f"/rooms/{quoted(room)}/providers"
-        return self._rest.get(path, PaginatedResponse[ProviderResponse], limit=limit, offset=offset)
+        return self._rest.send(ops.LIST_PROVIDERS, query={"limit": limit, "offset": offset}, room_id=room)
 
     def jobs(
         self, room: str = DEFAULT_ROOM, *, limit: int = 50, offset: int = 0
     ) -> PaginatedResponse[JobSummary]:
         """Return a page of the jobs that a room can use."""
-        path = f"/rooms/{quoted(room)}/jobs"
-        return self._rest.get(path, PaginatedResponse[JobSummary], limit=limit, offset=offset)
+        return self._rest.send(ops.LIST_JOBS, query={"limit": limit, "offset": offset}, room_id=room)
 
     def tasks(
         self, room: str, *, status: TaskStatus | None = None, limit: int = 50, offset: int = 0
     ) -> PaginatedResponse[TaskResponse]:
         """Return a page of a room's tasks, newest first."""
         query = {"status": status, "limit": limit, "offset": offset}
-        return self._rest.get(f"/rooms/{quoted(room)}/tasks", PaginatedResponse[TaskResponse], **query)
+        return self._rest.send(ops.LIST_TASKS, query=query, room_id=room)
 
     def workers(
         self, room: str | None = None, *, limit: int = 50, offset: int = 0
     ) -> PaginatedResponse[WorkerSummary]:
         """Return a page of all workers, or of those that serve `room`."""
-        path = "/workers" if room is None else f"/rooms/{quoted(room)}/workers"
-        return self._rest.get(path, PaginatedResponse[WorkerSummary], limit=limit, offset=offset)
+        query = {"limit": limit, "offset": offset}
+        if room is None:
+            return self._rest.send(ops.LIST_WORKERS, query=query)
+        return self._rest.send(ops.LIST_ROOM_WORKERS, query=query, room_id=room)
 
     def _send_once(self, what: str, make: Callable[[str], Call[T]], key: str | None = None) -> T:
         """Return the result of the request that `make` returns for a key; repeat it while it is lost."""
@@ -153,13 +154,16 @@ class JobClient(Submitter, ResultReader):
         return None
 
 
-def _query_of(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _query_of(params: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the parameters of a provider request as a query. Raises ValueError for nested values."""
+    query: dict[str, list[str]] = {}
     for name, value in to_jsonable_python(dict(params)).items():
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, dict | list):
-                raise ValueError(
-                    f"The parameter {name!r} is nested: it must be a string, a number or a list of them"
-                )
-            if one is not None:
-                yield name, one if isinstance(one, str) else json.dumps(one)
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(item, dict | list) for item in values):
+            raise ValueError(
+                f"The parameter {name!r} is nested: it must be a string, a number or a list of them"
+            )
+        query[name] = [
+            item if isinstance(item, str) else json.dumps(item) for item in values if item is not None
+        ]
+    return query

@@ -14,7 +14,6 @@ from uuid import UUID, uuid4
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.access import explained, find_access, raise_explained
 from zndraw_joblib.client.api import connect
-from zndraw_joblib.client.calls import quoted
 from zndraw_joblib.client.flows import (
     WAIT_SECONDS,
     JobList,
@@ -32,6 +31,7 @@ from zndraw_joblib.client.retry import FastRule, RetryRule, is_unreachable, retr
 from zndraw_joblib.client.submits import Chunk, NewTask, SubmitOptions, Submits, Submitted, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskHistory
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import DEFAULT_ROOM
@@ -110,7 +110,7 @@ class TaskHandle(TaskId[TaskRest]):
 
     def history(self) -> TaskHistory:
         """Return all transitions of the task, and the details of its last attempts."""
-        call = calls.get(f"/tasks/{quoted(self)}/history", TaskHistory)
+        call = calls.call(ops.GET_TASK_HISTORY, task_id=self)
         return self._rest.run(read(call, self._what("Reading the history of"), self._rule))
 
     def explain(self) -> TaskExplanation:

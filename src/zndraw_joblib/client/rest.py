@@ -5,17 +5,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
-from uuid import UUID
 
 import httpx
-from pydantic import BaseModel
 
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.access import Explain, as_it_is, raise_explained
 from zndraw_joblib.client.api import ApiManager
-from zndraw_joblib.client.calls import Body, Call, Model, quoted, reading
+from zndraw_joblib.client.calls import Body, Call, Model
 from zndraw_joblib.client.flows import Flow, drive
 from zndraw_joblib.wire import history, messages, progress
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.operations import Operation
 
 T = TypeVar("T")
 
@@ -63,36 +63,13 @@ class TaskRest:
             call.check(response, self.api)
             yield response
 
-    def request(  # noqa: PLR0913 - one argument per part of a request
-        self,
-        method: str,
-        path: str,
-        body: Body = None,
-        *,
-        wait: int = 0,
-        read_timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | UUID | None = None,
-    ) -> httpx.Response:
-        """Return the response to a request, which is a success."""
-        parts: dict[str, Any] = {"wait": wait, "read_timeout": read_timeout, "key": key}
-        return self.send_call(Call(method, path, _whole, body, headers=headers or {}, **parts))
+    def request(self, operation: Operation[Any], body: Body = None, **options: Any) -> httpx.Response:
+        """Return the response to a request, which is a success; for the options see `calls.call_reading`."""
+        return self.send_call(calls.call_reading(operation, _whole, body, **options))
 
-    def get(self, path: str, model: type[Model], **query: Any) -> Model:
-        """Return the resource at `path`, whose parts must be quoted; a query value None is left out."""
-        return self.send_call(calls.get(path, model, **query))
-
-    def send(
-        self,
-        method: str,
-        path: str,
-        model: type[Model],
-        request: BaseModel | None = None,
-        *,
-        key: str | None = None,
-    ) -> Model:
-        """Send a request to `path`, whose parts must be quoted; return the response."""
-        return self.send_call(Call(method, path, reading(model), request, key=key))
+    def send(self, operation: Operation[Model], body: Body = None, **options: Any) -> Model:
+        """Return the answer of an operation; for the options see `calls.call_reading`."""
+        return self.send_call(calls.call(operation, body, **options))
 
     def get_task(self, task_id: str, wait: int = 0) -> tuple[messages.TaskResponse, int]:
         """Return a task and how many seconds the server agreed to wait for its end."""
@@ -116,14 +93,14 @@ class TaskRest:
 
     def act_on_task(
         self,
+        action: Operation[messages.TaskResponse],
         task_id: str,
-        action: str,
         request: messages.TaskActionRequest | None = None,
         timeout: float | None = None,
         key: str | None = None,
     ) -> messages.TaskResponse:
-        """Release, retry or fail a task; `action` is the last part of the path."""
-        return self.send_call(calls.act_on_task(task_id, action, request, timeout, key))
+        """Release, retry or fail a task."""
+        return self.send_call(calls.act_on_task(action, task_id, request, timeout, key))
 
     def load_task_result(self, task_id: str, download: Download) -> progress.StoredResult:
         """Load the result of a task into a file; go on if it has the first bytes of the same result."""
@@ -132,7 +109,7 @@ class TaskRest:
         headers = {"Accept-Encoding": "identity"}
         if start and download.etag:
             headers |= {"Range": f"bytes={start}-", "If-Range": download.etag}
-        call = Call("GET", f"/tasks/{quoted(task_id)}/result", _whole, headers=headers)
+        call = calls.call_reading(ops.READ_TASK_RESULT, _whole, headers=headers, task_id=task_id)
         with self.stream(call) as response:
             if response.status_code != httpx.codes.PARTIAL_CONTENT:
                 file.truncate(0)

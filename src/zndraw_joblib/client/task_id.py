@@ -13,6 +13,7 @@ from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Call
 from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.jobs.logs import one_line
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import TaskResponse, TaskUpdateRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -79,7 +80,7 @@ class TaskId(str, Generic[Rest]):
         return calls.update_task(self, TaskUpdateRequest(status=TaskStatus.CANCELLED), key)
 
     def _retry_call(self, key: str) -> Call[TaskResponse]:
-        return calls.act_on_task(self, "retry", key=key)
+        return calls.act_on_task(ops.RETRY_TASK, self, key=key)
 
 
 def id_of(task: object) -> UUID:

@@ -12,12 +12,13 @@ from math import ceil, inf
 from typing import Any
 
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.calls import Call, quoted
+from zndraw_joblib.client.calls import Call
 from zndraw_joblib.client.flows import WAIT_SECONDS, Flow, Pause, Polling, TaskFailed, ask, read, result_of
 from zndraw_joblib.client.retry import RequestBackoff, RetryRule
 from zndraw_joblib.client.task_id import id_of
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import EventKind, RoomEvents
-from zndraw_joblib.wire.messages import PaginatedResponse, TaskResponse
+from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 # A snapshot has a payload and a result of up to 1 MiB each.
@@ -207,7 +208,7 @@ class Watch:
         states: States = {}
         for number in range(3 * ceil(len(missing) / _PAGE) if len(missing) > _FEW else 0):
             query = {"limit": _PAGE, "offset": number * _PAGE}
-            call = calls.get(f"/rooms/{quoted(room)}/tasks", PaginatedResponse[TaskResponse], **query)
+            call = calls.call(ops.LIST_TASKS, query=query, room_id=room)
             page = yield from read(call, f"Reading the tasks of room {room}", self._rule)
             states |= {str(task.id): task for task in page.items if str(task.id) in missing}
             missing -= states.keys()

@@ -26,6 +26,7 @@ from zndraw_joblib.jobs.logs import task_fields
 from zndraw_joblib.jobs.results import Content
 from zndraw_joblib.jobs.run import Outcome, encoded, failed
 from zndraw_joblib.jobs.task_channel import LiveReport, TaskChannel
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import (
     MAX_NAMED_TASKS,
     NamedTask,
@@ -205,7 +206,7 @@ class Reports:
 
     def _release(self, task: ClaimedTask, timeout: float | None = None) -> TaskResponse:
         token = TaskActionRequest(**task.token)
-        return self._rest.act_on_task(task.task_id, "release", token, timeout)
+        return self._rest.act_on_task(ops.RELEASE_TASK, task.task_id, token, timeout)
 
     def _report(
         self, task: ClaimedTask, fields: Mapping[str, Any], stop: threading.Event | None = None

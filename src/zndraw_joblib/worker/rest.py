@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from urllib.parse import urlencode
 from uuid import UUID
 
 import httpx
 from pydantic import BaseModel
 
-from zndraw_joblib.client.calls import MINIMAL_JSON, applied_wait, check_empty, parse, quoted
+from zndraw_joblib.client.calls import MINIMAL_JSON, applied_wait, check_empty, parse
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import UnexpectedResponse
 from zndraw_joblib.jobs.results import Content
 from zndraw_joblib.wire import messages, progress, providers
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.problems import ProblemException, problem_for
 
@@ -30,30 +30,28 @@ class RestApi(TaskRest):
         self, operation: UUID | None = None, info: WorkerInfo | None = None
     ) -> messages.WorkerResponse:
         """Create a worker without jobs."""
-        return parse(messages.WorkerResponse, self.request("POST", "/workers", info, key=operation))
+        return self.send(ops.CREATE_WORKER, info, key=operation)
 
     def heartbeat(
         self, worker_id: UUID, request: messages.HeartbeatRequest, timeout: float
     ) -> messages.WorkerResponse:
         """Send a heartbeat."""
-        response = self.request("PATCH", f"/workers/{worker_id}", request, read_timeout=timeout)
-        return parse(messages.WorkerResponse, response)
+        return self.send(ops.SEND_HEARTBEAT, request, read_timeout=timeout, worker_id=worker_id)
 
     def remove_worker(self, worker_id: UUID, timeout: float) -> None:
         """Remove the worker."""
-        check_empty(self.request("DELETE", f"/workers/{worker_id}", read_timeout=timeout))
+        check_empty(self.request(ops.REMOVE_WORKER, read_timeout=timeout, worker_id=worker_id))
 
     def register(
         self, room_id: str, request: messages.JobRegisterRequest, operation: UUID | None = None
     ) -> messages.JobResponse:
         """Register a job and link the worker to it."""
-        response = self.request("PUT", f"/rooms/{quoted(room_id)}/jobs", request, key=operation)
-        return parse(messages.JobResponse, response)
+        return self.send(ops.REGISTER_JOB, request, key=operation, room_id=room_id)
 
     def unregister(self, worker_id: UUID, full_name: str, timeout: float | None = None) -> None:
         """Unlink the worker from a job."""
-        path = f"/workers/{worker_id}/jobs/{quoted(full_name)}"
-        check_empty(self.request("DELETE", path, read_timeout=timeout))
+        options = {"read_timeout": timeout, "worker_id": worker_id, "name": full_name}
+        check_empty(self.request(ops.REMOVE_JOB_FROM_WORKER, None, **options))
 
     def claim(
         self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None, most: int | None = None
@@ -65,13 +63,13 @@ class RestApi(TaskRest):
         body = messages.TaskClaimRequest(worker_id=worker_id, claim_id=claim_id)
         if most is not None:
             body.max = most
-        response = self.request("POST", "/tasks/claim", body, wait=wait)
+        response = self.request(ops.CLAIM_TASK, body, wait=wait)
         return parse(messages.TaskClaimResponse, response, "task", "tasks"), applied_wait(response)
 
     def report_tasks(self, worker_id: UUID, reports: Sequence[bytes]) -> list[ProblemException | None]:
         """Send reports, each a `TaskReport` as JSON; return the problem of each, None for a success."""
         body = b'{"worker_id":"%s","reports":[%s]}' % (str(worker_id).encode(), b",".join(reports))
-        response = self.request("POST", "/tasks/report", body, headers=MINIMAL_JSON)
+        response = self.request(ops.REPORT_TASKS, body, headers=MINIMAL_JSON)
         results = _results_of(response)
         if results is None or len(results) != len(reports):
             raise UnexpectedResponse(response)
@@ -81,27 +79,28 @@ class RestApi(TaskRest):
         self, room_id: str, request: providers.ProviderRegisterRequest, operation: UUID | None = None
     ) -> providers.ProviderResponse:
         """Register a provider and link the worker to it."""
-        response = self.request("PUT", f"/rooms/{quoted(room_id)}/providers", request, key=operation)
-        return parse(providers.ProviderResponse, response)
+        return self.send(ops.REGISTER_PROVIDER, request, key=operation, room_id=room_id)
 
     def remove_provider(self, provider_id: UUID, worker_id: UUID, timeout: float | None = None) -> None:
         """Unlink the worker from a provider."""
-        path = f"/providers/{provider_id}?worker_id={worker_id}"
-        check_empty(self.request("DELETE", path, read_timeout=timeout))
+        query = {"worker_id": worker_id}
+        options = {"query": query, "read_timeout": timeout, "provider_id": provider_id}
+        check_empty(self.request(ops.REMOVE_PROVIDER, None, **options))
 
     def claim_provider_request(
         self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None
     ) -> tuple[providers.ProviderClaimResponse, int]:
         """Claim a provider request; return the response and how many seconds the server agreed to wait."""
         body = providers.ProviderClaimRequest(worker_id=worker_id, claim_id=claim_id)
-        response = self.request("POST", "/providers/requests/claim", body, wait=wait)
+        response = self.request(ops.CLAIM_PROVIDER_REQUEST, body, wait=wait)
         return parse(providers.ProviderClaimResponse, response, "request"), applied_wait(response)
 
     def upload_result(
         self, provider_id: UUID, content: Iterable[bytes] | BaseModel, headers: Mapping[str, str]
     ) -> None:
         """Upload the result of a provider request: its bytes, or a `ProviderError`."""
-        check_empty(self.request("POST", f"/providers/{provider_id}/results", content, headers=headers))
+        options = {"headers": headers, "provider_id": provider_id}
+        check_empty(self.request(ops.UPLOAD_PROVIDER_RESULT, content, **options))
 
     def upload_task_result(
         self, task_id: str, attempt: int, content: Content, pieces: Iterable[bytes]
@@ -109,8 +108,7 @@ class RestApi(TaskRest):
         """Upload the result of an attempt, as the `pieces` of the content."""
         query = {"attempt": attempt} | ({"filename": content.filename} if content.filename else {})
         headers = {"Content-Type": content.content_type, "Content-Length": str(content.size)}
-        path = f"/tasks/{quoted(task_id)}/result?{urlencode(query)}"
-        return parse(progress.StoredResult, self.request("PUT", path, pieces, headers=headers))
+        return self.send(ops.UPLOAD_TASK_RESULT, pieces, query=query, headers=headers, task_id=task_id)
 
 
 def _results_of(response: httpx.Response) -> list[ProblemException | None] | None:

@@ -1,0 +1,346 @@
+"""The table of the REST API: one row for each operation.
+
+The server makes its routes, checks and OpenAPI document from the rows, the clients their requests. A path is
+below `PREFIX`. Of two rows whose paths can match the same request, the one with more literal parts comes
+first. All else stands in the order of the OpenAPI document.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, Flag, auto
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from zndraw_joblib.wire import history as h
+from zndraw_joblib.wire import messages as m
+from zndraw_joblib.wire import operators as o
+from zndraw_joblib.wire import problems as p
+from zndraw_joblib.wire import providers as pr
+from zndraw_joblib.wire.progress import StoredResult
+
+PREFIX = "/v1/joblib"
+# Operations without an answer return 204.
+NO_CONTENT = type(None)
+Answer = TypeVar("Answer")
+Problems = tuple[type[p.ProblemException], ...]
+
+
+class TaskPage(m.PaginatedResponse[m.TaskResponse]):
+    """One page of a list of tasks, newest first; `total` counts the whole list."""
+
+
+class JobPage(m.PaginatedResponse[m.JobSummary]):
+    """One page of a list of jobs, newest first; `total` counts the whole list."""
+
+
+class WorkerPage(m.PaginatedResponse[o.WorkerSummary]):
+    """One page of a list of workers, newest first; `total` counts the whole list."""
+
+
+class ProviderPage(m.PaginatedResponse[pr.ProviderResponse]):
+    """One page of a list of providers, newest first; `total` counts the whole list."""
+
+
+class Access(Flag):
+    """Who may use an operation. Each caller has an identity, and all flags of a row apply.
+
+    The server checks the first group of flags for every request, before it reads the body. The work checks
+    the second group, because it has to read something first.
+    """
+
+    CALLER = 0
+    SUPERUSER = auto()
+    # The guard of the room in the path passes.
+    ROOM_READ = auto()
+    ROOM_WRITE = auto()
+    # The owner of a stream token in the query needs no identity.
+    STREAM_TOKEN = auto()
+    # A superuser, or the owner of the setting `metrics_token`.
+    METRICS_TOKEN = auto()
+
+    # May read the room of the task, or has the worker that holds the task.
+    TASK_READ = auto()
+    # Owns the task, the worker or the provider; which role may do what is in the rules.
+    OWNER = auto()
+    # Is a superuser, or names rooms in the query or in the body, whose guards pass.
+    NAMED_ROOMS = auto()
+
+
+class Kind(Enum):
+    """What an operation does to the state of the queue, and how it may be repeated."""
+
+    READ = auto()
+    WRITE = auto()
+    # Takes an `Idempotency-Key`: a repeated request changes nothing and gets the first answer.
+    WRITE_ONCE = auto()
+    # Takes an `Idempotency-Key`, and makes from it the id of a claim, or the key of each item of a batch.
+    WRITE_PARTS_ONCE = auto()
+
+
+# Each operation identifies its caller, with a dependency of the host that may read parameters and refuse.
+ALWAYS: Problems = (
+    p.Unauthorized,
+    p.Forbidden,
+    p.InvalidRequest,
+    p.InternalServerError,
+    p.ServiceUnavailable,
+)
+_BODY: Problems = (p.ContentTooLarge, p.UploadStalled)
+_OF_ACCESS: dict[Access, Problems] = {
+    Access.ROOM_READ: (p.InvalidRoomId,),
+    Access.ROOM_WRITE: (p.InvalidRoomId, p.Locked),
+}
+_OF_KIND: dict[Kind, Problems] = {
+    Kind.WRITE_ONCE: (p.InvalidIdempotencyKey, p.RequestInProgress, p.IdempotencyKeyReused),
+    Kind.WRITE_PARTS_ONCE: (p.InvalidIdempotencyKey,),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation(Generic[Answer]):
+    """A row: an operation of the REST API.
+
+    `answer` is a model, `bytes` for a stream or stored bytes, `str` for a text, or `NO_CONTENT`. `problems`
+    are those of the work alone. If `has_optional_body`, a request may have no body.
+    """
+
+    name: str
+    method: str
+    template: str
+    tag: str
+    access: Access
+    kind: Kind
+    answer: type[Answer]
+    body: type[BaseModel] | None = None
+    has_optional_body: bool = False
+    status: int = 200
+    problems: Problems = ()
+
+    def path(self, **parts: object) -> str:
+        """Return the path below `PREFIX`, with each part quoted."""
+        return self.template.format_map({name: _quoted(str(part)) for name, part in parts.items()})
+
+    @property
+    def all_problems(self) -> Problems:
+        """The problems that the operation can return, by status."""
+        kinds = {*ALWAYS, *self.problems, *_OF_KIND.get(self.kind, ()), *(_BODY if self.body else ())}
+        for access in self.access:
+            kinds.update(_OF_ACCESS.get(access, ()))
+        return tuple(sorted(kinds, key=lambda kind: (kind.status, kind.problem_id())))
+
+
+def _quoted(text: str) -> str:
+    """Return `text` as one part of a path, also when it is ``.`` or ``..``."""
+    return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")
+
+
+_ROOMS: Problems = (p.InvalidRoomId,)
+_WRITABLE_ROOMS: Problems = (p.InvalidRoomId, p.Locked)
+_JOB: Problems = (p.JobNotFound,)
+_TASK: Problems = (p.TaskNotFound,)
+_WORKER: Problems = (p.WorkerNotFound,)
+_PROVIDER: Problems = (p.ProviderNotFound,)
+_CLAIM: Problems = (*_WORKER, p.TooManyRequests)
+_REPORT: Problems = (*_TASK, p.InvalidTaskTransition, p.StaleReport)
+_REGISTER: Problems = (*_WORKER, p.InvalidCategory)
+_UPLOAD: Problems = (*_BODY, p.TooManyRequests)
+_RESULT: Problems = (*_TASK, p.ResultNotFound, p.ResultExpired, p.RangeNotSatisfiable)
+_SUBMIT: Problems = (
+    *(*_JOB, *_TASK, p.InvalidPayload, p.TooManyRequests),
+    *(p.InternalJobNotConfigured, p.NoWorkersAvailable),
+)
+_PROVIDER_REQUEST: Problems = (
+    *(*_PROVIDER, p.ContentTooLarge, p.TooManyRequests, p.ProviderNotConnected),
+    *(p.ProviderFailed, p.ProviderExecutionFailed, p.ProviderTimeout),
+)
+
+# fmt: off
+# Name, method, path; tag, access, kind, answer; the rest by keyword.
+
+# Tasks.
+
+SEARCH_TASKS = Operation("search_tasks", "GET", "/tasks",
+    "tasks", Access.NAMED_ROOMS, Kind.READ, o.FoundTasks, problems=(*_ROOMS, *_BODY))
+COUNT_TASKS = Operation("count_tasks", "GET", "/tasks/counts",
+    "tasks", Access.NAMED_ROOMS, Kind.READ, o.StatusCounts, problems=_ROOMS)
+SUBMIT_TASK = Operation("submit_task", "POST", "/rooms/{room_id}/tasks/{name}",
+    "tasks", Access.ROOM_WRITE, Kind.WRITE_ONCE, m.TaskResponse, body=m.TaskSubmitRequest, status=202,
+    problems=_SUBMIT)
+CLAIM_TASK = Operation("claim_task", "POST", "/tasks/claim",
+    "tasks", Access.OWNER, Kind.WRITE_PARTS_ONCE, m.TaskClaimResponse, body=m.TaskClaimRequest,
+    problems=_CLAIM)
+GET_TASK = Operation("get_task", "GET", "/tasks/{task_id}",
+    "tasks", Access.TASK_READ, Kind.READ, m.TaskResponse, problems=(*_TASK, p.TooManyRequests))
+GET_TASK_HISTORY = Operation("get_task_history", "GET", "/tasks/{task_id}/history",
+    "tasks", Access.TASK_READ, Kind.READ, h.TaskHistory, problems=_TASK)
+GET_TASK_LOG = Operation("get_task_log", "GET", "/tasks/{task_id}/log",
+    "tasks", Access.TASK_READ, Kind.READ, h.TaskLog, problems=_TASK)
+EXPLAIN_TASK = Operation("explain_task", "GET", "/tasks/{task_id}/explain",
+    "tasks", Access.TASK_READ, Kind.READ, h.TaskExplanation, problems=_TASK)
+RELEASE_TASK = Operation("release_task", "POST", "/tasks/{task_id}/release",
+    "tasks", Access.OWNER, Kind.WRITE_ONCE, m.TaskResponse, body=m.TaskActionRequest, has_optional_body=True,
+    problems=_REPORT)
+RETRY_TASK = Operation("retry_task", "POST", "/tasks/{task_id}/retry",
+    "tasks", Access.OWNER, Kind.WRITE_ONCE, m.TaskResponse, body=m.TaskActionRequest, has_optional_body=True,
+    problems=_REPORT)
+FAIL_TASK = Operation("fail_task", "POST", "/tasks/{task_id}/fail",
+    "tasks", Access.OWNER, Kind.WRITE_ONCE, m.TaskResponse, body=m.TaskActionRequest, has_optional_body=True,
+    problems=_REPORT)
+UPDATE_TASK = Operation("update_task", "PATCH", "/tasks/{task_id}",
+    "tasks", Access.OWNER, Kind.WRITE_ONCE, m.TaskResponse, body=m.TaskUpdateRequest, problems=_REPORT)
+LIST_TASKS = Operation("list_tasks", "GET", "/rooms/{room_id}/tasks",
+    "tasks", Access.ROOM_READ, Kind.READ, TaskPage, problems=(p.ContentTooLarge,))
+SUBMIT_TASKS = Operation("submit_tasks", "POST", "/tasks/submit",
+    "tasks", Access.NAMED_ROOMS, Kind.WRITE_ONCE, m.BatchResponse, body=m.BatchSubmitRequest,
+    problems=(*_WRITABLE_ROOMS, *_SUBMIT))
+REPORT_TASKS = Operation("report_tasks", "POST", "/tasks/report",
+    "tasks", Access.OWNER, Kind.WRITE_PARTS_ONCE, m.BatchResponse, body=m.BatchReportRequest)
+
+# Workers.
+
+CREATE_WORKER = Operation("create_worker", "POST", "/workers",
+    "workers", Access.CALLER, Kind.WRITE_ONCE, m.WorkerResponse,
+    body=m.WorkerInfo, has_optional_body=True, status=201)
+LIST_WORKERS = Operation("list_workers", "GET", "/workers",
+    "workers", Access.CALLER, Kind.READ, WorkerPage)
+GET_WORKER = Operation("get_worker", "GET", "/workers/{worker_id}",
+    "workers", Access.OWNER, Kind.READ, o.WorkerDetail, problems=_WORKER)
+SEND_HEARTBEAT = Operation("send_heartbeat", "PATCH", "/workers/{worker_id}",
+    "workers", Access.OWNER, Kind.WRITE, m.WorkerResponse, body=m.HeartbeatRequest, has_optional_body=True,
+    problems=_WORKER)
+DRAIN_WORKER = Operation("drain_worker", "POST", "/workers/{worker_id}/drain",
+    "workers", Access.OWNER, Kind.WRITE_ONCE, m.WorkerResponse, problems=(*_WORKER, p.Conflict))
+REMOVE_WORKER = Operation("remove_worker", "DELETE", "/workers/{worker_id}",
+    "workers", Access.OWNER, Kind.WRITE_ONCE, NO_CONTENT, status=204, problems=_WORKER)
+REMOVE_JOB_FROM_WORKER = Operation("remove_job_from_worker", "DELETE", "/workers/{worker_id}/jobs/{name}",
+    "workers", Access.OWNER, Kind.WRITE_ONCE, NO_CONTENT, status=204, problems=(*_WORKER, *_JOB))
+LIST_ROOM_WORKERS = Operation("list_room_workers", "GET", "/rooms/{room_id}/workers",
+    "workers", Access.ROOM_READ, Kind.READ, WorkerPage)
+
+# Jobs.
+
+REGISTER_JOB = Operation("register_job", "PUT", "/rooms/{room_id}/jobs",
+    "jobs", Access.ROOM_WRITE, Kind.WRITE_ONCE, m.JobResponse, body=m.JobRegisterRequest, status=201,
+    problems=(*_REGISTER, p.SchemaConflict, p.InvalidSchema, p.TooManyRequests))
+LIST_JOBS = Operation("list_jobs", "GET", "/rooms/{room_id}/jobs",
+    "jobs", Access.ROOM_READ, Kind.READ, JobPage)
+LIST_JOB_TASKS = Operation("list_job_tasks", "GET", "/rooms/{room_id}/jobs/{name}/tasks",
+    "jobs", Access.ROOM_READ, Kind.READ, TaskPage, problems=(*_JOB, p.ContentTooLarge))
+PAUSE_JOB = Operation("pause_job", "POST", "/rooms/{room_id}/jobs/{name}/pause",
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Kind.WRITE_ONCE, m.JobResponse, problems=_JOB)
+RESUME_JOB = Operation("resume_job", "POST", "/rooms/{room_id}/jobs/{name}/resume",
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Kind.WRITE_ONCE, m.JobResponse, problems=_JOB)
+GET_JOB = Operation("get_job", "GET", "/rooms/{room_id}/jobs/{name}",
+    "jobs", Access.ROOM_READ, Kind.READ, m.JobResponse, problems=_JOB)
+
+# Events.
+
+FOLLOW_TASK = Operation("follow_task", "GET", "/tasks/{task_id}/events",
+    "events", Access.STREAM_TOKEN, Kind.READ, h.TaskEvents, problems=(*_TASK, p.TooManyRequests))
+FOLLOW_ROOM = Operation("follow_room", "GET", "/rooms/{room_id}/events",
+    "events", Access.STREAM_TOKEN, Kind.READ, h.RoomEvents, problems=(*_ROOMS, p.TooManyRequests))
+CREATE_TASK_STREAM_TOKEN = Operation("create_task_stream_token", "POST", "/tasks/{task_id}/events/token",
+    "events", Access.TASK_READ, Kind.WRITE, h.StreamToken, status=201, problems=_TASK)
+CREATE_ROOM_STREAM_TOKEN = Operation("create_room_stream_token", "POST", "/rooms/{room_id}/events/token",
+    "events", Access.ROOM_READ, Kind.WRITE, h.StreamToken, status=201)
+
+# Providers.
+
+REGISTER_PROVIDER = Operation("register_provider", "PUT", "/rooms/{room_id}/providers",
+    "providers", Access.ROOM_WRITE, Kind.WRITE_ONCE, pr.ProviderResponse, body=pr.ProviderRegisterRequest,
+    status=201, problems=(*_REGISTER, p.ContentTooLarge))
+LIST_PROVIDERS = Operation("list_providers", "GET", "/rooms/{room_id}/providers",
+    "providers", Access.ROOM_READ, Kind.READ, ProviderPage)
+GET_PROVIDER = Operation("get_provider", "GET", "/rooms/{room_id}/providers/{name}/info",
+    "providers", Access.ROOM_READ, Kind.READ, pr.ProviderResponse, problems=_PROVIDER)
+READ_PROVIDER = Operation("read_provider", "GET", "/rooms/{room_id}/providers/{name}",
+    "providers", Access.ROOM_READ, Kind.READ, bytes, problems=_PROVIDER_REQUEST)
+REMOVE_PROVIDER = Operation("remove_provider", "DELETE", "/providers/{provider_id}",
+    "providers", Access.OWNER, Kind.WRITE_ONCE, NO_CONTENT, status=204, problems=_PROVIDER)
+CLAIM_PROVIDER_REQUEST = Operation("claim_provider_request", "POST", "/providers/requests/claim",
+    "providers", Access.OWNER, Kind.WRITE_PARTS_ONCE, pr.ProviderClaimResponse, body=pr.ProviderClaimRequest,
+    problems=_CLAIM)
+UPLOAD_PROVIDER_RESULT = Operation("upload_provider_result", "POST", "/providers/{provider_id}/results",
+    "providers", Access.OWNER, Kind.WRITE, NO_CONTENT, status=204,
+    problems=(*_PROVIDER, *_UPLOAD, p.StaleResult))
+
+# Results.
+
+UPLOAD_TASK_RESULT = Operation("upload_task_result", "PUT", "/tasks/{task_id}/result",
+    "results", Access.OWNER, Kind.WRITE, StoredResult,
+    problems=(*_REPORT, *_UPLOAD, p.Conflict, p.ResultStoreFull))
+READ_TASK_RESULT = Operation("read_task_result", "GET", "/tasks/{task_id}/result",
+    "results", Access.TASK_READ, Kind.READ, bytes, problems=_RESULT)
+HEAD_TASK_RESULT = Operation("head_task_result", "HEAD", "/tasks/{task_id}/result",
+    "results", Access.TASK_READ, Kind.READ, bytes, problems=_RESULT)
+
+# Admin.
+
+GET_SWEEPER = Operation("get_sweeper", "GET", "/admin/sweeper",
+    "admin", Access.SUPERUSER, Kind.READ, o.SweeperDetail)
+UPDATE_SWEEPER = Operation("update_sweeper", "PATCH", "/admin/sweeper",
+    "admin", Access.SUPERUSER, Kind.WRITE_ONCE, o.SweeperDetail, body=m.SweeperUpdate)
+GET_SETTINGS = Operation("get_settings", "GET", "/admin/settings",
+    "admin", Access.SUPERUSER, Kind.READ, o.Settings)
+PREVIEW_SWEEPER = Operation("preview_sweeper", "GET", "/admin/sweeper/preview",
+    "admin", Access.SUPERUSER, Kind.READ, m.SweeperPreview)
+
+# Server.
+
+GET_CALLER = Operation("get_caller", "GET", "/me",
+    "server", Access.CALLER, Kind.READ, o.Me, problems=_ROOMS)
+GET_VERSION = Operation("get_version", "GET", "/version",
+    "server", Access.CALLER, Kind.READ, o.Version)
+
+# Jobs.
+
+LIST_ALL_JOBS = Operation("list_all_jobs", "GET", "/jobs",
+    "jobs", Access.SUPERUSER, Kind.READ, o.JobEntries, problems=_ROOMS)
+
+# Rooms.
+
+LIST_ROOMS = Operation("list_rooms", "GET", "/rooms",
+    "rooms", Access.SUPERUSER, Kind.READ, o.RoomEntries)
+
+# Providers.
+
+LIST_ALL_PROVIDERS = Operation("list_all_providers", "GET", "/providers",
+    "providers", Access.SUPERUSER, Kind.READ, o.ProviderEntries)
+
+# Overview.
+
+GET_METRICS = Operation("get_metrics", "GET", "/metrics",
+    "overview", Access.METRICS_TOKEN, Kind.READ, str)
+GET_OVERVIEW = Operation("get_overview", "GET", "/overview",
+    "overview", Access.SUPERUSER, Kind.READ, o.Overview)
+FOLLOW_OVERVIEW = Operation("follow_overview", "GET", "/overview/events",
+    "overview", Access.SUPERUSER, Kind.READ, bytes)
+GET_ROOM_OVERVIEW = Operation("get_room_overview", "GET", "/rooms/{room_id}/overview",
+    "overview", Access.ROOM_READ, Kind.READ, o.RoomOverview)
+GET_STATISTICS = Operation("get_statistics", "GET", "/statistics",
+    "overview", Access.NAMED_ROOMS, Kind.READ, o.Statistics, problems=(*_ROOMS, *_JOB))
+
+# Admin.
+
+LIST_AUDIT_ENTRIES = Operation("list_audit_entries", "GET", "/audit",
+    "admin", Access.NAMED_ROOMS, Kind.READ, o.AuditTrail, problems=_ROOMS)
+
+# Tasks.
+
+PREVIEW_BULK_ACTION = Operation("preview_bulk_action", "POST", "/tasks/bulk/preview",
+    "tasks", Access.NAMED_ROOMS, Kind.READ, o.BulkPreview, body=o.BulkPreviewRequest,
+    problems=_WRITABLE_ROOMS)
+APPLY_BULK_ACTION = Operation("apply_bulk_action", "POST", "/tasks/bulk",
+    "tasks", Access.NAMED_ROOMS, Kind.WRITE_ONCE, o.BulkResult, body=o.BulkRequest, problems=_WRITABLE_ROOMS)
+
+# Overview.
+
+FIND_IDS = Operation("find_ids", "GET", "/ids",
+    "overview", Access.NAMED_ROOMS, Kind.READ, o.PrefixMatches, problems=_ROOMS)
+# fmt: on
+
+# In the order of the table.
+OPERATIONS: tuple[Operation[Any], ...] = tuple(
+    row for row in tuple(globals().values()) if isinstance(row, Operation)
+)
