@@ -123,7 +123,7 @@ async def paused_jobs(tx: Transaction, limit: int) -> list[QueuedJob]:
 
 
 async def job_figures(tx: Transaction) -> list[JobFigures]:
-    """Return all jobs in an order in which each keeps its place: of reserved rooms first, then the oldest."""
+    """Return all jobs in an order that does not change: those of reserved rooms first, then the oldest."""
     return [JobFigures(*row) for row in await tx.execute(_ALL)]
 
 

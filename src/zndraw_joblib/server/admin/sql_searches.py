@@ -174,14 +174,14 @@ def _of_rooms(shape: Shape) -> list[_Stream]:
     parts: list[list[Condition]] = [[]]
     # Most waiting tasks of a room may be those of one job; others are found faster by their status.
     if shape.jobs and (not shape.statuses or TaskStatus.PENDING in shape.statuses):
-        parts = [[tasks.c.job_id == _given(f"job_{place}", "job_id")] for place in range(shape.jobs)]
+        parts = [[tasks.c.job_id == _given(f"job_{index}", "job_id")] for index in range(shape.jobs)]
     elif shape.statuses:
         parts = [[of_status([status])] for status in shape.statuses]
     if len(parts) * shape.rooms > _MAX_STREAMS:
         parts = [[]]
     return [
-        _Stream([tasks.c.room_id == _given(f"room_{place}", "room_id"), *part, *times], _BY_TIME)
-        for place in range(shape.rooms)
+        _Stream([tasks.c.room_id == _given(f"room_{index}", "room_id"), *part, *times], _BY_TIME)
+        for index in range(shape.rooms)
         for part in parts
     ]
 
@@ -216,7 +216,7 @@ def _jobs(shape: Shape) -> list[Condition]:
     if not shape.jobs:
         column = tasks.c.job_id
         return [and_(column >= _given("first_job", "job_id"), column <= _given("last_job", "job_id"))]
-    return [_same(f"job_{place}", tasks.c.job_id) for place in range(shape.jobs)]
+    return [_same(f"job_{index}", tasks.c.job_id) for index in range(shape.jobs)]
 
 
 def _same(name: str, column: ColumnElement[Any]) -> Condition:
@@ -326,11 +326,11 @@ class _Pace:
         """The size of the next window."""
         return _WINDOWS[self._place]
 
-    def _rows(self, place: int) -> int:
-        return _WINDOWS[place] * self._streams
+    def _rows(self, index: int) -> int:
+        return _WINDOWS[index] * self._streams
 
-    def _may_be(self, place: int) -> bool:
-        return place <= self._last and self._rows(place) <= _MAX_ROWS
+    def _may_be(self, index: int) -> bool:
+        return index <= self._last and self._rows(index) <= _MAX_ROWS
 
     def permits_another(self) -> bool:
         """Return whether there may be one more window, once a window is read, and choose its size."""
@@ -388,8 +388,8 @@ async def _prepare(tx: Transaction, filters: Filter) -> tuple[Shape, dict[str, A
     )
     params: dict[str, Any] = {name: getattr(filters, name) for name in conditions}
     params |= {name: padded(sorted(params[name])) for name in _LISTS if name in params}
-    params |= {f"room_{place}": room for place, room in enumerate(filters.rooms)}
-    params |= {f"job_{place}": job_id for place, job_id in enumerate(filters.jobs)}
+    params |= {f"room_{index}": room for index, room in enumerate(filters.rooms)}
+    params |= {f"job_{index}": job_id for index, job_id in enumerate(filters.jobs)}
     params |= {"first_job": _FIRST_JOB, "last_job": _LAST_JOB}
     if filters.text is not None:
         params["text"] = like_pattern(filters.text)

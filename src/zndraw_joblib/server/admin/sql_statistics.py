@@ -122,8 +122,8 @@ async def _of_jobs(
     tx: Transaction, resolution: int, start: datetime, job_ids: list[UUID]
 ) -> dict[UUID, Counters]:
     counters: dict[UUID, Counters] = {}
-    for place in range(0, len(job_ids), CHUNK):
-        of_jobs = statistics.c.job_id.in_(padded(job_ids[place : place + CHUNK]))
+    for first in range(0, len(job_ids), CHUNK):
+        of_jobs = statistics.c.job_id.in_(padded(job_ids[first : first + CHUNK]))
         statement = select(statistics).where(
             statistics.c.resolution == resolution, statistics.c.start == start, of_jobs
         )

@@ -76,11 +76,11 @@ def invalid_body(model: type[BaseModel], value: Any, error: ValidationError) -> 
     Continue behind it until there are enough errors to list.
     """
     faults, note = _faults(error), ""
-    for place, (loc, _, _) in enumerate(faults):
+    for index, (loc, _, _) in enumerate(faults):
         if len(loc) > 1 and isinstance(loc[1], int):
             name = str(loc[0])
             items: list[Any] = value[name]
-            faults[place:], unchecked = _faults_of_items(model, name, items, loc[1])
+            faults[index:], unchecked = _faults_of_items(model, name, items, loc[1])
             note = f"{unchecked} of {len(items)} {name} were not checked" if unchecked else ""
             break
     return _invalid_request([(("body", *loc), text, kind) for loc, text, kind in faults], note)
