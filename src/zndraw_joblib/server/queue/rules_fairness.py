@@ -10,7 +10,7 @@ from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import sql_claims, sql_jobs, sql_room_queues, sql_tasks
-from zndraw_joblib.server.queue.sql_room_queues import Head, Turn
+from zndraw_joblib.server.queue.sql_room_queues import QueuedTask, RoundPosition
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.messages import EmptyReason
 
@@ -56,7 +56,7 @@ class _Candidate(NamedTuple):
     key: tuple[Any, ...]
     room_id: str
     seq: int
-    turn: Turn | None = None
+    turn: RoundPosition | None = None
 
 
 class _Found(NamedTuple):
@@ -87,7 +87,7 @@ async def assign(
     The jobs are locked, so that their claims run one after the other. If a slot gets no task, although
     another room may have one, it keeps its demand; then the caller repeats its claim.
     """
-    turns: dict[UUID, list[tuple[int, Turn]]] = {}
+    turns: dict[UUID, list[tuple[int, RoundPosition]]] = {}
 
     async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
         found = await _find(tx, demand, order, skipped)
@@ -173,7 +173,7 @@ def _fill(
     found: Mapping[UUID, _Found],
     left: dict[UUID, int],
     free: Counter[str] | None,
-    turns: dict[UUID, list[tuple[int, Turn]]],
+    turns: dict[UUID, list[tuple[int, RoundPosition]]],
 ) -> None:
     for slot in slots:
         slot.seqs = []
@@ -267,7 +267,7 @@ async def _in_turn(
 
     A job that had no claims for a while catches up by at most one round.
     """
-    turns = {job_id: Turn(*turn) for job_id, turn in (await sql_jobs.lock_turns(tx, demand)).items()}
+    turns = {job_id: RoundPosition(*turn) for job_id, turn in (await sql_jobs.lock_turns(tx, demand)).items()}
     oldest = max(turn.round for turn in turns.values()) - 1
     found: dict[UUID, _Found] = {}
     for job_id, count in demand.items():
@@ -277,7 +277,7 @@ async def _in_turn(
 
 
 async def _next_of(
-    tx: Transaction, job_id: UUID, count: int, last: Turn, cap: int | None, skipped: AbstractSet[int]
+    tx: Transaction, job_id: UUID, count: int, last: RoundPosition, cap: int | None, skipped: AbstractSet[int]
 ) -> _Found:
     for size in _sizes(count + len(skipped)):
         # Only the database compares names: its collation may differ from the order of Python.
@@ -290,7 +290,7 @@ async def _next_of(
         each = 1 if is_cut else _per_room(count, len(after) + len(before), cap)
         tasks = await _heads(tx, job_id, [*after, *before], each, skipped)
         candidates = [
-            _Candidate((turn := Turn(first + number, room_id), head.place), room_id, head.seq, turn)
+            _Candidate((turn := RoundPosition(first + number, room_id), head.place), room_id, head.seq, turn)
             for number in range(each)
             for first, rooms in ((last.round, after), (last.round + 1, before))
             for room_id in rooms
@@ -304,9 +304,9 @@ async def _next_of(
 
 async def _heads(
     tx: Transaction, job_id: UUID, rooms: Sequence[str], each: int, skipped: AbstractSet[int]
-) -> dict[str, list[Head]]:
+) -> dict[str, list[QueuedTask]]:
     """Return the first tasks of these rooms by room, and delete the rows of rooms without tasks."""
-    tasks: dict[str, list[Head]] = {}
+    tasks: dict[str, list[QueuedTask]] = {}
     for head in await sql_room_queues.heads(tx, job_id, rooms, each + len(skipped)) if rooms else []:
         tasks.setdefault(head.room_id, []).append(head)
     await sql_room_queues.remove(tx, job_id, [room for room in rooms if room not in tasks])

@@ -1,4 +1,4 @@
-"""A cache for what is made of schemas, bounded by its memory."""
+"""Check schemas of jobs, estimate what a check of a payload costs, and validate payloads."""
 
 import re
 from collections.abc import Callable, Iterator

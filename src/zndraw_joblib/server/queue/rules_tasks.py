@@ -1,7 +1,9 @@
-"""Ids of new tasks: UUIDs of version 7, which begin with the time.
+"""Submit and report tasks, read them, and list the tasks of a room.
 
-Neighbours in time are neighbours in the index of ids. With random ids a batch of tasks changes as many pages
-of a long table's index as it has tasks.
+Submits and reports without special conditions are written with one statement; all others lock and read rows,
+and the functions here decide. Ids of new tasks are UUIDs of version 7, which begin with
+the time: neighbours in time are neighbours in the index of ids. With random ids a batch of tasks changes as
+many pages of a long table's index as it has tasks.
 """
 
 import os

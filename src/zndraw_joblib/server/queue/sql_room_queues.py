@@ -21,14 +21,14 @@ _LOCK_SEED = 4961402731120482811
 _COLUMNS = ("job_id", "room_id", "lane", "seq")
 
 
-class Turn(NamedTuple):
-    """The turn of a room: rooms are served in the order of their names, round by round."""
+class RoundPosition(NamedTuple):
+    """The position of a room in fair scheduling: rooms take turns by name, round by round."""
 
     round: int
     room_id: str
 
 
-class Head(NamedTuple):
+class QueuedTask(NamedTuple):
     """One of the first tasks of a room in the queue of a job."""
 
     room_id: str
@@ -80,14 +80,14 @@ async def last_seq(tx: Transaction) -> int:
     return seq
 
 
-async def by_place(tx: Transaction, job_id: UUID, limit: int, room_cap: int | None) -> list[Head]:
+async def by_place(tx: Transaction, job_id: UUID, limit: int, room_cap: int | None) -> list[QueuedTask]:
     """Return the first rows of a job in the order of their places, without those of full rooms."""
     params = {"job_id": job_id, "limit": limit}
     if room_cap is None:
         rows = await tx.execute(_BY_PLACE, params)
     else:
         rows = await tx.execute(_OPEN_BY_PLACE, {**params, "cap": room_cap})
-    return [Head(*row) for row in rows]
+    return [QueuedTask(*row) for row in rows]
 
 
 async def after(tx: Transaction, job_id: UUID, last: str, limit: int, room_cap: int | None) -> list[str]:
@@ -109,17 +109,17 @@ async def _by_name(
     return list((await tx.execute(select[1], {**params, "cap": room_cap})).scalars())
 
 
-async def heads(tx: Transaction, job_id: UUID, rooms: Sequence[str], count: int) -> list[Head]:
+async def heads(tx: Transaction, job_id: UUID, rooms: Sequence[str], count: int) -> list[QueuedTask]:
     """Return the first `count` tasks of each of these rooms in the queue of a job."""
     if tx.is_sqlite:
         params = {"job_id": job_id, "count": count, "rooms": to_json(rooms).decode()}
         rows = await tx.execute(_HEADS_ON_SQLITE, params)
     else:
         rows = await tx.execute(_HEADS, {"job_id": job_id, "count": count, "all_room_id": list(rooms)})
-    return [Head(*row) for row in rows]
+    return [QueuedTask(*row) for row in rows]
 
 
-async def move(tx: Transaction, job_id: UUID, moved: Sequence[Head]) -> None:
+async def move(tx: Transaction, job_id: UUID, moved: Sequence[QueuedTask]) -> None:
     """Set the places of rows to the first tasks of their rooms. The caller has locked the job."""
     rows = [{"job_id": job_id, "room_id": room, "lane": lane, "seq": seq} for room, lane, seq in moved]
     if rows:
