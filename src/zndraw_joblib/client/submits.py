@@ -211,9 +211,9 @@ class Submits:
         """Submit the tasks of a chunk, after `submitted` others; repeat it while the server is too busy."""
         results: Results = []
 
-        def check(found: Results) -> None:
-            results[:] = found
-            for result in found:
+        def check(response: Results) -> None:
+            results[:] = response
+            for result in response:
                 if isinstance(result, ProblemException) and is_repeatable(result):
                     raise result
 
