@@ -222,7 +222,7 @@ LIST_ROOM_WORKERS = Operation("list_room_workers", "GET", "/rooms/{room_id}/work
 
 REGISTER_JOB = Operation("register_job", "PUT", "/rooms/{room_id}/jobs",
     "jobs", Access.ROOM_WRITE, Kind.WRITE_ONCE, m.JobResponse, body=m.JobRegisterRequest, status=201,
-    problems=(*_REGISTER, p.SchemaConflict, p.InvalidSchema, p.TooManyRequests))
+    problems=(*_REGISTER, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.TooManyRequests))
 LIST_JOBS = Operation("list_jobs", "GET", "/rooms/{room_id}/jobs",
     "jobs", Access.ROOM_READ, Kind.READ, JobPage)
 LIST_JOB_TASKS = Operation("list_job_tasks", "GET", "/rooms/{room_id}/jobs/{name}/tasks",

@@ -1,4 +1,4 @@
-"""The HTTP API: one router per noun. `router` includes all of them, under ``/v1/joblib``."""
+"""The routes of the HTTP API, made from the table of operations, under ``/v1/joblib``."""
 
 from typing import cast
 
@@ -10,21 +10,15 @@ from zndraw_joblib.server.http.openapi import complete_document, description_of
 from zndraw_joblib.server.http.pages import add_type_files
 from zndraw_joblib.server.http.routing import Route, make_route
 from zndraw_joblib.server.http.state import QueueState
+from zndraw_joblib.wire.operations import OPERATIONS, PREFIX
 
-PREFIX = "/v1/joblib"
-
-# The busiest first: Starlette tries routes one after another. Of two that match, the one with the literal
-# path comes first: `/tasks/counts`, then `/tasks/{task_id}`.
-_routers = (
-    *(admin.searches_router, tasks.router, tasks.batches_router, workers.router, jobs.router, events.router),
-    *(providers.router, results.router, admin.router, admin.me_router, admin.job_list_router),
-    *(admin.room_list_router, admin.provider_list_router, metrics.router, admin.overview_router),
-    *(admin.audit_router, admin.bulk_router, admin.ids_router),
-)
-routes = [route for each in _routers for route in each.routes if isinstance(route, APIRoute)]
-router = APIRouter(prefix=PREFIX)
-for _router in _routers:
-    router.include_router(_router)
+_modules = (tasks, workers, jobs, events, providers, results, admin, metrics)
+# In the order of the table. A row without a function is an error here.
+_served = {row: work for module in _modules for row, work in module.operations.items()}
+_work = [_served[row] for row in OPERATIONS]
+router = APIRouter(prefix=PREFIX, route_class=Route)
+for _each in _work:
+    router.add_api_route(**_each.options())
 
 
 def add_routes(app: FastAPI, queue: QueueState, namespace: str = "") -> None:
@@ -33,19 +27,14 @@ def add_routes(app: FastAPI, queue: QueueState, namespace: str = "") -> None:
     `namespace` begins the ids and tags of the operations, so that they differ from those of the host.
     """
     prefix, is_first = queue.prefix + PREFIX, not any(isinstance(each, Route) for each in app.router.routes)
-    for route in routes:
+    for work in _work:
+        options = {**work.options(), **description_of(work, namespace)}
         # Directly into the app: Starlette searches an included router twice for each request.
         app.router.add_api_route(
-            prefix + route.path,
-            route.endpoint,
-            methods=list(route.methods or ()),
-            name=route.name,
-            status_code=route.status_code,
-            response_model=route.response_model,
-            response_class=route.response_class,
+            prefix + options.pop("path"),
             dependencies=[Depends(queue.identity)],
             route_class_override=cast("type[APIRoute]", make_route),
-            **description_of(route, namespace),
+            **options,
         )
         added = app.router.routes[-1]
         if isinstance(added, Route):

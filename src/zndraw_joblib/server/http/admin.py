@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -14,28 +14,26 @@ from starlette.types import Receive, Send
 
 from zndraw_joblib.server.admin import rules_lists, rules_overview, rules_searches, rules_statistics
 from zndraw_joblib.server.admin.rules_searches import BulkLimits, Confirmed
+from zndraw_joblib.server.http.callers import TRUSTED_SECONDS, current_superuser
 from zndraw_joblib.server.http.dependencies import (
     Caller,
     CurrentRuntime,
     CursorPaging,
     Key,
     Queue,
-    ReadableRoom,
-    Superuser,
+    Room,
     check_readable,
-    current_superuser,
     json_response,
 )
 from zndraw_joblib.server.http.events import (
     KEEP_ALIVE_SECONDS,
-    TRUSTED_SECONDS,
     EventStream,
     Subscription,
     wait_for_disconnect,
 )
 from zndraw_joblib.server.http.identity import Guard, verify_readable_room, verify_writable_room
-from zndraw_joblib.server.http.requests import Omissible, event_stream
-from zndraw_joblib.server.http.routing import RESOLVERS, Route
+from zndraw_joblib.server.http.requests import Omissible, event_stream, optional
+from zndraw_joblib.server.http.routing import Declared, Operations, Parameter
 from zndraw_joblib.server.http.state import QueueState, queue_state
 from zndraw_joblib.server.process import settings as settings_report
 from zndraw_joblib.server.process.ports import Identity, JobFilter
@@ -43,64 +41,31 @@ from zndraw_joblib.server.queue import rules_audit, rules_sweep
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, once
 from zndraw_joblib.server.runtime.problem_responses import as_problem, invalid_part
 from zndraw_joblib.server.streams.streams import KEEPALIVE_COMMENT, format_sse_event
-from zndraw_joblib.wire.messages import Moment, Name, SweeperPreview, SweeperUpdate
+from zndraw_joblib.wire import operations as table
+from zndraw_joblib.wire.messages import Moment, Name, SweeperUpdate
 from zndraw_joblib.wire.names import RESERVED, parse_job_name, validate_room_id
 from zndraw_joblib.wire.operators import (
     HOUR,
     MINUTE,
-    AuditTrail,
     BulkAction,
-    BulkPreview,
     BulkPreviewRequest,
     BulkRequest,
-    BulkResult,
-    FoundTasks,
-    JobEntries,
     Me,
     Names,
-    Overview,
     Permission,
-    PrefixMatches,
-    ProviderEntries,
-    RoomEntries,
-    RoomOverview,
     SearchedName,
-    Settings,
-    Statistics,
-    StatusCounts,
     SweeperDetail,
     TaskFilter,
     Text,
-    Version,
 )
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
 
-searches_router = APIRouter(route_class=Route, tags=["tasks"])
+operations = Operations()
+
 
 _LISTS = ("status", "job", "room", "error_code")
 _VALUES = ("worker", "created_by", "text", "since", "until")
-
-
-async def _task_filter(  # noqa: PLR0913 - one parameter each
-    *,
-    status: Annotated[list[TaskStatus], Query()] = [],  # noqa: B006 - declarations
-    job: Annotated[Names, Query(description="Full names of jobs.")] = [],  # noqa: B006
-    room: Annotated[Names, Query()] = [],  # noqa: B006
-    worker: Annotated[Omissible[UUID], Query(description="The current or last worker.")] = None,
-    created_by: Annotated[Omissible[SearchedName], Query()] = None,
-    error_code: Annotated[Names, Query()] = [],  # noqa: B006
-    text: Annotated[
-        Omissible[Text], Query(description="Part of the payload as JSON, or of the error.")
-    ] = None,
-    since: Annotated[Omissible[Moment], Query(description="Created at this time or later.")] = None,
-    until: Annotated[Omissible[Moment], Query(description="Created before this time.")] = None,
-) -> None:
-    """Declare the parameters; `RESOLVERS` has their function."""
-
-
-async def _rooms(room: Annotated[Names, Query()] = []) -> None:  # noqa: B006 - a declaration
-    """Declare the parameter; `RESOLVERS` has its function."""
 
 
 def _read_filter(request: Request) -> TaskFilter:
@@ -120,10 +85,19 @@ def _read_rooms(request: Request) -> list[str]:
         raise invalid_part(error, "query") from error
 
 
-RESOLVERS |= {_task_filter: _read_filter, _rooms: _read_rooms}
-
-GivenFilter = Annotated[TaskFilter, Depends(_task_filter)]
-GivenRooms = Annotated[list[str], Depends(_rooms)]
+_FILTER: Declared = {
+    "status": (Annotated[list[TaskStatus], Query()], []),
+    "job": (Annotated[Names, Query(description="Full names of jobs.")], []),
+    "room": (Annotated[Names, Query()], []),
+    "worker": optional(UUID, Query(description="The current or last worker.")),
+    "created_by": optional(SearchedName, Query()),
+    "error_code": (Annotated[Names, Query()], []),
+    "text": optional(Text, Query(description="Part of the payload as JSON, or of the error.")),
+    "since": optional(Moment, Query(description="Created at this time or later.")),
+    "until": optional(Moment, Query(description="Created before this time.")),
+}
+GivenFilter = Annotated[TaskFilter, Parameter(_read_filter, _FILTER)]
+GivenRooms = Annotated[list[str], Parameter(_read_rooms, {"room": _FILTER["room"]})]
 
 
 async def allowed_rooms(
@@ -143,7 +117,7 @@ async def allowed_rooms(
     return [await guards.resolve(request, guard, room) for room in rooms]
 
 
-@searches_router.get("/tasks", response_model=FoundTasks)
+@operations.serve(table.SEARCH_TASKS)
 async def search_tasks(
     request: Request, runtime: CurrentRuntime, caller: Caller, wanted: GivenFilter, page: CursorPaging
 ) -> Response:
@@ -156,7 +130,7 @@ async def search_tasks(
     return json_response(await runtime.database.read(rules_searches.find, wanted, page))
 
 
-@searches_router.get("/tasks/counts", response_model=StatusCounts)
+@operations.serve(table.COUNT_TASKS)
 async def count_tasks(
     request: Request, runtime: CurrentRuntime, caller: Caller, rooms: GivenRooms
 ) -> Response:
@@ -167,11 +141,9 @@ async def count_tasks(
 
 # Operators' endpoints for the sweeper and the settings; superusers only.
 
-router = APIRouter(route_class=Route, tags=["admin"])
 
-
-@router.get("/admin/sweeper", response_model=SweeperDetail)
-async def get_sweeper(queue: Queue, caller: Superuser) -> Response:
+@operations.serve(table.GET_SWEEPER)
+async def get_sweeper(queue: Queue, caller: Caller) -> Response:
     """Return the mode and the last cycles, newest first, of the sweeper of the server that responds.
 
     `servers` and `history` have all servers and the last cycles of their sweepers.
@@ -179,8 +151,8 @@ async def get_sweeper(queue: Queue, caller: Superuser) -> Response:
     return json_response(await _state(queue))
 
 
-@router.patch("/admin/sweeper", response_model=SweeperDetail)
-async def update_sweeper(queue: Queue, caller: Superuser, body: SweeperUpdate, key: Key) -> Response:
+@operations.serve(table.UPDATE_SWEEPER)
+async def update_sweeper(queue: Queue, caller: Caller, body: SweeperUpdate, key: Key) -> Response:
     """Change the mode of the sweepers of all servers, from their next cycle on."""
     detail = {"mode": body.mode.value}
     work = rules_audit.recorded(rules_sweep.set_mode, caller, "sweeper.mode", "sweeper", detail=detail)
@@ -188,14 +160,14 @@ async def update_sweeper(queue: Queue, caller: Superuser, body: SweeperUpdate, k
     return json_response(await _state(queue))
 
 
-@router.get("/admin/settings", response_model=Settings)
-async def get_settings(runtime: CurrentRuntime, caller: Superuser) -> Response:
+@operations.serve(table.GET_SETTINGS)
+async def get_settings(runtime: CurrentRuntime, caller: Caller) -> Response:
     """Return the settings in force of the server that responds, without secrets, and misspelt variables."""
     return json_response(await asyncio.to_thread(settings_report.report, runtime.settings))
 
 
-@router.get("/admin/sweeper/preview", response_model=SweeperPreview)
-async def preview_sweeper(queue: Queue, caller: Superuser) -> Response:
+@operations.serve(table.PREVIEW_SWEEPER)
+async def preview_sweeper(queue: Queue, caller: Caller) -> Response:
     """Return what a cycle would do now. It changes nothing."""
     return json_response(await queue.runtime.database.read(queue.sweeper.preview))
 
@@ -215,10 +187,8 @@ async def _state(queue: QueueState) -> SweeperDetail:
 
 # The endpoint of the audit trail.
 
-audit_router = APIRouter(route_class=Route, tags=["admin"])
 
-
-@audit_router.get("/audit", response_model=AuditTrail)
+@operations.serve(table.LIST_AUDIT_ENTRIES)
 async def list_audit_entries(  # noqa: PLR0913 - one parameter for each field of the query
     request: Request,
     runtime: CurrentRuntime,
@@ -238,13 +208,11 @@ async def list_audit_entries(  # noqa: PLR0913 - one parameter for each field of
 
 # The list of all jobs; superusers only.
 
-job_list_router = APIRouter(route_class=Route, tags=["jobs"])
 
-
-@job_list_router.get("/jobs", response_model=JobEntries)
+@operations.serve(table.LIST_ALL_JOBS)
 async def list_all_jobs(  # noqa: PLR0913 - one parameter for each field of the query
     runtime: CurrentRuntime,
-    caller: Superuser,
+    caller: Caller,
     page: CursorPaging,
     *,
     room: Omissible[str] = None,
@@ -260,32 +228,26 @@ async def list_all_jobs(  # noqa: PLR0913 - one parameter for each field of the 
 
 # The list of all rooms; superusers only.
 
-room_list_router = APIRouter(route_class=Route, tags=["rooms"])
 
-
-@room_list_router.get("/rooms", response_model=RoomEntries)
-async def list_rooms(runtime: CurrentRuntime, caller: Superuser, page: CursorPaging) -> Response:
+@operations.serve(table.LIST_ROOMS)
+async def list_rooms(runtime: CurrentRuntime, caller: Caller, page: CursorPaging) -> Response:
     """List the rooms that have tasks or jobs, by id, with their counts."""
     return json_response(await runtime.database.read_snapshot(rules_lists.list_rooms, page))
 
 
 # The list of all providers; superusers only.
 
-provider_list_router = APIRouter(route_class=Route, tags=["providers"])
 
-
-@provider_list_router.get("/providers", response_model=ProviderEntries)
-async def list_all_providers(runtime: CurrentRuntime, caller: Superuser, page: CursorPaging) -> Response:
+@operations.serve(table.LIST_ALL_PROVIDERS)
+async def list_all_providers(runtime: CurrentRuntime, caller: Caller, page: CursorPaging) -> Response:
     """List the providers of all rooms by full name, with their open requests."""
     return json_response(await runtime.database.read(rules_lists.list_providers, page))
 
 
 # The endpoint that finds ids by their first characters.
 
-ids_router = APIRouter(route_class=Route, tags=["overview"])
 
-
-@ids_router.get("/ids", response_model=PrefixMatches)
+@operations.serve(table.FIND_IDS)
 async def find_ids(
     request: Request,
     runtime: CurrentRuntime,
@@ -306,11 +268,10 @@ async def find_ids(
 
 # The caller and what it may do; the release of the server.
 
-me_router = APIRouter(route_class=Route, tags=["server"])
 _GUARDS = {Permission.READ_ROOM: verify_readable_room, Permission.WRITE_ROOM: verify_writable_room}
 
 
-@me_router.get("/me", response_model=Me)
+@operations.serve(table.GET_CALLER)
 async def get_caller(request: Request, queue: Queue, caller: Caller, room: Omissible[str] = None) -> Response:
     """Return the caller and what it may do; with `room`, also in that room."""
     permissions = [Permission.READ_ALL, Permission.OPERATE] if caller.is_superuser else []
@@ -334,7 +295,7 @@ async def _passes(request: Request, queue: QueueState, guard: Guard, room_id: st
     return True
 
 
-@me_router.get("/version", response_model=Version)
+@operations.serve(table.GET_VERSION)
 async def get_version(runtime: CurrentRuntime, caller: Caller) -> Response:
     """Return the release of the server that responds, and of its database."""
     return json_response(await runtime.database.read_short(rules_overview.get, runtime.settings.build))
@@ -342,7 +303,6 @@ async def get_version(runtime: CurrentRuntime, caller: Caller) -> Response:
 
 # The state of the queue and of a room, with what is wrong first; the statistics of tasks.
 
-overview_router = APIRouter(route_class=Route, tags=["overview"])
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The stream",
@@ -353,15 +313,15 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-@overview_router.get("/overview", response_model=Overview)
-async def get_overview(runtime: CurrentRuntime, caller: Superuser) -> Response:
+@operations.serve(table.GET_OVERVIEW)
+async def get_overview(runtime: CurrentRuntime, caller: Caller) -> Response:
     """Return the state of the queue: what is wrong first, with a remedy for each finding."""
     heartbeat = runtime.settings.heartbeat_seconds
     return json_response(await runtime.database.read_snapshot(rules_overview.read_overview, heartbeat))
 
 
-@overview_router.get("/overview/events", response_class=Response, responses=_STREAM)
-async def follow_overview(request: Request, queue: Queue, caller: Superuser) -> Response:
+@operations.serve(table.FOLLOW_OVERVIEW, responses=_STREAM, response_class=Response)
+async def follow_overview(request: Request, queue: Queue, caller: Caller) -> Response:
     """Stream the state of the queue: at once, and then whenever it has changed, at most every 2 s."""
 
     async def is_allowed() -> bool:
@@ -376,15 +336,15 @@ async def follow_overview(request: Request, queue: Queue, caller: Superuser) -> 
     return OverviewStream(queue, wanted, queue.runtime.settings.stream_send_timeout_seconds)
 
 
-@overview_router.get("/rooms/{room_id}/overview", response_model=RoomOverview)
-async def get_room_overview(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom) -> Response:
+@operations.serve(table.GET_ROOM_OVERVIEW)
+async def get_room_overview(runtime: CurrentRuntime, caller: Caller, room_id: Room) -> Response:
     """Return the state of a room. That of a reserved room is for superusers."""
     if room_id in RESERVED and not caller.is_superuser:
         raise Forbidden(f"Only a superuser may read the overview of {room_id}")
     return json_response(await runtime.database.read_snapshot(rules_overview.read_room, room_id))
 
 
-@overview_router.get("/statistics", response_model=Statistics)
+@operations.serve(table.GET_STATISTICS)
 async def get_statistics(  # noqa: PLR0913 - one parameter for each field of the query
     request: Request,
     runtime: CurrentRuntime,
@@ -449,12 +409,11 @@ async def _no_body() -> Any:
 
 # Endpoints that act on all tasks that match a filter, after a preview.
 
-bulk_router = APIRouter(route_class=Route, tags=["tasks"])
 
 _OWN_ACTIONS = {BulkAction.RETRY, BulkAction.CANCEL}
 
 
-@bulk_router.post("/tasks/bulk/preview", response_model=BulkPreview)
+@operations.serve(table.PREVIEW_BULK_ACTION)
 async def preview_bulk_action(
     request: Request, runtime: CurrentRuntime, caller: Caller, body: BulkPreviewRequest
 ) -> Response:
@@ -467,7 +426,7 @@ async def preview_bulk_action(
     return json_response(await rules_searches.preview(runtime.database.read, runtime.write, confirmed))
 
 
-@bulk_router.post("/tasks/bulk", response_model=BulkResult)
+@operations.serve(table.APPLY_BULK_ACTION)
 async def apply_bulk_action(
     request: Request, runtime: CurrentRuntime, caller: Caller, body: BulkRequest, key: Key
 ) -> Response:

@@ -6,20 +6,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from fastapi import Request
 
 from zndraw_joblib.server.http.host_dependencies import fresh_copy
-from zndraw_joblib.server.http.identity import Guard
+from zndraw_joblib.server.http.identity import Guard, verify_readable_room, verify_writable_room
 from zndraw_joblib.server.http.state import queue_state
 from zndraw_joblib.server.process.ports import Identity
-from zndraw_joblib.wire.problems import Unauthorized
+from zndraw_joblib.wire.operations import Access
+from zndraw_joblib.wire.problems import Forbidden, Unauthorized
 
-# The keys of the caller, of the time at which it was identified, and of the guard of the path's room, in
-# the request's scope.
+# The keys of the caller, of the time at which it was identified, of the room of the path after the host's
+# guard has passed, and of this guard, in the request's scope.
 CALLER = "zndraw_joblib.caller"
+ROOM = "zndraw_joblib.room"
 IDENTIFIED_AT = "zndraw_joblib.identified_at"
 ROOM_GUARD = "zndraw_joblib.room_guard"
 # A request that waits trusts the identity of its caller for this long. With the 3 s for which tokens are
 # cached, a revoked one works for at most 5 s.
 TRUSTED_SECONDS = 2.0
-Recheck = Callable[[Request], Awaitable[object]]
+Check = Callable[[Request], Awaitable[object]]
+Recheck = Check
 
 
 async def current_identity(request: Request) -> Identity:
@@ -30,6 +33,34 @@ async def current_identity(request: Request) -> Identity:
         raise Unauthorized("The request needs an identity", headers={"WWW-Authenticate": "Bearer"})
     request.scope[CALLER], request.scope[IDENTIFIED_AT] = identity, began
     return identity
+
+
+async def current_superuser(request: Request) -> Identity:
+    """Return the caller. Raises `Forbidden` unless it is a superuser."""
+    identity = await current_identity(request)
+    if not identity.is_superuser:
+        raise Forbidden("Not authorized: only superusers may do this")
+    return identity
+
+
+def check_of(access: Access) -> Check:
+    """Return the check of what an operation's access asks of each request.
+
+    Then the scope has the caller and, if there is a guard for it, the room of the path.
+    """
+    identify = current_superuser if Access.SUPERUSER in access else current_identity
+    if Access.ROOM_READ in access:
+        guard = verify_readable_room
+    elif Access.ROOM_WRITE in access:
+        guard = verify_writable_room
+    else:
+        return identify
+
+    async def check(request: Request) -> None:
+        await identify(request)
+        request.scope[ROOM] = await guarded_room(request, guard)
+
+    return check
 
 
 async def guarded_room(request: Request, guard: Guard) -> str:

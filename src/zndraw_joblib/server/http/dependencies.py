@@ -12,19 +12,11 @@ from uuid import UUID
 from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from zndraw_joblib.server.http.callers import (
-    CALLER,
-    IDENTIFIED_AT,
-    Recheck,
-    check_again,
-    current_identity,
-    guarded_room,
-    is_trusted,
-)
+from zndraw_joblib.server.http.callers import CALLER, IDENTIFIED_AT, ROOM, Recheck, check_again, is_trusted
 from zndraw_joblib.server.http.host_dependencies import solve
-from zndraw_joblib.server.http.identity import Guard, verify_readable_room, verify_writable_room
-from zndraw_joblib.server.http.requests import BODY, WAITED, Omissible, header_values, preferred_wait
-from zndraw_joblib.server.http.routing import RESOLVED_LAST, RESOLVERS
+from zndraw_joblib.server.http.identity import verify_readable_room, verify_writable_room
+from zndraw_joblib.server.http.requests import BODY, WAITED, header_values, optional, preferred_wait
+from zndraw_joblib.server.http.routing import REQUIRED, Declared, Parameter
 from zndraw_joblib.server.http.state import QueueState, queue_state
 from zndraw_joblib.server.process.ports import CursorPage, Identity, Page, RequestKey, ResultBackend
 from zndraw_joblib.server.process.settings import JobLibSettings
@@ -39,7 +31,7 @@ from zndraw_joblib.wire.names import (
     parse_key,
     parse_provider_name,
 )
-from zndraw_joblib.wire.problems import Forbidden, InvalidIdempotencyKey, InvalidRequest
+from zndraw_joblib.wire.problems import InvalidIdempotencyKey, InvalidRequest
 
 JSON_MEDIA_TYPE = "application/json"
 _JSON = (b"content-type", JSON_MEDIA_TYPE.encode())
@@ -53,14 +45,6 @@ _WHOLE = re.compile(r"\d{1,19}")
 def get_runtime(request: Request) -> Runtime:
     """Return the runtime of this server process."""
     return queue_state(request).runtime
-
-
-async def current_superuser(request: Request) -> Identity:
-    """Return the caller. Raises `Forbidden` unless it is a superuser."""
-    identity = await current_identity(request)
-    if not identity.is_superuser:
-        raise Forbidden("Not authorized: only superusers may do this")
-    return identity
 
 
 async def get_result_backend(request: Request) -> ResultBackend:
@@ -123,64 +107,6 @@ def access_of(
     return Access(caller.id, check)
 
 
-def _guard(dependency: Guard) -> Callable[[Request], Any]:
-    async def resolve(request: Request) -> str:
-        return await guarded_room(request, dependency)
-
-    return resolve
-
-
-PreferWait = Annotated[
-    Omissible[str],
-    Header(
-        alias="Prefer",
-        description="`wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`.",
-        examples=["wait=30"],
-    ),
-]
-PreferMinimal = Annotated[
-    Omissible[str],
-    Header(
-        alias="Prefer",
-        description="`return=minimal`: leave the tasks out of the response (RFC 7240).",
-        examples=["return=minimal"],
-    ),
-]
-
-
-async def _job_name(name: Annotated[str, Path(description="room:category:name")]) -> None:
-    """Declare the parameter; `RESOLVERS` has its function."""
-
-
-async def _wait(prefer: PreferWait = None) -> None:
-    """Declare the parameter; `RESOLVERS` has its function."""
-
-
-async def _wanted_wait(prefer: PreferWait = None) -> None:
-    """Declare the parameter; `RESOLVERS` has its function."""
-
-
-async def _minimal(prefer: PreferMinimal = None) -> None:
-    """Declare the parameter; `RESOLVERS` has its function."""
-
-
-async def _provider_name(name: Annotated[str, Path(description="room:category:name")]) -> None:
-    """Declare the parameter; `RESOLVERS` has its function."""
-
-
-async def _page(
-    limit: Annotated[int, Query(ge=0, le=MAX_PAGE)] = 50, offset: Annotated[int, Query(ge=0)] = 0
-) -> None:
-    """Declare the parameters; `RESOLVERS` has their function."""
-
-
-async def _cursor_page(
-    limit: Annotated[int, Query(ge=1, le=MAX_PART)] = _PART,
-    cursor: Annotated[Omissible[str], Query(description="`next` of the last response")] = None,
-) -> None:
-    """Declare the parameters; `RESOLVERS` has their function."""
-
-
 def _wanted_seconds(request: Request) -> float | None:
     return preferred_wait(header_values(request, b"prefer"))
 
@@ -210,41 +136,60 @@ def _bounded(text: str, name: str, most: int, least: int = 0) -> int:
     return int(text)
 
 
-RESOLVERS |= {
-    get_runtime: get_runtime,
-    queue_state: queue_state,
-    current_identity: current_identity,
-    current_superuser: current_superuser,
-    verify_readable_room: _guard(verify_readable_room),
-    verify_writable_room: _guard(verify_writable_room),
-    _job_name: lambda request: parse_job_name(request.path_params["name"]),
-    _provider_name: lambda request: parse_provider_name(request.path_params["name"]),
-    _wait: lambda request: _wanted_seconds(request) or 0,
-    _wanted_wait: _wanted_seconds,
-    _minimal: _wants_minimal,
-    get_result_backend: _result_backend,
-    _page: _paging,
-    _cursor_page: _cursor_paging,
+_PREFER_WAIT: Declared = {
+    "prefer": optional(
+        str,
+        Header(
+            alias="Prefer",
+            description="`wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`.",
+            examples=["wait=30"],
+        ),
+    )
+}
+_PREFER_MINIMAL: Declared = {
+    "prefer": optional(
+        str,
+        Header(
+            alias="Prefer",
+            description="`return=minimal`: leave the tasks out of the response (RFC 7240).",
+            examples=["return=minimal"],
+        ),
+    )
+}
+_FULL_NAME: Declared = {"name": (Annotated[str, Path(description="room:category:name")], REQUIRED)}
+_PAGE: Declared = {
+    "limit": (Annotated[int, Query(ge=0, le=MAX_PAGE)], 50),
+    "offset": (Annotated[int, Query(ge=0)], 0),
+}
+_CURSOR_PAGE: Declared = {
+    "limit": (Annotated[int, Query(ge=1, le=MAX_PART)], _PART),
+    "cursor": optional(str, Query(description="`next` of the last response")),
 }
 
-CurrentRuntime = Annotated[Runtime, Depends(get_runtime)]
-Queue = Annotated[QueueState, Depends(queue_state)]
-Caller = Annotated[Identity, Depends(current_identity)]
-Superuser = Annotated[Identity, Depends(current_superuser)]
-ReadableRoom = Annotated[str, Depends(verify_readable_room)]
-WritableRoom = Annotated[str, Depends(verify_writable_room)]
-Results = Annotated[ResultBackend, Depends(get_result_backend)]
+CurrentRuntime = Annotated[Runtime, Parameter(get_runtime)]
+Queue = Annotated[QueueState, Parameter(queue_state)]
+# The caller and the room of the path, after the check of the operation's access.
+Caller = Annotated[Identity, Parameter(lambda request: request.scope[CALLER])]
+Room = Annotated[
+    str, Parameter(lambda request: request.scope[ROOM], {"room_id": (Annotated[str, Path()], REQUIRED)})
+]
+NamedJob = Annotated[
+    JobName, Parameter(lambda request: parse_job_name(request.path_params["name"]), _FULL_NAME)
+]
+NamedProvider = Annotated[
+    JobName, Parameter(lambda request: parse_provider_name(request.path_params["name"]), _FULL_NAME)
+]
+Wait = Annotated[float, Parameter(lambda request: _wanted_seconds(request) or 0, _PREFER_WAIT)]
+WantedWait = Annotated[float | None, Parameter(_wanted_seconds, _PREFER_WAIT)]
+Minimal = Annotated[bool, Parameter(_wants_minimal, _PREFER_MINIMAL)]
+Paging = Annotated[Page, Parameter(_paging, _PAGE)]
+CursorPaging = Annotated[CursorPage, Parameter(_cursor_paging, _CURSOR_PAGE)]
+Results = Annotated[ResultBackend, Parameter(_result_backend)]
+
 # For a host's own routes, by their names of version 0.1.x.
 JobLibSettingsDep = Annotated[JobLibSettings, Depends(get_joblib_settings)]
-ResultBackendDep = Results
-WritableRoomDep = WritableRoom
-NamedProvider = Annotated[JobName, Depends(_provider_name)]
-Minimal = Annotated[bool, Depends(_minimal)]
-WantedWait = Annotated[float | None, Depends(_wanted_wait)]
-NamedJob = Annotated[JobName, Depends(_job_name)]
-Wait = Annotated[float, Depends(_wait)]
-Paging = Annotated[Page, Depends(_page)]
-CursorPaging = Annotated[CursorPage, Depends(_cursor_page)]
+ResultBackendDep = Annotated[ResultBackend, Depends(get_result_backend)]
+WritableRoomDep = Annotated[str, Depends(verify_writable_room)]
 
 
 def json_response(
@@ -295,19 +240,6 @@ class DisconnectWatcher:
 _HEADER = IDEMPOTENCY_KEY.lower().encode()
 
 
-async def _idempotency_key(
-    idempotency_key: Annotated[
-        Omissible[str],
-        Header(
-            alias=IDEMPOTENCY_KEY,
-            description=f"A string or token of 1 to {MAX_KEY_LENGTH} characters. The server applies "
-            "requests of one caller with the same key once; a repeat gets the first response.",
-        ),
-    ] = None,
-) -> None:
-    """Declare the header for the OpenAPI document; `RESOLVERS` has the function that reads it."""
-
-
 def _request_key(request: Request) -> RequestKey | None:
     given = header_values(request, _HEADER)
     if not given:
@@ -342,6 +274,14 @@ def claim_id_of(claim_id: UUID | None, key: RequestKey | None) -> UUID | None:
     return key.id if claim_id is None and key is not None else claim_id
 
 
-RESOLVERS[_idempotency_key] = _request_key
-RESOLVED_LAST.add(_request_key)
-Key = Annotated[RequestKey | None, Depends(_idempotency_key)]
+_DECLARED_KEY: Declared = {
+    "idempotency_key": optional(
+        str,
+        Header(
+            alias=IDEMPOTENCY_KEY,
+            description=f"A string or token of 1 to {MAX_KEY_LENGTH} characters. The server applies "
+            "requests of one caller with the same key once; a repeat gets the first response.",
+        ),
+    )
+}
+Key = Annotated[RequestKey | None, Parameter(_request_key, _DECLARED_KEY, is_last=True)]

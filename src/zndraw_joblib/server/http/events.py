@@ -10,7 +10,7 @@ from math import ceil
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 from pydantic_core import to_json
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
@@ -22,7 +22,7 @@ from zndraw_joblib.server.http.dependencies import (
     DisconnectWatcher,
     JsonResponse,
     Queue,
-    ReadableRoom,
+    Room,
     Wait,
     check_task_readable,
     json_response,
@@ -30,18 +30,22 @@ from zndraw_joblib.server.http.dependencies import (
 from zndraw_joblib.server.http.host_dependencies import fresh_copy
 from zndraw_joblib.server.http.identity import verify_readable_room
 from zndraw_joblib.server.http.middleware import abort
-from zndraw_joblib.server.http.requests import Omissible, event_stream, header_values
-from zndraw_joblib.server.http.routing import QUERY_TOKEN, RESOLVERS, Route
+from zndraw_joblib.server.http.requests import event_stream, header_values, optional
+from zndraw_joblib.server.http.routing import QUERY_TOKEN, REQUIRED, Declared, Operations, Parameter
 from zndraw_joblib.server.http.state import QueueState, queue_state
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue.rules_room_events import Part
 from zndraw_joblib.server.runtime.problem_responses import as_problem, problem_response
 from zndraw_joblib.server.streams import stream_tokens
 from zndraw_joblib.server.streams.streams import KEEPALIVE_COMMENT, Reader, Streams, format_sse_event
-from zndraw_joblib.wire.history import RoomEvents, StreamToken, TaskEvents
+from zndraw_joblib.wire import operations as table
 from zndraw_joblib.wire.problems import InvalidRequest, Unauthorized
 
+operations = Operations()
+
 _MAX_POSITION = 2**53
+# The key of the access to the stream in the scope of a request.
+_ACCESS = "zndraw_joblib.stream_access"
 
 
 class StreamAccess(NamedTuple):
@@ -124,49 +128,42 @@ def _wants_stream(request: Request) -> bool:
     return any("text/event-stream" in accepted.lower() for accepted in header_values(request, b"accept"))
 
 
-async def _declare_task(
-    task_id: UUID,
-    token: Annotated[Omissible[str], Query(description="A token of `/tasks/{task_id}/events/token`")] = None,
-) -> None:
-    """Declare the parameters; `RESOLVERS` has their function."""
+async def _check_stream(request: Request) -> None:
+    request.scope[_ACCESS] = await resolve_access(request)
 
 
-async def _declare_room(
-    room_id: str,
-    token: Annotated[Omissible[str], Query(description="A token of `/rooms/{room_id}/events/token`")] = None,
-) -> None:
-    """Declare the parameters; `RESOLVERS` has their function."""
+def _token(path: str) -> tuple[Any, Any]:
+    return optional(str, Query(description=f"A token of `{path}`"))
 
 
-async def _declare_position(
-    after: Annotated[
-        Omissible[Annotated[int, Query(ge=0)]], Query(description="Continue after the event with this id")
-    ] = None,
-    last_event_id: Annotated[
-        Omissible[int],
+def _accessed(request: Request) -> StreamAccess:
+    access: StreamAccess = request.scope[_ACCESS]
+    return access
+
+
+_POSITION: Declared = {
+    "after": optional(
+        Annotated[int, Query(ge=0)], Query(description="Continue after the event with this id")
+    ),
+    "last_event_id": optional(
+        int,
         Header(
             alias="Last-Event-ID",
             description="The same, as browsers send it when they reconnect; it takes precedence over `after`",
         ),
-    ] = None,
-) -> None:
-    """Declare the parameters; `RESOLVERS` has their function."""
-
-
-async def _declare_stream() -> None:
-    """Declare nothing: OpenAPI ignores the header `Accept` as a parameter. `RESOLVERS` has its function."""
-
-
-RESOLVERS |= {
-    _declare_task: resolve_access,
-    _declare_room: resolve_access,
-    _declare_position: _position,
-    _declare_stream: _wants_stream,
+    ),
 }
-TaskAccess = Annotated[StreamAccess, Depends(_declare_task)]
-RoomAccess = Annotated[StreamAccess, Depends(_declare_room)]
-Position = Annotated[int | None, Depends(_declare_position)]
-WantsStream = Annotated[bool, Depends(_declare_stream)]
+TaskAccess = Annotated[
+    StreamAccess,
+    Parameter(_accessed, {"task_id": (UUID, REQUIRED), "token": _token("/tasks/{task_id}/events/token")}),
+]
+RoomAccess = Annotated[
+    StreamAccess,
+    Parameter(_accessed, {"room_id": (str, REQUIRED), "token": _token("/rooms/{room_id}/events/token")}),
+]
+Position = Annotated[int | None, Parameter(_position, _POSITION)]
+# OpenAPI ignores the header `Accept` as a parameter.
+WantsStream = Annotated[bool, Parameter(_wants_stream)]
 
 
 # The response that sends the events of a room or of a task as they happen: Server-Sent Events.
@@ -338,7 +335,6 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 # Endpoints of event streams: of a task, and of a room.
 
-router = APIRouter(route_class=Route, tags=["events"])
 _EVENTS = (
     "Server-Sent Events. `snapshot`: {}, first, and after a `resync`. `status`, `progress`, `log`, `result`: "
     "a `StreamEvent`, its number is the id. `resync`: a `Resync`, events are missing.{} "
@@ -355,7 +351,7 @@ _TASK_STREAM = _responses("the `TaskResponse`", " `end`: the task has ended, and
 _ROOM_STREAM = _responses("a `RoomSnapshot`", "")
 
 
-@router.get("/tasks/{task_id}/events", response_model=TaskEvents, responses=_TASK_STREAM)
+@operations.serve(table.FOLLOW_TASK, access=_check_stream, responses=_TASK_STREAM)
 async def follow_task(
     request: Request, queue: Queue, access: TaskAccess, after: Position, is_stream: WantsStream, wait: Wait
 ) -> Response:
@@ -366,7 +362,7 @@ async def follow_task(
     return await _respond(request, queue, access, after, wait, is_stream=is_stream)
 
 
-@router.get("/rooms/{room_id}/events", response_model=RoomEvents, responses=_ROOM_STREAM)
+@operations.serve(table.FOLLOW_ROOM, access=_check_stream, responses=_ROOM_STREAM)
 async def follow_room(
     request: Request, queue: Queue, access: RoomAccess, after: Position, is_stream: WantsStream, wait: Wait
 ) -> Response:
@@ -374,7 +370,7 @@ async def follow_room(
     return await _respond(request, queue, access, after, wait, is_stream=is_stream)
 
 
-@router.post("/tasks/{task_id}/events/token", status_code=201, response_model=StreamToken)
+@operations.serve(table.CREATE_TASK_STREAM_TOKEN)
 async def create_task_stream_token(
     request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID
 ) -> Response:
@@ -385,9 +381,9 @@ async def create_task_stream_token(
     return json_response(token, 201)
 
 
-@router.post("/rooms/{room_id}/events/token", status_code=201, response_model=StreamToken)
+@operations.serve(table.CREATE_ROOM_STREAM_TOKEN)
 async def create_room_stream_token(
-    request: Request, runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom
+    request: Request, runtime: CurrentRuntime, caller: Caller, room_id: Room
 ) -> Response:
     """Return a token that reads the events of a room for some minutes, as ``?token=…`` in its URL."""
     token = await runtime.write_short(stream_tokens.issue, stream_name(request), caller, room_id)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastapi.routing import APIRoute
+from zndraw_joblib.server.http.routing import Work
 
 _WORKER_ID = "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11"
 _TASK_ID = "0198c5a5-0b42-7f20-8a77-3c1d9e4f5a60"
@@ -184,20 +184,20 @@ RESPONSES: dict[str, tuple[int, Any, dict[str, str]]] = {
 }
 
 
-def request_examples(route: APIRoute) -> dict[str, Any]:
+def request_examples(work: Work) -> dict[str, Any]:
     """Return the extra fields of an operation, with the examples of its body."""
-    extra: dict[str, Any] = dict(route.openapi_extra or {})
-    if found := REQUESTS.get(route.name):
+    extra: dict[str, Any] = dict(work.document.get("openapi_extra", {}))
+    if found := REQUESTS.get(work.operation.name):
         examples = {name: {"summary": summary, "value": value} for name, (summary, value) in found.items()}
         extra["requestBody"] = {"content": {"application/json": {"examples": examples}}}
     return extra
 
 
-def documented_responses(route: APIRoute) -> dict[int | str, dict[str, Any]]:
-    """Return the successful responses of a route, one of them with its headers."""
-    responses: dict[int | str, dict[str, Any]] = dict(route.responses)
-    if route.name in RESPONSES:
-        status, _, headers = RESPONSES[route.name]
+def documented_responses(work: Work) -> dict[int | str, dict[str, Any]]:
+    """Return the successful responses of an operation, one of them with its headers."""
+    responses: dict[int | str, dict[str, Any]] = dict(work.document.get("responses", {}))
+    if work.operation.name in RESPONSES:
+        status, _, headers = RESPONSES[work.operation.name]
         texts = {name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()}
         described = {"description": _DESCRIPTIONS[status], **({"headers": texts} if texts else {})}
         responses[status] = {**described, **responses.get(status, {})}

@@ -1,6 +1,6 @@
 """Endpoints of jobs."""
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from zndraw_joblib.server.http.dependencies import (
     Caller,
@@ -8,35 +8,31 @@ from zndraw_joblib.server.http.dependencies import (
     Key,
     NamedJob,
     Paging,
-    ReadableRoom,
-    Superuser,
-    WritableRoom,
+    Room,
     json_response,
 )
-from zndraw_joblib.server.http.openapi import JobPage, TaskPage
 from zndraw_joblib.server.http.requests import Omissible
-from zndraw_joblib.server.http.routing import Route
+from zndraw_joblib.server.http.routing import Operations
 from zndraw_joblib.server.process.ports import Identity, RequestKey
 from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_tasks, rules_transitions
 from zndraw_joblib.server.queue.rules_idempotency import Answers, answers_of, once
 from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire import operations as table
 from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.statuses import TaskStatus
 
-router = APIRouter(route_class=Route, tags=["jobs"])
+operations = Operations()
+
 _JOB: Answers[JobResponse] = answers_of(JobResponse)
 _REGISTERED: Answers[tuple[JobResponse, bool]] = answers_of(tuple[JobResponse, bool])
 
 
-@router.put(
-    "/rooms/{room_id}/jobs",
-    status_code=201,
-    response_model=JobResponse,
-    responses={200: {"model": JobResponse, "description": "The job was active already"}},
+@operations.serve(
+    table.REGISTER_JOB, responses={200: {"model": JobResponse, "description": "The job was active already"}}
 )
 async def register_job(
-    runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, body: JobRegisterRequest, key: Key
+    runtime: CurrentRuntime, caller: Caller, room_id: Room, body: JobRegisterRequest, key: Key
 ) -> Response:
     """Register a job and the worker that serves it. Only superusers may do so in reserved rooms."""
     item = rules_jobs.Registration(caller, room_id, body, runtime.settings.max_jobs_per_room)
@@ -46,17 +42,17 @@ async def register_job(
     return json_response(job, 201 if is_new else 200)
 
 
-@router.get("/rooms/{room_id}/jobs", response_model=JobPage)
-async def list_jobs(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging) -> Response:
+@operations.serve(table.LIST_JOBS)
+async def list_jobs(runtime: CurrentRuntime, caller: Caller, room_id: Room, page: Paging) -> Response:
     """List the jobs that are visible in a room: its own and those of the reserved rooms."""
     return json_response(await runtime.database.read(rules_jobs.page, room_id=room_id, part=page))
 
 
-@router.get("/rooms/{room_id}/jobs/{name:path}/tasks", response_model=TaskPage)
+@operations.serve(table.LIST_JOB_TASKS)
 async def list_job_tasks(
     runtime: CurrentRuntime,
     caller: Caller,
-    room_id: ReadableRoom,
+    room_id: Room,
     name: NamedJob,
     page: Paging,
     status: Omissible[TaskStatus] = None,
@@ -69,17 +65,17 @@ async def list_job_tasks(
     )
 
 
-@router.post("/rooms/{room_id}/jobs/{name:path}/pause", response_model=JobResponse)
+@operations.serve(table.PAUSE_JOB)
 async def pause_job(
-    runtime: CurrentRuntime, caller: Superuser, room_id: WritableRoom, name: NamedJob, key: Key
+    runtime: CurrentRuntime, caller: Caller, room_id: Room, name: NamedJob, key: Key
 ) -> Response:
     """Stop claims of a job. Claimed and running tasks continue. Superusers only."""
     return await _pause(runtime, caller, room_id, name, key, paused=True)
 
 
-@router.post("/rooms/{room_id}/jobs/{name:path}/resume", response_model=JobResponse)
+@operations.serve(table.RESUME_JOB)
 async def resume_job(
-    runtime: CurrentRuntime, caller: Superuser, room_id: WritableRoom, name: NamedJob, key: Key
+    runtime: CurrentRuntime, caller: Caller, room_id: Room, name: NamedJob, key: Key
 ) -> Response:
     """Allow claims of a paused job again. Superusers only."""
     return await _pause(runtime, caller, room_id, name, key, paused=False)
@@ -95,8 +91,8 @@ async def _pause(
     return json_response(job)
 
 
-@router.get("/rooms/{room_id}/jobs/{name:path}", response_model=JobResponse)
-async def get_job(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, name: NamedJob) -> Response:
+@operations.serve(table.GET_JOB)
+async def get_job(runtime: CurrentRuntime, caller: Caller, room_id: Room, name: NamedJob) -> Response:
     """Return an active job."""
     cross_room = runtime.settings.cross_room_jobs
     return json_response(await runtime.database.read(rules_jobs.get, room_id, name, cross_room=cross_room))

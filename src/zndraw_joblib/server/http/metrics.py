@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
-from fastapi.routing import APIRoute
 from prometheus_client import exposition
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -27,11 +26,13 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from zndraw_joblib.server.admin.rules_overview import JobMetrics, QueueMetrics
-from zndraw_joblib.server.http.dependencies import JSON_MEDIA_TYPE, Queue, current_superuser
+from zndraw_joblib.server.http.callers import current_superuser
+from zndraw_joblib.server.http.dependencies import JSON_MEDIA_TYPE, Queue
 from zndraw_joblib.server.http.openapi import description_of, operation_id
 from zndraw_joblib.server.http.requests import header_values
-from zndraw_joblib.server.http.routing import RESOLVERS, Route
+from zndraw_joblib.server.http.routing import Operations, Route
 from zndraw_joblib.server.http.state import QueueState, queue_state
+from zndraw_joblib.wire import operations as table
 from zndraw_joblib.wire.operators import BUCKET_BOUNDS
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
@@ -208,7 +209,7 @@ def _of_routes(process: str, routes: Iterable[Route]) -> Iterator[Metric]:
 
 # The metrics for Prometheus, for its token and for superusers.
 
-router = APIRouter(route_class=Route, tags=["overview"])
+operations = Operations()
 
 
 async def metrics_reader(request: Request) -> None:
@@ -223,17 +224,15 @@ async def metrics_reader(request: Request) -> None:
     await current_superuser(request)
 
 
-RESOLVERS[metrics_reader] = metrics_reader
-MetricsReader = Annotated[None, Depends(metrics_reader)]
-
-
 _TEXT: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
 _TEXTS = {**_TEXT, "application/openmetrics-text": _TEXT["text/plain"]}
 _RESPONSES: dict[int | str, dict[str, Any]] = {200: {"description": "The metrics", "content": _TEXTS}}
 
 
-@router.get("/metrics", response_class=PlainTextResponse, responses=_RESPONSES)
-async def get_metrics(request: Request, queue: Queue, reader: MetricsReader) -> Response:
+@operations.serve(
+    table.GET_METRICS, access=metrics_reader, responses=_RESPONSES, response_class=PlainTextResponse
+)
+async def get_metrics(request: Request, queue: Queue) -> Response:
     """Return the metrics of the queue, and of the process that responds, in Prometheus' format."""
     started = perf_counter()
     await asyncio.sleep(0)
@@ -253,8 +252,9 @@ def _encode(found: QueueMetrics | None, families: list[Metric], accept: str) -> 
 
 def add_root(app: FastAPI, identity: Callable[..., Any]) -> None:
     """Add the route without the prefix, where Prometheus looks by default."""
-    [route] = (route for route in router.routes if isinstance(route, APIRoute))
-    described = description_of(route) | {"operation_id": operation_id("get_metrics_at_root")}
+    described = description_of(operations[table.GET_METRICS]) | {
+        "operation_id": operation_id("get_metrics_at_root")
+    }
     app.router.add_api_route(
         "/metrics",
         get_metrics,

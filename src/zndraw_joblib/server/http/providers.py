@@ -6,7 +6,7 @@ from math import ceil
 from typing import Annotated, NamedTuple
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import Header, Request, Response
 
 from zndraw_joblib.server.http.callers import body_of
 from zndraw_joblib.server.http.dependencies import (
@@ -17,24 +17,29 @@ from zndraw_joblib.server.http.dependencies import (
     NamedProvider,
     Paging,
     Queue,
-    ReadableRoom,
     Results,
+    Room,
     Wait,
     WantedWait,
-    WritableRoom,
     access_of,
     claim_id_of,
     json_response,
 )
 from zndraw_joblib.server.http.identity import verify_readable_room
-from zndraw_joblib.server.http.openapi import ProviderPage
-from zndraw_joblib.server.http.requests import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
+from zndraw_joblib.server.http.requests import (
+    BYTES_RETURNED,
+    BYTES_SENT,
+    Omissible,
+    header_parameter,
+    optional,
+)
 from zndraw_joblib.server.http.results import StoredBytes, content_response
-from zndraw_joblib.server.http.routing import RESOLVERS, TAKES_ANY_QUERY, Route, receive_body
+from zndraw_joblib.server.http.routing import REQUIRED, Declared, Operations, Parameter, receive_body
 from zndraw_joblib.server.providers.requests import CachedResult, request_key
 from zndraw_joblib.server.queue import rules_providers
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, Answers, answers_of, once
 from zndraw_joblib.server.queue.rules_providers import find_for_upload
+from zndraw_joblib.wire import operations as table
 from zndraw_joblib.wire.messages import MAX_ERROR_BYTES
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.providers import (
@@ -44,27 +49,25 @@ from zndraw_joblib.wire.providers import (
     RESULT_STATUS,
     WORKER_ID,
     ProviderClaimRequest,
-    ProviderClaimResponse,
     ProviderRegisterRequest,
     ProviderResponse,
     is_request_hash,
     params_of,
 )
 
-router = APIRouter(route_class=Route, tags=["providers"])
+operations = Operations()
+
 _REGISTERED: Answers[tuple[ProviderResponse, bool]] = answers_of(tuple[ProviderResponse, bool])
 # JSON may escape one byte as six.
 _MAX_ERROR_BODY_BYTES = 8 * MAX_ERROR_BYTES
 
 
-@router.put(
-    "/rooms/{room_id}/providers",
-    status_code=201,
-    response_model=ProviderResponse,
+@operations.serve(
+    table.REGISTER_PROVIDER,
     responses={200: {"model": ProviderResponse, "description": "The provider existed already"}},
 )
 async def register_provider(
-    runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, body: ProviderRegisterRequest, key: Key
+    runtime: CurrentRuntime, caller: Caller, room_id: Room, body: ProviderRegisterRequest, key: Key
 ) -> Response:
     """Register a worker as the provider of a data source; in ``@global`` only a superuser may do so.
 
@@ -76,10 +79,8 @@ async def register_provider(
     return json_response(provider, 201 if is_new else 200)
 
 
-@router.get("/rooms/{room_id}/providers", response_model=ProviderPage)
-async def list_providers(
-    runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging
-) -> Response:
+@operations.serve(table.LIST_PROVIDERS)
+async def list_providers(runtime: CurrentRuntime, caller: Caller, room_id: Room, page: Paging) -> Response:
     """List the providers that are visible in a room: its own and those of ``@global`` and ``@internal``.
 
     With `filebrowser_require_superuser`, only superusers see the file systems of ``@internal``.
@@ -90,9 +91,9 @@ async def list_providers(
     )
 
 
-@router.get("/rooms/{room_id}/providers/{name:path}/info", response_model=ProviderResponse)
+@operations.serve(table.GET_PROVIDER)
 async def get_provider(
-    runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, name: NamedProvider
+    runtime: CurrentRuntime, caller: Caller, room_id: Room, name: NamedProvider
 ) -> Response:
     """Return a provider."""
     rules_providers.check_reader(
@@ -104,9 +105,9 @@ async def get_provider(
     )
 
 
-@router.get(
-    "/rooms/{room_id}/providers/{name:path}",
-    response_class=Response,
+@operations.serve(
+    table.READ_PROVIDER,
+    takes_any_query=True,
     responses={
         200: {
             "description": "The provider result, with the provider's content type",
@@ -114,6 +115,7 @@ async def get_provider(
         },
         304: {"description": "`If-None-Match` has the current ETag"},
     },
+    response_class=Response,
     openapi_extra={"parameters": [header_parameter("If-None-Match", "The ETag that the client has.")]},
 )
 async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of the request
@@ -121,7 +123,7 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of th
     queue: Queue,
     caller: Caller,
     results: Results,
-    room_id: ReadableRoom,
+    room_id: Room,
     name: NamedProvider,
     wait: WantedWait,
 ) -> Response:
@@ -146,9 +148,6 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of th
     return await _respond(request, found, headers)
 
 
-TAKES_ANY_QUERY.add(read_provider)
-
-
 async def _respond(request: Request, found: CachedResult, headers: dict[str, str]) -> Response:
     async def read(_: int) -> AsyncIterator[bytes]:
         return found.chunks
@@ -157,7 +156,7 @@ async def _respond(request: Request, found: CachedResult, headers: dict[str, str
     return await content_response(request, stored)
 
 
-@router.delete("/providers/{provider_id}", status_code=204)
+@operations.serve(table.REMOVE_PROVIDER)
 async def remove_provider(
     runtime: CurrentRuntime, caller: Caller, key: Key, provider_id: UUID, worker_id: Omissible[UUID] = None
 ) -> Response:
@@ -171,7 +170,7 @@ async def remove_provider(
     return Response(status_code=204)
 
 
-@router.post("/providers/requests/claim", response_model=ProviderClaimResponse)
+@operations.serve(table.CLAIM_PROVIDER_REQUEST)
 async def claim_provider_request(
     request: Request, queue: Queue, caller: Caller, body: ProviderClaimRequest, wait: Wait, key: Key
 ) -> Response:
@@ -196,17 +195,7 @@ class _ResultHeaders(NamedTuple):
     worker_id: UUID | None
 
 
-async def _result_headers(
-    request_hash: Annotated[str, Header(alias=REQUEST_HASH, description="The id of the provider request")],
-    result_status: Annotated[str, Header(alias=RESULT_STATUS, description="`ok` or `error`")] = RESULT_OK,
-    worker_id: Annotated[
-        Omissible[UUID], Header(alias=WORKER_ID, description="The worker that uploads")
-    ] = None,
-) -> None:
-    """Declare the headers; `RESOLVERS` has their function."""
-
-
-def _resolve_result_headers(request: Request) -> _ResultHeaders:
+def _read_result_headers(request: Request) -> _ResultHeaders:
     given = request.headers
     hashed, status, worker_id = (
         given.get(REQUEST_HASH),
@@ -223,17 +212,24 @@ def _resolve_result_headers(request: Request) -> _ResultHeaders:
         raise InvalidRequest(f"header.{WORKER_ID}: it must be a UUID") from error
 
 
-RESOLVERS[_result_headers] = _resolve_result_headers
+_RESULT_HEADERS: Declared = {
+    "request_hash": (
+        Annotated[str, Header(alias=REQUEST_HASH, description="The id of the provider request")],
+        REQUIRED,
+    ),
+    "result_status": (Annotated[str, Header(alias=RESULT_STATUS, description="`ok` or `error`")], RESULT_OK),
+    "worker_id": optional(UUID, Header(alias=WORKER_ID, description="The worker that uploads")),
+}
 
 
-@router.post("/providers/{provider_id}/results", status_code=204, openapi_extra={"requestBody": BYTES_SENT})
+@operations.serve(table.UPLOAD_PROVIDER_RESULT, openapi_extra={"requestBody": BYTES_SENT})
 async def upload_provider_result(
     request: Request,
     queue: Queue,
     caller: Caller,
     results: Results,
     provider_id: UUID,
-    headers: Annotated[_ResultHeaders, Depends(_result_headers)],
+    headers: Annotated[_ResultHeaders, Parameter(_read_result_headers, _RESULT_HEADERS)],
 ) -> Response:
     """Upload the result of a provider request; with ``X-Result-Status: error``, its error.
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Iterable
 from itertools import count
 from secrets import token_hex
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import Request
 from pydantic.json_schema import SkipJsonSchema
@@ -44,6 +44,15 @@ def preferred_wait(headers: Iterable[str]) -> float | None:
 Value = TypeVar("Value")
 # None stands for an omitted parameter: no header or query has a null, so the OpenAPI document has none.
 Omissible: TypeAlias = Value | SkipJsonSchema[None]
+
+
+def optional(kind: Any, mark: Any) -> tuple[Any, Any]:
+    """Return the annotation and the default of a declared parameter that a request may omit."""
+    annotated: Any = Annotated
+    omissible: Any = Omissible
+    return annotated[omissible[kind], mark], None
+
+
 _BINARY = {"type": "string", "format": "binary"}
 # A body of bytes. Generators of clients know no `*/*`, so a request declares the general type alone.
 BYTES_SENT: dict[str, Any] = {

@@ -9,22 +9,24 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
 from zndraw_joblib.server.http.callers import body_of
 from zndraw_joblib.server.http.dependencies import Caller, Queue, check_task_readable, json_response
 from zndraw_joblib.server.http.requests import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
-from zndraw_joblib.server.http.routing import Route
+from zndraw_joblib.server.http.routing import Operations
 from zndraw_joblib.server.process.ports import PART_BYTES
 from zndraw_joblib.server.queue import rules_results
 from zndraw_joblib.server.queue.rules_results import FoundResult, Upload
 from zndraw_joblib.server.results import backends
 from zndraw_joblib.server.results.results import ContentInfo
+from zndraw_joblib.wire import operations as table
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, RangeNotSatisfiable
-from zndraw_joblib.wire.progress import StoredResult
 from zndraw_joblib.wire.providers import is_media_type, media_type
+
+operations = Operations()
 
 # Stored bytes must not run as a script with the identity of the user who opens them in a browser.
 SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
@@ -129,7 +131,6 @@ async def _limited(chunks: AsyncIterator[bytes], length: int) -> AsyncIterator[b
 
 # Endpoints of the results of tasks.
 
-router = APIRouter(route_class=Route, tags=["results"])
 _BINARY_TYPE = "application/octet-stream"
 # Browsers may show these; they save what has another type.
 _INLINE = re.compile(r"application/json|text/plain|image/(png|jpeg|gif|webp)", re.IGNORECASE)
@@ -141,7 +142,7 @@ Filename = Annotated[
 ]
 
 
-@router.put("/tasks/{task_id}/result", response_model=StoredResult, openapi_extra={"requestBody": BYTES_SENT})
+@operations.serve(table.UPLOAD_TASK_RESULT, openapi_extra={"requestBody": BYTES_SENT})
 async def upload_task_result(
     request: Request, queue: Queue, caller: Caller, task_id: UUID, attempt: Attempt, filename: Filename = None
 ) -> Response:
@@ -186,7 +187,7 @@ _CONDITIONS = {
 }
 
 
-@router.get("/tasks/{task_id}/result", response_class=Response, responses=_READ, openapi_extra=_CONDITIONS)
+@operations.serve(table.READ_TASK_RESULT, responses=_READ, response_class=Response, openapi_extra=_CONDITIONS)
 async def read_task_result(request: Request, queue: Queue, caller: Caller, task_id: UUID) -> Response:
     """Return the result of a task: its JSON, or the bytes that were uploaded.
 
@@ -199,7 +200,7 @@ async def read_task_result(request: Request, queue: Queue, caller: Caller, task_
     return await content_response(request, stored)
 
 
-@router.head("/tasks/{task_id}/result", response_class=Response, responses=_HEAD, openapi_extra=_CONDITIONS)
+@operations.serve(table.HEAD_TASK_RESULT, responses=_HEAD, response_class=Response, openapi_extra=_CONDITIONS)
 async def head_task_result(request: Request, queue: Queue, caller: Caller, task_id: UUID) -> Response:
     """Return the headers of the result of a task."""
     return await read_task_result(request, queue, caller, task_id)

@@ -7,10 +7,10 @@ that may act for the user. Clients that are no browsers send neither `Origin` no
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from copy import copy
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from zndraw_joblib.jobs.logs import log_fields
-from zndraw_joblib.server.http.callers import CALLER, Recheck, check_after_body
+from zndraw_joblib.server.http.callers import CALLER, Check, Recheck, check_after_body, check_of
 from zndraw_joblib.server.http.host_dependencies import QUEUE, add_effects, solve
 from zndraw_joblib.server.http.requests import (
     BODY,
@@ -46,6 +46,7 @@ from zndraw_joblib.server.runtime.problem_responses import (
     problem_response,
 )
 from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, BatchReportRequest, BatchSubmitRequest
+from zndraw_joblib.wire.operations import NO_CONTENT, Operation
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -113,10 +114,10 @@ def _allows(options: dict[str, Any], origin: str) -> bool:
     return origin in options.get("allow_origins", ()) or bool(pattern and re.fullmatch(pattern, origin))
 
 
-# Routes that are declared to FastAPI like any other and resolve their parameters from a short table.
+# The interpreter of the table of operations: makes a route from a row and the function that does its work.
 #
 # FastAPI's solver visits a tree of dependencies for each request, and closes them after the response. The
-# queue's own dependencies are few and plain, so each is a function of the request. A host's dependencies
+# parameters of operations are few and plain, so each is a function of the request. A host's dependencies
 # (identity, room guards) go through FastAPI's solver and are closed before the work begins, because they
 # may hold a database session or a lock.
 
@@ -126,21 +127,141 @@ _MANY_DIGITS = b"0" * 100
 # The key of the token that was in the query, which no log shows.
 QUERY_TOKEN = "zndraw_joblib.query_token"  # noqa: S105 - not a token
 Endpoint = Callable[..., Awaitable[Response]]
-# Endpoints whose query parameters are a user's own, with any names.
-TAKES_ANY_QUERY: set[Endpoint] = set()
 Resolve = Callable[[Request], Any]
+# Parameters of the OpenAPI document: the annotation and the default of each, by name.
+Declared = Mapping[str, tuple[Any, Any]]
+REQUIRED = inspect.Parameter.empty
+
+
+class Parameter:
+    """A parameter of an operation's function: how it is read from a request, and how it is documented.
+
+    Write `Annotated[float, Parameter(read, declared)]`. `read` may be a coroutine function. One that
+    `is_last` needs what others have stored in the request's scope.
+    """
+
+    def __init__(self, read: Resolve, declared: Declared | None = None, *, is_last: bool = False) -> None:
+        self.read, self.declared, self.is_last = read, declared or {}, is_last
+
+
+class Work(NamedTuple):
+    """The function that does the work of an operation, and what only the OpenAPI document needs."""
+
+    operation: Operation[Any]
+    endpoint: Endpoint
+    document: dict[str, Any]
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `add_api_route` that follow from the row."""
+        operation = self.operation
+        has_model = operation.answer not in {NO_CONTENT, bytes, str}
+        return {
+            # A full name has colons and may have quoted slashes.
+            "path": operation.template.replace("{name}", "{name:path}"),
+            "endpoint": self.endpoint,
+            "methods": [operation.method],
+            "name": operation.name,
+            "status_code": operation.status,
+            "response_model": operation.answer if has_model else None,
+            "tags": [operation.tag],
+            **self.document,
+        }
+
+
+class Operations(dict[Operation[Any], Work]):
+    """What a module does of the table: the function of each row."""
+
+    def serve(
+        self,
+        operation: Operation[Any],
+        *,
+        access: Check | None = None,
+        takes_any_query: bool = False,
+        **document: Any,
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Return a decorator: the function does the work of an operation.
+
+        `access` checks the caller where no common rule does. With `takes_any_query` the query parameters are
+        a user's own, with any names. `document` is for FastAPI's `add_api_route`.
+        """
+
+        def bind(endpoint: Endpoint) -> Endpoint:
+            if endpoint.__name__ != operation.name or operation in self:
+                raise ValueError(f"{endpoint.__name__}() cannot serve {operation.name}")
+            check = access or check_of(operation.access)
+            _PLANS[endpoint] = _Plan.of(operation, endpoint, check, takes_any_query=takes_any_query)
+            self[operation] = Work(operation, endpoint, document)
+            return endpoint
+
+        return bind
+
+
+class _Plan(NamedTuple):
+    """What happens before an operation's function is called."""
+
+    operation: Operation[Any]
+    check: Check
+    # How each keyword is read, and whether by a coroutine function.
+    steps: list[tuple[str, Resolve, bool]]
+    takes_any_query: bool
+    # Has the signature of the OpenAPI document.
+    documented: Endpoint
+
+    @classmethod
+    def of(
+        cls, operation: Operation[Any], endpoint: Endpoint, check: Check, *, takes_any_query: bool
+    ) -> "_Plan":
+        steps: list[tuple[str, Resolve]] = []
+        last: list[tuple[str, Resolve]] = []
+        plain: dict[str, inspect.Parameter] = {}
+        declared: dict[str, inspect.Parameter] = {}
+        for name, parameter in inspect.signature(endpoint, eval_str=True).parameters.items():
+            own = _own(parameter)
+            if own is None:
+                plain[name] = parameter.replace(kind=parameter.KEYWORD_ONLY)
+                steps.append((name, _resolver(parameter, operation)))
+                continue
+            (last if own.is_last else steps).append((name, own.read))
+            for key, (annotation, default) in own.declared.items():
+                declared[key] = inspect.Parameter(
+                    key, parameter.KEYWORD_ONLY, annotation=annotation, default=default
+                )
+        documented = _documented(endpoint, [*plain.values(), *declared.values()])
+        return cls(
+            operation,
+            check,
+            [(name, read, inspect.iscoroutinefunction(read)) for name, read in steps + last],
+            takes_any_query,
+            documented,
+        )
+
+
+def _own(parameter: inspect.Parameter) -> Parameter | None:
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    return next((mark for mark in marks if isinstance(mark, Parameter)), None)
+
+
+def _documented(endpoint: Endpoint, parameters: list[inspect.Parameter]) -> Endpoint:
+    async def documented() -> Response:
+        raise NotImplementedError
+
+    documented.__name__, documented.__doc__ = endpoint.__name__, endpoint.__doc__
+    documented.__module__, documented.__qualname__ = endpoint.__module__, endpoint.__qualname__
+    documented.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return documented
+
+
+# The plan of each function that serves an operation.
+_PLANS: dict[Endpoint, _Plan] = {}
 
 
 class Route(APIRoute):
-    """A route that resolves its parameters with `RESOLVERS` and answers every error as a problem."""
+    """A route that follows the plan of its function and answers every error as a problem."""
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
-        self._work = endpoint
-        signature = inspect.signature(endpoint, eval_str=True)
-        plan = [(name, _resolver(parameter)) for name, parameter in signature.parameters.items()]
-        plan.sort(key=lambda entry: entry[1] in RESOLVED_LAST)
-        self._plan = [(name, resolve, inspect.iscoroutinefunction(resolve)) for name, resolve in plan]
-        super().__init__(path, endpoint, **options)
+        self._work, self._plan = endpoint, _PLANS[endpoint]
+        super().__init__(path, self._plan.documented, **options)
+        self.endpoint = endpoint
         # FastAPI wraps handlers in stacks for dependencies and errors, which these routes do not use.
         self._handler = self.get_route_handler()
         self.counts = RequestCounts()
@@ -155,6 +276,11 @@ class Route(APIRoute):
         made.counts, made.app = RequestCounts(), made._answer
         return made
 
+    @property
+    def operation(self) -> Operation[Any]:
+        """The row of the table."""
+        return self._plan.operation
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self.respond(Request(scope, Rereadable(receive), send))
         await response(scope, receive, send)
@@ -164,7 +290,7 @@ class Route(APIRoute):
         started, scope = perf_counter(), request.scope
         if self.queue is not None:
             scope[QUEUE] = self.queue
-        if b"token=" in scope["query_string"] and self._work not in TAKES_ANY_QUERY:
+        if b"token=" in scope["query_string"] and not self._plan.takes_any_query:
             _hide_token(scope)
         try:
             if SCOPE_KEY in scope or (request_id := given_request_id(scope)) is None:
@@ -183,7 +309,7 @@ class Route(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler that replaces FastAPI's."""
-        work, plan = self._work, self._plan
+        work, check, steps = self._work, self._plan.check, self._plan.steps
         dependencies = [depends.dependency for depends in self.dependencies if depends.dependency]
 
         async def handle(request: Request) -> Response:
@@ -194,9 +320,10 @@ class Route(APIRoute):
                     # The host's own dependencies; the identity is declared here and resolved later.
                     if dependency is not identity:
                         await solve(request, dependency)
+                await check(request)
                 values = {}
-                for name, resolve, is_async in plan:
-                    values[name] = await resolve(request) if is_async else resolve(request)
+                for name, read, is_async in steps:
+                    values[name] = await read(request) if is_async else read(request)
                 return await work(**values)
             except ClientDisconnect:
                 return Response(status_code=499)
@@ -241,21 +368,12 @@ def _is_handled_by_host(request: Request, error: Exception) -> bool:
     return not kinds.isdisjoint(request.app.exception_handlers)
 
 
-# What each of the queue's dependencies resolves to: a function of the request, or a coroutine function.
-RESOLVERS: dict[Callable[..., Any], Resolve] = {}
-# Resolvers that need values that others have stored in the request's scope.
-RESOLVED_LAST: set[Resolve] = set()
-
-
-def _resolver(parameter: inspect.Parameter) -> Resolve:
-    for mark in getattr(parameter.annotation, "__metadata__", ()):
-        if isinstance(mark, params.Depends) and mark.dependency in RESOLVERS:
-            return RESOLVERS[mark.dependency]
+def _resolver(parameter: inspect.Parameter, operation: Operation[Any]) -> Resolve:
+    """Return how a plain parameter is read: the request, the body, or a value of the path or the query."""
     if parameter.annotation is Request:
         return lambda request: request
-    for kind in get_args(parameter.annotation) or (parameter.annotation,):
-        if inspect.isclass(kind) and issubclass(kind, BaseModel):
-            return _body(kind, is_required=parameter.default is parameter.empty)
+    if operation.body is not None and parameter.name == "body":
+        return _body(operation.body, is_required=not operation.has_optional_body)
     return _parameter(parameter)
 
 

@@ -7,7 +7,7 @@ from math import ceil
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
@@ -24,9 +24,8 @@ from zndraw_joblib.server.http.dependencies import (
     NamedJob,
     Paging,
     Queue,
-    ReadableRoom,
+    Room,
     Wait,
-    WritableRoom,
     access_of,
     check_task_readable,
     claim_id_of,
@@ -35,9 +34,8 @@ from zndraw_joblib.server.http.dependencies import (
 )
 from zndraw_joblib.server.http.host_routes import tracer_provider
 from zndraw_joblib.server.http.identity import verify_writable_room
-from zndraw_joblib.server.http.openapi import TaskPage
-from zndraw_joblib.server.http.requests import BODY, Omissible
-from zndraw_joblib.server.http.routing import RESOLVERS, Route
+from zndraw_joblib.server.http.requests import BODY, Omissible, optional
+from zndraw_joblib.server.http.routing import Declared, Operations, Parameter
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.process.ports import Identity, RequestKey
 from zndraw_joblib.server.queue import (
@@ -51,16 +49,14 @@ from zndraw_joblib.server.queue.rules_idempotency import TASK, once
 from zndraw_joblib.server.queue.rules_tasks import Report, Submission, has_body
 from zndraw_joblib.server.runtime.problem_responses import MAX_LISTED_ERRORS, as_problem, prefixed
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.history import TaskExplanation, TaskHistory, TaskLog
+from zndraw_joblib.wire import operations as table
 from zndraw_joblib.wire.messages import (
     MAX_JSON_BYTES,
     BatchReportRequest,
-    BatchResponse,
     BatchSubmitRequest,
     EmptyReason,
     TaskActionRequest,
     TaskClaimRequest,
-    TaskClaimResponse,
     TaskResponse,
     TaskSubmitRequest,
     TaskToSubmit,
@@ -71,19 +67,9 @@ from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
+operations = Operations()
+
 _HEADER = traces.TRACEPARENT.encode()
-
-
-async def _traceparent(
-    traceparent: Annotated[
-        Omissible[str],
-        Header(
-            description="The trace context of the submit (W3C Trace Context), kept with the task for its "
-            "workers. An invalid one is ignored."
-        ),
-    ] = None,
-) -> None:
-    """Declare the header for the OpenAPI document; `RESOLVERS` has the function that reads it."""
 
 
 def _given(request: Request) -> str | None:
@@ -91,8 +77,16 @@ def _given(request: Request) -> str | None:
     return traces.parse_traceparent(given[0].decode("latin-1")) if len(given) == 1 else None
 
 
-RESOLVERS[_traceparent] = _given
-Traceparent = Annotated[str | None, Depends(_traceparent)]
+_TRACEPARENT: Declared = {
+    "traceparent": optional(
+        str,
+        Header(
+            description="The trace context of the submit (W3C Trace Context), kept with the task for its "
+            "workers. An invalid one is ignored."
+        ),
+    )
+}
+Traceparent = Annotated[str | None, Parameter(_given, _TRACEPARENT)]
 
 
 def submit_span(
@@ -128,17 +122,16 @@ def _span(request: Request, job: JobName | None, count: int | None) -> Iterator[
 
 # Endpoints of tasks.
 
-router = APIRouter(route_class=Route, tags=["tasks"])
 
 Number = Annotated[int, Query(ge=0, le=MAX_LINE_NUMBER)]
 
 
-@router.post("/rooms/{room_id}/tasks/{name:path}", status_code=202, response_model=TaskResponse)
+@operations.serve(table.SUBMIT_TASK)
 async def submit_task(  # noqa: PLR0913 - one parameter each
     request: Request,
     queue: Queue,
     caller: Caller,
-    room_id: WritableRoom,
+    room_id: Room,
     name: NamedJob,
     *,
     body: TaskSubmitRequest,
@@ -154,7 +147,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     return json_response(task, 202, headers)
 
 
-@router.post("/tasks/claim", response_model=TaskClaimResponse)
+@operations.serve(table.CLAIM_TASK)
 async def claim_task(
     request: Request, queue: Queue, caller: Caller, body: TaskClaimRequest, wait: Wait, key: Key
 ) -> Response:
@@ -180,7 +173,7 @@ async def claim_task(
     return json_response(got, headers=headers, exclude={"tasks" if body.max is None else "task"})
 
 
-@router.get("/tasks/{task_id}", response_model=TaskResponse)
+@operations.serve(table.GET_TASK)
 async def get_task(
     request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID, wait: Wait
 ) -> Response:
@@ -200,7 +193,7 @@ async def get_task(
     return json_response(task, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 
-@router.get("/tasks/{task_id}/history", response_model=TaskHistory)
+@operations.serve(table.GET_TASK_HISTORY)
 async def get_task_history(
     request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID
 ) -> Response:
@@ -209,7 +202,7 @@ async def get_task_history(
     return json_response(await runtime.database.read(rules_history.history, task_id=task_id))
 
 
-@router.get("/tasks/{task_id}/log", response_model=TaskLog)
+@operations.serve(table.GET_TASK_LOG)
 async def get_task_log(  # noqa: PLR0913 - one parameter each
     request: Request,
     runtime: CurrentRuntime,
@@ -228,7 +221,7 @@ async def get_task_log(  # noqa: PLR0913 - one parameter each
     return json_response(await runtime.database.read(rules_details.log, task_id, attempt, after, limit))
 
 
-@router.get("/tasks/{task_id}/explain", response_model=TaskExplanation)
+@operations.serve(table.EXPLAIN_TASK)
 async def explain_task(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
     """Explain why a task is pending, or which worker holds it; the most important reason first."""
     await _check_readable(request, runtime, caller, task_id)
@@ -239,7 +232,7 @@ async def _check_readable(request: Request, runtime: Runtime, caller: Identity, 
     await check_task_readable(request, caller, task_id, (await runtime.get_task(task_id)).room_id)
 
 
-@router.post("/tasks/{task_id}/release", response_model=TaskResponse)
+@operations.serve(table.RELEASE_TASK)
 async def release_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, key: Key, body: TaskActionRequest | None = None
 ) -> Response:
@@ -247,7 +240,7 @@ async def release_task(
     return await _act(runtime, caller, task_id, body, key, rules_task_actions.release)
 
 
-@router.post("/tasks/{task_id}/retry", response_model=TaskResponse)
+@operations.serve(table.RETRY_TASK)
 async def retry_task(
     request: Request,
     queue: Queue,
@@ -266,7 +259,7 @@ async def retry_task(
     return await _act(queue.runtime, caller, task_id, body, key, rules_task_actions.retry)
 
 
-@router.post("/tasks/{task_id}/fail", response_model=TaskResponse)
+@operations.serve(table.FAIL_TASK)
 async def fail_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, key: Key, body: TaskActionRequest | None = None
 ) -> Response:
@@ -286,7 +279,7 @@ async def _act(
     return json_response(task)
 
 
-@router.patch("/tasks/{task_id}", response_model=TaskResponse)
+@operations.serve(table.UPDATE_TASK)
 async def update_task(
     request: Request, queue: Queue, caller: Caller, task_id: UUID, body: TaskUpdateRequest, key: Key
 ) -> Response:
@@ -301,13 +294,9 @@ async def update_task(
     return json_response(await queue.runtime.report(report))
 
 
-@router.get("/rooms/{room_id}/tasks", response_model=TaskPage)
+@operations.serve(table.LIST_TASKS)
 async def list_tasks(
-    runtime: CurrentRuntime,
-    caller: Caller,
-    room_id: ReadableRoom,
-    page: Paging,
-    status: Omissible[TaskStatus] = None,
+    runtime: CurrentRuntime, caller: Caller, room_id: Room, page: Paging, status: Omissible[TaskStatus] = None
 ) -> Response:
     """List a room's tasks, newest first."""
     return json_response(
@@ -317,14 +306,13 @@ async def list_tasks(
 
 # Endpoints that submit many tasks, or report on many, in one request.
 
-batches_router = APIRouter(route_class=Route, tags=["tasks"])
 
 Outcome = TaskResponse | Exception
 # No value in a body of this size is larger than 1 MiB: a number may grow from 4 to 18 bytes.
 _MAX_SURELY_SMALL = MAX_JSON_BYTES // 8
 
 
-@batches_router.post("/tasks/submit", response_model=BatchResponse)
+@operations.serve(table.SUBMIT_TASKS)
 async def submit_tasks(  # noqa: PLR0913 - one parameter each
     request: Request,
     queue: Queue,
@@ -375,7 +363,7 @@ async def _submit(
     return [item if isinstance(item, Exception) else next(made) for item in items]
 
 
-@batches_router.post("/tasks/report", response_model=BatchResponse)
+@operations.serve(table.REPORT_TASKS)
 async def report_tasks(
     request: Request, queue: Queue, caller: Caller, body: BatchReportRequest, minimal: Minimal, key: Key
 ) -> Response:

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from zndraw_joblib.server.admin import rules_lists
 from zndraw_joblib.server.http.dependencies import (
@@ -12,22 +12,21 @@ from zndraw_joblib.server.http.dependencies import (
     NamedJob,
     Paging,
     Queue,
-    ReadableRoom,
+    Room,
     json_response,
 )
-from zndraw_joblib.server.http.openapi import WorkerPage
-from zndraw_joblib.server.http.routing import Route
+from zndraw_joblib.server.http.routing import Operations
 from zndraw_joblib.server.process.ports import Identity, Page
 from zndraw_joblib.server.queue import rules_workers
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, WORKER, once
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.messages import HeartbeatRequest, WorkerInfo, WorkerResponse
-from zndraw_joblib.wire.operators import WorkerDetail
+from zndraw_joblib.wire import operations as table
+from zndraw_joblib.wire.messages import HeartbeatRequest, WorkerInfo
 
-router = APIRouter(route_class=Route, tags=["workers"])
+operations = Operations()
 
 
-@router.post("/workers", status_code=201, response_model=WorkerResponse)
+@operations.serve(table.CREATE_WORKER)
 async def create_worker(
     runtime: CurrentRuntime, caller: Caller, key: Key, body: WorkerInfo | None = None
 ) -> Response:
@@ -38,20 +37,20 @@ async def create_worker(
     return json_response(worker, 201)
 
 
-@router.get("/workers", response_model=WorkerPage)
+@operations.serve(table.LIST_WORKERS)
 async def list_workers(runtime: CurrentRuntime, caller: Caller, page: Paging) -> Response:
     """List all workers, newest first."""
     return await _page(runtime, caller, None, page)
 
 
-@router.get("/workers/{worker_id}", response_model=WorkerDetail)
+@operations.serve(table.GET_WORKER)
 async def get_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
     """Return a worker with its current tasks. Its owner or a superuser may do so."""
     interval = runtime.settings.heartbeat_seconds
     return json_response(await runtime.database.read(rules_lists.get_worker, caller, worker_id, interval))
 
 
-@router.patch("/workers/{worker_id}", response_model=WorkerResponse)
+@operations.serve(table.SEND_HEARTBEAT)
 async def send_heartbeat(
     request: Request, queue: Queue, caller: Caller, worker_id: UUID, body: HeartbeatRequest | None = None
 ) -> Response:
@@ -71,7 +70,7 @@ async def send_heartbeat(
     return json_response(response)
 
 
-@router.post("/workers/{worker_id}/drain", response_model=WorkerResponse)
+@operations.serve(table.DRAIN_WORKER)
 async def drain_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID, key: Key) -> Response:
     """Ask a worker to stop claiming, finish its tasks and leave. Its owner or a superuser may do so."""
     interval = runtime.settings.heartbeat_seconds
@@ -79,14 +78,14 @@ async def drain_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID,
     return json_response(worker)
 
 
-@router.delete("/workers/{worker_id}", status_code=204)
+@operations.serve(table.REMOVE_WORKER)
 async def remove_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID, key: Key) -> Response:
     """Remove a worker: its tasks follow their retry policy; jobs without workers are soft-deleted."""
     await runtime.write(once(key, NOTHING, rules_workers.remove), caller=caller, worker_id=worker_id)
     return Response(status_code=204)
 
 
-@router.delete("/workers/{worker_id}/jobs/{name:path}", status_code=204)
+@operations.serve(table.REMOVE_JOB_FROM_WORKER)
 async def remove_job_from_worker(
     runtime: CurrentRuntime, caller: Caller, worker_id: UUID, name: NamedJob, key: Key
 ) -> Response:
@@ -97,10 +96,8 @@ async def remove_job_from_worker(
     return Response(status_code=204)
 
 
-@router.get("/rooms/{room_id}/workers", response_model=WorkerPage)
-async def list_room_workers(
-    runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging
-) -> Response:
+@operations.serve(table.LIST_ROOM_WORKERS)
+async def list_room_workers(runtime: CurrentRuntime, caller: Caller, room_id: Room, page: Paging) -> Response:
     """List the workers of the jobs that are visible in a room."""
     return await _page(runtime, caller, room_id, page)
 
