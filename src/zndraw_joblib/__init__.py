@@ -160,8 +160,12 @@ _MODULES = {
     "server.http.identity": ("verify_readable_room", "verify_writable_room"),
     "server.runtime.problem_responses": ("problem_exception_handler",),
     "server.process.ports": ("Identity", "ResultBackend", "StreamingBackend"),
-    "server.internal.provider_requests": ("InternalProviderExecutor", "InternalProviderRegistry"),
-    "server.internal.providers": ("ensure_internal_providers", "register_internal_providers"),
+    "server.internal.providers": (
+        "InternalProviderExecutor",
+        "InternalProviderRegistry",
+        "ensure_internal_providers",
+        "register_internal_providers",
+    ),
     "server.http.worker_tokens": ("WorkerTokenDep", "get_worker_token", "mint_internal_worker_token"),
     "server.internal.registry": ("register_internal_tasks", "InternalExecutor", "InternalRegistry"),
     "server.process.settings": ("JobLibSettings",),
@@ -192,7 +196,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not _MODULE_OF[name].startswith("server"):
             raise
-        from zndraw_joblib.jobs.extras import missing_extra  # noqa: PLC0415 - only for an error
+        from zndraw_joblib.jobs.failures import missing_extra  # noqa: PLC0415 - only for an error
 
         text = missing_extra(f"{__name__}.{name}", "server", error)
         raise ModuleNotFoundError(text, name=error.name) from error

@@ -12,7 +12,7 @@ from rest import ROTATE, V1, expect_problem, register, submit
 from host.conftest import Start
 from zndraw_joblib import Identity, JobLib, RequestRefused, verify_readable_room, verify_writable_room
 from zndraw_joblib.client.retry import read_error
-from zndraw_joblib.server.results.memory import MemoryResults
+from zndraw_joblib.server.results.stores import MemoryResults
 
 READS = ["jobs", "tasks", "workers", "providers"]
 

@@ -20,7 +20,7 @@ from zndraw_joblib import get_result_backend, verify_readable_room, verify_writa
 from zndraw_joblib.server.db.tables import ProviderRecord, ProviderRequest
 from zndraw_joblib.server.queue import sql_providers
 from zndraw_joblib.server.queue.rules_providers import MAX_PENDING_REQUESTS
-from zndraw_joblib.server.results.memory import MemoryResults
+from zndraw_joblib.server.results.stores import MemoryResults
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.events import Emission
 

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from zndraw_joblib.server.results.memory import MemoryResults
+from zndraw_joblib.server.results.stores import MemoryResults
 
 
 class TtlIgnored(MemoryResults):

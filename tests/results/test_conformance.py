@@ -14,7 +14,7 @@ from results.conftest import OpenRedis
 from zndraw_joblib import check_result_backend
 from zndraw_joblib.server.process.ports import ResultBackend, StreamingBackend
 from zndraw_joblib.server.results.database_values import DatabaseResults
-from zndraw_joblib.server.results.memory import MemoryResults
+from zndraw_joblib.server.results.stores import MemoryResults
 
 LARGE = 2**30
 # A busy machine needs longer than the default.

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from cachetools import TLRUCache
 from waiting import until
 
-from zndraw_joblib.server.results.memory import MemoryResults
+from zndraw_joblib.server.results.stores import MemoryResults
 
 MIB = 2**20
 # Where the backend allocates its memory.

@@ -5,7 +5,7 @@ import asyncio
 from waiting import until
 
 from zndraw_joblib.server.process.ports import PART_BYTES
-from zndraw_joblib.server.results.backends import Notifier, SingleFlight, rechunk
+from zndraw_joblib.server.results.stores import Notifier, SingleFlight, rechunk
 from zndraw_joblib.wire.problems import ServiceUnavailable
 
 

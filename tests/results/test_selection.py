@@ -7,9 +7,9 @@ from replica import OpenReplica
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.results.database_values import DatabaseResults
-from zndraw_joblib.server.results.memory import MemoryResults
 from zndraw_joblib.server.results.redis import RedisResults
-from zndraw_joblib.server.results.selection import select_result_backend
+from zndraw_joblib.server.results.results import select_result_backend
+from zndraw_joblib.server.results.stores import MemoryResults
 
 REDIS = "redis://127.0.0.1:9"
 

@@ -26,7 +26,7 @@ from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.queue import rules_results, sql_results
 from zndraw_joblib.server.results import backends
-from zndraw_joblib.server.results.selection import content_store
+from zndraw_joblib.server.results.results import content_store
 
 MIB = 1024 * 1024
 LARGE = bytes(range(256)) * (10 * 1024) + b"the end"

@@ -1,4 +1,4 @@
-"""Know which task a thread works for, and log what the code of a task prints."""
+"""The task for which a thread works, and the capture of what the code of a task prints."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Plain JSON, and the text of a failure: an exception may define its own `__str__`, which is a job's code."""
+"""Texts of failures, of exceptions whose `__str__` is a job's code, and of missing extras; plain JSON."""
 
 import json
 import math
@@ -190,4 +190,12 @@ def _type_of(error: BaseException) -> str:
         cls.__qualname__
         if cls.__module__ in {"builtins", "__main__"}
         else f"{cls.__module__}.{cls.__qualname__}"
+    )
+
+
+def missing_extra(what: str, extra: str, error: ImportError) -> str:
+    """Return why `what` does not work after a failed import, and how to install the extra."""
+    return (
+        f"{what} needs the extra {extra!r}: the module {error.name!r} is not installed. "
+        f"Run: pip install 'zndraw-joblib[{extra}]', or pip install '.[{extra}]' in a clone"
     )

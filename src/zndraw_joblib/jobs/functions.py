@@ -1,4 +1,4 @@
-"""What a docstring says: its first paragraph, and its parameters in the style of Google or NumPy."""
+"""Jobs from functions with `@job`: the fields of the payload come from the signature and the docstring."""
 
 import inspect
 import re

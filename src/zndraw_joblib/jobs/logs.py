@@ -1,4 +1,4 @@
-"""Text of the server and of users, without what would control a terminal."""
+"""Logs of a process: format, level, ids of records, repeated failures; safe text; pauses of retries."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Cancel the coroutine of a task when the task is cancelled or lost."""
+"""What a job may do with its task while it runs: report progress, write to its log, and notice its end."""
 
 import asyncio
 import inspect
@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import operator
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -150,13 +151,7 @@ class TaskContext:
 
         Raises ImportError if tqdm is not installed.
         """
-        try:
-            from zndraw_joblib.jobs.task_bars import TaskBar  # noqa: PLC0415 - tqdm is optional
-        except ImportError as error:
-            raise ImportError(
-                "task.tqdm needs tqdm: pip install tqdm, or use task.track", name="tqdm"
-            ) from error
-        return TaskBar(self, iterable, **options)
+        return _bar_class()(self, iterable, **options)
 
     def log(self, text: object, level: LogLevel | str = LogLevel.INFO) -> None:
         """Write to the task's log; each line of `text` is a line of the log, cut at 8,192 characters.
@@ -186,6 +181,43 @@ class TaskContext:
             )
         else:
             changes["data"] = json.loads(encoded)
+
+
+@cache
+def _bar_class() -> type[Any]:
+    """Return the class of bars that report progress. Raises ImportError if tqdm is not installed."""
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped]  # noqa: PLC0415 - it is optional
+    except ImportError as error:
+        raise ImportError("task.tqdm needs tqdm: pip install tqdm, or use task.track", name="tqdm") from error
+
+    class TaskBar(tqdm):  # type: ignore[misc]
+        """A bar of tqdm, shown in the worker's terminal and not in the task's log, that reports progress."""
+
+        def __init__(self, task: TaskContext, iterable: Any = None, **options: Any) -> None:
+            self._task = task
+            if options.get("file") is None:
+                options["file"] = getattr(sys.stderr, "uncaptured", sys.stderr)
+            super().__init__(iterable, **options)
+            self._report()
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> Any:
+            """Report the progress too whenever the bar is drawn."""
+            self._report()
+            return super().display(msg, pos)
+
+        def close(self) -> None:
+            """Report the final value too."""
+            self._report()
+            super().close()
+
+        def _report(self) -> None:
+            # A disabled bar counts nothing.
+            if not self.disable:
+                label = (self.desc or "").removesuffix(": ") or None
+                self._task.progress(self.n, self.total, unit=self.unit.strip(), message=label)
+
+    return TaskBar
 
 
 class TaskLogHandler(logging.Handler):

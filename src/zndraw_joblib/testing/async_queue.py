@@ -1,4 +1,4 @@
-"""The database and the smallest app of a test."""
+"""A mounted queue for a test in an event loop: its database, clock, sweeper, and checks of submits."""
 
 import asyncio
 import json

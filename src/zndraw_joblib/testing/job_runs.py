@@ -1,4 +1,4 @@
-"""Run the code of a task in the test's thread, with the functions that a worker runs it with."""
+"""Run a job once in the test's thread, with the functions that a worker runs it with."""
 
 import asyncio
 import inspect

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from zndraw_joblib.jobs.extras import missing_extra
+from zndraw_joblib.jobs.failures import missing_extra
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

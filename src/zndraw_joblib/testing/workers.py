@@ -1,4 +1,4 @@
-"""Run a test's calls in the event loop in which the app runs."""
+"""The workers and the internal jobs of a test, whose tasks run when the test says so."""
 
 import asyncio
 import json

@@ -10,7 +10,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, Field
 
 from zndraw_joblib.jobs.extensions import Provider
-from zndraw_joblib.jobs.extras import missing_extra
+from zndraw_joblib.jobs.failures import missing_extra
 from zndraw_joblib.wire.messages import MAX_PAGE, PaginatedResponse
 from zndraw_joblib.wire.names import GLOBAL
 from zndraw_joblib.worker.manager import JobManager

@@ -1,4 +1,4 @@
-"""Report the progress and the log of tasks that run, at most twice a second."""
+"""Live reports: the progress and the log of tasks that run, at most twice a second."""
 
 import logging
 import threading

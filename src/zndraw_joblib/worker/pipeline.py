@@ -1,4 +1,4 @@
-"""How many tasks a worker claims ahead of those that it runs."""
+"""The pipeline: claim tasks ahead, run them in threads, and pass their outcomes to the reporter."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What is to be reported of each task of the pipeline, as JSON for a batch or as single requests."""
+"""The reporter of the pipeline: reports of many tasks in one request, repeated until the server responds."""
 
 import logging
 import math

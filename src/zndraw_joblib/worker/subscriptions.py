@@ -1,4 +1,4 @@
-"""Share the event handlers of a Socket.IO client between several workers."""
+"""Socket.IO of workers: event handlers that workers share, and the rooms that they join."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Claims of a worker: one long-poll is open at a time, from any of its threads."""
+"""Claims of a worker, of one task or several at once: one long-poll is open at a time."""
 
 import logging
 import os

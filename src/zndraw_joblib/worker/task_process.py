@@ -1,4 +1,4 @@
-"""Messages between a worker and a process that runs its tasks, over a pair of sockets."""
+"""Processes that run tasks, one after the other: their messages, live reports, start and end."""
 
 import asyncio
 import atexit

@@ -38,17 +38,20 @@ from zndraw_joblib.server.http.openapi import namespace_of
 from zndraw_joblib.server.http.pages import Dashboard, add_problem_pages
 from zndraw_joblib.server.http.worker_rooms import WorkerRooms
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
-from zndraw_joblib.server.internal.provider_requests import InternalRequests
-from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry
-from zndraw_joblib.server.internal.worker_tokens import WorkerToken, WorkerTokens
+from zndraw_joblib.server.internal.providers import InternalRequests
+from zndraw_joblib.server.internal.registry import (
+    InternalExecutor,
+    InternalRegistry,
+    WorkerToken,
+    WorkerTokens,
+)
 from zndraw_joblib.server.process.ports import Identity, ResultBackend, SessionMaker
 from zndraw_joblib.server.process.pubsub import connection_factory
 from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.providers.requests import ProviderRequests, Uploads
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher, decode
 from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
-from zndraw_joblib.server.results.results import TaskResults
-from zndraw_joblib.server.results.selection import Results, select_result_backend
+from zndraw_joblib.server.results.results import Results, TaskResults, select_result_backend
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.wire.events import Emission

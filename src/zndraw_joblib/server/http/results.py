@@ -20,7 +20,7 @@ from zndraw_joblib.server.http.routing import Operations
 from zndraw_joblib.server.process.ports import PART_BYTES
 from zndraw_joblib.server.queue import rules_results
 from zndraw_joblib.server.queue.rules_results import FoundResult, Upload
-from zndraw_joblib.server.results import backends
+from zndraw_joblib.server.results import stores
 from zndraw_joblib.server.results.results import ContentInfo
 from zndraw_joblib.wire import operations as table
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, RangeNotSatisfiable
@@ -226,7 +226,7 @@ def _inline(found: FoundResult) -> StoredBytes:
     content = to_json(found.value)
 
     async def read(start: int) -> AsyncIterator[bytes]:
-        return backends.stream(content, start)
+        return stores.stream(content, start)
 
     return StoredBytes(
         len(content), "application/json", sha256(content).hexdigest()[:32], read, has_ranges=True

@@ -17,7 +17,7 @@ from zndraw_joblib.server.http.identity import RoomGuards
 from zndraw_joblib.server.http.requests import bytes_of_bodies
 from zndraw_joblib.server.http.worker_rooms import WorkerRooms
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
-from zndraw_joblib.server.internal.worker_tokens import WorkerTokens
+from zndraw_joblib.server.internal.registry import WorkerTokens
 from zndraw_joblib.server.process.ports import Identity, ResultBackend
 from zndraw_joblib.server.process.shared_limit import SharedLimit
 from zndraw_joblib.server.providers.requests import ProviderRequests, Uploads

@@ -8,8 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, log_failed_work
-from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask
-from zndraw_joblib.server.internal.worker_tokens import WorkerTokens
+from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask, WorkerTokens
 from zndraw_joblib.server.process.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
 from zndraw_joblib.server.queue import rules_internal
 from zndraw_joblib.server.queue.rules_idempotency import Repeat

@@ -1,8 +1,12 @@
-"""Register internal providers in the database, and their requests with a broker."""
+"""Internal providers: their registration, and their requests, which a broker passes to its processes."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
+from uuid import UUID
 
 from pydantic import ValidationError
 from taskiq import AsyncBroker, TaskiqEvents
@@ -11,11 +15,80 @@ from zndraw_joblib.jobs.extensions import category_of
 from zndraw_joblib.server.background.host_functions import open_session
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
-from zndraw_joblib.server.internal.provider_requests import InternalProviderExecutor, InternalProviderRegistry
+from zndraw_joblib.server.internal.registry import WorkerTokens
 from zndraw_joblib.server.queue import rules_providers
 from zndraw_joblib.server.queue.rules_transitions import check_size
 from zndraw_joblib.wire.names import INTERNAL, JobName
+from zndraw_joblib.wire.problems import ProviderNotConnected, ServiceUnavailable
 from zndraw_joblib.wire.providers import ProviderRegisterRequest
+
+logger = logging.getLogger(__name__)
+
+_SEND_SECONDS = 20.0
+_RETRY_AFTER = {"Retry-After": "2"}
+
+
+class InternalProviderExecutor(Protocol):
+    """Answers requests to internal providers in the process that gets them from the broker.
+
+    It reads ``provider_cls.model_validate_json(params_json)`` and uploads the result, with `token`, to
+    ``POST /v1/joblib/providers/{provider_id}/results`` with the header ``X-Request-Hash: {request_id}``.
+    `token` is of `JobLib(worker_token=…)`, None without it.
+    """
+
+    async def __call__(
+        self, provider_cls: type[Any], params_json: str, provider_id: str, request_id: str, token: str, /
+    ) -> object:
+        """Read and upload the result of one request, or its error."""
+
+
+class ProviderTask(Protocol):
+    """A task of an internal provider that is registered with a broker."""
+
+    async def kiq(self, *, params_json: str, provider_id: str, request_id: str, token: str | None) -> object:
+        """Send one request to the broker."""
+
+
+@dataclass(frozen=True)
+class InternalProviderRegistry:
+    """The internal providers that a process knows, by their full names ``@internal:{category}:{Name}``."""
+
+    tasks: Mapping[str, ProviderTask]
+    providers: Mapping[str, type[Any]] = field(default_factory=dict)
+    executor: InternalProviderExecutor | None = None
+
+
+class InternalRequests:
+    """Sends requests to internal providers to their broker."""
+
+    def __init__(self, registry: Callable[[], Any], tokens: WorkerTokens) -> None:
+        self._registry, self._tokens = registry, tokens
+
+    def find(self, name: JobName) -> ProviderTask:
+        """Return the task of a provider. Raises `ProviderNotConnected` if this server has none."""
+        task: ProviderTask | None = getattr(self._registry(), "tasks", {}).get(str(name))
+        if task is None:
+            raise ProviderNotConnected(
+                f"The internal provider {str(name)!r} has no executor in this server", headers=_RETRY_AFTER
+            )
+        return task
+
+    async def send(self, name: JobName, provider_id: UUID, request_id: str, params: str) -> None:
+        """Send a request to the broker. Raises `ServiceUnavailable` if it does not accept it."""
+        task = self.find(name)
+        call = {"params_json": params, "provider_id": str(provider_id), "request_id": request_id}
+        try:
+            async with asyncio.timeout(_SEND_SECONDS):
+                await task.kiq(**call, token=await self._tokens.mint())
+        except Exception as error:
+            logger.warning("Did not dispatch a request to provider=%s: error=%r", name, error)
+            raise ServiceUnavailable(
+                f"The broker did not accept the request to provider {str(name)!r}; repeat it later",
+                headers=_RETRY_AFTER,
+            ) from error
+
+
+# Register internal providers in the database, and their requests with a broker.
 
 _METHODS = ("model_json_schema", "model_validate", "read")
 # Jobs have their full name as the name of their task.

@@ -1,4 +1,4 @@
-"""Brokers of internal tasks: one in this process, one over Redis."""
+"""Internal jobs of the standalone server: brokers in its process or over Redis, and worker processes."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The entries of a provider request in a result backend: its result, the metadata of it, or its error."""
+"""Provider requests: answered from the cache, or by the worker that is connected for the provider."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from zndraw_joblib.server.process.waiters import OPEN, Access, Disconnected, Wai
 from zndraw_joblib.server.queue import rules_providers
 from zndraw_joblib.server.queue.rules_providers import MAX_PENDING_REQUESTS, Asker, ProviderRef
 from zndraw_joblib.server.queue.rules_transitions import truncate_error
-from zndraw_joblib.server.results import backends
+from zndraw_joblib.server.results import stores
 from zndraw_joblib.server.results.incoming import IncomingBytes, etag_of, unavailable
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.names import INTERNAL, JobName
@@ -142,7 +142,7 @@ async def _open(backend: ResultBackend, key: str) -> tuple[int, AsyncIterator[by
     if isinstance(backend, StreamingBackend):
         return await backend.open_stream(key)
     data = await backend.get(key)
-    return None if data is None else (len(data), backends.stream(data))
+    return None if data is None else (len(data), stores.stream(data))
 
 
 async def remove_outdated(backend: ResultBackend, provider: ProviderRef, keys: CacheKeys) -> bool:

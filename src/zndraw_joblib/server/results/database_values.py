@@ -1,4 +1,4 @@
-"""A result backend in the server's database, shared by all server processes."""
+"""The store of bytes in the server's database, shared by all server processes."""
 
 import math
 import time
@@ -9,8 +9,8 @@ from zndraw_joblib.jobs.logs import ExponentialBackoff
 from zndraw_joblib.server.db import values
 from zndraw_joblib.server.process.ports import PART_BYTES, Wake
 from zndraw_joblib.server.process.waiters import Waiter
-from zndraw_joblib.server.results import backends
-from zndraw_joblib.server.results.backends import SingleFlight
+from zndraw_joblib.server.results import stores
+from zndraw_joblib.server.results.stores import SingleFlight
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.problems import ServiceUnavailable
 
@@ -49,7 +49,7 @@ class DatabaseResults:
     async def store(self, key: str, data: bytes, ttl: int) -> None:
         """Store bytes under a key for `ttl` seconds."""
         if len(data) > PART_BYTES:
-            await self.store_stream(key, backends.stream(data), ttl)
+            await self.store_stream(key, stores.stream(data), ttl)
             return
         await self._make_room(len(data))
         n = values.new_number()
@@ -107,7 +107,7 @@ class DatabaseResults:
         try:
             await write(values.begin_draft, n=n, ttl=self._draft_seconds)
             number = 0
-            async for data in backends.rechunk(chunks):
+            async for data in stores.rechunk(chunks):
                 await self._add_part(n, number, data)
                 number += 1
             if number == 0:

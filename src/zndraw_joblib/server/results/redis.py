@@ -1,4 +1,4 @@
-"""The Lua script that limits the total size of the values in Redis."""
+"""The store of bytes in Redis or Valkey, shared by all server processes."""
 
 import asyncio
 import logging
@@ -13,10 +13,12 @@ from redis.exceptions import RedisError
 from zndraw_joblib.jobs.logs import ExponentialBackoff, create_shared_task
 from zndraw_joblib.server.process.ports import PART_BYTES
 from zndraw_joblib.server.process.pubsub import connection_options, open_redis, subscribed
-from zndraw_joblib.server.results import backends
-from zndraw_joblib.server.results.backends import Notifier
+from zndraw_joblib.server.results import stores
+from zndraw_joblib.server.results.stores import Notifier
 from zndraw_joblib.wire.problems import ProblemException, ServiceUnavailable
 
+# A Lua script that limits the total size of the values.
+#
 # Keys: a sorted set of names by the time when they expire, and a hash of their sizes, in which the field
 # with an empty name is the total. Arguments: a name, its size (0: it is deleted), its lifetime in ms, and the
 # largest total. Redis may evict values by itself; they count until they would have expired.
@@ -54,8 +56,6 @@ end
 return 0
 """
 
-
-# A result backend in Redis or Valkey, shared by all server processes.
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class RedisResults:
     async def store(self, key: str, data: bytes, ttl: int) -> None:
         """Store bytes under a key for `ttl` seconds."""
         if len(data) > PART_BYTES:
-            await self.store_stream(key, backends.stream(data), ttl)
+            await self.store_stream(key, stores.stream(data), ttl)
             return
         name = self._name(key)
         await self._execute(
@@ -148,7 +148,7 @@ class RedisResults:
         try:
             await self._execute(("SET", draft, b"", "PX", _DRAFT_MS))
             size = 0
-            async for part in backends.rechunk(chunks):
+            async for part in stores.rechunk(chunks):
                 size += len(part)
                 stored, _ = await self._execute(("APPEND", draft, part), ("PEXPIRE", draft, _DRAFT_MS))
                 if stored != size:

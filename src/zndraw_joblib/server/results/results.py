@@ -1,23 +1,26 @@
-"""Store, read and delete the content of task results."""
+"""The content of task results: upload, read and delete it. The choice of the stores of a server."""
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import timedelta
 from hashlib import sha256
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
 from zndraw_joblib.server.db.values import KEPT
-from zndraw_joblib.server.process.ports import ContentStore
+from zndraw_joblib.server.process.ports import ContentStore, ResultBackend
+from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.queue import rules_results
 from zndraw_joblib.server.queue.rules_results import LEASE, STEP_BYTES, Upload
 from zndraw_joblib.server.queue.rules_retention import Pruned
 from zndraw_joblib.server.queue.sql_results import Deletable, NewResult, Quota, ResultRecord, Unconfirmed
+from zndraw_joblib.server.results.database_values import DatabaseResults
 from zndraw_joblib.server.results.incoming import IncomingBytes, etag_of
-from zndraw_joblib.server.results.selection import content_store
+from zndraw_joblib.server.results.stores import FileContent, MemoryResults
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.problems import Conflict
 from zndraw_joblib.wire.progress import StoredResult
@@ -173,3 +176,67 @@ class TaskResults:
         settings = self._runtime.settings
         most = settings.max_stored_result_bytes
         return Quota(most, settings.share_of(most), timedelta(days=settings.task_result_days))
+
+
+# The choice of the stores of results.
+
+
+class Results(ResultBackend, Protocol):
+    """A built-in result backend."""
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+
+
+def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> Results:
+    """Return the backend of the setting `result_backend`.
+
+    `auto` selects Redis if `redis_url` is set, else the database if several processes may share it, else
+    memory. Call it after the first use of the runtime's database: only then is a host's dialect known.
+    """
+    kind: str = settings.result_backend
+    if kind == "auto":
+        kind = _select(settings, runtime)
+    if kind == "database":
+        return DatabaseResults(runtime)
+    if kind == "memory":
+        return MemoryResults(lambda: settings.max_cached_bytes)
+    if settings.redis_url is None:
+        raise ValueError("result_backend is 'redis', but redis_url is not set")
+    from zndraw_joblib.server.results.redis import RedisResults  # noqa: PLC0415 - few servers need it
+
+    return RedisResults(settings.redis_url, settings.redis_prefix, lambda: settings.max_cached_bytes)
+
+
+def _select(settings: JobLibSettings, runtime: Runtime) -> str:
+    if settings.redis_url is not None:
+        return "redis"
+    workers = settings.workers if isinstance(settings, ServerSettings) else 1
+    return "database" if workers > 1 or not runtime.database.is_sqlite else "memory"
+
+
+_NO_LIMIT = sys.maxsize
+
+
+def content_store(runtime: Runtime) -> ContentStore:
+    """Return the store of the setting `task_result_backend`, the same one for all users of a runtime.
+
+    It keeps what it gets: `max_stored_result_bytes` is checked before.
+    """
+    if runtime.content_store is None:
+        runtime.content_store = _select_store(runtime)
+    return runtime.content_store
+
+
+def _select_store(runtime: Runtime) -> ContentStore:
+    settings = runtime.settings
+    kind = settings.task_result_backend
+    if kind == "memory":
+        return MemoryResults(_NO_LIMIT, max_values=_NO_LIMIT)
+    if kind == "files" and settings.task_result_directory is not None:
+        return FileContent(settings.task_result_directory)
+    if kind == "redis" and settings.redis_url is not None:
+        from zndraw_joblib.server.results.redis import RedisResults  # noqa: PLC0415 - few servers need it
+
+        return RedisResults(settings.redis_url, f"{settings.redis_prefix}:tasks", lambda: 2**53)
+    return DatabaseResults(runtime, evicts=False)

@@ -1,4 +1,4 @@
-"""Follow the events of a watched room: read each once, for all clients of this process that read the room."""
+"""Event streams: a follower reads each watched room once, for all clients of this process; their bounds."""
 
 import asyncio
 import logging
