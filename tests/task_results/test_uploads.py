@@ -25,7 +25,7 @@ from zndraw_joblib.server.http.identity import digest
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.queue import rules_results, sql_results
-from zndraw_joblib.server.results import backends
+from zndraw_joblib.server.results import stores
 from zndraw_joblib.server.results.results import content_store
 
 MIB = 1024 * 1024
@@ -419,7 +419,7 @@ async def test_an_abandoned_upload_is_deleted(
     who = rules_results.Upload(Identity("admin", is_superuser=True), UUID(held["id"]), 1)
 
     await runtime.write(rules_results.begin, who, "task-result:abcd", 7, quota)
-    await content_store(runtime).store_stream("task-result:abcd", backends.stream(LARGE), 60)
+    await content_store(runtime).store_stream("task-result:abcd", stores.stream(LARGE), 60)
     assert await total(joblib) == 7 + sql_results.RESULT_BYTES
     assert (await joblib.task_results.prune()).deleted == 0
     await expire_all(rows)
