@@ -325,10 +325,10 @@ _INVALID = (
 )
 _NO_TAG: Callable[[dict[str, Any]], Any] = dict
 
-register_named("builtins.float", Codec("float", float, lambda given: float(given["value"])))
+register_named("builtins.float", Codec("float", float, lambda encoded: float(encoded["value"])))
 register_named(
     "builtins.bytes",
-    Codec("bytes", lambda value: {"data": to_base64(value)}, lambda given: from_base64(given["data"])),
+    Codec("bytes", lambda value: {"data": to_base64(value)}, lambda encoded: from_base64(encoded["data"])),
 )
 for _name_of_bytes in ("bytearray", "memoryview"):
     register_named(f"builtins.{_name_of_bytes}", Codec(None, bytes, _NO_TAG))
@@ -337,7 +337,7 @@ register_named(
     Codec(
         "complex",
         lambda value: {"real": value.real, "imag": value.imag},
-        lambda given: complex(given["real"], given["imag"]),
+        lambda encoded: complex(encoded["real"], encoded["imag"]),
     ),
 )
 

@@ -145,12 +145,12 @@ def _own_traceback(error: BaseException, folder: str | None) -> str:
 
 def _keep(described: traceback.TracebackException, is_kept: Callable[[str], bool]) -> None:
     """Remove frames of other files, also from the causes."""
-    left = [described]
-    while left:
-        each = left.pop()
+    rest = [described]
+    while rest:
+        each = rest.pop()
         each.stack[:] = [frame for frame in each.stack if is_kept(frame.filename)]
         others = (each.__cause__, each.__context__, *(each.exceptions or ()))
-        left.extend(other for other in others if other is not None)
+        rest.extend(other for other in others if other is not None)
 
 
 def _is_own(name: str, folder: str | None) -> bool:

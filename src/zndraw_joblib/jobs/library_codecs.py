@@ -33,9 +33,9 @@ def _encode_array(array: Any) -> dict[str, Any]:
     raise _refused(f"an array of {array.dtype} cannot be encoded. Convert it with astype(), or return bytes")
 
 
-def _decode_array(given: dict[str, Any]) -> Any:
+def _decode_array(encoded: dict[str, Any]) -> Any:
     numpy = import_module("numpy")
-    dtype, shape, data = given["dtype"], given["shape"], given["data"]
+    dtype, shape, data = encoded["dtype"], encoded["shape"], encoded["data"]
     if not isinstance(data, str):
         if dtype != "object":
             return numpy.array(_checked_texts(data), dtype=str).reshape(shape)
@@ -94,22 +94,22 @@ def _encode_column(column: Any) -> dict[str, Any]:
     return encoded
 
 
-def _decode_series(given: dict[str, Any]) -> Any:
+def _decode_series(encoded: dict[str, Any]) -> Any:
     pandas = import_module("pandas")
-    series = _decode_column(given, _decode_index(given["index"]))
-    return series if given["name"] is None else pandas.Series(series, name=given["name"])
+    series = _decode_column(encoded, _decode_index(encoded["index"]))
+    return series if encoded["name"] is None else pandas.Series(series, name=encoded["name"])
 
 
-def _decode_column(given: dict[str, Any], index: Any) -> Any:
+def _decode_column(encoded: dict[str, Any], index: Any) -> Any:
     pandas = import_module("pandas")
-    _check_column(given["values"], given["dtype"], index)
-    if given["dtype"] == "category":
-        categories = _decode_index({"name": None, **given["categories"]})
-        values = pandas.Categorical(given["values"], categories, ordered=given["ordered"])
+    _check_column(encoded["values"], encoded["dtype"], index)
+    if encoded["dtype"] == "category":
+        categories = _decode_index({"name": None, **encoded["categories"]})
+        values = pandas.Categorical(encoded["values"], categories, ordered=encoded["ordered"])
         return pandas.Series(values, index=index)
-    if isinstance(given["values"], list):
-        return pandas.Series(given["values"], index=index, dtype=object).astype(given["dtype"])
-    return pandas.Series(given["values"], index=index)
+    if isinstance(encoded["values"], list):
+        return pandas.Series(encoded["values"], index=index, dtype=object).astype(encoded["dtype"])
+    return pandas.Series(encoded["values"], index=index)
 
 
 def _check_column(values: Any, dtype: Any, index: Any) -> None:
@@ -134,10 +134,10 @@ def _encode_index(index: Any) -> Any:
     return {"name": index.name, **_encode_column(index)}
 
 
-def _decode_index(given: Any) -> Any:
-    if given is None:
+def _decode_index(encoded: Any) -> Any:
+    if encoded is None:
         return None
-    return import_module("pandas").Index(_decode_column(given, None), name=given["name"])
+    return import_module("pandas").Index(_decode_column(encoded, None), name=encoded["name"])
 
 
 def _encode_frame(frame: Any) -> dict[str, Any]:
@@ -147,17 +147,17 @@ def _encode_frame(frame: Any) -> dict[str, Any]:
     return {"index": _encode_index(frame.index), "columns": columns, "rows": len(frame)}
 
 
-def _decode_frame(given: dict[str, Any]) -> Any:
+def _decode_frame(encoded: dict[str, Any]) -> Any:
     pandas = import_module("pandas")
-    index = _decode_index(given["index"])
+    index = _decode_index(encoded["index"])
     if index is None:
-        if not given["columns"] and given["rows"] > _MAX_EMPTY_ROWS:
-            raise ValueError(f"{given['rows']} rows have no columns")
-        index = pandas.RangeIndex(given["rows"])
-    columns = [_decode_column(column, index) for column in given["columns"]]
+        if not encoded["columns"] and encoded["rows"] > _MAX_EMPTY_ROWS:
+            raise ValueError(f"{encoded['rows']} rows have no columns")
+        index = pandas.RangeIndex(encoded["rows"])
+    columns = [_decode_column(column, index) for column in encoded["columns"]]
     frame = pandas.DataFrame(dict(enumerate(columns)), index=index)
     if columns:
-        frame.columns = [column["name"] for column in given["columns"]]
+        frame.columns = [column["name"] for column in encoded["columns"]]
     return frame
 
 
@@ -172,8 +172,8 @@ def _encode_atoms(atoms: Any) -> dict[str, Any]:
     return {"atoms": fields}
 
 
-def _decode_atoms(given: dict[str, Any]) -> Any:
-    fields = dict(given["atoms"])
+def _decode_atoms(encoded: dict[str, Any]) -> Any:
+    fields = dict(encoded["atoms"])
     results = fields.pop("results", None)
     atoms = import_module("ase").Atoms.fromdict(fields)
     if results:

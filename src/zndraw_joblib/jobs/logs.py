@@ -42,7 +42,7 @@ def one_line(text: str) -> str:
 
 def escape_json(text: str) -> str:
     """Return JSON that means the same, in which every control character of a text is an escape."""
-    return _CONTROL_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 # Configure the log of a process: its level, its format, and the ids that each record carries.
@@ -110,8 +110,8 @@ def create_shared_task(work: Coroutine[Any, Any, Result], name: str | None = Non
 
 def task_fields(task: Any) -> dict[str, str]:
     """Return the fields that name a task, its worker and its job, for `extra` of a record."""
-    found = {field: getattr(task, name, None) for field, name in _TASK_FIELDS.items()}
-    return {field: str(value) for field, value in found.items() if value is not None}
+    values = {field: getattr(task, name, None) for field, name in _TASK_FIELDS.items()}
+    return {field: str(value) for field, value in values.items() if value is not None}
 
 
 class LogFields(logging.Filter):
@@ -158,7 +158,7 @@ class _TextFormatter(logging.Formatter):
 
 def _escaped(text: str) -> str:
     """Return text without line ends and without commands to a terminal."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _json_formatter() -> logging.Formatter:

@@ -30,10 +30,10 @@ def parse_traceparent(text: str) -> str | None:
 
     Of a later version, only what version 00 knows is kept: the ids and the flag "sampled".
     """
-    found = _FORM.fullmatch(text.strip(" \t"))
-    if found is None:
+    match = _FORM.fullmatch(text.strip(" \t"))
+    if match is None:
         return None
-    version, trace_id, parent_id, flags, rest = found.groups()
+    version, trace_id, parent_id, flags, rest = match.groups()
     if version == _NO_VERSION or not (trace_id.strip("0") and parent_id.strip("0")):
         return None
     if version != _FIRST_VERSION:
@@ -45,16 +45,16 @@ def parse_traceparent(text: str) -> str | None:
 
 def current_traceparent() -> str | None:
     """Return the context of the current span; without one, that of the task that runs here; or None."""
-    if (found := _current_context()) is not None:
-        return _format(found)
+    if (context := _current_context()) is not None:
+        return _format(context)
     return getattr(running_task.get(), TRACEPARENT, None)
 
 
 def current_ids() -> dict[str, str]:
     """Return the ids of the current span, for records of a log."""
-    if (found := _current_context()) is None:
+    if (context := _current_context()) is None:
         return {}
-    return {"trace_id": f"{found.trace_id:032x}", "span_id": f"{found.span_id:016x}"}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
 
 
 def has_current_span() -> bool:
@@ -72,8 +72,8 @@ class TaskSpan:
     @property
     def traceparent(self) -> str | None:
         """The context of the span, None if it is invalid."""
-        found = self._span.get_span_context()
-        return _format(found) if found.is_valid else None
+        context = self._span.get_span_context()
+        return _format(context) if context.is_valid else None
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -190,8 +190,8 @@ def _current_context() -> Any:
     api = _loaded(_API)
     if api is None:
         return None
-    found = api.get_current_span().get_span_context()
-    return found if found.is_valid else None
+    context = api.get_current_span().get_span_context()
+    return context if context.is_valid else None
 
 
 def _format(context: Any) -> str:

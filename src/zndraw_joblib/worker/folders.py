@@ -95,12 +95,12 @@ class Folder:
         with _hidden_root(path), self._open(self._resolve(plain)) as file:
             if offset:
                 file.seek(offset)
-            left = length
-            while left is None or left > 0:
-                block = file.read(_BLOCK_BYTES if left is None else min(left, _BLOCK_BYTES))
+            remaining = length
+            while remaining is None or remaining > 0:
+                block = file.read(_BLOCK_BYTES if remaining is None else min(remaining, _BLOCK_BYTES))
                 if not block:
                     return
-                left = None if left is None else left - len(block)
+                remaining = None if remaining is None else remaining - len(block)
                 yield block
 
     def _open(self, place: str) -> Any:

@@ -50,11 +50,11 @@ class Lookahead:
         If there are no free slots, it claims ahead only while the queue had enough tasks at the last claim,
         and only once half of the waiting tasks have started.
         """
-        most = self._ahead()
+        limit = self._ahead()
         if free > 0:
-            return min(free + most, MAX_BATCH)
-        if self._has_backlog and waiting <= most // 2:
-            return most - waiting
+            return min(free + limit, MAX_BATCH)
+        if self._has_backlog and waiting <= limit // 2:
+            return limit - waiting
         return 0
 
     def _ahead(self) -> int:
@@ -63,11 +63,11 @@ class Lookahead:
         planned = int(self._concurrency * _AHEAD_SECONDS / max(self._estimate, _SHORTEST_SECONDS))
         return min(self._window, planned, self._prefetch)
 
-    def claimed(self, most: int, got: int, now: float) -> None:
-        """Notice that a claim for `most` tasks got `got`."""
+    def claimed(self, limit: int, count: int, now: float) -> None:
+        """Notice that a claim for `limit` tasks got `count`."""
         self._progress_at = now
-        self._has_backlog = got == most
-        self._window = min(2 * self._window, max(self._prefetch, 1)) if self._has_backlog else max(1, got)
+        self._has_backlog = count == limit
+        self._window = min(2 * self._window, max(self._prefetch, 1)) if self._has_backlog else max(1, count)
 
     def handed_back(self) -> None:
         """Notice that the tasks that waited are released: claim none until there is a free slot."""
@@ -191,7 +191,7 @@ class Pipeline:
     def waiting_ids(self) -> set[str]:
         """Return the ids of the tasks that wait here."""
         with self._lock:
-            return {each.task.task_id for each in self._waiting}
+            return {entry.task.task_id for entry in self._waiting}
 
     def release_waiting(self) -> None:
         """Put the tasks that wait here back into their queues."""
@@ -199,7 +199,7 @@ class Pipeline:
             waiting = list(self._waiting)
             self._waiting.clear()
         if waiting:
-            self._hand_back(*[each.task for each in waiting])
+            self._hand_back(*[entry.task for entry in waiting])
 
     def _hand_back(self, *tasks: ClaimedTask) -> None:
         try:
@@ -213,12 +213,12 @@ class Pipeline:
 
     def _claim_once(self) -> None:
         """Wait until more tasks are needed, and claim them."""
-        most, may_wait = self._wait_for_room()
-        if not most:
+        limit, may_wait = self._wait_for_room()
+        if not limit:
             return
-        tasks, claimed_at = self._poller.claim_many(self._config.pace if may_wait else NOW, most)
+        tasks, claimed_at = self._poller.claim_many(self._config.pace if may_wait else NOW, limit)
         with self._lock:
-            self._lookahead.claimed(most, len(tasks), time.monotonic())
+            self._lookahead.claimed(limit, len(tasks), time.monotonic())
             self._waiting.extend([_Waiting(task, claimed_at) for task in tasks])
             self._work.notify(len(tasks))
         self._add_thread()
@@ -233,11 +233,11 @@ class Pipeline:
                 if self._waiting and self._is_blocked and self._lookahead.is_stuck(now):
                     self._lookahead.handed_back()
                     break
-                most = self._wanted
-                if most and not self._reporter.is_full:
-                    return most, self._free > 0
+                limit = self._wanted
+                if limit and not self._reporter.is_full:
+                    return limit, self._free > 0
                 timeout = max(self._lookahead.seconds_until_stuck(now), _CHECK_SECONDS)
-                self._room.wait(_CHECK_SECONDS if most else timeout if self._waiting else None)
+                self._room.wait(_CHECK_SECONDS if limit else timeout if self._waiting else None)
         self.release_waiting()
         return 0, False
 

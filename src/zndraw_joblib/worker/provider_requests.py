@@ -94,7 +94,7 @@ class ProviderPoller(Poller[Claimed]):
         return True
 
     def _claim(
-        self, worker_id: UUID, wait: int, claim_id: UUID, most: int | None
+        self, worker_id: UUID, wait: int, claim_id: UUID, limit: int | None
     ) -> tuple[list[Claimed], int]:
         response, applied = self._rest.claim_provider_request(worker_id, wait, claim_id)
         return ([Claimed(response.request, worker_id)] if response.request else []), applied

@@ -187,12 +187,12 @@ class Reports:
         deadline = time.monotonic() + _HURRIED_SECONDS
         try:
             for task in tasks:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     log.info("Not all of %d tasks were released: the server is slow", len(tasks))
                     return
                 try:
-                    self._release(task, left)
+                    self._release(task, remaining)
                 except Exception as error:
                     log.info(
                         "Task %s was not released: %s", task.task_id, describe(error), extra=task_fields(task)
@@ -364,8 +364,8 @@ class HeldTasks:
 
     def _end(self, matches: Callable[[_Token], bool], reason: str) -> None:
         with self._lock:
-            found = [token for token in self._events if matches(token) and token not in self._reported]
-            ended = {token: self._events.pop(token) for token in found}
+            tokens = [token for token in self._events if matches(token) and token not in self._reported]
+            ended = {token: self._events.pop(token) for token in tokens}
             self._lock.notify_all()
         for token, event in ended.items():
             log.info(

@@ -165,8 +165,8 @@ class Session:
         try:
             self._stop_claiming()
             providers_are_idle = self._stop_providers(timeout)
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            tasks_are_idle = self.tasks.wait_until_idle(left, besides=waits_for_me)
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            tasks_are_idle = self.tasks.wait_until_idle(remaining, besides=waits_for_me)
             if not tasks_are_idle:
                 log.warning("Tasks still run after %s s; the server will fail them", timeout)
             is_idle = tasks_are_idle and providers_are_idle
@@ -348,15 +348,15 @@ class HeartbeatLoop:
         response = self._registrations.heartbeat(max(self.interval, _SHORTEST_TIMEOUT_SECONDS))
         if response is None:
             return
-        wanted = response.heartbeat_interval_seconds
-        self.interval = self._given_interval or wanted
-        if self.interval > wanted and not self._warned:
+        asked = response.heartbeat_interval_seconds
+        self.interval = self._given_interval or asked
+        if self.interval > asked and not self._warned:
             self._warned = True
             log.warning(
                 "heartbeat_interval is %g s, longer than the %g s that the server asks for; the server may "
                 "remove this worker between two heartbeats",
                 self.interval,
-                wanted,
+                asked,
             )
 
     def _rest(self, pause: float) -> None:
@@ -378,6 +378,6 @@ def sleep_until(event: threading.Event, seconds: float, clock: Callable[[], floa
     """
     since, wall = time.monotonic(), clock()
     while True:
-        left = seconds - max(time.monotonic() - since, clock() - wall)
-        if left <= 0 or event.wait(min(left, _CLOCK_CHECK_SECONDS)):
+        remaining = seconds - max(time.monotonic() - since, clock() - wall)
+        if remaining <= 0 or event.wait(min(remaining, _CLOCK_CHECK_SECONDS)):
             return

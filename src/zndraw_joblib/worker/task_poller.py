@@ -66,10 +66,10 @@ class Poller(ABC, Generic[Work]):
         self._unanswered: list[tuple[UUID, int | None]] = []
 
     @abstractmethod
-    def _claim(self, worker_id: UUID, wait: int, claim_id: UUID, most: int | None) -> tuple[list[Work], int]:
+    def _claim(self, worker_id: UUID, wait: int, claim_id: UUID, limit: int | None) -> tuple[list[Work], int]:
         """Claim from the server; return the work and how many seconds the server agreed to wait.
 
-        With `most` None, at most one piece of work is claimed.
+        With `limit` None, at most one piece of work is claimed.
         """
 
     @property
@@ -115,34 +115,34 @@ class Poller(ABC, Generic[Work]):
 
     def _next(self, pace: Pace) -> Work | None:
         """Claim one piece of work, and count it as held."""
-        found = self._next_many(pace, None)
-        return found[0] if found else None
+        work = self._next_many(pace, None)
+        return work[0] if work else None
 
-    def _next_many(self, pace: Pace, most: int | None) -> list[Work]:
+    def _next_many(self, pace: Pace, limit: int | None) -> list[Work]:
         """Claim, and count what is found as held. Only one thread of a worker waits on the server."""
         check_not_forked(self._pid)
         if pace == NOW:
-            return self._claim_with_recovery(0, most)[0]
+            return self._claim_with_recovery(0, limit)[0]
         if not self._poll_lock.acquire(timeout=max(pace.poll, pace.pause)):
             return []
         try:
-            return [] if self.stopped else self._poll(pace, most)
+            return [] if self.stopped else self._poll(pace, limit)
         finally:
             self._poll_lock.release()
 
-    def _poll(self, pace: Pace, most: int | None) -> list[Work]:
+    def _poll(self, pace: Pace, limit: int | None) -> list[Work]:
         self._wake.clear()
         self._polling = True
         began = time.monotonic()
         try:
-            found, applied = self._claim_with_recovery(ceil(pace.poll), most)
+            work, applied = self._claim_with_recovery(ceil(pace.poll), limit)
         finally:
             with self._change:
                 self._polling = False
                 self._change.notify_all()
-        if not found and not self.stopped:
+        if not work and not self.stopped:
             self._pause(applied, time.monotonic() - began, pace.pause)
-        return found
+        return work
 
     def _pause(self, applied: int, waited: float, pause: float) -> None:
         """Pause after an empty response that came early; `wake` ends the pause."""
@@ -151,36 +151,36 @@ class Poller(ABC, Generic[Work]):
         elif waited < applied / 2:
             self._wake.wait(min(pause, _EARLY_PAUSE_SECONDS))
 
-    def _claim_with_recovery(self, wait: int, most: int | None) -> tuple[list[Work], int]:
+    def _claim_with_recovery(self, wait: int, limit: int | None) -> tuple[list[Work], int]:
         """Claim; repeat it at once where the server cannot wait, or the worker was registered again."""
         worker_id = self._registrations.worker()
         try:
-            return self._claim_once(worker_id, wait, most)
+            return self._claim_once(worker_id, wait, limit)
         except Exception as error:
             if self.stopped:
                 log.debug("The open claim ended: %s", describe(error))
                 return [], 0
             if wait and status_of(error) == _TOO_MANY_WAIT:
-                return self._claim_once(worker_id, 0, most)
+                return self._claim_once(worker_id, 0, limit)
             if not self._registrations.renew_if_unknown(worker_id, error):
                 raise
-        return self._claim_once(self._registrations.worker(), wait, most)
+        return self._claim_once(self._registrations.worker(), wait, limit)
 
-    def _claim_once(self, worker_id: UUID, wait: int, most: int | None) -> tuple[list[Work], int]:
+    def _claim_once(self, worker_id: UUID, wait: int, limit: int | None) -> tuple[list[Work], int]:
         """Claim with a new id, or repeat a claim of the same kind whose response was lost."""
         with self._change:
-            lost = [each for each in self._unanswered if (each[1] is None) == (most is None)]
-            claim_id, most = lost[0] if lost else (uuid4(), most)
+            lost = [each for each in self._unanswered if (each[1] is None) == (limit is None)]
+            claim_id, limit = lost[0] if lost else (uuid4(), limit)
             if lost:
                 self._unanswered.remove(lost[0])
         try:
-            found, applied = self._claim(worker_id, wait, claim_id, most)
+            work, applied = self._claim(worker_id, wait, claim_id, limit)
         except BaseException:
-            self._unanswered.append((claim_id, most))
+            self._unanswered.append((claim_id, limit))
             raise
-        if found:
-            self._hold(len(found))
-        return found, applied
+        if work:
+            self._hold(len(work))
+        return work, applied
 
     def _hold(self, number: int) -> None:
         with self._change:
@@ -212,13 +212,13 @@ class TaskPoller(Poller[TaskResponse]):
         self._live = live
         self._claimed_at = 0.0
 
-    def claim_many(self, pace: Pace, most: int) -> tuple[list[ClaimedTask], float]:
-        """Return up to `most` tasks, without their extensions, and when the server surely gave them to it.
+    def claim_many(self, pace: Pace, limit: int) -> tuple[list[ClaimedTask], float]:
+        """Return up to `limit` tasks, without their extensions, and when the server surely gave them to it.
 
         Each is held until `done`. The time is the wall clock's: that of the answer, or of the request if the
         answer came late, because this process may have been suspended since the server sent it.
         """
-        tasks = [self._task(found) for found in self._next_many(pace, most)]
+        tasks = [self._task(response) for response in self._next_many(pace, limit)]
         self._held_tasks.add(*tasks)
         return tasks, self._claimed_at
 
@@ -230,18 +230,18 @@ class TaskPoller(Poller[TaskResponse]):
         """Return a claimed task, None if there was none within `pace.poll` seconds."""
         deadline = time.monotonic() + pace.poll
         while True:
-            found = self._next(pace)
-            if found is not None:
+            response = self._next(pace)
+            if response is not None:
                 try:
-                    task = self._accept(found)
+                    task = self._accept(response)
                 finally:
                     self._hold(-1)
                 if task is not None:
                     return task
-            left = deadline - time.monotonic()
-            if self.stopped or (found is None and left <= 0):
+            remaining = deadline - time.monotonic()
+            if self.stopped or (response is None and remaining <= 0):
                 return None
-            pace = Pace(left, min(pace.pause, left)) if left > 0 else NOW
+            pace = Pace(remaining, min(pace.pause, remaining)) if remaining > 0 else NOW
 
     def stream(self, pace: Pace, stop: threading.Event | None = None) -> Iterator[ClaimedTask]:
         """Yield tasks until `stop` is set or the worker stops; retry after transient errors."""
@@ -260,11 +260,11 @@ class TaskPoller(Poller[TaskResponse]):
                 yield task
 
     def _claim(
-        self, worker_id: UUID, wait: int, claim_id: UUID, most: int | None
+        self, worker_id: UUID, wait: int, claim_id: UUID, limit: int | None
     ) -> tuple[list[TaskResponse], int]:
         sent_at, began = time.time(), time.monotonic()
-        response, applied = self._rest.claim(worker_id, wait, claim_id, most)
-        if most is not None:
+        response, applied = self._rest.claim(worker_id, wait, claim_id, limit)
+        if limit is not None:
             elapsed = time.time() - sent_at
             # The monotonic clock stands still while the machine is suspended.
             is_late = (
@@ -278,24 +278,24 @@ class TaskPoller(Poller[TaskResponse]):
             record_claim(worker_id, tasks, sent_at)
         return tasks, applied
 
-    def _task(self, found: TaskResponse) -> ClaimedTask:
+    def _task(self, response: TaskResponse) -> ClaimedTask:
         """Return a task without its extension."""
-        task_id, worker_id = str(found.id), found.worker_id or self._registrations.worker()
+        task_id, worker_id = str(response.id), response.worker_id or self._registrations.worker()
         return ClaimedTask(
             task_id=task_id,
-            job_name=found.job_name,
-            room_id=found.room_id,
+            job_name=response.job_name,
+            room_id=response.room_id,
             extension=None,
-            attempt=found.attempt,
-            payload=found.payload,
+            attempt=response.attempt,
+            payload=response.payload,
             worker_id=worker_id,
-            channel=self._live.channel(task_id, found.attempt, worker_id),
-            traceparent=parse_traceparent(found.traceparent or ""),
+            channel=self._live.channel(task_id, response.attempt, worker_id),
+            traceparent=parse_traceparent(response.traceparent or ""),
         )
 
-    def _accept(self, found: TaskResponse) -> ClaimedTask | None:
+    def _accept(self, response: TaskResponse) -> ClaimedTask | None:
         """Return the task to run; release it after a stop, fail it if it cannot run here."""
-        task = self._task(found)
+        task = self._task(response)
         # It is held from now on: the job's code that checks the payload may take long.
         self._held_tasks.add(task)
         accepted = None

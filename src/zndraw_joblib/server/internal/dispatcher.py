@@ -63,8 +63,8 @@ class Dispatcher:
 
     async def submit(self, item: Submission) -> TaskResponse:
         """Add a task; if its job is internal, send it to the broker. A repeated request does neither."""
-        got = await self._runtime.submit(item)
-        return got.result if isinstance(got, Repeat) else await self._dispatch_new(item, got)
+        answer = await self._runtime.submit(item)
+        return answer.result if isinstance(answer, Repeat) else await self._dispatch_new(item, answer)
 
     async def submit_many(self, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
         """Add tasks, and send those of internal jobs to the broker. A repeated request does neither.
@@ -72,19 +72,19 @@ class Dispatcher:
         Tasks that the broker refuses stay claimed, and are dispatched later.
         """
         async with self._runtime.events.room(len(items)):
-            made = await self._runtime.submit_many(items)
-        await self._dispatch_many([task for task in made if isinstance(task, TaskResponse)])
-        return [each.result if isinstance(each, Repeat) else each for each in made]
+            answers = await self._runtime.submit_many(items)
+        await self._dispatch_many([task for task in answers if isinstance(task, TaskResponse)])
+        return [each.result if isinstance(each, Repeat) else each for each in answers]
 
     async def submit_all(self, items: Sequence[Submission], key: RequestKey | None) -> list[TaskResponse]:
         """Do what `submit_many` does in one transaction. Raises the problem of the first faulty item."""
         async with self._runtime.events.room(len(items)):
-            got = await self._runtime.submit_all(items, key)
-        if isinstance(got, Repeat):
-            stored: list[TaskResponse] = got.result
+            answer = await self._runtime.submit_all(items, key)
+        if isinstance(answer, Repeat):
+            stored: list[TaskResponse] = answer.result
             return stored
-        await self._dispatch_many(got)
-        return got
+        await self._dispatch_many(answer)
+        return answer
 
     def submission(
         self,

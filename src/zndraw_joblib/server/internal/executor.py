@@ -154,22 +154,22 @@ class GuardedExecutor:
         A message of the broker only announces the task: its payload and room come from the database, and a
         class that is not the task's job does not run.
         """
-        wanted = UUID(task_id)
+        own_id = UUID(task_id)
         if self._is_stopping:
-            await self._try(rules_internal.dispatch_again, ids=[wanted])
+            await self._try(rules_internal.dispatch_again, ids=[own_id])
             return
         await self.start()
-        self._unstarted.add(wanted)
+        self._unstarted.add(own_id)
         try:
             async with self._slots:
                 if self._is_stopping:
                     return
-                running = asyncio.create_task(self._run(extension_cls, wanted))
+                running = asyncio.create_task(self._run(extension_cls, own_id))
                 self._runs.add(running)
                 running.add_done_callback(self._runs.discard)
                 await asyncio.shield(running)
         finally:
-            self._unstarted.discard(wanted)
+            self._unstarted.discard(own_id)
 
     async def _run(self, cls: type[Any], task_id: UUID) -> None:
         try:
@@ -308,9 +308,9 @@ class GuardedExecutor:
     async def _connection_factory(self) -> OpenConnection | None:
         return await connection_factory(self._runtime.settings, self._runtime.database.pubsub_connection)
 
-    async def _try(self, work: Callable[..., Awaitable[Any]], **given: Any) -> None:
+    async def _try(self, work: Callable[..., Awaitable[Any]], **arguments: Any) -> None:
         try:
-            await self._runtime.write(work, **given)
+            await self._runtime.write(work, **arguments)
         except Exception as error:
             logger.warning("Did not finish at shutdown; another server will: %r", error)
 

@@ -63,7 +63,7 @@ def with_token(executor: Any) -> Callable[..., Awaitable[object]] | None:
         parameters = inspect.signature(executor).parameters
     except (TypeError, ValueError):
         return None
-    positional = [each for each in parameters.values() if each.kind in _POSITIONAL]
+    positional = [parameter for parameter in parameters.values() if parameter.kind in _POSITIONAL]
     others = positional[_ARGUMENTS_WITHOUT_TOKEN:]
     if others and (others[0].name == "token" or others[0].default is inspect.Parameter.empty):
         call: Callable[..., Awaitable[object]] = executor
@@ -222,7 +222,7 @@ def _load(entry: str) -> type[Any]:
     if not module or not name:
         raise CannotLoad(f"internal_extensions: {entry!r} does not have the form module:Class")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        value = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         if error.name and f"{module}.".startswith(f"{error.name}."):
             raise CannotLoad(f"internal_extensions: {entry!r}: there is no module {module!r}") from error
@@ -230,10 +230,10 @@ def _load(entry: str) -> type[Any]:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise CannotLoad(f"internal_extensions: {entry!r} cannot be imported: {reason}") from error
-    if found is None:
+    if value is None:
         raise CannotLoad(f"internal_extensions: {entry!r}: the module {module!r} has no {name!r}")
     try:
-        check_job(found)
+        check_job(value)
     except TypeError as error:
         raise CannotLoad(f"internal_extensions: {entry!r}: {error}") from error
-    return found  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]

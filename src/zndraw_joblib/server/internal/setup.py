@@ -88,10 +88,10 @@ class QueueBroker(ListQueueBroker):
             client = open_redis(self._url)
             try:
                 while True:
-                    found = await client.bzpopmin([self.queue_name], timeout=_WAIT_SECONDS)
+                    item = await client.bzpopmin([self.queue_name], timeout=_WAIT_SECONDS)
                     is_down = False
-                    if found is not None:
-                        yield found[1]
+                    if item is not None:
+                        yield item[1]
             except (RedisError, OSError) as error:
                 level = logging.DEBUG if is_down else logging.WARNING
                 logger.log(level, "Internal tasks wait, Redis is unavailable: %r", error)
@@ -107,11 +107,11 @@ class QueueBroker(ListQueueBroker):
 @asynccontextmanager
 async def internal_jobs(
     settings: ServerSettings,
-    found: Sequence[type[Any]],
+    classes: Sequence[type[Any]],
     runtime: Runtime,
     wake_dispatcher: Callable[[], None],
 ) -> AsyncIterator[InternalRegistry]:
-    """Offer the extensions `found` as internal jobs while the context is open.
+    """Offer the extensions `classes` as internal jobs while the context is open.
 
     Without `redis_url` their tasks run in this process, else in processes of `internal-worker`.
     """
@@ -121,7 +121,7 @@ async def internal_jobs(
         if settings.redis_url
         else EmbeddedBroker(settings.internal_concurrency, on_free=wake_dispatcher)
     )
-    registry = await offer_internal_jobs(runtime.write, broker, found, executor)
+    registry = await offer_internal_jobs(runtime.write, broker, classes, executor)
     await broker.startup()
     try:
         yield registry
@@ -140,7 +140,7 @@ def worker_broker(settings: ServerSettings) -> QueueBroker:
         raise extensions.CannotLoad(
             "internal_extensions is empty; set ZNDRAW_JOBLIB_INTERNAL_EXTENSIONS to module:Class, …"
         )
-    found = load_extensions(settings)
+    classes = load_extensions(settings)
     # It only emits: no client connects to it.
     sio: Any = socketio.AsyncServer(
         client_manager=RedisManager(settings.redis_url, f"{settings.redis_prefix}:socketio")
@@ -150,7 +150,7 @@ def worker_broker(settings: ServerSettings) -> QueueBroker:
         database, settings=settings, tsio=sio, concurrency=settings.internal_concurrency
     )
     broker = _queue(settings)
-    register_internal_tasks(broker, found, executor)
+    register_internal_tasks(broker, classes, executor)
 
     async def close(_: object) -> None:
         await database.close()
@@ -161,13 +161,13 @@ def worker_broker(settings: ServerSettings) -> QueueBroker:
 
 def load_extensions(settings: ServerSettings) -> list[type[Any]]:
     """Return the classes of `internal_extensions`. Raises `CannotLoad` for one that cannot be a job."""
-    found = extensions.load(settings.internal_extensions)
-    for entry, cls in zip(settings.internal_extensions, found, strict=False):
+    classes = extensions.load(settings.internal_extensions)
+    for entry, cls in zip(settings.internal_extensions, classes, strict=False):
         try:
             offer_of(cls)
         except ValueError as error:
             raise extensions.CannotLoad(f"internal_extensions: {entry!r}: {error}") from error
-    return found
+    return classes
 
 
 def _queue(settings: ServerSettings) -> QueueBroker:
