@@ -141,13 +141,18 @@ _MODULES = {
     "server.internal.executor": ("GuardedExecutor",),
     "server.internal.runs": ("InternalContext",),
     "server.http": ("router",),
-    "server.http.dependencies": (
+    "server.http.access": (
         "JobLibSettingsDep",
         "ResultBackendDep",
+        "WorkerTokenDep",
         "WritableRoomDep",
         "get_joblib_settings",
         "get_result_backend",
         "get_tsio",
+        "get_worker_token",
+        "mint_internal_worker_token",
+        "verify_readable_room",
+        "verify_writable_room",
     ),
     "server.host.mount": (
         "FrameRoomCleanup",
@@ -157,7 +162,6 @@ _MODULES = {
         "register_internal_jobs",
         "register_socketio_handlers",
     ),
-    "server.http.identity": ("verify_readable_room", "verify_writable_room"),
     "server.runtime.problem_responses": ("problem_exception_handler",),
     "server.process.ports": ("Identity", "ResultBackend", "StreamingBackend"),
     "server.internal.providers": (
@@ -166,7 +170,6 @@ _MODULES = {
         "ensure_internal_providers",
         "register_internal_providers",
     ),
-    "server.http.worker_tokens": ("WorkerTokenDep", "get_worker_token", "mint_internal_worker_token"),
     "server.internal.registry": ("register_internal_tasks", "InternalExecutor", "InternalRegistry"),
     "server.process.settings": ("JobLibSettings",),
     "server.db.schema": ("alembic_include_object",),

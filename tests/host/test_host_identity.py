@@ -244,7 +244,7 @@ async def late() -> Late:
 
 async def loose() -> Loose:
     """Return a user with everything."""
-    return Loose(id="root", is_superuser=True)
+    return Loose.model_validate({"id": "root", "is_superuser": True})
 
 
 async def undeclared():  # type: ignore[no-untyped-def]

@@ -16,7 +16,7 @@ from waiting import until
 from host.conftest import Start
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.db.tables import ProviderRecord
-from zndraw_joblib.server.http import callers, worker_rooms
+from zndraw_joblib.server.http import access
 from zndraw_joblib.wire.providers import request_hash as request_hash_of
 
 WAIT = 60
@@ -66,8 +66,8 @@ class Hosted:
 @pytest.fixture
 async def host(sessions: Any, start: Start, monkeypatch: pytest.MonkeyPatch) -> Hosted:
     """Run a host that trusts no outcome of its guards for longer than one request."""
-    monkeypatch.setattr(worker_rooms, "_CACHE_SECONDS", 0.0)
-    monkeypatch.setattr(callers, "TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr(access, "_CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(access, "TRUSTED_SECONDS", 0.0)
     house, app = House(), FastAPI()
     joblib = JobLib(
         session_maker=sessions,
@@ -320,8 +320,8 @@ async def test_a_thread_disconnects_a_user(host: Hosted) -> None:
 
 async def test_guards_are_asked_once_in_some_seconds(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     """For claims and reports of a worker. A superuser's are never checked."""
-    monkeypatch.setattr(worker_rooms, "_CACHE_SECONDS", 60.0)
-    host.joblib.worker_rooms = worker_rooms.WorkerRooms(host.joblib.guards, host.joblib.runtime)
+    monkeypatch.setattr(access, "_CACHE_SECONDS", 60.0)
+    host.joblib.worker_rooms = access.WorkerRooms(host.joblib.guards, host.joblib.runtime)
     job = await register(host.bob, room="den")
     shared = await register(host.root, room="attic")
     for _ in range(5):

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from host.conftest import Start
 from zndraw_joblib import Identity, JobLib
-from zndraw_joblib.server.http import host_routes
-from zndraw_joblib.server.http.host_routes import may_have_telemetry
+from zndraw_joblib.server.http import middleware
+from zndraw_joblib.server.http.middleware import may_have_telemetry
 
 TASK = f"{V1}/tasks/{UNKNOWN_ID}"
 _HANDLERS = "starlette.exception_handlers"
@@ -164,7 +164,7 @@ async def own() -> dict[str, bool]:
 def included(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with the names that FastAPI has for included routers, and as if it had others."""
     if request.param == "unknown":
-        monkeypatch.setattr(host_routes, "_included", lambda _: None)
+        monkeypatch.setattr(middleware, "_included", lambda _: None)
 
 
 @pytest.mark.usefixtures("included")
@@ -307,7 +307,7 @@ async def test_with_telemetry_the_router_gets_all_requests(mount: Any, start: St
     has_telemetry = "telemetry" in signature(FastAPI).parameters
     assert seen[-1][CAME_FIRST] is not has_telemetry
     assert may_have_telemetry(app) is has_telemetry
-    assert (host_routes.tracer_provider(app) is not None) is has_telemetry
+    assert (middleware.tracer_provider(app) is not None) is has_telemetry
     assert not may_have_telemetry(FastAPI())
 
 

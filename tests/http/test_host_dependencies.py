@@ -8,7 +8,7 @@ import httpx
 from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 
-from zndraw_joblib.server.http.host_dependencies import solve, takes_parameter
+from zndraw_joblib.server.http.requests import solve, takes_parameter
 
 
 async def test_solve_resolves_closes_and_overrides_a_dependency() -> None:

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.wire.events import Emission, TaskAvailable, TaskStatusEvent
+from zndraw_joblib.wire.events import TaskAvailable, TaskStatusEvent
 
 NAME = "@internal:modifiers:Rotate"
 SUBMIT = f"{V1}/rooms/lab/tasks/{NAME}"
@@ -60,7 +60,7 @@ async def test_a_job_without_an_executor_is_503(client: httpx.AsyncClient, job: 
 
 
 async def test_an_internal_task_is_claimed_before_its_dispatch(
-    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Any]
 ) -> None:
     """202 with `claimed` and no worker; one call of the broker; one event."""
     seen: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ async def test_an_internal_task_is_claimed_before_its_dispatch(
 
 
 async def test_no_remote_worker_gets_an_internal_task(
-    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Any]
 ) -> None:
     """No claim returns it, and no worker is notified of it."""
     remote = await register(client, "Remote")
@@ -116,7 +116,7 @@ async def test_an_executor_may_finish_before_the_response(
 
 
 async def test_a_failed_dispatch_fails_the_task(
-    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Any]
 ) -> None:
     """202 with `failed` and the text of the contract, and an event; the next task is dispatched."""
 

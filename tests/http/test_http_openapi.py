@@ -10,7 +10,7 @@ from generate import DOCUMENT, openapi
 from jsonschema_rs import validator_for
 
 from zndraw_joblib.server.http.openapi import operation_id
-from zndraw_joblib.wire import operations as table
+from zndraw_joblib.wire.operations import OPERATIONS as ROWS
 from zndraw_joblib.wire.problems import PROBLEMS
 
 OPERATIONS = {
@@ -118,7 +118,7 @@ def test_ids_and_summaries_are_the_names_of_the_endpoints(found: dict[str, Any])
     """Generated clients have a method of this name, so an id changes only on purpose."""
     ids = [operation["operationId"] for _, operation in each(found)]
     assert len(set(ids)) == len(ids)
-    names = [row.name for row in table.OPERATIONS] + ["explain_problem", "get_metrics_at_root"]
+    names = [row.name for row in ROWS] + ["explain_problem", "get_metrics_at_root"]
     assert {operation_id(name) for name in names} | {"checkLiveness", "checkReadiness"} == set(ids)
     for name, operation in each(found):
         assert re.fullmatch(r"[a-z]+([A-Z][a-z]+)+", operation["operationId"]), name

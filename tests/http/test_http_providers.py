@@ -420,7 +420,7 @@ async def test_a_worker_that_closes_its_claim_is_not_connected(
 
 async def _close_waiting_claim(client: httpx.AsyncClient, worker_id: str) -> None:
     """Send a claim over ASGI and disconnect while it waits."""
-    app = client._transport.app
+    app = client._transport.app  # type: ignore[attr-defined]
     body = json.dumps({"worker_id": worker_id}).encode()
     headers = [
         (b"authorization", client.headers["authorization"].encode()),

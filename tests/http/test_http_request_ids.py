@@ -15,7 +15,7 @@ from rest import UNKNOWN_ID, V1
 from zndraw_joblib.jobs.logs import LogFields
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.http import requests
-from zndraw_joblib.server.http.identity import verify_readable_room
+from zndraw_joblib.server.http.access import verify_readable_room
 from zndraw_joblib.server.process.settings import ServerSettings
 
 

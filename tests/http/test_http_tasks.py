@@ -22,12 +22,12 @@ from rest import (
 )
 
 from zndraw_joblib.server.process.settings import ServerSettings
-from zndraw_joblib.wire.events import Emission, JobsInvalidate, TaskAvailable, TaskStatusEvent
+from zndraw_joblib.wire.events import JobsInvalidate, TaskAvailable, TaskStatusEvent
 
 CLAIM = f"{V1}/tasks/claim"
 
 
-def statuses(events: list[Emission]) -> list[tuple[str, str, int | None]]:
+def statuses(events: list[Any]) -> list[tuple[str, str, int | None]]:
     """Return status, room and position of each event of a task's status."""
     return [
         (emission.event.status, emission.room, emission.event.queue_position)
@@ -38,7 +38,7 @@ def statuses(events: list[Emission]) -> list[tuple[str, str, int | None]]:
 
 @pytest.mark.parametrize("spelled", [str, lambda name: quote(name, safe="")], ids=["raw", "percent"])
 async def test_a_submitted_task_is_pending(
-    client: httpx.AsyncClient, as_user: AsUser, events: list[Emission], spelled: Any
+    client: httpx.AsyncClient, as_user: AsUser, events: list[Any], spelled: Any
 ) -> None:
     """202 with Location, Retry-After and every field; the room and the workers are notified once."""
     ada = await as_user("ada")
@@ -159,7 +159,7 @@ async def test_a_task_may_be_submitted_from_a_reserved_room(client: httpx.AsyncC
 
 
 async def test_a_claim_returns_the_oldest_task_of_all_jobs_of_a_worker(
-    client: httpx.AsyncClient, events: list[Emission]
+    client: httpx.AsyncClient, events: list[Any]
 ) -> None:
     """First come, first served over its jobs and no others; null when none is pending."""
     job = await register(client)
@@ -217,7 +217,7 @@ async def test_an_unknown_task_is_not_found(client: httpx.AsyncClient) -> None:
         expect_problem(response, 422, "invalid-request")
 
 
-async def test_a_task_keeps_the_times_of_its_steps(client: httpx.AsyncClient, events: list[Emission]) -> None:
+async def test_a_task_keeps_the_times_of_its_steps(client: httpx.AsyncClient, events: list[Any]) -> None:
     """`started_at` and `completed_at` are set; the room gets each event once, in order."""
     job = await register(client)
     await submit(client, job)
@@ -238,7 +238,7 @@ async def test_a_task_keeps_the_times_of_its_steps(client: httpx.AsyncClient, ev
     assert len(events) == 2
 
 
-async def test_a_failure_has_an_error_text(client: httpx.AsyncClient, events: list[Emission]) -> None:
+async def test_a_failure_has_an_error_text(client: httpx.AsyncClient, events: list[Any]) -> None:
     """The text is kept and published with every end; only a success has a result."""
     job = await register(client)
     for status in ("failed", "completed", "cancelled"):
@@ -275,7 +275,7 @@ async def test_a_server_may_refuse_tasks_that_no_worker_serves(
 
 @on_both
 async def test_the_last_pending_task_deletes_a_job_without_workers(
-    client: httpx.AsyncClient, events: list[Emission]
+    client: httpx.AsyncClient, events: list[Any]
 ) -> None:
     """The job is deleted in the same transaction, and its room is notified."""
     job = await register(client)
@@ -291,7 +291,7 @@ async def test_the_last_pending_task_deletes_a_job_without_workers(
 
 
 async def test_no_event_is_published_without_a_change(
-    client: httpx.AsyncClient, as_user: AsUser, events: list[Emission]
+    client: httpx.AsyncClient, as_user: AsUser, events: list[Any]
 ) -> None:
     """Heartbeats, reads, repeats, refusals and empty claims publish no event."""
     eve = await as_user("eve")

@@ -15,7 +15,7 @@ from waiting import until
 
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.host.app import create_app
-from zndraw_joblib.server.http import callers
+from zndraw_joblib.server.http import access
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.runtime.runtime import Runtime
 
@@ -46,13 +46,15 @@ async def replica(settings: ServerSettings, client: httpx.AsyncClient) -> AsyncI
 
 def waiting_for(
     client: httpx.AsyncClient, task: dict[str, Any], wait: int = WAIT
-) -> Awaitable[httpx.Response]:
+) -> asyncio.Future[httpx.Response]:
     """Start to wait for the end of a task."""
     headers = {"Prefer": f"wait={wait}"}
     return asyncio.ensure_future(client.get(f"{V1}/tasks/{task['id']}", headers=headers))
 
 
-def claiming(client: httpx.AsyncClient, worker_id: str, wait: int = WAIT) -> Awaitable[dict[str, Any] | None]:
+def claiming(
+    client: httpx.AsyncClient, worker_id: str, wait: int = WAIT
+) -> asyncio.Future[dict[str, Any] | None]:
     """Start a claim that waits."""
     return asyncio.ensure_future(claim(client, worker_id, wait))
 
@@ -329,7 +331,7 @@ async def test_a_refused_claim_does_not_wait(client: httpx.AsyncClient, as_user:
 @pytest.fixture
 def untrusted(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust no identity for longer than one request."""
-    monkeypatch.setattr(callers, "TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr(access, "TRUSTED_SECONDS", 0.0)
     app.state.joblib.identity._cached = TTLCache(1, 0.0)
 
 

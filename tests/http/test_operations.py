@@ -2,20 +2,41 @@
 
 import ast
 from pathlib import Path
+from uuid import UUID
 
 import pytest
+from fastapi import Response
 
-from zndraw_joblib.server.http import routes
-from zndraw_joblib.wire.operations import OPERATIONS, SUBMIT_TASK
+from zndraw_joblib.server.http import endpoints
+from zndraw_joblib.server.http.routing import serves
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.wire.messages import WorkerInfo
+from zndraw_joblib.wire.operations import DRAIN_WORKER, LIST_WORKERS, OPERATIONS, SUBMIT_TASK
 
 PACKAGE = Path(__file__).parents[2] / "src" / "zndraw_joblib"
 TABLE = PACKAGE / "wire" / "operations.py"
 
 
 def test_the_server_serves_the_table() -> None:
-    """Each row has one route, in the order of the table."""
-    served = [(route.name, *route.methods, route.path.replace(":path", "")) for route in routes]
-    assert served == [(row.name, row.method, row.template) for row in OPERATIONS]
+    """Each row has the function of its name, in the order of the table."""
+    assert [(endpoint.__name__, endpoint.operation) for endpoint in endpoints] == [
+        (row.name, row) for row in OPERATIONS
+    ]
+
+
+def test_a_function_must_fit_its_row() -> None:
+    """A function without the key, or with a body that the row has not, is refused at import."""
+
+    async def drain(caller: Identity, worker_id: UUID) -> Response:
+        return Response()
+
+    async def list_workers(caller: Identity, body: WorkerInfo) -> Response:
+        return Response()
+
+    with pytest.raises(TypeError, match="drain_worker: the row and the function disagree about a key"):
+        serves(DRAIN_WORKER)(drain)
+    with pytest.raises(TypeError, match="list_workers: the row and the function disagree about a body"):
+        serves(LIST_WORKERS)(list_workers)
 
 
 def test_parts_of_paths_are_quoted() -> None:
@@ -28,7 +49,7 @@ def test_parts_of_paths_are_quoted() -> None:
 def test_no_path_is_written_twice() -> None:
     """Outside the table, no text in the code begins as one of its paths does."""
     nouns = {row.template.split("/")[1] for row in OPERATIONS}
-    paths = [path for path in PACKAGE.rglob("*.py") if path != TABLE and path.parts[-2] != "http"]
+    paths = [path for path in PACKAGE.rglob("*.py") if path != TABLE]
     texts = {
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.value}"
         for path in paths

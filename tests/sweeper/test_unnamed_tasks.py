@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from sweeper.mounted_queue import MountedQueue, User
 from zndraw_joblib import Forbidden, verify_writable_room
 from zndraw_joblib.server.db.tables import UnnamedTask
-from zndraw_joblib.server.http.worker_rooms import WorkerRooms
+from zndraw_joblib.server.http.access import WorkerRooms
 from zndraw_joblib.server.queue import rules_workers
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS
 

@@ -34,8 +34,8 @@ from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Clock, Transaction
 from zndraw_joblib.server.db.host_sessions import read_in, write_in
+from zndraw_joblib.server.http.access import QueueState
 from zndraw_joblib.server.http.identity import NotABoolean, is_superuser
-from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.process.batcher import raised
 from zndraw_joblib.server.process.ports import Identity, Page, RequestKey, Wake, identity_key
 from zndraw_joblib.server.queue import (

@@ -20,9 +20,8 @@ from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.host.mount import InternalJobs, JobLib
 from zndraw_joblib.server.http import metrics
-from zndraw_joblib.server.http.host_routes import may_have_telemetry
 from zndraw_joblib.server.http.identity import BearerTokens
-from zndraw_joblib.server.http.middleware import QueueMiddleware, keep_send
+from zndraw_joblib.server.http.middleware import QueueMiddleware, keep_send, may_have_telemetry
 from zndraw_joblib.server.http.openapi import tag_metadata
 from zndraw_joblib.server.http.pages import add_operations_page, install_exception_handlers
 from zndraw_joblib.server.http.requests import REQUEST_ID, SCOPE_KEY, request_id_of, with_header

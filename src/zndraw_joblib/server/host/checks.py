@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from zndraw_joblib.server.http.host_dependencies import takes_parameter
-from zndraw_joblib.server.http.identity import Guard, check_identity_type
+from zndraw_joblib.server.http.access import Guard, QueueState
+from zndraw_joblib.server.http.identity import check_identity_type
 from zndraw_joblib.server.http.openapi import namespace_of, operation_id
-from zndraw_joblib.server.http.state import QueueState
+from zndraw_joblib.server.http.requests import takes_parameter
 from zndraw_joblib.server.realtime.socketio_internals import is_synchronous, redis_channel
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")

@@ -25,18 +25,12 @@ from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.host import checks
 from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.http import add_routes
-from zndraw_joblib.server.http.host_dependencies import solve
-from zndraw_joblib.server.http.identity import (
-    BearerTokens,
-    Guard,
-    RoomGuards,
-    identity_dependency,
-    verify_readable_room,
-)
+from zndraw_joblib.server.http.access import Guard, RoomGuards, WorkerRooms, verify_readable_room
+from zndraw_joblib.server.http.identity import BearerTokens, identity_dependency
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.openapi import namespace_of
 from zndraw_joblib.server.http.pages import Dashboard, add_problem_pages
-from zndraw_joblib.server.http.worker_rooms import WorkerRooms
+from zndraw_joblib.server.http.requests import solve
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.providers import InternalRequests
 from zndraw_joblib.server.internal.registry import (

@@ -1,24 +1,31 @@
-"""The routes of the HTTP API, made from the table of operations, under ``/v1/joblib``."""
+"""The HTTP API: the routes of the table of operations, under ``/v1/joblib``."""
 
+from types import ModuleType
 from typing import cast
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 
-from zndraw_joblib.server.http import admin, events, jobs, metrics, providers, results, tasks, workers
-from zndraw_joblib.server.http.openapi import complete_document, description_of
+from zndraw_joblib.server.http import admin, events, jobs, metrics, results, tasks
+from zndraw_joblib.server.http.access import QueueState
+from zndraw_joblib.server.http.openapi import complete_document, route_options
 from zndraw_joblib.server.http.pages import add_type_files
-from zndraw_joblib.server.http.routing import Route, make_route
-from zndraw_joblib.server.http.state import QueueState
+from zndraw_joblib.server.http.routing import Endpoint, Route, make_route
 from zndraw_joblib.wire.operations import OPERATIONS, PREFIX
 
-_modules = (tasks, workers, jobs, events, providers, results, admin, metrics)
-# In the order of the table. A row without a function is an error here.
-_served = {row: work for module in _modules for row, work in module.operations.items()}
-_work = [_served[row] for row in OPERATIONS]
-router = APIRouter(prefix=PREFIX, route_class=Route)
-for _each in _work:
-    router.add_api_route(**_each.options())
+
+def _endpoints(*modules: ModuleType) -> list[Endpoint]:
+    """Return the functions of all operations, in the order of the table."""
+    values = [value for module in modules for value in vars(module).values()]
+    by_row = {value.operation: value for value in values if isinstance(value, Endpoint)}
+    return [by_row[row] for row in OPERATIONS]
+
+
+endpoints = _endpoints(admin, events, jobs, metrics, results, tasks)
+# Without a queue: its operations explain how to mount one.
+router = APIRouter(prefix=PREFIX)
+for _endpoint in endpoints:
+    router.add_api_route(_endpoint.path, _endpoint, route_class_override=Route, **route_options(_endpoint))
 
 
 def add_routes(app: FastAPI, queue: QueueState, namespace: str = "") -> None:
@@ -26,15 +33,15 @@ def add_routes(app: FastAPI, queue: QueueState, namespace: str = "") -> None:
 
     `namespace` begins the ids and tags of the operations, so that they differ from those of the host.
     """
-    prefix, is_first = queue.prefix + PREFIX, not any(isinstance(each, Route) for each in app.router.routes)
-    for work in _work:
-        options = {**work.options(), **description_of(work, namespace)}
+    prefix, is_first = queue.prefix + PREFIX, not any(isinstance(route, Route) for route in app.router.routes)
+    for endpoint in endpoints:
         # Directly into the app: Starlette searches an included router twice for each request.
         app.router.add_api_route(
-            prefix + options.pop("path"),
+            prefix + endpoint.path,
+            endpoint,
             dependencies=[Depends(queue.identity)],
             route_class_override=cast("type[APIRoute]", make_route),
-            **options,
+            **route_options(endpoint, namespace),
         )
         added = app.router.routes[-1]
         if isinstance(added, Route):

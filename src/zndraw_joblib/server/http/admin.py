@@ -1,4 +1,4 @@
-"""Endpoints that search tasks across rooms, and count them."""
+"""Operations of operators: searches, lists, the sweeper, the overview, the audit trail, bulk actions."""
 
 import asyncio
 import time
@@ -14,34 +14,32 @@ from starlette.types import Receive, Send
 
 from zndraw_joblib.server.admin import rules_lists, rules_overview, rules_searches, rules_statistics
 from zndraw_joblib.server.admin.rules_searches import BulkLimits, Confirmed
-from zndraw_joblib.server.http.callers import TRUSTED_SECONDS, current_superuser
-from zndraw_joblib.server.http.dependencies import (
-    Caller,
-    CurrentRuntime,
-    CursorPaging,
-    Key,
-    Queue,
-    Room,
+from zndraw_joblib.server.http.access import (
+    Guard,
+    QueueState,
     check_readable,
-    json_response,
+    current_superuser,
+    queue_state,
+    verify_readable_room,
+    verify_writable_room,
 )
 from zndraw_joblib.server.http.events import (
     KEEP_ALIVE_SECONDS,
+    TRUSTED_SECONDS,
     EventStream,
     Subscription,
     wait_for_disconnect,
 )
-from zndraw_joblib.server.http.identity import Guard, verify_readable_room, verify_writable_room
-from zndraw_joblib.server.http.requests import Omissible, event_stream, optional
-from zndraw_joblib.server.http.routing import Declared, Operations, Parameter
-from zndraw_joblib.server.http.state import QueueState, queue_state
+from zndraw_joblib.server.http.requests import Omissible, event_stream
+from zndraw_joblib.server.http.routing import CursorPaging, Parameter, json_response, serves
 from zndraw_joblib.server.process import settings as settings_report
-from zndraw_joblib.server.process.ports import Identity, JobFilter
+from zndraw_joblib.server.process.ports import Identity, JobFilter, RequestKey
 from zndraw_joblib.server.queue import rules_audit, rules_sweep
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, once
 from zndraw_joblib.server.runtime.problem_responses import as_problem, invalid_part
+from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.server.streams.streams import KEEPALIVE_COMMENT, format_sse_event
-from zndraw_joblib.wire import operations as table
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import Moment, Name, SweeperUpdate
 from zndraw_joblib.wire.names import RESERVED, parse_job_name, validate_room_id
 from zndraw_joblib.wire.operators import (
@@ -61,19 +59,16 @@ from zndraw_joblib.wire.operators import (
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
 
-operations = Operations()
-
-
 _LISTS = ("status", "job", "room", "error_code")
 _VALUES = ("worker", "created_by", "text", "since", "until")
 
 
 def _read_filter(request: Request) -> TaskFilter:
     query = request.query_params
-    given: dict[str, Any] = {name: query.getlist(name) for name in _LISTS if name in query}
-    given |= {name: query[name] for name in _VALUES if name in query}
+    fields: dict[str, Any] = {name: query.getlist(name) for name in _LISTS if name in query}
+    fields |= {name: query[name] for name in _VALUES if name in query}
     try:
-        return TaskFilter.model_validate(given)
+        return TaskFilter.model_validate(fields)
     except ValidationError as error:
         raise invalid_part(error, "query") from error
 
@@ -85,19 +80,27 @@ def _read_rooms(request: Request) -> list[str]:
         raise invalid_part(error, "query") from error
 
 
-_FILTER: Declared = {
-    "status": (Annotated[list[TaskStatus], Query()], []),
-    "job": (Annotated[Names, Query(description="Full names of jobs.")], []),
-    "room": (Annotated[Names, Query()], []),
-    "worker": optional(UUID, Query(description="The current or last worker.")),
-    "created_by": optional(SearchedName, Query()),
-    "error_code": (Annotated[Names, Query()], []),
-    "text": optional(Text, Query(description="Part of the payload as JSON, or of the error.")),
-    "since": optional(Moment, Query(description="Created at this time or later.")),
-    "until": optional(Moment, Query(description="Created before this time.")),
-}
-GivenFilter = Annotated[TaskFilter, Parameter(_read_filter, _FILTER)]
-GivenRooms = Annotated[list[str], Parameter(_read_rooms, {"room": _FILTER["room"]})]
+_JOBS = Annotated[Names, Query(description="Full names of jobs.")]
+_WORKER = Annotated[Omissible[UUID], Query(description="The current or last worker.")]
+_TEXT = Annotated[Omissible[Text], Query(description="Part of the payload as JSON, or of the error.")]
+_SINCE = Annotated[Omissible[Moment], Query(description="Created at this time or later.")]
+_UNTIL = Annotated[Omissible[Moment], Query(description="Created before this time.")]
+QueryFilter = Annotated[
+    TaskFilter,
+    Parameter(
+        _read_filter,
+        status=(Annotated[list[TaskStatus], Query()], []),
+        job=(_JOBS, []),
+        room=(Annotated[Names, Query()], []),
+        worker=(_WORKER, None),
+        created_by=(Annotated[Omissible[SearchedName], Query()], None),
+        error_code=(Annotated[Names, Query()], []),
+        text=(_TEXT, None),
+        since=(_SINCE, None),
+        until=(_UNTIL, None),
+    ),
+]
+QueryRooms = Annotated[list[str], Parameter(_read_rooms, room=(Annotated[Names, Query()], []))]
 
 
 async def allowed_rooms(
@@ -117,9 +120,9 @@ async def allowed_rooms(
     return [await guards.resolve(request, guard, room) for room in rooms]
 
 
-@operations.serve(table.SEARCH_TASKS)
+@serves(ops.SEARCH_TASKS)
 async def search_tasks(
-    request: Request, runtime: CurrentRuntime, caller: Caller, wanted: GivenFilter, page: CursorPaging
+    request: Request, runtime: Runtime, caller: Identity, wanted: QueryFilter, page: CursorPaging
 ) -> Response:
     """Search tasks, newest first; callers that are no superusers name rooms that they may read.
 
@@ -130,10 +133,8 @@ async def search_tasks(
     return json_response(await runtime.database.read(rules_searches.find, wanted, page))
 
 
-@operations.serve(table.COUNT_TASKS)
-async def count_tasks(
-    request: Request, runtime: CurrentRuntime, caller: Caller, rooms: GivenRooms
-) -> Response:
+@serves(ops.COUNT_TASKS)
+async def count_tasks(request: Request, runtime: Runtime, caller: Identity, rooms: QueryRooms) -> Response:
     """Return how many tasks have each status; callers that are no superusers name rooms."""
     rooms = await allowed_rooms(request, caller, rooms)
     return json_response(await runtime.database.read(rules_searches.count, rooms))
@@ -142,8 +143,8 @@ async def count_tasks(
 # Operators' endpoints for the sweeper and the settings; superusers only.
 
 
-@operations.serve(table.GET_SWEEPER)
-async def get_sweeper(queue: Queue, caller: Caller) -> Response:
+@serves(ops.GET_SWEEPER)
+async def get_sweeper(queue: QueueState, caller: Identity) -> Response:
     """Return the mode and the last cycles, newest first, of the sweeper of the server that responds.
 
     `servers` and `history` have all servers and the last cycles of their sweepers.
@@ -151,8 +152,10 @@ async def get_sweeper(queue: Queue, caller: Caller) -> Response:
     return json_response(await _state(queue))
 
 
-@operations.serve(table.UPDATE_SWEEPER)
-async def update_sweeper(queue: Queue, caller: Caller, body: SweeperUpdate, key: Key) -> Response:
+@serves(ops.UPDATE_SWEEPER)
+async def update_sweeper(
+    queue: QueueState, caller: Identity, body: SweeperUpdate, key: RequestKey | None
+) -> Response:
     """Change the mode of the sweepers of all servers, from their next cycle on."""
     detail = {"mode": body.mode.value}
     work = rules_audit.recorded(rules_sweep.set_mode, caller, "sweeper.mode", "sweeper", detail=detail)
@@ -160,14 +163,14 @@ async def update_sweeper(queue: Queue, caller: Caller, body: SweeperUpdate, key:
     return json_response(await _state(queue))
 
 
-@operations.serve(table.GET_SETTINGS)
-async def get_settings(runtime: CurrentRuntime, caller: Caller) -> Response:
+@serves(ops.GET_SETTINGS)
+async def get_settings(runtime: Runtime, caller: Identity) -> Response:
     """Return the settings in force of the server that responds, without secrets, and misspelt variables."""
     return json_response(await asyncio.to_thread(settings_report.report, runtime.settings))
 
 
-@operations.serve(table.PREVIEW_SWEEPER)
-async def preview_sweeper(queue: Queue, caller: Caller) -> Response:
+@serves(ops.PREVIEW_SWEEPER)
+async def preview_sweeper(queue: QueueState, caller: Identity) -> Response:
     """Return what a cycle would do now. It changes nothing."""
     return json_response(await queue.runtime.database.read(queue.sweeper.preview))
 
@@ -188,11 +191,11 @@ async def _state(queue: QueueState) -> SweeperDetail:
 # The endpoint of the audit trail.
 
 
-@operations.serve(table.LIST_AUDIT_ENTRIES)
+@serves(ops.LIST_AUDIT_ENTRIES)
 async def list_audit_entries(  # noqa: PLR0913 - one parameter for each field of the query
     request: Request,
-    runtime: CurrentRuntime,
-    caller: Caller,
+    runtime: Runtime,
+    caller: Identity,
     page: CursorPaging,
     *,
     room: Omissible[SearchedName] = None,
@@ -209,10 +212,10 @@ async def list_audit_entries(  # noqa: PLR0913 - one parameter for each field of
 # The list of all jobs; superusers only.
 
 
-@operations.serve(table.LIST_ALL_JOBS)
+@serves(ops.LIST_ALL_JOBS)
 async def list_all_jobs(  # noqa: PLR0913 - one parameter for each field of the query
-    runtime: CurrentRuntime,
-    caller: Caller,
+    runtime: Runtime,
+    caller: Identity,
     page: CursorPaging,
     *,
     room: Omissible[str] = None,
@@ -229,8 +232,8 @@ async def list_all_jobs(  # noqa: PLR0913 - one parameter for each field of the 
 # The list of all rooms; superusers only.
 
 
-@operations.serve(table.LIST_ROOMS)
-async def list_rooms(runtime: CurrentRuntime, caller: Caller, page: CursorPaging) -> Response:
+@serves(ops.LIST_ROOMS)
+async def list_rooms(runtime: Runtime, caller: Identity, page: CursorPaging) -> Response:
     """List the rooms that have tasks or jobs, by id, with their counts."""
     return json_response(await runtime.database.read_snapshot(rules_lists.list_rooms, page))
 
@@ -238,8 +241,8 @@ async def list_rooms(runtime: CurrentRuntime, caller: Caller, page: CursorPaging
 # The list of all providers; superusers only.
 
 
-@operations.serve(table.LIST_ALL_PROVIDERS)
-async def list_all_providers(runtime: CurrentRuntime, caller: Caller, page: CursorPaging) -> Response:
+@serves(ops.LIST_ALL_PROVIDERS)
+async def list_all_providers(runtime: Runtime, caller: Identity, page: CursorPaging) -> Response:
     """List the providers of all rooms by full name, with their open requests."""
     return json_response(await runtime.database.read(rules_lists.list_providers, page))
 
@@ -247,12 +250,12 @@ async def list_all_providers(runtime: CurrentRuntime, caller: Caller, page: Curs
 # The endpoint that finds ids by their first characters.
 
 
-@operations.serve(table.FIND_IDS)
+@serves(ops.FIND_IDS)
 async def find_ids(
     request: Request,
-    runtime: CurrentRuntime,
-    caller: Caller,
-    rooms: GivenRooms,
+    runtime: Runtime,
+    caller: Identity,
+    rooms: QueryRooms,
     *,
     prefix: Annotated[str, Query(description="The first 4 to 36 characters of an id.")] = "",
 ) -> Response:
@@ -271,8 +274,10 @@ async def find_ids(
 _GUARDS = {Permission.READ_ROOM: verify_readable_room, Permission.WRITE_ROOM: verify_writable_room}
 
 
-@operations.serve(table.GET_CALLER)
-async def get_caller(request: Request, queue: Queue, caller: Caller, room: Omissible[str] = None) -> Response:
+@serves(ops.GET_CALLER)
+async def get_caller(
+    request: Request, queue: QueueState, caller: Identity, room: Omissible[str] = None
+) -> Response:
     """Return the caller and what it may do; with `room`, also in that room."""
     permissions = [Permission.READ_ALL, Permission.OPERATE] if caller.is_superuser else []
     if room is not None:
@@ -295,8 +300,8 @@ async def _passes(request: Request, queue: QueueState, guard: Guard, room_id: st
     return True
 
 
-@operations.serve(table.GET_VERSION)
-async def get_version(runtime: CurrentRuntime, caller: Caller) -> Response:
+@serves(ops.GET_VERSION)
+async def get_version(runtime: Runtime, caller: Identity) -> Response:
     """Return the release of the server that responds, and of its database."""
     return json_response(await runtime.database.read_short(rules_overview.get, runtime.settings.build))
 
@@ -313,15 +318,15 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-@operations.serve(table.GET_OVERVIEW)
-async def get_overview(runtime: CurrentRuntime, caller: Caller) -> Response:
+@serves(ops.GET_OVERVIEW)
+async def get_overview(runtime: Runtime, caller: Identity) -> Response:
     """Return the state of the queue: what is wrong first, with a remedy for each finding."""
     heartbeat = runtime.settings.heartbeat_seconds
     return json_response(await runtime.database.read_snapshot(rules_overview.read_overview, heartbeat))
 
 
-@operations.serve(table.FOLLOW_OVERVIEW, responses=_STREAM, response_class=Response)
-async def follow_overview(request: Request, queue: Queue, caller: Caller) -> Response:
+@serves(ops.FOLLOW_OVERVIEW, responses=_STREAM)
+async def follow_overview(request: Request, queue: QueueState, caller: Identity) -> Response:
     """Stream the state of the queue: at once, and then whenever it has changed, at most every 2 s."""
 
     async def is_allowed() -> bool:
@@ -336,19 +341,19 @@ async def follow_overview(request: Request, queue: Queue, caller: Caller) -> Res
     return OverviewStream(queue, wanted, queue.runtime.settings.stream_send_timeout_seconds)
 
 
-@operations.serve(table.GET_ROOM_OVERVIEW)
-async def get_room_overview(runtime: CurrentRuntime, caller: Caller, room_id: Room) -> Response:
+@serves(ops.GET_ROOM_OVERVIEW)
+async def get_room_overview(runtime: Runtime, caller: Identity, room_id: str) -> Response:
     """Return the state of a room. That of a reserved room is for superusers."""
     if room_id in RESERVED and not caller.is_superuser:
         raise Forbidden(f"Only a superuser may read the overview of {room_id}")
     return json_response(await runtime.database.read_snapshot(rules_overview.read_room, room_id))
 
 
-@operations.serve(table.GET_STATISTICS)
+@serves(ops.GET_STATISTICS)
 async def get_statistics(  # noqa: PLR0913 - one parameter for each field of the query
     request: Request,
-    runtime: CurrentRuntime,
-    caller: Caller,
+    runtime: Runtime,
+    caller: Identity,
     *,
     job: Annotated[Omissible[str], Query(description="room:category:name")] = None,
     resolution: Annotated[int, Query(description="60 or 3600 seconds")] = MINUTE,
@@ -413,9 +418,9 @@ async def _no_body() -> Any:
 _OWN_ACTIONS = {BulkAction.RETRY, BulkAction.CANCEL}
 
 
-@operations.serve(table.PREVIEW_BULK_ACTION)
+@serves(ops.PREVIEW_BULK_ACTION)
 async def preview_bulk_action(
-    request: Request, runtime: CurrentRuntime, caller: Caller, body: BulkPreviewRequest
+    request: Request, runtime: Runtime, caller: Identity, body: BulkPreviewRequest
 ) -> Response:
     """Count the tasks that an action would affect. It changes nothing; its `token` confirms the action.
 
@@ -426,9 +431,9 @@ async def preview_bulk_action(
     return json_response(await rules_searches.preview(runtime.database.read, runtime.write, confirmed))
 
 
-@operations.serve(table.APPLY_BULK_ACTION)
+@serves(ops.APPLY_BULK_ACTION)
 async def apply_bulk_action(
-    request: Request, runtime: CurrentRuntime, caller: Caller, body: BulkRequest, key: Key
+    request: Request, runtime: Runtime, caller: Identity, body: BulkRequest, key: RequestKey | None
 ) -> Response:
     """Apply an action to up to 10,000 tasks that match the filter of its preview, newest first.
 

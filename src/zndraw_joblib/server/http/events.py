@@ -1,4 +1,4 @@
-"""Access to event streams: by the caller of a request, or the owner of a stream token in the query."""
+"""Operations of event streams: of a task, and of a room, as Server-Sent Events or as JSON."""
 
 import asyncio
 import logging
@@ -15,37 +15,39 @@ from pydantic_core import to_json
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from zndraw_joblib.server.http.callers import current_identity
-from zndraw_joblib.server.http.dependencies import (
-    Caller,
-    CurrentRuntime,
-    DisconnectWatcher,
-    JsonResponse,
-    Queue,
-    Room,
-    Wait,
+from zndraw_joblib.server.http.access import (
+    QueueState,
     check_task_readable,
-    json_response,
+    current_identity,
+    queue_state,
+    verify_readable_room,
 )
-from zndraw_joblib.server.http.host_dependencies import fresh_copy
-from zndraw_joblib.server.http.identity import verify_readable_room
 from zndraw_joblib.server.http.middleware import abort
-from zndraw_joblib.server.http.requests import event_stream, header_values, optional
-from zndraw_joblib.server.http.routing import QUERY_TOKEN, REQUIRED, Declared, Operations, Parameter
-from zndraw_joblib.server.http.state import QueueState, queue_state
+from zndraw_joblib.server.http.requests import (
+    DisconnectWatcher,
+    Omissible,
+    event_stream,
+    fresh_copy,
+    header_values,
+)
+from zndraw_joblib.server.http.routing import (
+    QUERY_TOKEN,
+    JsonResponse,
+    Parameter,
+    Wait,
+    json_response,
+    serves,
+)
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue.rules_room_events import Part
 from zndraw_joblib.server.runtime.problem_responses import as_problem, problem_response
+from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.server.streams import stream_tokens
 from zndraw_joblib.server.streams.streams import KEEPALIVE_COMMENT, Reader, Streams, format_sse_event
-from zndraw_joblib.wire import operations as table
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.problems import InvalidRequest, Unauthorized
 
-operations = Operations()
-
 _MAX_POSITION = 2**53
-# The key of the access to the stream in the scope of a request.
-_ACCESS = "zndraw_joblib.stream_access"
 
 
 class StreamAccess(NamedTuple):
@@ -128,40 +130,39 @@ def _wants_stream(request: Request) -> bool:
     return any("text/event-stream" in accepted.lower() for accepted in header_values(request, b"accept"))
 
 
-async def _check_stream(request: Request) -> None:
-    request.scope[_ACCESS] = await resolve_access(request)
-
-
-def _token(path: str) -> tuple[Any, Any]:
-    return optional(str, Query(description=f"A token of `{path}`"))
-
-
-def _accessed(request: Request) -> StreamAccess:
-    access: StreamAccess = request.scope[_ACCESS]
-    return access
-
-
-_POSITION: Declared = {
-    "after": optional(
-        Annotated[int, Query(ge=0)], Query(description="Continue after the event with this id")
+_TASK_TOKEN = Query(description=f"A token of `{ops.CREATE_TASK_STREAM_TOKEN.template}`")
+_ROOM_TOKEN = Query(description=f"A token of `{ops.CREATE_ROOM_STREAM_TOKEN.template}`")
+_AFTER = Annotated[
+    Omissible[Annotated[int, Query(ge=0)]], Query(description="Continue after the event with this id")
+]
+_LAST_EVENT_ID = Annotated[
+    Omissible[int],
+    Header(
+        alias="Last-Event-ID",
+        description="The same, as browsers send it when they reconnect; it takes precedence over `after`",
     ),
-    "last_event_id": optional(
-        int,
-        Header(
-            alias="Last-Event-ID",
-            description="The same, as browsers send it when they reconnect; it takes precedence over `after`",
-        ),
-    ),
-}
+]
 TaskAccess = Annotated[
     StreamAccess,
-    Parameter(_accessed, {"task_id": (UUID, REQUIRED), "token": _token("/tasks/{task_id}/events/token")}),
+    Parameter(
+        resolve_access,
+        checks_access=True,
+        task_id=(UUID,),
+        token=(Annotated[Omissible[str], _TASK_TOKEN], None),
+    ),
 ]
 RoomAccess = Annotated[
     StreamAccess,
-    Parameter(_accessed, {"room_id": (str, REQUIRED), "token": _token("/rooms/{room_id}/events/token")}),
+    Parameter(
+        resolve_access,
+        checks_access=True,
+        room_id=(str,),
+        token=(Annotated[Omissible[str], _ROOM_TOKEN], None),
+    ),
 ]
-Position = Annotated[int | None, Parameter(_position, _POSITION)]
+Position = Annotated[
+    int | None, Parameter(_position, after=(_AFTER, None), last_event_id=(_LAST_EVENT_ID, None))
+]
 # OpenAPI ignores the header `Accept` as a parameter.
 WantsStream = Annotated[bool, Parameter(_wants_stream)]
 
@@ -351,9 +352,14 @@ _TASK_STREAM = _responses("the `TaskResponse`", " `end`: the task has ended, and
 _ROOM_STREAM = _responses("a `RoomSnapshot`", "")
 
 
-@operations.serve(table.FOLLOW_TASK, access=_check_stream, responses=_TASK_STREAM)
+@serves(ops.FOLLOW_TASK, responses=_TASK_STREAM)
 async def follow_task(
-    request: Request, queue: Queue, access: TaskAccess, after: Position, is_stream: WantsStream, wait: Wait
+    request: Request,
+    queue: QueueState,
+    access: TaskAccess,
+    after: Position,
+    is_stream: WantsStream,
+    wait: Wait,
 ) -> Response:
     """Return a task and what happens to it: a stream with ``Accept: text/event-stream``, else JSON.
 
@@ -362,17 +368,22 @@ async def follow_task(
     return await _respond(request, queue, access, after, wait, is_stream=is_stream)
 
 
-@operations.serve(table.FOLLOW_ROOM, access=_check_stream, responses=_ROOM_STREAM)
+@serves(ops.FOLLOW_ROOM, responses=_ROOM_STREAM)
 async def follow_room(
-    request: Request, queue: Queue, access: RoomAccess, after: Position, is_stream: WantsStream, wait: Wait
+    request: Request,
+    queue: QueueState,
+    access: RoomAccess,
+    after: Position,
+    is_stream: WantsStream,
+    wait: Wait,
 ) -> Response:
     """Return the newest tasks of a room and what happens to its tasks, as the events of a task."""
     return await _respond(request, queue, access, after, wait, is_stream=is_stream)
 
 
-@operations.serve(table.CREATE_TASK_STREAM_TOKEN)
+@serves(ops.CREATE_TASK_STREAM_TOKEN)
 async def create_task_stream_token(
-    request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID
+    request: Request, runtime: Runtime, caller: Identity, task_id: UUID
 ) -> Response:
     """Return a token that reads the events of a task for some minutes, as ``?token=…`` in its URL."""
     room_id = (await runtime.get_task(task_id)).room_id
@@ -381,9 +392,9 @@ async def create_task_stream_token(
     return json_response(token, 201)
 
 
-@operations.serve(table.CREATE_ROOM_STREAM_TOKEN)
+@serves(ops.CREATE_ROOM_STREAM_TOKEN)
 async def create_room_stream_token(
-    request: Request, runtime: CurrentRuntime, caller: Caller, room_id: Room
+    request: Request, runtime: Runtime, caller: Identity, room_id: str
 ) -> Response:
     """Return a token that reads the events of a room for some minutes, as ``?token=…`` in its URL."""
     token = await runtime.write_short(stream_tokens.issue, stream_name(request), caller, room_id)

@@ -1,38 +1,31 @@
-"""Endpoints of jobs."""
+"""Operations of jobs and of workers."""
 
-from fastapi import Response
+from uuid import UUID
 
-from zndraw_joblib.server.http.dependencies import (
-    Caller,
-    CurrentRuntime,
-    Key,
-    NamedJob,
-    Paging,
-    Room,
-    json_response,
-)
+from fastapi import Request, Response
+
+from zndraw_joblib.server.admin import rules_lists
+from zndraw_joblib.server.http.access import QueueState
 from zndraw_joblib.server.http.requests import Omissible
-from zndraw_joblib.server.http.routing import Operations
-from zndraw_joblib.server.process.ports import Identity, RequestKey
-from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_tasks, rules_transitions
-from zndraw_joblib.server.queue.rules_idempotency import Answers, answers_of, once
+from zndraw_joblib.server.http.routing import NamedJob, Paging, json_response, serves
+from zndraw_joblib.server.process.ports import Identity, Page, RequestKey
+from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_tasks, rules_transitions, rules_workers
+from zndraw_joblib.server.queue.rules_idempotency import NOTHING, WORKER, Answers, answers_of, once
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire import operations as table
-from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.messages import HeartbeatRequest, JobRegisterRequest, JobResponse, WorkerInfo
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.statuses import TaskStatus
-
-operations = Operations()
 
 _JOB: Answers[JobResponse] = answers_of(JobResponse)
 _REGISTERED: Answers[tuple[JobResponse, bool]] = answers_of(tuple[JobResponse, bool])
 
 
-@operations.serve(
-    table.REGISTER_JOB, responses={200: {"model": JobResponse, "description": "The job was active already"}}
+@serves(
+    ops.REGISTER_JOB, responses={200: {"model": JobResponse, "description": "The job was active already"}}
 )
 async def register_job(
-    runtime: CurrentRuntime, caller: Caller, room_id: Room, body: JobRegisterRequest, key: Key
+    runtime: Runtime, caller: Identity, room_id: str, body: JobRegisterRequest, key: RequestKey | None
 ) -> Response:
     """Register a job and the worker that serves it. Only superusers may do so in reserved rooms."""
     item = rules_jobs.Registration(caller, room_id, body, runtime.settings.max_jobs_per_room)
@@ -42,17 +35,17 @@ async def register_job(
     return json_response(job, 201 if is_new else 200)
 
 
-@operations.serve(table.LIST_JOBS)
-async def list_jobs(runtime: CurrentRuntime, caller: Caller, room_id: Room, page: Paging) -> Response:
+@serves(ops.LIST_JOBS)
+async def list_jobs(runtime: Runtime, caller: Identity, room_id: str, page: Paging) -> Response:
     """List the jobs that are visible in a room: its own and those of the reserved rooms."""
     return json_response(await runtime.database.read(rules_jobs.page, room_id=room_id, part=page))
 
 
-@operations.serve(table.LIST_JOB_TASKS)
+@serves(ops.LIST_JOB_TASKS)
 async def list_job_tasks(
-    runtime: CurrentRuntime,
-    caller: Caller,
-    room_id: Room,
+    runtime: Runtime,
+    caller: Identity,
+    room_id: str,
     name: NamedJob,
     page: Paging,
     status: Omissible[TaskStatus] = None,
@@ -65,17 +58,17 @@ async def list_job_tasks(
     )
 
 
-@operations.serve(table.PAUSE_JOB)
+@serves(ops.PAUSE_JOB)
 async def pause_job(
-    runtime: CurrentRuntime, caller: Caller, room_id: Room, name: NamedJob, key: Key
+    runtime: Runtime, caller: Identity, room_id: str, name: NamedJob, key: RequestKey | None
 ) -> Response:
     """Stop claims of a job. Claimed and running tasks continue. Superusers only."""
     return await _pause(runtime, caller, room_id, name, key, paused=True)
 
 
-@operations.serve(table.RESUME_JOB)
+@serves(ops.RESUME_JOB)
 async def resume_job(
-    runtime: CurrentRuntime, caller: Caller, room_id: Room, name: NamedJob, key: Key
+    runtime: Runtime, caller: Identity, room_id: str, name: NamedJob, key: RequestKey | None
 ) -> Response:
     """Allow claims of a paused job again. Superusers only."""
     return await _pause(runtime, caller, room_id, name, key, paused=False)
@@ -91,8 +84,102 @@ async def _pause(
     return json_response(job)
 
 
-@operations.serve(table.GET_JOB)
-async def get_job(runtime: CurrentRuntime, caller: Caller, room_id: Room, name: NamedJob) -> Response:
+@serves(ops.GET_JOB)
+async def get_job(runtime: Runtime, caller: Identity, room_id: str, name: NamedJob) -> Response:
     """Return an active job."""
     cross_room = runtime.settings.cross_room_jobs
     return json_response(await runtime.database.read(rules_jobs.get, room_id, name, cross_room=cross_room))
+
+
+# Workers.
+
+
+@serves(ops.CREATE_WORKER)
+async def create_worker(
+    runtime: Runtime, caller: Identity, key: RequestKey | None, body: WorkerInfo | None = None
+) -> Response:
+    """Create a worker that belongs to the caller. It must send heartbeats."""
+    interval = runtime.settings.heartbeat_seconds
+    create = once(key, WORKER, rules_workers.create)
+    worker = await runtime.write(create, caller=caller, interval=interval, info=body)
+    return json_response(worker, 201)
+
+
+@serves(ops.LIST_WORKERS)
+async def list_workers(runtime: Runtime, caller: Identity, page: Paging) -> Response:
+    """List all workers, newest first."""
+    return await _page(runtime, caller, None, page)
+
+
+@serves(ops.GET_WORKER)
+async def get_worker(runtime: Runtime, caller: Identity, worker_id: UUID) -> Response:
+    """Return a worker with its current tasks. Its owner or a superuser may do so."""
+    interval = runtime.settings.heartbeat_seconds
+    return json_response(await runtime.database.read(rules_lists.get_worker, caller, worker_id, interval))
+
+
+@serves(ops.SEND_HEARTBEAT)
+async def send_heartbeat(
+    request: Request,
+    queue: QueueState,
+    caller: Identity,
+    worker_id: UUID,
+    body: HeartbeatRequest | None = None,
+) -> Response:
+    """Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so.
+
+    Tasks of jobs in rooms to which the owner may not write any more are lost.
+    """
+    runtime = queue.runtime
+    body = body or HeartbeatRequest()
+    # Without the field, the heartbeat omits no task; an empty list means that the worker holds none.
+    named = body.tasks if "tasks" in body.model_fields_set else None
+    task_ids = [task.id for task in named or ()]
+    refused = await queue.worker_rooms.refused_tasks(request, caller, worker_id, task_ids)
+    response = await runtime.heartbeat(caller, worker_id, named, body.max_tasks, refused)
+    if body.worker is not None:
+        await runtime.write_short(rules_workers.describe, worker_id, body.worker)
+    return json_response(response)
+
+
+@serves(ops.DRAIN_WORKER)
+async def drain_worker(
+    runtime: Runtime, caller: Identity, worker_id: UUID, key: RequestKey | None
+) -> Response:
+    """Ask a worker to stop claiming, finish its tasks and leave. Its owner or a superuser may do so."""
+    interval = runtime.settings.heartbeat_seconds
+    worker = await runtime.write(once(key, WORKER, rules_workers.drain), caller, worker_id, interval)
+    return json_response(worker)
+
+
+@serves(ops.REMOVE_WORKER)
+async def remove_worker(
+    runtime: Runtime, caller: Identity, worker_id: UUID, key: RequestKey | None
+) -> Response:
+    """Remove a worker: its tasks follow their retry policy; jobs without workers are soft-deleted."""
+    await runtime.write(once(key, NOTHING, rules_workers.remove), caller=caller, worker_id=worker_id)
+    return Response(status_code=204)
+
+
+@serves(ops.REMOVE_JOB_FROM_WORKER)
+async def remove_job_from_worker(
+    runtime: Runtime, caller: Identity, worker_id: UUID, name: NamedJob, key: RequestKey | None
+) -> Response:
+    """Remove one job from a worker. Its tasks of that job continue."""
+    await runtime.write(
+        once(key, NOTHING, rules_workers.unlink_job), caller=caller, worker_id=worker_id, name=name
+    )
+    return Response(status_code=204)
+
+
+@serves(ops.LIST_ROOM_WORKERS)
+async def list_room_workers(runtime: Runtime, caller: Identity, room_id: str, page: Paging) -> Response:
+    """List the workers of the jobs that are visible in a room."""
+    return await _page(runtime, caller, room_id, page)
+
+
+async def _page(runtime: Runtime, caller: Identity, room_id: str | None, part: Page) -> Response:
+    interval = runtime.settings.heartbeat_seconds
+    return json_response(
+        await runtime.database.read(rules_lists.list_workers, caller, room_id, part, interval)
+    )

@@ -1,4 +1,4 @@
-"""Metrics in the formats of Prometheus: families of the queue, and of the process that responds."""
+"""Metrics in the formats of Prometheus, and the health of the server process."""
 
 import asyncio
 import hmac
@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import PlainTextResponse
 from prometheus_client import exposition
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -26,13 +25,11 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from zndraw_joblib.server.admin.rules_overview import JobMetrics, QueueMetrics
-from zndraw_joblib.server.http.callers import current_superuser
-from zndraw_joblib.server.http.dependencies import JSON_MEDIA_TYPE, Queue
-from zndraw_joblib.server.http.openapi import description_of, operation_id
+from zndraw_joblib.server.http.access import QueueState, current_superuser, queue_state
+from zndraw_joblib.server.http.openapi import operation_id, route_options
 from zndraw_joblib.server.http.requests import header_values
-from zndraw_joblib.server.http.routing import Operations, Route
-from zndraw_joblib.server.http.state import QueueState, queue_state
-from zndraw_joblib.wire import operations as table
+from zndraw_joblib.server.http.routing import JSON_MEDIA_TYPE, Parameter, Route, serves
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.operators import BUCKET_BOUNDS
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
@@ -209,8 +206,6 @@ def _of_routes(process: str, routes: Iterable[Route]) -> Iterator[Metric]:
 
 # The metrics for Prometheus, for its token and for superusers.
 
-operations = Operations()
-
 
 async def metrics_reader(request: Request) -> None:
     """Return if the request has the token `metrics_token`, or a superuser's. Raises a problem otherwise."""
@@ -224,15 +219,16 @@ async def metrics_reader(request: Request) -> None:
     await current_superuser(request)
 
 
+MetricsReader = Annotated[None, Parameter(metrics_reader, checks_access=True)]
+
+
 _TEXT: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
 _TEXTS = {**_TEXT, "application/openmetrics-text": _TEXT["text/plain"]}
 _RESPONSES: dict[int | str, dict[str, Any]] = {200: {"description": "The metrics", "content": _TEXTS}}
 
 
-@operations.serve(
-    table.GET_METRICS, access=metrics_reader, responses=_RESPONSES, response_class=PlainTextResponse
-)
-async def get_metrics(request: Request, queue: Queue) -> Response:
+@serves(ops.GET_METRICS, responses=_RESPONSES)
+async def get_metrics(request: Request, queue: QueueState, reader: MetricsReader) -> Response:
     """Return the metrics of the queue, and of the process that responds, in Prometheus' format."""
     started = perf_counter()
     await asyncio.sleep(0)
@@ -252,17 +248,13 @@ def _encode(found: QueueMetrics | None, families: list[Metric], accept: str) -> 
 
 def add_root(app: FastAPI, identity: Callable[..., Any]) -> None:
     """Add the route without the prefix, where Prometheus looks by default."""
-    described = description_of(operations[table.GET_METRICS]) | {
-        "operation_id": operation_id("get_metrics_at_root")
-    }
+    options = route_options(get_metrics) | {"operation_id": operation_id("get_metrics_at_root")}
     app.router.add_api_route(
-        "/metrics",
+        ops.GET_METRICS.template,
         get_metrics,
-        response_class=PlainTextResponse,
         dependencies=[Depends(identity)],
-        name="metrics_at_root",
         route_class_override=Route,
-        **described,
+        **options | {"name": "metrics_at_root"},
     )
 
 

@@ -6,11 +6,13 @@ from collections import defaultdict
 from functools import cache
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel
 
-from zndraw_joblib.server.http.examples import add_response_example, documented_responses, request_examples
-from zndraw_joblib.server.http.routing import Route, Work
-from zndraw_joblib.wire.operations import Problems
+from zndraw_joblib.server.http.routing import Endpoint, Route
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.operations import NO_CONTENT, Operation, Problems
 from zndraw_joblib.wire.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemException
 
 PROBLEM_REF = "#/components/schemas/Problem"
@@ -57,6 +59,8 @@ TAGS = {
     "problems": "The types of problems.",
     "health": "Liveness and readiness of the server process.",
 }
+# What FastAPI makes of an answer that is no model.
+_CLASSES: dict[Any, type[Response]] = {bytes: Response, str: PlainTextResponse}
 # Pydantic's name of the schema if the host has another model of the name `Problem`.
 _LONG_REF = f"#/components/schemas/{Problem.__module__.replace('.', '__')}__{Problem.__qualname__}"
 
@@ -82,21 +86,31 @@ def tag_of(tag: str, namespace: str = "") -> str:
     return f"{namespace} {tag}".strip()
 
 
-def description_of(work: Work, namespace: str = "") -> dict[str, Any]:
-    """Return the options of `add_api_route` that describe an operation.
+def route_options(endpoint: Endpoint, namespace: str = "") -> dict[str, Any]:
+    """Return the options of `add_api_route` for an operation, all but its path.
 
     `namespace` keeps ids and tags apart from those of a host.
     """
-    responses: dict[int | str, dict[str, Any]] = {
-        **problem_responses(work.operation.all_problems),
-        **documented_responses(work),
+    row, options = endpoint.operation, dict(endpoint.documented)
+    responses = {
+        **problem_responses(row.all_problems),
+        **_documented_responses(row, options.pop("responses", {})),
     }
+    model: dict[str, Any] = {"response_class": _CLASSES.get(row.answer, Response)}
+    if issubclass(row.answer, BaseModel):
+        model = {"response_model": row.answer}
+    elif row.answer is NO_CONTENT:
+        model = {"response_model": None}
     return {
-        "operation_id": operation_id(work.operation.name, namespace),
-        "summary": work.operation.name.replace("_", " ").capitalize(),
-        "tags": [tag_of(work.operation.tag, namespace)],
+        "name": row.name,
+        "methods": [row.method],
+        "status_code": row.status,
+        "operation_id": operation_id(row.name, namespace),
+        "summary": row.name.replace("_", " ").capitalize(),
+        "tags": [tag_of(row.tag, namespace)],
         "responses": dict(sorted(responses.items(), key=lambda entry: str(entry[0]))),
-        "openapi_extra": request_examples(work),
+        "openapi_extra": _with_examples(row, options.pop("openapi_extra", {})),
+        **model,
     }
 
 
@@ -116,7 +130,7 @@ def complete_document(app: FastAPI) -> None:
                 for method in route.methods or ():
                     # A host may leave operations out of its document.
                     if operation := paths.get(route.path_format, {}).get(method.lower()):
-                        add_response_example(route.name, operation.get("responses", {}))
+                        _add_example(route.endpoint.operation, operation.get("responses", {}))
         if _LONG_REF.rpartition("/")[2] in document.get("components", {}).get("schemas", {}):
             _rename_problem(paths)
         return document
@@ -133,3 +147,219 @@ def _rename_problem(paths: dict[str, dict[str, Any]]) -> None:
                 content = response.get("content", {}).get(PROBLEM_MEDIA_TYPE, {})
                 if content.get("schema") == {"$ref": PROBLEM_REF}:
                     content["schema"] = {"$ref": _LONG_REF}
+
+
+# Examples of requests and responses of the main operations.
+
+_WORKER_ID = "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11"
+_TASK_ID = "0198c5a5-0b42-7f20-8a77-3c1d9e4f5a60"
+_JOB_ID = "0198c5a4-7a0e-7b02-b6c1-0e2f7d9a8c33"
+_CLAIM_ID = "0198c5a5-1c00-7d11-9f42-6a7b8c9d0e1f"
+_JOB = "@global:modifiers:Rotate"
+_SCHEMA = {
+    "type": "object",
+    "properties": {"angle": {"type": "number", "description": "In degrees."}},
+    "required": ["angle"],
+}
+_POLICY = {
+    "max_attempts": 3,
+    "retry_on": ["worker_lost"],
+    "backoff": {"base_seconds": 1.0, "factor": 2.0, "cap_seconds": 60.0, "jitter": 0.0},
+    "max_crashes": 3,
+    "timeout_seconds": 600.0,
+    "start_timeout_seconds": 60.0,
+    "max_in_flight": None,
+    "priority": 0,
+}
+_PENDING_TASK: dict[str, Any] = {
+    "id": _TASK_ID,
+    "job_name": _JOB,
+    "room_id": "lab",
+    "status": "pending",
+    "created_at": "2026-03-01T12:00:00.000000Z",
+    "started_at": None,
+    "completed_at": None,
+    "worker_id": None,
+    "error": None,
+    "payload": {"angle": 90},
+    "queue_position": 1,
+    "attempt": 0,
+    "attempts": 0,
+    "created_by": "ada",
+    "result": None,
+    "error_code": None,
+    "priority": 0,
+    "run_at": None,
+    "expires_at": None,
+}
+_CLAIMED_TASK = _PENDING_TASK | {
+    "status": "claimed",
+    "worker_id": _WORKER_ID,
+    "queue_position": None,
+    "attempt": 1,
+    "attempts": 1,
+}
+_RUNNING_TASK = _CLAIMED_TASK | {"status": "running", "started_at": "2026-03-01T12:00:01.000000Z"}
+_COMPLETED_TASK = _RUNNING_TASK | {
+    "status": "completed",
+    "completed_at": "2026-03-01T12:00:03.000000Z",
+    "result": {"rotated": 12},
+}
+_WORKER = {
+    "id": _WORKER_ID,
+    "last_heartbeat": "2026-03-01T12:00:00.000000Z",
+    "heartbeat_interval_seconds": 20.0,
+    "drain": False,
+    "tasks": [],
+}
+_HOLDER = {"worker_id": _WORKER_ID, "attempt": 1}
+_FILTER = {"status": ["failed"], "room": ["lab"]}
+
+Examples = dict[str, tuple[str, Any]]
+# Examples of the body, each with its summary.
+REQUESTS: dict[Operation[Any], Examples] = {
+    ops.REGISTER_JOB: {
+        "job": (
+            "A job with a policy",
+            {"category": "modifiers", "name": "Rotate", "schema": _SCHEMA, "max_attempts": 3},
+        )
+    },
+    ops.SUBMIT_TASK: {
+        "task": ("Run as soon as possible", {"payload": {"angle": 90}}),
+        "scheduled": ("Run in a minute", {"payload": {"angle": 90}, "delay_seconds": 60, "priority": 10}),
+    },
+    ops.SUBMIT_TASKS: {
+        "tasks": (
+            "Two tasks, both or none",
+            {
+                "tasks": [
+                    {"room_id": "lab", "job_name": _JOB, "payload": {"angle": 90}},
+                    {"room_id": "lab", "job_name": _JOB, "payload": {"angle": 180}},
+                ],
+                "atomic": True,
+            },
+        )
+    },
+    ops.CLAIM_TASK: {
+        "one": ("The next task", {"worker_id": _WORKER_ID, "claim_id": _CLAIM_ID}),
+        "several": ("Up to ten, started at once", {"worker_id": _WORKER_ID, "max": 10, "start": True}),
+    },
+    ops.UPDATE_TASK: {
+        "start": ("Start the task", {"status": "running", **_HOLDER}),
+        "progress": (
+            "Report progress",
+            {"progress": {"current": 3, "total": 12, "unit": "atoms"}, **_HOLDER},
+        ),
+        "complete": ("Complete the task", {"status": "completed", "result": {"rotated": 12}, **_HOLDER}),
+        "fail": ("Fail the task", {"status": "failed", "error": "No atoms are selected", **_HOLDER}),
+        "cancel": ("Cancel the task, as its submitter", {"status": "cancelled"}),
+    },
+    ops.REPORT_TASKS: {
+        "reports": (
+            "The end of one task",
+            {
+                "worker_id": _WORKER_ID,
+                "reports": [{"id": _TASK_ID, "status": "completed", "attempt": 1, "result": {"rotated": 12}}],
+            },
+        )
+    },
+    ops.FAIL_TASK: {"reason": ("With the reason", {"error": "The cluster is shut down"})},
+    ops.CREATE_WORKER: {"worker": ("With a name", {"name": "gpu-1", "slots": 4})},
+    ops.SEND_HEARTBEAT: {"heartbeat": ("With the held tasks", {"tasks": [{"id": _TASK_ID, "attempt": 1}]})},
+    ops.REGISTER_PROVIDER: {
+        "folder": (
+            "A folder",
+            {
+                "category": "filesystem",
+                "name": "data",
+                "schema": {"type": "object", "properties": {"path": {"type": "string"}}},
+                "worker_id": _WORKER_ID,
+            },
+        )
+    },
+    ops.CLAIM_PROVIDER_REQUEST: {"claim": ("The next request", {"worker_id": _WORKER_ID})},
+    ops.PREVIEW_BULK_ACTION: {"retry": ("Failed tasks of a room", {"action": "retry", "filter": _FILTER})},
+    ops.APPLY_BULK_ACTION: {
+        "retry": (
+            "With the token of the preview",
+            {"action": "retry", "filter": _FILTER, "token": "token-of-the-preview"},
+        )
+    },
+    ops.UPDATE_SWEEPER: {"observe": ("Log only", {"mode": "observe"})},
+}
+_CREATED = {"Location": "The path of the task.", "Retry-After": "Seconds to wait before the task is read."}
+_WAITED = {"Preference-Applied": "`wait=N`, if the request preferred to wait."}
+# The status of an example, its body, and the headers of the response.
+RESPONSES: dict[Operation[Any], tuple[int, Any, dict[str, str]]] = {
+    ops.REGISTER_JOB: (
+        201,
+        {
+            "id": _JOB_ID,
+            "room_id": "@global",
+            "category": "modifiers",
+            "name": "Rotate",
+            "full_name": _JOB,
+            "schema": _SCHEMA,
+            "workers": [_WORKER_ID],
+            "worker_id": _WORKER_ID,
+            "paused": False,
+            **_POLICY,
+        },
+        {},
+    ),
+    ops.SUBMIT_TASK: (202, _PENDING_TASK, _CREATED),
+    ops.SUBMIT_TASKS: (
+        200,
+        {"results": [{"status": 202, "id": _TASK_ID, "task": _PENDING_TASK}]},
+        {"Preference-Applied": "`return=minimal`, if the request preferred it."},
+    ),
+    ops.CLAIM_TASK: (
+        200,
+        {"task": _CLAIMED_TASK, "reason": None},
+        {**_WAITED, "Retry-After": "Seconds to wait before the next claim, if a limit or a pause applies."},
+    ),
+    ops.GET_TASK: (200, _COMPLETED_TASK, _WAITED),
+    ops.UPDATE_TASK: (200, _RUNNING_TASK, {}),
+    ops.LIST_TASKS: (200, {"items": [_COMPLETED_TASK], "total": 1, "limit": 50, "offset": 0}, {}),
+    ops.CREATE_WORKER: (201, _WORKER, {}),
+    ops.SEND_HEARTBEAT: (200, _WORKER | {"tasks": [{"id": _TASK_ID, "verdict": "continue"}]}, {}),
+    ops.CREATE_TASK_STREAM_TOKEN: (
+        201,
+        {"token": "token-of-the-stream", "expires_at": "2026-03-01T12:05:00.000000Z"},
+        {},
+    ),
+}
+
+
+_DESCRIPTIONS = {200: "Success", 201: "Created", 202: "Accepted"}
+
+
+def _with_examples(row: Operation[Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """Return the extra fields of an operation, with the examples of its body."""
+    if row not in REQUESTS:
+        return dict(extra)
+    examples = {
+        name: {"summary": summary, "value": value} for name, (summary, value) in REQUESTS[row].items()
+    }
+    return {**extra, "requestBody": {"content": {"application/json": {"examples": examples}}}}
+
+
+def _documented_responses(
+    row: Operation[Any], responses: dict[int | str, dict[str, Any]]
+) -> dict[int | str, dict[str, Any]]:
+    """Return the successful responses of an operation, one of them with its headers."""
+    if row not in RESPONSES:
+        return dict(responses)
+    status, _, headers = RESPONSES[row]
+    texts = {name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()}
+    described = {"description": _DESCRIPTIONS[status], **({"headers": texts} if texts else {})}
+    return {**responses, status: {**described, **responses.get(status, {})}}
+
+
+def _add_example(row: Operation[Any], responses: dict[str, Any]) -> None:
+    """Add the example of an operation to its responses in a document."""
+    if row in RESPONSES:
+        status, body, _ = RESPONSES[row]
+        content = responses.get(str(status), {}).get("content", {}).get("application/json")
+        if content is not None:
+            content["example"] = body

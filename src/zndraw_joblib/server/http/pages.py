@@ -1,4 +1,4 @@
-"""Files of the package that the server sends as they are, with an ETag."""
+"""Pages and files without data: problem types, operations, TypeScript declarations, the operators' page."""
 
 import hashlib
 import inspect
@@ -19,6 +19,7 @@ from starlette.responses import RedirectResponse
 
 from zndraw_joblib.server.http.openapi import operation_id, problem_responses, tag_of
 from zndraw_joblib.server.runtime.problem_responses import problem_exception_handler, problem_response
+from zndraw_joblib.wire.operations import PREFIX
 from zndraw_joblib.wire.problems import PROBLEMS, REMEDIES, NotFound, ProblemException
 
 _KINDS = {"js": "text/javascript", "svg": "image/svg+xml", "ts": "application/typescript"}
@@ -208,7 +209,7 @@ class Dashboard:
         self.path, self._prefix = _checked(path), prefix
         depth = self.path.count("/")
         config = Config(
-            api="../" * depth + f"{prefix}/v1/joblib".lstrip("/"),
+            api="../" * depth + f"{prefix}{PREFIX}".lstrip("/"),
             identity="host" if is_host else "token",
             read_only=read_only,
             version=version("zndraw-joblib"),

@@ -1,32 +1,70 @@
-"""Responses with stored bytes: conditional requests, ranges, and headers that make them safe."""
+"""Operations that send and receive stored bytes: results of tasks, providers and their results."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from math import ceil
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 from uuid import UUID
 
-from fastapi import Query, Request, Response
+from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
-from zndraw_joblib.server.http.callers import body_of
-from zndraw_joblib.server.http.dependencies import Caller, Queue, check_task_readable, json_response
-from zndraw_joblib.server.http.requests import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
-from zndraw_joblib.server.http.routing import Operations
-from zndraw_joblib.server.process.ports import PART_BYTES
-from zndraw_joblib.server.queue import rules_results
+from zndraw_joblib.server.http.access import (
+    QueueState,
+    access_of,
+    body_of,
+    check_task_readable,
+    verify_readable_room,
+)
+from zndraw_joblib.server.http.requests import (
+    BYTES_RETURNED,
+    BYTES_SENT,
+    DisconnectWatcher,
+    Omissible,
+    header_parameter,
+)
+from zndraw_joblib.server.http.routing import (
+    NamedProvider,
+    Paging,
+    Parameter,
+    PreferredWait,
+    Wait,
+    claim_id_of,
+    json_response,
+    receive_body,
+    serves,
+)
+from zndraw_joblib.server.process.ports import PART_BYTES, Identity, RequestKey, ResultBackend
+from zndraw_joblib.server.providers.requests import CachedResult, request_key
+from zndraw_joblib.server.queue import rules_providers, rules_results
+from zndraw_joblib.server.queue.rules_idempotency import NOTHING, Answers, answers_of, once
+from zndraw_joblib.server.queue.rules_providers import find_for_upload
 from zndraw_joblib.server.queue.rules_results import FoundResult, Upload
 from zndraw_joblib.server.results import stores
 from zndraw_joblib.server.results.results import ContentInfo
-from zndraw_joblib.wire import operations as table
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.messages import MAX_ERROR_BYTES
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, RangeNotSatisfiable
-from zndraw_joblib.wire.providers import is_media_type, media_type
-
-operations = Operations()
+from zndraw_joblib.wire.providers import (
+    REQUEST_HASH,
+    RESULT_ERROR,
+    RESULT_OK,
+    RESULT_STATUS,
+    WORKER_ID,
+    ProviderClaimRequest,
+    ProviderRegisterRequest,
+    ProviderResponse,
+    is_media_type,
+    is_request_hash,
+    media_type,
+    params_of,
+)
 
 # Stored bytes must not run as a script with the identity of the user who opens them in a browser.
 SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
@@ -142,9 +180,14 @@ Filename = Annotated[
 ]
 
 
-@operations.serve(table.UPLOAD_TASK_RESULT, openapi_extra={"requestBody": BYTES_SENT})
+@serves(ops.UPLOAD_TASK_RESULT, openapi_extra={"requestBody": BYTES_SENT})
 async def upload_task_result(
-    request: Request, queue: Queue, caller: Caller, task_id: UUID, attempt: Attempt, filename: Filename = None
+    request: Request,
+    queue: QueueState,
+    caller: Identity,
+    task_id: UUID,
+    attempt: Attempt,
+    filename: Filename = None,
 ) -> Response:
     """Store the body as the result of a held task, in place of its former result; then report completion.
 
@@ -187,26 +230,30 @@ _CONDITIONS = {
 }
 
 
-@operations.serve(table.READ_TASK_RESULT, responses=_READ, response_class=Response, openapi_extra=_CONDITIONS)
-async def read_task_result(request: Request, queue: Queue, caller: Caller, task_id: UUID) -> Response:
+@serves(ops.READ_TASK_RESULT, responses=_READ, openapi_extra=_CONDITIONS)
+async def read_task_result(request: Request, queue: QueueState, caller: Identity, task_id: UUID) -> Response:
     """Return the result of a task: its JSON, or the bytes that were uploaded.
 
     ``Range``, ``If-Range`` and ``If-None-Match`` are supported.
     """
-    found = await queue.runtime.database.read(rules_results.find, task_id)
-    await check_task_readable(request, caller, task_id, found.room_id)
-    rules_results.check(found)
-    stored = _inline(found) if found.stored is None else _stored(queue, found)
+    return await _send_result(request, queue, caller, task_id)
+
+
+@serves(ops.HEAD_TASK_RESULT, responses=_HEAD, openapi_extra=_CONDITIONS)
+async def head_task_result(request: Request, queue: QueueState, caller: Identity, task_id: UUID) -> Response:
+    """Return the headers of the result of a task."""
+    return await _send_result(request, queue, caller, task_id)
+
+
+async def _send_result(request: Request, queue: QueueState, caller: Identity, task_id: UUID) -> Response:
+    result = await queue.runtime.database.read(rules_results.find, task_id)
+    await check_task_readable(request, caller, task_id, result.room_id)
+    rules_results.check(result)
+    stored = _inline(result) if result.stored is None else _stored(queue, result)
     return await content_response(request, stored)
 
 
-@operations.serve(table.HEAD_TASK_RESULT, responses=_HEAD, response_class=Response, openapi_extra=_CONDITIONS)
-async def head_task_result(request: Request, queue: Queue, caller: Caller, task_id: UUID) -> Response:
-    """Return the headers of the result of a task."""
-    return await read_task_result(request, queue, caller, task_id)
-
-
-def _stored(queue: Queue, found: FoundResult) -> StoredBytes:
+def _stored(queue: QueueState, found: FoundResult) -> StoredBytes:
     record = found.stored
     if record is None:
         raise AssertionError("the task has no stored result")
@@ -250,3 +297,212 @@ def _safe_name(filename: str | None) -> str | None:
     if not filename:
         return None
     return _UNSAFE.sub("_", re.split(r"[/\\\\]", filename)[-1]) or None
+
+
+# Providers, provider requests and provider results.
+
+_REGISTERED: Answers[tuple[ProviderResponse, bool]] = answers_of(tuple[ProviderResponse, bool])
+# JSON may escape one byte as six.
+_MAX_ERROR_BODY_BYTES = 8 * MAX_ERROR_BYTES
+
+
+@serves(
+    ops.REGISTER_PROVIDER,
+    responses={200: {"model": ProviderResponse, "description": "The provider existed already"}},
+)
+async def register_provider(
+    runtime: Runtime, caller: Identity, room_id: str, body: ProviderRegisterRequest, key: RequestKey | None
+) -> Response:
+    """Register a worker as the provider of a data source; in ``@global`` only a superuser may do so.
+
+    Providers of ``@internal`` are registered by the server's own code.
+    """
+    item = rules_providers.Registration(caller, room_id, body)
+    rules_providers.check(item, runtime.settings.allowed_provider_categories)
+    provider, is_new = await runtime.write(once(key, _REGISTERED, rules_providers.register), item=item)
+    return json_response(provider, 201 if is_new else 200)
+
+
+@serves(ops.LIST_PROVIDERS)
+async def list_providers(runtime: Runtime, caller: Identity, room_id: str, page: Paging) -> Response:
+    """List the providers that are visible in a room: its own and those of ``@global`` and ``@internal``.
+
+    With `filebrowser_require_superuser`, only superusers see the file systems of ``@internal``.
+    """
+    hides_files = runtime.settings.filebrowser_require_superuser and not caller.is_superuser
+    return json_response(
+        await runtime.database.read(rules_providers.page, room_id=room_id, part=page, hides_files=hides_files)
+    )
+
+
+@serves(ops.GET_PROVIDER)
+async def get_provider(runtime: Runtime, caller: Identity, room_id: str, name: NamedProvider) -> Response:
+    """Return a provider."""
+    rules_providers.check_reader(
+        caller, name, require_superuser=runtime.settings.filebrowser_require_superuser
+    )
+    cross_room = runtime.settings.cross_room_jobs
+    return json_response(
+        await runtime.database.read(rules_providers.get, room_id, name, cross_room=cross_room)
+    )
+
+
+@serves(
+    ops.READ_PROVIDER,
+    has_free_query=True,
+    responses={
+        200: {
+            "description": "The provider result, with the provider's content type",
+            "content": {"application/json": {"schema": {}}, **BYTES_RETURNED},
+        },
+        304: {"description": "`If-None-Match` has the current ETag"},
+    },
+    openapi_extra={"parameters": [header_parameter("If-None-Match", "The ETag that the client has.")]},
+)
+async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of the request
+    request: Request,
+    queue: QueueState,
+    caller: Identity,
+    results: ResultBackend,
+    room_id: str,
+    name: NamedProvider,
+    wait: PreferredWait,
+) -> Response:
+    """Send a request to a provider. Its parameters are the query parameters, which may be repeated.
+
+    With ``Prefer: wait=N``, wait N seconds for the result, else `provider_long_poll_default_seconds`.
+    """
+    settings = queue.runtime.settings
+    rules_providers.check_reader(caller, name, require_superuser=settings.filebrowser_require_superuser)
+    asked = request_key(room_id, name, params_of(request.query_params.multi_items()))
+    found = await queue.provider_requests.find_cached(results, asked)
+    headers: dict[str, str] = {}
+    if found is None:
+        seconds = settings.provider_long_poll_default_seconds
+        if wait is not None:
+            seconds = min(wait, settings.provider_long_poll_max_seconds)
+            headers = {"Preference-Applied": f"wait={ceil(seconds)}"} if seconds else {}
+        access = access_of(request, caller, partial(queue.guards.room, dependency=verify_readable_room))
+        async with DisconnectWatcher(request) as watcher:
+            requests, disconnected = queue.provider_requests, watcher.disconnected
+            found = await requests.request(results, asked, seconds, disconnected, access)
+    return await _respond(request, found, headers)
+
+
+async def _respond(request: Request, found: CachedResult, headers: dict[str, str]) -> Response:
+    async def read(_: int) -> AsyncIterator[bytes]:
+        return found.chunks
+
+    stored = StoredBytes(found.size, found.content_type, found.etag, read, headers=headers)
+    return await content_response(request, stored)
+
+
+@serves(ops.REMOVE_PROVIDER)
+async def remove_provider(
+    runtime: Runtime,
+    caller: Identity,
+    key: RequestKey | None,
+    provider_id: UUID,
+    worker_id: Omissible[UUID] = None,
+) -> Response:
+    """Remove a provider; with ``worker_id`` only that worker's registration."""
+    await runtime.write(
+        once(key, NOTHING, rules_providers.remove),
+        caller=caller,
+        provider_id=provider_id,
+        worker_id=worker_id,
+    )
+    return Response(status_code=204)
+
+
+@serves(ops.CLAIM_PROVIDER_REQUEST)
+async def claim_provider_request(
+    request: Request,
+    queue: QueueState,
+    caller: Identity,
+    body: ProviderClaimRequest,
+    wait: Wait,
+    key: RequestKey | None,
+) -> Response:
+    """Claim the oldest request of the worker's providers; with ``Prefer: wait=N``, wait for one."""
+    claim_id = claim_id_of(body.claim_id, key)
+    wait = min(wait, queue.runtime.settings.long_poll_max_wait_seconds)
+    refused_rooms = partial(queue.worker_rooms.refused_providers, request, caller, body.worker_id)
+    access = access_of(request, caller, refused_rooms=refused_rooms)
+    claim = partial(queue.provider_requests.claim, caller, body.worker_id, claim_id=claim_id, access=access)
+    if wait <= 0:
+        return json_response(await claim())
+    async with DisconnectWatcher(request) as watcher:
+        got = await claim(wait, watcher.disconnected)
+    return json_response(got, headers={"Preference-Applied": f"wait={ceil(wait)}"})
+
+
+class _ResultHeaders(NamedTuple):
+    """The headers of an uploaded provider result."""
+
+    request_hash: str
+    is_error: bool
+    worker_id: UUID | None
+
+
+def _read_result_headers(request: Request) -> _ResultHeaders:
+    headers = request.headers
+    request_hash, status = headers.get(REQUEST_HASH), headers.get(RESULT_STATUS, RESULT_OK)
+    worker_id = headers.get(WORKER_ID)
+    if request_hash is None or not is_request_hash(request_hash):
+        raise InvalidRequest(f"header.{REQUEST_HASH}: it must be the request_id of the provider request")
+    if status not in {RESULT_OK, RESULT_ERROR}:
+        raise InvalidRequest(f"header.{RESULT_STATUS}: it must be '{RESULT_OK}' or '{RESULT_ERROR}'")
+    try:
+        return _ResultHeaders(request_hash, status == RESULT_ERROR, UUID(worker_id) if worker_id else None)
+    except ValueError as error:
+        raise InvalidRequest(f"header.{WORKER_ID}: it must be a UUID") from error
+
+
+_HASH = Annotated[str, Header(alias=REQUEST_HASH, description="The id of the provider request")]
+_STATUS = Annotated[str, Header(alias=RESULT_STATUS, description="`ok` or `error`")]
+_UPLOADER = Annotated[Omissible[UUID], Header(alias=WORKER_ID, description="The worker that uploads")]
+ResultHeaders = Annotated[
+    _ResultHeaders,
+    Parameter(
+        _read_result_headers,
+        request_hash=(_HASH,),
+        result_status=(_STATUS, RESULT_OK),
+        worker_id=(_UPLOADER, None),
+    ),
+]
+
+
+@serves(ops.UPLOAD_PROVIDER_RESULT, openapi_extra={"requestBody": BYTES_SENT})
+async def upload_provider_result(
+    request: Request,
+    queue: QueueState,
+    caller: Identity,
+    results: ResultBackend,
+    provider_id: UUID,
+    headers: ResultHeaders,
+) -> Response:
+    """Upload the result of a provider request; with ``X-Result-Status: error``, its error.
+
+    An error that is a problem (RFC 9457) is stored like a result: readers get it with its status. Other
+    errors reach only the callers that wait, as `provider-execution-failed`.
+    ``X-Request-Hash`` is the request's id. ``X-Worker-ID``, if given, must be the provider's worker.
+    """
+    provider = await queue.runtime.database.read_short(
+        find_for_upload, caller, provider_id, headers.worker_id
+    )
+
+    async def check_room(request: Request) -> None:
+        # The owner of an internal provider is a user of the host's own code.
+        if provider.worker_id is not None:
+            await queue.worker_rooms.check(request, caller, provider.name.room_id)
+
+    await check_room(request)
+    if headers.is_error:
+        body = await receive_body(request, _MAX_ERROR_BODY_BYTES, check_room)
+        await queue.uploads.upload_error(results, provider, headers.request_hash, body)
+    else:
+        announced = int(request.headers.get("content-length", 0))
+        chunks = body_of(request, check_room)
+        await queue.uploads.upload(results, provider, headers.request_hash, chunks, announced)
+    return Response(status_code=204)

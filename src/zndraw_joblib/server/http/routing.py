@@ -1,20 +1,30 @@
-"""Refuse requests that a page of another site makes with the credentials of the user's browser.
+"""The interpreter of the table of operations: it binds a row to its function, and answers requests with it.
 
-A browser adds cookies to requests of any page, so an unsafe request needs a sign that it comes from a page
-that may act for the user. Clients that are no browsers send neither `Origin` nor `Sec-Fetch-Site`.
+A function takes what it needs by name. `request`, `queue`, `runtime` and `caller` are of the request, and
+`room_id` is the room of the path after its guard has passed. `body` and `key` are there if the row has a
+body, or may be repeated. All others are parameters of the path or of the query, or have a `Parameter` in
+their annotation.
+
+FastAPI's solver visits a tree of dependencies for each request, and closes them after the response. Here the
+parameters of an operation are a list of functions of the request, made at import. A host's dependencies
+(identity, room guards) go through FastAPI's solver and are closed before the work begins, because they may
+hold a database session or a lock.
 """
 
+import hashlib
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from copy import copy
+from datetime import timedelta
+from functools import partial, update_wrapper
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
-from fastapi import FastAPI, Request, Response, params
+from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -25,29 +35,574 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from zndraw_joblib.jobs.logs import log_fields
-from zndraw_joblib.server.http.callers import CALLER, Check, Recheck, check_after_body, check_of
-from zndraw_joblib.server.http.host_dependencies import QUEUE, add_effects, solve
+from zndraw_joblib.server.http.access import (
+    CALLER,
+    QueueState,
+    Recheck,
+    check_after_body,
+    current_identity,
+    current_superuser,
+    guarded_room,
+    queue_state,
+    remember_queue,
+    result_backend,
+    verify_readable_room,
+    verify_writable_room,
+)
 from zndraw_joblib.server.http.requests import (
     BODY,
     BY_HOST,
     HELD_BYTES,
     MAX_BODY_BYTES,
+    QUEUE,
     SCOPE_KEY,
+    Omissible,
     RequestCounts,
     Rereadable,
+    add_effects,
     given_request_id,
+    header_values,
+    preferred_wait,
     read_body,
+    solve,
 )
-from zndraw_joblib.server.http.state import QueueState, queue_state, remember_queue
+from zndraw_joblib.server.process.ports import CursorPage, Page, RequestKey
 from zndraw_joblib.server.runtime.problem_responses import (
     as_problem,
     invalid_body,
     invalid_part,
     problem_response,
 )
-from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, BatchReportRequest, BatchSubmitRequest
-from zndraw_joblib.wire.operations import NO_CONTENT, Operation
-from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
+from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, MAX_PAGE, BatchReportRequest, BatchSubmitRequest
+from zndraw_joblib.wire.names import (
+    IDEMPOTENCY_KEY,
+    MAX_KEY_LENGTH,
+    JobName,
+    parse_job_name,
+    parse_key,
+    parse_provider_name,
+)
+from zndraw_joblib.wire.operations import Access, Kind, Operation
+from zndraw_joblib.wire.problems import Forbidden, InvalidIdempotencyKey, InvalidRequest, ProblemException
+
+# Parameters: what a function of an operation takes.
+
+# Every digit becomes a zero, to find numbers beyond the range of floats in linear time.
+_AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
+_MANY_DIGITS = b"0" * 100
+# The key of the token that was in the query, which no log shows.
+QUERY_TOKEN = "zndraw_joblib.query_token"  # noqa: S105 - not a token
+Resolve = Callable[[Request], Any]
+Work = Callable[..., Awaitable[Response]]
+_REQUIRED = inspect.Parameter.empty
+
+
+class Parameter:
+    """A parameter: `resolve` returns its value for a request, the fields declare it in the OpenAPI document.
+
+    A field is an annotation of FastAPI and, unless it is required, a default. If it `checks_access`, the
+    operation has no other check of the caller.
+    """
+
+    def __init__(
+        self, resolve: Resolve, *, checks_access: bool = False, **fields: tuple[Any] | tuple[Any, Any]
+    ) -> None:
+        self.resolve = resolve
+        self.checks_access = checks_access
+
+        def declare() -> None:
+            """Declare the fields to FastAPI, which never calls it."""
+
+        declare.__signature__ = _signature({name: (*field, _REQUIRED)[:2] for name, field in fields.items()})  # type: ignore[attr-defined]
+        self.declared = Depends(declare)
+
+
+def _signature(fields: Mapping[str, tuple[Any, Any]]) -> inspect.Signature:
+    """Return a signature of annotations and defaults by name."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, kind, annotation=annotation, default=default)
+            for name, (annotation, default) in fields.items()
+        ]
+    )
+
+
+def _plain(parameter: inspect.Parameter) -> Resolve:
+    """Resolve a plain parameter: from the query if it is a `Query` or has a default, else from the path."""
+    adapter, name, default = TypeAdapter(parameter.annotation), parameter.name, parameter.default
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    is_required = default is parameter.empty
+    is_query = not is_required or any(isinstance(mark, params.Query) for mark in marks)
+
+    def resolve(request: Request) -> Any:
+        part, values = ("query", request.query_params) if is_query else ("path", request.path_params)
+        if name not in values:
+            if is_required:
+                raise InvalidRequest(f"{part}.{name}: it is missing")
+            return default
+        text = values[name]
+        try:
+            return UUID(text) if parameter.annotation is UUID else adapter.validate_python(text)
+        except ValidationError as error:
+            raise invalid_part(error, part, name) from error
+        except ValueError as error:
+            raise InvalidRequest(f"{part}.{name}: {text[:100]!r} is not a UUID") from error
+
+    return resolve
+
+
+async def receive_body(request: Request, limit: int, recheck: Recheck | None = None) -> bytes:
+    """Return the body of a request. It counts for the caller until the end of the request.
+
+    After a slow body, the caller and its access to the path's room are checked again, and `recheck` runs.
+    """
+    queue, caller = queue_state(request), request.scope.get(CALLER)
+    seconds, user = queue.runtime.settings.request_timeout_seconds, "" if caller is None else caller.id
+    content = await read_body(request, seconds, queue.body_bytes, user, limit)
+    await check_after_body(request, recheck)
+    return content
+
+
+def _may_overflow(content: bytes) -> bool:
+    """Return whether JSON may have a number that every parser turns into infinity."""
+    digits = content.translate(_AS_ZEROS, b"+")
+    return b"e000" in digits or _MANY_DIGITS in digits
+
+
+def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
+    limit = MAX_BATCH_BYTES if issubclass(model, BatchSubmitRequest | BatchReportRequest) else MAX_BODY_BYTES
+
+    async def resolve(request: Request) -> Any:
+        content = request.scope[BODY] = await receive_body(request, limit)
+        if not content:
+            if is_required:
+                raise InvalidRequest("body: it is empty; send a JSON object")
+            return None
+        try:
+            # Strict JSON: no NaN, no infinity, no lone surrogate.
+            value = from_json(content, allow_inf_nan=False)
+            if _may_overflow(content):
+                json.dumps(value, allow_nan=False)
+            if value is None and not is_required:
+                return None
+            return model.model_validate(value)
+        except ValidationError as error:
+            raise invalid_body(model, value, error) from error
+        except ValueError as error:
+            raise InvalidRequest(f"body: it is not JSON: {error}") from error
+
+    return resolve
+
+
+# The header `Idempotency-Key`.
+
+_KEY_HEADER = IDEMPOTENCY_KEY.lower().encode()
+
+
+def _request_key(request: Request) -> RequestKey | None:
+    values = header_values(request, _KEY_HEADER)
+    if not values:
+        return None
+    if len(values) > 1:
+        raise InvalidIdempotencyKey(
+            f"header.{IDEMPOTENCY_KEY}: the request has it {len(values)} times; send it once"
+        )
+    key, scope = parse_key(values[0]), request.scope
+    target = f"{request.method} {scope['path']}?".encode() + scope["query_string"] + b"\n"
+    hours = queue_state(request).runtime.settings.idempotency_key_hours
+    return RequestKey(
+        # The line break separates the caller from the key, which has none.
+        _digest(f"{scope[CALLER].id}\n{key}".encode("utf-8", "surrogatepass")),
+        _digest(target + scope.get(BODY, b"")),
+        timedelta(hours=hours),
+        scope[CALLER].id,
+    )
+
+
+def _digest(content: bytes) -> UUID:
+    return UUID(bytes=hashlib.sha256(content).digest()[:16])
+
+
+def item_key(key: RequestKey | None, index: int) -> RequestKey | None:
+    """Return the key of an item of a request for many."""
+    return key and key._replace(id=_digest(b"%b %d" % (key.id.bytes, index)))
+
+
+def claim_id_of(claim_id: UUID | None, key: RequestKey | None) -> UUID | None:
+    """Return the `claim_id` of a claim: the one in the body, or one made from the key."""
+    return key.id if claim_id is None and key is not None else claim_id
+
+
+_KEY_FIELD = Annotated[
+    Omissible[str],
+    Header(
+        alias=IDEMPOTENCY_KEY,
+        description=f"A string or token of 1 to {MAX_KEY_LENGTH} characters. The server applies "
+        "requests of one caller with the same key once; a repeat gets the first response.",
+    ),
+]
+_KEY = Parameter(_request_key, idempotency_key=(_KEY_FIELD, None))
+
+
+# Names of jobs and providers, waiting times, and pages of lists.
+
+MAX_OFFSET = 2**62
+MAX_PART = 200
+_PART = 50
+_MINIMAL = re.compile(r'\s*return\s*=\s*("?)minimal\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
+_WHOLE = re.compile(r"\d{1,19}")
+_NAME = Annotated[str, Path(description="room:category:name")]
+_PREFER_WAIT = Annotated[
+    Omissible[str],
+    Header(
+        alias="Prefer",
+        description="`wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`.",
+        examples=["wait=30"],
+    ),
+]
+_PREFER_MINIMAL = Annotated[
+    Omissible[str],
+    Header(
+        alias="Prefer",
+        description="`return=minimal`: leave the tasks out of the response (RFC 7240).",
+        examples=["return=minimal"],
+    ),
+]
+
+
+def _preferred_seconds(request: Request) -> float | None:
+    return preferred_wait(header_values(request, b"prefer"))
+
+
+def _prefers_minimal(request: Request) -> bool:
+    values = [value for header in header_values(request, b"prefer") for value in header.split(",")]
+    return any(_MINIMAL.fullmatch(value) for value in values)
+
+
+def _page(request: Request) -> Page:
+    query = request.query_params
+    return Page(
+        _bounded(query.get("limit", "50"), "limit", MAX_PAGE),
+        _bounded(query.get("offset", "0"), "offset", MAX_OFFSET),
+    )
+
+
+def _cursor_page(request: Request) -> CursorPage:
+    query = request.query_params
+    limit = _bounded(query.get("limit", str(_PART)), "limit", MAX_PART, lowest=1)
+    return CursorPage(limit, query.get("cursor"))
+
+
+def _bounded(text: str, name: str, highest: int, lowest: int = 0) -> int:
+    if not _WHOLE.fullmatch(text) or not lowest <= int(text) <= highest:
+        raise InvalidRequest(
+            f"query.{name}: it must be an integer from {lowest} to {highest}, not {text[:40]!r}"
+        )
+    return int(text)
+
+
+NamedJob = Annotated[
+    JobName, Parameter(lambda request: parse_job_name(request.path_params["name"]), name=(_NAME,))
+]
+NamedProvider = Annotated[
+    JobName, Parameter(lambda request: parse_provider_name(request.path_params["name"]), name=(_NAME,))
+]
+Wait = Annotated[
+    float, Parameter(lambda request: _preferred_seconds(request) or 0, prefer=(_PREFER_WAIT, None))
+]
+PreferredWait = Annotated[float | None, Parameter(_preferred_seconds, prefer=(_PREFER_WAIT, None))]
+Minimal = Annotated[bool, Parameter(_prefers_minimal, prefer=(_PREFER_MINIMAL, None))]
+Paging = Annotated[
+    Page,
+    Parameter(
+        _page, limit=(Annotated[int, Query(ge=0, le=MAX_PAGE)], 50), offset=(Annotated[int, Query(ge=0)], 0)
+    ),
+]
+CursorPaging = Annotated[
+    CursorPage,
+    Parameter(
+        _cursor_page,
+        limit=(Annotated[int, Query(ge=1, le=MAX_PART)], _PART),
+        cursor=(Annotated[Omissible[str], Query(description="`next` of the last response")], None),
+    ),
+]
+
+
+# A row of the table and its function.
+
+_OF_REQUEST = frozenset({"request", "queue", "runtime"})
+_WITH_KEY = frozenset({Kind.WRITE_ONCE, Kind.WRITE_PARTS_ONCE})
+_ROOM = Access.ROOM_READ | Access.ROOM_WRITE
+_GUARDS = {Access.ROOM_READ: verify_readable_room, Access.ROOM_WRITE: verify_writable_room}
+_BY_TOKEN = Access.STREAM_TOKEN | Access.METRICS_TOKEN
+
+
+class Step(NamedTuple):
+    """One step of a request: a function of the request, and the parameter that takes its value, if any."""
+
+    name: str | None
+    resolve: Resolve
+    is_async: bool
+
+
+class Endpoint:
+    """A row of the table and its function, which routes call with the parameters that it takes.
+
+    Its signature is the one that FastAPI reads for the OpenAPI document. `documented` are more options of
+    `add_api_route`.
+    """
+
+    __name__: str
+
+    def __init__(
+        self, operation: Operation[Any], work: Work, *, has_free_query: bool, **documented: Any
+    ) -> None:
+        update_wrapper(self, work)
+        self.operation, self.work, self.documented = operation, work, documented
+        # The names of jobs and providers may have slashes.
+        self.path = operation.template.replace("{name}", "{name:path}")
+        # Whether the names of query parameters are a user's own.
+        self.has_free_query = has_free_query
+        self._parameters = inspect.signature(work, eval_str=True).parameters
+        self._marks = {name: _mark(parameter) for name, parameter in self._parameters.items()}
+        _check(operation, self._parameters, self._marks)
+        self.of_request = [name for name in self._parameters if name in _OF_REQUEST]
+        self.steps = [
+            Step(name, resolve, inspect.iscoroutinefunction(resolve))
+            for name, resolve in [*self._access(), *self._values()]
+        ]
+        self.__signature__ = _signature(dict(self._declared()))
+
+    def __call__(self, **values: Any) -> Awaitable[Response]:
+        """Call the function."""
+        return self.work(**values)
+
+    def _access(self) -> Iterator[tuple[str | None, Resolve]]:
+        """Return what checks the caller, before anything else is read."""
+        access, taken = self.operation.access, self._parameters
+        for name, mark in self._marks.items():
+            if mark is not None and mark.checks_access:
+                yield name, mark.resolve
+        if not access & _BY_TOKEN:
+            identify = current_superuser if Access.SUPERUSER in access else current_identity
+            yield "caller" if "caller" in taken else None, identify
+        for flag, guard in _GUARDS.items():
+            if flag in access:
+                yield "room_id" if "room_id" in taken else None, partial(guarded_room, guard=guard)
+
+    def _values(self) -> Iterator[tuple[str | None, Resolve]]:
+        """Return what reads the parameters: the body after all others, and then the key, a digest of both."""
+        row, parameters = self.operation, self._parameters
+        for name, parameter in parameters.items():
+            if (mark := self._marks[name]) is not None:
+                if not mark.checks_access:
+                    yield name, mark.resolve
+            elif name == "results":
+                yield name, result_backend
+            elif name not in {*_OF_REQUEST, "caller", "room_id", "body", "key"}:
+                yield name, _plain(parameter)
+        if row.body is not None:
+            yield "body", _body(row.body, is_required=not row.has_optional_body)
+        if "key" in parameters:
+            yield "key", _KEY.resolve
+
+    def _declared(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
+        """Return what FastAPI reads: annotations and defaults by name."""
+        for name, parameter in self._parameters.items():
+            if name == "key":
+                yield name, (Any, _KEY.declared)
+            elif name == "room_id":
+                yield name, (str, Depends(_GUARDS[self.operation.access & _ROOM]))
+            elif (mark := self._marks[name]) is not None:
+                yield name, (Any, mark.declared)
+            elif name not in {*_OF_REQUEST, "caller", "results"}:
+                yield name, (parameter.annotation, parameter.default)
+
+
+def serves(
+    operation: Operation[Any], *, has_free_query: bool = False, **documented: Any
+) -> Callable[[Work], Endpoint]:
+    """Return a decorator of the function that does the work of an operation."""
+    return lambda work: Endpoint(operation, work, has_free_query=has_free_query, **documented)
+
+
+def _mark(parameter: inspect.Parameter) -> Parameter | None:
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    return next((mark for mark in marks if isinstance(mark, Parameter)), None)
+
+
+def _check(
+    operation: Operation[Any],
+    parameters: Mapping[str, inspect.Parameter],
+    marks: Mapping[str, Parameter | None],
+) -> None:
+    """Raise TypeError unless a function fits its row: the key, the body, and who checks the caller."""
+    has_check = any(mark is not None and mark.checks_access for mark in marks.values())
+    body = parameters.get("body")
+    models = () if body is None else get_args(body.annotation) or (body.annotation,)
+    for what, is_declared, is_taken in (
+        ("a key", operation.kind in _WITH_KEY, "key" in parameters),
+        ("a body", operation.body is not None, operation.body in models),
+        ("a room", bool(operation.access & _ROOM), "room_id" in parameters),
+        (
+            "a body that may be omitted",
+            operation.has_optional_body,
+            body is not None and body.default is None,
+        ),
+        ("a check of its own", bool(operation.access & _BY_TOKEN), has_check),
+    ):
+        if is_declared != is_taken:
+            raise TypeError(f"{operation.name}: the row and the function disagree about {what}")
+
+
+class Route(APIRoute):
+    """A route of an `Endpoint`, which answers every error as a problem."""
+
+    endpoint: Endpoint
+
+    def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        # FastAPI wraps handlers in stacks for dependencies and errors, which these routes do not use.
+        self._handler = self.get_route_handler()
+        self.counts = RequestCounts()
+        # The queue whose route it is; without it, the app's first.
+        self.queue: QueueState | None = None
+        self.app = self._answer
+
+    def for_app(self, provider: Any) -> "Route":
+        """Return the same route for another app, whose overrides of dependencies `provider` has."""
+        route = copy(self)
+        route.dependency_overrides_provider = provider
+        route.counts, route.app = RequestCounts(), route._answer
+        return route
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self.respond(Request(scope, Rereadable(receive), send))
+        await response(scope, receive, send)
+
+    async def respond(self, request: Request) -> Response:
+        """Return the response to a request, and count it. Raises only errors that the host handles."""
+        started, scope = perf_counter(), request.scope
+        if self.queue is not None:
+            scope[QUEUE] = self.queue
+        if b"token=" in scope["query_string"] and not self.endpoint.has_free_query:
+            _hide_token(scope)
+        try:
+            if SCOPE_KEY in scope or (request_id := given_request_id(scope)) is None:
+                response = add_effects(request, await self._handler(request))
+            else:
+                with log_fields(request_id=request_id):
+                    response = add_effects(request, await self._handler(request))
+        except Exception:
+            self.counts.add(scope, BY_HOST, perf_counter() - started)
+            raise
+        finally:
+            if HELD_BYTES in scope:
+                scope[HELD_BYTES].give_back()
+        self.counts.add(scope, response.status_code, perf_counter() - started)
+        return response
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler that replaces FastAPI's."""
+        work, of_request, steps = self.endpoint.work, self.endpoint.of_request, self.endpoint.steps
+        dependencies = [depends.dependency for depends in self.dependencies if depends.dependency]
+
+        async def handle(request: Request) -> Response:
+            try:
+                queue = remember_queue(request)
+                check_unsafe(request)
+                for dependency in dependencies:
+                    # The host's own dependencies; the identity is declared here and resolved later.
+                    if dependency is not queue.identity:
+                        await solve(request, dependency)
+                parts = {"request": request, "queue": queue, "runtime": queue.runtime}
+                values: dict[str, Any] = {name: parts[name] for name in of_request}
+                for name, resolve, is_async in steps:
+                    value = await resolve(request) if is_async else resolve(request)
+                    if name is not None:
+                        values[name] = value
+                return await work(**values)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as error:
+                return _problem_of(request, error)
+
+        return handle
+
+
+# The options and the route of each operation that was made last.
+_made: dict[tuple[str, Endpoint], tuple[dict[str, Any], Route]] = {}
+
+
+def make_route(path: str, endpoint: Endpoint, **options: Any) -> Route:
+    """Return a route. With the options of the last one it shares what FastAPI derives from them.
+
+    That takes a millisecond for each route: a host's tests create an app for each test.
+    """
+    provider = options.pop("dependency_overrides_provider", None)
+    made = _made.get((path, endpoint))
+    if made is None or made[0] != options:
+        made = _made[path, endpoint] = options, Route(path, endpoint, **options)
+    return made[1].for_app(provider)
+
+
+def _hide_token(scope: Scope) -> None:
+    """Move a token out of the query, because the access log has the query of each request."""
+    query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    scope[QUERY_TOKEN] = next((value for name, value in query if name == "token"), None)
+    rest = [(name, value) for name, value in query if name != "token"]
+    scope["query_string"] = urlencode(rest).encode("latin-1")
+
+
+def _problem_of(request: Request, error: Exception) -> Response:
+    """Return an error as a problem. Raises it if the host handles it."""
+    if _is_handled_by_host(request, error):
+        raise error
+    queue: QueueState | None = request.scope.get(QUEUE)
+    return problem_response(as_problem(error), queue.prefix if queue else "")
+
+
+def _is_handled_by_host(request: Request, error: Exception) -> bool:
+    """Return whether the host has a handler for an error's class; all other errors become problems."""
+    if isinstance(error, ProblemException | HTTPException | RequestValidationError):
+        return False
+    kinds = set(type(error).__mro__) - {Exception, BaseException, object}
+    return not kinds.isdisjoint(request.app.exception_handlers)
+
+
+# Responses of JSON.
+
+JSON_MEDIA_TYPE = "application/json"
+_JSON = (b"content-type", JSON_MEDIA_TYPE.encode())
+
+
+def json_response(
+    body: BaseModel,
+    status_code: int = 200,
+    headers: dict[str, str] | None = None,
+    *,
+    exclude: set[str] | None = None,
+) -> Response:
+    """Return a message as a response, serialised once."""
+    content = body.__pydantic_serializer__.to_json(body, by_alias=True, exclude=exclude)
+    return JsonResponse(content, status_code, headers)
+
+
+class JsonResponse(Response):
+    """A response with a body of JSON. Its headers are made without the checks of Starlette's response."""
+
+    def __init__(self, content: bytes, status_code: int, headers: dict[str, str] | None) -> None:
+        self.status_code, self.body, self.background = status_code, content, None
+        items = headers.items() if headers else ()
+        self.raw_headers = [(name.lower().encode(), value.encode()) for name, value in items]
+        self.raw_headers += [(b"content-length", b"%d" % len(content)), _JSON]
+
+
+# Requests that a page of another origin sends with the cookies of the user's browser.
+#
+# A browser adds cookies to requests of any page, so an unsafe request needs a sign that it comes from a page
+# that may act for the user. Clients that are no browsers send neither `Origin` nor `Sec-Fetch-Site`.
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _READ_ONLY = b"x-joblib-read-only"
@@ -112,332 +667,3 @@ def _cors_options(app: FastAPI) -> list[dict[str, Any]]:
 def _allows(options: dict[str, Any], origin: str) -> bool:
     pattern = options.get("allow_origin_regex")
     return origin in options.get("allow_origins", ()) or bool(pattern and re.fullmatch(pattern, origin))
-
-
-# The interpreter of the table of operations: makes a route from a row and the function that does its work.
-#
-# FastAPI's solver visits a tree of dependencies for each request, and closes them after the response. The
-# parameters of operations are few and plain, so each is a function of the request. A host's dependencies
-# (identity, room guards) go through FastAPI's solver and are closed before the work begins, because they
-# may hold a database session or a lock.
-
-# Every digit becomes a zero, to find numbers beyond the range of floats in linear time.
-_AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
-_MANY_DIGITS = b"0" * 100
-# The key of the token that was in the query, which no log shows.
-QUERY_TOKEN = "zndraw_joblib.query_token"  # noqa: S105 - not a token
-Endpoint = Callable[..., Awaitable[Response]]
-Resolve = Callable[[Request], Any]
-# Parameters of the OpenAPI document: the annotation and the default of each, by name.
-Declared = Mapping[str, tuple[Any, Any]]
-REQUIRED = inspect.Parameter.empty
-
-
-class Parameter:
-    """A parameter of an operation's function: how it is read from a request, and how it is documented.
-
-    Write `Annotated[float, Parameter(read, declared)]`. `read` may be a coroutine function. One that
-    `is_last` needs what others have stored in the request's scope.
-    """
-
-    def __init__(self, read: Resolve, declared: Declared | None = None, *, is_last: bool = False) -> None:
-        self.read, self.declared, self.is_last = read, declared or {}, is_last
-
-
-class Work(NamedTuple):
-    """The function that does the work of an operation, and what only the OpenAPI document needs."""
-
-    operation: Operation[Any]
-    endpoint: Endpoint
-    document: dict[str, Any]
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of `add_api_route` that follow from the row."""
-        operation = self.operation
-        has_model = operation.answer not in {NO_CONTENT, bytes, str}
-        return {
-            # A full name has colons and may have quoted slashes.
-            "path": operation.template.replace("{name}", "{name:path}"),
-            "endpoint": self.endpoint,
-            "methods": [operation.method],
-            "name": operation.name,
-            "status_code": operation.status,
-            "response_model": operation.answer if has_model else None,
-            "tags": [operation.tag],
-            **self.document,
-        }
-
-
-class Operations(dict[Operation[Any], Work]):
-    """What a module does of the table: the function of each row."""
-
-    def serve(
-        self,
-        operation: Operation[Any],
-        *,
-        access: Check | None = None,
-        takes_any_query: bool = False,
-        **document: Any,
-    ) -> Callable[[Endpoint], Endpoint]:
-        """Return a decorator: the function does the work of an operation.
-
-        `access` checks the caller where no common rule does. With `takes_any_query` the query parameters are
-        a user's own, with any names. `document` is for FastAPI's `add_api_route`.
-        """
-
-        def bind(endpoint: Endpoint) -> Endpoint:
-            if endpoint.__name__ != operation.name or operation in self:
-                raise ValueError(f"{endpoint.__name__}() cannot serve {operation.name}")
-            check = access or check_of(operation.access)
-            _PLANS[endpoint] = _Plan.of(operation, endpoint, check, takes_any_query=takes_any_query)
-            self[operation] = Work(operation, endpoint, document)
-            return endpoint
-
-        return bind
-
-
-class _Plan(NamedTuple):
-    """What happens before an operation's function is called."""
-
-    operation: Operation[Any]
-    check: Check
-    # How each keyword is read, and whether by a coroutine function.
-    steps: list[tuple[str, Resolve, bool]]
-    takes_any_query: bool
-    # Has the signature of the OpenAPI document.
-    documented: Endpoint
-
-    @classmethod
-    def of(
-        cls, operation: Operation[Any], endpoint: Endpoint, check: Check, *, takes_any_query: bool
-    ) -> "_Plan":
-        steps: list[tuple[str, Resolve]] = []
-        last: list[tuple[str, Resolve]] = []
-        plain: dict[str, inspect.Parameter] = {}
-        declared: dict[str, inspect.Parameter] = {}
-        for name, parameter in inspect.signature(endpoint, eval_str=True).parameters.items():
-            own = _own(parameter)
-            if own is None:
-                plain[name] = parameter.replace(kind=parameter.KEYWORD_ONLY)
-                steps.append((name, _resolver(parameter, operation)))
-                continue
-            (last if own.is_last else steps).append((name, own.read))
-            for key, (annotation, default) in own.declared.items():
-                declared[key] = inspect.Parameter(
-                    key, parameter.KEYWORD_ONLY, annotation=annotation, default=default
-                )
-        documented = _documented(endpoint, [*plain.values(), *declared.values()])
-        return cls(
-            operation,
-            check,
-            [(name, read, inspect.iscoroutinefunction(read)) for name, read in steps + last],
-            takes_any_query,
-            documented,
-        )
-
-
-def _own(parameter: inspect.Parameter) -> Parameter | None:
-    marks = getattr(parameter.annotation, "__metadata__", ())
-    return next((mark for mark in marks if isinstance(mark, Parameter)), None)
-
-
-def _documented(endpoint: Endpoint, parameters: list[inspect.Parameter]) -> Endpoint:
-    async def documented() -> Response:
-        raise NotImplementedError
-
-    documented.__name__, documented.__doc__ = endpoint.__name__, endpoint.__doc__
-    documented.__module__, documented.__qualname__ = endpoint.__module__, endpoint.__qualname__
-    documented.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return documented
-
-
-# The plan of each function that serves an operation.
-_PLANS: dict[Endpoint, _Plan] = {}
-
-
-class Route(APIRoute):
-    """A route that follows the plan of its function and answers every error as a problem."""
-
-    def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
-        self._work, self._plan = endpoint, _PLANS[endpoint]
-        super().__init__(path, self._plan.documented, **options)
-        self.endpoint = endpoint
-        # FastAPI wraps handlers in stacks for dependencies and errors, which these routes do not use.
-        self._handler = self.get_route_handler()
-        self.counts = RequestCounts()
-        # The queue whose route it is; without it, the app's first.
-        self.queue: QueueState | None = None
-        self.app = self._answer
-
-    def for_app(self, provider: Any) -> "Route":
-        """Return the same route for another app, whose overrides of dependencies `provider` has."""
-        made = copy(self)
-        made.dependency_overrides_provider = provider
-        made.counts, made.app = RequestCounts(), made._answer
-        return made
-
-    @property
-    def operation(self) -> Operation[Any]:
-        """The row of the table."""
-        return self._plan.operation
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self.respond(Request(scope, Rereadable(receive), send))
-        await response(scope, receive, send)
-
-    async def respond(self, request: Request) -> Response:
-        """Return the response to a request, and count it. Raises only errors that the host handles."""
-        started, scope = perf_counter(), request.scope
-        if self.queue is not None:
-            scope[QUEUE] = self.queue
-        if b"token=" in scope["query_string"] and not self._plan.takes_any_query:
-            _hide_token(scope)
-        try:
-            if SCOPE_KEY in scope or (request_id := given_request_id(scope)) is None:
-                response = add_effects(request, await self._handler(request))
-            else:
-                with log_fields(request_id=request_id):
-                    response = add_effects(request, await self._handler(request))
-        except Exception:
-            self.counts.add(scope, BY_HOST, perf_counter() - started)
-            raise
-        finally:
-            if HELD_BYTES in scope:
-                scope[HELD_BYTES].give_back()
-        self.counts.add(scope, response.status_code, perf_counter() - started)
-        return response
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler that replaces FastAPI's."""
-        work, check, steps = self._work, self._plan.check, self._plan.steps
-        dependencies = [depends.dependency for depends in self.dependencies if depends.dependency]
-
-        async def handle(request: Request) -> Response:
-            try:
-                identity = remember_queue(request).identity
-                check_unsafe(request)
-                for dependency in dependencies:
-                    # The host's own dependencies; the identity is declared here and resolved later.
-                    if dependency is not identity:
-                        await solve(request, dependency)
-                await check(request)
-                values = {}
-                for name, read, is_async in steps:
-                    values[name] = await read(request) if is_async else read(request)
-                return await work(**values)
-            except ClientDisconnect:
-                return Response(status_code=499)
-            except Exception as error:
-                if _is_handled_by_host(request, error):
-                    raise
-                queue: QueueState | None = request.scope.get(QUEUE)
-                return problem_response(as_problem(error), queue.prefix if queue else "")
-
-        return handle
-
-
-# The options and the route of each operation that was made last.
-_made: dict[tuple[str, Endpoint], tuple[dict[str, Any], Route]] = {}
-
-
-def make_route(path: str, endpoint: Endpoint, **options: Any) -> Route:
-    """Return a route. With the options of the last one it shares what FastAPI derives from them.
-
-    That takes a millisecond for each route: a host's tests create an app for each test.
-    """
-    provider = options.pop("dependency_overrides_provider", None)
-    known = _made.get((path, endpoint))
-    if known is None or known[0] != options:
-        known = _made[path, endpoint] = options, Route(path, endpoint, **options)
-    return known[1].for_app(provider)
-
-
-def _hide_token(scope: Scope) -> None:
-    """Move a token out of the query, because the access log has the query of each request."""
-    given = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    scope[QUERY_TOKEN] = next((value for name, value in given if name == "token"), None)
-    rest = [(name, value) for name, value in given if name != "token"]
-    scope["query_string"] = urlencode(rest).encode("latin-1")
-
-
-def _is_handled_by_host(request: Request, error: Exception) -> bool:
-    """Return whether the host has a handler for an error's class; all other errors become problems."""
-    if isinstance(error, ProblemException | HTTPException | RequestValidationError):
-        return False
-    kinds = set(type(error).__mro__) - {Exception, BaseException, object}
-    return not kinds.isdisjoint(request.app.exception_handlers)
-
-
-def _resolver(parameter: inspect.Parameter, operation: Operation[Any]) -> Resolve:
-    """Return how a plain parameter is read: the request, the body, or a value of the path or the query."""
-    if parameter.annotation is Request:
-        return lambda request: request
-    if operation.body is not None and parameter.name == "body":
-        return _body(operation.body, is_required=not operation.has_optional_body)
-    return _parameter(parameter)
-
-
-def _parameter(parameter: inspect.Parameter) -> Resolve:
-    """Resolve a plain parameter: from the query if it is a `Query` or has a default, else from the path."""
-    adapter, name, default = TypeAdapter(parameter.annotation), parameter.name, parameter.default
-    marks = getattr(parameter.annotation, "__metadata__", ())
-    is_required = default is parameter.empty
-    is_query = not is_required or any(isinstance(mark, params.Query) for mark in marks)
-
-    def resolve(request: Request) -> Any:
-        place, given = ("query", request.query_params) if is_query else ("path", request.path_params)
-        if name not in given:
-            if is_required:
-                raise InvalidRequest(f"{place}.{name}: it is missing")
-            return default
-        try:
-            return UUID(given[name]) if parameter.annotation is UUID else adapter.validate_python(given[name])
-        except ValidationError as error:
-            raise invalid_part(error, place, name) from error
-        except ValueError as error:
-            raise InvalidRequest(f"{place}.{name}: {given[name][:100]!r} is not a UUID") from error
-
-    return resolve
-
-
-async def receive_body(request: Request, most: int, recheck: Recheck | None = None) -> bytes:
-    """Return the body of a request. It counts for the caller until the end of the request.
-
-    After a slow body, the caller and its access to the path's room are checked again, and `recheck` runs.
-    """
-    queue, caller = queue_state(request), request.scope.get(CALLER)
-    seconds, user = queue.runtime.settings.request_timeout_seconds, "" if caller is None else caller.id
-    content = await read_body(request, seconds, queue.body_bytes, user, most)
-    await check_after_body(request, recheck)
-    return content
-
-
-def _may_overflow(content: bytes) -> bool:
-    """Return whether JSON may have a number that every parser turns into infinity."""
-    digits = content.translate(_AS_ZEROS, b"+")
-    return b"e000" in digits or _MANY_DIGITS in digits
-
-
-def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
-    most = MAX_BATCH_BYTES if issubclass(model, BatchSubmitRequest | BatchReportRequest) else MAX_BODY_BYTES
-
-    async def resolve(request: Request) -> Any:
-        content = request.scope[BODY] = await receive_body(request, most)
-        if not content:
-            if is_required:
-                raise InvalidRequest("body: it is empty; send a JSON object")
-            return None
-        try:
-            # Strict JSON: no NaN, no infinity, no lone surrogate.
-            value = from_json(content, allow_inf_nan=False)
-            if _may_overflow(content):
-                json.dumps(value, allow_nan=False)
-            if value is None and not is_required:
-                return None
-            return model.model_validate(value)
-        except ValidationError as error:
-            raise invalid_body(model, value, error) from error
-        except ValueError as error:
-            raise InvalidRequest(f"body: it is not JSON: {error}") from error
-
-    return resolve

@@ -1,4 +1,4 @@
-"""Read the header `traceparent` of a submit, and make its span if the request has one of OpenTelemetry."""
+"""Operations of tasks: submit, claim, report, read and act on them, alone and in batches."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,29 +14,21 @@ from starlette.exceptions import HTTPException
 
 from zndraw_joblib.jobs import traces
 from zndraw_joblib.jobs.logs import fields_here
-from zndraw_joblib.server.http.dependencies import (
+from zndraw_joblib.server.http.access import QueueState, access_of, check_task_readable, verify_writable_room
+from zndraw_joblib.server.http.middleware import tracer_provider
+from zndraw_joblib.server.http.requests import BODY, DisconnectWatcher, Omissible
+from zndraw_joblib.server.http.routing import (
     JSON_MEDIA_TYPE,
-    Caller,
-    CurrentRuntime,
-    DisconnectWatcher,
-    Key,
     Minimal,
     NamedJob,
     Paging,
-    Queue,
-    Room,
+    Parameter,
     Wait,
-    access_of,
-    check_task_readable,
     claim_id_of,
     item_key,
     json_response,
+    serves,
 )
-from zndraw_joblib.server.http.host_routes import tracer_provider
-from zndraw_joblib.server.http.identity import verify_writable_room
-from zndraw_joblib.server.http.requests import BODY, Omissible, optional
-from zndraw_joblib.server.http.routing import Declared, Operations, Parameter
-from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.process.ports import Identity, RequestKey
 from zndraw_joblib.server.queue import (
     rules_details,
@@ -49,7 +41,7 @@ from zndraw_joblib.server.queue.rules_idempotency import TASK, once
 from zndraw_joblib.server.queue.rules_tasks import Report, Submission, has_body
 from zndraw_joblib.server.runtime.problem_responses import MAX_LISTED_ERRORS, as_problem, prefixed
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire import operations as table
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import (
     MAX_JSON_BYTES,
     BatchReportRequest,
@@ -63,30 +55,29 @@ from zndraw_joblib.wire.messages import (
     TaskUpdateRequest,
 )
 from zndraw_joblib.wire.names import JobName, parse_job_name
+from zndraw_joblib.wire.operations import PREFIX
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
-operations = Operations()
+# The trace context of a submit: the header `traceparent`, or a span of OpenTelemetry.
 
 _HEADER = traces.TRACEPARENT.encode()
 
 
-def _given(request: Request) -> str | None:
-    given = [value for name, value in request.scope["headers"] if name == _HEADER]
-    return traces.parse_traceparent(given[0].decode("latin-1")) if len(given) == 1 else None
+def _read_traceparent(request: Request) -> str | None:
+    values = [value for name, value in request.scope["headers"] if name == _HEADER]
+    return traces.parse_traceparent(values[0].decode("latin-1")) if len(values) == 1 else None
 
 
-_TRACEPARENT: Declared = {
-    "traceparent": optional(
-        str,
-        Header(
-            description="The trace context of the submit (W3C Trace Context), kept with the task for its "
-            "workers. An invalid one is ignored."
-        ),
-    )
-}
-Traceparent = Annotated[str | None, Parameter(_given, _TRACEPARENT)]
+_TRACEPARENT = Annotated[
+    Omissible[str],
+    Header(
+        description="The trace context of the submit (W3C Trace Context), kept with the task for its "
+        "workers. An invalid one is ignored."
+    ),
+]
+Traceparent = Annotated[str | None, Parameter(_read_traceparent, traceparent=(_TRACEPARENT, None))]
 
 
 def submit_span(
@@ -126,16 +117,16 @@ def _span(request: Request, job: JobName | None, count: int | None) -> Iterator[
 Number = Annotated[int, Query(ge=0, le=MAX_LINE_NUMBER)]
 
 
-@operations.serve(table.SUBMIT_TASK)
+@serves(ops.SUBMIT_TASK)
 async def submit_task(  # noqa: PLR0913 - one parameter each
     request: Request,
-    queue: Queue,
-    caller: Caller,
-    room_id: Room,
+    queue: QueueState,
+    caller: Identity,
+    room_id: str,
     name: NamedJob,
     *,
     body: TaskSubmitRequest,
-    key: Key,
+    key: RequestKey | None,
     traceparent: Traceparent,
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
@@ -143,13 +134,18 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     with submit_span(request, traceparent, name) as kept:
         item = queue.dispatcher.submission(caller, room_id, name, body, key, kept)
         task = await queue.dispatcher.submit(item)
-    headers = {"Location": f"{queue.prefix}/v1/joblib/tasks/{task.id}", "Retry-After": "1"}
+    headers = {"Location": f"{queue.prefix}{PREFIX}{ops.GET_TASK.path(task_id=task.id)}", "Retry-After": "1"}
     return json_response(task, 202, headers)
 
 
-@operations.serve(table.CLAIM_TASK)
+@serves(ops.CLAIM_TASK)
 async def claim_task(
-    request: Request, queue: Queue, caller: Caller, body: TaskClaimRequest, wait: Wait, key: Key
+    request: Request,
+    queue: QueueState,
+    caller: Identity,
+    body: TaskClaimRequest,
+    wait: Wait,
+    key: RequestKey | None,
 ) -> Response:
     """Claim the oldest pending tasks of the worker's jobs; with ``Prefer: wait=N``, wait for the first.
 
@@ -173,9 +169,9 @@ async def claim_task(
     return json_response(got, headers=headers, exclude={"tasks" if body.max is None else "task"})
 
 
-@operations.serve(table.GET_TASK)
+@serves(ops.GET_TASK)
 async def get_task(
-    request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID, wait: Wait
+    request: Request, runtime: Runtime, caller: Identity, task_id: UUID, wait: Wait
 ) -> Response:
     """Return a task; with ``Prefer: wait=N``, wait for its end."""
     task = await runtime.get_task(task_id)
@@ -193,20 +189,18 @@ async def get_task(
     return json_response(task, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 
-@operations.serve(table.GET_TASK_HISTORY)
-async def get_task_history(
-    request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID
-) -> Response:
+@serves(ops.GET_TASK_HISTORY)
+async def get_task_history(request: Request, runtime: Runtime, caller: Identity, task_id: UUID) -> Response:
     """List all transitions of a task, and the details of its last 20 attempts, oldest first."""
     await _check_readable(request, runtime, caller, task_id)
     return json_response(await runtime.database.read(rules_history.history, task_id=task_id))
 
 
-@operations.serve(table.GET_TASK_LOG)
+@serves(ops.GET_TASK_LOG)
 async def get_task_log(  # noqa: PLR0913 - one parameter each
     request: Request,
-    runtime: CurrentRuntime,
-    caller: Caller,
+    runtime: Runtime,
+    caller: Identity,
     task_id: UUID,
     *,
     attempt: Omissible[Number] = None,
@@ -221,8 +215,8 @@ async def get_task_log(  # noqa: PLR0913 - one parameter each
     return json_response(await runtime.database.read(rules_details.log, task_id, attempt, after, limit))
 
 
-@operations.serve(table.EXPLAIN_TASK)
-async def explain_task(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
+@serves(ops.EXPLAIN_TASK)
+async def explain_task(request: Request, runtime: Runtime, caller: Identity, task_id: UUID) -> Response:
     """Explain why a task is pending, or which worker holds it; the most important reason first."""
     await _check_readable(request, runtime, caller, task_id)
     return json_response(await runtime.database.read(rules_history.explain, task_id, runtime.order))
@@ -232,21 +226,25 @@ async def _check_readable(request: Request, runtime: Runtime, caller: Identity, 
     await check_task_readable(request, caller, task_id, (await runtime.get_task(task_id)).room_id)
 
 
-@operations.serve(table.RELEASE_TASK)
+@serves(ops.RELEASE_TASK)
 async def release_task(
-    runtime: CurrentRuntime, caller: Caller, task_id: UUID, key: Key, body: TaskActionRequest | None = None
+    runtime: Runtime,
+    caller: Identity,
+    task_id: UUID,
+    key: RequestKey | None,
+    body: TaskActionRequest | None = None,
 ) -> Response:
     """Put a held task back into its queue without counting a failure. Its worker or a superuser may do so."""
     return await _act(runtime, caller, task_id, body, key, rules_task_actions.release)
 
 
-@operations.serve(table.RETRY_TASK)
+@serves(ops.RETRY_TASK)
 async def retry_task(
     request: Request,
-    queue: Queue,
-    caller: Caller,
+    queue: QueueState,
+    caller: Identity,
     task_id: UUID,
-    key: Key,
+    key: RequestKey | None,
     body: TaskActionRequest | None = None,
 ) -> Response:
     """Put a failed or cancelled task into its queue again.
@@ -259,9 +257,13 @@ async def retry_task(
     return await _act(queue.runtime, caller, task_id, body, key, rules_task_actions.retry)
 
 
-@operations.serve(table.FAIL_TASK)
+@serves(ops.FAIL_TASK)
 async def fail_task(
-    runtime: CurrentRuntime, caller: Caller, task_id: UUID, key: Key, body: TaskActionRequest | None = None
+    runtime: Runtime,
+    caller: Identity,
+    task_id: UUID,
+    key: RequestKey | None,
+    body: TaskActionRequest | None = None,
 ) -> Response:
     """Fail a task that has not ended, also while a worker holds it. Superusers only."""
     return await _act(runtime, caller, task_id, body, key, rules_task_actions.fail)
@@ -279,9 +281,14 @@ async def _act(
     return json_response(task)
 
 
-@operations.serve(table.UPDATE_TASK)
+@serves(ops.UPDATE_TASK)
 async def update_task(
-    request: Request, queue: Queue, caller: Caller, task_id: UUID, body: TaskUpdateRequest, key: Key
+    request: Request,
+    queue: QueueState,
+    caller: Identity,
+    task_id: UUID,
+    body: TaskUpdateRequest,
+    key: RequestKey | None,
 ) -> Response:
     """Report on a task, or cancel it. A repeated report changes nothing."""
     rules_transitions.check_size("result", body.result)
@@ -294,9 +301,9 @@ async def update_task(
     return json_response(await queue.runtime.report(report))
 
 
-@operations.serve(table.LIST_TASKS)
+@serves(ops.LIST_TASKS)
 async def list_tasks(
-    runtime: CurrentRuntime, caller: Caller, room_id: Room, page: Paging, status: Omissible[TaskStatus] = None
+    runtime: Runtime, caller: Identity, room_id: str, page: Paging, status: Omissible[TaskStatus] = None
 ) -> Response:
     """List a room's tasks, newest first."""
     return json_response(
@@ -312,15 +319,15 @@ Outcome = TaskResponse | Exception
 _MAX_SURELY_SMALL = MAX_JSON_BYTES // 8
 
 
-@operations.serve(table.SUBMIT_TASKS)
+@serves(ops.SUBMIT_TASKS)
 async def submit_tasks(  # noqa: PLR0913 - one parameter each
     request: Request,
-    queue: Queue,
-    caller: Caller,
+    queue: QueueState,
+    caller: Identity,
     body: BatchSubmitRequest,
     *,
     minimal: Minimal,
-    key: Key,
+    key: RequestKey | None,
     traceparent: Traceparent,
 ) -> Response:
     """Submit up to 1,000 tasks; the response has a result or a problem for each, in order.
@@ -351,7 +358,10 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
 
 
 async def _submit(
-    queue: QueueState, body: BatchSubmitRequest, items: Sequence[Submission | Exception], key: Key
+    queue: QueueState,
+    body: BatchSubmitRequest,
+    items: Sequence[Submission | Exception],
+    key: RequestKey | None,
 ) -> Sequence[Outcome]:
     if body.atomic:
         for index, item in enumerate(items):
@@ -363,9 +373,14 @@ async def _submit(
     return [item if isinstance(item, Exception) else next(made) for item in items]
 
 
-@operations.serve(table.REPORT_TASKS)
+@serves(ops.REPORT_TASKS)
 async def report_tasks(
-    request: Request, queue: Queue, caller: Caller, body: BatchReportRequest, minimal: Minimal, key: Key
+    request: Request,
+    queue: QueueState,
+    caller: Identity,
+    body: BatchReportRequest,
+    minimal: Minimal,
+    key: RequestKey | None,
 ) -> Response:
     """Report on up to 1,000 tasks; the response has a result or a problem for each, in order.
 

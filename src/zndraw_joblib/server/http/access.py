@@ -1,0 +1,539 @@
+"""Access: the state of a mounted queue, the caller of a request, and the guards of rooms."""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import Annotated, Any
+from uuid import UUID
+
+from cachetools import TTLCache
+from fastapi import Depends, FastAPI, Path, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from zndraw_joblib.server.admin.overviews import Overviews
+from zndraw_joblib.server.background.loops import Health, Metrics
+from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.http.requests import QUEUE, bytes_of_bodies, fresh_copy, solve
+from zndraw_joblib.server.internal.dispatcher import Dispatcher
+from zndraw_joblib.server.internal.registry import WorkerTokens
+from zndraw_joblib.server.process.ports import Identity, ResultBackend, identity_key
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.process.shared_limit import SharedLimit
+from zndraw_joblib.server.process.waiters import Access
+from zndraw_joblib.server.providers.requests import ProviderRequests, Uploads
+from zndraw_joblib.server.queue import rules_transitions, rules_workers
+from zndraw_joblib.server.queue.rules_tasks import Report
+from zndraw_joblib.server.queue.rules_workers import ServedRooms
+from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
+from zndraw_joblib.server.results.results import TaskResults
+from zndraw_joblib.server.runtime.problem_responses import as_problem
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.server.streams.streams import Streams
+from zndraw_joblib.wire.names import GLOBAL, validate_room_id
+from zndraw_joblib.wire.problems import Forbidden, InternalServerError, ProblemException, Unauthorized
+from zndraw_joblib.wire.statuses import TaskStatus
+
+# The guards of rooms: arguments of `JobLib`, or overrides in ``app.dependency_overrides``.
+
+Guard = Callable[..., Any]
+# In the scope of a request while a guard runs.
+_GUARDING = "zndraw_joblib.guarding"
+
+
+async def verify_readable_room(room_id: Annotated[str, Path()], request: Request = None) -> str:  # type: ignore[assignment]
+    """Return the room to read from. A host may override it, but should pass ``JobLib(readable_room=…)``.
+
+    As a dependency of a host's own route it runs the guards of the queue; called with a room alone, it
+    only checks the id.
+    """
+    return await _guarded(request, verify_readable_room, room_id)
+
+
+async def verify_writable_room(room_id: Annotated[str, Path()], request: Request = None) -> str:  # type: ignore[assignment]
+    """Return the room to write to. A host may override it, but should pass ``JobLib(writable_room=…)``.
+
+    As a dependency of a host's own route it runs the guards of the queue; called with a room alone, it
+    only checks the id.
+    """
+    return await _guarded(request, verify_writable_room, room_id)
+
+
+async def _guarded(request: Request | None, dependency: Guard, room_id: str) -> str:
+    queue = None if request is None else getattr(request.app.state, "joblib", None)
+    # A guard may depend on this function itself.
+    if request is None or queue is None or request.scope.get(_GUARDING):
+        return validate_room_id(room_id)
+    guards: RoomGuards = queue.guards
+    return await guards.resolve(request, dependency, room_id)
+
+
+class RoomGuards:
+    """The guards of one mounted queue.
+
+    An argument always applies. An override that is set when the queue is mounted or the app starts still
+    applies after its removal, because tests often clean up with ``app.dependency_overrides = {}``.
+    """
+
+    def __init__(self, readable: Guard | None, writable: Guard | None) -> None:
+        # A user who cannot read a room cannot write to it either.
+        self._arguments = {verify_readable_room: readable, verify_writable_room: writable or readable}
+        self.arguments = {"readable_room": readable, "writable_room": writable}
+        self._remembered: dict[Guard, Guard] = {}
+        self._reported: set[Guard] = set()
+
+    def remember(self, app: FastAPI) -> None:
+        """Keep the overrides that are set now and were not set at an earlier call."""
+        for dependency in self._arguments:
+            if dependency in app.dependency_overrides:
+                self._remembered.setdefault(dependency, app.dependency_overrides[dependency])
+
+    def has(self, request: Request, dependency: Guard) -> bool:
+        """Return whether a guard is set."""
+        is_override = dependency in request.app.dependency_overrides or dependency in self._remembered
+        return is_override or self._arguments[dependency] is not None
+
+    async def room(self, request: Request, dependency: Guard) -> str:
+        """Return the room of a request's path after the guards have passed."""
+        return await self.resolve(request, dependency, request.path_params["room_id"])
+
+    async def resolve(self, request: Request, dependency: Guard, given: str) -> str:
+        """Return the room that a request names after the guards have passed.
+
+        The guards get valid ids; an override has its own rule for the id in the request.
+        """
+        if self._override(request, dependency) is None:
+            validate_room_id(given)
+        checked = await self.check(request, dependency, given)
+        return given if checked is None else checked
+
+    async def check(self, request: Request, dependency: Guard, room_id: str) -> str | None:
+        """Run the guards for a room. Return the room that they return, None without a guard."""
+        result = None
+        for guard in (self._override(request, dependency), self._arguments[dependency]):
+            if guard is not None:
+                path_params = {**request.path_params, "room_id": room_id}
+                outer = request.scope.get(_GUARDING)
+                request.scope[_GUARDING] = True
+                try:
+                    result = await solve(request, guard, **path_params)
+                finally:
+                    request.scope[_GUARDING] = outer
+                room_id = result = room_id if result is None else result
+        return result
+
+    def _override(self, request: Request, dependency: Guard) -> Guard | None:
+        if dependency in request.app.dependency_overrides:
+            return dependency
+        if dependency in self._remembered and dependency not in self._reported:
+            self._reported.add(dependency)
+            name = dependency.__name__
+            logger.warning(
+                "The override of %s was removed from app.dependency_overrides; its guard still applies. "
+                "Pass the guard as JobLib(%s=...) instead",
+                name,
+                name.removeprefix("verify_"),
+            )
+        return self._remembered.get(dependency)
+
+
+# The guards for workers: an owner that may not write to a room any more does not serve its jobs.
+#
+# Claims, reports and uploads name no room. They are checked against the guards of the rooms of the worker's
+# jobs and providers, with outcomes that are cached for some seconds. Without guards, nothing is read, and
+# only ``@global`` is refused, to callers that are no superusers.
+
+_CACHE_SECONDS = 3.0
+_MAX_CACHED = 10_000
+# Other refusals, like 423, are a state of the room and take no right away.
+_LOST_RIGHTS = frozenset({401, 403, 404})
+_NONE: frozenset[str] = frozenset()
+_ONLY_GLOBAL = frozenset({GLOBAL})
+_UNKNOWN = ProblemException("")
+Refusals = Mapping[str, ProblemException]
+
+
+class WorkerRooms:
+    """Which rooms the owners of workers may serve. The guards are those that let them register.
+
+    Superusers may serve every room, and only they ``@global``.
+    """
+
+    def __init__(self, guards: RoomGuards, runtime: Runtime) -> None:
+        self._guards = guards
+        self._database = runtime.database
+        # When the rights of a user changed last, in monotonic seconds.
+        self.changed_at = 0.0
+        runtime.waiters.subscribe(identity_key(""), self._forget)
+        self._served: TTLCache[tuple[str, UUID], ServedRooms] = TTLCache(_MAX_CACHED, _CACHE_SECONDS)
+        self._outcomes: TTLCache[tuple[str, str], ProblemException | None] = TTLCache(
+            _MAX_CACHED, _CACHE_SECONDS
+        )
+
+    def _forget(self, _: str) -> None:
+        self.changed_at = time.monotonic()
+        self._served.clear()
+        self._outcomes.clear()
+
+    async def refused_jobs(self, request: Request, caller: Identity, worker_id: UUID) -> Collection[str]:
+        """Return the rooms whose jobs a worker must not claim from. Raises the refusal if these are all."""
+        if not self._apply_to(request, caller):
+            return _refused_without_guards(caller)
+        return await self._refused(request, caller, (await self._rooms(caller, worker_id)).jobs)
+
+    async def refused_providers(self, request: Request, caller: Identity, worker_id: UUID) -> Collection[str]:
+        """Return the rooms whose provider requests a worker must not claim, as `refused_jobs` does."""
+        if not self._apply_to(request, caller):
+            return _refused_without_guards(caller)
+        return await self._refused(request, caller, (await self._rooms(caller, worker_id)).providers)
+
+    async def check(self, request: Request, caller: Identity, room_id: str) -> None:
+        """Raise the refusal of a room. That of ``@global`` needs no guard."""
+        if not rules_transitions.may_serve_room(caller, room_id):
+            raise rules_transitions.only_superusers()
+        problem = await self._refusal(request, caller, room_id) if self._apply_to(request, caller) else None
+        if problem is not None:
+            raise problem
+
+    async def check_task(self, request: Request, caller: Identity, task_id: UUID) -> None:
+        """Raise the refusal of the room of a task's job, if the task is one of the caller's worker."""
+        if self._apply_to(request, caller):
+            for problem in (await self._refusals(request, caller, [task_id])).values():
+                raise problem
+
+    async def refused_reports(
+        self, request: Request, caller: Identity, reports: Iterable[Report]
+    ) -> Mapping[UUID, ProblemException]:
+        """Return the refusals of reports of the caller's workers, by task. Cancels are not refused."""
+        if not self._apply_to(request, caller):
+            return {}
+        by_worker: dict[UUID | None, set[UUID]] = {}
+        for report in reports:
+            if report.update.status != TaskStatus.CANCELLED:
+                by_worker.setdefault(report.update.worker_id, set()).add(report.task_id)
+        suspects: set[UUID] = set()
+        for worker_id, task_ids in by_worker.items():
+            if worker_id is None or await self._serves_refused(request, caller, worker_id):
+                suspects |= task_ids
+        return await self._refusals(request, caller, suspects) if suspects else {}
+
+    async def refused_tasks(
+        self, request: Request, caller: Identity, worker_id: UUID, task_ids: Collection[UUID]
+    ) -> Collection[UUID]:
+        """Return those of the tasks that a worker names whose jobs it may not serve."""
+        if not task_ids or not self._apply_to(request, caller):
+            return ()
+        if not await self._serves_refused(request, caller, worker_id):
+            return ()
+        return (await self._refusals(request, caller, task_ids)).keys()
+
+    async def may_work_on(self, request: Request, caller: Identity, task_id: UUID) -> bool:
+        """Return whether a task is, or was last, one of the caller's worker, which may serve its job."""
+        rooms = await self._database.read_short(rules_workers.of_own_tasks, caller, [task_id])
+        if task_id not in rooms:
+            return False
+        is_free = not self._apply_to(request, caller)
+        return is_free or await self._refusal(request, caller, rooms[task_id]) is None
+
+    def _apply_to(self, request: Request, caller: Identity) -> bool:
+        return not caller.is_superuser and self._guards.has(request, verify_writable_room)
+
+    async def _rooms(self, caller: Identity, worker_id: UUID) -> ServedRooms:
+        key = caller.id, worker_id
+        served = self._served.get(key)
+        if served is None:
+            served = await self._database.read_short(rules_workers.served, caller, worker_id)
+            self._served[key] = served
+        return served
+
+    async def _serves_refused(self, request: Request, caller: Identity, worker_id: UUID) -> bool:
+        served = await self._rooms(caller, worker_id)
+        return bool(await self._refusals_of(request, caller, served.jobs | served.held))
+
+    async def _refused(self, request: Request, caller: Identity, rooms: Collection[str]) -> Collection[str]:
+        refusals = await self._refusals_of(request, caller, rooms)
+        if refusals and len(refusals) == len(rooms):
+            raise next(iter(refusals.values()))
+        return frozenset(refusals)
+
+    async def _refusals_of(self, request: Request, caller: Identity, rooms: Collection[str]) -> Refusals:
+        found = {room: await self._refusal(request, caller, room) for room in rooms}
+        return {room: problem for room, problem in found.items() if problem is not None}
+
+    async def _refusals(
+        self, request: Request, caller: Identity, task_ids: Collection[UUID]
+    ) -> Mapping[UUID, ProblemException]:
+        rooms = await self._database.read_short(rules_workers.of_own_tasks, caller, list(task_ids))
+        refusals = await self._refusals_of(request, caller, set(rooms.values()))
+        return {task_id: refusals[room] for task_id, room in rooms.items() if room in refusals}
+
+    async def _refusal(self, request: Request, caller: Identity, room_id: str) -> ProblemException | None:
+        """Return why the caller may not serve a room; None if it may."""
+        if not rules_transitions.may_serve_room(caller, room_id):
+            return rules_transitions.only_superusers()
+        key = caller.id, room_id
+        outcome = self._outcomes.get(key, _UNKNOWN)
+        if outcome is _UNKNOWN:
+            outcome = await self._ask(request, room_id)
+            # An expired token refuses no other request of the user.
+            if outcome is None or outcome.problem.status != 401:
+                self._outcomes[key] = outcome
+        return None if outcome is None else outcome.with_traceback(None)
+
+    async def _ask(self, request: Request, room_id: str) -> ProblemException | None:
+        # A copy, because a host's dependencies may store values in the request.
+        try:
+            await self._guards.check(fresh_copy(request), verify_writable_room, room_id)
+        except (ProblemException, HTTPException, RequestValidationError) as error:
+            problem = as_problem(error)
+            if problem.problem.status >= 500:
+                raise
+            return problem if problem.problem.status in _LOST_RIGHTS else None
+        return None
+
+
+def _refused_without_guards(caller: Identity) -> Collection[str]:
+    return _NONE if caller.is_superuser else _ONLY_GLOBAL
+
+
+# The state of a mounted queue: ``app.state.joblib``.
+
+logger = logging.getLogger(__name__)
+
+
+class QueueState(ABC):
+    """A queue that is mounted into an app. `JobLib` builds it."""
+
+    runtime: Runtime
+    dispatcher: Dispatcher
+    sweeper: Sweeper
+    health: Health
+    metrics: Metrics
+    provider_requests: ProviderRequests
+    uploads: Uploads
+    task_results: TaskResults
+    streams: Streams
+    overviews: Overviews
+    guards: RoomGuards
+    worker_tokens: WorkerTokens
+    publisher: SocketIoPublisher
+    worker_rooms: WorkerRooms
+    # What precedes ``/v1`` in the paths of its routes.
+    prefix: str = ""
+    # The host's dependency, and its value for a request.
+    identity: Callable[..., Any]
+
+    @cached_property
+    def body_bytes(self) -> SharedLimit:
+        """The bytes of the bodies that this process receives."""
+        return bytes_of_bodies(self.runtime.settings)
+
+    @abstractmethod
+    async def identify(self, request: Request) -> Identity | None:
+        """Return the caller of a request; None without an identity."""
+
+    @abstractmethod
+    async def is_valid(self, identity: Identity, at: datetime) -> bool:
+        """Return whether the access that an identity had at a time is not revoked; true if unknown."""
+
+    @property
+    @abstractmethod
+    def results(self) -> ResultBackend:
+        """The result backend, unless a host overrides `get_result_backend`."""
+
+
+def queue_state(request: Request) -> QueueState:
+    """Return the queue of a request. Raises `InternalServerError` where the app has none."""
+    found = request.scope.get(QUEUE)
+    if found is None:
+        found = getattr(request.app.state, "joblib", None)
+        if not isinstance(found, QueueState):
+            fault = "The app has no queue: call JobLib(...).mount(app) before it handles requests"
+            logger.error("%s. It adds the queue's routes; do not include its router", fault)
+            raise InternalServerError(fault)
+    state: QueueState = found
+    return state
+
+
+def remember_queue(request: Request) -> QueueState:
+    """Return the queue, and keep it in the scope of a request that one of its routes handles."""
+    found = request.scope[QUEUE] = queue_state(request)
+    return found
+
+
+# The caller of a request: identified before its body arrives, and again after a slow body.
+
+# The keys of the caller, of the time at which it was identified, and of the guard of the path's room, in
+# the request's scope.
+CALLER = "zndraw_joblib.caller"
+IDENTIFIED_AT = "zndraw_joblib.identified_at"
+ROOM_GUARD = "zndraw_joblib.room_guard"
+# A request that waits trusts the identity of its caller for this long. With the 3 s for which tokens are
+# cached, a revoked one works for at most 5 s.
+TRUSTED_SECONDS = 2.0
+Recheck = Callable[[Request], Awaitable[object]]
+
+
+async def current_identity(request: Request) -> Identity:
+    """Return the caller. Raises `Unauthorized` without an identity: every endpoint needs one."""
+    began = time.monotonic()
+    identity = await queue_state(request).identify(request)
+    if not isinstance(identity, Identity):
+        raise Unauthorized("The request needs an identity", headers={"WWW-Authenticate": "Bearer"})
+    request.scope[CALLER], request.scope[IDENTIFIED_AT] = identity, began
+    return identity
+
+
+async def guarded_room(request: Request, guard: Guard) -> str:
+    """Return the room of a request's path after the host's guard has passed."""
+    request.scope[ROOM_GUARD] = guard
+    return await queue_state(request).guards.room(request, guard)
+
+
+async def current_superuser(request: Request) -> Identity:
+    """Return the caller. Raises `Forbidden` unless it is a superuser."""
+    identity = await current_identity(request)
+    if not identity.is_superuser:
+        raise Forbidden("Not authorized: only superusers may do this")
+    return identity
+
+
+def is_trusted(request: Request, checked_at: float) -> bool:
+    """Return whether a check of the caller at a time, in monotonic seconds, is still valid."""
+    changed_at = queue_state(request).worker_rooms.changed_at
+    return time.monotonic() < checked_at + TRUSTED_SECONDS and changed_at < checked_at
+
+
+async def check_again(request: Request, caller: Identity, recheck: Recheck | None = None) -> None:
+    """Identify the caller again, and run `recheck` with a copy of the request."""
+    copy = fresh_copy(request)
+    if await current_identity(copy) != caller:
+        raise Unauthorized("The caller's rights have changed: send the request again")
+    if recheck is not None:
+        await recheck(copy)
+
+
+async def check_after_body(request: Request, recheck: Recheck | None = None) -> None:
+    """Check the caller and the guard of the path's room again if the body took long to arrive.
+
+    A slow body must not outlive the right to send it. `recheck` gets a copy of the request.
+    """
+    scope = request.scope
+    checked_at = scope.get(IDENTIFIED_AT)
+    if checked_at is None or is_trusted(request, checked_at):
+        return
+
+    async def check_room(copy: Request) -> None:
+        if (guard := scope.get(ROOM_GUARD)) is not None:
+            await guarded_room(copy, guard)
+        if recheck is not None:
+            await recheck(copy)
+
+    began = time.monotonic()
+    await check_again(request, scope[CALLER], check_room)
+    scope[IDENTIFIED_AT] = began
+
+
+async def body_of(request: Request, recheck: Recheck) -> AsyncIterator[bytes]:
+    """Yield the chunks of an upload, and raise a refusal of the caller after the last one."""
+    async for chunk in request.stream():
+        yield chunk
+    await check_after_body(request, recheck)
+
+
+# What a caller may do again while its request waits, and in rooms that are not in the path.
+
+
+async def check_readable(request: Request, room_id: str) -> None:
+    """Run the host's guard for a room that is not in the request's path."""
+    await queue_state(request).guards.check(request, verify_readable_room, room_id)
+
+
+async def check_task_readable(request: Request, caller: Identity, task_id: UUID, room_id: str) -> None:
+    """Run the host's guard for the room of a task.
+
+    The worker that has the task, or had it last, needs no right to read that room, only to serve the job.
+    """
+    try:
+        await check_readable(request, room_id)
+    except Exception:
+        if not await queue_state(request).worker_rooms.may_work_on(request, caller, task_id):
+            raise
+
+
+def access_of(
+    request: Request,
+    caller: Identity,
+    recheck: Recheck | None = None,
+    refused_rooms: Callable[[], Awaitable[Collection[str]]] | None = None,
+) -> Access:
+    """Return the access of a caller. A check that is due, every 2 s, identifies the caller again.
+
+    It runs `recheck` with a copy of the request. `refused_rooms` runs at each check.
+    """
+    checked = request.scope.get(IDENTIFIED_AT) or time.monotonic()
+
+    async def check() -> Collection[str]:
+        nonlocal checked
+        if not is_trusted(request, checked):
+            checked = time.monotonic()
+            await check_again(request, caller, recheck)
+        return () if refused_rooms is None else await refused_rooms()
+
+    return Access(caller.id, check)
+
+
+# Dependencies for a host's own routes.
+
+
+async def get_result_backend(request: Request) -> ResultBackend:
+    """Return the result backend of providers. A host may override it, or pass it to `JobLib`."""
+    return queue_state(request).results
+
+
+async def get_joblib_settings(request: Request) -> JobLibSettings:
+    """Return the settings of the queue, for a host's own routes."""
+    return queue_state(request).runtime.settings
+
+
+async def get_tsio(request: Request) -> Any:
+    """Return what sends the events of the queue, for a host's own routes; None without Socket.IO."""
+    return queue_state(request).publisher.tsio
+
+
+async def result_backend(request: Request) -> ResultBackend:
+    """Return the result backend, with the host's override."""
+    backend: ResultBackend = queue_state(request).results
+    if get_result_backend in request.app.dependency_overrides:
+        backend = await solve(request, get_result_backend)
+    return backend
+
+
+ResultBackendDep = Annotated[ResultBackend, Depends(get_result_backend)]
+JobLibSettingsDep = Annotated[JobLibSettings, Depends(get_joblib_settings)]
+WritableRoomDep = Annotated[str, Depends(verify_writable_room)]
+
+
+async def get_worker_token(request: Request) -> str:
+    """Return a new token of `JobLib(worker_token=…)`, as a dependency of a host's route."""
+    return await mint_internal_worker_token(queue_state(request))
+
+
+async def mint_internal_worker_token(source: FastAPI | QueueState) -> str:
+    """Return a new token of `JobLib(worker_token=…)`; `source` is the `JobLib`, or the app that has it.
+
+    Raises `InternalServerError` if it has no `worker_token`.
+    """
+    state = source if isinstance(source, QueueState) else getattr(source.state, "joblib", None)
+    token: str | None = await state.worker_tokens.mint() if isinstance(state, QueueState) else None
+    if token is None:
+        raise InternalServerError(
+            "There is no token for internal executors: pass JobLib(worker_token=function)"
+        )
+    return token
+
+
+WorkerTokenDep = Annotated[str, Depends(get_worker_token)]
