@@ -48,7 +48,7 @@ async def _report_claims(url: str, report: Report) -> None:
 
 async def _prepare(database: Database, name: str, rooms: int) -> rules_claims.Claim:
     """Submit a few tasks from each of these rooms; return a claim of them."""
-    request = JobRegisterRequest(category="modifiers", name=name, schema={})
+    request = JobRegisterRequest(category="modifiers", name=name, schema_={})
     item = rules_jobs.Registration(_USER, GLOBAL, request)
     (job, _), _ = await database.write(rules_jobs.register, item=item)
     job_name = JobName(GLOBAL, "modifiers", name)

@@ -207,7 +207,7 @@ async def new_database(kind: str, database_url: str, settings: ServerSettings) -
             return SessionDatabase(open_sessions(engine), clock, Limits.of(settings))
 
         yield open_it
-        assert [pool.checkedout() for pool in pools] == [0] * len(pools), (
+        assert [pool.checkedout() for pool in pools] == [0] * len(pools), (  # type: ignore[attr-defined]
             "a connection was not returned to its pool"
         )
 
@@ -272,5 +272,5 @@ def check_invariants(request: pytest.FixtureRequest) -> Iterator[None]:
     url: str = request.getfixturevalue("database_url")
     engine: AsyncEngine = request.getfixturevalue("engine")
     yield
-    assert engine.pool.checkedout() == 0, "a connection was not returned to its pool"
+    assert engine.pool.checkedout() == 0, "a connection was not returned to its pool"  # type: ignore[attr-defined]
     assert broken_invariants(url) == []

@@ -76,7 +76,7 @@ class Replica:
         recheck_seconds: tuple[float, float] = (1.0, 5.0),
     ) -> None:
         self.engine = engine
-        self.events: list[Emission] = []
+        self.events: list[Any] = []  # emissions of events of many classes
         self.registry: InternalRegistry | None = None
         self.publish: Publish = self._record
         self.runtime = Runtime(
@@ -162,7 +162,7 @@ class Replica:
     ) -> tuple[JobResponse, bool]:
         """Register a job. Return it, and whether it is new or restored."""
         request = JobRegisterRequest(
-            category="modifiers", name=name, schema=schema or {}, worker_id=worker, **policy
+            category="modifiers", name=name, schema_=schema or {}, worker_id=worker, **policy
         )
         item = rules_jobs.Registration(by, room, request)
         async with asyncio.timeout(TIMEOUT):

@@ -144,7 +144,7 @@ def static_statements() -> Iterator[tuple[str, str]]:
             for value in vars(module).values():
                 for kept in value.values() if isinstance(value, dict) else [value]:
                     if isinstance(kept, TextualSelect):
-                        yield path.name, str(kept.element.text)
+                        yield path.name, str(kept.element.text)  # type: ignore[attr-defined]
 
 
 def test_the_queue_alone_writes_tasks() -> None:

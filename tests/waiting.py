@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 T = TypeVar("T")
 
@@ -12,6 +12,14 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 60.0
 
 
+@overload
+async def until(
+    condition: Callable[[], Awaitable[T]], timeout: float = TIMEOUT_SECONDS, *, interval: float = 0.005
+) -> T: ...
+@overload
+async def until(
+    condition: Callable[[], T], timeout: float = TIMEOUT_SECONDS, *, interval: float = 0.005
+) -> T: ...
 async def until(
     condition: Callable[[], T | Awaitable[T]], timeout: float = TIMEOUT_SECONDS, *, interval: float = 0.005
 ) -> T:

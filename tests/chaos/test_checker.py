@@ -231,5 +231,5 @@ async def test_wrong_counts_of_a_database_are_read(database_url: str) -> None:
 
 def test_each_rule_has_a_violation_above() -> None:
     """A new rule needs a record that violates it."""
-    [marks] = [mark for mark in test_a_violation_is_reported.pytestmark if mark.name == "parametrize"]
+    [marks] = [mark for mark in test_a_violation_is_reported.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     assert {rule for _, rule in marks.args[1]} == {rule.__name__.replace("_", " ") for rule in RULES}

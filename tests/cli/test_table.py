@@ -93,7 +93,7 @@ def test_the_example_call_fits_the_schema() -> None:
         "$defs": {"Mode": {"enum": ["fast", "slow"]}},
     }
     job = JobResponse(
-        id=uuid4(), room_id="a", category="b", name="C", full_name="a:b:C", workers=[], schema=schema
+        id=uuid4(), room_id="a", category="b", name="C", full_name="a:b:C", workers=[], schema_=schema
     )
     call = "zndraw-joblib submit a:b:C steps=3 mode=fast 'cell=[]' 'note=two words' loop=text --wait"
     assert example_call(job) == call

@@ -92,7 +92,7 @@ async def test_a_handle_reads_log_history_and_state(queue: Both, worker: Make, r
     assert (await task.wait(30)).status == TaskStatus.COMPLETED
     assert [line.text for line in await task.logs()] == ["width times height"]
     assert (await task.history()).transitions[0].status == TaskStatus.PENDING
-    assert (await task.refresh()).result == task.state.result == 1
+    assert (await task.refresh()).result == task.state.result == 1  # type: ignore[attr-defined]
     assert "&lt;b&gt;multiplying" in task.inner._repr_html_()
     with pytest.raises(InvalidTaskTransition):
         await task.cancel()

@@ -36,7 +36,7 @@ EXPECTED = {f"/v1/problems/{name}" for name in ("provider-not-connected", "provi
 
 
 def no_server_error(
-    context: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case
+    context: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case[Any]
 ) -> None:
     """Accept no 5xx, except that a provider does not answer."""
     is_problem = response.headers.get("content-type") == ["application/problem+json"]
@@ -107,7 +107,7 @@ def rows(client: httpx.Client) -> Rows:
     phases=set(Phase) - {Phase.explicit},
 )
 def test_each_answer_follows_the_document(
-    case: schemathesis.Case, data: st.DataObject, rows: Rows, server: ServerProcess
+    case: schemathesis.Case[Any], data: st.DataObject, rows: Rows, server: ServerProcess
 ) -> None:
     """Half of the requests address rows that exist."""
     values = rows.values_for(case.operation.label)

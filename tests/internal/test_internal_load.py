@@ -48,7 +48,7 @@ async def duplicate_messages(url: str) -> None:
     async with redis.asyncio.Redis.from_url(url) as client:
         messages = await client.zrange(QUEUE, 0, -1, withscores=True)
         # With a space, the same JSON is another member of the set.
-        await client.zadd(QUEUE, {message + b" ": place for message, place in messages})
+        await client.zadd(QUEUE, {message + b" ": place for message, place in messages})  # type: ignore[str-unpack]
 
 
 def runs_gated_task(process: WorkerProcess, journal: Path) -> bool:

@@ -132,7 +132,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def _register(self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None) -> Any:
         refusal = self.ledger.check_registration(by, name, schema, worker)
         request = JobRegisterRequest(
-            category=name.category, name=name.name, schema=schema, worker_id=worker, **_policy_fields(name)
+            category=name.category, name=name.name, schema_=schema, worker_id=worker, **_policy_fields(name)
         )
         answer = self.run_in_transaction(
             rules_jobs.register, item=rules_jobs.Registration(by, name.room_id, request)

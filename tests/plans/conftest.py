@@ -73,7 +73,7 @@ async def engine(full_url: str) -> AsyncIterator[AsyncEngine]:
     """Return an engine on a database with many tasks. The explainer rolls back every transaction."""
     engine = open_engine(full_url)
     yield engine
-    assert engine.pool.checkedout() == 0
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     await engine.dispose()
 
 

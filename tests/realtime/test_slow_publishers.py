@@ -35,7 +35,7 @@ class HangingPublisher:
     def __init__(self) -> None:
         self.released = asyncio.Event()
         self.begun = 0
-        self.events: list[Emission] = []
+        self.events: list[Any] = []
 
     async def __call__(self, emissions: Sequence[Emission]) -> None:
         """Wait, then record."""

@@ -126,8 +126,8 @@ async def test_a_claim_that_is_released_before_its_start_is_no_attempt(timed: Re
     await timed.claim_task(job.worker_id)
     failed = await timed.act(rules_task_actions.fail, task.id)
     assert (failed.status, failed.attempts) == (TaskStatus.FAILED, most)
-    response = await timed.runtime.database.read(rules_history.history, task_id=task.id)
-    assert max(one.attempt_number or 0 for one in response.transitions) == most
+    past = await timed.runtime.database.read(rules_history.history, task_id=task.id)
+    assert max(one.attempt_number or 0 for one in past.transitions) == most
 
 
 async def test_the_reason_of_a_release_is_kept(replica: Replica) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from databases import every_kind
+from databases import OpenDatabase, every_kind
 from pydantic import ValidationError
 from replica import SUBMITTER, ManualClock, OpenReplica, Replica, wait_until_waiting
 from seeds import seconds
@@ -74,7 +74,9 @@ async def test_a_time_may_have_any_time_zone(timed: Replica, clock: ManualClock)
 
 
 @every_kind
-async def test_a_schedule_outlives_the_server(timed: Replica, clock: ManualClock, new_database) -> None:
+async def test_a_schedule_outlives_the_server(
+    timed: Replica, clock: ManualClock, new_database: OpenDatabase
+) -> None:
     """It is in the database: another process, or the sweeper, queues the task."""
     job = await timed.register()
     later = await timed.submit(job, delay_seconds=100)

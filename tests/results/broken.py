@@ -50,7 +50,7 @@ class EmptyIsNone(MemoryResults):
 class ReturnsMutableBytes(MemoryResults):
     async def get(self, key: str) -> bytes | None:
         found = await super().get(key)
-        return None if found is None else bytearray(found)
+        return None if found is None else bytearray(found)  # type: ignore[return-value]
 
 
 class DeleteDoesNothing(MemoryResults):

@@ -1,5 +1,6 @@
 """Update the statistics of a replica, and read them."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from replica import Replica
@@ -40,7 +41,7 @@ def buckets(*places: int) -> list[int]:
     return [places.count(place) for place in range(16)]
 
 
-def summed(found: list[Interval]) -> Counters:
+def summed(found: Sequence[Counters | Interval]) -> Counters:
     """Return the sum of intervals, without histograms and causes."""
     names = ("submitted", "completed", "failed", "cancelled", "retried", "lost")
     return Counters(**{name: sum(getattr(each, name) for each in found) for name in names})

@@ -10,7 +10,7 @@ from waiting import wait_until
 from sdk.jobs import Add
 from sdk.live import LiveServer
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.wire.messages import WorkerResponse
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
@@ -22,7 +22,7 @@ Make = Callable[..., JobManager]
 
 def drain(api: Connection, worker_id: object) -> None:
     """Drain a worker, as an operator does."""
-    assert RestApi(api).send("POST", f"/workers/{worker_id}/drain", WorkerResponse).drain
+    assert RestApi(api).send(ops.DRAIN_WORKER, worker_id=worker_id).drain
 
 
 NOTICES = {"by a heartbeat": {"heartbeat_interval": 0.1}, "by a claim": {"long_poll": 1, "concurrency": 2}}

@@ -13,7 +13,7 @@ from sdk.live import LiveServer
 from sdk.talking import execute
 from zndraw_joblib.jobs.extensions import Category, Extension
 from zndraw_joblib.jobs.task_context import TaskContext
-from zndraw_joblib.wire.history import TaskLog
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
@@ -89,7 +89,7 @@ def test_a_thousand_calls_and_lines_a_second(counting: CountingServer, executor:
         sent = [what for at, what in counting.requests if began <= at <= ended and what != observed]
         assert sum(what.endswith("/tasks/report") for what in sent) >= 2
         assert len(sent) <= MOST_REQUESTS_PER_SECOND * (ended - began), sent
-        log = RestApi(observer).get(f"/tasks/{task_id}/log", TaskLog, after=CALLS - 1)
+        log = RestApi(observer).send(ops.GET_TASK_LOG, task_id=task_id, query={"after": CALLS - 1})
         assert (log.last, log.dropped, log.lines[-1].text) == (CALLS, 0, f"line {CALLS}")
         assert task.progress is not None
         assert task.progress.current == CALLS

@@ -9,7 +9,7 @@ from pathlib import Path
 from waiting import wait_until
 
 from sdk.live import TOKEN, LiveServer
-from zndraw_joblib.wire.messages import SweeperState
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
@@ -61,7 +61,7 @@ def test_a_worker_that_computes_in_all_threads_stays(
         wait_until(has_sent_heartbeats, 50, interval=0.05)
         (tmp_path / "go").touch()
         ended = [caller.wait_for(task_id, 60) for task_id in ids]
-        cycles = RestApi(api).get("/admin/sweeper", SweeperState).cycles
+        cycles = RestApi(api).send(ops.GET_SWEEPER).cycles
     assert [(task.status, task.attempt, task.worker_id) for task in ended] == CONCURRENCY * [
         (TaskStatus.COMPLETED, 1, before.id)
     ]

@@ -90,7 +90,7 @@ def test_annotations_may_be_text_models_and_optional_contexts() -> None:
     """Names of the module are found, and a task has values of the annotated types."""
 
     @job
-    def locate(point: "Point", path: Path, task: Optional["TaskContext"] = None, vis=None) -> Any:
+    def locate(point: "Point", path: Path, task: Optional["TaskContext"] = None, vis=None) -> Any:  # type: ignore[no-untyped-def]
         return point, path, task, vis
 
     task = locate.task(point={"x": 1}, path="/a")
@@ -127,7 +127,7 @@ def test_default_values_are_not_shared_between_tasks() -> None:
     assert [collect.task().run(None) for _ in range(2)] == [[1], [1]]
 
 
-def _bare(a, b=1): ...
+def _bare(a, b=1): ...  # type: ignore[no-untyped-def]
 
 
 def _starred(*args: int) -> None: ...

@@ -18,6 +18,7 @@ from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from sdk.talking import Talk, TalkLater, execute
 from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import TaskHistory, TaskLog
 from zndraw_joblib.wire.messages import TaskUpdateRequest
 from zndraw_joblib.wire.progress import LogLevel, LogSource
@@ -33,7 +34,7 @@ Make = Callable[..., JobManager]
 
 def log_of(api: Connection, task_id: str, **query: Any) -> TaskLog:
     """Return up to 1,000 lines of a task's log."""
-    return RestApi(api).get(f"/tasks/{task_id}/log", TaskLog, **{"limit": 1000, **query})
+    return RestApi(api).send(ops.GET_TASK_LOG, task_id=task_id, query={"limit": 1000, **query})
 
 
 def texts(api: Connection, task_id: str, **query: Any) -> list[str]:
@@ -43,7 +44,7 @@ def texts(api: Connection, task_id: str, **query: Any) -> list[str]:
 
 def history_of(api: Connection, task_id: str) -> TaskHistory:
     """Return the history of a task."""
-    return RestApi(api).get(f"/tasks/{task_id}/history", TaskHistory)
+    return RestApi(api).send(ops.GET_TASK_HISTORY, task_id=task_id)
 
 
 @contextmanager

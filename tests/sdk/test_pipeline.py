@@ -18,7 +18,8 @@ from sdk.jobs import Add, Picky
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from zndraw_joblib.client.api import Connection, connect
-from zndraw_joblib.wire.messages import BatchResponse, BatchSubmitRequest, TaskToSubmit, TaskUpdateRequest
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.messages import BatchSubmitRequest, TaskToSubmit, TaskUpdateRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
@@ -32,7 +33,7 @@ def submit(
 ) -> list[str]:
     """Submit tasks with one request; return their ids."""
     tasks = [TaskToSubmit(room_id=room, job_name=f"{room}:{job}", payload=payload) for payload in payloads]
-    response = RestApi(api).send("POST", "/tasks/submit", BatchResponse, BatchSubmitRequest(tasks=tasks))
+    response = RestApi(api).send(ops.SUBMIT_TASKS, BatchSubmitRequest(tasks=tasks))
     return [str(result.id) for result in response.results]
 
 

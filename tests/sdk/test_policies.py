@@ -12,10 +12,10 @@ from waiting import wait_until
 
 from sdk.jobs import Add, Picky
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.client.calls import quoted
 from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.jobs.extensions import NonRetryable
 from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -53,7 +53,7 @@ def registrations(sent: Sent) -> list[dict[str, Any]]:
 
 def job(api: Connection, room: str) -> JobResponse:
     """Return the registered job of a room."""
-    return RestApi(api).get(f"/rooms/{room}/jobs/{quoted(f'{room}:modifiers:Add')}", JobResponse)
+    return RestApi(api).send(ops.GET_JOB, room_id=room, name=f"{room}:modifiers:Add")
 
 
 class Careful(Add):
@@ -249,7 +249,7 @@ def test_a_released_attempt_is_dropped(
 
     def execute(task: ClaimedTask) -> int:
         if task.attempt == 1:
-            RestApi(api).act_on_task(task.task_id, "release")
+            RestApi(api).act_on_task(ops.RELEASE_TASK, task.task_id)
         return task.attempt
 
     manager = worker(execute, heartbeat_interval=60)
@@ -268,7 +268,7 @@ def test_a_cancelled_task_is_logged_in_one_line(
     """The worker's late report is refused, which is no fault: the log states that the task was cancelled."""
     caplog.set_level("INFO")
 
-    submitted: queue.Queue[TaskHandle[Any]] = queue.Queue()
+    submitted: queue.Queue[TaskHandle] = queue.Queue()
 
     def execute(task: ClaimedTask) -> int:
         submitted.get(timeout=30).cancel()

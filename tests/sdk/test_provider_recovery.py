@@ -23,7 +23,7 @@ from sdk.providers import Call, Echo, Gate
 from sdk.test_lost_responses import Lose, bad_gateway, lose_connection, lose_one_claim, time_out
 from zndraw_joblib.client.api import Connection
 from zndraw_joblib.client.job_client import ProviderResult
-from zndraw_joblib.wire.messages import WorkerResponse
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.problems import ProviderFailed, ProviderNotFound
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
@@ -281,7 +281,7 @@ def test_a_drained_worker_finishes_its_requests_and_disconnects(
     manager.register_provider(Call, name="one", handler=gate, room=room)
     answer = send_request(word="x")
     assert gate.entered.acquire(timeout=30)
-    RestApi(api).send("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
+    RestApi(api).send(ops.DRAIN_WORKER, worker_id=manager.worker_id)
     waiting = threading.Thread(target=manager.wait)
     waiting.start()
     waiting.join(0.5)
@@ -306,7 +306,7 @@ def test_providers_leave_before_the_last_task_ends(
     assert running.wait(30)
     leaving = threading.Thread(target=manager.disconnect if trigger == "disconnect" else manager.wait)
     if trigger == "drain":
-        RestApi(api).send("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
+        RestApi(api).send(ops.DRAIN_WORKER, worker_id=manager.worker_id)
     leaving.start()
     wait_until(lambda: not [one for one in manager.providers(room).items if one.room_id == room])
     assert leaving.is_alive()

@@ -12,8 +12,7 @@ from waiting import wait_until
 from sdk.live import TOKEN, LiveServer
 from sdk.test_live_reports import texts
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.client.calls import quoted
-from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.policy import RetryOn
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
@@ -83,7 +82,7 @@ def test_jobs_get_their_task_and_the_policy(
     ]
     start("--context", "work.py:context", "--processes", processes, *options)
     name = f"{room}:analysis:Work"
-    job = RestApi(api).get(f"/rooms/{room}/jobs/{quoted(name)}", JobResponse)
+    job = RestApi(api).send(ops.GET_JOB, room_id=room, name=name)
     assert (job.max_attempts, job.timeout_seconds, job.start_timeout_seconds) == (5, 60, 9)
     assert job.retry_on == (RetryOn.ERROR, RetryOn.TIMEOUT)
     caller = worker()
@@ -134,7 +133,7 @@ def test_several_attempts_alone_are_attempts_after_errors(  # noqa: PLR0917 - fi
     start(*options)
     wait_until(lambda: worker().jobs(room).total == 2)
     for name, expected in (("Work", reasons), ("Choosy", {"worker_lost"})):
-        job = RestApi(api).get(f"/rooms/{room}/jobs/{quoted(f'{room}:analysis:{name}')}", JobResponse)
+        job = RestApi(api).send(ops.GET_JOB, room_id=room, name=f"{room}:analysis:{name}")
         assert set(job.retry_on) == expected
 
 

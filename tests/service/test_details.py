@@ -12,7 +12,7 @@ from replica import ADMIN, OWNER, STRANGER, SUBMITTER, TIMEOUT, Replica
 from sqlalchemy import update
 
 from zndraw_joblib.server.db.tables import AttemptDetail, Task, TaskLogPart
-from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.ports import Identity, Page
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import (
     rules_details,
@@ -370,7 +370,7 @@ async def test_pages_have_progress(replica: Replica) -> None:
     await replica.act(rules_task_actions.release, one.id)
     await replica.start(job.worker_id)
     await report(replica, two, progress=Progress(current=2))
-    page = await replica.runtime.database.read(rules_tasks.page, "lab", None, part=rules_tasks.Page(50, 0))
+    page = await replica.runtime.database.read(rules_tasks.page, "lab", None, part=Page(50, 0))
     assert {task.id: task.progress for task in page.items} == {one.id: None, two.id: Progress(current=2)}
 
 

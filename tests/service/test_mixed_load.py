@@ -40,8 +40,8 @@ class Actor:
         self.chance = chance
         self.known = known
         self.answers: Counter[str] = Counter()
-        sweeper = Sweeper(replica.runtime.write, replica.runtime.settings)
-        sweeper._watching_since = float("-inf")
+        self.sweeper = Sweeper(replica.runtime.write, replica.runtime.settings)
+        self.sweeper.absence._since = float("-inf")  # no worker has a grace period
         self.acts: dict[Callable[[], Awaitable[Any]], int] = {
             self.register: 4,
             self.submit: 10,
@@ -51,7 +51,7 @@ class Actor:
             self.leave: 2,
             self.unlink_job: 2,
             self.fall_silent: 2,
-            sweeper.cycle: 3,
+            self.sweeper.cycle: 3,
             self.read: 3,
         }
 
@@ -159,6 +159,7 @@ async def test_two_replicas_under_mixed_load(
         await asyncio.gather(*[actor.run() for actor in actors])
     answers = sum((actor.answers for actor in actors), Counter())
     assert {"register", "submit", "claim", "report", "leave", "cycle"} <= set(answers), answers
+    assert sum((actor.sweeper.actions for actor in actors), Counter())["expire-worker"] > 0
     events = [event for replica in replicas for event, _ in replica.events]
     published = Counter((event.id, event.status) for event in events if isinstance(event, TaskStatusEvent))
     for row in await replicas[0].rows(Task.__table__):

@@ -103,7 +103,7 @@ async def test_a_plain_claim_equals_any_other(
                     if row.id in (job.worker_id, more.worker_id)
                 ],
                 [
-                    (ids[event.id], event.status, event.started_at, event.error, room)  # type: ignore[union-attr]
+                    (ids[event.id], event.status, event.started_at, event.error, room)
                     for event, room in timed.events
                     if getattr(event, "id", None) in ids
                 ],
@@ -272,7 +272,7 @@ async def test_a_plain_claim_is_one_statement(replica: Replica, monkeypatch: pyt
     job = await replica.register()
     await add_tasks(replica, [task(job.id) for _ in range(3)])
     database, ran = replica.runtime.database, []
-    execute = database._execute
+    execute = database._execute  # type: ignore[attr-defined]
 
     async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
         ran.append(connection.is_in_transaction())

@@ -101,7 +101,7 @@ async def test_plain_reports_are_one_statement(replica: Replica, monkeypatch: py
     job = await replica.register()
     held = [await claimed(replica, job) for _ in range(3)]
     database, ran = replica.runtime.database, []
-    execute = database._execute
+    execute = database._execute  # type: ignore[attr-defined]
 
     async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
         ran.append(connection.is_in_transaction())

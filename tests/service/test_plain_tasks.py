@@ -215,7 +215,7 @@ async def test_a_plain_submit_is_one_statement(
     job = await replica.register()
     await replica.submit(job)
     database, ran = replica.runtime.database, []
-    execute = database._execute
+    execute = database._execute  # type: ignore[attr-defined]
 
     async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
         ran.append(connection.is_in_transaction())

@@ -1,6 +1,7 @@
 """Registration of jobs; a job without workers and pending tasks is soft-deleted, and can be restored."""
 
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -93,7 +94,7 @@ async def test_an_internal_job_has_no_worker(replica: Replica) -> None:
     ],
 )
 def test_invalid_registrations_are_refused_without_the_database(
-    room: str, request_: dict, problem: type
+    room: str, request_: dict[str, Any], problem: type
 ) -> None:
     """Reserved rooms need a superuser, and the category must be allowed."""
     request = JobRegisterRequest(**{"category": "modifiers", "name": "Rotate", **request_})

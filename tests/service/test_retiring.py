@@ -3,6 +3,7 @@
 import sqlite3
 from collections import Counter
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -11,6 +12,7 @@ from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import Connection, delete, update
 
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import Job, Task, Worker, WorkerJobLink
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.queue import rules_sweep
@@ -219,7 +221,7 @@ async def test_one_silent_worker_can_be_removed_alone(timed: Replica, clock: Man
     living = await timed.register()
     for worker, count in ((living.worker_id, 0), (job.worker_id, 1), (job.worker_id, 0)):
 
-        async def retire(tx, worker=worker):
+        async def retire(tx: Transaction, worker: Any = worker) -> Any:
             return await rules_sweep.retire_stale(tx, seconds(TIMEOUT), worker)
 
         assert await timed.runtime.write(retire) == count

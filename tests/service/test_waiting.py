@@ -469,7 +469,7 @@ async def test_an_event_is_published_after_its_commit(replica: Replica) -> None:
     """A client that gets an event can read the task in that status, or in a later one."""
     seen: list[tuple[TaskStatus, TaskStatus]] = []
 
-    async def read_task(emissions: Sequence[Emission]) -> None:
+    async def read_task(emissions: Sequence[Any]) -> None:
         for event, _ in emissions:
             if hasattr(event, "status"):
                 seen.append((event.status, (await replica.get(event.id)).status))

@@ -1,5 +1,6 @@
 """Lists come newest first, in pages without repeats and gaps."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
@@ -91,11 +92,12 @@ async def test_an_empty_page_has_the_total(replica: Replica) -> None:
     job = await replica.register()
     await add_tasks(replica, [task(job.id) for _ in range(3)])
     for part in (Page(0, 0), Page(10, 3), Page(10, 2**62)):
-        for page in (
+        pages: tuple[Callable[..., Any], ...] = (
             partial(rules_tasks.page, room_id="lab", status=None),
             partial(rules_jobs.page, room_id="lab"),
             partial(list_workers, room_id=None),
-        ):
+        )
+        for page in pages:
             answer = await replica.runtime.database.read(page, part=part)
             assert answer.items == []
             assert answer.total > 0

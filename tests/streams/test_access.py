@@ -22,6 +22,7 @@ from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db.engine import open_engine, open_sessions
 from zndraw_joblib.server.http import events, identity
 from zndraw_joblib.server.streams import stream_tokens
+from zndraw_joblib.wire.problems import Unauthorized
 
 Local = tuple[FastAPI, httpx.AsyncClient]
 ANONYMOUS = {"Authorization": ""}
@@ -96,7 +97,7 @@ async def test_a_token_expires(timed: Any, clock: Any) -> None:
     clock.advance(299)
     assert (await read(stream_tokens.verify, "room:lab", made.token)).seconds == 1
     clock.advance(1)
-    with pytest.raises(stream_tokens.Unauthorized):
+    with pytest.raises(Unauthorized):
         await read(stream_tokens.verify, "room:lab", made.token)
 
 

@@ -186,7 +186,7 @@ async def test_unwatched_rooms_cost_no_statement(
     """On PostgreSQL submits, claims and reports run the statements that they run without event streams."""
     opened.append(Streams(replica.runtime))
     job, limited = await replica.register(), await replica.register("Limited", timeout_seconds=60)
-    execute, ran = replica.runtime.database._execute, []
+    execute, ran = replica.runtime.database._execute, []  # type: ignore[attr-defined]
 
     async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
         ran.append(str(statement))

@@ -354,7 +354,7 @@ def test_a_registration_warns_of_the_return_type(caplog: pytest.LogCaptureFixtur
             raise NotImplementedError
 
     class Other:
-        def run(self, vis: Any) -> "OnlyForTypeCheckers":  # noqa: F821
+        def run(self, vis: Any) -> "OnlyForTypeCheckers":  # type: ignore[name-defined] # noqa: F821
             raise NotImplementedError
 
     warn_of_return_type(Other)
