@@ -84,9 +84,9 @@ _HEX = re.compile(r"[0-9a-f]{1,32}")
 
 def parse_id(text: str) -> str:
     """Return an id or its beginning in the usual form, with hyphens. Raises `typer.BadParameter`."""
-    given = text.strip().lower()
-    digits = given.replace("-", "")
-    is_prefix = _HEX.fullmatch(given) is not None or _PREFIX.fullmatch(given) is not None
+    prefix = text.strip().lower()
+    digits = prefix.replace("-", "")
+    is_prefix = _HEX.fullmatch(prefix) is not None or _PREFIX.fullmatch(prefix) is not None
     if not is_prefix or not MIN_PREFIX <= len(digits) <= 32:
         raise typer.BadParameter(
             f"{text[:100]!r} is not an id. Pass the whole id, or its first {MIN_PREFIX} or more characters"
@@ -120,27 +120,27 @@ class OperatorClient(JobClient):
         A search that finds few of many tasks ends after a minute.
         """
         deadline = time.monotonic() + _SEARCH_SECONDS
-        found: list[FoundTask] = []
+        tasks: list[FoundTask] = []
         query = wanted.model_dump(mode="json", exclude_defaults=True)
         cursor: str | None = None
         while True:
             with _new("searches for tasks"):
-                page = {"limit": min(MAX_PART, limit - len(found)), "cursor": cursor}
+                page = {"limit": min(MAX_PART, limit - len(tasks)), "cursor": cursor}
                 part = self._rest.send(ops.SEARCH_TASKS, query=query | page)
-            found += part.items
+            tasks += part.items
             cursor = part.next
-            if cursor is None or len(found) >= limit or time.monotonic() > deadline:
-                return found, cursor is not None
+            if cursor is None or len(tasks) >= limit or time.monotonic() > deadline:
+                return tasks, cursor is not None
 
-    def preview_bulk(self, action: BulkAction, wanted: TaskFilter) -> BulkPreview:
+    def preview_bulk(self, action: BulkAction, filters: TaskFilter) -> BulkPreview:
         """Return how many tasks an action would change, and the token that confirms it."""
-        request = BulkPreviewRequest(action=action, filter=wanted)
+        request = BulkPreviewRequest(action=action, filter=filters)
         with _new("actions on several tasks"):
             return self._rest.send(ops.PREVIEW_BULK_ACTION, request)
 
-    def apply_bulk(self, preview: BulkPreview, wanted: TaskFilter) -> BulkResult:
+    def apply_bulk(self, preview: BulkPreview, filters: TaskFilter) -> BulkResult:
         """Apply an action to the tasks that its preview has counted."""
-        request = BulkRequest(action=preview.action, filter=wanted, token=preview.token)
+        request = BulkRequest(action=preview.action, filter=filters, token=preview.token)
 
         def call(key: str) -> Call[BulkResult]:
             return calls.call(ops.APPLY_BULK_ACTION, request, key=key)
@@ -162,28 +162,28 @@ class OperatorClient(JobClient):
 
     def audit(self, limit: int, **query: Any) -> list[AuditEntry]:
         """Return the newest actions of operators."""
-        found: list[AuditEntry] = []
+        entries: list[AuditEntry] = []
         cursor: str | None = None
         while True:
-            page = {"limit": min(MAX_PART, limit - len(found)), "cursor": cursor}
+            page = {"limit": min(MAX_PART, limit - len(entries)), "cursor": cursor}
             with _new("the audit trail"):
                 part = self._rest.send(ops.LIST_AUDIT_ENTRIES, query=query | page)
-            found += part.items
+            entries += part.items
             cursor = part.next
-            if cursor is None or len(found) >= limit:
-                return found
+            if cursor is None or len(entries) >= limit:
+                return entries
 
-    def all_job_entries(self, most: int | None = None) -> list[JobEntry]:
-        """Return the jobs of all rooms with their counts, by full name; about `most` of them."""
-        found: list[JobEntry] = []
+    def all_job_entries(self, limit: int | None = None) -> list[JobEntry]:
+        """Return the jobs of all rooms with their counts, by full name; about `limit` of them."""
+        entries: list[JobEntry] = []
         cursor: str | None = None
         while True:
             with _new("the list of all jobs"):
                 part = self._rest.send(ops.LIST_ALL_JOBS, query={"limit": MAX_PART, "cursor": cursor})
-            found += part.items
+            entries += part.items
             cursor = part.next
-            if cursor is None or (most is not None and len(found) >= most):
-                return found
+            if cursor is None or (limit is not None and len(entries) >= limit):
+                return entries
 
     def settings(self) -> Settings:
         """Return the settings in force of the server that responds."""
@@ -203,13 +203,13 @@ class OperatorClient(JobClient):
     def _find(self, what: str, prefix: str) -> UUID:
         with _new("ids by prefix", "Pass the whole id"):
             try:
-                found, where = self._rest.send(ops.FIND_IDS, query={"prefix": prefix}), ""
+                matches, where = self._rest.send(ops.FIND_IDS, query={"prefix": prefix}), ""
             except Forbidden:
                 # Only a superuser may search all rooms.
                 query = {"prefix": prefix, "room": DEFAULT_ROOM}
-                found = self._rest.send(ops.FIND_IDS, query=query)
+                matches = self._rest.send(ops.FIND_IDS, query=query)
                 where = f" in room {DEFAULT_ROOM!r}"
-        ids = found.tasks if what == "task" else found.workers
+        ids = matches.tasks if what == "task" else matches.workers
         if len(ids) == 1:
             return ids[0]
         if ids:
@@ -304,10 +304,10 @@ class AdminClient(OperatorClient):
                 if task.status in TERMINAL:
                     return
                 wait = _STATE_SECONDS
-            left = deadline - time.monotonic()
-            if left <= 0:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
                 raise TimeoutError
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, seconds))
 
     def read_task(self, task_id: UUID, wait: int) -> tuple[TaskResponse, int]:
         """Return a task at its end, after `wait` seconds at most, and how long the server agreed to wait."""
@@ -322,11 +322,11 @@ class AdminClient(OperatorClient):
 
         Raises `CommandError` if it had none.
         """
-        found = {change.attempt_number: change.attempt for change in self.history(task_id).transitions}
-        if number not in found:
-            last = max(filter(None, found), default=0)
+        claims = {change.attempt_number: change.attempt for change in self.history(task_id).transitions}
+        if number not in claims:
+            last = max(filter(None, claims), default=0)
             raise CommandError(f"Task {task_id} has no attempt {number}; it has had {last}")
-        return found[number]
+        return claims[number]
 
     def log_parts(self, task_id: UUID, attempt: int | None, after: int) -> Iterator[list[NumberedLine]]:
         """Yield the lines of an attempt's log after a number, by default of the current or last attempt."""
@@ -431,18 +431,18 @@ def find_access(url: str) -> Access:
 
 
 @contextmanager
-def open_connection(found: Access, *, realtime: bool = False) -> Iterator[Connection]:
+def open_connection(server: Access, *, realtime: bool = False) -> Iterator[Connection]:
     """Open a connection, see `connect`; errors inside the block become a `CommandError`."""
     try:
-        with connect(found.url, found.token, realtime=realtime) as connection:
+        with connect(server.url, server.token, realtime=realtime) as connection:
             yield connection
     except Unauthorized as problem:
-        raise CommandError(explain_unauthorized(found, problem)) from problem
+        raise CommandError(explain_unauthorized(server, problem)) from problem
     except ProblemException as problem:
         raise CommandError(str(problem)[:_MAX_DETAIL] + _notes(problem)) from problem
     except httpx.TransportError as error:
         raise CommandError(
-            explain_unreachable(found, error, "--url or ZNDRAW_JOBLIB_URL") + _notes(error)
+            explain_unreachable(server, error, "--url or ZNDRAW_JOBLIB_URL") + _notes(error)
         ) from error
     except UnexpectedResponse as error:
         raise CommandError(

@@ -40,13 +40,13 @@ def audit(
 ) -> None:
     """List what operators did, newest first."""
     with open_client(url) as client:
-        found = client.audit(limit, room=room, actor=actor, action=action)
+        entries = client.audit(limit, room=room, actor=actor, action=action)
     if as_json:
-        print_json(found)
+        print_json(entries)
         return
     layout = Layout(wide=["target", "detail"], optional=["room", "detail"], wrapped=["target"])
     columns = ["at", "actor", "action", "target", "room", "detail"]
-    print_rows(list(map(_audit_row, found)), columns, layout, caption=f"{len(found)} actions")
+    print_rows(list(map(_audit_row, entries)), columns, layout, caption=f"{len(entries)} actions")
 
 
 def _audit_row(entry: AuditEntry) -> dict[str, Any]:
@@ -71,41 +71,43 @@ def config(
     if local:
         with needs_server():
             from zndraw_joblib.cli.server import settings  # noqa: PLC0415 - a worker's install has no server
-        found = settings.report_local(database_url)
+        settings_in_force = settings.report_local(database_url)
     else:
         with open_client(url) as client:
-            found = client.settings()
+            settings_in_force = client.settings()
     if name is not None:
-        _print_setting(found, name, as_json=as_json)
+        _print_setting(settings_in_force, name, as_json=as_json)
     elif as_json:
-        print_json(found)
+        print_json(settings_in_force)
     else:
-        _print_settings(found, all_settings=all_settings)
+        _print_settings(settings_in_force, all_settings=all_settings)
 
 
-def _print_setting(found: Settings, name: str, *, as_json: bool) -> None:
-    by_name = {entry.name: entry for entry in found.settings}
-    wanted = name.removeprefix(PREFIX).lower()
-    if wanted not in by_name:
-        near = get_close_matches(wanted, by_name, n=1)
+def _print_setting(settings: Settings, name: str, *, as_json: bool) -> None:
+    by_name = {entry.name: entry for entry in settings.settings}
+    lowered = name.removeprefix(PREFIX).lower()
+    if lowered not in by_name:
+        near = get_close_matches(lowered, by_name, n=1)
         meant = f"Did you mean {near[0]}?" if near else "'zndraw-joblib config --all' lists them"
         raise UsageError(f"There is no setting {name!r}. {meant}")
-    entry = by_name[wanted]
+    entry = by_name[lowered]
     if as_json:
         print_json(entry)
         return
-    print_fields({**_setting_row(entry), "variable": f"{PREFIX}{wanted.upper()}", "about": entry.description})
+    print_fields(
+        {**_setting_row(entry), "variable": f"{PREFIX}{lowered.upper()}", "about": entry.description}
+    )
 
 
-def _print_settings(found: Settings, *, all_settings: bool) -> None:
-    shown = [entry for entry in found.settings if all_settings or entry.source != "default"]
+def _print_settings(settings: Settings, *, all_settings: bool) -> None:
+    shown = [entry for entry in settings.settings if all_settings or entry.source != "default"]
     layout = Layout(wide=["value", "default", "setting"], optional=["default"], paths=())
-    caption = f"{len(shown)} of {len(found.settings)} settings" + (
+    caption = f"{len(shown)} of {len(settings.settings)} settings" + (
         "" if all_settings else "; --all lists all"
     )
     columns = ["setting", "value", "default", "source"]
     print_rows(list(map(_setting_row, shown)), columns, layout, caption=caption)
-    for problem in found.unknown:
+    for problem in settings.unknown:
         print_note(problem)
 
 

@@ -243,7 +243,7 @@ def submit_many(body: bytes, key: str, count: int, check: Callable[[Results], ob
         items = parse(messages.BatchResponse, response).results
         if len(items) != count:
             raise UnexpectedResponse(response)
-        results = [_id_or_problem(each, response) for each in items]
+        results = [_id_or_problem(item, response) for item in items]
         check(results)
         return results
 

@@ -55,8 +55,8 @@ class JobClient(Submitter, ResultReader):
     """
 
     def __init__(self, rest: TaskRest, rule: RetryRule | None = None) -> None:
-        used = rule or RetryRule()
-        super().__init__(rest, used, Submits(used, room_of=self._job_room_of))
+        retry_rule = rule or RetryRule()
+        super().__init__(rest, retry_rule, Submits(retry_rule, room_of=self._job_room_of))
 
     def get_task(self, task_id: str | UUID) -> TaskResponse:
         """Return a task."""
@@ -104,8 +104,8 @@ class JobClient(Submitter, ResultReader):
         deadline = time.monotonic() + timeout
         backoff = RequestBackoff(_LONGEST_PROVIDER_PAUSE_SECONDS)
         while True:
-            left = max(0.0, deadline - time.monotonic())
-            call = read_provider(room, full_name, query, round(left))
+            seconds = max(0.0, deadline - time.monotonic())
+            call = read_provider(room, full_name, query, round(seconds))
             try:
                 return ProviderResult(*self._rest.send_call(call))
             except Exception as error:

@@ -96,19 +96,17 @@ class RoomGuards:
         is_override = dependency in request.app.dependency_overrides or dependency in self._remembered
         return is_override or self._arguments[dependency] is not None
 
-    async def room(self, request: Request, dependency: Guard) -> str:
-        """Return the room of a request's path after the guards have passed."""
-        return await self.resolve(request, dependency, request.path_params["room_id"])
-
-    async def resolve(self, request: Request, dependency: Guard, given: str) -> str:
+    async def resolve(self, request: Request, dependency: Guard, room_id: str) -> str:
         """Return the room that a request names after the guards have passed.
 
         The guards get valid ids; an override has its own rule for the id in the request.
         """
         if self._override(request, dependency) is None:
-            validate_room_id(given)
-        checked = await self.check(request, dependency, given)
-        return given if checked is None else checked
+            validate_room_id(room_id)
+            if self._arguments[dependency] is None:
+                return room_id
+        checked = await self.check(request, dependency, room_id)
+        return room_id if checked is None else checked
 
     async def check(self, request: Request, dependency: Guard, room_id: str) -> str | None:
         """Run the guards for a room. Return the room that they return, None without a guard."""
@@ -260,8 +258,8 @@ class WorkerRooms:
         return frozenset(refusals)
 
     async def _refusals_of(self, request: Request, caller: Identity, rooms: Collection[str]) -> Refusals:
-        found = {room: await self._refusal(request, caller, room) for room in rooms}
-        return {room: problem for room, problem in found.items() if problem is not None}
+        refusals = {room: await self._refusal(request, caller, room) for room in rooms}
+        return {room: problem for room, problem in refusals.items() if problem is not None}
 
     async def _refusals(
         self, request: Request, caller: Identity, task_ids: Collection[UUID]
@@ -347,21 +345,21 @@ class QueueState(ABC):
 
 def queue_state(request: Request) -> QueueState:
     """Return the queue of a request. Raises `InternalServerError` where the app has none."""
-    found = request.scope.get(QUEUE)
-    if found is None:
-        found = getattr(request.app.state, "joblib", None)
-        if not isinstance(found, QueueState):
+    queue = request.scope.get(QUEUE)
+    if queue is None:
+        queue = getattr(request.app.state, "joblib", None)
+        if not isinstance(queue, QueueState):
             fault = "The app has no queue: call JobLib(...).mount(app) before it handles requests"
             logger.error("%s. It adds the queue's routes; do not include its router", fault)
             raise InternalServerError(fault)
-    state: QueueState = found
+    state: QueueState = queue
     return state
 
 
 def remember_queue(request: Request) -> QueueState:
     """Return the queue, and keep it in the scope of a request that one of its routes handles."""
-    found = request.scope[QUEUE] = queue_state(request)
-    return found
+    queue = request.scope[QUEUE] = queue_state(request)
+    return queue
 
 
 # The caller of a request: identified before its body arrives, and again after a slow body.
@@ -390,7 +388,7 @@ async def current_identity(request: Request) -> Identity:
 async def guarded_room(request: Request, guard: Guard) -> str:
     """Return the room of a request's path after the host's guard has passed."""
     request.scope[ROOM_GUARD] = guard
-    return await queue_state(request).guards.room(request, guard)
+    return await queue_state(request).guards.resolve(request, guard, request.path_params["room_id"])
 
 
 async def current_superuser(request: Request) -> Identity:

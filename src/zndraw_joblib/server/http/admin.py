@@ -122,15 +122,15 @@ async def allowed_rooms(
 
 @serves(ops.SEARCH_TASKS)
 async def search_tasks(
-    request: Request, runtime: Runtime, caller: Identity, wanted: QueryFilter, page: CursorPaging
+    request: Request, runtime: Runtime, caller: Identity, filters: QueryFilter, page: CursorPaging
 ) -> Response:
     """Search tasks, newest first; callers that are no superusers name rooms that they may read.
 
     A search that reads many tasks to find few returns early: read on with `cursor`, the `next` of the
     response, while that is not null.
     """
-    wanted.room = await allowed_rooms(request, caller, wanted.room)
-    return json_response(await runtime.database.read(rules_searches.find, wanted, page))
+    filters.room = await allowed_rooms(request, caller, filters.room)
+    return json_response(await runtime.database.read(rules_searches.find, filters, page))
 
 
 @serves(ops.COUNT_TASKS)
@@ -225,8 +225,8 @@ async def list_all_jobs(  # noqa: PLR0913 - one parameter for each field of the 
     name: Omissible[Name] = None,
 ) -> Response:
     """List the jobs of all rooms by full name, with their counts. `deleted` adds soft-deleted jobs."""
-    wanted = JobFilter(None if room is None else validate_room_id(room), category, paused, deleted, name)
-    return json_response(await runtime.database.read_snapshot(rules_lists.list_jobs, wanted, page))
+    filters = JobFilter(None if room is None else validate_room_id(room), category, paused, deleted, name)
+    return json_response(await runtime.database.read_snapshot(rules_lists.list_jobs, filters, page))
 
 
 # The list of all rooms; superusers only.
@@ -337,8 +337,8 @@ async def follow_overview(request: Request, queue: QueueState, caller: Identity)
                 return False
             raise
 
-    wanted = Subscription(caller, "", None, None, is_allowed, None)
-    return OverviewStream(queue, wanted, queue.runtime.settings.stream_send_timeout_seconds)
+    subscription = Subscription(caller, "", None, None, is_allowed, None)
+    return OverviewStream(queue, subscription, queue.runtime.settings.stream_send_timeout_seconds)
 
 
 @serves(ops.GET_ROOM_OVERVIEW)
@@ -379,14 +379,14 @@ async def get_statistics(  # noqa: PLR0913 - one parameter for each field of the
 class OverviewStream(EventStream):
     """Sends the overview whenever it has changed."""
 
-    def __init__(self, queue: QueueState, wanted: Subscription, send_seconds: float) -> None:
-        super().__init__(queue.streams, wanted, send_seconds)
+    def __init__(self, queue: QueueState, subscription: Subscription, send_seconds: float) -> None:
+        super().__init__(queue.streams, subscription, send_seconds)
         self._overviews = queue.overviews
 
     async def _serve(self, receive: Receive, send: Send) -> None:
-        async with self._overviews.reader(self._wanted.caller) as reader:
-            gone = asyncio.ensure_future(wait_for_disconnect(receive))
-            gone.add_done_callback(reader.close)
+        async with self._overviews.reader(self._subscription.caller) as reader:
+            disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
+            disconnect.add_done_callback(reader.close)
             try:
                 await self._start(send)
                 checked = time.monotonic()
@@ -394,14 +394,14 @@ class OverviewStream(EventStream):
                     text = await reader.next(KEEP_ALIVE_SECONDS)
                     if time.monotonic() >= checked + TRUSTED_SECONDS:
                         checked = time.monotonic()
-                        if not await self._wanted.is_allowed():
+                        if not await self._subscription.is_allowed():
                             break
                     if not reader.is_closed:
                         await self._send(send, _event(text))
-                if not gone.done():
+                if not disconnect.done():
                     await self._send(send, b"", more_body=False)
             finally:
-                gone.cancel()
+                disconnect.cancel()
 
 
 def _event(text: str | None) -> bytes:
@@ -426,8 +426,8 @@ async def preview_bulk_action(
 
     Callers that are no superusers may retry and cancel their own tasks, in rooms that they name.
     """
-    wanted = await _allowed_filter(request, caller, body.action, body.filter)
-    confirmed = Confirmed(caller, body.action, wanted, 0)
+    filters = await _allowed_filter(request, caller, body.action, body.filter)
+    confirmed = Confirmed(caller, body.action, filters, 0)
     return json_response(await rules_searches.preview(runtime.database.read, runtime.write, confirmed))
 
 
@@ -439,10 +439,10 @@ async def apply_bulk_action(
 
     Tasks that another request changes meanwhile, or that are newer than the preview, are not affected.
     """
-    wanted = await _allowed_filter(request, caller, body.action, body.filter)
+    filters = await _allowed_filter(request, caller, body.action, body.filter)
     if (first := await rules_searches.first_result(runtime.write, key)) is not None:
         return json_response(first)
-    confirmed = await runtime.database.read(rules_searches.verify, body.token, caller, body.action, wanted)
+    confirmed = await runtime.database.read(rules_searches.verify, body.token, caller, body.action, filters)
 
     async def write(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         async with runtime.events.room(BulkLimits().batch):
@@ -452,14 +452,14 @@ async def apply_bulk_action(
 
 
 async def _allowed_filter(
-    request: Request, caller: Identity, action: BulkAction, wanted: TaskFilter
+    request: Request, caller: Identity, action: BulkAction, filters: TaskFilter
 ) -> TaskFilter:
     """Return the filter that the caller may use. Raises `Forbidden`."""
-    rooms = await allowed_rooms(request, caller, wanted.room, verify_writable_room)
+    rooms = await allowed_rooms(request, caller, filters.room, verify_writable_room)
     if caller.is_superuser:
-        return wanted
+        return filters
     if action not in _OWN_ACTIONS:
         raise Forbidden(f"Not authorized: only superusers may {action} tasks in bulk")
-    if wanted.created_by not in {None, caller.id}:
+    if filters.created_by not in {None, caller.id}:
         raise Forbidden("Not authorized: only superusers may act on tasks of others; omit `created_by`")
-    return wanted.model_copy(update={"room": rooms, "created_by": caller.id})
+    return filters.model_copy(update={"room": rooms, "created_by": caller.id})

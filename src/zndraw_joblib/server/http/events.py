@@ -19,6 +19,7 @@ from zndraw_joblib.server.http.access import (
     QueueState,
     check_task_readable,
     current_identity,
+    guarded_room,
     queue_state,
     verify_readable_room,
 )
@@ -71,11 +72,11 @@ def stream_name(request: HTTPConnection) -> str:
 
 
 def _task_id(request: HTTPConnection) -> UUID:
-    given = request.path_params["task_id"]
+    text = request.path_params["task_id"]
     try:
-        return UUID(given)
+        return UUID(text)
     except ValueError as error:
-        raise InvalidRequest(f"path.task_id: {given[:100]!r} is not a UUID") from error
+        raise InvalidRequest(f"path.task_id: {text[:100]!r} is not a UUID") from error
 
 
 async def resolve_access(request: Request) -> StreamAccess:
@@ -96,7 +97,7 @@ async def resolve_access(request: Request) -> StreamAccess:
 
     async def readable_room(request: Request) -> str:
         if task_id is None or task_room is None:
-            return await queue.guards.room(request, verify_readable_room)
+            return await guarded_room(request, verify_readable_room)
         await check_task_readable(request, caller, task_id, task_room)
         return task_room
 
@@ -116,9 +117,9 @@ async def resolve_access(request: Request) -> StreamAccess:
 
 def _position(request: Request) -> int | None:
     """Return the position after which a client continues: a reconnect is newer than the URL."""
-    given = [("header.Last-Event-ID", value) for value in header_values(request, b"last-event-id")]
-    given += [("query.after", value) for value in request.query_params.getlist("after")[:1]]
-    for name, value in given:
+    values = [("header.Last-Event-ID", value) for value in header_values(request, b"last-event-id")]
+    values += [("query.after", value) for value in request.query_params.getlist("after")[:1]]
+    for name, value in values:
         if value:
             if not (value.isascii() and value.isdigit() and len(value) <= 16 and int(value) <= _MAX_POSITION):
                 raise InvalidRequest(f"{name}: it must be the id of an event, not {value[:40]!r}")
@@ -203,7 +204,9 @@ class EventStream(Response):
     after the last event that it got.
     """
 
-    def __init__(self, streams: Streams, wanted: Subscription, send_seconds: float, prefix: str = "") -> None:
+    def __init__(
+        self, streams: Streams, subscription: Subscription, send_seconds: float, prefix: str = ""
+    ) -> None:
         self._prefix = prefix
         self.status_code, self.background = 200, None
         self.raw_headers = [
@@ -213,7 +216,7 @@ class EventStream(Response):
         ]
         self._own_headers = len(self.raw_headers)
         self._streams = streams
-        self._wanted = wanted
+        self._subscription = subscription
         self._send_seconds = send_seconds
         self._has_started = False
 
@@ -237,29 +240,31 @@ class EventStream(Response):
             await self.background()
 
     async def _serve(self, receive: Receive, send: Send) -> None:
-        wanted = self._wanted
-        async with self._streams.reader(wanted.caller, wanted.room_id, wanted.task_id) as reader:
-            gone = asyncio.ensure_future(wait_for_disconnect(receive))
-            gone.add_done_callback(reader.close)
+        subscription = self._subscription
+        async with self._streams.reader(
+            subscription.caller, subscription.room_id, subscription.task_id
+        ) as reader:
+            disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
+            disconnect.add_done_callback(reader.close)
             try:
                 await self._stream(reader, send)
-                if not gone.done():
+                if not disconnect.done():
                     await self._send(send, b"", more_body=False)
             finally:
-                gone.cancel()
+                disconnect.cancel()
 
     async def _cut_off(self, scope: Scope, send: Send) -> None:
         logger.info(
             "Cut off a client that did not read its event stream for %g s (stream_send_timeout_seconds): "
             "user=%s room=%s",
-            *(self._send_seconds, self._wanted.caller.id, self._wanted.room_id),
+            *(self._send_seconds, self._subscription.caller.id, self._subscription.room_id),
         )
         abort(scope, send)
         # Then uvicorn knows that the connection is lost, and logs no incomplete response.
         await asyncio.sleep(0)
 
     async def _stream(self, reader: Reader, send: Send) -> None:
-        text, is_over = await self._read(reader, self._wanted.after)
+        text, is_over = await self._read(reader, self._subscription.after)
         await self._start(send)
         opened = checked = time.monotonic()
         while True:
@@ -276,8 +281,8 @@ class EventStream(Response):
             text, is_over = await self._next(reader)
 
     async def _may_continue(self, seconds: float) -> bool:
-        most = self._wanted.max_seconds
-        return (most is None or seconds < most) and await self._wanted.is_allowed()
+        limit = self._subscription.max_seconds
+        return (limit is None or seconds < limit) and await self._subscription.is_allowed()
 
     async def _next(self, reader: Reader) -> tuple[bytes, bool]:
         """Return what to send next, and whether it is the end of the stream."""
@@ -292,7 +297,7 @@ class EventStream(Response):
         return b"".join([*(entry.sse for entry in entries), *end]), is_end
 
     async def _read(self, reader: Reader, after: int | None) -> tuple[bytes, bool]:
-        return _sent(reader, await self._streams.read(reader, self._wanted.room_id, after))
+        return _sent(reader, await self._streams.read(reader, self._subscription.room_id, after))
 
     async def _start(self, send: Send) -> None:
         self._has_started = True
@@ -412,10 +417,10 @@ async def _respond(
 ) -> Response:
     settings = queue.runtime.settings
     if is_stream:
-        wanted = Subscription(
+        subscription = Subscription(
             *(access.caller, access.room_id, access.task_id, after, access.is_allowed, access.max_seconds)
         )
-        return EventStream(queue.streams, wanted, settings.stream_send_timeout_seconds, queue.prefix)
+        return EventStream(queue.streams, subscription, settings.stream_send_timeout_seconds, queue.prefix)
     wait = min(wait, settings.long_poll_max_wait_seconds)
     headers = {"Preference-Applied": f"wait={ceil(wait)}"} if wait > 0 else None
     return JsonResponse(_json(await _next_part(request, queue, access, after, wait)), 200, headers)
@@ -432,8 +437,8 @@ async def _next_part(
         async with DisconnectWatcher(request) as watcher:
             if watcher.disconnected is not None:
                 watcher.disconnected.add_done_callback(reader.close)
-            while not (_is_news(part) or reader.is_closed) and (left := deadline - time.monotonic()) > 0:
-                await reader.wait(left)
+            while not (_is_news(part) or reader.is_closed) and (seconds := deadline - time.monotonic()) > 0:
+                await reader.wait(seconds)
                 part = await queue.streams.read(reader, access.room_id, part.next)
         if not await access.is_allowed():
             raise Unauthorized("The caller's access has ended while the request waited")

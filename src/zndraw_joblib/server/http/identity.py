@@ -190,17 +190,17 @@ class BearerTokens:
 
     def digest_of(self, request: Request) -> str | None:
         """Return the digest of a request's token, None if it has none."""
-        given = header_values(request, b"authorization")
-        scheme, _, token = given[0].partition(" ") if given else ("", "", "")
+        values = header_values(request, b"authorization")
+        scheme, _, token = values[0].partition(" ") if values else ("", "", "")
         return digest(token.strip()) if scheme.lower() == "bearer" and token else None
 
     async def is_valid(self, identity: Identity, at: datetime) -> bool:
         """Return whether the token that this identity had at a time was not revoked."""
         if identity == ADMIN and self._admin_digest is not None:
             return True
-        found = await self._find_named(identity.id)
+        owner = await self._find_named(identity.id)
         # A newer token of the same name does not stand for the revoked one.
-        return found is not None and found[0] == identity and found[1] <= at
+        return owner is not None and owner[0] == identity and owner[1] <= at
 
     async def find_revoked(self, digests: Collection[str]) -> set[str]:
         """Return the digests that belong to no token now. It reads the database, not the cache."""

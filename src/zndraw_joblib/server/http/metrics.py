@@ -71,31 +71,31 @@ def _histogram(name: str, text: str, labels: Sequence[str] = ()) -> HistogramMet
     return HistogramMetricFamily(_NAME + name, text, labels=labels)
 
 
-def queue_families(found: QueueMetrics) -> Iterator[Metric]:
+def queue_families(figures: QueueMetrics) -> Iterator[Metric]:
     """Return the figures of the whole queue, which are the same from every server."""
-    yield from _of_jobs(found.jobs)
-    yield from _totals_of_jobs(found.jobs)
+    yield from _of_jobs(figures.jobs)
+    yield from _totals_of_jobs(figures.jobs)
     causes = _counter(
         "attempt_failures", "Attempts of tasks that failed or were lost, by error code.", ["cause"]
     )
-    for cause, number in sorted(found.causes.items()):
+    for cause, number in sorted(figures.causes.items()):
         causes.add_metric([cause], number)
     yield causes
     workers = _gauge("workers", "Workers by state: active, silent or draining.", ["state"])
-    for state, number in found.workers.items():
+    for state, number in figures.workers.items():
         workers.add_metric([state], number)
     yield workers
     slots = _gauge("worker_slots", "Slots of workers that hold a task, and free ones.", ["state"])
-    slots.add_metric(["held"], found.held_slots)
-    slots.add_metric(["free"], found.free_slots)
+    slots.add_metric(["held"], figures.held_slots)
+    slots.add_metric(["free"], figures.free_slots)
     yield slots
     servers = _gauge("servers", "Server processes by state: active or silent.", ["state"])
-    servers.add_metric(["active"], found.active_servers)
-    servers.add_metric(["silent"], found.silent_servers)
+    servers.add_metric(["active"], figures.active_servers)
+    servers.add_metric(["silent"], figures.silent_servers)
     yield servers
     for name, text, at in (
-        ("sweeper_last_success", "When a sweeper last had a good cycle.", found.last_success),
-        ("statistics_until", "Until when the counters of tasks are complete.", found.statistics_until),
+        ("sweeper_last_success", "When a sweeper last had a good cycle.", figures.last_success),
+        ("statistics_until", "Until when the counters of tasks are complete.", figures.statistics_until),
     ):
         if at is not None:
             family = _gauge(f"{name}_timestamp_seconds", text)
@@ -197,9 +197,9 @@ def _of_routes(process: str, routes: Iterable[Route]) -> Iterator[Metric]:
     for route in routes:
         for (method, status), number in list(route.counts.answered.items()):
             requests.add_metric([process, method, route.path_format, str(status)], number)
-        for method, found in list(route.counts.seconds.items()):
-            buckets = _cumulative(found.bounds, found.buckets)
-            seconds.add_metric([process, method, route.path_format], buckets, found.sum)
+        for method, histogram in list(route.counts.seconds.items()):
+            buckets = _cumulative(histogram.bounds, histogram.buckets)
+            seconds.add_metric([process, method, route.path_format], buckets, histogram.sum)
     yield requests
     yield seconds
 
@@ -210,11 +210,11 @@ def _of_routes(process: str, routes: Iterable[Route]) -> Iterator[Metric]:
 async def metrics_reader(request: Request) -> None:
     """Return if the request has the token `metrics_token`, or a superuser's. Raises a problem otherwise."""
     expected = queue_state(request).runtime.settings.metrics_token
-    given = header_values(request, b"authorization")
-    scheme, _, token = given[0].partition(" ") if given else ("", "", "")
+    values = header_values(request, b"authorization")
+    scheme, _, token = values[0].partition(" ") if values else ("", "", "")
     if expected is not None and scheme.lower() == "bearer":
-        wanted = expected.get_secret_value().encode()
-        if hmac.compare_digest(token.strip().encode("latin-1"), wanted):
+        metrics_token = expected.get_secret_value().encode()
+        if hmac.compare_digest(token.strip().encode("latin-1"), metrics_token):
             return
     await current_superuser(request)
 
@@ -233,16 +233,16 @@ async def get_metrics(request: Request, queue: QueueState, reader: MetricsReader
     started = perf_counter()
     await asyncio.sleep(0)
     lag = perf_counter() - started
-    found = await queue.metrics.read()
+    figures = await queue.metrics.read()
     accept, routes = ",".join(header_values(request, b"accept")), request.app.router.routes
-    families = list(of_process(queue, routes, lag, has_database=found is not None))
+    families = list(of_process(queue, routes, lag, has_database=figures is not None))
     # In a thread, because the text of 500 jobs takes a while.
-    content, media_type = await asyncio.to_thread(_encode, found, families, accept)
+    content, media_type = await asyncio.to_thread(_encode, figures, families, accept)
     return Response(content, headers={"Content-Type": media_type, "Cache-Control": "no-store"})
 
 
-def _encode(found: QueueMetrics | None, families: list[Metric], accept: str) -> tuple[bytes, str]:
-    of_queue = [] if found is None else queue_families(found)
+def _encode(figures: QueueMetrics | None, families: list[Metric], accept: str) -> tuple[bytes, str]:
+    of_queue = [] if figures is None else queue_families(figures)
     return encode([*of_queue, *families], accept)
 
 

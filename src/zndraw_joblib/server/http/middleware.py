@@ -90,17 +90,17 @@ def _included(route: BaseRoute) -> APIRouter | None:
 
 def included_routers(routes: Iterable[BaseRoute]) -> list[tuple[APIRouter, list[BaseRoute]]]:
     """Return the routers that stand in a list of routes, at any depth, each with its routes of now."""
-    found = dict[int, tuple[APIRouter, list[BaseRoute]]]()
-    _collect(routes, found)
-    return list(found.values())
+    routers = dict[int, tuple[APIRouter, list[BaseRoute]]]()
+    _collect(routes, routers)
+    return list(routers.values())
 
 
-def _collect(routes: Iterable[BaseRoute], found: dict[int, tuple[APIRouter, list[BaseRoute]]]) -> None:
+def _collect(routes: Iterable[BaseRoute], routers: dict[int, tuple[APIRouter, list[BaseRoute]]]) -> None:
     for route in routes:
         router = _included(route)
-        if router is not None and id(router) not in found:
-            found[id(router)] = router, list(router.routes)
-            _collect(router.routes, found)
+        if router is not None and id(router) not in routers:
+            routers[id(router)] = router, list(router.routes)
+            _collect(router.routes, routers)
 
 
 # The connection of a client that does not read, which uvicorn closes by no public interface.
@@ -168,14 +168,14 @@ class QueueMiddleware:
             self._index(router.routes)
         path = route_path(scope)
         for route, pattern, earlier in self._candidates.get((scope["method"], _until_noun(path)), ()):
-            found = pattern.match(path)
-            if found is None:
+            match = pattern.match(path)
+            if match is None:
                 continue
             if is_traced(scope) or (
-                earlier and any(each.matches(scope)[0] is Match.FULL for each in earlier)
+                earlier and any(other.matches(scope)[0] is Match.FULL for other in earlier)
             ):
                 return None
-            scope["path_params"] = {**scope.get("path_params", {}), **found.groupdict()}
+            scope["path_params"] = {**scope.get("path_params", {}), **match.groupdict()}
             scope["endpoint"], scope["route"] = route.endpoint, route
             scope.setdefault("router", router)
             return route
@@ -191,8 +191,8 @@ class QueueMiddleware:
                 self._included = included_routers(others)
                 earlier = [other for other in others if may_match(other, route.path.partition("{")[0])]
                 for method in route.methods or ():
-                    found = self._candidates.setdefault((method, _until_noun(route.path)), [])
-                    found.append(Candidate(route, route.path_regex, earlier))
+                    candidates = self._candidates.setdefault((method, _until_noun(route.path)), [])
+                    candidates.append(Candidate(route, route.path_regex, earlier))
 
     async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = scope.get(SCOPE_KEY)

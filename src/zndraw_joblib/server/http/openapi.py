@@ -26,15 +26,15 @@ def problem_responses(kinds: Problems) -> dict[int | str, dict[str, Any]]:
         by_status[kind.status].append(kind)
     return {
         status: {
-            "description": ", ".join(f"`{kind.problem_id()}`" for kind in found),
+            "description": ", ".join(f"`{kind.problem_id()}`" for kind in group),
             "content": {
                 PROBLEM_MEDIA_TYPE: {
                     "schema": {"$ref": PROBLEM_REF},
-                    "examples": {kind.problem_id(): _example(kind) for kind in found},
+                    "examples": {kind.problem_id(): _example(kind) for kind in group},
                 }
             },
         }
-        for status, found in by_status.items()
+        for status, group in by_status.items()
     }
 
 

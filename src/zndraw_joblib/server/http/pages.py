@@ -42,8 +42,8 @@ def static_file(name: str, content: bytes) -> StaticFile:
 def file_response(request: Request, file: StaticFile, headers: dict[str, str]) -> Response:
     """Return a file, or 304 if the client has it already."""
     headers = {**headers, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "ETag": file.etag}
-    known = request.headers.get("if-none-match", "")
-    if file.etag in {tag.strip().removeprefix("W/") for tag in known.split(",")}:
+    etags = request.headers.get("if-none-match", "")
+    if file.etag in {tag.strip().removeprefix("W/") for tag in etags.split(",")}:
         return Response(status_code=304, headers=headers)
     return Response(file.content, headers=headers, media_type=file.media_type)
 

@@ -116,16 +116,16 @@ class HeldBytes:
 
 
 async def read_body(
-    request: Request, seconds: float, bodies: SharedLimit, user: str, most: int = MAX_BODY_BYTES
+    request: Request, seconds: float, bodies: SharedLimit, user: str, max_bytes: int = MAX_BODY_BYTES
 ) -> bytes:
-    """Return the body. Raises `ContentTooLarge` as soon as it has more than `most` bytes.
+    """Return the body. Raises `ContentTooLarge` as soon as it has more than `max_bytes` bytes.
 
     Raises `UploadStalled` if it is not complete after `seconds`, and one more for each 64 KiB of it. Beyond
     the first 64 KiB it counts in `bodies` for a user; the caller gives back the `HeldBytes` of the request.
     """
     try:
         async with asyncio.timeout(seconds) as limit:
-            return await _read_in_time(request, HeldBytes(bodies, user), most, limit)
+            return await _read_in_time(request, HeldBytes(bodies, user), max_bytes, limit)
     except TimeoutError as error:
         if not limit.expired():
             raise
@@ -138,7 +138,7 @@ async def read_body(
         ) from error
 
 
-async def _read_in_time(request: Request, held: HeldBytes, most: int, limit: asyncio.Timeout) -> bytes:
+async def _read_in_time(request: Request, held: HeldBytes, max_bytes: int, limit: asyncio.Timeout) -> bytes:
     chunks, size, end = list[bytes](), 0, limit.when() or 0
     while True:
         message = await request.receive()
@@ -146,7 +146,7 @@ async def _read_in_time(request: Request, held: HeldBytes, most: int, limit: asy
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
-        _check_size(size, most)
+        _check_size(size, max_bytes)
         if size > _UNCOUNTED_BYTES:
             request.scope[HELD_BYTES] = held
             held.grow(size)
@@ -170,20 +170,20 @@ class Rereadable:
 
 
 class RecordedBody:
-    """A `receive` that keeps the parts of a body, at most `most` bytes, for the next reader."""
+    """A `receive` that keeps the parts of a body, at most `max_bytes` bytes, for the next reader."""
 
-    def __init__(self, receive: Receive, most: int) -> None:
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
         self._receive = receive
-        self._most = most
+        self._max_bytes = max_bytes
         self._size = 0
         self._parts: list[Message] = []
 
     async def __call__(self) -> Message:
-        """Return the next message. Raises `ContentTooLarge` when the body has more than `most` bytes."""
+        """Return the next message. Raises `ContentTooLarge` when the body has more than `max_bytes` bytes."""
         message = await self._receive()
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))
-            _check_size(self._size, self._most)
+            _check_size(self._size, self._max_bytes)
             self._parts.append(message)
         return message
 
@@ -211,9 +211,9 @@ def read_again(content: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def _check_size(size: int, most: int) -> None:
-    if size > most:
-        raise ContentTooLarge(f"The body has more than {most} bytes, which is the limit; send less")
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise ContentTooLarge(f"The body has more than {max_bytes} bytes, which is the limit; send less")
 
 
 # The header ``X-Request-ID``: of a request if it is valid, else a new id.
@@ -339,28 +339,28 @@ async def solve(request: Request, dependency: Callable[..., Any], **path_params:
     background tasks to the response.
     """
     values = path_params or request.path_params
-    found: list[Solved] = []
+    results: list[Solved] = []
     # Middleware of the host sees what a dependency writes to `request.state`.
     request.scope.setdefault("state", {})
-    scope = {**request.scope, "path_params": values, _VALUE: found}
+    scope = {**request.scope, "path_params": values, _VALUE: results}
     scope.pop(_HANDLERS, None)
     receive, content = request.receive, request.scope.get(BODY)
     if isinstance(receive, Rereadable):
         receive = receive.source
     if content is not None:
         receive = read_again(content, receive)
-    body = RecordedBody(receive, _most_body_bytes(request))
+    body = RecordedBody(receive, _max_body_bytes(request))
     token = _Overrides.app.set(request.app)
     try:
         await _solver(dependency, tuple(values), request.method)(scope, body, _drop)
     finally:
         _Overrides.app.reset(token)
-    if not found:
+    if not results:
         raise InternalServerError(f"FastAPI did not solve the dependency {dependency!r:.200}")
     if content is None and isinstance(request.receive, Rereadable):
         request.receive.source = body.from_start()
-    request.scope.setdefault(_SOLVED, []).append(found[0])
-    return found[0].value
+    request.scope.setdefault(_SOLVED, []).append(results[0])
+    return results[0].value
 
 
 @lru_cache(maxsize=256)
@@ -408,22 +408,22 @@ def add_effects(request: Request, response: Response) -> Response:
 
     A header of the endpoint stays as it is.
     """
-    found: list[Solved] | None = request.scope.pop(_SOLVED, None)
-    if found is None:
+    results: list[Solved] | None = request.scope.pop(_SOLVED, None)
+    if results is None:
         return response
     own = {name for name, _ in response.raw_headers}
-    for name, value in [header for solved in found for header in solved.response.raw_headers]:
+    for name, value in [header for solved in results for header in solved.response.raw_headers]:
         if name == b"set-cookie":
             if (name, value) not in response.raw_headers:
                 response.raw_headers.append((name, value))
         elif name not in own:
             response.headers[name.decode("latin-1")] = value.decode("latin-1")
-    if tasks := [task for solved in found for task in solved.background_tasks]:
+    if tasks := [task for solved in results for task in solved.background_tasks]:
         response.background = BackgroundTasks(tasks)
     return response
 
 
-def _most_body_bytes(request: Request) -> int:
+def _max_body_bytes(request: Request) -> int:
     # A provider result may be larger than any JSON body.
     queue = request.scope.get(QUEUE) or getattr(request.app.state, "joblib", None)
     return MAX_BATCH_BYTES if queue is None else max(MAX_BATCH_BYTES, queue.runtime.settings.max_result_bytes)

@@ -19,6 +19,7 @@ from zndraw_joblib.server.http.access import (
     access_of,
     body_of,
     check_task_readable,
+    guarded_room,
     verify_readable_room,
 )
 from zndraw_joblib.server.http.requests import (
@@ -105,10 +106,10 @@ async def content_response(request: Request, stored: StoredBytes) -> Response:
     headers = {**SECURITY_HEADERS, "Cache-Control": "private, no-cache", **stored.headers}
     if stored.etag is not None:
         headers["ETag"] = f'"{stored.etag}"'
-        if _is_known(request, headers["ETag"]):
+        if _is_current(request, headers["ETag"]):
             return Response(status_code=304, headers=headers)
     whole = _Part(0, stored.size)
-    part = _wanted_part(request, stored, headers.get("ETag")) or whole
+    part = _requested_part(request, stored, headers.get("ETag")) or whole
     if stored.has_ranges:
         headers["Accept-Ranges"] = "bytes"
     status = 200
@@ -132,18 +133,18 @@ async def _body(request: Request, stored: StoredBytes, part: _Part, headers: dic
     return StreamingResponse(chunks, headers={**headers, "Content-Length": str(part.length)})
 
 
-def _is_known(request: Request, etag: str) -> bool:
-    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-    return etag in known or "*" in known
+def _is_current(request: Request, etag: str) -> bool:
+    etags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    return etag in etags or "*" in etags
 
 
-def _wanted_part(request: Request, stored: StoredBytes, etag: str | None) -> _Part | None:
+def _requested_part(request: Request, stored: StoredBytes, etag: str | None) -> _Part | None:
     """Return the range that a request wants; None for all bytes, also if it wants several ranges."""
-    wanted = _RANGE.fullmatch(request.headers.get("range", ""))
+    match = _RANGE.fullmatch(request.headers.get("range", ""))
     if_range = request.headers.get("if-range")
-    if wanted is None or not stored.has_ranges or (if_range is not None and if_range.strip() != etag):
+    if match is None or not stored.has_ranges or (if_range is not None and if_range.strip() != etag):
         return None
-    first, last = wanted[1], wanted[2]
+    first, last = match[1], match[2]
     if not first and not last:
         return None
     start = int(first) if first else max(0, stored.size - int(last))
@@ -159,11 +160,11 @@ def _wanted_part(request: Request, stored: StoredBytes, etag: str | None) -> _Pa
 
 
 async def _limited(chunks: AsyncIterator[bytes], length: int) -> AsyncIterator[bytes]:
-    left = length
+    remaining = length
     async for chunk in chunks:
-        yield chunk[:left]
-        left -= min(left, len(chunk))
-        if not left:
+        yield chunk[:remaining]
+        remaining -= min(remaining, len(chunk))
+        if not remaining:
             return
 
 
@@ -253,8 +254,8 @@ async def _send_result(request: Request, queue: QueueState, caller: Identity, ta
     return await content_response(request, stored)
 
 
-def _stored(queue: QueueState, found: FoundResult) -> StoredBytes:
-    record = found.stored
+def _stored(queue: QueueState, result: FoundResult) -> StoredBytes:
+    record = result.stored
     if record is None:
         raise AssertionError("the task has no stored result")
     kind = "inline" if _INLINE.fullmatch(record.content_type.partition(";")[0].strip()) else "attachment"
@@ -269,8 +270,8 @@ def _stored(queue: QueueState, found: FoundResult) -> StoredBytes:
     )
 
 
-def _inline(found: FoundResult) -> StoredBytes:
-    content = to_json(found.value)
+def _inline(result: FoundResult) -> StoredBytes:
+    content = to_json(result.value)
 
     async def read(start: int) -> AsyncIterator[bytes]:
         return stores.stream(content, start)
@@ -281,11 +282,11 @@ def _inline(found: FoundResult) -> StoredBytes:
 
 
 def _content_type(request: Request) -> str:
-    given = request.headers.get("content-type", _BINARY_TYPE)
+    text = request.headers.get("content-type", _BINARY_TYPE)
     try:
-        return media_type(given)
+        return media_type(text)
     except ValueError as error:
-        raise InvalidRequest(f"header.Content-Type: {given[:100]!r} is not a content type") from error
+        raise InvalidRequest(f"header.Content-Type: {text[:100]!r} is not a content type") from error
 
 
 def _announced(request: Request) -> int:
@@ -374,26 +375,26 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of th
     """
     settings = queue.runtime.settings
     rules_providers.check_reader(caller, name, require_superuser=settings.filebrowser_require_superuser)
-    asked = request_key(room_id, name, params_of(request.query_params.multi_items()))
-    found = await queue.provider_requests.find_cached(results, asked)
+    key = request_key(room_id, name, params_of(request.query_params.multi_items()))
+    result = await queue.provider_requests.find_cached(results, key)
     headers: dict[str, str] = {}
-    if found is None:
+    if result is None:
         seconds = settings.provider_long_poll_default_seconds
         if wait is not None:
             seconds = min(wait, settings.provider_long_poll_max_seconds)
             headers = {"Preference-Applied": f"wait={ceil(seconds)}"} if seconds else {}
-        access = access_of(request, caller, partial(queue.guards.room, dependency=verify_readable_room))
+        access = access_of(request, caller, partial(guarded_room, guard=verify_readable_room))
         async with DisconnectWatcher(request) as watcher:
             requests, disconnected = queue.provider_requests, watcher.disconnected
-            found = await requests.request(results, asked, seconds, disconnected, access)
-    return await _respond(request, found, headers)
+            result = await requests.request(results, key, seconds, disconnected, access)
+    return await _respond(request, result, headers)
 
 
-async def _respond(request: Request, found: CachedResult, headers: dict[str, str]) -> Response:
+async def _respond(request: Request, result: CachedResult, headers: dict[str, str]) -> Response:
     async def read(_: int) -> AsyncIterator[bytes]:
-        return found.chunks
+        return result.chunks
 
-    stored = StoredBytes(found.size, found.content_type, found.etag, read, headers=headers)
+    stored = StoredBytes(result.size, result.content_type, result.etag, read, headers=headers)
     return await content_response(request, stored)
 
 
@@ -433,8 +434,8 @@ async def claim_provider_request(
     if wait <= 0:
         return json_response(await claim())
     async with DisconnectWatcher(request) as watcher:
-        got = await claim(wait, watcher.disconnected)
-    return json_response(got, headers={"Preference-Applied": f"wait={ceil(wait)}"})
+        response = await claim(wait, watcher.disconnected)
+    return json_response(response, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 
 class _ResultHeaders(NamedTuple):

@@ -353,8 +353,6 @@ class Endpoint:
     `add_api_route`.
     """
 
-    __name__: str
-
     def __init__(
         self, operation: Operation[Any], work: Work, *, has_free_query: bool, **documented: Any
     ) -> None:
@@ -366,7 +364,7 @@ class Endpoint:
         self.has_free_query = has_free_query
         self._parameters = inspect.signature(work, eval_str=True).parameters
         self._marks = {name: _mark(parameter) for name, parameter in self._parameters.items()}
-        _check(operation, self._parameters, self._marks)
+        _check(operation, work, self._parameters, self._marks)
         self.of_request = [name for name in self._parameters if name in _OF_REQUEST]
         self.steps = [
             Step(name, resolve, inspect.iscoroutinefunction(resolve))
@@ -380,16 +378,16 @@ class Endpoint:
 
     def _access(self) -> Iterator[tuple[str | None, Resolve]]:
         """Return what checks the caller, before anything else is read."""
-        access, taken = self.operation.access, self._parameters
+        access, parameters = self.operation.access, self._parameters
         for name, mark in self._marks.items():
             if mark is not None and mark.checks_access:
                 yield name, mark.resolve
         if not access & _BY_TOKEN:
             identify = current_superuser if Access.SUPERUSER in access else current_identity
-            yield "caller" if "caller" in taken else None, identify
+            yield "caller" if "caller" in parameters else None, identify
         for flag, guard in _GUARDS.items():
             if flag in access:
-                yield "room_id" if "room_id" in taken else None, partial(guarded_room, guard=guard)
+                yield "room_id" if "room_id" in parameters else None, partial(guarded_room, guard=guard)
 
     def _values(self) -> Iterator[tuple[str | None, Resolve]]:
         """Return what reads the parameters: the body after all others, and then the key, a digest of both."""
@@ -434,26 +432,26 @@ def _mark(parameter: inspect.Parameter) -> Parameter | None:
 
 def _check(
     operation: Operation[Any],
+    work: Work,
     parameters: Mapping[str, inspect.Parameter],
     marks: Mapping[str, Parameter | None],
 ) -> None:
-    """Raise TypeError unless a function fits its row: the key, the body, and who checks the caller."""
-    has_check = any(mark is not None and mark.checks_access for mark in marks.values())
+    """Raise TypeError unless a function fits its row."""
     body = parameters.get("body")
     models = () if body is None else get_args(body.annotation) or (body.annotation,)
-    for what, is_declared, is_taken in (
-        ("a key", operation.kind in _WITH_KEY, "key" in parameters),
-        ("a body", operation.body is not None, operation.body in models),
-        ("a room", bool(operation.access & _ROOM), "room_id" in parameters),
-        (
-            "a body that may be omitted",
-            operation.has_optional_body,
-            body is not None and body.default is None,
-        ),
-        ("a check of its own", bool(operation.access & _BY_TOKEN), has_check),
+    has_check = any(mark is not None and mark.checks_access for mark in marks.values())
+    for part, of_row, of_function in (
+        ("name", operation.name, work.__name__),
+        ("key", operation.kind in _WITH_KEY, "key" in parameters),
+        ("body", operation.body, next(iter(models), None)),
+        ("default of the body", operation.has_optional_body, body is not None and body.default is None),
+        ("room", bool(operation.access & _ROOM), "room_id" in parameters),
+        ("check of a token", bool(operation.access & _BY_TOKEN), has_check),
     ):
-        if is_declared != is_taken:
-            raise TypeError(f"{operation.name}: the row and the function disagree about {what}")
+        if of_row != of_function:
+            raise TypeError(
+                f"{operation.name}: the {part} of the row is {of_row!r}, that of the function {of_function!r}"
+            )
 
 
 class Route(APIRoute):
@@ -510,7 +508,7 @@ class Route(APIRoute):
 
         async def handle(request: Request) -> Response:
             try:
-                queue = remember_queue(request)
+                queue: QueueState = request.scope.get(QUEUE) or remember_queue(request)
                 check_unsafe(request)
                 for dependency in dependencies:
                     # The host's own dependencies; the identity is declared here and resolved later.
@@ -541,10 +539,10 @@ def make_route(path: str, endpoint: Endpoint, **options: Any) -> Route:
     That takes a millisecond for each route: a host's tests create an app for each test.
     """
     provider = options.pop("dependency_overrides_provider", None)
-    made = _made.get((path, endpoint))
-    if made is None or made[0] != options:
-        made = _made[path, endpoint] = options, Route(path, endpoint, **options)
-    return made[1].for_app(provider)
+    entry = _made.get((path, endpoint))
+    if entry is None or entry[0] != options:
+        entry = _made[path, endpoint] = options, Route(path, endpoint, **options)
+    return entry[1].for_app(provider)
 
 
 def _hide_token(scope: Scope) -> None:
@@ -616,15 +614,15 @@ def check_unsafe(request: Request) -> None:
     scope = request.scope
     if scope["method"] in _SAFE:
         return
-    found = {name: value for name, value in scope["headers"] if name in _LOOKED_AT}
-    if _READ_ONLY in found:
+    headers = {name: value for name, value in scope["headers"] if name in _LOOKED_AT}
+    if _READ_ONLY in headers:
         raise Forbidden(
             "The request has the header X-Joblib-Read-Only, so it may change nothing: the page is read-only"
         )
-    origin, site = found.get(b"origin", b"").decode("latin-1"), found.get(b"sec-fetch-site")
-    if (not origin and site is None) or _has_own_credentials(found.get(b"authorization", b"")):
+    origin, site = headers.get(b"origin", b"").decode("latin-1"), headers.get(b"sec-fetch-site")
+    if (not origin and site is None) or _has_own_credentials(headers.get(b"authorization", b"")):
         return
-    is_own = site in {b"same-origin", b"none"} if site is not None else _is_host(origin, found.get(b"host"))
+    is_own = site in {b"same-origin", b"none"} if site is not None else _is_host(origin, headers.get(b"host"))
     if not is_own and not _is_trusted(request, origin):
         raise Forbidden(
             f"The request comes from a page of another origin, {origin[:200] or 'unknown'!r}. To let such "
@@ -640,10 +638,10 @@ def _has_own_credentials(authorization: bytes) -> bool:
 def _is_host(origin: str, host: bytes | None) -> bool:
     """Return whether an origin is the server's, as far as it knows: a proxy may have ended TLS."""
     _, _, named = origin.lower().partition("://")
-    given = (host or b"").decode("latin-1").lower()
+    own = (host or b"").decode("latin-1").lower()
     # Some proxies add the default port, which an origin never has.
-    known = {given, given.removesuffix(":443"), given.removesuffix(":80")}
-    return bool(named) and named in known
+    hosts = {own, own.removesuffix(":443"), own.removesuffix(":80")}
+    return bool(named) and named in hosts
 
 
 def _is_trusted(request: Request, origin: str) -> bool:
@@ -656,10 +654,10 @@ def _is_trusted(request: Request, origin: str) -> bool:
 
 def _cors_options(app: FastAPI) -> list[dict[str, Any]]:
     """Return the options of the app's CORS middleware: origins that it names may call the app already."""
-    found: list[tuple[Any, Any]] = [(each.cls, each.kwargs) for each in app.user_middleware]
+    kinds: list[tuple[Any, Any]] = [(entry.cls, entry.kwargs) for entry in app.user_middleware]
     return [
         dict(options)
-        for kind, options in found
+        for kind, options in kinds
         if isinstance(kind, type) and issubclass(kind, CORSMiddleware)
     ]
 

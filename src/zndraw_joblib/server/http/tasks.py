@@ -81,14 +81,14 @@ Traceparent = Annotated[str | None, Parameter(_read_traceparent, traceparent=(_T
 
 
 def submit_span(
-    request: Request, given: str | None, job: JobName | None, count: int | None = None
+    request: Request, traceparent: str | None, job: JobName | None, count: int | None = None
 ) -> AbstractContextManager[str | None]:
     """Return a block that submits tasks, which gets the trace context to keep with them.
 
     If the request has a span, because OpenTelemetry follows it, that is the context of a new span in it;
     otherwise it is the header's. `job` is None for a batch of several jobs, `count` the size of a batch.
     """
-    return _span(request, job, count) if traces.has_current_span() else nullcontext(given)
+    return _span(request, job, count) if traces.has_current_span() else nullcontext(traceparent)
 
 
 @contextmanager
@@ -114,6 +114,7 @@ def _span(request: Request, job: JobName | None, count: int | None) -> Iterator[
 # Endpoints of tasks.
 
 
+_TASK_PATH = PREFIX + ops.GET_TASK.path(task_id="")
 Number = Annotated[int, Query(ge=0, le=MAX_LINE_NUMBER)]
 
 
@@ -131,10 +132,10 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
     rules_transitions.check_size("payload", body.payload)
-    with submit_span(request, traceparent, name) as kept:
-        item = queue.dispatcher.submission(caller, room_id, name, body, key, kept)
+    with submit_span(request, traceparent, name) as trace:
+        item = queue.dispatcher.submission(caller, room_id, name, body, key, trace)
         task = await queue.dispatcher.submit(item)
-    headers = {"Location": f"{queue.prefix}{PREFIX}{ops.GET_TASK.path(task_id=task.id)}", "Retry-After": "1"}
+    headers = {"Location": f"{queue.prefix}{_TASK_PATH}{task.id}", "Retry-After": "1"}
     return json_response(task, 202, headers)
 
 
@@ -159,14 +160,14 @@ async def claim_task(
     headers = {}
     body.claim_id = claim_id_of(body.claim_id, key)
     if wait <= 0:
-        got = await runtime.claim(caller, body, access=access)
+        response = await runtime.claim(caller, body, access=access)
     else:
         async with DisconnectWatcher(request) as watcher:
-            got = await runtime.claim(caller, body, wait, watcher.disconnected, access)
+            response = await runtime.claim(caller, body, wait, watcher.disconnected, access)
         headers["Preference-Applied"] = f"wait={ceil(wait)}"
-    if got.reason not in {None, EmptyReason.EMPTY}:
+    if response.reason not in {None, EmptyReason.EMPTY}:
         headers["Retry-After"] = "1"
-    return json_response(got, headers=headers, exclude={"tasks" if body.max is None else "task"})
+    return json_response(response, headers=headers, exclude={"tasks" if body.max is None else "task"})
 
 
 @serves(ops.GET_TASK)
@@ -339,7 +340,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
     may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
     names = [job for job in jobs.values() if isinstance(job, JobName)]
     only = names[0] if len(names) == len(jobs) == 1 else None
-    with submit_span(request, traceparent, only, len(body.tasks)) as kept:
+    with submit_span(request, traceparent, only, len(body.tasks)) as trace:
         items: list[Submission | Exception] = []
         for index, task in enumerate(body.tasks):
             room, job = rooms[task.room_id], jobs[task.job_name]
@@ -352,9 +353,9 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
                 items.append(problem)
             else:
                 item_or_all = None if body.atomic else item_key(key, index)
-                items.append(queue.dispatcher.submission(caller, room, job, task, item_or_all, kept))
-        done = await _submit(queue, body, items, key)
-    return _response(done, 202, queue.prefix, is_minimal=minimal)
+                items.append(queue.dispatcher.submission(caller, room, job, task, item_or_all, trace))
+        outcomes = await _submit(queue, body, items, key)
+    return _response(outcomes, 202, queue.prefix, is_minimal=minimal)
 
 
 async def _submit(
@@ -363,14 +364,14 @@ async def _submit(
     items: Sequence[Submission | Exception],
     key: RequestKey | None,
 ) -> Sequence[Outcome]:
+    submissions = [item for item in items if isinstance(item, Submission)]
     if body.atomic:
         for index, item in enumerate(items):
             if isinstance(item, ProblemException):
                 raise rules_transitions.at_item(item, "tasks", index)
-        valid = [item for item in items if isinstance(item, Submission)]
-        return await queue.dispatcher.submit_all(valid, key)
-    made = iter(await queue.dispatcher.submit_many([each for each in items if isinstance(each, Submission)]))
-    return [item if isinstance(item, Exception) else next(made) for item in items]
+        return await queue.dispatcher.submit_all(submissions, key)
+    tasks = iter(await queue.dispatcher.submit_many(submissions))
+    return [item if isinstance(item, Exception) else next(tasks) for item in items]
 
 
 @serves(ops.REPORT_TASKS)
@@ -401,9 +402,9 @@ async def report_tasks(
     if refusals := await queue.worker_rooms.refused_reports(request, caller, reports):
         items = [refusals.get(item.task_id, item) if isinstance(item, Report) else item for item in items]
         reports = [item for item in items if isinstance(item, Report)]
-    made = iter(await queue.runtime.report_many(reports, bodies=not minimal))
-    done = [item if isinstance(item, Exception) else next(made) for item in items]
-    return _response(done, 200, queue.prefix, is_minimal=minimal)
+    tasks = iter(await queue.runtime.report_many(reports, bodies=not minimal))
+    outcomes = [item if isinstance(item, Exception) else next(tasks) for item in items]
+    return _response(outcomes, 200, queue.prefix, is_minimal=minimal)
 
 
 async def _writable_rooms(
@@ -434,8 +435,8 @@ def _large_payload(task: TaskToSubmit) -> ProblemException | None:
     return None
 
 
-def _response(done: Sequence[Outcome], status: int, prefix: str, *, is_minimal: bool) -> Response:
-    results = [_result(outcome, status, prefix, is_minimal=is_minimal) for outcome in done]
+def _response(outcomes: Sequence[Outcome], status: int, prefix: str, *, is_minimal: bool) -> Response:
+    results = [_result(outcome, status, prefix, is_minimal=is_minimal) for outcome in outcomes]
     _cut_errors(results)
     headers = {"Preference-Applied": "return=minimal"} if is_minimal else None
     return Response(to_json({"results": results}), headers=headers, media_type=JSON_MEDIA_TYPE)
@@ -443,11 +444,11 @@ def _response(done: Sequence[Outcome], status: int, prefix: str, *, is_minimal: 
 
 def _cut_errors(results: Sequence[dict[str, Any]]) -> None:
     """Keep as many errors of all problems as one answer lists, and the first one of each problem."""
-    left = MAX_LISTED_ERRORS
+    remaining = MAX_LISTED_ERRORS
     for result in results:
         errors: list[Any] = result.get("problem", {}).get("errors", [])
-        del errors[max(1, left) :]
-        left -= len(errors)
+        del errors[max(1, remaining) :]
+        remaining -= len(errors)
 
 
 def _result(outcome: Outcome, status: int, prefix: str, *, is_minimal: bool) -> dict[str, Any]:
