@@ -122,15 +122,14 @@ def test_several_processes_stop_with_long_polls_open(server: TwoProcesses) -> No
 
 def test_each_process_serves_and_is_replaced(server: TwoProcesses) -> None:
     """While one process is suspended the other answers. A killed one is replaced, later if crashes repeat."""
-    first, second = before = server.children
+    first, second = server.children
     for one, other in ((first, second), (second, first)):
         one.suspend()
         assert server.is_ready()
         one.resume()
         assert other.is_running()
     first.kill()
-    wait_until(lambda: len(server.children) == 2 and first not in server.children)
-    [third] = [child for child in server.children if child not in before]
+    [third] = wait_until(lambda: set(server.children) - {first, second})
     third.kill()
     wait_until(lambda: "another one starts in 1 s" in server.stderr)
     wait_until(lambda: len(server.children) == 2 and third not in server.children)

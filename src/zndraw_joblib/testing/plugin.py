@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from zndraw_joblib.jobs.failures import missing_extra
-
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
@@ -70,5 +68,7 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zndraw_joblib"):
             raise
+        from zndraw_joblib.jobs.failures import missing_extra  # noqa: PLC0415 - it loads pydantic
+
         needed = missing_extra("A fixture of zndraw_joblib", "server", error)
         pytest.fail(f"{needed}. Without it, zndraw_joblib.testing.run_job tests a job", pytrace=False)
