@@ -45,7 +45,7 @@ else ifeq ($(ARGS),fast)
 test: $(READY)
 	$(BIN)/python -m pytest $(ON_EDIT)
 else
-test: $(READY) $(PEERS) ## run all that CI runs; ARGS=fast for each edit, under 3 minutes; ARGS=lowest or newest for old or new libraries
+test: $(READY) $(PEERS) ## run all that CI runs; ARGS=fast for each edit, 4 minutes; ARGS=lowest or newest for old or new libraries
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
@@ -84,7 +84,7 @@ check: $(READY) ## check format, lint, types and layers; change nothing
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-coverage: $(READY) ## measure which lines and branches the tests of ARGS=fast run; CONTRIBUTING has the figure
+coverage: $(READY) ## measure which lines and branches the tests of ARGS=fast run
 	$(BIN)/python -m pytest --cov --cov-report= $(ON_EDIT) $(ARGS)
 	$(BIN)/python -m coverage report --skip-covered --show-missing
 
