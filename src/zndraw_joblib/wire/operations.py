@@ -201,7 +201,7 @@ REPORT_TASKS = Operation("report_tasks", "POST", "/tasks/report",
 
 CREATE_WORKER = Operation("create_worker", "POST", "/workers",
     "workers", Access.CALLER, Kind.WRITE_ONCE, m.WorkerResponse,
-    body=m.WorkerInfo, has_optional_body=True, status=201)
+    body=m.WorkerInfo, has_optional_body=True, status=201, problems=(p.TooManyRequests,))
 LIST_WORKERS = Operation("list_workers", "GET", "/workers",
     "workers", Access.CALLER, Kind.READ, WorkerPage)
 GET_WORKER = Operation("get_worker", "GET", "/workers/{worker_id}",
@@ -249,7 +249,7 @@ CREATE_ROOM_STREAM_TOKEN = Operation("create_room_stream_token", "POST", "/rooms
 
 REGISTER_PROVIDER = Operation("register_provider", "PUT", "/rooms/{room_id}/providers",
     "providers", Access.ROOM_WRITE, Kind.WRITE_ONCE, pr.ProviderResponse, body=pr.ProviderRegisterRequest,
-    status=201, problems=(*_REGISTER, p.ContentTooLarge))
+    status=201, problems=(*_REGISTER, p.ContentTooLarge, p.TooManyRequests))
 LIST_PROVIDERS = Operation("list_providers", "GET", "/rooms/{room_id}/providers",
     "providers", Access.ROOM_READ, Kind.READ, ProviderPage)
 GET_PROVIDER = Operation("get_provider", "GET", "/rooms/{room_id}/providers/{name}/info",

@@ -1,5 +1,6 @@
 """Operations of jobs and of workers."""
 
+from functools import partial
 from uuid import UUID
 
 from fastapi import Request, Response
@@ -28,9 +29,13 @@ async def register_job(
     runtime: Runtime, caller: Identity, room_id: str, body: JobRegisterRequest, key: RequestKey | None
 ) -> Response:
     """Register a job and the worker that serves it. Only superusers may do so in reserved rooms."""
-    item = rules_jobs.Registration(caller, room_id, body, runtime.settings.max_jobs_per_room)
+    add_job = partial(runtime.stored.jobs.check, caller.id)
+    item = rules_jobs.Registration(caller, room_id, body, runtime.settings.max_jobs_per_room, add_job)
     schema = rules_jobs.check(item, runtime.settings.allowed_categories)
     await runtime.payload_validator.check_schema(schema, caller.id)
+    if body.worker_id is None:
+        await runtime.stored.workers.take(caller.id)
+    await runtime.stored.jobs.prepare(caller.id)
     job, is_new = await runtime.write(once(key, _REGISTERED, rules_jobs.register), item=item)
     return json_response(job, 201 if is_new else 200)
 
@@ -100,6 +105,7 @@ async def create_worker(
 ) -> Response:
     """Create a worker that belongs to the caller. It must send heartbeats."""
     interval = runtime.settings.heartbeat_seconds
+    await runtime.stored.workers.take(caller.id)
     create = once(key, WORKER, rules_workers.create)
     worker = await runtime.write(create, caller=caller, interval=interval, info=body)
     return json_response(worker, 201)

@@ -318,8 +318,12 @@ async def register_provider(
 
     Providers of ``@internal`` are registered by the server's own code.
     """
-    item = rules_providers.Registration(caller, room_id, body)
+    add_provider = partial(runtime.stored.providers.check, caller.id)
+    item = rules_providers.Registration(caller, room_id, body, add_provider)
     rules_providers.check(item, runtime.settings.allowed_provider_categories)
+    if body.worker_id is None:
+        await runtime.stored.workers.take(caller.id)
+    await runtime.stored.providers.prepare(caller.id)
     provider, is_new = await runtime.write(once(key, _REGISTERED, rules_providers.register), item=item)
     return json_response(provider, 201 if is_new else 200)
 

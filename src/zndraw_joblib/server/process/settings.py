@@ -109,6 +109,10 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     without_workers: Literal["wait", "reject"] = "wait"
     max_share_per_user: Annotated[float, Field(gt=0, le=1)] = 0.5
     max_waiting_requests: Annotated[int, Field(ge=0)] = 20_000
+    max_workers: Annotated[int, Field(ge=1)] = 20_000
+    max_jobs: Annotated[int, Field(ge=1)] = 100_000
+    max_providers: Annotated[int, Field(ge=1)] = 100_000
+    max_pending_tasks: Annotated[int, Field(ge=1)] = 10_000_000
     max_jobs_per_room: Annotated[int, Field(ge=1)] = 10_000
     max_claims_per_worker: Annotated[int, Field(ge=1)] = 64
     disconnect_grace_seconds: Annotated[float, Field(ge=-1, le=3600)] = 10

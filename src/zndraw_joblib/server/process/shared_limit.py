@@ -1,11 +1,13 @@
 """Limits of what the users of a server process share: how much all may hold, and how much one of them."""
 
 import asyncio
+import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
 
@@ -181,3 +183,103 @@ def user_of(item: object) -> str | None:
     """Return the id of an item's caller, None if the item is the server's own."""
     caller = getattr(item, "caller", None)
     return None if caller is None else caller.id
+
+
+@dataclass(slots=True)
+class StoredLimit:
+    """What users have in the database: together about `limit()`, and one of them `share()`.
+
+    `count(enough)` reads how much there is, and how much each user has if it is more than `enough` in all. It
+    runs in the background every 10 s, if something is added, and before a refusal; after a count there is a
+    pause of at least `pauses[0]` seconds, and `pauses[1]` times as long as the count took. What this process
+    has added since counts too, and what others have added does not.
+    """
+
+    what: str
+    setting: str
+    limit: Callable[[], int]
+    share: Callable[[], int]
+    count: Callable[[int], Coroutine[Any, Any, tuple[int, Mapping[str, int]]]]
+    start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    retry_seconds: int = 10
+    pauses: tuple[float, float] = (0.5, 20)
+    _total: int = 0
+    # What was counted without its users: it may all be of one.
+    _unattributed: int = 0
+    _by_user: Counter[str] = field(default_factory=Counter)
+    # What was added since the last count began, which it may have missed.
+    _added: Counter[str] = field(default_factory=Counter)
+    _counted_at: float = -math.inf
+    _pause: float = 0
+    _counting: asyncio.Task[None] | None = None
+
+    def take_now(self, user: str, amount: int = 1) -> bool:
+        """Let a user add so much if the last counts allow it. Return whether they do."""
+        self._count_if_old()
+        if self._has_room(user, amount):
+            self._add(user, amount)
+            return True
+        return False
+
+    async def take(self, user: str, amount: int = 1) -> None:
+        """Let a user add so much; count again before a refusal.
+
+        Raises `ServiceUnavailable` beyond the limit, and `TooManyRequests` beyond the share.
+        """
+        await self.prepare(user, amount)
+        self.check(user, amount)
+
+    async def prepare(self, user: str, amount: int = 1) -> None:
+        """Count again if the last counts are old, or do not allow a user to add so much."""
+        self._count_if_old()
+        is_due = time.monotonic() > self._counted_at + self._pause
+        if not self._has_room(user, amount) and (is_due or self._counting is not None):
+            await asyncio.shield(self._count(amount))
+
+    def check(self, user: str, amount: int = 1) -> None:
+        """Let a user add so much by the last counts, also in another thread. Raises as `take` does."""
+        if self._has_room(user, amount):
+            self._add(user, amount)
+            return
+        headers = {"Retry-After": str(self.retry_seconds)}
+        if self._total + amount > self.limit():
+            raise ServiceUnavailable(
+                f"there are {self._total} {self.what}, and at most {self.limit()} ({self.setting}); "
+                "retry when there are fewer",
+                headers=headers,
+            )
+        raise TooManyRequests(
+            f"{self._by_user[user]} {self.what} are of this caller, and its share is {self.share()} "
+            f"(max_share_per_user of {self.setting}); retry when there are fewer",
+            headers=headers,
+        )
+
+    def _has_room(self, user: str, amount: int) -> bool:
+        own = self._unattributed + self._by_user[user]
+        return self._total + amount <= self.limit() and own + amount <= self.share()
+
+    def _add(self, user: str, amount: int) -> None:
+        self._total += amount
+        self._by_user[user] += amount
+        self._added[user] += amount
+
+    def _count_if_old(self) -> None:
+        if time.monotonic() > self._counted_at + max(self.retry_seconds, self._pause):
+            self._count()
+
+    def _count(self, amount: int = 0) -> asyncio.Task[None]:
+        if self._counting is None:
+            self._added.clear()
+            self._counting = self.start(self._read(max(0, self.share() - amount)))
+        return self._counting
+
+    async def _read(self, enough: int) -> None:
+        start = self._counted_at = time.monotonic()
+        try:
+            total, by_user = await self.count(enough)
+            self._total = total + self._added.total()
+            self._by_user = Counter(by_user) + self._added
+            self._unattributed = 0 if by_user else total
+        finally:
+            self._pause = max(self.pauses[0], self.pauses[1] * (time.monotonic() - start))
+            self._counting = None

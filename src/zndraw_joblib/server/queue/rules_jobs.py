@@ -1,6 +1,6 @@
 """Register, list and pause jobs, and soft-delete those without workers and pending tasks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -35,12 +35,16 @@ _CONFLICT_RULE = (
 
 
 class Registration(NamedTuple):
-    """The request of a worker to serve a job in a room, which may have `max_jobs` active ones."""
+    """The request of a worker to serve a job in a room, which may have `max_jobs` active ones.
+
+    `add_job()`, for a job that is new or restored, raises a problem if the caller may have no further one.
+    """
 
     caller: Identity
     room_id: str
     request: JobRegisterRequest
     max_jobs: int | None = None
+    add_job: Callable[[], None] = lambda: None
 
 
 def check(item: Registration, allowed_categories: Sequence[str]) -> str:
@@ -64,7 +68,7 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `SchemaConflict`
     for an active job with another schema or policy, and `Conflict` if the room has too many jobs.
     """
-    caller, room_id, request, max_jobs = item
+    caller, room_id, request, max_jobs, add_job = item
     # The worker is locked before the job, but a problem of the job is raised first.
     worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request)
     name = JobName(room_id, request.category, request.name)
@@ -76,8 +80,10 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     elif not is_new:
         _check_conflict(job, request, given)
         policy = job.policy
-    if max_jobs is not None and (is_new or job.deleted):
-        await _check_room(tx, room_id, max_jobs)
+    if is_new or job.deleted:
+        add_job()
+        if max_jobs is not None:
+            await _check_room(tx, room_id, max_jobs)
     if room_id != INTERNAL:
         if worker_id is None:
             raise WorkerNotFound(f"Worker {request.worker_id} not found")

@@ -1,6 +1,6 @@
 """Register, list and remove providers, and reassign open requests when the worker changes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -50,11 +50,15 @@ class InternalProvider(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """The request of a worker to answer the requests to a provider in a room."""
+    """The request of a worker to answer the requests to a provider in a room.
+
+    `add_provider()`, for a new one, raises a problem if the caller may have no further one.
+    """
 
     caller: Identity
     room_id: str
     request: ProviderRegisterRequest
+    add_provider: Callable[[], None] = lambda: None
 
 
 def check(item: Registration, allowed_categories: Sequence[str] | None) -> None:
@@ -80,7 +84,7 @@ async def register(tx: Transaction, item: Registration) -> tuple[ProviderRespons
     Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `Forbidden` for a provider
     of another user.
     """
-    caller, room_id, request = item
+    caller, room_id, request, add_provider = item
     worker_id = await _worker(tx, item)
     name = JobName(room_id, request.category, request.name)
     registration = RegistrationRecord(worker_id, request.schema_, request.content_type)
@@ -92,6 +96,8 @@ async def register(tx: Transaction, item: Registration) -> tuple[ProviderRespons
         "connected_until": connected_until,
     }
     provider, is_new = await sql_providers.add_or_lock(tx, name, values)
+    if is_new:
+        add_provider()
     if provider.owner_id != caller.id:
         if not caller.is_superuser:
             raise Forbidden(f"Not authorized: provider {str(name)!r} belongs to another user")

@@ -44,6 +44,7 @@ from zndraw_joblib.server.queue.rules_claims import PlainClaims
 from zndraw_joblib.server.queue.rules_details import LogLimits
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
 from zndraw_joblib.server.queue.rules_idempotency import TASKS, Repeat, once_or_repeat
+from zndraw_joblib.server.queue.rules_shares import StoredLimits
 from zndraw_joblib.server.queue.rules_tasks import KnownJobs
 from zndraw_joblib.server.runtime.event_queue import EventQueue, Publish
 from zndraw_joblib.server.runtime.payload_validator import PayloadValidator
@@ -150,9 +151,8 @@ class Runtime:
         self.waiters = Waiters(waiting_requests(settings), self.pubsub.forward)
         self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
         self.events = EventQueue(settings)
-        self._publish = publish
         self.on_providers_removed: Callable[[list[str]], Coroutine[Any, Any, None]] | None = None
-        self._has_subscribers, self._on_due = has_subscribers, on_due
+        self._publish, self._has_subscribers, self._on_due = publish, has_subscribers, on_due
         self.on_events: Callable[[Sequence[Emission]], None] | None = None
         self._batchers: list[Batcher[Any, Any]] = []
         self.batch_items = LocalHistogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
@@ -170,6 +170,7 @@ class Runtime:
             beat, tasks_of=weight
         )
         self.payload_validator = PayloadValidator(share=settings.share_of)
+        self.stored = StoredLimits(settings, self.database.read, self.start)
         self._last_heartbeats = LastHeartbeats(settings)
         self.content_store: ContentStore | None = None
 
@@ -288,10 +289,14 @@ class Runtime:
 
     async def submit(self, item: rules_tasks.Submission) -> OnceOrRepeat:
         """Add a task. Raises the problem that `tasks.submit` returns, or `InvalidPayload`."""
+        user = item.caller.id  # the health check has none, and no limit
+        if user and not self.stored.pending_tasks.take_now(user):
+            await self.stored.pending_tasks.take(user)
         return await self.payload_validator.submit_one(item, self._submits.put)
 
     async def submit_many(self, items: Sequence[rules_tasks.Submission]) -> list[OnceOrRepeat | Exception]:
         """Add tasks. The result for each is that of `tasks.submit`, or `InvalidPayload`."""
+        await self._take_pending(items)
         return await self.payload_validator.submit(items, self._submits.put_many)
 
     async def submit_all(
@@ -302,6 +307,8 @@ class Runtime:
     ) -> list[TaskResponse] | Repeat[list[TaskResponse]]:
         """Add tasks in one transaction, that of `write`. Raises the problem of the first faulty one."""
         repeat: Repeat[list[TaskResponse]] | None = None
+        if write is None:
+            await self._take_pending(items)
 
         async def put(validated: Sequence[rules_tasks.Submission]) -> Sequence[TaskResponse | Exception]:
             nonlocal repeat
@@ -320,6 +327,10 @@ class Runtime:
             if isinstance(result, ProblemException):
                 raise rules_transitions.at_item(result, "tasks", index)
         return repeat or [raised(result) for result in results]
+
+    async def _take_pending(self, items: Sequence[rules_tasks.Submission]) -> None:
+        for user, count in Counter(item.caller.id for item in items).items():
+            await self.stored.pending_tasks.take(user, count)
 
     async def report(self, item: rules_tasks.Report) -> TaskResponse:
         """Move a task as its holder, its submitter or a superuser reports."""

@@ -1,0 +1,52 @@
+"""How much the users have in the database of what they share: in all, and each of them.
+
+Each function gets `enough`, and leaves out the users while there is no more than that in all.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import INTEGER, TEXT, as_sql, statement
+from zndraw_joblib.server.queue.sql_task_rows import IS_SCHEDULED, TASK_IS_QUEUED
+
+Counts = tuple[int, Mapping[str, int]]
+Count = Callable[[Transaction, int], Awaitable[Counts]]
+
+
+def _counter(in_all: str, by_user: str) -> Count:
+    total = statement(in_all, "number", number=INTEGER)
+    users = statement(by_user, "user", "number", user=TEXT, number=INTEGER)
+
+    async def count(tx: Transaction, enough: int) -> Counts:
+        number: int = (await tx.execute(total)).scalar_one()
+        return number, {} if number <= enough else {user: own for user, own in await tx.execute(users)}
+
+    return count
+
+
+workers = _counter(
+    "SELECT count(*) FROM joblib_worker", "SELECT owner_id, count(*) FROM joblib_worker GROUP BY owner_id"
+)
+providers = _counter(
+    "SELECT count(*) FROM joblib_provider", "SELECT owner_id, count(*) FROM joblib_provider GROUP BY owner_id"
+)
+# A job is one of each user who has a worker of it.
+jobs = _counter(
+    "SELECT count(*) FROM joblib_job WHERE NOT deleted",
+    """
+SELECT worker.owner_id, count(DISTINCT link.job_id)
+FROM joblib_worker_job link JOIN joblib_worker worker ON worker.id = link.worker_id
+GROUP BY worker.owner_id
+""",
+)
+# The kept counts tell how many are pending. Each half of the union reads a partial index.
+pending_tasks = _counter(
+    "SELECT coalesce(sum(pending), 0) FROM joblib_room_count",
+    f"""
+SELECT created_by, sum(number) FROM (
+    SELECT created_by, count(*) AS number FROM joblib_task WHERE {TASK_IS_QUEUED} GROUP BY created_by
+    UNION ALL
+    SELECT created_by, count(*) FROM joblib_task WHERE {as_sql(IS_SCHEDULED)} GROUP BY created_by
+) AS counted GROUP BY created_by
+""",
+)
