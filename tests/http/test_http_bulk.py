@@ -12,12 +12,12 @@ from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from seeds import LONG_AGO, add_tasks, task
 from sqlalchemy import func, select
 
-from zndraw_joblib.server.admin import rules_searches
+from zndraw_joblib.server.admin import rules_searches, sql_lists
 from zndraw_joblib.server.admin.rules_searches import BulkLimits, Confirmed
 from zndraw_joblib.server.db import runtime_settings
 from zndraw_joblib.server.db.tables import AttemptDetail, Task, metadata
 from zndraw_joblib.server.process.ports import CursorPage
-from zndraw_joblib.server.queue import rules_audit, rules_retention
+from zndraw_joblib.server.queue import rules_retention
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.operators import BulkAction, TaskFilter
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -342,5 +342,5 @@ async def test_old_entries_are_deleted(replica: Replica) -> None:
     keep = timedelta(days=90)
     pruned, _ = await replica.runtime.write(rules_retention.prune, rules_retention.AUDIT, keep, None)
     assert pruned.deleted == (1 if now - LONG_AGO > keep else 0)
-    page = CursorPage(10, None)
-    assert len((await replica.runtime.database.read(rules_audit.trail, page, None, None, None)).items) == 3
+    trail = await replica.runtime.database.read(sql_lists.read, sql_lists.AUDIT, CursorPage(10, None), {})
+    assert len(trail.items) == 3

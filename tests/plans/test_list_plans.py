@@ -3,9 +3,9 @@
 import re
 
 from plans.explained import Explainer, Plan
-from zndraw_joblib.server.admin import rules_lists
+from zndraw_joblib.server.admin import sql_lists
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import CursorPage, JobFilter
+from zndraw_joblib.server.process.ports import CursorPage
 from zndraw_joblib.server.queue import sql_counts
 
 HELD, QUEUE, TURN = "ix_joblib_task_held", "ix_joblib_task_queue", "ix_joblib_task_turn"
@@ -30,7 +30,7 @@ async def test_a_list_of_jobs_counts_no_task(explainer: Explainer) -> None:
     """It reads held tasks and the first task of each queue."""
 
     async def read(tx: Transaction) -> None:
-        page = await rules_lists.list_jobs(tx, JobFilter(), CursorPage(50, None))
+        page = await sql_lists.read(tx, sql_lists.JOBS, CursorPage(50, None), {})
         assert sum(sum(dict(job.counts).values()) for job in page.items) == 100_000
         assert [job.queued for job in page.items] == [job.counts.pending for job in page.items]
         assert all(job.oldest_waiting_at is not None for job in page.items if job.queued)
@@ -42,7 +42,7 @@ async def test_a_list_of_rooms_counts_no_task(explainer: Explainer) -> None:
     """It reads held tasks and the first tasks of the rooms of one part, for some rooms in each queue."""
 
     async def read(tx: Transaction) -> None:
-        page = await rules_lists.list_rooms(tx, CursorPage(50, None))
+        page = await sql_lists.read(tx, sql_lists.ROOMS, CursorPage(50, None), {})
         assert len(page.items) == 50
         assert all(room.oldest_waiting_at is not None for room in page.items if room.counts.pending)
         waiting = {room.id: room.oldest_waiting_at for room in page.items if room.oldest_waiting_at}

@@ -121,6 +121,13 @@ class PaginatedResponse(ResponseBody, Generic[Item]):
     offset: int
 
 
+class CursorResponse(ResponseBody, Generic[Item]):
+    """A part of a list; `next` is the `cursor` of the request that reads on, null at the end."""
+
+    items: list[Item]
+    next: str | None = None
+
+
 MaxTasks = Annotated[int, Field(ge=1, le=10_000)]
 
 

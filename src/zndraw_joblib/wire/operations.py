@@ -42,6 +42,30 @@ class ProviderPage(m.PaginatedResponse[pr.ProviderResponse]):
     """One page of a list of providers, newest first; `total` counts the whole list."""
 
 
+class FoundTasks(m.CursorResponse[o.FoundTask]):
+    """A part of the result of a search, newest first.
+
+    `next` is the `cursor` of the request that reads on, null at the end. A search that reads many tasks to
+    find few ends early: then the part has fewer tasks than wanted, even none, and `next` reads on.
+    """
+
+
+class JobEntries(m.CursorResponse[o.JobEntry]):
+    """Jobs by full name; `next` is the `cursor` of the request that reads on, null at the end."""
+
+
+class RoomEntries(m.CursorResponse[o.RoomEntry]):
+    """Rooms by id; `next` is the `cursor` of the request that reads on, null at the end."""
+
+
+class ProviderEntries(m.CursorResponse[o.ProviderEntry]):
+    """Providers by full name; `next` is the `cursor` of the request that reads on, null at the end."""
+
+
+class AuditTrail(m.CursorResponse[o.AuditEntry]):
+    """Actions, newest first; `next` is the `cursor` of the request that reads on, null at the end."""
+
+
 class Access(Flag):
     """Who may use an operation. Each caller has an identity, and all flags of a row apply.
 
@@ -161,7 +185,7 @@ _PROVIDER_REQUEST: Problems = (
 # Tasks.
 
 SEARCH_TASKS = Operation("search_tasks", "GET", "/tasks",
-    "tasks", Access.NAMED_ROOMS, Kind.READ, o.FoundTasks, problems=(*_ROOMS, *_BODY))
+    "tasks", Access.NAMED_ROOMS, Kind.READ, FoundTasks, problems=(*_ROOMS, *_BODY))
 COUNT_TASKS = Operation("count_tasks", "GET", "/tasks/counts",
     "tasks", Access.NAMED_ROOMS, Kind.READ, o.StatusCounts, problems=_ROOMS)
 SUBMIT_TASK = Operation("submit_task", "POST", "/rooms/{room_id}/tasks/{name}",
@@ -296,17 +320,17 @@ GET_VERSION = Operation("get_version", "GET", "/version",
 # Jobs.
 
 LIST_ALL_JOBS = Operation("list_all_jobs", "GET", "/jobs",
-    "jobs", Access.SUPERUSER, Kind.READ, o.JobEntries, problems=_ROOMS)
+    "jobs", Access.SUPERUSER, Kind.READ, JobEntries, problems=_ROOMS)
 
 # Rooms.
 
 LIST_ROOMS = Operation("list_rooms", "GET", "/rooms",
-    "rooms", Access.SUPERUSER, Kind.READ, o.RoomEntries)
+    "rooms", Access.SUPERUSER, Kind.READ, RoomEntries)
 
 # Providers.
 
 LIST_ALL_PROVIDERS = Operation("list_all_providers", "GET", "/providers",
-    "providers", Access.SUPERUSER, Kind.READ, o.ProviderEntries)
+    "providers", Access.SUPERUSER, Kind.READ, ProviderEntries)
 
 # Overview.
 
@@ -324,7 +348,7 @@ GET_STATISTICS = Operation("get_statistics", "GET", "/statistics",
 # Admin.
 
 LIST_AUDIT_ENTRIES = Operation("list_audit_entries", "GET", "/audit",
-    "admin", Access.NAMED_ROOMS, Kind.READ, o.AuditTrail, problems=_ROOMS)
+    "admin", Access.NAMED_ROOMS, Kind.READ, AuditTrail, problems=_ROOMS)
 
 # Tasks.
 

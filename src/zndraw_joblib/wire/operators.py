@@ -156,17 +156,6 @@ class FoundTask(ResponseBody):
     error_code: str | None = None
 
 
-class FoundTasks(ResponseBody):
-    """A part of the result of a search, newest first.
-
-    `next` is the `cursor` of the request that reads on, null at the end. A search that reads many tasks to
-    find few ends early: then the part has fewer tasks than wanted, even none, and `next` reads on.
-    """
-
-    items: list[FoundTask]
-    next: str | None = None
-
-
 class StatusCounts(ResponseBody):
     """How many tasks have each status. They are kept counts, so reading them scans no tasks."""
 
@@ -302,13 +291,6 @@ class JobEntry(SchemaBody, JobPolicy, ResponseBody):
     oldest_waiting_at: datetime | None = None
 
 
-class JobEntries(ResponseBody):
-    """Jobs by full name; `next` is the `cursor` of the request that reads on, null at the end."""
-
-    items: list[JobEntry]
-    next: str | None = None
-
-
 class RoomEntry(ResponseBody):
     """A room with its counts. `share` is its part, from 0 to 1, of all tasks that are claimed or running."""
 
@@ -317,13 +299,6 @@ class RoomEntry(ResponseBody):
     jobs: int
     share: float
     oldest_waiting_at: datetime | None = None
-
-
-class RoomEntries(ResponseBody):
-    """Rooms by id; `next` is the `cursor` of the request that reads on, null at the end."""
-
-    items: list[RoomEntry]
-    next: str | None = None
 
 
 class WorkerState(StrEnum):
@@ -377,13 +352,6 @@ class ProviderEntry(SchemaBody, ResponseBody):
     open_requests: int
 
 
-class ProviderEntries(ResponseBody):
-    """Providers by full name; `next` is the `cursor` of the request that reads on, null at the end."""
-
-    items: list[ProviderEntry]
-    next: str | None = None
-
-
 class ServerEntry(ResponseBody):
     """A server process. `is_silent`: its sweeper has not reported for three intervals."""
 
@@ -424,13 +392,6 @@ class AuditEntry(ResponseBody):
     target: str
     detail: dict[str, Any] | None = None
     request_id: str | None = None
-
-
-class AuditTrail(ResponseBody):
-    """Actions, newest first; `next` is the `cursor` of the request that reads on, null at the end."""
-
-    items: list[AuditEntry]
-    next: str | None = None
 
 
 class SettingEntry(ResponseBody):

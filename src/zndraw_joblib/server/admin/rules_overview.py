@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.server.admin import rules_lists, sql_lists, sql_operators, sql_statistics
-from zndraw_joblib.server.admin.sql_lists import QueuedJob, WorkerGroup
+from zndraw_joblib.server.admin import sql_figures, sql_lists, sql_operators, sql_statistics
+from zndraw_joblib.server.admin.sql_figures import QueuedJob, WorkerGroup
 from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS, RecentEnds
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
@@ -204,9 +204,9 @@ _ROOM_JOBS = 200
 async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
     """Return the state of the queue. Call it in a snapshot: it has sums of several tables."""
     now = await tx.now()
-    totals, waiting = await sql_lists.job_totals(tx), await sql_counts.of_queues(tx)
+    totals, waiting = await sql_figures.job_totals(tx), await sql_counts.of_queues(tx)
     silent_since = now - timedelta(seconds=_SILENT_HEARTBEATS * heartbeat_seconds)
-    groups = await sql_lists.by_state(tx, silent_since)
+    groups = await sql_figures.by_state(tx, silent_since)
     listed = await entries(tx)
     last = await history(tx, 1)
     findings = [
@@ -234,8 +234,8 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
 
 
 async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -> list[Finding]:
-    unserved = await sql_lists.unserved_jobs(tx, _LISTED_JOBS)
-    paused = await sql_lists.paused_jobs(tx, _LISTED_JOBS)
+    unserved = await sql_figures.unserved_jobs(tx, _LISTED_JOBS)
+    paused = await sql_figures.paused_jobs(tx, _LISTED_JOBS)
     findings = [unserved_job(job) for job in unserved]
     findings += [paused_job(job) for job in paused]
     # The longest wait of each job, unless it is known why it waits.
@@ -258,12 +258,12 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
     now = await tx.now()
     jobs, _ = await sql_jobs.page(tx, room_id, Page(_ROOM_JOBS, 0))
     counts = await sql_counts.of_jobs_in_room(tx, room_id)
-    services = await sql_lists.services(tx, [job.id for job in jobs]) if jobs else {}
+    services = await sql_figures.services(tx, [job.id for job in jobs]) if jobs else {}
     oldest = (await sql_counts.oldest_of_rooms(tx, [room_id])).get(room_id)
     entries = []
     for job in jobs:
         of_job = counts.get(job.id, sql_counts.NO_COUNTS)  # its pending tasks count as queued
-        entries.append(rules_lists.entry(job, services.get(job.id), of_job, queued=of_job.pending))
+        entries.append(sql_lists.job_entry(job, services.get(job.id), of_job, queued=of_job.pending))
     total = StatusCounts()
     for job_counts in counts.values():
         for name, number in job_counts:
@@ -447,7 +447,7 @@ class QueueMetrics:
 async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetrics:
     """Return the figures of the queue. Call it in a snapshot."""
     now = await tx.now()
-    groups = await sql_lists.by_state(tx, now - timedelta(seconds=_SILENT_HEARTBEATS * heartbeat_seconds))
+    groups = await sql_figures.by_state(tx, now - timedelta(seconds=_SILENT_HEARTBEATS * heartbeat_seconds))
     active, listed = groups[WorkerState.ACTIVE], await entries(tx)
     silent = sum(server.is_silent for server in listed)
     successes = [server.last_good_at for server in listed if server.last_good_at is not None]
@@ -476,10 +476,10 @@ def _causes(totals: list[Any]) -> dict[str, int]:
 
 async def _jobs(tx: Transaction, totals: list[Any], now: datetime) -> dict[str, JobMetrics]:
     """Return the figures of each job that has tasks or can get some, the oldest jobs first."""
-    counts, claiming = await sql_counts.of_jobs(tx), await sql_lists.claiming(tx)
+    counts, claiming = await sql_counts.of_jobs(tx), await sql_figures.claiming(tx)
     jobs: dict[str, JobMetrics] = {}
     by_id: dict[UUID, JobMetrics] = {}
-    for place, job in enumerate(await sql_lists.job_figures(tx)):
+    for place, job in enumerate(await sql_figures.job_figures(tx)):
         of_job = counts.get(job.id, sql_counts.NO_COUNTS)
         if job.is_deleted and of_job == sql_counts.NO_COUNTS:
             continue

@@ -27,13 +27,13 @@ from zndraw_joblib.server.queue.rules_idempotency import answers_of, once
 from zndraw_joblib.server.queue.rules_tokens import Signer
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
 from zndraw_joblib.server.queue.sql_tasks import positions
+from zndraw_joblib.wire.operations import FoundTasks
 from zndraw_joblib.wire.operators import (
     MAX_BULK_TASKS,
     BulkAction,
     BulkPreview,
     BulkResult,
     FoundTask,
-    FoundTasks,
     StatusCounts,
     TaskFilter,
 )

@@ -1,173 +1,276 @@
-"""Lists for operators: jobs, rooms, providers, workers, and ids that begin with a prefix."""
+"""Lists for operators that are read in parts, each with a cursor: audit trail, jobs, rooms, providers.
 
-from collections.abc import Sequence
+A `CursorList` declares a list: its operation, its rows and their order, its filters, and what a row becomes
+in the answer. `read` makes the statements, cursors and answers of all lists, and `http.admin` the endpoints.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    String,
-    Table,
-    and_,
-    bindparam,
-    case,
-    exists,
-    func,
-    literal_column,
-    select,
-    tuple_,
-    union,
-)
+from sqlalchemy import ColumnElement, Integer, Select, bindparam, func, select, tuple_, union
 
+from zndraw_joblib.server.admin.sql_figures import Service, services
 from zndraw_joblib.server.db.bulk import among, padded
-from zndraw_joblib.server.db.column_types import UtcDateTime
-from zndraw_joblib.server.db.database import Transaction, fetch_page
-from zndraw_joblib.server.db.tables import RoomCount, Task, Worker, WorkerJobLink
-from zndraw_joblib.server.process.ports import JobFilter, Page
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.tables import RoomCount
+from zndraw_joblib.server.process import cursors
+from zndraw_joblib.server.process.ports import CursorPage
+from zndraw_joblib.server.queue import sql_counts
+from zndraw_joblib.server.queue.sql_audit import audit
 from zndraw_joblib.server.queue.sql_jobs import COLUMNS as JOB_COLUMNS
-from zndraw_joblib.server.queue.sql_jobs import JobRecord, jobs, visible_from
-from zndraw_joblib.server.queue.sql_providers import COLUMNS, NAME, ProviderRow, providers, requests
-from zndraw_joblib.server.queue.sql_task_rows import IS_HELD, TaskRecord, fetch_records, select_records
-from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
-from zndraw_joblib.wire.operators import WorkerState
-
-links = WorkerJobLink.__table__
-
-
-class JobTotals(NamedTuple):
-    """The numbers of all active jobs, and of the tasks in their queues."""
-
-    jobs: int
-    paused: int
-    queued: int
-    scheduled: int
-
-
-class QueuedJob(NamedTuple):
-    """A job with queued tasks."""
-
-    id: UUID
-    full_name: str
-    queued: int
-
-
-class JobFigures(NamedTuple):
-    """A job's row."""
-
-    id: UUID
-    full_name: str
-    room_id: str
-    queued: int
-    scheduled: int
-    is_paused: bool
-    is_deleted: bool
-
-
-def _sum(number: ColumnElement[Any]) -> ColumnElement[int]:
-    return func.coalesce(func.sum(number), 0)
-
-
-_TOTALS = select(
-    func.count(), *map(_sum, (case((jobs.c.paused, 1), else_=0), jobs.c.pending, jobs.c.scheduled))
-).where(~jobs.c.deleted)
-_QUEUED = (
-    select(jobs.c.id, jobs.c.full_name, jobs.c.pending)
-    .where(~jobs.c.deleted, jobs.c.pending > 0)
-    .order_by(jobs.c.pending.desc(), jobs.c.full_name)
+from zndraw_joblib.server.queue.sql_jobs import JobRecord, jobs
+from zndraw_joblib.server.queue.sql_providers import COLUMNS, NAME, ProviderRow, requests
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.messages import CursorResponse, Name
+from zndraw_joblib.wire.names import validate_room_id
+from zndraw_joblib.wire.operations import Operation
+from zndraw_joblib.wire.operators import (
+    AuditEntry,
+    JobEntry,
+    ProviderEntry,
+    RoomEntry,
+    SearchedName,
+    StatusCounts,
 )
-_IS_SERVED = select(links.c.job_id).where(links.c.job_id == jobs.c.id).exists()
-_UNSERVED = _QUEUED.where(jobs.c.room_id != INTERNAL, ~_IS_SERVED)
-_PAUSED = _QUEUED.where(jobs.c.paused)
-_ALL = select(
-    *(jobs.c.id, jobs.c.full_name, jobs.c.room_id, jobs.c.pending),
-    *(jobs.c.scheduled, jobs.c.paused, jobs.c.deleted),
-).order_by(jobs.c.room_id.in_(sorted(RESERVED)).desc(), jobs.c.created_at, jobs.c.id)
 
 
-async def jobs_page(
-    tx: Transaction, job_filter: JobFilter, after: str | None, limit: int
-) -> list[tuple[JobRecord, int]]:
-    """Return the jobs that follow a full name, each with its number of scheduled tasks."""
-    conditions: list[ColumnElement[bool]] = [] if job_filter.deleted else [~jobs.c.deleted]
-    if job_filter.room_id is not None:
-        conditions.append(jobs.c.room_id == job_filter.room_id)
-    if job_filter.category is not None:
-        conditions.append(jobs.c.category == job_filter.category)
-    if job_filter.name is not None:
-        conditions.append(jobs.c.name == job_filter.name)
-    if job_filter.paused is not None:
-        conditions.append(jobs.c.paused.is_(job_filter.paused))
-    if after is not None:
-        conditions.append(jobs.c.full_name > after)
-    statement = (
-        select(*JOB_COLUMNS, jobs.c.scheduled).where(*conditions).order_by(jobs.c.full_name).limit(limit)
+class ListFilter(NamedTuple):
+    """A filter of a list: a parameter of the query, of this type.
+
+    `condition` has the value as a parameter of the same name. It holds unless the value is `unless`. `check`
+    raises the problem of a wrong value.
+    """
+
+    annotation: Any
+    condition: ColumnElement[bool]
+    default: Any = None
+    unless: Any = None
+    description: str | None = None
+    check: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class CursorList:
+    """A list that is read in parts. Rows of `selects` are ordered by `keys`, columns of texts or integers.
+
+    `kind` is its name in cursors, `entries` returns the items of rows, and `description` is for the OpenAPI
+    document. With more than one select, rows that are equal are one.
+    """
+
+    operation: Operation[Any]
+    description: str
+    kind: str
+    selects: Sequence[Select[Any]]
+    keys: Sequence[str]
+    entries: Callable[[Transaction, Sequence[Any]], Awaitable[list[Any]]]
+    filters: Mapping[str, ListFilter] = field(default_factory=dict)
+    is_descending: bool = False
+
+    @property
+    def columns(self) -> list[ColumnElement[Any]]:
+        """The columns of the keys."""
+        return [self.selects[0].selected_columns[key] for key in self.keys]
+
+
+async def read(
+    tx: Transaction, cursor_list: CursorList, page: CursorPage, values: Mapping[str, Any]
+) -> CursorResponse[Any]:
+    """Return a part of a list with these values of filters. Read it in a snapshot.
+
+    Raises `InvalidRequest` for a wrong cursor.
+    """
+    filters = cursor_list.filters.items()
+    params = {name: values.get(name, entry.default) for name, entry in filters}
+    names = tuple([name for name, entry in filters if params[name] is not entry.unless])
+    for name in names:
+        if (check := cursor_list.filters[name].check) is not None:
+            check(params[name])
+    if page.cursor is not None:
+        types = [int if isinstance(column.type, Integer) else str for column in cursor_list.columns]
+        after = cursors.decode(cursor_list.kind, page.cursor, types)
+        params |= {f"after_{key}": value for key, value in zip(cursor_list.keys, after, strict=True)}
+    statement = _statement(cursor_list, names, is_first=page.cursor is None)
+    rows = (await tx.execute(statement, params | {"limit": page.limit + 1})).all()
+    following = None
+    if len(rows) > page.limit:
+        rows = rows[: page.limit]
+        following = cursors.encode(cursor_list.kind, *[getattr(rows[-1], key) for key in cursor_list.keys])
+    items = await cursor_list.entries(tx, rows) if rows else []
+    response: CursorResponse[Any] = cursor_list.operation.answer(items=items, next=following)
+    return response
+
+
+@cache
+def _statement(cursor_list: CursorList, filters: tuple[str, ...], *, is_first: bool) -> Select[Any]:
+    """Return the statement for the first rows of a list, or for those after a cursor."""
+    conditions = [cursor_list.filters[name].condition for name in filters]
+    first, *others = [
+        _part(statement.where(*conditions), cursor_list, is_first=is_first)
+        for statement in cursor_list.selects
+    ]
+    if not others:
+        return first
+    united = union(*[select(part.subquery()) for part in (first, *others)]).subquery()
+    return _ordered(select(united), cursor_list)
+
+
+def _part(statement: Select[Any], cursor_list: CursorList, *, is_first: bool) -> Select[Any]:
+    if not is_first:
+        columns = [statement.selected_columns[key] for key in cursor_list.keys]
+        after = [bindparam(f"after_{column.key}", type_=column.type) for column in columns]
+        place, bound = (tuple_(*columns), tuple_(*after)) if after[1:] else (columns[0], after[0])
+        statement = statement.where(place < bound if cursor_list.is_descending else place > bound)
+    return _ordered(statement, cursor_list)
+
+
+def _ordered(statement: Select[Any], cursor_list: CursorList) -> Select[Any]:
+    columns = [statement.selected_columns[key] for key in cursor_list.keys]
+    order = [column.desc() for column in columns] if cursor_list.is_descending else columns
+    return statement.order_by(*order).limit(bindparam("limit"))
+
+
+# The audit trail.
+
+
+async def _audit_entries(_: Transaction, rows: Sequence[Any]) -> list[AuditEntry]:
+    return [AuditEntry.model_construct(**row._asdict()) for row in rows]
+
+
+AUDIT = CursorList(
+    ops.LIST_AUDIT_ENTRIES,
+    "List operators' actions, newest first; other callers name a room that they may read.",
+    "audit",
+    [select(audit)],
+    ["n"],
+    _audit_entries,
+    {
+        "room": ListFilter(SearchedName, audit.c.room_id == bindparam("room")),
+        "actor": ListFilter(SearchedName, audit.c.actor == bindparam("actor")),
+        "action": ListFilter(
+            SearchedName, audit.c.action == bindparam("action"), description="Such as `job.pause`."
+        ),
+    },
+    is_descending=True,
+)
+
+
+# The jobs of all rooms, with their counts.
+
+
+async def _job_entries(tx: Transaction, rows: Sequence[Any]) -> list[JobEntry]:
+    records = [JobRecord(*row[: len(JobRecord._fields)]) for row in rows]
+    ids = [job.id for job in records]
+    services_of_jobs, counts = await services(tx, ids), await sql_counts.of_jobs(tx, ids)
+    waiting = [job.id for job in records if job.pending]
+    oldest: dict[UUID, datetime] = {}
+    for task in await sql_counts.of_queues(tx, waiting) if waiting else []:
+        oldest[task.job_id] = min(task.created_at, oldest.get(task.job_id, task.created_at))
+    return [
+        job_entry(
+            job,
+            services_of_jobs.get(job.id),
+            counts.get(job.id, sql_counts.NO_COUNTS),
+            queued=job.pending,
+            scheduled=row.scheduled,
+            oldest_waiting_at=oldest.get(job.id),
+        )
+        for job, row in zip(records, rows, strict=True)
+    ]
+
+
+def job_entry(
+    job: JobRecord,
+    service: Service | None,
+    counts: StatusCounts,
+    *,
+    queued: int,
+    scheduled: int = 0,
+    oldest_waiting_at: datetime | None = None,
+) -> JobEntry:
+    """Return a job with its workers and counts."""
+    workers, slots = service or (0, 0)
+    return JobEntry(
+        id=job.id,
+        full_name=str(job.name),
+        schema_=job.schema,
+        paused=job.paused,
+        deleted=job.deleted,
+        created_at=job.created_at,
+        workers=workers,
+        slots=slots,
+        queued=queued,
+        scheduled=scheduled,
+        counts=counts,
+        oldest_waiting_at=oldest_waiting_at,
+        **job.name._asdict(),
+        **dict(job.policy),
     )
-    return [(JobRecord(*row), scheduled) for *row, scheduled in await tx.execute(statement)]
 
 
-async def job_totals(tx: Transaction) -> JobTotals:
-    """Return the numbers of all active jobs."""
-    return JobTotals(*map(int, (await tx.execute(_TOTALS)).one()))
+JOBS = CursorList(
+    ops.LIST_ALL_JOBS,
+    "List the jobs of all rooms by full name, with their counts. `deleted` adds soft-deleted jobs.",
+    "jobs",
+    [select(*JOB_COLUMNS, jobs.c.scheduled, jobs.c.full_name)],
+    ["full_name"],
+    _job_entries,
+    {
+        "room": ListFilter(str, jobs.c.room_id == bindparam("room"), check=validate_room_id),
+        "category": ListFilter(Name, jobs.c.category == bindparam("category")),
+        "paused": ListFilter(bool, jobs.c.paused == bindparam("paused")),
+        "deleted": ListFilter(bool, ~jobs.c.deleted, default=False, unless=True),
+        "name": ListFilter(Name, jobs.c.name == bindparam("name")),
+    },
+)
 
 
-async def unserved_jobs(tx: Transaction, limit: int) -> list[QueuedJob]:
-    """Return the jobs with queued tasks that no worker serves, those with most tasks first."""
-    return [QueuedJob(*row) for row in await tx.execute(_UNSERVED.limit(limit))]
-
-
-async def paused_jobs(tx: Transaction, limit: int) -> list[QueuedJob]:
-    """Return the paused jobs with queued tasks, those with most tasks first."""
-    return [QueuedJob(*row) for row in await tx.execute(_PAUSED.limit(limit))]
-
-
-async def job_figures(tx: Transaction) -> list[JobFigures]:
-    """Return all jobs in an order that does not change: those of reserved rooms first, then the oldest."""
-    return [JobFigures(*row) for row in await tx.execute(_ALL)]
-
-
-# All rooms by id, for operators: those that have tasks or active jobs.
+# The rooms that have tasks or active jobs, with their counts.
 
 room_counts = RoomCount.__table__
-
-
-async def rooms_page(tx: Transaction, after: str, limit: int) -> list[str]:
-    """Return the rooms that follow a room in the database's order of names."""
-    return list((await tx.execute(_ROOMS_PAGE, {"after": after, "limit": limit})).scalars())
-
-
-async def job_counts(tx: Transaction, room_ids: Sequence[str]) -> dict[str, int]:
-    """Return how many active jobs each room has; a room without one is missing."""
-    return {room_id: number for room_id, number in await tx.execute(_ROOM_JOBS, {"rooms": padded(room_ids)})}
-
-
-def _following(rooms: Select[Any]) -> Select[Any]:
-    [column] = rooms.selected_columns
-    following = rooms.where(column > bindparam("after", type_=String())).distinct().order_by(column)
-    return select(following.limit(bindparam("limit")).subquery())
-
-
-_ROOMS_PAGE = (
-    union(
-        _following(select(room_counts.c.room_id)), _following(select(jobs.c.room_id).where(~jobs.c.deleted))
-    )
-    .order_by(literal_column("1"))
-    .limit(bindparam("limit"))
-)
-_ROOM_JOBS = (
+_JOBS_OF_ROOMS = (
     select(jobs.c.room_id, func.count())
     .where(among(jobs.c.room_id, bindparam("rooms")), ~jobs.c.deleted)
     .group_by(jobs.c.room_id)
 )
 
 
-# All providers by full name, for operators, with their open requests.
+async def _room_entries(tx: Transaction, rows: Sequence[Any]) -> list[RoomEntry]:
+    rooms = [row.room_id for row in rows]
+    jobs_of_rooms: dict[str, int] = {
+        room_id: number for room_id, number in await tx.execute(_JOBS_OF_ROOMS, {"rooms": padded(rooms)})
+    }
+    counts, held = await sql_counts.of_rooms(tx, rooms)
+    oldest = await sql_counts.oldest_of_rooms(tx, rooms)
+    items = []
+    for room_id in rooms:
+        of_room = counts.get(room_id, sql_counts.NO_COUNTS)
+        item = RoomEntry(
+            id=room_id,
+            counts=of_room,
+            jobs=jobs_of_rooms.get(room_id, 0),
+            share=(of_room.claimed + of_room.running) / held if held else 0.0,
+            oldest_waiting_at=oldest.get(room_id),
+        )
+        items.append(item)
+    return items
 
-_AFTER_PROVIDER = [bindparam(part, type_=providers.c[part].type) for part in JobName._fields]
-_PROVIDERS_PAGE = (
-    select(*COLUMNS).where(tuple_(*NAME) > tuple_(*_AFTER_PROVIDER)).order_by(*NAME).limit(bindparam("limit"))
+
+ROOMS = CursorList(
+    ops.LIST_ROOMS,
+    "List the rooms that have tasks or jobs, by id, with their counts.",
+    "rooms",
+    [select(room_counts.c.room_id).distinct(), select(jobs.c.room_id).where(~jobs.c.deleted).distinct()],
+    ["room_id"],
+    _room_entries,
 )
+
+
+# The providers of all rooms, with their open requests.
+
 _OPEN_REQUESTS = (
     select(requests.c.provider_id, func.count())
     .where(
@@ -178,233 +281,37 @@ _OPEN_REQUESTS = (
 )
 
 
-async def providers_page(tx: Transaction, after: JobName, limit: int) -> list[ProviderRow]:
-    """Return the providers that follow a full name, in the order of room, category and name."""
+async def _provider_entries(tx: Transaction, rows: Sequence[Any]) -> list[ProviderEntry]:
+    records = [ProviderRow(*row) for row in rows]
+    now = await tx.now()
+    params = {"ids": padded([provider.id for provider in records]), "now": now}
+    open_requests: dict[UUID, int] = {
+        provider_id: number for provider_id, number in await tx.execute(_OPEN_REQUESTS, params)
+    }
     return [
-        ProviderRow(*row) for row in await tx.execute(_PROVIDERS_PAGE, {**after._asdict(), "limit": limit})
+        ProviderEntry(
+            id=provider.id,
+            full_name=str(provider.name),
+            schema_=provider.schema,
+            content_type=provider.content_type,
+            worker_id=provider.worker_id,
+            created_at=provider.created_at,
+            connected=provider.connected_until > now,
+            open_requests=open_requests.get(provider.id, 0),
+            **provider.name._asdict(),
+        )
+        for provider in records
     ]
 
 
-async def open_requests(tx: Transaction, ids: Sequence[UUID], now: datetime) -> dict[UUID, int]:
-    """Return how many requests of each provider have no result yet; a provider without one is missing."""
-    rows = await tx.execute(_OPEN_REQUESTS, {"ids": padded(ids), "now": now})
-    return {provider_id: number for provider_id, number in rows}
-
-
-# Lists of workers: what they say about themselves, the jobs that they serve, the tasks that they hold.
-
-workers = Worker.__table__
-
-
-tasks = Task.__table__
-
-
-class WorkerListing(NamedTuple):
-    """A worker in a list, with the count of the jobs that it serves."""
-
-    id: UUID
-    last_heartbeat: datetime
-    owner_id: str
-    created_at: datetime
-    draining: bool
-    max_tasks: int | None
-    name: str | None
-    host: str | None
-    pid: int | None
-    version: str | None
-    slots: int | None
-    job_count: int
-
-
-class ServedJob(NamedTuple):
-    """A job that a worker serves."""
-
-    worker_id: UUID
-    room_id: str
-    full_name: str
-
-
-class WorkerGroup(NamedTuple):
-    """The workers in one state: how many tasks they can run, how many they hold, and in how many slots.
-
-    `running` of the `slots_used` have a task that has started.
-    """
-
-    workers: int
-    slots: int
-    held: int
-    slots_used: int
-    running: int
-
-
-class Service(NamedTuple):
-    """How many workers serve a job, and how many tasks they can run at once."""
-
-    workers: int
-    slots: int
-
-
-class HeldCounts(NamedTuple):
-    """How many tasks a worker holds, and how many of them run."""
-
-    held: int = 0
-    running: int = 0
-
-
-_NO_WORKERS = WorkerGroup(0, 0, 0, 0, 0)
-_job_count = select(func.count()).where(links.c.worker_id == workers.c.id).scalar_subquery()
-_LISTED = select(*[workers.c[name] for name in WorkerListing._fields[:-1]], _job_count.label("job_count"))
-_SERVED = (
-    select(links.c.worker_id, jobs.c.room_id, jobs.c.full_name)
-    .join_from(links, jobs, links.c.job_id == jobs.c.id)
-    .where(among(links.c.worker_id, bindparam("ids")))
-    .order_by(jobs.c.full_name)
-)
-_HELD = (
-    select(tasks.c.worker_id, func.count(), func.count(tasks.c.started_at))
-    .where(IS_HELD, among(tasks.c.worker_id, bindparam("ids")))
-    .group_by(tasks.c.worker_id)
-)
-_HELD_BY = (
-    select_records(bodies=False)
-    .where(IS_HELD, tasks.c.worker_id == bindparam("worker", type_=tasks.c.worker_id.type))
-    .order_by(tasks.c.seq.desc())
-    .limit(bindparam("limit"))
+PROVIDERS = CursorList(
+    ops.LIST_ALL_PROVIDERS,
+    "List the providers of all rooms by full name, with their open requests.",
+    "providers",
+    [select(*COLUMNS)],
+    [column.key for column in NAME],
+    _provider_entries,
 )
 
-# A worker that does not report its slots has one, or as many as it may hold.
-_SLOTS = func.coalesce(workers.c.slots, workers.c.max_tasks, 1)
-_SERVICES = (
-    select(links.c.job_id, func.count(), func.sum(_SLOTS))
-    .join_from(links, workers, links.c.worker_id == workers.c.id)
-    .where(among(links.c.job_id, bindparam("ids")))
-    .group_by(links.c.job_id)
-)
-# Without a join for each link: few workers are draining.
-_LINKS = select(links.c.job_id, func.count()).group_by(links.c.job_id)
-_DRAINING_LINKS = select(links.c.job_id).where(
-    links.c.worker_id.in_(select(workers.c.id).where(workers.c.draining))
-)
-_STATE = case(
-    (
-        workers.c.last_heartbeat < bindparam("silent_since", type_=UtcDateTime()),
-        literal_column(f"'{WorkerState.SILENT}'"),
-    ),
-    (workers.c.draining, literal_column(f"'{WorkerState.DRAINING}'")),
-    else_=literal_column(f"'{WorkerState.ACTIVE}'"),
-).label("state")
-_STATES = select(_STATE, func.count(), func.sum(_SLOTS)).group_by(literal_column("state"))
-# In the order of the index of held tasks, so that no other index and no scan has it.
-_held_tasks = (
-    select(tasks.c.worker_id, tasks.c.started_at)
-    .where(IS_HELD)
-    .order_by(tasks.c.worker_id)
-    .limit(2**31)
-    .subquery()
-)
-_busy = (
-    select(
-        _held_tasks.c.worker_id,
-        func.count().label("held"),
-        func.count(_held_tasks.c.started_at).label("running"),
-    )
-    .group_by(_held_tasks.c.worker_id)
-    .subquery()
-)
-_USED, _RUNNING = [case((count < _SLOTS, count), else_=_SLOTS) for count in (_busy.c.held, _busy.c.running)]
-_BUSY_STATES = (
-    select(_STATE, func.sum(_busy.c.held), func.sum(_USED), func.sum(_RUNNING))
-    .join_from(_busy, workers, workers.c.id == _busy.c.worker_id)
-    .group_by(literal_column("state"))
-)
-
-
-async def workers_page(tx: Transaction, room_id: str | None, part: Page) -> tuple[list[WorkerListing], int]:
-    """Return one page of workers, newest first, and the count of all.
-
-    With a room, only workers that serve a job which the room lists.
-    """
-    condition = and_(True)
-    if room_id is not None:
-        served = and_(links.c.worker_id == workers.c.id, ~jobs.c.deleted, visible_from(room_id))
-        condition = exists().where(served, links.c.job_id == jobs.c.id)
-    rows, total = await fetch_page(tx, workers, _LISTED, condition, part)
-    return [WorkerListing(*row) for row in rows], total
-
-
-async def worker_by_id(tx: Transaction, worker_id: UUID) -> WorkerListing | None:
-    """Return a worker."""
-    row = (await tx.execute(_LISTED.where(workers.c.id == worker_id))).first()
-    return None if row is None else WorkerListing(*row)
-
-
-async def served_jobs(tx: Transaction, ids: Sequence[UUID]) -> list[ServedJob]:
-    """Return the jobs that these workers serve, by full name."""
-    return [ServedJob(*row) for row in await tx.execute(_SERVED, {"ids": padded(ids)})]
-
-
-async def held_counts(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, HeldCounts]:
-    """Return how many tasks each of these workers holds; a worker without one is missing."""
-    rows = await tx.execute(_HELD, {"ids": padded(ids)})
-    return {worker_id: HeldCounts(*numbers) for worker_id, *numbers in rows}
-
-
-async def held_tasks(tx: Transaction, worker_id: UUID, limit: int) -> list[TaskRecord]:
-    """Return the tasks that a worker holds, without their bodies, the newest first."""
-    return await fetch_records(tx, _HELD_BY, worker=worker_id, limit=limit)
-
-
-async def by_state(tx: Transaction, silent_since: datetime) -> dict[WorkerState, WorkerGroup]:
-    """Return the workers by state. Those without a heartbeat since `silent_since` are silent."""
-    params = {"silent_since": silent_since}
-    busy = {state: map(int, numbers) for state, *numbers in await tx.execute(_BUSY_STATES, params)}
-    groups = {
-        WorkerState(state): WorkerGroup(number, int(slots), *busy.get(state, (0, 0, 0)))
-        for state, number, slots in await tx.execute(_STATES, params)
-    }
-    return {state: groups.get(state, _NO_WORKERS) for state in WorkerState}
-
-
-async def services(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, Service]:
-    """Return how many workers and slots serve each job; a job without workers is missing."""
-    rows = await tx.execute(_SERVICES, {"ids": padded(job_ids)})
-    return {job_id: Service(number, int(slots)) for job_id, number, slots in rows}
-
-
-async def claiming(tx: Transaction) -> dict[UUID, int]:
-    """Return how many workers serve each job and are not draining; a job without workers is missing."""
-    workers_of_jobs: dict[UUID, int] = {job_id: number for job_id, number in await tx.execute(_LINKS)}
-    for job_id in (await tx.execute(_DRAINING_LINKS)).scalars():
-        workers_of_jobs[job_id] -= 1
-    return workers_of_jobs
-
-
-# Find tasks and workers by the first characters of their ids.
-
-# Ids of tasks begin with the time, so up to this many may share a short prefix.
-_CANDIDATES = 20_000
-
-
-async def tasks_with(
-    tx: Transaction, first: UUID, last: UUID, rooms: Sequence[str], limit: int
-) -> list[UUID]:
-    """Return up to `limit` tasks with ids in a range, the last first, of these rooms or of all."""
-    return await _within(tx, tasks, (first, last), "room_id", rooms, limit)
-
-
-async def workers_with(
-    tx: Transaction, first: UUID, last: UUID, owners: Sequence[str], limit: int
-) -> list[UUID]:
-    """Return up to `limit` workers with ids in a range, the last first, of these owners or of all."""
-    return await _within(tx, workers, (first, last), "owner_id", owners, limit)
-
-
-async def _within(
-    tx: Transaction, table: Table, span: tuple[UUID, UUID], name: str, values: Sequence[Any], limit: int
-) -> list[UUID]:
-    ids = select(table.c.id, table.c[name]).where(table.c.id >= span[0], table.c.id <= span[1])
-    near = ids.order_by(table.c.id.desc()).limit(_CANDIDATES if values else limit).subquery()
-    statement = select(near.c.id).order_by(near.c.id.desc()).limit(limit)
-    if values:
-        statement = statement.where(near.c[name].in_(values))
-    return list((await tx.execute(statement)).scalars())
+# `http.admin` serves them.
+LISTS = tuple(value for value in tuple(globals().values()) if isinstance(value, CursorList))

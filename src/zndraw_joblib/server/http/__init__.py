@@ -16,7 +16,7 @@ from zndraw_joblib.wire.operations import OPERATIONS, PREFIX
 
 def _endpoints(*modules: ModuleType) -> list[Endpoint]:
     """Return the functions of all operations, in the order of the table."""
-    values = [value for module in modules for value in vars(module).values()]
+    values = [value for module in modules for value in vars(module).values()] + admin.list_endpoints
     by_row = {value.operation: value for value in values if isinstance(value, Endpoint)}
     return [by_row[row] for row in OPERATIONS]
 

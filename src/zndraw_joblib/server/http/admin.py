@@ -1,6 +1,7 @@
 """Operations of operators: searches, lists, the sweeper, the overview, the audit trail, bulk actions."""
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Send
 
 from zndraw_joblib.server.admin import rules_lists, rules_overview, rules_searches, rules_statistics
+from zndraw_joblib.server.admin.rules_lists import CursorList
 from zndraw_joblib.server.admin.rules_searches import BulkLimits, Confirmed
 from zndraw_joblib.server.http.access import (
     Guard,
@@ -31,17 +33,18 @@ from zndraw_joblib.server.http.events import (
     wait_for_disconnect,
 )
 from zndraw_joblib.server.http.requests import Omissible, event_stream
-from zndraw_joblib.server.http.routing import CursorPaging, Parameter, json_response, serves
+from zndraw_joblib.server.http.routing import CursorPaging, Endpoint, Parameter, json_response, serves
 from zndraw_joblib.server.process import settings as settings_report
-from zndraw_joblib.server.process.ports import Identity, JobFilter, RequestKey
+from zndraw_joblib.server.process.ports import Identity, RequestKey
 from zndraw_joblib.server.queue import rules_audit, rules_sweep
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, once
 from zndraw_joblib.server.runtime.problem_responses import as_problem, invalid_part
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.server.streams.streams import KEEPALIVE_COMMENT, format_sse_event
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.messages import Moment, Name, SweeperUpdate
+from zndraw_joblib.wire.messages import Moment, SweeperUpdate
 from zndraw_joblib.wire.names import RESERVED, parse_job_name, validate_room_id
+from zndraw_joblib.wire.operations import Access
 from zndraw_joblib.wire.operators import (
     HOUR,
     MINUTE,
@@ -188,64 +191,43 @@ async def _state(queue: QueueState) -> SweeperDetail:
     )
 
 
-# The endpoint of the audit trail.
+# Lists that are read in parts.
+
+_OMISSIBLE: Any = Omissible
 
 
-@serves(ops.LIST_AUDIT_ENTRIES)
-async def list_audit_entries(  # noqa: PLR0913 - one parameter for each field of the query
-    request: Request,
-    runtime: Runtime,
-    caller: Identity,
-    page: CursorPaging,
-    *,
-    room: Omissible[SearchedName] = None,
-    actor: Omissible[SearchedName] = None,
-    action: Annotated[Omissible[SearchedName], Query(description="Such as `job.pause`.")] = None,
-) -> Response:
-    """List operators' actions, newest first; other callers name a room that they may read."""
-    rooms = await allowed_rooms(request, caller, [] if room is None else [room])
-    return json_response(
-        await runtime.database.read(rules_audit.trail, page, rooms[0] if rooms else None, actor, action)
-    )
+def _serve(cursor_list: CursorList) -> Endpoint:
+    """Return the endpoint of a list: it takes the filters of the list and a page."""
+    row = cursor_list.operation
+
+    async def work(
+        request: Request, runtime: Runtime, caller: Identity, page: CursorPaging, **values: Any
+    ) -> Response:
+        if Access.NAMED_ROOMS in row.access:
+            named = [] if values["room"] is None else [values["room"]]
+            values["room"] = next(iter(await allowed_rooms(request, caller, named)), None)
+        return json_response(
+            await runtime.database.read_snapshot(rules_lists.read, cursor_list, page, values)
+        )
+
+    *parameters, _ = inspect.signature(work).parameters.values()
+    for name, listed in cursor_list.filters.items():
+        annotation = listed.annotation if listed.default is not None else _OMISSIBLE[listed.annotation]
+        mark = Query(description=listed.description)
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=listed.default,
+                annotation=Annotated[annotation, mark],
+            )
+        )
+    work.__name__, work.__doc__ = row.name, cursor_list.description
+    work.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return serves(row)(work)
 
 
-# The list of all jobs; superusers only.
-
-
-@serves(ops.LIST_ALL_JOBS)
-async def list_all_jobs(  # noqa: PLR0913 - one parameter for each field of the query
-    runtime: Runtime,
-    caller: Identity,
-    page: CursorPaging,
-    *,
-    room: Omissible[str] = None,
-    category: Omissible[Name] = None,
-    paused: Omissible[bool] = None,
-    deleted: bool = False,
-    name: Omissible[Name] = None,
-) -> Response:
-    """List the jobs of all rooms by full name, with their counts. `deleted` adds soft-deleted jobs."""
-    filters = JobFilter(None if room is None else validate_room_id(room), category, paused, deleted, name)
-    return json_response(await runtime.database.read_snapshot(rules_lists.list_jobs, filters, page))
-
-
-# The list of all rooms; superusers only.
-
-
-@serves(ops.LIST_ROOMS)
-async def list_rooms(runtime: Runtime, caller: Identity, page: CursorPaging) -> Response:
-    """List the rooms that have tasks or jobs, by id, with their counts."""
-    return json_response(await runtime.database.read_snapshot(rules_lists.list_rooms, page))
-
-
-# The list of all providers; superusers only.
-
-
-@serves(ops.LIST_ALL_PROVIDERS)
-async def list_all_providers(runtime: Runtime, caller: Identity, page: CursorPaging) -> Response:
-    """List the providers of all rooms by full name, with their open requests."""
-    return json_response(await runtime.database.read(rules_lists.list_providers, page))
-
+list_endpoints = [_serve(cursor_list) for cursor_list in rules_lists.LISTS]
 
 # The endpoint that finds ids by their first characters.
 

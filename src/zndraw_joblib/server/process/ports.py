@@ -51,16 +51,6 @@ class CursorPage(NamedTuple):
     cursor: str | None
 
 
-class JobFilter(NamedTuple):
-    """Which jobs to list: those that match each field that is not None. `deleted` adds soft-deleted ones."""
-
-    room_id: str | None = None
-    category: str | None = None
-    paused: bool | None = None
-    deleted: bool = False
-    name: str | None = None
-
-
 class InternalTask(Protocol):
     """A task that is registered with a broker (taskiq's decorated task)."""
 

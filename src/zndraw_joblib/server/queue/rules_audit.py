@@ -4,15 +4,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process import cursors
-from zndraw_joblib.server.process.ports import CursorPage, Identity
+from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import sql_audit
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
-from zndraw_joblib.wire.operators import AuditEntry, AuditTrail
 
 Result = TypeVar("Result")
 P = ParamSpec("P")
-_KIND = "audit"
 _MAX_REQUEST_ID = 128
 
 
@@ -65,14 +62,3 @@ def recorded(
 def is_by_operator(caller: Identity, task: TaskRecord) -> bool:
     """Return whether a caller acts on a task only as a superuser: neither as its submitter nor its holder."""
     return caller.is_superuser and caller.id not in {task.created_by, task.worker_owner_id}
-
-
-async def trail(
-    tx: Transaction, page: CursorPage, room: str | None, actor: str | None, action: str | None
-) -> AuditTrail:
-    """Return recorded actions, newest first. Raises `InvalidRequest` for a wrong cursor."""
-    before = None if page.cursor is None else cursors.decode(_KIND, page.cursor, [int])[0]
-    rows = await sql_audit.audit_page(tx, before, page.limit + 1, room_id=room, actor=actor, action=action)
-    items = [AuditEntry.model_construct(**row._asdict()) for row in rows[: page.limit]]
-    following = cursors.encode(_KIND, items[-1].n) if len(rows) > page.limit else None
-    return AuditTrail(items=items, next=following)

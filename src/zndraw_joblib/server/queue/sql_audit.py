@@ -1,7 +1,7 @@
 """The audit trail: what operators did, one row for each action, written in the transaction of the action."""
 
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import BigInteger, bindparam, delete, insert, select, update
 
@@ -11,26 +11,12 @@ from zndraw_joblib.server.db.tables import metadata
 
 audit = metadata.tables["joblib_audit"]
 
-_COLUMNS = [audit.c[name] for name in audit.c.keys()]  # noqa: SIM118 - not a mapping
 _ADD = insert(audit).returning(audit.c.n)
 _SET_DETAIL = (
     update(audit)
     .where(audit.c.n == bindparam("own_n"))
     .values(detail=bindparam("detail", type_=audit.c.detail.type))
 )
-
-
-class AuditRow(NamedTuple):
-    """A row of the audit trail."""
-
-    n: int
-    at: datetime
-    actor: str
-    action: str
-    room_id: str | None
-    target: str
-    detail: dict[str, Any] | None
-    request_id: str | None
 
 
 async def add_audit(tx: Transaction, **values: Any) -> int:
@@ -44,16 +30,7 @@ async def set_audit_detail(tx: Transaction, number: int, detail: dict[str, Any])
     await tx.execute(_SET_DETAIL, {"own_n": number, "detail": detail})
 
 
-async def audit_page(tx: Transaction, before: int | None, limit: int, **wanted: Any) -> list[AuditRow]:
-    """Return rows before a number, newest first, with these values of columns, where they are not None."""
-    chosen = [audit.c[name] == value for name, value in wanted.items() if value is not None]
-    if before is not None:
-        chosen.append(audit.c.n < before)
-    statement = select(*_COLUMNS).where(*chosen).order_by(audit.c.n.desc()).limit(limit)
-    return [AuditRow(*row) for row in await tx.execute(statement)]
-
-
-_FIRST = select(audit.c.n, audit.c.at).order_by(audit.c.n).limit(bindparam("most", type_=BigInteger()))
+_FIRST = select(audit.c.n, audit.c.at).order_by(audit.c.n).limit(bindparam("limit", type_=BigInteger()))
 _DELETE = delete(audit).where(among(audit.c.n, bindparam("numbers")))
 
 
@@ -62,8 +39,8 @@ async def prune_audit(tx: Transaction, before: datetime, limit: int) -> int:
 
     Return how many. Other servers may delete the same rows at the same time.
     """
-    first = await tx.execute(_FIRST, {"most": limit})
-    found = [row.n for row in first if row.at < before]
-    if found:
-        await tx.execute(_DELETE, {"numbers": padded(found)})
-    return len(found)
+    first = await tx.execute(_FIRST, {"limit": limit})
+    numbers = [row.n for row in first if row.at < before]
+    if numbers:
+        await tx.execute(_DELETE, {"numbers": padded(numbers)})
+    return len(numbers)
