@@ -1,15 +1,17 @@
 """The generated files, each with the function that returns its text, in the order in which they are made."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from generate import DOCUMENT, ROOT, event_types, events, openapi, problems, types
+from generate import DOCUMENT, ROOT, event_types, events, openapi, problems, sync_client, types
 
 _TYPES = ROOT / "src" / "zndraw_joblib" / "server" / "types"
 FILES: dict[Path, Callable[[], str]] = {
     DOCUMENT: openapi.text,
     DOCUMENT.with_name("problems.md"): problems.page,
     DOCUMENT.with_name("events.md"): events.page,
+    **{sync_client.CLIENT / f"{name}.py": partial(sync_client.text, name) for name in ("rest", "queue")},
     _TYPES / "rest.d.ts": types.rest,
     _TYPES / "events.d.ts": event_types.text,
 }

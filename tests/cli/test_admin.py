@@ -10,6 +10,7 @@ from waiting import wait_until
 
 from cli.conftest import Stack
 from cli.program import TIMEOUT, Program, RunningServer
+from zndraw_joblib.client import calls
 from zndraw_joblib.wire.messages import JobRegisterRequest, TaskResponse
 from zndraw_joblib.worker.rest import RestApi
 
@@ -85,7 +86,7 @@ def test_invalid_submit_options_are_usage_errors(stack: Stack) -> None:
 
 def test_release_fail_and_retry_change_a_task(stack: Stack, job: Job) -> None:
     """Each command shows the changed task, and the history has all changes."""
-    task_id = str(job.rest.submit(job.room, job.name, {}).id)
+    task_id = str(job.rest.send_call(calls.submit(job.room, job.name, {})).id)
     assert job.claim() is not None
     released, failed, again, refused = stack.program.run_all(
         [
@@ -151,7 +152,7 @@ def test_a_released_claim_is_no_attempt(stack: Stack, job: Job) -> None:
 
 def test_a_job_is_paused_and_resumed(stack: Stack, job: Job) -> None:
     """A job is named by its full name, or by its short name and its room."""
-    task_id = str(job.rest.submit(job.room, job.name, {}).id)
+    task_id = str(job.rest.send_call(calls.submit(job.room, job.name, {})).id)
     paused, explained = stack.program.run_all([["pause", "Slow", "--room", job.room], ["explain", task_id]])
     assert "paused   True" in paused.out
     assert "paused\t" in explained.out
@@ -197,7 +198,7 @@ def test_the_sweeper_is_shown_and_changed(program: Program) -> None:
         assert (both.code, both.is_error_line) == (2, True)
         with server.connect() as connection:
             job = Job(RestApi(connection), "silent")
-            task_id = str(job.rest.submit(job.room, job.name, {}).id)
+            task_id = str(job.rest.send_call(calls.submit(job.room, job.name, {})).id)
             assert job.claim() is not None
         preview = wait_until(
             lambda: (done := program.run("sweeper", "--preview")).out.count("\n") == 3 and done

@@ -2,6 +2,7 @@
 
 from peers.conftest import LiveServer
 from peers.peer import Peer
+from zndraw_joblib.client import calls
 from zndraw_joblib.wire.messages import JobRegisterRequest, TaskUpdateRequest
 
 LIFE = ["pending", "claimed", "running", "completed"]
@@ -12,13 +13,13 @@ def run_task(server: LiveServer, room: str, job_room: str | None = None) -> str:
     rest = server.rest
     job = rest.register(job_room or room, JobRegisterRequest(category="analysis", name="Area"))
     assert job.worker_id is not None
-    task_id = str(rest.submit(room, job.full_name, {}).id)
+    task_id = str(rest.send_call(calls.submit(room, job.full_name, {})).id)
     claimed, _ = rest.claim(job.worker_id)
     task = claimed.task
     assert task is not None
     assert str(task.id) == task_id
     for status in LIFE[2:]:
-        rest.report_task(task_id, TaskUpdateRequest(status=status))
+        rest.send_call(calls.update_task(task_id, TaskUpdateRequest(status=status)))
     rest.remove_worker(job.worker_id, 60)
     return task_id
 

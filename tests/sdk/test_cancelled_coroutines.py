@@ -10,6 +10,7 @@ import pytest
 from waiting import wait_until
 
 from sdk.cancelled_jobs import Wait
+from zndraw_joblib.client import calls
 from zndraw_joblib.client.api import Connection
 from zndraw_joblib.jobs.task_context import CancelEvent, await_until_set
 from zndraw_joblib.wire.messages import TaskUpdateRequest
@@ -23,7 +24,7 @@ Make = Callable[..., JobManager]
 
 def end_elsewhere(manager: JobManager, api: Connection, task_id: str, status: TaskStatus) -> None:
     """End a task as a superuser, and wait until its worker knows that."""
-    RestApi(api).report_task(task_id, TaskUpdateRequest(status=status))
+    RestApi(api).send_call(calls.update_task(task_id, TaskUpdateRequest(status=status)))
     wait_until(lambda: task_id not in manager._held.ids())
 
 

@@ -12,6 +12,7 @@ from waiting import wait_until
 
 from sdk.jobs import Add
 from sdk.live import LiveServer
+from zndraw_joblib.client import calls
 from zndraw_joblib.client.api import Connection
 from zndraw_joblib.wire.events import sockets_of
 from zndraw_joblib.wire.messages import TaskUpdateRequest
@@ -51,7 +52,7 @@ def cancellable() -> CancellableExecute:
 
 def set_status(api: Connection, task_id: str, status: TaskStatus) -> None:
     """Change a task's status as a superuser."""
-    RestApi(api).report_task(task_id, TaskUpdateRequest(status=status))
+    RestApi(api).send_call(calls.update_task(task_id, TaskUpdateRequest(status=status)))
 
 
 @pytest.mark.parametrize("ending", [1, 2], ids=["returns", "raises"])

@@ -17,6 +17,7 @@ from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from sdk.talking import Talk, TalkLater, execute
+from zndraw_joblib.client import calls
 from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import TaskHistory, TaskLog
@@ -413,7 +414,7 @@ def test_the_log_of_a_lost_task_ends_with_a_heartbeat(
 ) -> None:
     """Its verdict closes the channel: nothing is reported any more."""
     manager, task, live = by_heartbeat
-    RestApi(api).report_task(task.task_id, TaskUpdateRequest(status=TaskStatus.CANCELLED))
+    RestApi(api).send_call(calls.update_task(task.task_id, TaskUpdateRequest(status=TaskStatus.CANCELLED)))
     task.log("late")
     manager.heartbeat()
     task.log("later")

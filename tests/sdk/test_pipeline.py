@@ -17,6 +17,7 @@ from waiting import wait_until
 from sdk.jobs import Add, Picky
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
+from zndraw_joblib.client import calls
 from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import BatchSubmitRequest, TaskToSubmit, TaskUpdateRequest
@@ -165,7 +166,9 @@ def test_a_task_cancelled_while_it_waits_is_not_run(worker: Make, room: str, api
             held = [str(named.id) for named in manager._held.to_name()]
             cancelled.extend(task_id for task_id in ids[51:] if task_id in held)
             for task_id in cancelled:
-                RestApi(api).report_task(task_id, TaskUpdateRequest(status=TaskStatus.CANCELLED))
+                RestApi(api).send_call(
+                    calls.update_task(task_id, TaskUpdateRequest(status=TaskStatus.CANCELLED))
+                )
             manager.heartbeat()
 
     cancelled: list[str] = []
@@ -306,7 +309,7 @@ def test_a_lost_task_is_marked_while_it_runs(
     def cancel(request: httpx.Request) -> None:
         if request.url.path.endswith("/tasks/report") and not cancelled.is_set():
             cancelled.set()
-            RestApi(api).report_task(ids[0], TaskUpdateRequest(status=TaskStatus.CANCELLED))
+            RestApi(api).send_call(calls.update_task(ids[0], TaskUpdateRequest(status=TaskStatus.CANCELLED)))
 
     with server.connect() as own:
         own.http.event_hooks["request"].append(cancel)

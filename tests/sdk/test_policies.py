@@ -11,6 +11,7 @@ import pytest
 from waiting import wait_until
 
 from sdk.jobs import Add, Picky
+from zndraw_joblib.client import calls
 from zndraw_joblib.client.api import Connection
 from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.jobs.extensions import NonRetryable
@@ -249,7 +250,7 @@ def test_a_released_attempt_is_dropped(
 
     def execute(task: ClaimedTask) -> int:
         if task.attempt == 1:
-            RestApi(api).act_on_task(ops.RELEASE_TASK, task.task_id)
+            RestApi(api).send_call(calls.act_on_task(ops.RELEASE_TASK, task.task_id))
         return task.attempt
 
     manager = worker(execute, heartbeat_interval=60)

@@ -12,6 +12,7 @@ from waiting import wait_until
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
+from zndraw_joblib.client import calls
 from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.jobs.run import Outcome
 from zndraw_joblib.wire.messages import HeartbeatRequest, TaskUpdateRequest, TaskVerdict, Verdict
@@ -96,7 +97,9 @@ def test_an_error_of_the_host_concerns_one_request(worker: Make, room: str, serv
 def test_the_end_of_a_lost_task_ends_a_reporter_that_stops(worker: Make, room: str, api: Connection) -> None:
     """The last task that runs was cancelled: nothing is reported of its end."""
     tasks = claimed(worker(), room, 1)
-    RestApi(api).report_task(tasks[0].task_id, TaskUpdateRequest(status=TaskStatus.CANCELLED))
+    RestApi(api).send_call(
+        calls.update_task(tasks[0].task_id, TaskUpdateRequest(status=TaskStatus.CANCELLED))
+    )
     running = Running(api, tasks)
     entry = running.reporter.begin(tasks[0])
     running.thread.start()

@@ -25,7 +25,7 @@ from zndraw_joblib.client.calls import Call, Model, reading
 from zndraw_joblib.client.flows import AmbiguousJob, Polling
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.queue import TaskHandle
-from zndraw_joblib.client.rest import Download, TaskRest
+from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import (
     BUSY,
     RetryRule,
@@ -311,11 +311,11 @@ class AdminClient(OperatorClient):
 
     def read_task(self, task_id: UUID, wait: int) -> tuple[TaskResponse, int]:
         """Return a task at its end, after `wait` seconds at most, and how long the server agreed to wait."""
-        return self._rest.get_task(str(task_id), wait)
+        return self._rest.send_call(calls.get_task(str(task_id), wait))
 
     def task_events(self, task_id: UUID, after: int | None, wait: int) -> tuple[TaskEvents, int]:
         """Return the next events of a task, and how many seconds the server agreed to wait for one."""
-        return self._rest.task_events(str(task_id), after, wait)
+        return self._rest.send_call(calls.task_events(str(task_id), after, wait))
 
     def claim_of_attempt(self, task_id: UUID, number: int) -> int:
         """Return the number of the claim by which a task had its attempt `number`.
@@ -342,8 +342,7 @@ class AdminClient(OperatorClient):
 
     def load_result(self, task_id: UUID, file: IO[bytes]) -> None:
         """Write the bytes of a task's result to a file; after an interruption, continue where it stopped."""
-        load = partial(self._rest.load_task_result, str(task_id), Download(file))
-        self._retry(load, f"Reading the result of task {task_id}")
+        self._download(str(task_id), file, f"Reading the result of task {task_id}")
 
     def cancel(self, task_id: UUID) -> TaskResponse:
         """Cancel a task."""

@@ -1,26 +1,24 @@
-"""The asynchronous client: it submits tasks, follows them and reads results over an `AsyncConnection`."""
+"""The client: it submits tasks, follows them, reads results, and registers nothing.
+
+`client.queue` has the same for programs without an event loop; `make generate` writes it from this module.
+"""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, Unpack, overload
 from uuid import UUID
 
-import httpx
-
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.access import Explain, explained, find_access, raise_explained
+from zndraw_joblib.client.access import explained, find_access, raise_explained
 from zndraw_joblib.client.api import AsyncConnection
-from zndraw_joblib.client.calls import Call
+from zndraw_joblib.client.async_rest import AsyncRest
 from zndraw_joblib.client.flows import (
     WAIT_SECONDS,
-    Flow,
     JobList,
     all_jobs,
-    drive_async,
     explain,
     logs,
     read,
@@ -28,8 +26,8 @@ from zndraw_joblib.client.flows import (
     send_once,
     wait,
 )
-from zndraw_joblib.client.retry import FastRule
-from zndraw_joblib.client.submits import NewTask, SubmitOptions, Submits
+from zndraw_joblib.client.retry import FastRule, RetryRule
+from zndraw_joblib.client.submits import Chunk, NewTask, SubmitOptions, Submits, Submitted, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
 from zndraw_joblib.wire import operations as ops
@@ -39,46 +37,13 @@ from zndraw_joblib.wire.names import DEFAULT_ROOM
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
 
-T = TypeVar("T")
-
-
-class AsyncRest:
-    """Sends requests to one server. Use it in one event loop at a time."""
-
-    def __init__(self, api: AsyncConnection, explain: Explain) -> None:
-        self.api = api
-        self.explain = explain
-        self.has_reached = False
-
-    async def run(self, flow: Flow[T]) -> T:
-        """Return the result of a flow. An error is raised as `explain` returns it."""
-        try:
-            return await drive_async(flow, self.send_call)
-        except Exception as error:
-            raise_explained(error, self.explain)
-
-    async def send_call(self, call: Call[T]) -> T:
-        """Send a request and return its result."""
-        response = await self.api.http.request(**call.request(self.api))
-        self.has_reached = True
-        return call.result(response, self.api)
-
-    @asynccontextmanager
-    async def stream(self, call: Call[Any]) -> AsyncIterator[httpx.Response]:
-        """Send a request and yield its response, whose content is read piece by piece."""
-        async with self.api.http.stream(**call.request(self.api)) as response:
-            self.has_reached = True
-            if not response.is_success:
-                await response.aread()
-            call.check(response, self.api)
-            yield response
-
-
-# A task of an asynchronous client: its id, and what can be done with it.
-
 
 class AsyncTaskHandle(TaskId[AsyncRest]):
-    """A task, with the methods of `TaskHandle` as coroutines."""
+    """A task. It is its id as text: equal to it, and usable wherever an id is.
+
+    `state` is the task as this handle read it last, None before that. All times are seconds. A copy or a
+    pickle is the plain text.
+    """
 
     async def result(self, timeout: float | None = None, *, progress: bool = False) -> Any:
         """Wait for the end of the task, and return its result as the value that its job returned.
@@ -104,7 +69,8 @@ class AsyncTaskHandle(TaskId[AsyncRest]):
 
     async def status(self) -> TaskStatus:
         """Return the status of the task now."""
-        return (await self.refresh()).status
+        task = await self.refresh()
+        return task.status
 
     async def events(self) -> AsyncIterator[TaskEvent]:
         """Yield the events of the task, first a snapshot, until it has ended. Close it with `aclose`.
@@ -152,24 +118,16 @@ class AsyncTaskHandle(TaskId[AsyncRest]):
         return await self._rest.run(read(explain(self), self._what("Explaining"), self._rule))
 
 
-class AsyncQueue:
-    """As `Queue`, with coroutines. Use it in one event loop; an asynchronous context manager."""
+# Submits, and the queue.
 
-    def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        *,
-        room: str | None = None,
-        timeout: float = 30.0,
-        retry_seconds: float = 30.0,
-    ) -> None:
-        access = find_access(url, token)
-        self._connection = AsyncConnection(access.url, access.token, timeout)
-        self._rest = rest = AsyncRest(self._connection, partial(explained, access))
-        self._rule = FastRule(lambda: rest.has_reached, retry_seconds)
-        self._submits = Submits(self._rule, room)
-        self._room = room or DEFAULT_ROOM
+
+class AsyncSubmitter:
+    """A client that submits tasks."""
+
+    def __init__(self, rest: AsyncRest, rule: RetryRule, submits: Submits) -> None:
+        self._rest = rest
+        self._rule = rule
+        self._submits = submits
 
     async def submit(
         self,
@@ -179,7 +137,12 @@ class AsyncQueue:
         idempotency_key: str | None = None,
         **options: Unpack[SubmitOptions],
     ) -> AsyncTaskHandle:
-        """Submit a task; return its handle. See `Queue.submit`."""
+        """Submit a task; return its handle, which is its id as text.
+
+        The job and the options are those of `NewTask`. Two submits with the same `idempotency_key`, also from
+        different processes, submit one task; by default, each call has a new key. Raises ValueError for
+        invalid options, and for a payload that is not JSON, and `JobNotFound` with the nearest names.
+        """
         flow = self._submits.submit(NewTask.of(job, payload, options), idempotency_key)
         task = await self._rest.run(flow)
         return AsyncTaskHandle(task.id, self._rest, self._rule, state=task)
@@ -212,15 +175,64 @@ class AsyncQueue:
         atomic: bool = False,
         idempotency_key: str | None = None,
     ) -> Any:
-        """Submit tasks in order; return for each its handle, or the problem. See `Queue.submit_many`."""
+        """Submit tasks in order; return for each its handle, or the problem if the server refused it.
+
+        A task is an instance of an extension, or a `NewTask` with the arguments of `submit`; `room` is the
+        room of each task without a room of its own. The tasks are sent in requests of up to 1,000 tasks. With
+        `atomic`, all tasks (up to 1,000 of 8 MiB in all) are submitted or none, and the problem of the first
+        refused one is raised.
+
+        Raises ValueError for invalid options, and for a payload that is not JSON, before anything is sent; it
+        names the task, like ``tasks.3``. If the server becomes unreachable in between, the error of the
+        connection is raised: the call may be repeated with the same tasks and `idempotency_key`, and submits
+        each task once.
+        """
         flow = self._submits.submit_many(tasks, room, idempotency_key, atomic=atomic)
-        results = await self._rest.run(flow)
-        return [
-            result
-            if isinstance(result, ProblemException)
-            else AsyncTaskHandle(result.id, self._rest, self._rule, room=result.room)
-            for result in results
-        ]
+        return list(map(self._handle_or_problem, await self._rest.run(flow)))
+
+    async def submit_chunks(
+        self, requests: Iterable[Chunk], key: str | None = None
+    ) -> AsyncIterator[list[AsyncTaskHandle | ProblemException]]:
+        """Send requests one after the other, each repeated with its own key; yield the results of each."""
+        checked, submitted = checked_key(key), 0
+        for number, chunk in enumerate(requests):
+            results = await self._rest.run(self._submits.submit_chunk(chunk, checked, number, submitted))
+            yield [self._handle_or_problem(Submitted.of(result, None)) for result in results]
+            submitted += chunk.tasks
+
+    def _handle_or_problem(self, result: Submitted | ProblemException) -> AsyncTaskHandle | ProblemException:
+        if isinstance(result, ProblemException):
+            return result
+        return AsyncTaskHandle(result.id, self._rest, self._rule, room=result.room)
+
+
+class AsyncQueue(AsyncSubmitter):
+    """A queue. Use it in one event loop; an asynchronous context manager that closes its connections.
+
+    Without `url` and `token` it uses ``ZNDRAW_JOBLIB_URL``, by default ``http://127.0.0.1:8000``, and
+    ``ZNDRAW_JOBLIB_TOKEN`` or the token that the credentials file has for this URL. `room` is the room of
+    tasks and of lookups that name none; without it a task belongs to the room of its job, or to ``default``.
+
+    A response may take `timeout` seconds. Requests are repeated for `retry_seconds` while the server cannot
+    be reached or a response is lost, each submit with the same `Idempotency-Key`; but a queue that has never
+    reached its server raises `ServerUnreachable` at once.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        room: str | None = None,
+        timeout: float = 30.0,
+        retry_seconds: float = 30.0,
+    ) -> None:
+        access = find_access(url, token)
+        self._connection = AsyncConnection(access.url, access.token, timeout)
+        rest = AsyncRest(self._connection, partial(explained, access))
+        rule = FastRule(lambda: rest.has_reached, retry_seconds)
+        super().__init__(rest, rule, Submits(rule, room))
+        self._room = room or DEFAULT_ROOM
 
     async def gather(
         self,
@@ -229,7 +241,12 @@ class AsyncQueue:
         return_exceptions: bool = False,
         progress: bool = False,
     ) -> list[Any]:
-        """Wait for the end of all tasks, and return their results in order. See `Queue.gather`."""
+        """Wait for the end of all tasks, and return their results in order.
+
+        The queue reads the events of the tasks' rooms and pages of tasks, one request at a time, so it may
+        wait for thousands. The first failure that it sees is raised; with `return_exceptions` it is returned
+        in the place of the result. `progress` shows a bar. Raises TimeoutError after `timeout` seconds.
+        """
         rooms = rooms_of(tasks)
         with Bar(shown=progress) as bar:
             show = partial(bar.show, "tasks")
@@ -240,7 +257,7 @@ class AsyncQueue:
     async def as_completed(
         self, tasks: Iterable[str], *, timeout: float | None = None
     ) -> AsyncIterator[AsyncTaskHandle]:
-        """Yield each task once it has ended. See `Queue.as_completed`."""
+        """Yield each task once it has ended; wait as `gather` does. Raises TimeoutError."""
         watch = Watch(rooms_of(tasks), self._rule)
         deadline = inf if timeout is None else time.monotonic() + timeout
         while len(watch):

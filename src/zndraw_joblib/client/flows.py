@@ -1,13 +1,12 @@
 """Sequences of requests without I/O: a generator yields a `Call` or a `Pause`, and gets the result.
 
-A driver performs what a flow yields (`TaskRest.run`, `AsyncRest.run`): it sends the request of a call and
+A driver performs what a flow yields (`AsyncRest.run`, `TaskRest.run`): it sends the request of a call and
 sends its result back, or throws its error into the flow; it sleeps for a pause.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from math import inf
 from typing import Any, NamedTuple, Self, TypeVar
 from uuid import UUID, uuid4
@@ -64,46 +63,6 @@ def repeated(call: Call[T], plan: RetryPlan) -> Flow[T]:
             plan.succeeded()
             return result
         yield Pause(pause)
-
-
-def drive(flow: Flow[T], send: Callable[[Call[Any]], Any]) -> T:
-    """Return the result of a flow; `send` sends each request."""
-    response: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            effect = flow.send(response) if error is None else flow.throw(error)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        response = error = None
-        try:
-            if isinstance(effect, Pause):
-                time.sleep(effect.seconds)
-            else:
-                response = send(effect)
-        except BaseException as caught:
-            error = caught
-
-
-async def drive_async(flow: Flow[T], send: Callable[[Call[Any]], Awaitable[Any]]) -> T:
-    """Return the result of a flow; `send` sends each request."""
-    response: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            effect = flow.send(response) if error is None else flow.throw(error)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        response = error = None
-        try:
-            if isinstance(effect, Pause):
-                await asyncio.sleep(effect.seconds)
-            else:
-                response = await send(effect)
-        except BaseException as caught:
-            error = caught
 
 
 def read(call: Call[T], what: str, rule: RetryRule) -> Flow[T]:

@@ -10,10 +10,12 @@ from uuid import UUID
 
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.client.calls import Call, act_on_task, read_provider
+from zndraw_joblib.client import calls
+from zndraw_joblib.client.calls import Call
 from zndraw_joblib.client.flows import send_once, wait
-from zndraw_joblib.client.queue import ResultReader, Submitter
+from zndraw_joblib.client.queue import Submitter
 from zndraw_joblib.client.rest import TaskRest
+from zndraw_joblib.client.results import ResultReader
 from zndraw_joblib.client.retry import RequestBackoff, RetryRule, describe, is_unreachable, problem_of
 from zndraw_joblib.client.submits import Submits
 from zndraw_joblib.wire import operations as ops
@@ -60,7 +62,7 @@ class JobClient(Submitter, ResultReader):
 
     def get_task(self, task_id: str | UUID) -> TaskResponse:
         """Return a task."""
-        return self._rest.get_task(str(task_id))[0]
+        return self._rest.send(ops.GET_TASK, task_id=task_id)
 
     def history(self, task_id: str | UUID) -> TaskHistory:
         """Return all transitions of a task."""
@@ -73,7 +75,7 @@ class JobClient(Submitter, ResultReader):
     def retry(self, task_id: str | UUID) -> TaskResponse:
         """Put a failed or cancelled task into its queue again."""
         return self._send_once(
-            f"Retrying task {task_id}", lambda key: act_on_task(ops.RETRY_TASK, str(task_id), key=key)
+            f"Retrying task {task_id}", lambda key: calls.act_on_task(ops.RETRY_TASK, str(task_id), key=key)
         )
 
     def wait_for(self, task_id: str | UUID, timeout: float | None = None) -> TaskResponse:
@@ -105,7 +107,7 @@ class JobClient(Submitter, ResultReader):
         backoff = RequestBackoff(_LONGEST_PROVIDER_PAUSE_SECONDS)
         while True:
             seconds = max(0.0, deadline - time.monotonic())
-            call = read_provider(room, full_name, query, round(seconds))
+            call = calls.read_provider(room, full_name, query, round(seconds))
             try:
                 return ProviderResult(*self._rest.send_call(call))
             except Exception as error:

@@ -1,19 +1,18 @@
-"""The synchronous client: it submits tasks, follows them, reads results, and registers nothing."""
+"""The client: it submits tasks, follows them, reads results, and registers nothing.
 
-import logging
-import os
-import threading
+Made from `client.async_queue` by `make generate`; do not edit.
+"""
+
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from math import inf
-from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
-from uuid import UUID, uuid4
+from typing import Any, Literal, Self, Unpack, overload
+from uuid import UUID
 
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.access import explained, find_access, raise_explained
-from zndraw_joblib.client.api import connect
+from zndraw_joblib.client.api import Connection
 from zndraw_joblib.client.flows import (
     WAIT_SECONDS,
     JobList,
@@ -21,13 +20,13 @@ from zndraw_joblib.client.flows import (
     explain,
     logs,
     read,
-    read_result,
     result_of,
     send_once,
     wait,
 )
-from zndraw_joblib.client.rest import Download, TaskRest
-from zndraw_joblib.client.retry import FastRule, RetryRule, is_unreachable, retry
+from zndraw_joblib.client.rest import TaskRest
+from zndraw_joblib.client.results import ResultReader
+from zndraw_joblib.client.retry import FastRule, RetryRule
 from zndraw_joblib.client.submits import Chunk, NewTask, SubmitOptions, Submits, Submitted, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
@@ -36,7 +35,6 @@ from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskHistor
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import DEFAULT_ROOM
 from zndraw_joblib.wire.problems import ProblemException
-from zndraw_joblib.wire.progress import StoredResult
 from zndraw_joblib.wire.statuses import TaskStatus
 
 
@@ -71,7 +69,8 @@ class TaskHandle(TaskId[TaskRest]):
 
     def status(self) -> TaskStatus:
         """Return the status of the task now."""
-        return self.refresh().status
+        task = self.refresh()
+        return task.status
 
     def events(self) -> Iterator[TaskEvent]:
         """Yield the events of the task, first a snapshot, until it has ended.
@@ -118,7 +117,7 @@ class TaskHandle(TaskId[TaskRest]):
         return self._rest.run(read(explain(self), self._what("Explaining"), self._rule))
 
 
-# Submits of synchronous clients.
+# Submits, and the queue.
 
 
 class Submitter:
@@ -143,7 +142,8 @@ class Submitter:
         different processes, submit one task; by default, each call has a new key. Raises ValueError for
         invalid options, and for a payload that is not JSON, and `JobNotFound` with the nearest names.
         """
-        task = self._rest.run(self._submits.submit(NewTask.of(job, payload, options), idempotency_key))
+        flow = self._submits.submit(NewTask.of(job, payload, options), idempotency_key)
+        task = self._rest.run(flow)
         return TaskHandle(task.id, self._rest, self._rule, state=task)
 
     @overload
@@ -205,49 +205,6 @@ class Submitter:
         return TaskHandle(result.id, self._rest, self._rule, room=result.room)
 
 
-# Read the results of tasks, also those that are stored as bytes.
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-class ResultReader:
-    """A client that reads the results of tasks. It repeats its requests while there is no server."""
-
-    _rest: TaskRest
-    _rule: RetryRule
-
-    def result(self, task_id: str | UUID) -> Any:
-        """Return the result of a task as the value that its job returned, where its encoding says so.
-
-        Content that was uploaded is returned as bytes, except JSON and arrays (``application/x-npy``).
-        Raises `ResultNotFound` for a task that has no result (yet), and `ResultExpired`.
-        """
-        return self._rest.run(read_result(str(task_id), self._rule))
-
-    def download_result(self, task_id: str | UUID, path: str | os.PathLike[str]) -> StoredResult:
-        """Write the result of a task to a file, without reading it into memory; return what it is.
-
-        After an interruption it continues where it stopped. A file at `path` is replaced when all bytes are
-        there. Raises as `result`.
-        """
-        target = Path(path)
-        draft = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
-        try:
-            with draft.open("wb") as file:
-                load = partial(self._rest.load_task_result, str(task_id), Download(file))
-                stored = self._retry(load, f"Downloading the result of task {task_id}")
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
-        return stored
-
-    def _retry(self, call: Callable[[], T], what: str) -> T:
-        never = threading.Event()
-        return retry(call, what, seconds=30.0, stop=never, is_retryable=is_unreachable)
-
-
 class Queue(Submitter, ResultReader):
     """A queue. Thread-safe; a context manager that closes its connections.
 
@@ -270,7 +227,7 @@ class Queue(Submitter, ResultReader):
         retry_seconds: float = 30.0,
     ) -> None:
         access = find_access(url, token)
-        self._connection = connect(access.url, access.token, timeout=timeout)
+        self._connection = Connection(access.url, access.token, timeout)
         rest = TaskRest(self._connection, partial(explained, access))
         rule = FastRule(lambda: rest.has_reached, retry_seconds)
         super().__init__(rest, rule, Submits(rule, room))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zndraw_joblib.client import retry
+from zndraw_joblib.client import calls, retry
 from zndraw_joblib.client.retry import (
     FailureLog,
     RequestBackoff,
@@ -331,7 +331,7 @@ class Reporter:
     def _deliver_single(self, sent: Sent) -> Exception | None:
         for update in sent.updates():
             try:
-                self._rest.report_task(sent.entry.task.task_id, update)
+                self._rest.send_call(calls.update_task(sent.entry.task.task_id, update))
             except Exception as error:
                 if is_unreachable(error) and not is_content_refused(error):
                     raise

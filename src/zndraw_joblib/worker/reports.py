@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from zndraw_joblib.client import calls
 from zndraw_joblib.client.retry import (
     describe,
     is_missing,
@@ -206,19 +207,22 @@ class Reports:
 
     def _release(self, task: ClaimedTask, timeout: float | None = None) -> TaskResponse:
         token = TaskActionRequest(**task.token)
-        return self._rest.act_on_task(ops.RELEASE_TASK, task.task_id, token, timeout)
+        return self._rest.send_call(calls.act_on_task(ops.RELEASE_TASK, task.task_id, token, timeout))
+
+    def _send(self, task: ClaimedTask, update: TaskUpdateRequest) -> TaskResponse:
+        return self._rest.send_call(calls.update_task(task.task_id, update))
 
     def _report(
         self, task: ClaimedTask, fields: Mapping[str, Any], stop: threading.Event | None = None
     ) -> TaskResponse:
         status, update = fields["status"], TaskUpdateRequest(**task.token, **fields)
-        call = partial(self._rest.report_task, task.task_id, update)
+        call = partial(self._send, task, update)
         if status not in TERMINAL:
             return self._retry(task, status, call, stop or self._stop)
         live = self._send_log(task)
         if live is not None:
             update = TaskUpdateRequest(**{**update.model_dump(exclude_unset=True), **live.fields})
-            call = partial(self._rest.report_task, task.task_id, update)
+            call = partial(self._send, task, update)
         self._held.begin_report(task)
         try:
             response = self._retry(task, status, call, stop or self._stop)

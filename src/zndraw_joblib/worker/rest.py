@@ -2,18 +2,20 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 import httpx
 from pydantic import BaseModel
 
-from zndraw_joblib.client.calls import MINIMAL_JSON, applied_wait, check_empty, parse
+from zndraw_joblib.client.calls import MINIMAL_JSON, Body, applied_wait, call_reading, check_empty, parse
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import UnexpectedResponse
 from zndraw_joblib.jobs.results import Content
 from zndraw_joblib.wire import messages, progress, providers
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import WorkerInfo
+from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.problems import ProblemException, problem_for
 
 _CLIENT_ERROR = 400
@@ -25,6 +27,12 @@ class RestApi(TaskRest):
     If a method takes an `operation`, equal requests of one operation have the same key, and a changed request
     has another key.
     """
+
+    def _request(self, operation: Operation[Any], body: Body = None, **options: Any) -> httpx.Response:
+        return self.send_call(call_reading(operation, lambda response: response, body, **options))
+
+    def _check(self, operation: Operation[Any], body: Body = None, **options: Any) -> None:
+        self.send_call(call_reading(operation, check_empty, body, **options))
 
     def create_worker(
         self, operation: UUID | None = None, info: WorkerInfo | None = None
@@ -40,7 +48,7 @@ class RestApi(TaskRest):
 
     def remove_worker(self, worker_id: UUID, timeout: float) -> None:
         """Remove the worker."""
-        check_empty(self.request(ops.REMOVE_WORKER, read_timeout=timeout, worker_id=worker_id))
+        self._check(ops.REMOVE_WORKER, read_timeout=timeout, worker_id=worker_id)
 
     def register(
         self, room_id: str, request: messages.JobRegisterRequest, operation: UUID | None = None
@@ -50,8 +58,8 @@ class RestApi(TaskRest):
 
     def unregister(self, worker_id: UUID, full_name: str, timeout: float | None = None) -> None:
         """Unlink the worker from a job."""
-        options = {"read_timeout": timeout, "worker_id": worker_id, "name": full_name}
-        check_empty(self.request(ops.REMOVE_JOB_FROM_WORKER, None, **options))
+        options: dict[str, Any] = {"read_timeout": timeout, "worker_id": worker_id, "name": full_name}
+        self._check(ops.REMOVE_JOB_FROM_WORKER, **options)
 
     def claim(
         self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None, most: int | None = None
@@ -63,13 +71,13 @@ class RestApi(TaskRest):
         body = messages.TaskClaimRequest(worker_id=worker_id, claim_id=claim_id)
         if most is not None:
             body.max = most
-        response = self.request(ops.CLAIM_TASK, body, wait=wait)
+        response = self._request(ops.CLAIM_TASK, body, wait=wait)
         return parse(messages.TaskClaimResponse, response, "task", "tasks"), applied_wait(response)
 
     def report_tasks(self, worker_id: UUID, reports: Sequence[bytes]) -> list[ProblemException | None]:
         """Send reports, each a `TaskReport` as JSON; return the problem of each, None for a success."""
         body = b'{"worker_id":"%s","reports":[%s]}' % (str(worker_id).encode(), b",".join(reports))
-        response = self.request(ops.REPORT_TASKS, body, headers=MINIMAL_JSON)
+        response = self._request(ops.REPORT_TASKS, body, headers=MINIMAL_JSON)
         results = _results_of(response)
         if results is None or len(results) != len(reports):
             raise UnexpectedResponse(response)
@@ -84,15 +92,15 @@ class RestApi(TaskRest):
     def remove_provider(self, provider_id: UUID, worker_id: UUID, timeout: float | None = None) -> None:
         """Unlink the worker from a provider."""
         query = {"worker_id": worker_id}
-        options = {"query": query, "read_timeout": timeout, "provider_id": provider_id}
-        check_empty(self.request(ops.REMOVE_PROVIDER, None, **options))
+        options: dict[str, Any] = {"query": query, "read_timeout": timeout, "provider_id": provider_id}
+        self._check(ops.REMOVE_PROVIDER, **options)
 
     def claim_provider_request(
         self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None
     ) -> tuple[providers.ProviderClaimResponse, int]:
         """Claim a provider request; return the response and how many seconds the server agreed to wait."""
         body = providers.ProviderClaimRequest(worker_id=worker_id, claim_id=claim_id)
-        response = self.request(ops.CLAIM_PROVIDER_REQUEST, body, wait=wait)
+        response = self._request(ops.CLAIM_PROVIDER_REQUEST, body, wait=wait)
         return parse(providers.ProviderClaimResponse, response, "request"), applied_wait(response)
 
     def upload_result(
@@ -100,7 +108,7 @@ class RestApi(TaskRest):
     ) -> None:
         """Upload the result of a provider request: its bytes, or a `ProviderError`."""
         options = {"headers": headers, "provider_id": provider_id}
-        check_empty(self.request(ops.UPLOAD_PROVIDER_RESULT, content, **options))
+        self._check(ops.UPLOAD_PROVIDER_RESULT, content, **options)
 
     def upload_task_result(
         self, task_id: str, attempt: int, content: Content, pieces: Iterable[bytes]
