@@ -2,11 +2,11 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from math import inf
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from uuid import UUID
 
 import httpx
@@ -39,6 +39,7 @@ from zndraw_joblib.client.submits import chunks
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import NumberedLine, TaskEvents
 from zndraw_joblib.wire.messages import (
+    CursorResponse,
     JobResponse,
     JobSummary,
     SweeperMode,
@@ -53,7 +54,6 @@ from zndraw_joblib.wire.messages import (
 from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_job_name
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.operators import (
-    AuditEntry,
     BulkAction,
     BulkPreview,
     BulkPreviewRequest,
@@ -76,6 +76,8 @@ from zndraw_joblib.wire.problems import (
     Unauthorized,
 )
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+
+Item = TypeVar("Item")
 
 MIN_PREFIX = 4
 _PREFIX = re.compile(r"[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?")
@@ -114,23 +116,38 @@ class OperatorClient(JobClient):
         """The connection to the server."""
         return self._rest.api
 
-    def search(self, wanted: TaskFilter, limit: int) -> tuple[list[FoundTask], bool]:
+    def items(
+        self,
+        operation: Operation[CursorResponse[Item]],
+        what: str,
+        limit: int | None,
+        query: Mapping[str, Any],
+        seconds: float = inf,
+    ) -> tuple[list[Item], bool]:
+        """Return the first items of a list, up to `limit`, and whether there may be more.
+
+        It ends early after `seconds`. `what` names the list to a user whose server lacks it.
+        """
+        deadline = time.monotonic() + seconds
+        items: list[Item] = []
+        cursor: str | None = None
+        while True:
+            size = MAX_PART if limit is None else min(MAX_PART, limit - len(items))
+            with _new(what):
+                part = self._rest.send(operation, query={**query, "limit": size, "cursor": cursor})
+            items += part.items
+            cursor = part.next
+            is_full = limit is not None and len(items) >= limit
+            if cursor is None or is_full or time.monotonic() > deadline:
+                return items, cursor is not None
+
+    def search(self, filters: TaskFilter, limit: int) -> tuple[list[FoundTask], bool]:
         """Return the newest tasks that match, up to `limit`, and whether there may be more.
 
         A search that finds few of many tasks ends after a minute.
         """
-        deadline = time.monotonic() + _SEARCH_SECONDS
-        tasks: list[FoundTask] = []
-        query = wanted.model_dump(mode="json", exclude_defaults=True)
-        cursor: str | None = None
-        while True:
-            with _new("searches for tasks"):
-                page = {"limit": min(MAX_PART, limit - len(tasks)), "cursor": cursor}
-                part = self._rest.send(ops.SEARCH_TASKS, query=query | page)
-            tasks += part.items
-            cursor = part.next
-            if cursor is None or len(tasks) >= limit or time.monotonic() > deadline:
-                return tasks, cursor is not None
+        query = filters.model_dump(mode="json", exclude_defaults=True)
+        return self.items(ops.SEARCH_TASKS, "searches for tasks", limit, query, _SEARCH_SECONDS)
 
     def preview_bulk(self, action: BulkAction, filters: TaskFilter) -> BulkPreview:
         """Return how many tasks an action would change, and the token that confirms it."""
@@ -160,30 +177,9 @@ class OperatorClient(JobClient):
         with _new("the overview"):
             return self._rest.send(ops.GET_OVERVIEW)
 
-    def audit(self, limit: int, **query: Any) -> list[AuditEntry]:
-        """Return the newest actions of operators."""
-        entries: list[AuditEntry] = []
-        cursor: str | None = None
-        while True:
-            page = {"limit": min(MAX_PART, limit - len(entries)), "cursor": cursor}
-            with _new("the audit trail"):
-                part = self._rest.send(ops.LIST_AUDIT_ENTRIES, query=query | page)
-            entries += part.items
-            cursor = part.next
-            if cursor is None or len(entries) >= limit:
-                return entries
-
     def all_job_entries(self, limit: int | None = None) -> list[JobEntry]:
-        """Return the jobs of all rooms with their counts, by full name; about `limit` of them."""
-        entries: list[JobEntry] = []
-        cursor: str | None = None
-        while True:
-            with _new("the list of all jobs"):
-                part = self._rest.send(ops.LIST_ALL_JOBS, query={"limit": MAX_PART, "cursor": cursor})
-            entries += part.items
-            cursor = part.next
-            if cursor is None or (limit is not None and len(entries) >= limit):
-                return entries
+        """Return the jobs of all rooms with their counts, by full name, up to `limit`."""
+        return self.items(ops.LIST_ALL_JOBS, "the list of all jobs", limit, {})[0]
 
     def settings(self) -> Settings:
         """Return the settings in force of the server that responds."""

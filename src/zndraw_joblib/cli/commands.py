@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from zndraw_joblib.cli import doctor, jobs, operations, submit, tasks, top, worker
+from zndraw_joblib.cli import doctor, jobs, operators, submit, tasks, top, worker
 from zndraw_joblib.cli.options import show_help_without_command
 from zndraw_joblib.cli.server import commands as server
 
@@ -57,8 +57,7 @@ for command in (
     tasks.sweeper,
     top.top,
     doctor.doctor,
-    operations.audit,
-    operations.config,
+    *operators.COMMANDS,
 ):
     app.command()(command)
 app.add_typer(tasks.app, name="tasks")

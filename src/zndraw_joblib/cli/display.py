@@ -2,8 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -57,44 +57,90 @@ _MIN_WIDTH, _GOOD_WIDTH = 10, 16
 _GAP = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Which columns give way on a narrow terminal.
+Row = Mapping[str, Any]
 
-    As far as needed: `ids` are cut to a prefix that is unique in the table, `wide` columns to 16 characters,
-    and `optional` ones are left out, the first one first. A text in one of `paths` keeps its end, and one in
-    `wrapped` takes several lines.
+
+@dataclass(frozen=True, slots=True)
+class ItemTable:
+    """How items of one kind are shown: their cells by column, and which columns give way on a terminal.
+
+    A cell is the name of a field, or a function of the item. As far as needed, `ids` are cut to a prefix that
+    is unique in the table, `wide` columns to 16 characters, and `optional` ones are left out, the first one
+    first. A text in one of `paths` keeps its end, and one in `wrapped` takes several lines.
     """
 
+    cells: Mapping[str, str | Callable[[Any], Any]]
     wide: Sequence[str] = ()
     ids: Sequence[str] = ()
     optional: Sequence[str] = ()
     paths: Sequence[str] = ("job",)
     wrapped: Sequence[str] = ()
 
+    def without(self, column: str) -> "ItemTable":
+        """Return the same table without a column."""
+        return replace(self, cells={name: cell for name, cell in self.cells.items() if name != column})
 
-def build_table(
-    columns: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    layout: Layout,
-    width: int,
-    styles: Sequence[str] = (),
-) -> Table:
-    """Return a table of texts that is at most `width` wide; `styles` has one style for each row."""
-    texts = {name: [line[number] for line in cells] for number, name in enumerate(columns)}
-    widths = {name: max(map(cell_len, [name, *texts[name]])) for name in columns}
-    if _excess(widths, width) > 0:
-        for name in layout.ids:
-            texts[name] = shorten_ids(texts[name])
-            widths[name] = max(map(cell_len, [name, *texts[name]]))
-        widths = _fit(widths, layout, width)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name, column_width in widths.items():
-        table.add_column(name, overflow="fold", width=column_width)
-    for number in range(len(cells)):
-        row = (_cut(texts[name][number], name, size, layout) for name, size in widths.items())
-        table.add_row(*map(Text, row), style=styles[number] if styles else None)
-    return table
+    def row(self, item: Any) -> Row:
+        """Return the values of an item by column."""
+        return {name: _value(item, cell) for name, cell in self.cells.items()}
+
+    def texts(self, items: Sequence[Any], *, plain: bool = False) -> list[list[str]]:
+        """Return the texts of all cells; with `plain`, times and durations are for programs."""
+        return [[_text(value, plain=plain) for value in self.row(item).values()] for item in items]
+
+    def build(self, items: Sequence[Any], width: int, styles: Sequence[str] = ()) -> Table:
+        """Return a table that is at most `width` wide; `styles` has one style for each item."""
+        lines = self.texts(items)
+        texts = {name: [line[number] for line in lines] for number, name in enumerate(self.cells)}
+        widths = {name: max(map(cell_len, [name, *texts[name]])) for name in self.cells}
+        if _excess(widths, width) > 0:
+            for name in self.ids:
+                texts[name] = shorten_ids(texts[name])
+                widths[name] = max(map(cell_len, [name, *texts[name]]))
+            widths = _fit(widths, self, width)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for name, column_width in widths.items():
+            table.add_column(name, overflow="fold", width=column_width)
+        for number in range(len(lines)):
+            row = (_cut(texts[name][number], name, size, self) for name, size in widths.items())
+            table.add_row(*map(Text, row), style=styles[number] if styles else None)
+        return table
+
+    def print(self, items: Sequence[Any], *, caption: str = "", as_json: bool = False) -> None:
+        """Print items: a table on a terminal, else a header and tab-separated lines with all columns."""
+        if as_json:
+            print_json(items)
+        elif not sys.stdout.isatty():
+            lines = [list(self.cells), *self.texts(items, plain=True)]
+            sys.stdout.writelines("\t".join(line) + "\n" for line in lines)
+        else:
+            terminal = Console(markup=False, highlight=False)
+            terminal.print(self.build(items, terminal.width))
+            if caption:
+                terminal.print(caption, style="dim")
+
+    def print_one(self, item: Any, *, as_json: bool = False) -> None:
+        """Print one item, a field a line."""
+        print_json(item) if as_json else print_fields(self.row(item))
+
+
+def _value(item: Any, cell: str | Callable[[Any], Any]) -> Any:
+    if callable(cell):
+        return cell(item)
+    return item.get(cell) if isinstance(item, Mapping) else getattr(item, cell)
+
+
+def _text(value: Any, *, plain: bool) -> str:
+    """Return the text of a cell, without the control characters that a terminal would obey."""
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.isoformat() if plain else _natural_time(value)
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():.3f}" if plain else format_duration(value)
+    if isinstance(value, float) and not plain:
+        return f"{value:.1f}"
+    return one_line(str(value))
 
 
 def shorten_ids(ids: Sequence[str]) -> list[str]:
@@ -105,16 +151,16 @@ def shorten_ids(ids: Sequence[str]) -> list[str]:
     return [task_id[:size] for task_id in ids]
 
 
-def _fit(needed: dict[str, int], layout: Layout, width: int) -> dict[str, int]:
+def _fit(needed: dict[str, int], table: ItemTable, width: int) -> dict[str, int]:
     """Return widths that fit, or those of the columns that cannot give way."""
     left_out: list[str] = []
-    for name in (None, *layout.optional):
+    for name in (None, *table.optional):
         left_out += [name] if name else []
         widths = {name: size for name, size in needed.items() if name not in left_out}
-        _shrink(widths, layout.wide, _GOOD_WIDTH, width)
+        _shrink(widths, table.wide, _GOOD_WIDTH, width)
         if _excess(widths, width) <= 0:
             return widths
-    _shrink(widths, layout.wide, _MIN_WIDTH, width)
+    _shrink(widths, table.wide, _MIN_WIDTH, width)
     return widths
 
 
@@ -133,10 +179,10 @@ def _excess(widths: dict[str, int], width: int) -> int:
     return sum(widths.values()) + _GAP * len(widths) - width
 
 
-def _cut(text: str, column: str, size: int, layout: Layout) -> str:
-    if cell_len(text) <= size or column in layout.wrapped:
+def _cut(text: str, column: str, size: int, table: ItemTable) -> str:
+    if cell_len(text) <= size or column in table.wrapped:
         return text
-    if column not in layout.paths:
+    if column not in table.paths:
         return set_cell_size(text, size - 1).rstrip() + "…"
     while cell_len(text) > size - 1:
         text = text[1:]
@@ -206,9 +252,6 @@ def print_checks(checks: Sequence[CheckResult]) -> None:
 # Output of the commands: tables on a terminal, tab-separated lines and JSON for programs.
 
 log = logging.getLogger(__name__)
-Row = Mapping[str, Any]
-
-_PLAIN = Layout()
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -243,44 +286,12 @@ def print_json(value: BaseModel | Sequence[BaseModel] | Any) -> None:
     sys.stdout.write(escape_json(to_json(value, indent=2).decode()) + "\n")
 
 
-def print_rows(
-    rows: Sequence[Row], columns: Sequence[str], layout: Layout = _PLAIN, *, caption: str = ""
-) -> None:
-    """Print a table on a terminal, else a header and tab-separated lines with all columns."""
-    is_plain = not sys.stdout.isatty()
-    if is_plain:
-        lines = [columns, *cells_of(rows, columns, plain=True)]
-        sys.stdout.writelines("\t".join(line) + "\n" for line in lines)
-        return
-    terminal = Console(markup=False, highlight=False)
-    terminal.print(build_table(columns, cells_of(rows, columns), layout, terminal.width))
-    if caption:
-        terminal.print(caption, style="dim")
-
-
-def cells_of(rows: Sequence[Row], columns: Sequence[str], *, plain: bool = False) -> list[list[str]]:
-    """Return the texts of a table; with `plain`, times and durations are for programs."""
-    return [[_cell(row[name], plain=plain) for name in columns] for row in rows]
-
-
 def print_fields(fields: Row) -> None:
     """Print the fields of one object, one per line."""
     width = max(map(len, fields))
     for name, value in fields.items():
         if value is not None:
-            sys.stdout.write(f"{name:<{width}}  {_cell(value, plain=False)}\n")
-
-
-def _cell(value: Any, *, plain: bool) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return value.isoformat() if plain else _natural_time(value)
-    if isinstance(value, timedelta):
-        return f"{value.total_seconds():.3f}" if plain else format_duration(value)
-    if isinstance(value, float) and not plain:
-        return f"{value:.1f}"
-    return one_line(str(value))
+            sys.stdout.write(f"{name:<{width}}  {_text(value, plain=False)}\n")
 
 
 def local_time(moment: datetime) -> datetime:

@@ -9,13 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from zndraw_joblib.cli.client import open_client
-from zndraw_joblib.cli.display import Layout, Row, format_duration, print_fields, print_json, print_rows
+from zndraw_joblib.cli.display import ItemTable, format_duration, print_fields, print_json
 from zndraw_joblib.cli.options import AsJson, Job, Room, Url, check_room
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.jobs.logs import clean_line
-from zndraw_joblib.wire.messages import JobResponse, JobSummary
+from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.names import DEFAULT_ROOM
-from zndraw_joblib.wire.operators import JobEntry
 from zndraw_joblib.wire.policy import JobPolicy
 
 Schema = Mapping[str, Any]
@@ -31,11 +30,10 @@ def print_job(job: JobResponse) -> None:
         {"job": job.full_name, "about": summary, "paused": job.paused, "workers": len(job.workers)}
         | _policy(job)
     )
-    rows = [_parameter(schema, name, field) for name, field in _fields(schema).items()]
-    if rows:
-        layout = Layout(wide=["type", "default", "description"], optional=["description"])
+    parameters = [_parameter(schema, name, field) for name, field in _fields(schema).items()]
+    if parameters:
         typer.echo()
-        print_rows(rows, ["parameter", "type", "default", "description"], layout)
+        _PARAMETERS.print(parameters)
     typer.echo(f"\nExample: {clean_line(example_call(job))}")
 
 
@@ -144,8 +142,26 @@ JobToShow = Annotated[
     str | None, typer.Argument(metavar="NAME", help="The job to show: its full name, or Name alone.")
 ]
 AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Jobs of all rooms with their counts.")]
-JOB_COLUMNS = ["job", "state", "workers", "queued", "oldest", "held", "failed"]
-JOB_LAYOUT = Layout(wide=["job"], optional=["oldest", "failed"])
+JOBS = ItemTable(
+    {
+        "job": "full_name",
+        "state": lambda job: "paused" if job.paused else "",
+        "workers": "workers",
+        "queued": "queued",
+        "oldest": "oldest_waiting_at",
+        "held": lambda job: job.counts.claimed + job.counts.running,
+        "failed": lambda job: job.counts.failed,
+    },
+    wide=["job"],
+    optional=["oldest", "failed"],
+)
+_JOBS_OF_ROOM = ItemTable({"job": "full_name", "workers": lambda job: len(job.workers)}, wide=["job"])
+_PAUSED = ItemTable({"job": "full_name", "paused": "paused", "workers": lambda job: len(job.workers)})
+_PARAMETERS = ItemTable(
+    {name: name for name in ("parameter", "type", "default", "description")},
+    wide=["type", "default", "description"],
+    optional=["description"],
+)
 
 
 def jobs(
@@ -162,55 +178,21 @@ def jobs(
             job = client.job(client.find_job(name, room))
             print_json(job) if as_json else print_job(job)
         elif all_rooms:
-            _print_entries(client.all_job_entries(), as_json=as_json)
+            entries = client.all_job_entries()
+            JOBS.print(entries, caption=f"{len(entries):,} jobs in all rooms", as_json=as_json)
         else:
-            _print_summaries(client.all_jobs(room), room, as_json=as_json)
-
-
-def _print_summaries(jobs: list[JobSummary], room: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(jobs)
-        return
-    rows = [{"job": job.full_name, "workers": len(job.workers)} for job in jobs]
-    caption = f"Room {room} sees {len(rows):,} job{'' if len(rows) == 1 else 's'}"
-    print_rows(rows, ["job", "workers"], Layout(wide=["job"]), caption=caption)
-
-
-def _print_entries(jobs: list[JobEntry], *, as_json: bool) -> None:
-    if as_json:
-        print_json(jobs)
-        return
-    print_rows(list(map(job_row, jobs)), JOB_COLUMNS, JOB_LAYOUT, caption=f"{len(jobs):,} jobs in all rooms")
-
-
-def job_row(job: JobEntry) -> Row:
-    """Return the cells of a job with its counts."""
-    counts = job.counts
-    return {
-        "job": job.full_name,
-        "state": "paused" if job.paused else "",
-        "workers": job.workers,
-        "queued": job.queued,
-        "oldest": job.oldest_waiting_at,
-        "held": counts.claimed + counts.running,
-        "failed": counts.failed,
-    }
+            summaries = client.all_jobs(room)
+            number = f"{len(summaries):,} job{'' if len(summaries) == 1 else 's'}"
+            _JOBS_OF_ROOM.print(summaries, caption=f"Room {room} sees {number}", as_json=as_json)
 
 
 def pause(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Stop handing out a job's tasks; running tasks continue."""
     with open_client(url) as client:
-        _print_job(client.pause(client.find_job(job, room)), as_json=as_json)
+        _PAUSED.print_one(client.pause(client.find_job(job, room)), as_json=as_json)
 
 
 def resume(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Hand out the tasks of a paused job again."""
     with open_client(url) as client:
-        _print_job(client.resume(client.find_job(job, room)), as_json=as_json)
-
-
-def _print_job(job: JobResponse, *, as_json: bool) -> None:
-    if as_json:
-        print_json(job)
-    else:
-        print_fields({"job": job.full_name, "paused": job.paused, "workers": len(job.workers)})
+        _PAUSED.print_one(client.resume(client.find_job(job, room)), as_json=as_json)

@@ -14,17 +14,16 @@ from rich.text import Text
 from zndraw_joblib.cli.client import AdminClient
 from zndraw_joblib.cli.display import (
     CommandError,
-    Layout,
+    ItemTable,
     console,
     format_duration,
     local_time,
     print_fields,
     print_json,
     print_note,
-    print_rows,
 )
 from zndraw_joblib.jobs.logs import clean_line, clean_text, escape_json
-from zndraw_joblib.wire.history import NumberedLine, TaskHistory
+from zndraw_joblib.wire.history import AttemptDetail, NumberedLine, TaskHistory
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.progress import Failure, LogLevel, Progress
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
@@ -33,6 +32,22 @@ _TEXT = re.compile(r"text/|application/json\b", re.IGNORECASE)
 _JSON = re.compile(r"application/json\b", re.IGNORECASE)
 _MAX_CHARACTERS, _MAX_ITEMS = 1000, 50
 _STYLES = {LogLevel.WARNING: "yellow", LogLevel.ERROR: "red", LogLevel.CRITICAL: "bold red"}
+_CHANGES = ItemTable(
+    {
+        "at": "at",
+        "status": "status",
+        "attempt": "attempt_number",
+        "worker": "worker_id",
+        "until": "run_at",
+        "reason": "reason",
+        "error": "error",
+        "progress": "progress",
+        "lines": "lines",
+    },
+    wide=["error", "progress"],
+    ids=["worker"],
+    optional=["until", "lines", "reason", "worker"],
+)
 
 
 def print_task(task: TaskResponse, *, as_json: bool) -> None:
@@ -59,24 +74,15 @@ def print_history(history: TaskHistory, *, as_json: bool) -> None:
     if as_json:
         print_json(history)
         return
-    columns = ["at", "status", "attempt", "worker", "until", "reason", "error", "progress", "lines"]
     last = {change.attempt: number for number, change in enumerate(history.transitions)}
-    detail_at = {last[detail.attempt]: detail for detail in history.attempts if detail.attempt in last}
-    rows = []
-    for number, change in enumerate(history.transitions):
-        detail = detail_at.get(number)
-        rows.append(
-            {
-                **change.model_dump(),
-                "attempt": change.attempt_number,
-                "worker": change.worker_id,
-                "until": change.run_at,
-                "progress": progress_text(detail.progress) if detail else None,
-                "lines": detail.log_lines if detail else None,
-            }
-        )
-    optional = ["until", "lines", "reason", "worker"]
-    print_rows(rows, columns, Layout(wide=["error", "progress"], ids=["worker"], optional=optional))
+    details = {last[detail.attempt]: detail for detail in history.attempts if detail.attempt in last}
+    _CHANGES.print(
+        [{**dict(change), **_shown(details.get(number))} for number, change in enumerate(history.transitions)]
+    )
+
+
+def _shown(detail: AttemptDetail | None) -> dict[str, Any]:
+    return {} if detail is None else {"progress": progress_text(detail.progress), "lines": detail.log_lines}
 
 
 def print_log(parts: Iterable[Sequence[NumberedLine]], *, as_json: bool) -> None:

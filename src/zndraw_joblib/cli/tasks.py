@@ -13,13 +13,11 @@ from zndraw_joblib.cli import following
 from zndraw_joblib.cli.client import AdminClient, open_client, parse_id
 from zndraw_joblib.cli.display import (
     CommandError,
-    Layout,
-    Row,
+    ItemTable,
     UsageError,
     print_fields,
     print_json,
     print_note,
-    print_rows,
 )
 from zndraw_joblib.cli.options import AsJson, Limit, TaskId, Url, check_room
 from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
@@ -173,32 +171,33 @@ def parse_moment(text: str | None, option: str) -> datetime | None:
 
 # Lists of tasks, as rows of a table.
 
-LAYOUT = Layout(wide=["job", "error"], ids=["task"], optional=["took", "created", "room"])
 
-
-def columns_of(*, with_rooms: bool) -> list[str]:
-    """Return the columns of a list of tasks."""
-    return ["task", "job", *(["room"] if with_rooms else []), "status", "created", "took", "error"]
-
-
-def print_tasks(tasks: Sequence[TaskResponse | FoundTask], *, with_rooms: bool, caption: str) -> None:
-    """Print a table of tasks."""
-    print_rows([row_of(task) for task in tasks], columns_of(with_rooms=with_rooms), LAYOUT, caption=caption)
-
-
-def row_of(task: TaskResponse | FoundTask) -> Row:
-    """Return the cells of a task."""
+def _took(task: TaskResponse | FoundTask) -> timedelta | None:
     until = datetime.now(UTC) if task.status == TaskStatus.RUNNING else task.completed_at
-    took = until - task.started_at if task.started_at and until else None
-    return {
-        "task": task.id,
-        "job": task.job_name,
-        "room": task.room_id,
-        "status": task.status,
-        "created": task.created_at,
-        "took": took,
-        "error": task.error,
-    }
+    return until - task.started_at if task.started_at and until else None
+
+
+TASKS = ItemTable(
+    {
+        "task": "id",
+        "job": "job_name",
+        "room": "room_id",
+        "status": "status",
+        "created": "created_at",
+        "took": _took,
+        "error": "error",
+    },
+    wide=["job", "error"],
+    ids=["task"],
+    optional=["took", "created", "room"],
+)
+_CYCLE_CHANGES = ItemTable(
+    {name: name for name in ("what", "id", "before", "after", "reason", "run_at")},
+    wide=["reason"],
+    ids=["id"],
+    optional=["run_at"],
+)
+_REASONS = ItemTable({"code": "code", "detail": "detail"}, wide=["detail"])
 
 
 # The command tasks bulk: retry, cancel, release or delete all tasks that options select.
@@ -311,7 +310,7 @@ def _print_bulk_preview(preview: BulkPreview) -> None:
     print_note(f"{preview.action}: {_count(preview)} would be {_DONE[preview.action]}{more}.")
     if preview.examples:
         caption = f"{len(preview.examples)} of {_count(preview)}"
-        print_tasks(preview.examples, with_rooms=True, caption=caption)
+        TASKS.print(preview.examples, caption=caption)
 
 
 def _count(preview: BulkPreview) -> str:
@@ -386,11 +385,8 @@ def _print_state(state: SweeperState) -> None:
 
 def _print_cycle_preview(preview: SweeperPreview) -> None:
     print_note(f"{preview.stale} of {preview.scanned} workers sent no heartbeat for too long.")
-    removed = [{"what": "worker", "id": id, "before": None, "after": "removed"} for id in preview.workers]
-    changed = [{"what": "task", **change.model_dump()} for change in preview.tasks]
-    rows = [{"reason": None, "run_at": None, **row} for row in [*removed, *changed]]
-    layout = Layout(wide=["reason"], ids=["id"], optional=["run_at"])
-    print_rows(rows, ["what", "id", "before", "after", "reason", "run_at"], layout)
+    removed = [{"what": "worker", "id": id, "after": "removed"} for id in preview.workers]
+    _CYCLE_CHANGES.print([*removed, *[{"what": "task", **change.model_dump()} for change in preview.tasks]])
 
 
 # Commands for tasks: tasks, task, explain, cancel.
@@ -441,10 +437,8 @@ def tasks(  # noqa: PLR0913 - each is an option
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
     with open_client(url) as client:
         items, caption = _find(client, selection, limit)
-    if as_json:
-        print_json(items)
-    else:
-        print_tasks(items, with_rooms=len(selection.rooms) != 1, caption=caption)
+    table = TASKS.without("room") if len(selection.rooms) == 1 else TASKS
+    table.print(items, caption=caption, as_json=as_json)
 
 
 def _find(
@@ -513,8 +507,7 @@ def explain(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL)
         return
     position = f", number {explanation.queue_position} in its queue" if explanation.queue_position else ""
     caption = f"Task {explanation.id} is {explanation.status}{position}."
-    rows = [reason.model_dump() for reason in explanation.reasons]
-    print_rows(rows, ["code", "detail"], Layout(wide=["detail"]), caption=caption)
+    _REASONS.print(explanation.reasons, caption=caption)
 
 
 def cancel(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import build_table, cells_of, format_duration, local_time, print_json
-from zndraw_joblib.cli.jobs import JOB_COLUMNS, JOB_LAYOUT, job_row
+from zndraw_joblib.cli.display import format_duration, local_time, print_json
+from zndraw_joblib.cli.jobs import JOBS
 from zndraw_joblib.cli.options import AsJson, Url
-from zndraw_joblib.cli.worker import WORKER_COLUMNS, WORKER_LAYOUT, worker_row
+from zndraw_joblib.cli.worker import WORKERS
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.retry import describe, is_unreachable
 from zndraw_joblib.jobs.logs import one_line
@@ -57,15 +57,13 @@ def render(view: View, width: int, height: int | None) -> RenderableType:
         worker_rows = min(worker_rows, rows - job_rows)
     jobs = sorted(view.jobs, key=_load, reverse=True)[:job_rows]
     workers = sorted(view.workers, key=lambda worker: worker.held or 0, reverse=True)[:worker_rows]
-    job_cells = cells_of(list(map(job_row, jobs)), JOB_COLUMNS)
-    worker_cells = cells_of(list(map(worker_row, workers)), WORKER_COLUMNS)
     all_jobs = max(view.overview.jobs, len(view.jobs))
     all_workers = max(sum(view.overview.workers.values()), len(view.workers))
     styles = ["yellow" if job.paused or (job.queued and not job.workers) else "" for job in jobs]
     return Group(
         *lines,
-        *_section(build_table(JOB_COLUMNS, job_cells, JOB_LAYOUT, width, styles), all_jobs, "job"),
-        *_section(build_table(WORKER_COLUMNS, worker_cells, WORKER_LAYOUT, width), all_workers, "worker"),
+        *_section(JOBS.build(jobs, width, styles), all_jobs, "job"),
+        *_section(WORKERS.build(workers, width), all_workers, "worker"),
     )
 
 

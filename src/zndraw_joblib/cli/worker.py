@@ -7,22 +7,21 @@ from collections.abc import Collection
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
 from zndraw_joblib.cli.client import AdminClient, find_access, open_client, open_connection, parse_id
 from zndraw_joblib.cli.display import (
     CommandError,
-    Layout,
+    ItemTable,
     UsageError,
     print_fields,
     print_json,
     print_note,
-    print_rows,
 )
 from zndraw_joblib.cli.options import AsJson, Format, Limit, Log, Url, WorkerId, check_room
-from zndraw_joblib.cli.tasks import print_tasks
+from zndraw_joblib.cli.tasks import TASKS
 from zndraw_joblib.client.access import Access
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.job_client import JobClient
@@ -364,13 +363,31 @@ WorkerToShow = Annotated[
     str | None,
     typer.Argument(metavar="WORKER", parser=parse_id, help="The worker to show: its id, or its beginning."),
 ]
-WORKER_COLUMNS = ["worker", "name", "host", "state", "running", "claimed", "slots", "jobs", "last heartbeat"]
-WORKER_LAYOUT = Layout(
+
+
+def _claimed(worker: WorkerSummary) -> int | None:
+    """Return how many tasks a worker holds that do not run yet; an older server does not return it."""
+    return None if worker.held is None or worker.running is None else worker.held - worker.running or None
+
+
+WORKERS = ItemTable(
+    {
+        "worker": "id",
+        "name": "name",
+        "host": "host",
+        "state": "state",
+        "running": "running",
+        "claimed": _claimed,
+        "slots": "slots",
+        "jobs": "job_count",
+        "last heartbeat": "last_heartbeat",
+    },
     wide=["name", "host"],
     ids=["worker"],
     optional=["jobs", "host", "slots", "claimed", "last heartbeat"],
     paths=["host"],
 )
+_DRAINED = ItemTable({"worker": "id", "drain": "drain", "last heartbeat": "last_heartbeat"})
 
 
 def workers(
@@ -387,29 +404,13 @@ def workers(
             _show(client, worker, as_json=as_json)
             return
         page = client.workers(room, limit=limit)
-    if as_json:
-        print_json(page.items)
-        return
-    rows = list(map(worker_row, page.items))
-    print_rows(rows, WORKER_COLUMNS, WORKER_LAYOUT, caption=f"{len(rows)} of {page.total:,} workers")
+    WORKERS.print(page.items, caption=f"{len(page.items)} of {page.total:,} workers", as_json=as_json)
 
 
 def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Let a worker finish its tasks, claim no more, and leave."""
     with open_client(url) as client:
-        drained = client.drain(client.find_worker(worker_id))
-    if as_json:
-        print_json(drained)
-    else:
-        print_fields({"worker": drained.id, "drain": drained.drain, "last heartbeat": drained.last_heartbeat})
-
-
-def worker_row(worker: WorkerSummary) -> dict[str, Any]:
-    """Return the cells of a worker. What an older server does not return is empty."""
-    fields = worker.model_dump(include={"name", "host", "state", "slots", "running"})
-    claimed = None if worker.held is None or worker.running is None else worker.held - worker.running
-    times = {"claimed": claimed or None, "jobs": worker.job_count, "last heartbeat": worker.last_heartbeat}
-    return {"worker": worker.id, **fields, **times}
+        _DRAINED.print_one(client.drain(client.find_worker(worker_id)), as_json=as_json)
 
 
 def _show(client: AdminClient, worker: str, *, as_json: bool) -> None:
@@ -420,4 +421,4 @@ def _show(client: AdminClient, worker: str, *, as_json: bool) -> None:
     print_fields({**detail.model_dump(exclude={"jobs", "tasks"}), "jobs": ", ".join(detail.jobs)})
     if detail.tasks:
         typer.echo()
-        print_tasks(detail.tasks, with_rooms=True, caption=f"{len(detail.tasks)} tasks")
+        TASKS.print(detail.tasks, caption=f"{len(detail.tasks)} tasks")

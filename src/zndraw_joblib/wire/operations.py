@@ -22,7 +22,7 @@ from zndraw_joblib.wire.progress import StoredResult
 PREFIX = "/v1/joblib"
 # Operations without an answer return 204.
 NO_CONTENT = type(None)
-Answer = TypeVar("Answer")
+Answer_co = TypeVar("Answer_co", covariant=True)
 Problems = tuple[type[p.ProblemException], ...]
 
 
@@ -122,7 +122,7 @@ _OF_KIND: dict[Kind, Problems] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Operation(Generic[Answer]):
+class Operation(Generic[Answer_co]):
     """A row: an operation of the REST API.
 
     `answer` is a model, `bytes` for a stream or stored bytes, `str` for a text, or `NO_CONTENT`. `problems`
@@ -135,7 +135,7 @@ class Operation(Generic[Answer]):
     tag: str
     access: Access
     kind: Kind
-    answer: type[Answer]
+    answer: type[Answer_co]
     body: type[BaseModel] | None = None
     has_optional_body: bool = False
     status: int = 200

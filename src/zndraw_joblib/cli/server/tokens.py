@@ -6,18 +6,27 @@ from typing import NamedTuple
 
 import typer
 
-from zndraw_joblib.cli.display import CommandError, Layout, UsageError, print_rows
+from zndraw_joblib.cli.display import CommandError, ItemTable, UsageError
 from zndraw_joblib.cli.server import settings
 from zndraw_joblib.cli.server.database import run, run_or_create
 from zndraw_joblib.client import access
 from zndraw_joblib.client.access import UnreadableCredentials
 from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.admin.sql_operators import TokenRecord
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.http.identity import ADMIN, digest, new_token
 from zndraw_joblib.wire.names import MAX_NAME_LENGTH
 
 NAME = "first-start"
+_TOKENS = ItemTable(
+    {
+        "name": "name",
+        "superuser": lambda token: "yes" if token.is_superuser else "no",
+        "created": "created_at",
+    },
+    wide=["name"],
+)
 
 
 class BootstrapToken(NamedTuple):
@@ -96,15 +105,11 @@ def create(name: str, database_url: str | None, *, is_superuser: bool, allow_new
 def show(database_url: str | None) -> None:
     """Print the names of the tokens."""
 
-    async def work(database: Database) -> list[dict[str, object]]:
+    async def work(database: Database) -> list[TokenRecord]:
         await schema.prepare(database)
-        return [
-            {"name": row.name, "superuser": "yes" if row.is_superuser else "no", "created": row.created_at}
-            for row in await database.read(sql_operators.list_tokens)
-        ]
+        return await database.read(sql_operators.list_tokens)
 
-    rows = run(settings.load(database_url).database_url, work, allow_new=False)
-    print_rows(rows, ["name", "superuser", "created"], Layout(wide=["name"]))
+    _TOKENS.print(run(settings.load(database_url).database_url, work, allow_new=False))
 
 
 def revoke(name: str, database_url: str | None) -> None:

@@ -1,17 +1,18 @@
-"""The operators' commands about the whole queue: audit, config."""
+"""The commands about the whole queue: audit, config."""
 
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from zndraw_joblib.cli.client import open_client
-from zndraw_joblib.cli.display import Layout, UsageError, print_fields, print_json, print_note, print_rows
+from zndraw_joblib.cli.display import ItemTable, UsageError, print_fields, print_json, print_note
 from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Limit, Url, check_room
 from zndraw_joblib.cli.server.commands import needs_server
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.jobs.logs import PREFIX
-from zndraw_joblib.wire.operators import AuditEntry, SettingEntry, Settings
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.operators import Settings
 
 AuditRoom = Annotated[
     str | None, typer.Option("--room", callback=check_room, metavar="ROOM", help="Only actions in this room.")
@@ -27,6 +28,30 @@ Local = Annotated[
     bool, typer.Option("--local", help="The settings that 'serve' would have here, without a server.")
 ]
 All = Annotated[bool, typer.Option("--all", help="List all settings, not only those that differ.")]
+_ACTIONS = ItemTable(
+    {
+        "at": "at",
+        "actor": "actor",
+        "action": "action",
+        "target": "target",
+        "room": "room_id",
+        "detail": lambda entry: ", ".join(f"{name}={value}" for name, value in (entry.detail or {}).items()),
+    },
+    wide=["target", "detail"],
+    optional=["room", "detail"],
+    wrapped=["target"],
+)
+_SETTINGS = ItemTable(
+    {
+        "setting": "name",
+        "value": lambda entry: "(secret)" if entry.is_secret else entry.value,
+        "default": "default",
+        "source": "source",
+    },
+    wide=["value", "default", "setting"],
+    optional=["default"],
+    paths=(),
+)
 
 
 def audit(
@@ -40,19 +65,9 @@ def audit(
 ) -> None:
     """List what operators did, newest first."""
     with open_client(url) as client:
-        entries = client.audit(limit, room=room, actor=actor, action=action)
-    if as_json:
-        print_json(entries)
-        return
-    layout = Layout(wide=["target", "detail"], optional=["room", "detail"], wrapped=["target"])
-    columns = ["at", "actor", "action", "target", "room", "detail"]
-    print_rows(list(map(_audit_row, entries)), columns, layout, caption=f"{len(entries)} actions")
-
-
-def _audit_row(entry: AuditEntry) -> dict[str, Any]:
-    detail = ", ".join(f"{name}={value}" for name, value in (entry.detail or {}).items())
-    row = entry.model_dump(include={"at", "actor", "action", "target"})
-    return {**row, "room": entry.room_id, "detail": detail}
+        query = {"room": room, "actor": actor, "action": action}
+        entries, _ = client.items(ops.LIST_AUDIT_ENTRIES, "the audit trail", limit, query)
+    _ACTIONS.print(entries, caption=f"{len(entries)} actions", as_json=as_json)
 
 
 def config(
@@ -91,26 +106,19 @@ def _print_setting(settings: Settings, name: str, *, as_json: bool) -> None:
         meant = f"Did you mean {near[0]}?" if near else "'zndraw-joblib config --all' lists them"
         raise UsageError(f"There is no setting {name!r}. {meant}")
     entry = by_name[lowered]
-    if as_json:
-        print_json(entry)
-        return
-    print_fields(
-        {**_setting_row(entry), "variable": f"{PREFIX}{lowered.upper()}", "about": entry.description}
-    )
+    about = {"variable": f"{PREFIX}{lowered.upper()}", "about": entry.description}
+    print_json(entry) if as_json else print_fields({**_SETTINGS.row(entry), **about})
 
 
 def _print_settings(settings: Settings, *, all_settings: bool) -> None:
     shown = [entry for entry in settings.settings if all_settings or entry.source != "default"]
-    layout = Layout(wide=["value", "default", "setting"], optional=["default"], paths=())
     caption = f"{len(shown)} of {len(settings.settings)} settings" + (
         "" if all_settings else "; --all lists all"
     )
-    columns = ["setting", "value", "default", "source"]
-    print_rows(list(map(_setting_row, shown)), columns, layout, caption=caption)
+    _SETTINGS.print(shown, caption=caption)
     for problem in settings.unknown:
         print_note(problem)
 
 
-def _setting_row(entry: SettingEntry) -> dict[str, Any]:
-    value = "(secret)" if entry.is_secret else entry.value
-    return {"setting": entry.name, "value": value, "default": entry.default, "source": entry.source}
+# In the order of the help.
+COMMANDS = (audit, config)
