@@ -1,8 +1,10 @@
 // The parts that pages are made of.
-import { Problem } from "./api.js";
+import { get, Problem } from "./api.js";
+import { canReadAll, ownRoom } from "./auth.js";
 import { stringify } from "./json.js";
 import { between, compact, count, duration, shortId, time, utc } from "./format.js";
 import { html, signal, useEffect, useId, useRef, useSignal } from "./lib.js";
+import { usePoll } from "./live.js";
 import { href, route, setQuery } from "./router.js";
 
 // --- Text -----------------------------------------------------------------------------------------------------------
@@ -160,6 +162,26 @@ export const Paging = ({ next }) => {
     ${next && html`<button type="button" onClick=${() => setQuery({ cursor: next }, { keep: true })}>Next part</button>`}
   </nav>`;
 };
+
+// A page of a list that the API returns in parts. The address has the values of its `filters` and `switches`, and `form` is
+// where they are set. The table has `columns` and the other fields of `table`, or is `children(items, reload, isFiltered)`.
+// `needsRoom` is the text for a caller who has to name a room. A later part changes rarely: it is read every `laterSeconds`.
+export function ListPage({ title, path, filters = [], switches = [], form, needsRoom, laterSeconds = 5, empty, emptyIfFiltered = empty, emptyIfLater = empty, children, ...table }) {
+  const { query } = route.value;
+  const wanted = Object.fromEntries([...filters, ...switches, "cursor"].map((name) => [name, query.get(name)]));
+  if (needsRoom && !canReadAll.value) wanted.room ??= ownRoom.value;
+  const isMissingRoom = needsRoom && !canReadAll.value && !wanted.room;
+  const load = (signal) => isMissingRoom ? { items: [], next: null } : get(path, wanted, { signal });
+  const state = usePoll(load, [wanted], wanted.cursor ? laterSeconds : 5);
+  const isFiltered = filters.some((name) => query.get(name));
+  return html`<${Page} title=${title}>
+    ${form && html`<div class="card">${form}</div>`}
+    ${isMissingRoom ? html`<${Empty}>Name your room above. ${needsRoom}<//>` : html`
+      <${Loaded} state=${state}>${({ items, next }) => html`
+        ${children ? children(items, state.reload, isFiltered)
+          : html`<${Table} caption=${title} rows=${items} empty=${isFiltered ? emptyIfFiltered : wanted.cursor ? emptyIfLater : empty} ...${table} />`}
+        <${Paging} next=${next} />`}<//>`}<//>`;
+}
 
 // --- Filters: their values are in the address ------------------------------------------------------------------------
 

@@ -1,39 +1,26 @@
 // The audit trail: which operator changed what, newest first.
-import { get } from "../api.js";
 import { canReadAll, ownRoom } from "../auth.js";
 import { html } from "../lib.js";
-import { usePoll } from "../live.js";
-import { href, route } from "../router.js";
+import { href } from "../router.js";
 import { stringify } from "../json.js";
-import { Ago, Copy, Empty, Filters, JobLink, Loaded, Page, Paging, RoomLink, Table, TextFilter, WorkerLink } from "../ui.js";
+import { Ago, Copy, Filters, JobLink, ListPage, RoomLink, TextFilter, WorkerLink } from "../ui.js";
 
-const NAMES = ["room", "actor", "action"];
 const ID = /^[0-9a-f]{8}-[0-9a-f]{4}-/;
+const columns = [
+  { name: "at", label: "When", render: (entry) => html`<${Ago} at=${entry.at} />` },
+  { name: "actor", label: "Who", render: (entry) => html`<span class="name">${entry.actor}</span>` },
+  { name: "action", label: "Action", render: (entry) => html`<code>${entry.action}</code>` },
+  { name: "target", label: "Target", render: (entry) => html`<${Target} entry=${entry} />` },
+  { name: "room", label: "Room", render: (entry) => entry.room_id ? html`<${RoomLink} id=${entry.room_id} />` : html`<span class="none">–</span>` },
+  { name: "detail", label: "Detail", render: (entry) => html`<${Detail} detail=${entry.detail} />` },
+  { name: "request", label: "Request", render: (entry) => entry.request_id ? html`<${Copy} text=${entry.request_id} label="Copy id" />` : html`<span class="none">–</span>` },
+];
 
-export function Audit() {
-  const { query } = route.value;
-  const wanted = Object.fromEntries([...NAMES, "cursor"].map((name) => [name, query.get(name)]));
-  if (!canReadAll.value) wanted.room ??= ownRoom.value;
-  const isMissingRoom = !canReadAll.value && !wanted.room;
-  const state = usePoll((signal) => isMissingRoom ? { items: [], next: null } : get("/audit", wanted, { signal }), [wanted], wanted.cursor ? 30 : 5);
-  const isFiltered = NAMES.some((name) => query.get(name));
-  const columns = [
-    { name: "at", label: "When", render: (entry) => html`<${Ago} at=${entry.at} />` },
-    { name: "actor", label: "Who", render: (entry) => html`<span class="name">${entry.actor}</span>` },
-    { name: "action", label: "Action", render: (entry) => html`<code>${entry.action}</code>` },
-    { name: "target", label: "Target", render: (entry) => html`<${Target} entry=${entry} />` },
-    { name: "room", label: "Room", render: (entry) => entry.room_id ? html`<${RoomLink} id=${entry.room_id} />` : html`<span class="none">–</span>` },
-    { name: "detail", label: "Detail", render: (entry) => html`<${Detail} detail=${entry.detail} />` },
-    { name: "request", label: "Request", render: (entry) => entry.request_id ? html`<${Copy} text=${entry.request_id} label="Copy id" />` : html`<span class="none">–</span>` },
-  ];
-  return html`<${Page} title="Audit trail">
-    <div class="card"><${Filters} label="Filter actions"><${TextFilter} name="action" label="Action" placeholder="job.pause" isFirst />
-      <${TextFilter} name="actor" label="Who" /><${TextFilter} name="room" label="Room" placeholder=${canReadAll.value ? "" : ownRoom.value} /><//></div>
-    ${isMissingRoom ? html`<${Empty}>Name your room above. You see the actions in rooms that you may read.<//>` : html`
-      <${Loaded} state=${state}>${({ items, next }) => html`
-        <${Table} caption="Actions" columns=${columns} rows=${items} rowKey=${(entry) => entry.n} empty=${isFiltered ? "No action matches this filter." : "No operator has changed anything yet."} />
-        <${Paging} next=${next} />`}<//>`}<//>`;
-}
+export const Audit = () => html`<${ListPage} title="Audit trail" path="/audit" caption="Actions" columns=${columns} rowKey=${(entry) => entry.n}
+  filters=${["room", "actor", "action"]} laterSeconds=${30} needsRoom="You see the actions in rooms that you may read."
+  form=${html`<${Filters} label="Filter actions"><${TextFilter} name="action" label="Action" placeholder="job.pause" isFirst />
+    <${TextFilter} name="actor" label="Who" /><${TextFilter} name="room" label="Room" placeholder=${canReadAll.value ? "" : ownRoom.value} /><//>`}
+  empty="No operator has changed anything yet." emptyIfFiltered="No action matches this filter." />`;
 
 function Target({ entry: { action, target } }) {
   const [kind] = action.split(".");

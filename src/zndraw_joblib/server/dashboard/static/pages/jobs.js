@@ -5,27 +5,20 @@ import { between, compact, count, plural } from "../format.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route } from "../router.js";
-import { Ago, Badge, Button, ChoiceFilter, Empty, Filters, JobLink, Loaded, Page, Paging, Table, TextFilter } from "../ui.js";
+import { Ago, Badge, Button, ChoiceFilter, Empty, Filters, JobLink, ListPage, Loaded, Page, Paging, Table, TextFilter } from "../ui.js";
 import { jobPath } from "./submit.js";
 
 export function Jobs() {
   return canReadAll.value ? html`<${AllJobs} />` : html`<${RoomJobs} />`;
 }
 
-function AllJobs() {
-  const { query } = route.value;
-  const wanted = Object.fromEntries(["room", "category", "paused", "deleted", "cursor"].map((name) => [name, query.get(name)]));
-  const isFiltered = ["room", "category", "paused"].some((name) => wanted[name]);
-  const state = usePoll((signal) => get("/jobs", wanted, { signal }), [wanted]);
-  return html`<${Page} title="Jobs">
-    <div class="card"><${Filters} label="Filter jobs">
-      <${TextFilter} name="room" label="Room" isFirst /><${TextFilter} name="category" label="Category" />
-      <${ChoiceFilter} name="paused" label="State" options=${[["", "any"], ["true", "paused"], ["false", "not paused"]]} />
-      <${ChoiceFilter} name="deleted" label="Deleted jobs" options=${[["", "hidden"], ["true", "shown"]]} /><//></div>
-    <${Loaded} state=${state}>${({ items, next }) => html`
-      <${JobTable} jobs=${items} reload=${state.reload} empty=${isFiltered ? "No job matches this filter." : "There are no jobs yet. A worker registers them when it starts."} />
-      <${Paging} next=${next} />`}<//><//>`;
-}
+const AllJobs = () => html`<${ListPage} title="Jobs" path="/jobs" filters=${["room", "category", "paused"]} switches=${["deleted"]}
+  form=${html`<${Filters} label="Filter jobs">
+    <${TextFilter} name="room" label="Room" isFirst /><${TextFilter} name="category" label="Category" />
+    <${ChoiceFilter} name="paused" label="State" options=${[["", "any"], ["true", "paused"], ["false", "not paused"]]} />
+    <${ChoiceFilter} name="deleted" label="Deleted jobs" options=${[["", "hidden"], ["true", "shown"]]} /><//>`}>
+  ${(items, reload, isFiltered) => html`<${JobTable} jobs=${items} reload=${reload}
+    empty=${isFiltered ? "No job matches this filter." : "There are no jobs yet. A worker registers them when it starts."} />`}<//>`;
 
 // Pause and resume; `job` has the state, `reload` reads it again.
 export function PauseButton({ job, reload, small = true }) {

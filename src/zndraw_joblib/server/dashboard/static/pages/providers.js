@@ -1,14 +1,9 @@
 // The providers of remote data: whether they are connected, and how many requests wait for them.
-import { get } from "../api.js";
 import { count } from "../format.js";
 import { html, useSignal } from "../lib.js";
-import { usePoll } from "../live.js";
-import { route } from "../router.js";
-import { Ago, Badge, Dialog, Json, Loaded, Page, Paging, RoomLink, Table, WorkerLink } from "../ui.js";
+import { Ago, Badge, Dialog, Json, ListPage, RoomLink, WorkerLink } from "../ui.js";
 
 export function Providers() {
-  const cursor = route.value.query.get("cursor");
-  const state = usePoll((signal) => get("/providers", { cursor }, { signal }), [cursor]);
   const shown = useSignal(null);
   const columns = [
     { name: "provider", label: "Provider", render: (provider) => html`<span class="name">${provider.full_name}</span>` },
@@ -21,9 +16,8 @@ export function Providers() {
     { name: "since", label: "Since", render: (provider) => html`<${Ago} at=${provider.created_at} />` },
     { name: "schema", label: "Schema", render: (provider) => html`<button type="button" class="small" aria-label=${`Show the schema of ${provider.full_name}`} onClick=${() => (shown.value = provider)}>Show</button>` },
   ];
-  return html`<${Page} title="Providers"><${Loaded} state=${state}>${({ items, next }) => html`
-    <${Table} caption="Providers" columns=${columns} rows=${items} empty=${cursor ? "No further provider." : "There are no providers. Workers register them when they offer data."} />
-    <${Paging} next=${next} />`}<//>
+  return html`<${ListPage} title="Providers" path="/providers" columns=${columns}
+      empty="There are no providers. Workers register them when they offer data." emptyIfLater="No further provider." />
     ${shown.value && html`<${Dialog} title=${`Schema of ${shown.value.full_name}`} wide onClose=${() => (shown.value = null)}>
-      <div class="dialog-body"><p class="help">The parameters of a request to it.</p><${Json} value=${shown.value.schema} label="Schema" /></div><//>`}<//>`;
+      <div class="dialog-body"><p class="help">The parameters of a request to it.</p><${Json} value=${shown.value.schema} label="Schema" /></div><//>`}`;
 }
