@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
@@ -21,7 +21,6 @@ from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_internal, rules_jobs
 from zndraw_joblib.server.queue.rules_results import Upload
 from zndraw_joblib.server.queue.rules_tasks import Report
-from zndraw_joblib.server.results.results import ContentInfo
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.testing import job_runs
 from zndraw_joblib.testing.job_runs import class_of, is_job, shown
@@ -215,9 +214,8 @@ class Workers:
 
     async def _upload(self, task: ClaimedTask, content: Content) -> Outcome:
         upload = Upload(WORKER, UUID(task.task_id), task.attempt)
-        info = ContentInfo(content.content_type, content.filename, content.size)
         try:
-            await self._joblib.task_results.upload(upload, info, _pieces(content))
+            await self._joblib.task_results.upload_content(upload, content)
         except ProblemException as problem:
             if problem.status in _LOST:
                 raise
@@ -230,8 +228,3 @@ class Workers:
         token = {"worker_id": task.worker_id, "attempt": task.attempt}
         update = TaskUpdateRequest.model_validate({**fields, **token})
         await self._runtime.report(Report(WORKER, UUID(task.task_id), update))
-
-
-async def _pieces(content: Content) -> AsyncIterator[bytes]:
-    for piece in content.pieces():
-        yield piece

@@ -45,7 +45,7 @@ from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.providers.requests import ProviderRequests, Uploads
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher, decode
 from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
-from zndraw_joblib.server.results.results import Results, TaskResults, select_result_backend
+from zndraw_joblib.server.results.results import Store, TaskResults, select_result_backend
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.wire.events import Emission
@@ -185,7 +185,7 @@ class JobLib(HostApi):
     internal_registry: InternalRegistry | None = None
     # Of internal providers, in the same way: without it, ``app.state.internal_provider_registry``.
     internal_provider_registry: Any = None
-    _results: Results | None = None
+    _results: Store | None = None
     _closing_sockets: asyncio.Task[None] | None = None
     _app: FastAPI | None = None
 

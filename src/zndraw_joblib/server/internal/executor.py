@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -20,8 +20,8 @@ from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.traces import TaskSpan, active, start_run
 from zndraw_joblib.server.db.database import Database
 from zndraw_joblib.server.internal.runs import (
+    ChannelWriter,
     InternalContext,
-    LiveReports,
     Run,
     RunEnds,
     last_reports,
@@ -36,7 +36,7 @@ from zndraw_joblib.server.queue.rules_internal import EXECUTOR
 from zndraw_joblib.server.queue.rules_results import Upload
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
-from zndraw_joblib.server.results.results import ContentInfo, TaskResults
+from zndraw_joblib.server.results.results import TaskResults
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, Verdict, this_process
 from zndraw_joblib.wire.names import INTERNAL, JobName
@@ -102,7 +102,7 @@ class GuardedExecutor:
         self._concurrency = concurrency
         self._context = context
         self._captures = capture_output
-        self._live = LiveReports(self._runtime.report)
+        self._channels = ChannelWriter(self._runtime.report)
         self._starts = self._runtime.batcher(rules_internal.start)
         self._worker_id: UUID | None = None
         self._running: dict[tuple[UUID, int], Run] = {}
@@ -121,7 +121,7 @@ class GuardedExecutor:
         self._slots = asyncio.Semaphore(self._concurrency)
         self._registering = asyncio.Lock()
         self._loops = [asyncio.create_task(self._send_heartbeats(), name="zndraw-joblib heartbeats")]
-        self._loops.append(asyncio.create_task(self._live.run(), name="zndraw-joblib live reports"))
+        self._loops.append(asyncio.create_task(self._channels.run(), name="zndraw-joblib live reports"))
         if self._owns_runtime:
             self._loops.append(asyncio.create_task(self._run_pubsub()))
 
@@ -214,7 +214,7 @@ class GuardedExecutor:
 
     def _channel_of(self, task: TaskRecord) -> TaskChannel:
         token = str(task.id), task.attempt, task.worker_id or NO_WORKER
-        return TaskChannel(*token, captures=self._captures, on_content=self._live.add)
+        return TaskChannel(*token, captures=self._captures, on_content=self._channels.add)
 
     async def _report(self, channel: TaskChannel, outcome: Outcome) -> None:
         """Report a run; if the server refuses its log, leave that out; if its result, report a failure."""
@@ -378,10 +378,9 @@ class InternalResults:
         if not self._can_store:
             return Outcome(error=_NO_STORE)
         upload = Upload(EXECUTOR, task.id, task.attempt)
-        info = ContentInfo(content.content_type, content.filename, content.size)
         outcome = Outcome()
         try:
-            await self._results.upload(upload, info, _pieces(content))
+            await self._results.upload_content(upload, content)
         except ServiceUnavailable:
             raise
         except InvalidTaskTransition as problem:
@@ -395,9 +394,3 @@ class InternalResults:
             outcome = Outcome(error=error_text(f"The result cannot be stored: {error}"))
         await asyncio.to_thread(content.discard)
         return outcome
-
-
-async def _pieces(content: Content) -> AsyncIterator[bytes]:
-    pieces = content.pieces()
-    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-        yield piece

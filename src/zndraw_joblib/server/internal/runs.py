@@ -81,26 +81,26 @@ class RunEnds:
             "more threads are abandoned (internal_max_abandoned): restart this process"
         )
 
-    async def wait(self, run: Run, done: "asyncio.Future[Outcome]") -> Outcome | None:
+    async def wait(self, run: Run, future: "asyncio.Future[Outcome]") -> Outcome | None:
         """Return the outcome of a run; None if its slot is freed before it ends."""
         losing = asyncio.create_task(run.lost.wait())
-        either: set[asyncio.Future[Any]] = {done, losing}
+        either: set[asyncio.Future[Any]] = {future, losing}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            while not done.done():
-                await asyncio.wait({done}, timeout=self._settings.internal_abandon_seconds)
-                if not done.done() and self._abandon(run, done):
+            while not future.done():
+                await asyncio.wait({future}, timeout=self._settings.internal_abandon_seconds)
+                if not future.done() and self._abandon(run, future):
                     return None
-            return done.result()
+            return future.result()
         finally:
             losing.cancel()
             self._stuck.discard(run)
 
-    def _abandon(self, run: Run, done: "asyncio.Future[Outcome]") -> bool:
+    def _abandon(self, run: Run, future: "asyncio.Future[Outcome]") -> bool:
         limit, task_id = self._settings.internal_max_abandoned, run.context.task_id
         if len(self._abandoned) < limit:
             self._abandoned.add(run)
-            done.add_done_callback(lambda _: self._end(run))
+            future.add_done_callback(lambda _: self._end(run))
             logger.warning(
                 "The run of task_id=%s continues after the task has ended: its thread is abandoned and its "
                 "slot freed (abandoned=%d, internal_max_abandoned=%d)",
@@ -146,7 +146,7 @@ def outcome_of(
     return outcome
 
 
-class LiveReports:
+class ChannelWriter:
     """Writes what channels hold, all at once, half a second after the last time.
 
     What belongs to a task that ends is written with its outcome. While the database is unavailable, the

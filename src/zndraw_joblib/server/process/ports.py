@@ -119,11 +119,8 @@ class StreamingBackend(Protocol):
         """
 
 
-class ContentStore(Protocol):
-    """Keeps the content of task results, which no other value evicts."""
-
-    async def store_stream(self, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
-        """Store the chunks under a new key for at least `ttl` seconds; nothing if the iterator raises."""
+class ContentStore(StreamingBackend, Protocol):
+    """Keeps the content of task results, under new keys, which no other value evicts."""
 
     async def open_stream(self, key: str, start: int = 0) -> tuple[int, AsyncIterator[bytes]] | None:
         """Return the whole size of a value and its bytes from `start` on; None if there is none."""

@@ -31,7 +31,7 @@ from zndraw_joblib.server.queue import rules_providers
 from zndraw_joblib.server.queue.rules_providers import MAX_PENDING_REQUESTS, Asker, ProviderRef
 from zndraw_joblib.server.queue.rules_transitions import truncate_error
 from zndraw_joblib.server.results import stores
-from zndraw_joblib.server.results.incoming import IncomingBytes, etag_of, unavailable
+from zndraw_joblib.server.results.results import IncomingBytes, etag_of, unavailable
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import (

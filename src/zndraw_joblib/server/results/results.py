@@ -1,34 +1,123 @@
-"""The content of task results: upload, read and delete it. The choice of the stores of a server."""
+"""Results of tasks and of providers: limits of uploads, the content of task results, the choice of stores."""
 
 import asyncio
 import logging
-import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import timedelta
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID, uuid4
 
+from zndraw_joblib.jobs.results import Content
 from zndraw_joblib.server.db.values import KEPT
 from zndraw_joblib.server.process.ports import ContentStore, ResultBackend
-from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
+from zndraw_joblib.server.process.settings import MIB, JobLibSettings, ServerSettings
+from zndraw_joblib.server.process.shared_limit import SharedLimit
 from zndraw_joblib.server.queue import rules_results
 from zndraw_joblib.server.queue.rules_results import LEASE, STEP_BYTES, Upload
 from zndraw_joblib.server.queue.rules_retention import Pruned
 from zndraw_joblib.server.queue.sql_results import Deletable, NewResult, Quota, ResultRecord, Unconfirmed
 from zndraw_joblib.server.results.database_values import DatabaseResults
-from zndraw_joblib.server.results.incoming import IncomingBytes, etag_of
 from zndraw_joblib.server.results.stores import FileContent, MemoryResults
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.problems import Conflict
+from zndraw_joblib.wire.problems import Conflict, ContentTooLarge, ServiceUnavailable, UploadStalled
 from zndraw_joblib.wire.progress import StoredResult
 
 logger = logging.getLogger(__name__)
 _EXTEND_SECONDS = LEASE.total_seconds() / 5
 # Each step in which an upload reserves room doubles what it has, up to this size.
 _LONGEST_STEP = 16 * STEP_BYTES
+
+
+# The bytes of uploads on their way to a store: their limits and their ETag.
+
+# Uploads under way may together have this many times the limit of one.
+MAX_UPLOADS = 8
+_ETAG_LENGTH = 32
+
+
+class IncomingBytes:
+    """The bytes of all uploads of one kind that this server process receives.
+
+    `setting` is the name of the setting for the most bytes of one. One user may always upload one, and
+    further ones within its share.
+    """
+
+    def __init__(self, settings: JobLibSettings, setting: str) -> None:
+        self._settings = settings
+        self._setting = setting
+        self._bytes = SharedLimit(
+            "bytes of results",
+            "are being uploaded",
+            lambda: MAX_UPLOADS * self._limit,
+            lambda: max(self._limit, settings.share_of(MAX_UPLOADS * self._limit)),
+            (f"{MAX_UPLOADS} times {setting}", "max_share_per_user"),
+        )
+
+    @property
+    def _limit(self) -> int:
+        limit: int = getattr(self._settings, self._setting)
+        return limit
+
+    async def limited(
+        self, chunks: AsyncIterator[bytes], update_digest: Callable[[bytes], None], user: str
+    ) -> AsyncGenerator[bytes]:
+        """Yield the chunks of a user's upload, and pass each to `update_digest`.
+
+        Raises `ContentTooLarge`, `UploadStalled`, and `ServiceUnavailable` or `TooManyRequests` while too
+        many bytes are being uploaded.
+        """
+        size, waited = 0, 0.0
+        try:
+            while True:
+                began = time.monotonic()
+                chunk = await self._next(chunks, size, waited)
+                if chunk is None:
+                    return
+                waited += time.monotonic() - began
+                if size + len(chunk) > self._limit:
+                    raise self.too_large()
+                self._bytes.take(user, len(chunk))
+                size += len(chunk)
+                update_digest(chunk)
+                yield chunk
+        finally:
+            self._bytes.give_back(user, size)
+
+    async def _next(self, chunks: AsyncIterator[bytes], size: int, waited: float) -> bytes | None:
+        """Return the next chunk, None after the last one.
+
+        It must arrive within `upload_timeout_seconds`, and 1 MiB in each such time spent waiting.
+        """
+        seconds = self._settings.upload_timeout_seconds
+        try:
+            async with asyncio.timeout(min(seconds, seconds * (1 + size / MIB) - waited)):
+                return await anext(chunks, None)
+        except TimeoutError as error:
+            raise UploadStalled(
+                f"The upload is too slow: it may pause for {seconds:g} s (setting upload_timeout_seconds), "
+                f"and must send 1 MiB in each {seconds:g} s; it sent {size} bytes. Send it again"
+            ) from error
+
+    def too_large(self) -> ContentTooLarge:
+        """Return the problem of an upload that is too large."""
+        return ContentTooLarge(f"A result may have at most {self._limit} bytes (setting {self._setting})")
+
+
+def etag_of(digest: Any) -> str:
+    """Return an ETag made of a digest."""
+    text: str = digest.hexdigest()
+    return text[:_ETAG_LENGTH]
+
+
+def unavailable(reason: str) -> ServiceUnavailable:
+    """Return the problem of an upload that may be repeated at once."""
+    return ServiceUnavailable(f"{reason}; try again", headers={"Retry-After": "1"})
+
+
+# The content of task results.
 
 
 class ContentInfo(NamedTuple):
@@ -92,6 +181,11 @@ class TaskResults:
             raise
         return stored
 
+    async def upload_content(self, upload: Upload, content: Content) -> StoredResult:
+        """Store the content that a job in this process returned. Raises as `upload`, and OSError."""
+        info = ContentInfo(content.content_type, content.filename, content.size)
+        return await self.upload(upload, info, _pieces(content))
+
     @asynccontextmanager
     async def _only(self, task_id: UUID) -> AsyncIterator[None]:
         """End an earlier upload of the result of a task. Raises `Conflict` when a later one begins."""
@@ -150,16 +244,16 @@ class TaskResults:
         rest = Pruned(0, may_be_more=False)
         if unconfirmed:
             rest = await self._runtime.write(rules_results.checked, unconfirmed)
-        found: list[Deletable] = await self._runtime.database.read(rules_results.expired_content)
-        pruned = await self._delete(found)
+        expired: list[Deletable] = await self._runtime.database.read(rules_results.expired_content)
+        pruned = await self._delete(expired)
         return Pruned(pruned.deleted, pruned.may_be_more or rest.may_be_more)
 
-    async def _delete(self, found: Sequence[Deletable]) -> Pruned:
-        for each in found:
-            await self._store.delete(each.content_key)
-        if not found:
+    async def _delete(self, results: Sequence[Deletable]) -> Pruned:
+        for result in results:
+            await self._store.delete(result.content_key)
+        if not results:
             return Pruned(0, may_be_more=False)
-        pruned: Pruned = await self._runtime.write(rules_results.forget, list(found))
+        pruned: Pruned = await self._runtime.write(rules_results.forget, list(results))
         return pruned
 
     async def close(self) -> None:
@@ -174,21 +268,26 @@ class TaskResults:
     @property
     def _quota(self) -> Quota:
         settings = self._runtime.settings
-        most = settings.max_stored_result_bytes
-        return Quota(most, settings.share_of(most), timedelta(days=settings.task_result_days))
+        limit = settings.max_stored_result_bytes
+        return Quota(limit, settings.share_of(limit), timedelta(days=settings.task_result_days))
 
 
-# The choice of the stores of results.
+async def _pieces(content: Content) -> AsyncIterator[bytes]:
+    pieces = content.pieces()
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
 
 
-class Results(ResultBackend, Protocol):
-    """A built-in result backend."""
+# The choice of the stores.
 
-    async def close(self) -> None:
-        """Close the connections of this event loop."""
+_NO_LIMIT = 2**53
 
 
-def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> Results:
+class Store(ResultBackend, ContentStore, Protocol):
+    """A store of this package, for results of providers and for content of task results."""
+
+
+def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> Store:
     """Return the backend of the setting `result_backend`.
 
     `auto` selects Redis if `redis_url` is set, else the database if several processes may share it, else
@@ -201,11 +300,7 @@ def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> Results
         return DatabaseResults(runtime)
     if kind == "memory":
         return MemoryResults(lambda: settings.max_cached_bytes)
-    if settings.redis_url is None:
-        raise ValueError("result_backend is 'redis', but redis_url is not set")
-    from zndraw_joblib.server.results.redis import RedisResults  # noqa: PLC0415 - few servers need it
-
-    return RedisResults(settings.redis_url, settings.redis_prefix, lambda: settings.max_cached_bytes)
+    return _redis(settings, settings.redis_prefix, lambda: settings.max_cached_bytes)
 
 
 def _select(settings: JobLibSettings, runtime: Runtime) -> str:
@@ -215,20 +310,17 @@ def _select(settings: JobLibSettings, runtime: Runtime) -> str:
     return "database" if workers > 1 or not runtime.database.is_sqlite else "memory"
 
 
-_NO_LIMIT = sys.maxsize
-
-
 def content_store(runtime: Runtime) -> ContentStore:
     """Return the store of the setting `task_result_backend`, the same one for all users of a runtime.
 
     It keeps what it gets: `max_stored_result_bytes` is checked before.
     """
     if runtime.content_store is None:
-        runtime.content_store = _select_store(runtime)
+        runtime.content_store = _select_content_store(runtime)
     return runtime.content_store
 
 
-def _select_store(runtime: Runtime) -> ContentStore:
+def _select_content_store(runtime: Runtime) -> ContentStore:
     settings = runtime.settings
     kind = settings.task_result_backend
     if kind == "memory":
@@ -236,7 +328,13 @@ def _select_store(runtime: Runtime) -> ContentStore:
     if kind == "files" and settings.task_result_directory is not None:
         return FileContent(settings.task_result_directory)
     if kind == "redis" and settings.redis_url is not None:
-        from zndraw_joblib.server.results.redis import RedisResults  # noqa: PLC0415 - few servers need it
-
-        return RedisResults(settings.redis_url, f"{settings.redis_prefix}:tasks", lambda: 2**53)
+        return _redis(settings, f"{settings.redis_prefix}:tasks", lambda: _NO_LIMIT)
     return DatabaseResults(runtime, evicts=False)
+
+
+def _redis(settings: JobLibSettings, prefix: str, max_bytes: Callable[[], int]) -> Store:
+    if settings.redis_url is None:
+        raise ValueError("result_backend is 'redis', but redis_url is not set")
+    from zndraw_joblib.server.results.redis import RedisResults  # noqa: PLC0415 - few servers need it
+
+    return RedisResults(settings.redis_url, prefix, max_bytes)
