@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from typer.main import get_command
 
-from zndraw_joblib.cli import commands
+from zndraw_joblib.cli import app
 
 _INTRODUCTION = """\
 # All commands and options
@@ -17,7 +17,7 @@ Generated from the command line. [Command line](cli.md) explains how the command
 
 def page() -> str:
     """Return a section for each command: its text, its usage, a table of its arguments and options."""
-    return "\n".join([_INTRODUCTION, *_sections(get_command(commands.app), ())])
+    return "\n".join([_INTRODUCTION, *_sections(get_command(app), ())])
 
 
 def each_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -12,7 +12,7 @@ from chaos.scenarios import SCENARIOS
 from docs.code import code
 from typer.main import get_command
 
-from zndraw_joblib.cli import commands
+from zndraw_joblib import cli
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 
@@ -83,7 +83,7 @@ def test_every_operation_is_listed() -> None:
 def test_every_command_is_listed() -> None:
     """`cli.md` names each command."""
     page = (REFERENCE / "cli.md").read_text()
-    names: Any = getattr(get_command(commands.app), "commands")  # noqa: B009 - of a click group
+    names: Any = getattr(get_command(cli.app), "commands")  # noqa: B009 - of a click group
     assert [name for name in names if f"`{name}" not in page] == []
 
 

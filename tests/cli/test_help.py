@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import typer
 
-from zndraw_joblib.cli.commands import app
+from zndraw_joblib.cli import app
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from zndraw_joblib.cli.commands import app as command_line
+from zndraw_joblib.cli import app as command_line
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.process.settings import ServerSettings
 

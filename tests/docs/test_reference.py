@@ -5,9 +5,9 @@ import re
 from sitegen import ROOT, commands
 from typer.main import get_command
 
-from zndraw_joblib.cli import commands as command_line
+from zndraw_joblib import cli
 
-FOUND = list(commands.each_command(get_command(command_line.app)))
+FOUND = list(commands.each_command(get_command(cli.app)))
 OPTIONS = {flag for _, one in FOUND for param in one.params for flag in [*param.opts, *param.secondary_opts]}
 # Those of the program itself.
 OTHERS = {"--help", "--version", "--install-completion"}

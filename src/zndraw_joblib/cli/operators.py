@@ -85,8 +85,8 @@ def config(
     """
     if local:
         with needs_server():
-            from zndraw_joblib.cli.server import settings  # noqa: PLC0415 - a worker's install has no server
-        settings_in_force = settings.report_local(database_url)
+            from zndraw_joblib.cli.server import database  # noqa: PLC0415 - a worker's install has no server
+        settings_in_force = database.report_settings(database_url)
     else:
         with open_client(url) as client:
             settings_in_force = client.settings()

@@ -1,21 +1,60 @@
-"""Open the server's database for a command; the commands db upgrade and db current."""
+"""Load the server's settings and open its database for a command; the commands of `db`."""
 
 import asyncio
+import os
+import tomllib
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import typer
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from zndraw_joblib.cli.display import CommandError, UsageError, print_note
-from zndraw_joblib.cli.server import settings
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl
 from zndraw_joblib.server.db.database import Database
 from zndraw_joblib.server.db.schema import DatabaseLocation, UnusableDatabase
-from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.process.settings import ServerSettings, report
 from zndraw_joblib.server.queue import sql_recount
+from zndraw_joblib.wire.operators import Settings
 
 Result = TypeVar("Result")
+_PREFIX = "ZNDRAW_JOBLIB_"
+_SECRET = frozenset({"admin_token", "database_url"})
+
+
+def load_settings(database_url: str | None, **options: Any) -> ServerSettings:
+    """Return the settings; options of the command line win. Raises `UsageError`."""
+    options["database_url"] = database_url
+    values = {name: value for name, value in options.items() if value is not None}
+    try:
+        return ServerSettings(**values)
+    except ValidationError as error:
+        raise UsageError("; ".join(map(_explain, error.errors()))) from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"pyproject.toml in the working directory is not valid TOML: {error}. Repair the file"
+        ) from error
+
+
+def report_settings(database_url: str | None) -> Settings:
+    """Return the settings that a server here would have, with their sources. Raises `UsageError`."""
+    return report(load_settings(database_url))
+
+
+def _explain(error: ErrorDetails) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    field = str(error["loc"][0]) if error["loc"] else message.split(" ", 1)[0]
+    variable = _PREFIX + field.upper()
+    # pydantic-settings ignores the case of environment variables.
+    is_set = variable in map(str.upper, os.environ)
+    source = variable if is_set else f"{field} in [tool.zndraw.joblib] of pyproject.toml"
+    value = "" if field in _SECRET or not error["loc"] else f" (it is {str(error['input'])[:100]!r})"
+    return f"{source}: {message}{value}"
+
+
+# The database that the settings name, and the commands for it.
 
 
 def locate(url: str) -> DatabaseLocation:
@@ -75,7 +114,7 @@ def upgrade(database_url: str | None, *, allow_new: bool) -> None:
 
     Raises `CommandError` if the default database does not exist, unless `allow_new`.
     """
-    loaded = settings.load(database_url)
+    loaded = load_settings(database_url)
 
     async def work(database: Database) -> str | None:
         before = await schema.check(database)
@@ -89,7 +128,7 @@ def upgrade(database_url: str | None, *, allow_new: bool) -> None:
 
 def check_counts(database_url: str | None, *, repair: bool) -> None:
     """Print wrong counts. Correct them, or raise `CommandError` if there are any."""
-    url = settings.load(database_url).database_url
+    url = load_settings(database_url).database_url
 
     async def work(database: Database) -> list[str]:
         await schema.prepare(database)
@@ -114,7 +153,7 @@ def check_counts(database_url: str | None, *, repair: bool) -> None:
 
 def current(database_url: str | None) -> None:
     """Print the schema's version, and how to upgrade it if it is not the newest."""
-    url = settings.load(database_url).database_url
+    url = load_settings(database_url).database_url
     version = run(url, schema.check, allow_new=False)
     if version == schema.newest():
         typer.echo(f"{version} (newest)")

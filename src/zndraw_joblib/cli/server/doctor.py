@@ -19,7 +19,7 @@ from zndraw_joblib.cli.display import (
     skipped,
     warned,
 )
-from zndraw_joblib.cli.server import database, settings
+from zndraw_joblib.cli.server import database
 from zndraw_joblib.jobs import logs
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Database, Transaction
@@ -36,7 +36,7 @@ _UPGRADE = "Run 'zndraw-joblib db upgrade' with the same database URL"
 def run(database_url: str | None) -> tuple[list[CheckResult], float | None]:
     """Return the checks, and how many seconds the database's clock is ahead of this machine's."""
     try:
-        config = settings.load(database_url)
+        config = database.load_settings(database_url)
         location = database.locate(config.database_url)
     except CommandError as error:
         return [

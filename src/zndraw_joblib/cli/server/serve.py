@@ -17,7 +17,7 @@ from pathlib import Path
 from taskiq.receiver import Receiver
 
 from zndraw_joblib.cli.display import CommandError, UsageError, logs_json, print_note
-from zndraw_joblib.cli.server import database, processes, settings, tokens
+from zndraw_joblib.cli.server import database, processes, tokens
 from zndraw_joblib.cli.server.tokens import BootstrapToken
 from zndraw_joblib.cli.worker import warn_of_unknown
 from zndraw_joblib.client.access import canonical_url
@@ -93,7 +93,7 @@ _ALL_ADDRESSES = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with,
 
 def run(host: str, port: int, database_url: str | None, workers: int | None, log: LogConfig) -> None:
     """Serve until SIGINT or SIGTERM. Raises `CommandError` if the server cannot start."""
-    config = settings.load(database_url, workers=workers)
+    config = database.load_settings(database_url, workers=workers)
     warn_of_unknown(ServerSettings.model_fields)
     if config.workers > 1:
         check_several_processes(config)
@@ -148,7 +148,7 @@ def _print_banner(url: str, config: ServerSettings, token: BootstrapToken | None
         lines.append(f"  processes {config.workers}")
     if token is not None:
         # A database named on this command line has to be named for `token create` too.
-        is_default = config.database_url == settings.load(None).database_url
+        is_default = config.database_url == database.load_settings(None).database_url
         create = f"zndraw-joblib token create NAME{'' if is_default else ' --database-url URL'}"
         lines += (
             _first_start(url, token, create) if token.created else [f"  token     {_saved(token, create)}"]
@@ -235,7 +235,7 @@ def run_internal_worker(database_url: str | None, concurrency: int | None) -> No
 
     A second signal ends the process at once.
     """
-    config = settings.load(database_url, internal_concurrency=concurrency)
+    config = database.load_settings(database_url, internal_concurrency=concurrency)
     warn_of_unknown(ServerSettings.model_fields)
     location = database.locate(config.database_url)
     if location.is_sqlite:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import typer
 
 from zndraw_joblib.cli.display import CommandError, ItemTable, UsageError
-from zndraw_joblib.cli.server import settings
-from zndraw_joblib.cli.server.database import run, run_or_create
+from zndraw_joblib.cli.server.database import load_settings, run, run_or_create
 from zndraw_joblib.client import access
 from zndraw_joblib.client.access import UnreadableCredentials
 from zndraw_joblib.server.admin import sql_operators
@@ -93,7 +92,7 @@ def create(name: str, database_url: str | None, *, is_superuser: bool, allow_new
         )
         return added
 
-    loaded = settings.load(database_url)
+    loaded = load_settings(database_url)
     if not run_or_create(loaded, work, allow_new=allow_new):
         raise CommandError(
             f"There is already a token {name!r}. Choose another name, "
@@ -109,7 +108,7 @@ def show(database_url: str | None) -> None:
         await schema.prepare(database)
         return await database.read(sql_operators.list_tokens)
 
-    _TOKENS.print(run(settings.load(database_url).database_url, work, allow_new=False))
+    _TOKENS.print(run(load_settings(database_url).database_url, work, allow_new=False))
 
 
 def revoke(name: str, database_url: str | None) -> None:
@@ -119,7 +118,7 @@ def revoke(name: str, database_url: str | None) -> None:
         await schema.prepare(database)
         return (await database.write(sql_operators.remove_token, name=name))[0]
 
-    if not run(settings.load(database_url).database_url, work, allow_new=False):
+    if not run(load_settings(database_url).database_url, work, allow_new=False):
         raise CommandError(f"There is no token {name!r}. 'zndraw-joblib token list' shows the names")
     typer.echo(f"Revoked the token {name!r}; running servers reject it within 5 s.")
 
