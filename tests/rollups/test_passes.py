@@ -18,7 +18,7 @@ from zndraw_joblib.server.db.tables import Statistic, StatisticPosition, Task
 from zndraw_joblib.server.queue import rules_retention
 from zndraw_joblib.wire.statuses import TaskStatus
 
-RETENTION = rules_statistics.Retention(timedelta(days=2), timedelta(days=90))
+RETENTION = rules_statistics.StatisticsRetention(timedelta(days=2), timedelta(days=90))
 
 
 async def finish(replica: Replica, number: int) -> None:

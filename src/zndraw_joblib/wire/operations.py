@@ -91,7 +91,7 @@ class Access(Flag):
     NAMED_ROOMS = auto()
 
 
-class Kind(Enum):
+class Effect(Enum):
     """What an operation does to the state of the queue, and how it may be repeated."""
 
     READ = auto()
@@ -115,9 +115,9 @@ _OF_ACCESS: dict[Access, Problems] = {
     Access.ROOM_READ: (p.InvalidRoomId,),
     Access.ROOM_WRITE: (p.InvalidRoomId, p.Locked),
 }
-_OF_KIND: dict[Kind, Problems] = {
-    Kind.WRITE_ONCE: (p.InvalidIdempotencyKey, p.RequestInProgress, p.IdempotencyKeyReused),
-    Kind.WRITE_PARTS_ONCE: (p.InvalidIdempotencyKey,),
+_OF_EFFECT: dict[Effect, Problems] = {
+    Effect.WRITE_ONCE: (p.InvalidIdempotencyKey, p.RequestInProgress, p.IdempotencyKeyReused),
+    Effect.WRITE_PARTS_ONCE: (p.InvalidIdempotencyKey,),
 }
 
 
@@ -134,7 +134,7 @@ class Operation(Generic[Answer_co]):
     template: str
     tag: str
     access: Access
-    kind: Kind
+    effect: Effect
     answer: type[Answer_co]
     body: type[BaseModel] | None = None
     has_optional_body: bool = False
@@ -148,7 +148,7 @@ class Operation(Generic[Answer_co]):
     @property
     def all_problems(self) -> Problems:
         """The problems that the operation can return, by status."""
-        kinds = {*ALWAYS, *self.problems, *_OF_KIND.get(self.kind, ()), *(_BODY if self.body else ())}
+        kinds = {*ALWAYS, *self.problems, *_OF_EFFECT.get(self.effect, ()), *(_BODY if self.body else ())}
         for access in self.access:
             kinds.update(_OF_ACCESS.get(access, ()))
         return tuple(sorted(kinds, key=lambda kind: (kind.status, kind.problem_id())))
@@ -180,188 +180,189 @@ _PROVIDER_REQUEST: Problems = (
 )
 
 # fmt: off
-# Name, method, path; tag, access, kind, answer; the rest by keyword.
+# Name, method, path; tag, access, effect, answer; the rest by keyword.
 
 # Tasks.
 
 SEARCH_TASKS = Operation("search_tasks", "GET", "/tasks",
-    "tasks", Access.NAMED_ROOMS, Kind.READ, FoundTasks, problems=(*_ROOMS, *_BODY))
+    "tasks", Access.NAMED_ROOMS, Effect.READ, FoundTasks, problems=(*_ROOMS, *_BODY))
 COUNT_TASKS = Operation("count_tasks", "GET", "/tasks/counts",
-    "tasks", Access.NAMED_ROOMS, Kind.READ, o.StatusCounts, problems=_ROOMS)
+    "tasks", Access.NAMED_ROOMS, Effect.READ, o.StatusCounts, problems=_ROOMS)
 SUBMIT_TASK = Operation("submit_task", "POST", "/rooms/{room_id}/tasks/{name}",
-    "tasks", Access.ROOM_WRITE, Kind.WRITE_ONCE, m.TaskResponse, body=m.TaskSubmitRequest, status=202,
+    "tasks", Access.ROOM_WRITE, Effect.WRITE_ONCE, m.TaskResponse, body=m.TaskSubmitRequest, status=202,
     problems=_SUBMIT)
 CLAIM_TASK = Operation("claim_task", "POST", "/tasks/claim",
-    "tasks", Access.OWNER, Kind.WRITE_PARTS_ONCE, m.TaskClaimResponse, body=m.TaskClaimRequest,
+    "tasks", Access.OWNER, Effect.WRITE_PARTS_ONCE, m.TaskClaimResponse, body=m.TaskClaimRequest,
     problems=_CLAIM)
 GET_TASK = Operation("get_task", "GET", "/tasks/{task_id}",
-    "tasks", Access.TASK_READ, Kind.READ, m.TaskResponse, problems=(*_TASK, p.TooManyRequests))
+    "tasks", Access.TASK_READ, Effect.READ, m.TaskResponse, problems=(*_TASK, p.TooManyRequests))
 GET_TASK_HISTORY = Operation("get_task_history", "GET", "/tasks/{task_id}/history",
-    "tasks", Access.TASK_READ, Kind.READ, h.TaskHistory, problems=_TASK)
+    "tasks", Access.TASK_READ, Effect.READ, h.TaskHistory, problems=_TASK)
 GET_TASK_LOG = Operation("get_task_log", "GET", "/tasks/{task_id}/log",
-    "tasks", Access.TASK_READ, Kind.READ, h.TaskLog, problems=_TASK)
+    "tasks", Access.TASK_READ, Effect.READ, h.TaskLog, problems=_TASK)
 EXPLAIN_TASK = Operation("explain_task", "GET", "/tasks/{task_id}/explain",
-    "tasks", Access.TASK_READ, Kind.READ, h.TaskExplanation, problems=_TASK)
+    "tasks", Access.TASK_READ, Effect.READ, h.TaskExplanation, problems=_TASK)
 RELEASE_TASK = Operation("release_task", "POST", "/tasks/{task_id}/release",
-    "tasks", Access.OWNER, Kind.WRITE_ONCE, m.TaskResponse, body=m.TaskActionRequest, has_optional_body=True,
-    problems=_REPORT)
+    "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
+    body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
 RETRY_TASK = Operation("retry_task", "POST", "/tasks/{task_id}/retry",
-    "tasks", Access.OWNER, Kind.WRITE_ONCE, m.TaskResponse, body=m.TaskActionRequest, has_optional_body=True,
-    problems=_REPORT)
+    "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
+    body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
 FAIL_TASK = Operation("fail_task", "POST", "/tasks/{task_id}/fail",
-    "tasks", Access.OWNER, Kind.WRITE_ONCE, m.TaskResponse, body=m.TaskActionRequest, has_optional_body=True,
-    problems=_REPORT)
+    "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
+    body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
 UPDATE_TASK = Operation("update_task", "PATCH", "/tasks/{task_id}",
-    "tasks", Access.OWNER, Kind.WRITE_ONCE, m.TaskResponse, body=m.TaskUpdateRequest, problems=_REPORT)
+    "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse, body=m.TaskUpdateRequest, problems=_REPORT)
 LIST_TASKS = Operation("list_tasks", "GET", "/rooms/{room_id}/tasks",
-    "tasks", Access.ROOM_READ, Kind.READ, TaskPage, problems=(p.ContentTooLarge,))
+    "tasks", Access.ROOM_READ, Effect.READ, TaskPage, problems=(p.ContentTooLarge,))
 SUBMIT_TASKS = Operation("submit_tasks", "POST", "/tasks/submit",
-    "tasks", Access.NAMED_ROOMS, Kind.WRITE_ONCE, m.BatchResponse, body=m.BatchSubmitRequest,
+    "tasks", Access.NAMED_ROOMS, Effect.WRITE_ONCE, m.BatchResponse, body=m.BatchSubmitRequest,
     problems=(*_WRITABLE_ROOMS, *_SUBMIT))
 REPORT_TASKS = Operation("report_tasks", "POST", "/tasks/report",
-    "tasks", Access.OWNER, Kind.WRITE_PARTS_ONCE, m.BatchResponse, body=m.BatchReportRequest)
+    "tasks", Access.OWNER, Effect.WRITE_PARTS_ONCE, m.BatchResponse, body=m.BatchReportRequest)
 
 # Workers.
 
 CREATE_WORKER = Operation("create_worker", "POST", "/workers",
-    "workers", Access.CALLER, Kind.WRITE_ONCE, m.WorkerResponse,
+    "workers", Access.CALLER, Effect.WRITE_ONCE, m.WorkerResponse,
     body=m.WorkerInfo, has_optional_body=True, status=201, problems=(p.TooManyRequests,))
 LIST_WORKERS = Operation("list_workers", "GET", "/workers",
-    "workers", Access.CALLER, Kind.READ, WorkerPage)
+    "workers", Access.CALLER, Effect.READ, WorkerPage)
 GET_WORKER = Operation("get_worker", "GET", "/workers/{worker_id}",
-    "workers", Access.OWNER, Kind.READ, o.WorkerDetail, problems=_WORKER)
+    "workers", Access.OWNER, Effect.READ, o.WorkerDetail, problems=_WORKER)
 SEND_HEARTBEAT = Operation("send_heartbeat", "PATCH", "/workers/{worker_id}",
-    "workers", Access.OWNER, Kind.WRITE, m.WorkerResponse, body=m.HeartbeatRequest, has_optional_body=True,
+    "workers", Access.OWNER, Effect.WRITE, m.WorkerResponse, body=m.HeartbeatRequest, has_optional_body=True,
     problems=_WORKER)
 DRAIN_WORKER = Operation("drain_worker", "POST", "/workers/{worker_id}/drain",
-    "workers", Access.OWNER, Kind.WRITE_ONCE, m.WorkerResponse, problems=(*_WORKER, p.Conflict))
+    "workers", Access.OWNER, Effect.WRITE_ONCE, m.WorkerResponse, problems=(*_WORKER, p.Conflict))
 REMOVE_WORKER = Operation("remove_worker", "DELETE", "/workers/{worker_id}",
-    "workers", Access.OWNER, Kind.WRITE_ONCE, NO_CONTENT, status=204, problems=_WORKER)
+    "workers", Access.OWNER, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=_WORKER)
 REMOVE_JOB_FROM_WORKER = Operation("remove_job_from_worker", "DELETE", "/workers/{worker_id}/jobs/{name}",
-    "workers", Access.OWNER, Kind.WRITE_ONCE, NO_CONTENT, status=204, problems=(*_WORKER, *_JOB))
+    "workers", Access.OWNER, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=(*_WORKER, *_JOB))
 LIST_ROOM_WORKERS = Operation("list_room_workers", "GET", "/rooms/{room_id}/workers",
-    "workers", Access.ROOM_READ, Kind.READ, WorkerPage)
+    "workers", Access.ROOM_READ, Effect.READ, WorkerPage)
 
 # Jobs.
 
 REGISTER_JOB = Operation("register_job", "PUT", "/rooms/{room_id}/jobs",
-    "jobs", Access.ROOM_WRITE, Kind.WRITE_ONCE, m.JobResponse, body=m.JobRegisterRequest, status=201,
+    "jobs", Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, body=m.JobRegisterRequest, status=201,
     problems=(*_REGISTER, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.TooManyRequests))
 LIST_JOBS = Operation("list_jobs", "GET", "/rooms/{room_id}/jobs",
-    "jobs", Access.ROOM_READ, Kind.READ, JobPage)
+    "jobs", Access.ROOM_READ, Effect.READ, JobPage)
 LIST_JOB_TASKS = Operation("list_job_tasks", "GET", "/rooms/{room_id}/jobs/{name}/tasks",
-    "jobs", Access.ROOM_READ, Kind.READ, TaskPage, problems=(*_JOB, p.ContentTooLarge))
+    "jobs", Access.ROOM_READ, Effect.READ, TaskPage, problems=(*_JOB, p.ContentTooLarge))
 PAUSE_JOB = Operation("pause_job", "POST", "/rooms/{room_id}/jobs/{name}/pause",
-    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Kind.WRITE_ONCE, m.JobResponse, problems=_JOB)
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, problems=_JOB)
 RESUME_JOB = Operation("resume_job", "POST", "/rooms/{room_id}/jobs/{name}/resume",
-    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Kind.WRITE_ONCE, m.JobResponse, problems=_JOB)
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, problems=_JOB)
 GET_JOB = Operation("get_job", "GET", "/rooms/{room_id}/jobs/{name}",
-    "jobs", Access.ROOM_READ, Kind.READ, m.JobResponse, problems=_JOB)
+    "jobs", Access.ROOM_READ, Effect.READ, m.JobResponse, problems=_JOB)
 
 # Events.
 
 FOLLOW_TASK = Operation("follow_task", "GET", "/tasks/{task_id}/events",
-    "events", Access.STREAM_TOKEN, Kind.READ, h.TaskEvents, problems=(*_TASK, p.TooManyRequests))
+    "events", Access.STREAM_TOKEN, Effect.READ, h.TaskEvents, problems=(*_TASK, p.TooManyRequests))
 FOLLOW_ROOM = Operation("follow_room", "GET", "/rooms/{room_id}/events",
-    "events", Access.STREAM_TOKEN, Kind.READ, h.RoomEvents, problems=(*_ROOMS, p.TooManyRequests))
+    "events", Access.STREAM_TOKEN, Effect.READ, h.RoomEvents, problems=(*_ROOMS, p.TooManyRequests))
 CREATE_TASK_STREAM_TOKEN = Operation("create_task_stream_token", "POST", "/tasks/{task_id}/events/token",
-    "events", Access.TASK_READ, Kind.WRITE, h.StreamToken, status=201, problems=_TASK)
+    "events", Access.TASK_READ, Effect.WRITE, h.StreamToken, status=201, problems=_TASK)
 CREATE_ROOM_STREAM_TOKEN = Operation("create_room_stream_token", "POST", "/rooms/{room_id}/events/token",
-    "events", Access.ROOM_READ, Kind.WRITE, h.StreamToken, status=201)
+    "events", Access.ROOM_READ, Effect.WRITE, h.StreamToken, status=201)
 
 # Providers.
 
 REGISTER_PROVIDER = Operation("register_provider", "PUT", "/rooms/{room_id}/providers",
-    "providers", Access.ROOM_WRITE, Kind.WRITE_ONCE, pr.ProviderResponse, body=pr.ProviderRegisterRequest,
+    "providers", Access.ROOM_WRITE, Effect.WRITE_ONCE, pr.ProviderResponse, body=pr.ProviderRegisterRequest,
     status=201, problems=(*_REGISTER, p.ContentTooLarge, p.TooManyRequests))
 LIST_PROVIDERS = Operation("list_providers", "GET", "/rooms/{room_id}/providers",
-    "providers", Access.ROOM_READ, Kind.READ, ProviderPage)
+    "providers", Access.ROOM_READ, Effect.READ, ProviderPage)
 GET_PROVIDER = Operation("get_provider", "GET", "/rooms/{room_id}/providers/{name}/info",
-    "providers", Access.ROOM_READ, Kind.READ, pr.ProviderResponse, problems=_PROVIDER)
+    "providers", Access.ROOM_READ, Effect.READ, pr.ProviderResponse, problems=_PROVIDER)
 READ_PROVIDER = Operation("read_provider", "GET", "/rooms/{room_id}/providers/{name}",
-    "providers", Access.ROOM_READ, Kind.READ, bytes, problems=_PROVIDER_REQUEST)
+    "providers", Access.ROOM_READ, Effect.READ, bytes, problems=_PROVIDER_REQUEST)
 REMOVE_PROVIDER = Operation("remove_provider", "DELETE", "/providers/{provider_id}",
-    "providers", Access.OWNER, Kind.WRITE_ONCE, NO_CONTENT, status=204, problems=_PROVIDER)
+    "providers", Access.OWNER, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=_PROVIDER)
 CLAIM_PROVIDER_REQUEST = Operation("claim_provider_request", "POST", "/providers/requests/claim",
-    "providers", Access.OWNER, Kind.WRITE_PARTS_ONCE, pr.ProviderClaimResponse, body=pr.ProviderClaimRequest,
-    problems=_CLAIM)
+    "providers", Access.OWNER, Effect.WRITE_PARTS_ONCE, pr.ProviderClaimResponse,
+    body=pr.ProviderClaimRequest, problems=_CLAIM)
 UPLOAD_PROVIDER_RESULT = Operation("upload_provider_result", "POST", "/providers/{provider_id}/results",
-    "providers", Access.OWNER, Kind.WRITE, NO_CONTENT, status=204,
+    "providers", Access.OWNER, Effect.WRITE, NO_CONTENT, status=204,
     problems=(*_PROVIDER, *_UPLOAD, p.StaleResult))
 
 # Results.
 
 UPLOAD_TASK_RESULT = Operation("upload_task_result", "PUT", "/tasks/{task_id}/result",
-    "results", Access.OWNER, Kind.WRITE, StoredResult,
+    "results", Access.OWNER, Effect.WRITE, StoredResult,
     problems=(*_REPORT, *_UPLOAD, p.Conflict, p.ResultStoreFull))
 READ_TASK_RESULT = Operation("read_task_result", "GET", "/tasks/{task_id}/result",
-    "results", Access.TASK_READ, Kind.READ, bytes, problems=_RESULT)
+    "results", Access.TASK_READ, Effect.READ, bytes, problems=_RESULT)
 HEAD_TASK_RESULT = Operation("head_task_result", "HEAD", "/tasks/{task_id}/result",
-    "results", Access.TASK_READ, Kind.READ, bytes, problems=_RESULT)
+    "results", Access.TASK_READ, Effect.READ, bytes, problems=_RESULT)
 
 # Admin.
 
 GET_SWEEPER = Operation("get_sweeper", "GET", "/admin/sweeper",
-    "admin", Access.SUPERUSER, Kind.READ, o.SweeperDetail)
+    "admin", Access.SUPERUSER, Effect.READ, o.SweeperDetail)
 UPDATE_SWEEPER = Operation("update_sweeper", "PATCH", "/admin/sweeper",
-    "admin", Access.SUPERUSER, Kind.WRITE_ONCE, o.SweeperDetail, body=m.SweeperUpdate)
+    "admin", Access.SUPERUSER, Effect.WRITE_ONCE, o.SweeperDetail, body=m.SweeperUpdate)
 GET_SETTINGS = Operation("get_settings", "GET", "/admin/settings",
-    "admin", Access.SUPERUSER, Kind.READ, o.Settings)
+    "admin", Access.SUPERUSER, Effect.READ, o.Settings)
 PREVIEW_SWEEPER = Operation("preview_sweeper", "GET", "/admin/sweeper/preview",
-    "admin", Access.SUPERUSER, Kind.READ, m.SweeperPreview)
+    "admin", Access.SUPERUSER, Effect.READ, m.SweeperPreview)
 
 # Server.
 
 GET_CALLER = Operation("get_caller", "GET", "/me",
-    "server", Access.CALLER, Kind.READ, o.Me, problems=_ROOMS)
+    "server", Access.CALLER, Effect.READ, o.Me, problems=_ROOMS)
 GET_VERSION = Operation("get_version", "GET", "/version",
-    "server", Access.CALLER, Kind.READ, o.Version)
+    "server", Access.CALLER, Effect.READ, o.Version)
 
 # Jobs.
 
 LIST_ALL_JOBS = Operation("list_all_jobs", "GET", "/jobs",
-    "jobs", Access.SUPERUSER, Kind.READ, JobEntries, problems=_ROOMS)
+    "jobs", Access.SUPERUSER, Effect.READ, JobEntries, problems=_ROOMS)
 
 # Rooms.
 
 LIST_ROOMS = Operation("list_rooms", "GET", "/rooms",
-    "rooms", Access.SUPERUSER, Kind.READ, RoomEntries)
+    "rooms", Access.SUPERUSER, Effect.READ, RoomEntries)
 
 # Providers.
 
 LIST_ALL_PROVIDERS = Operation("list_all_providers", "GET", "/providers",
-    "providers", Access.SUPERUSER, Kind.READ, ProviderEntries)
+    "providers", Access.SUPERUSER, Effect.READ, ProviderEntries)
 
 # Overview.
 
 GET_METRICS = Operation("get_metrics", "GET", "/metrics",
-    "overview", Access.METRICS_TOKEN, Kind.READ, str)
+    "overview", Access.METRICS_TOKEN, Effect.READ, str)
 GET_OVERVIEW = Operation("get_overview", "GET", "/overview",
-    "overview", Access.SUPERUSER, Kind.READ, o.Overview)
+    "overview", Access.SUPERUSER, Effect.READ, o.Overview)
 FOLLOW_OVERVIEW = Operation("follow_overview", "GET", "/overview/events",
-    "overview", Access.SUPERUSER, Kind.READ, bytes)
+    "overview", Access.SUPERUSER, Effect.READ, bytes)
 GET_ROOM_OVERVIEW = Operation("get_room_overview", "GET", "/rooms/{room_id}/overview",
-    "overview", Access.ROOM_READ, Kind.READ, o.RoomOverview)
+    "overview", Access.ROOM_READ, Effect.READ, o.RoomOverview)
 GET_STATISTICS = Operation("get_statistics", "GET", "/statistics",
-    "overview", Access.NAMED_ROOMS, Kind.READ, o.Statistics, problems=(*_ROOMS, *_JOB))
+    "overview", Access.NAMED_ROOMS, Effect.READ, o.Statistics, problems=(*_ROOMS, *_JOB))
 
 # Admin.
 
 LIST_AUDIT_ENTRIES = Operation("list_audit_entries", "GET", "/audit",
-    "admin", Access.NAMED_ROOMS, Kind.READ, AuditTrail, problems=_ROOMS)
+    "admin", Access.NAMED_ROOMS, Effect.READ, AuditTrail, problems=_ROOMS)
 
 # Tasks.
 
 PREVIEW_BULK_ACTION = Operation("preview_bulk_action", "POST", "/tasks/bulk/preview",
-    "tasks", Access.NAMED_ROOMS, Kind.READ, o.BulkPreview, body=o.BulkPreviewRequest,
+    "tasks", Access.NAMED_ROOMS, Effect.READ, o.BulkPreview, body=o.BulkPreviewRequest,
     problems=_WRITABLE_ROOMS)
 APPLY_BULK_ACTION = Operation("apply_bulk_action", "POST", "/tasks/bulk",
-    "tasks", Access.NAMED_ROOMS, Kind.WRITE_ONCE, o.BulkResult, body=o.BulkRequest, problems=_WRITABLE_ROOMS)
+    "tasks", Access.NAMED_ROOMS, Effect.WRITE_ONCE, o.BulkResult,
+    body=o.BulkRequest, problems=_WRITABLE_ROOMS)
 
 # Overview.
 
 FIND_IDS = Operation("find_ids", "GET", "/ids",
-    "overview", Access.NAMED_ROOMS, Kind.READ, o.PrefixMatches, problems=_ROOMS)
+    "overview", Access.NAMED_ROOMS, Effect.READ, o.PrefixMatches, problems=_ROOMS)
 # fmt: on
 
 # In the order of the table.

@@ -52,13 +52,13 @@ class OverviewReader:
         return None if self.is_closed else text
 
 
-class _Looker:
+class _Poller:
     """Reads the overview every 2 s while there are readers in its event loop."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.readers: set[OverviewReader] = set()
-        self._known: str | None = None
+        self._compared: str | None = None
         self._last: str | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -66,7 +66,7 @@ class _Looker:
         """Add a reader. It reads the last overview at once."""
         self.readers.add(reader)
         if self._task is None or self._task.done():
-            self._known = self._last = None
+            self._compared = self._last = None
             self._task = create_shared_task(self._run())
         elif self._last is not None:
             reader.put(self._last)
@@ -74,20 +74,20 @@ class _Looker:
     async def _run(self) -> None:
         while self.readers:
             try:
-                await self._look()
+                await self._read()
             except Exception as error:
                 log_failed_work(logger, error, "The overview was not read; its readers wait for the next one")
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         settings = self._runtime.settings
         overview: Overview = await self._runtime.database.read_snapshot(
             rules_overview.read_overview, settings.heartbeat_seconds
         )
         self._last = overview.model_dump_json()
         compared = overview.model_dump_json(exclude=_NOT_COMPARED)
-        if compared != self._known:
-            self._known = compared
+        if compared != self._compared:
+            self._compared = compared
             for reader in self.readers:
                 reader.put(self._last)
 
@@ -106,7 +106,7 @@ class Overviews:
         self._runtime = runtime
         self._streams = streams
         # A host's test client may run each request in an event loop of its own.
-        self._lookers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Looker] = WeakKeyDictionary()
+        self._pollers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Poller] = WeakKeyDictionary()
         runtime.waiters.subscribe(_IDENTITY, self._on_identity)
 
     @asynccontextmanager
@@ -114,22 +114,22 @@ class Overviews:
         """Open a stream of a superuser. Raises `ServiceUnavailable` and `TooManyRequests`."""
         with self._streams.slot(caller):
             loop = asyncio.get_running_loop()
-            looker = self._lookers.setdefault(loop, _Looker(self._runtime))
+            poller = self._pollers.setdefault(loop, _Poller(self._runtime))
             reader = OverviewReader(caller)
-            looker.add(reader)
+            poller.add(reader)
             try:
                 yield reader
             finally:
-                looker.readers.discard(reader)
+                poller.readers.discard(reader)
 
     def close(self) -> None:
         """End all streams: the server stops."""
-        for looker in list(self._lookers.values()):
-            looker.stop()
+        for poller in list(self._pollers.values()):
+            poller.stop()
 
     def _on_identity(self, key: str) -> None:
         user_id = key.removeprefix(_IDENTITY)
-        for looker in list(self._lookers.values()):
-            for reader in looker.readers:
+        for poller in list(self._pollers.values()):
+            for reader in poller.readers:
                 if reader.caller.id == user_id:
                     reader.close()

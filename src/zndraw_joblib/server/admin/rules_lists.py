@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from zndraw_joblib.server.admin import sql_figures
-from zndraw_joblib.server.admin.sql_figures import HeldCounts, ServedJob, WorkerListing
+from zndraw_joblib.server.admin.sql_figures import HeldCounts, WorkerJob, WorkerListing
 from zndraw_joblib.server.admin.sql_lists import LISTS, CursorList, read
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, Page
@@ -58,7 +58,7 @@ async def _summaries(
     if not ids:
         return []
     held = await sql_figures.held_counts(tx, ids)
-    served: dict[UUID, list[ServedJob]] = {worker_id: [] for worker_id in ids}
+    served: dict[UUID, list[WorkerJob]] = {worker_id: [] for worker_id in ids}
     for job in await sql_figures.served_jobs(tx, ids):
         served[job.worker_id].append(job)
     items = []
@@ -102,7 +102,7 @@ def _found(task: TaskRecord) -> FoundTask:
 
 # Find tasks and workers by the first characters of their ids.
 
-_MOST = 10
+_MAX_MATCHES = 10
 _DIGITS = 32
 _PREFIX = re.compile(r"[0-9a-f]{4,32}")
 
@@ -123,6 +123,6 @@ async def find_ids(
     """Return tasks and workers with ids in a range: tasks of these rooms or of all, a user's own workers."""
     owners = [] if caller.is_superuser else [caller.id]
     return PrefixMatches(
-        tasks=await sql_figures.tasks_with(tx, *span, rooms, _MOST),
-        workers=await sql_figures.workers_with(tx, *span, owners, _MOST),
+        tasks=await sql_figures.tasks_with(tx, *span, rooms, _MAX_MATCHES),
+        workers=await sql_figures.workers_with(tx, *span, owners, _MAX_MATCHES),
     )

@@ -39,15 +39,15 @@ from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 _LONG, _VERY_LONG = timedelta(minutes=10), timedelta(hours=1)
 # A job with at least this many failures, and this share of its ends, is a finding.
-_MANY_FAILURES, _MOST = 5, 0.5
+_MANY_FAILURES, _FAILING_SHARE = 5, 0.5
 _MANY_LOST = 5
-_MOST_FINDINGS = 100
+_MAX_FINDINGS = 100
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1}
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings, critical ones first, at most 100."""
-    return sorted(findings, key=lambda finding: _ORDER[finding.severity])[:_MOST_FINDINGS]
+    return sorted(findings, key=lambda finding: _ORDER[finding.severity])[:_MAX_FINDINGS]
 
 
 def unserved_job(job: QueuedJob) -> Finding:
@@ -94,7 +94,7 @@ def failing_tasks(ends: RecentEnds, since: datetime) -> list[Finding]:
     """Return that most tasks of a job failed, and that attempts were lost, since a time."""
     findings = []
     number = ends.failed + ends.completed
-    if ends.failed >= _MANY_FAILURES and ends.failed >= _MOST * number:
+    if ends.failed >= _MANY_FAILURES and ends.failed >= _FAILING_SHARE * number:
         detail = (
             f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed."
         )
@@ -295,7 +295,7 @@ def _of_room(entries: list[JobEntry]) -> list[Finding]:
 _SILENT_SWEEPS = 3
 _KEEP_SERVERS = timedelta(hours=1)
 _KEEP_CYCLES = timedelta(days=7)
-_MOST_CYCLES = 10_000
+_MAX_CYCLES = 10_000
 _LISTED_CYCLES = 100
 
 
@@ -335,7 +335,7 @@ async def report(
     if prune:
         since = now - _KEEP_SERVERS
         await sql_operators.prune_servers(
-            tx, seen_since=since, cycles_since=now - _KEEP_CYCLES, limit=_MOST_CYCLES
+            tx, seen_since=since, cycles_since=now - _KEEP_CYCLES, limit=_MAX_CYCLES
         )
 
 
@@ -479,11 +479,11 @@ async def _jobs(tx: Transaction, totals: list[Any], now: datetime) -> dict[str, 
     counts, claiming = await sql_counts.of_jobs(tx), await sql_figures.claiming(tx)
     jobs: dict[str, JobMetrics] = {}
     by_id: dict[UUID, JobMetrics] = {}
-    for place, job in enumerate(await sql_figures.job_figures(tx)):
+    for index, job in enumerate(await sql_figures.job_figures(tx)):
         of_job = counts.get(job.id, sql_counts.NO_COUNTS)
         if job.is_deleted and of_job == sql_counts.NO_COUNTS:
             continue
-        if place < MAX_JOBS:
+        if index < MAX_JOBS:
             has_workers = job.room_id != INTERNAL and not job.is_deleted
             workers = claiming.get(job.id, 0) if has_workers else None
             metrics = jobs[job.full_name] = JobMetrics(is_paused=job.is_paused, workers=workers)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zndraw_joblib.server.admin import sql_searches
-from zndraw_joblib.server.admin.sql_searches import Budget, Filter, FoundRow, Place, SearchPart
+from zndraw_joblib.server.admin.sql_searches import Budget, Filter, SearchPart, SearchPosition, SearchRow
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process import cursors
 from zndraw_joblib.server.process.ports import CursorPage, Identity, RequestKey
@@ -52,7 +52,7 @@ async def find(
 
     Once the budget is spent, `next` of the response reads on. Raises `InvalidRequest` for a wrong cursor.
     """
-    after = None if page.cursor is None else _place(page.cursor, is_by_time=bool(task_filter.room))
+    after = None if page.cursor is None else _position(page.cursor, is_by_time=bool(task_filter.room))
     resolved = await resolve(tx, task_filter)
     if resolved is None:
         return FoundTasks(items=[])
@@ -79,13 +79,13 @@ async def resolve(tx: Transaction, task_filter: TaskFilter) -> Filter | None:
     )
 
 
-async def entries(tx: Transaction, rows: Sequence[FoundRow]) -> list[FoundTask]:
+async def entries(tx: Transaction, rows: Sequence[SearchRow]) -> list[FoundTask]:
     """Return found tasks as responses contain them."""
     names = await sql_jobs.full_names(tx, {row.job_id for row in rows}) if rows else {}
     return [_entry(row, names[row.job_id]) for row in rows]
 
 
-def _entry(row: FoundRow, job_name: str) -> FoundTask:
+def _entry(row: SearchRow, job_name: str) -> FoundTask:
     fields = row._asdict()
     for name in ("seq", "job_id", "lane", "unstarted"):
         del fields[name]
@@ -98,20 +98,20 @@ def _entry(row: FoundRow, job_name: str) -> FoundTask:
     return FoundTask.model_construct(**fields)
 
 
-def _place(cursor: str, *, is_by_time: bool) -> Place:
+def _position(cursor: str, *, is_by_time: bool) -> SearchPosition:
     if not is_by_time:
-        return Place(*cursors.decode(_KIND, cursor, [int]))
+        return SearchPosition(*cursors.decode(_KIND, cursor, [int]))
     seq, microseconds = cursors.decode(_KIND_OF_ROOMS, cursor, [int, int])
     try:
-        return Place(seq, _EPOCH + microseconds * _MICROSECOND)
+        return SearchPosition(seq, _EPOCH + microseconds * _MICROSECOND)
     except OverflowError as error:
         raise InvalidRequest("query.cursor: it has a time that no task has") from error
 
 
-def _cursor(place: Place, *, is_by_time: bool) -> str:
-    if not is_by_time or place.at is None:
-        return cursors.encode(_KIND, place.seq)
-    return cursors.encode(_KIND_OF_ROOMS, place.seq, (place.at - _EPOCH) // _MICROSECOND)
+def _cursor(position: SearchPosition, *, is_by_time: bool) -> str:
+    if not is_by_time or position.at is None:
+        return cursors.encode(_KIND, position.seq)
+    return cursors.encode(_KIND_OF_ROOMS, position.seq, (position.at - _EPOCH) // _MICROSECOND)
 
 
 async def count(tx: Transaction, rooms: Sequence[str]) -> StatusCounts:
@@ -207,7 +207,7 @@ _LIMITS = BulkLimits()
 
 
 class _Batch(NamedTuple):
-    rows: list[FoundRow]
+    rows: list[SearchRow]
     is_complete: bool
 
 
@@ -220,7 +220,7 @@ async def preview(
     """
     confirmed = confirmed._replace(newest=await read_in(sql_searches.newest))
     count, is_complete = 0, True
-    first: list[FoundRow] = []
+    first: list[SearchRow] = []
     async for matches in _search(read_in, confirmed, limits):
         count, is_complete = count + len(matches.rows), matches.is_complete
         first += matches.rows[: _EXAMPLES - len(first)]
@@ -307,7 +307,7 @@ async def _resolve(tx: Transaction, confirmed: Confirmed) -> Filter | None:
     return resolved and resolved.limited_to(confirmed.newest)
 
 
-class _Done(NamedTuple):
+class _BatchCounts(NamedTuple):
     handled: int
     affected: int
     skipped: int
@@ -317,11 +317,11 @@ class _Done(NamedTuple):
 async def _apply_batch(
     tx: Transaction,
     confirmed: Confirmed,
-    rows: Sequence[FoundRow],
+    rows: Sequence[SearchRow],
     affected: int,
     skipped: int,
     entry: int | None,
-) -> _Done:
+) -> _BatchCounts:
     """Change the tasks that are as the search found them; record the counts so far in the audit trail."""
     if confirmed.action is BulkAction.PURGE:
         rows = rows[: len(await sql_details.first_to_prune(tx, [row.seq for row in rows]))]
@@ -337,7 +337,7 @@ async def _apply_batch(
         await _move(tx, confirmed.action, same)
         count = len(same)
     affected, skipped = affected + count, skipped + len(rows) - count
-    return _Done(len(rows), affected, skipped, await _record(tx, confirmed, affected, skipped, entry))
+    return _BatchCounts(len(rows), affected, skipped, await _record(tx, confirmed, affected, skipped, entry))
 
 
 async def _move(tx: Transaction, action: BulkAction, tasks: Sequence[TaskRecord]) -> None:
@@ -348,9 +348,9 @@ async def _move(tx: Transaction, action: BulkAction, tasks: Sequence[TaskRecord]
     await sql_transitions.move(tx, moves)
     after = [moved for _, moved in moves]
     await rules_jobs.restore_needed(tx, after)
-    found_at = await positions(tx, after)
+    queue_positions = await positions(tx, after)
     for task in after:
-        rules_answers.publish_status(tx, task, found_at.get(task.id))
+        rules_answers.publish_status(tx, task, queue_positions.get(task.id))
     emptied = {before.job_id for before, _ in moves if before.status is TaskStatus.PENDING}
     await rules_jobs.soft_delete_orphans(tx, sorted(emptied))
 

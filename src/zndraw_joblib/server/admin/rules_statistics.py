@@ -41,7 +41,7 @@ _LOST = {error.problem_id() for error in (WorkerLost, RunTimeout, StartTimeout, 
 _NOT_FAILED = {error.problem_id() for error in (Released, StartTimeout)}
 
 
-class Retention(NamedTuple):
+class StatisticsRetention(NamedTuple):
     """For how long to keep the counts of minutes and of hours."""
 
     minutes: timedelta
@@ -55,7 +55,7 @@ class Pass(NamedTuple):
     is_behind: bool
 
 
-async def advance(tx: Transaction, retention: Retention, settle: timedelta = SETTLE) -> Pass:
+async def advance(tx: Transaction, retention: StatisticsRetention, settle: timedelta = SETTLE) -> Pass:
     """Read what happened since the last pass, at most 5 minutes of it. Add it to the statistics.
 
     If another server does so at this moment, do nothing.
@@ -124,7 +124,7 @@ async def _moved(tx: Transaction, position: Position, interval: Interval, until:
     return new._replace(task_floor=task_floor, attempt_floor=attempt_floor)
 
 
-async def _prune(tx: Transaction, until: datetime, retention: Retention) -> None:
+async def _prune(tx: Transaction, until: datetime, retention: StatisticsRetention) -> None:
     await sql_statistics.prune(tx, MINUTE, until - retention.minutes)
     await sql_statistics.prune(tx, HOUR, until - retention.hours)
 

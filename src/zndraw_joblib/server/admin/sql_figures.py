@@ -113,7 +113,7 @@ class WorkerListing(NamedTuple):
     job_count: int
 
 
-class ServedJob(NamedTuple):
+class WorkerJob(NamedTuple):
     """A job that a worker serves."""
 
     worker_id: UUID
@@ -235,9 +235,9 @@ async def worker_by_id(tx: Transaction, worker_id: UUID) -> WorkerListing | None
     return None if row is None else WorkerListing(*row)
 
 
-async def served_jobs(tx: Transaction, ids: Sequence[UUID]) -> list[ServedJob]:
+async def served_jobs(tx: Transaction, ids: Sequence[UUID]) -> list[WorkerJob]:
     """Return the jobs that these workers serve, by full name."""
-    return [ServedJob(*row) for row in await tx.execute(_SERVED, {"ids": padded(ids)})]
+    return [WorkerJob(*row) for row in await tx.execute(_SERVED, {"ids": padded(ids)})]
 
 
 async def held_counts(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, HeldCounts]:

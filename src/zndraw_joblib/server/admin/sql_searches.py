@@ -58,12 +58,12 @@ _NAMES = (
 _COLUMNS = [*(tasks.c[name] for name in _NAMES), func.substr(tasks.c.error, 1, MAX_ERROR).label("error")]
 _SEQ = bindparam("seq", type_=tasks.c.seq.type)
 _AT = bindparam("at", type_=tasks.c.created_at.type)
-_MOST = bindparam("most", type_=BigInteger())
+_LIMIT = bindparam("limit", type_=BigInteger())
 _BY_SEQ = (tasks.c.seq,)
 _BY_TIME = (tasks.c.created_at, tasks.c.seq)
 
 
-def _given(name: str, column: str) -> ColumnElement[Any]:
+def _value(name: str, column: str) -> ColumnElement[Any]:
     return bindparam(name, type_=tasks.c[column].type)
 
 
@@ -71,11 +71,11 @@ _CONDITIONS: dict[str, Condition] = {
     "jobs": among(tasks.c.job_id, bindparam("jobs")),
     "rooms": among(tasks.c.room_id, bindparam("rooms")),
     "error_codes": among(tasks.c.error_code, bindparam("error_codes")),
-    "worker": tasks.c.worker_id == _given("worker", "worker_id"),
-    "created_by": tasks.c.created_by == _given("created_by", "created_by"),
-    "since": tasks.c.created_at >= _given("since", "created_at"),
-    "until": tasks.c.created_at < _given("until", "created_at"),
-    "newest": tasks.c.seq <= _given("newest", "seq"),
+    "worker": tasks.c.worker_id == _value("worker", "worker_id"),
+    "created_by": tasks.c.created_by == _value("created_by", "created_by"),
+    "since": tasks.c.created_at >= _value("since", "created_at"),
+    "until": tasks.c.created_at < _value("until", "created_at"),
+    "newest": tasks.c.seq <= _value("newest", "seq"),
     # The last one: it costs most.
     "text": or_(
         contains(tasks.c.error, bindparam("text", type_=Text())),
@@ -114,7 +114,7 @@ class _Stream(NamedTuple):
     conditions: Sequence[Condition]
     order: tuple[ColumnElement[Any], ...]
 
-    def after_place(self) -> Condition:
+    def after_position(self) -> Condition:
         return tuple_(*_BY_TIME) < tuple_(_AT, _SEQ) if self.order == _BY_TIME else tasks.c.seq < _SEQ
 
 
@@ -133,7 +133,7 @@ def window_statement(shape: Shape, window: int, *, is_first: bool) -> Select[Any
     matches = and_(true(), *conditions).label("matches")
     parts = []
     for stream in _streams(shape):
-        bounds = [*stream.conditions] if is_first else [*stream.conditions, stream.after_place()]
+        bounds = [*stream.conditions] if is_first else [*stream.conditions, stream.after_position()]
         rows = select(*_COLUMNS, matches).where(*bounds)
         parts.append(rows.order_by(*[column.desc() for column in stream.order]).limit(size).subquery())
     names = ["created_at", "seq"] if shape.rooms else ["seq"]
@@ -141,10 +141,10 @@ def window_statement(shape: Shape, window: int, *, is_first: bool) -> Select[Any
     if len(parts) > 1:
         united = union_all(*[select(part) for part in parts]).subquery()
         read = select(united).order_by(*[united.c[name].desc() for name in names]).limit(size).subquery()
-    place = func.row_number().over(order_by=[read.c[name].desc() for name in names]).label("place")
-    numbered = select(read, place, func.count().over().label("total")).subquery()
-    statement = select(numbered).where(or_(numbered.c.matches, numbered.c.place == numbered.c.total))
-    return statement.order_by(numbered.c.place).limit(_MOST)
+    position = func.row_number().over(order_by=[read.c[name].desc() for name in names]).label("position")
+    numbered = select(read, position, func.count().over().label("total")).subquery()
+    statement = select(numbered).where(or_(numbered.c.matches, numbered.c.position == numbered.c.total))
+    return statement.order_by(numbered.c.position).limit(_LIMIT)
 
 
 def _streams(shape: Shape) -> list[_Stream]:
@@ -174,13 +174,13 @@ def _of_rooms(shape: Shape) -> list[_Stream]:
     parts: list[list[Condition]] = [[]]
     # Most waiting tasks of a room may be those of one job; others are found faster by their status.
     if shape.jobs and (not shape.statuses or TaskStatus.PENDING in shape.statuses):
-        parts = [[tasks.c.job_id == _given(f"job_{index}", "job_id")] for index in range(shape.jobs)]
+        parts = [[tasks.c.job_id == _value(f"job_{index}", "job_id")] for index in range(shape.jobs)]
     elif shape.statuses:
         parts = [[of_status([status])] for status in shape.statuses]
     if len(parts) * shape.rooms > _MAX_STREAMS:
         parts = [[]]
     return [
-        _Stream([tasks.c.room_id == _given(f"room_{index}", "room_id"), *part, *times], _BY_TIME)
+        _Stream([tasks.c.room_id == _value(f"room_{index}", "room_id"), *part, *times], _BY_TIME)
         for index in range(shape.rooms)
         for part in parts
     ]
@@ -215,7 +215,7 @@ def few(shape: Shape, limit: int) -> Select[Any] | None:
 def _jobs(shape: Shape) -> list[Condition]:
     if not shape.jobs:
         column = tasks.c.job_id
-        return [and_(column >= _given("first_job", "job_id"), column <= _given("last_job", "job_id"))]
+        return [and_(column >= _value("first_job", "job_id"), column <= _value("last_job", "job_id"))]
     return [_same(f"job_{index}", tasks.c.job_id) for index in range(shape.jobs)]
 
 
@@ -241,7 +241,7 @@ _FIRST_JOB, _LAST_JOB = UUID(int=0), UUID(int=2**128 - 1)
 _LISTS = ("jobs", "rooms", "error_codes")
 
 
-class Place(NamedTuple):
+class SearchPosition(NamedTuple):
     """Where a search continues: after this task. `at` is its time of creation."""
 
     seq: int
@@ -281,7 +281,7 @@ class Filter:
         return replace(self, newest=newest)
 
 
-class FoundRow(NamedTuple):
+class SearchRow(NamedTuple):
     """The columns of a found task. `error` has at most 300 characters."""
 
     seq: int
@@ -317,14 +317,14 @@ class _Pace:
         self._gives_up, self._started = began + budget.seconds, time.monotonic()
         first = _FIRST_WITH_TEXT if "text" in shape.conditions else _FIRST
         self._last = _WINDOWS.index(_MAX_UNSUCCESSFUL) if shape.is_unsuccessful else len(_WINDOWS) - 1
-        self._place = _WINDOWS.index(first)
-        while self._place and self._rows(self._place) > _MAX_ROWS_FIRST:
-            self._place -= 1
+        self._index = _WINDOWS.index(first)
+        while self._index and self._rows(self._index) > _MAX_ROWS_FIRST:
+            self._index -= 1
 
     @property
     def window(self) -> int:
         """The size of the next window."""
-        return _WINDOWS[self._place]
+        return _WINDOWS[self._index]
 
     def _rows(self, index: int) -> int:
         return _WINDOWS[index] * self._streams
@@ -336,46 +336,46 @@ class _Pace:
         """Return whether there may be one more window, once a window is read, and choose its size."""
         now = time.monotonic()
         took, self._started = now - self._started, now
-        self._read += self._rows(self._place)
-        following = self._place + 1
+        self._read += self._rows(self._index)
+        following = self._index + 1
         if took > self._budget.shrink_above:
-            self._place = max(self._place - 1, 0)
+            self._index = max(self._index - 1, 0)
         elif took < self._budget.grow_below and self._may_be(following):
-            self._place = following
+            self._index = following
         return self._read < self._budget.rows and now + took < self._gives_up
 
 
 class SearchPart(NamedTuple):
     """Found tasks, and where to continue: None at the end."""
 
-    rows: list[FoundRow]
-    after: Place | None
+    rows: list[SearchRow]
+    after: SearchPosition | None
 
 
 async def find(
-    tx: Transaction, filters: Filter, after: Place | None, limit: int, budget: Budget | None = None
+    tx: Transaction, filters: Filter, after: SearchPosition | None, limit: int, budget: Budget | None = None
 ) -> SearchPart:
-    """Return up to `limit` tasks that match, newest first, after a place.
+    """Return up to `limit` tasks that match, newest first, after a position.
 
     It returns fewer, and where to continue, once the budget is spent.
     """
     began = time.monotonic()
     shape, params = await _prepare(tx, filters)
     if after is None and not (shape.are_few or shape.rooms):
-        after = await _first_place(tx, filters)
+        after = await _first_position(tx, filters)
     pace = _Pace(shape, budget or Budget(), began)
-    matches: list[FoundRow] = []
+    matches: list[SearchRow] = []
     while True:
         window = pace.window
         statement = window_statement(shape, window, is_first=after is None)
-        place = {} if after is None else {"seq": after.seq, "at": after.at}
-        rows = (await tx.execute(statement, {**params, **place, "most": limit + 1 - len(matches)})).all()
-        matches += [FoundRow(*row[: len(FoundRow._fields)]) for row in rows if row.matches]
+        position = {} if after is None else {"seq": after.seq, "at": after.at}
+        rows = (await tx.execute(statement, {**params, **position, "limit": limit + 1 - len(matches)})).all()
+        matches += [SearchRow(*row[: len(SearchRow._fields)]) for row in rows if row.matches]
         if len(matches) > limit:
-            return SearchPart(matches[:limit], _place(matches[limit - 1]))
+            return SearchPart(matches[:limit], _position(matches[limit - 1]))
         if not rows or rows[-1].total < window or _is_before(filters, rows[-1].created_at):
             return SearchPart(matches, None)
-        after = _place(rows[-1])
+        after = _position(rows[-1])
         if len(matches) == limit or not pace.permits_another():
             return SearchPart(matches, after)
 
@@ -413,20 +413,20 @@ async def _many_are_pending(tx: Transaction, filters: Filter) -> bool:
     return ((await tx.execute(statement, {"jobs": padded(filters.jobs)})).scalar() or 0) > FEW
 
 
-def _place(row: Any) -> Place:
-    return Place(row.seq, row.created_at)
+def _position(row: Any) -> SearchPosition:
+    return SearchPosition(row.seq, row.created_at)
 
 
 def _is_before(filters: Filter, created_at: datetime) -> bool:
     return filters.since is not None and created_at + _DISORDER < filters.since
 
 
-async def _first_place(tx: Transaction, filters: Filter) -> Place | None:
-    """Return the place where a search begins that is not for new tasks."""
-    places = [] if filters.newest is None else [Place(filters.newest + 1)]
-    if filters.until is not None and (place := await _place_after(tx, filters.until)) is not None:
-        places.append(place)
-    return min(places, key=attrgetter("seq"), default=None)
+async def _first_position(tx: Transaction, filters: Filter) -> SearchPosition | None:
+    """Return the position where a search begins that is not for new tasks."""
+    positions = [] if filters.newest is None else [SearchPosition(filters.newest + 1)]
+    if filters.until is not None and (position := await _position_after(tx, filters.until)) is not None:
+        positions.append(position)
+    return min(positions, key=attrgetter("seq"), default=None)
 
 
 _BOUNDS = select(func.min(tasks.c.seq), func.max(tasks.c.seq))
@@ -444,8 +444,8 @@ async def newest(tx: Transaction) -> int:
     return last or 0
 
 
-async def _place_after(tx: Transaction, moment: datetime) -> Place | None:
-    """Return a place behind about all tasks that were created after a moment, found by halving."""
+async def _position_after(tx: Transaction, moment: datetime) -> SearchPosition | None:
+    """Return a position behind about all tasks that were created after a moment, found by halving."""
     first, last = (await tx.execute(_BOUNDS)).one()
     if first is None:
         return None
@@ -457,11 +457,11 @@ async def _place_after(tx: Transaction, moment: datetime) -> Place | None:
             low = middle
         else:
             high = nearest.seq
-    return Place(high)
+    return SearchPosition(high)
 
 
 _JOB_IDS = select(jobs.c.id).where(among(jobs.c.full_name, bindparam("names")))
-_KEPT = [
+_TOTALS = [
     func.coalesce(func.sum(rooms.c[name]), 0).label(name)
     for name in ("total", "pending", "failed", "cancelled")
 ]
@@ -472,7 +472,7 @@ _HELD = [
 
 
 def _counts(*, of_rooms: bool) -> Select[Any]:
-    totals, held = select(*_KEPT), select(*_HELD).where(IS_HELD)
+    totals, held = select(*_TOTALS), select(*_HELD).where(IS_HELD)
     if of_rooms:
         totals = totals.where(among(rooms.c.room_id, bindparam("rooms")))
         held = held.where(among(tasks.c.room_id, bindparam("rooms")))

@@ -176,7 +176,7 @@ class Rollups:
     async def update(self, settle: timedelta = rules_statistics.SETTLE) -> rules_statistics.Pass:
         """Run one pass."""
         settings = self._runtime.settings
-        retention = rules_statistics.Retention(
+        retention = rules_statistics.StatisticsRetention(
             timedelta(days=settings.statistics_minutes_days), timedelta(days=settings.statistics_hours_days)
         )
         return await self._runtime.write(rules_statistics.advance, retention, settle)

@@ -218,7 +218,7 @@ class SweepCycle(Base, table=True):
     held_back: bool
 
 
-class AuditEntry(Base, table=True):
+class AuditRecord(Base, table=True):
     """An action of an operator or of a room's user, written in the transaction of the action.
 
     `target` is what the action changed: the id of a task or worker, the name of a job, or a filter.

@@ -82,7 +82,7 @@ from zndraw_joblib.wire.names import (
     parse_key,
     parse_provider_name,
 )
-from zndraw_joblib.wire.operations import Access, Kind, Operation
+from zndraw_joblib.wire.operations import Access, Effect, Operation
 from zndraw_joblib.wire.problems import Forbidden, InvalidIdempotencyKey, InvalidRequest, ProblemException
 
 # Parameters: what a function of an operation takes.
@@ -332,7 +332,7 @@ CursorPaging = Annotated[
 # A row of the table and its function.
 
 _OF_REQUEST = frozenset({"request", "queue", "runtime"})
-_WITH_KEY = frozenset({Kind.WRITE_ONCE, Kind.WRITE_PARTS_ONCE})
+_WITH_KEY = frozenset({Effect.WRITE_ONCE, Effect.WRITE_PARTS_ONCE})
 _ROOM = Access.ROOM_READ | Access.ROOM_WRITE
 _GUARDS = {Access.ROOM_READ: verify_readable_room, Access.ROOM_WRITE: verify_writable_room}
 _BY_TOKEN = Access.STREAM_TOKEN | Access.METRICS_TOKEN
@@ -442,7 +442,7 @@ def _check(
     has_check = any(mark is not None and mark.checks_access for mark in marks.values())
     for part, of_row, of_function in (
         ("name", operation.name, work.__name__),
-        ("key", operation.kind in _WITH_KEY, "key" in parameters),
+        ("key", operation.effect in _WITH_KEY, "key" in parameters),
         ("body", operation.body, next(iter(models), None)),
         ("default of the body", operation.has_optional_body, body is not None and body.default is None),
         ("room", bool(operation.access & _ROOM), "room_id" in parameters),
