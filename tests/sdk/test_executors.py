@@ -269,7 +269,8 @@ def test_a_process_that_dies_while_it_sends_a_result_fails_its_task(
     os.kill(child, signal.SIGKILL)
     process.send_signal(signal.SIGCONT)
     failed = caller.wait_for(task_id, 60)
-    assert failed.error == "The process that ran the task ended with exit code -9"
+    error = "The process that ran the task ended with exit code -9"
+    assert (failed.status, failed.error) == (TaskStatus.FAILED, error)
     assert caller.wait_for(caller.submit(job), 60).status == TaskStatus.COMPLETED
 
 
