@@ -11,6 +11,7 @@ from uuid import UUID
 
 import httpx
 import typer
+from pydantic import BaseModel
 
 from zndraw_joblib.cli.display import CommandError, MissingOperation, UsageError
 from zndraw_joblib.client import access, calls, flows
@@ -49,7 +50,6 @@ from zndraw_joblib.wire.messages import (
     TaskActionRequest,
     TaskResponse,
     TaskUpdateRequest,
-    WorkerResponse,
 )
 from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_job_name
 from zndraw_joblib.wire.operations import Operation
@@ -61,11 +61,7 @@ from zndraw_joblib.wire.operators import (
     BulkResult,
     FoundTask,
     JobEntry,
-    Overview,
-    Settings,
     TaskFilter,
-    Version,
-    WorkerDetail,
 )
 from zndraw_joblib.wire.problems import (
     Forbidden,
@@ -102,117 +98,8 @@ def whole_id(text: str) -> UUID | None:
     return UUID(text) if len(text) == 36 else None
 
 
-# The requests of operators: searches, bulk actions, ids by prefix, overviews, the audit trail.
-
 MAX_PART = 200
 _SEARCH_SECONDS = 60.0
-
-
-class OperatorClient(JobClient):
-    """A client with the requests of operators. An older server, which lacks one, raises `CommandError`."""
-
-    @property
-    def connection(self) -> ApiManager:
-        """The connection to the server."""
-        return self._rest.api
-
-    def items(
-        self,
-        operation: Operation[CursorResponse[Item]],
-        what: str,
-        limit: int | None,
-        query: Mapping[str, Any],
-        seconds: float = inf,
-    ) -> tuple[list[Item], bool]:
-        """Return the first items of a list, up to `limit`, and whether there may be more.
-
-        It ends early after `seconds`. `what` names the list to a user whose server lacks it.
-        """
-        deadline = time.monotonic() + seconds
-        items: list[Item] = []
-        cursor: str | None = None
-        while True:
-            size = MAX_PART if limit is None else min(MAX_PART, limit - len(items))
-            with _new(what):
-                part = self._rest.send(operation, query={**query, "limit": size, "cursor": cursor})
-            items += part.items
-            cursor = part.next
-            is_full = limit is not None and len(items) >= limit
-            if cursor is None or is_full or time.monotonic() > deadline:
-                return items, cursor is not None
-
-    def search(self, filters: TaskFilter, limit: int) -> tuple[list[FoundTask], bool]:
-        """Return the newest tasks that match, up to `limit`, and whether there may be more.
-
-        A search that finds few of many tasks ends after a minute.
-        """
-        query = filters.model_dump(mode="json", exclude_defaults=True)
-        return self.items(ops.SEARCH_TASKS, "searches for tasks", limit, query, _SEARCH_SECONDS)
-
-    def preview_bulk(self, action: BulkAction, filters: TaskFilter) -> BulkPreview:
-        """Return how many tasks an action would change, and the token that confirms it."""
-        request = BulkPreviewRequest(action=action, filter=filters)
-        with _new("actions on several tasks"):
-            return self._rest.send(ops.PREVIEW_BULK_ACTION, request)
-
-    def apply_bulk(self, preview: BulkPreview, filters: TaskFilter) -> BulkResult:
-        """Apply an action to the tasks that its preview has counted."""
-        request = BulkRequest(action=preview.action, filter=filters, token=preview.token)
-
-        def call(key: str) -> Call[BulkResult]:
-            return calls.call(ops.APPLY_BULK_ACTION, request, key=key)
-
-        return self._send_once(f"Bulk action {preview.action}", call)
-
-    def find_task(self, text: str) -> UUID:
-        """Return the id of the task that begins with `text`. Raises `CommandError`."""
-        return whole_id(text) or self._find("task", text)
-
-    def find_worker(self, text: str) -> UUID:
-        """Return the id of the worker that begins with `text`. Raises `CommandError`."""
-        return whole_id(text) or self._find("worker", text)
-
-    def overview(self) -> Overview:
-        """Return the state of the queue."""
-        with _new("the overview"):
-            return self._rest.send(ops.GET_OVERVIEW)
-
-    def all_job_entries(self, limit: int | None = None) -> list[JobEntry]:
-        """Return the jobs of all rooms with their counts, by full name, up to `limit`."""
-        return self.items(ops.LIST_ALL_JOBS, "the list of all jobs", limit, {})[0]
-
-    def settings(self) -> Settings:
-        """Return the settings in force of the server that responds."""
-        with _new("settings"):
-            return self._rest.send(ops.GET_SETTINGS)
-
-    def version(self) -> Version:
-        """Return the release of the server that responds."""
-        with _new("its version"):
-            return self._rest.send(ops.GET_VERSION)
-
-    def worker_detail(self, worker_id: UUID) -> WorkerDetail:
-        """Return a worker with its tasks."""
-        with _new("details of workers"):
-            return self._rest.send(ops.GET_WORKER, worker_id=worker_id)
-
-    def _find(self, what: str, prefix: str) -> UUID:
-        with _new("ids by prefix", "Pass the whole id"):
-            try:
-                matches, where = self._rest.send(ops.FIND_IDS, query={"prefix": prefix}), ""
-            except Forbidden:
-                # Only a superuser may search all rooms.
-                query = {"prefix": prefix, "room": DEFAULT_ROOM}
-                matches = self._rest.send(ops.FIND_IDS, query=query)
-                where = f" in room {DEFAULT_ROOM!r}"
-        ids = matches.tasks if what == "task" else matches.workers
-        if len(ids) == 1:
-            return ids[0]
-        if ids:
-            raise CommandError(
-                f"{prefix!r} is ambiguous: {', '.join(map(str, ids))} begin with it. Pass more of the id"
-            )
-        raise CommandError(f"There is no {what}{where} whose id begins with {prefix!r}. Pass the whole id")
 
 
 @contextmanager
@@ -226,7 +113,7 @@ def _new(what: str, remedy: str = "Upgrade the server") -> Iterator[None]:
         raise
 
 
-# How the commands repeat requests, find a server, and explain errors.
+# How the commands send and repeat requests, find a server, and explain errors.
 
 # Takes the seconds to wait for a change of a task; returns it, and how many the server agreed to wait.
 ReadTask = Callable[[int], tuple[TaskResponse, int]]
@@ -261,8 +148,8 @@ class CommandRule(RetryRule):
         return f"To repeat a submit, pass --idempotency-key {key}"
 
 
-class AdminClient(OperatorClient):
-    """A client with the requests of the commands.
+class AdminClient(JobClient):
+    """A client with the requests of the commands. An older server, which lacks one, raises `CommandError`.
 
     It repeats a request for 10 seconds and at least once while the response is lost, but not if it can reach
     no server at all.
@@ -270,6 +157,92 @@ class AdminClient(OperatorClient):
 
     def __init__(self, rest: TaskRest, rule: RetryRule | None = None) -> None:
         super().__init__(rest, rule or CommandRule())
+
+    @property
+    def connection(self) -> ApiManager:
+        """The connection to the server."""
+        return self._rest.api
+
+    def read(self, operation: Operation[Model], what: str, *args: BaseModel, **options: Any) -> Model:
+        """Return the answer to a request; `what` names it to a user whose server lacks it."""
+        with _new(what):
+            return self._rest.send(operation, *args, **options)
+
+    def items(
+        self,
+        operation: Operation[CursorResponse[Item]],
+        what: str,
+        limit: int | None,
+        query: Mapping[str, Any],
+        seconds: float = inf,
+    ) -> tuple[list[Item], bool]:
+        """Return the first items of a list, up to `limit`, and whether there may be more.
+
+        It ends early after `seconds`. For `what` see `read`.
+        """
+        deadline = time.monotonic() + seconds
+        items: list[Item] = []
+        cursor: str | None = None
+        while True:
+            size = MAX_PART if limit is None else min(MAX_PART, limit - len(items))
+            part = self.read(operation, what, query={**query, "limit": size, "cursor": cursor})
+            items += part.items
+            cursor = part.next
+            is_full = limit is not None and len(items) >= limit
+            if cursor is None or is_full or time.monotonic() > deadline:
+                return items, cursor is not None
+
+    def search(self, filters: TaskFilter, limit: int) -> tuple[list[FoundTask], bool]:
+        """Return the newest tasks that match, up to `limit`, and whether there may be more.
+
+        A search that finds few of many tasks ends after a minute.
+        """
+        query = filters.model_dump(mode="json", exclude_defaults=True)
+        return self.items(ops.SEARCH_TASKS, "searches for tasks", limit, query, _SEARCH_SECONDS)
+
+    def preview_bulk(self, action: BulkAction, filters: TaskFilter) -> BulkPreview:
+        """Return how many tasks an action would change, and the token that confirms it."""
+        request = BulkPreviewRequest(action=action, filter=filters)
+        return self.read(ops.PREVIEW_BULK_ACTION, "actions on several tasks", request)
+
+    def apply_bulk(self, preview: BulkPreview, filters: TaskFilter) -> BulkResult:
+        """Apply an action to the tasks that its preview has counted."""
+        request = BulkRequest(action=preview.action, filter=filters, token=preview.token)
+
+        def call(key: str) -> Call[BulkResult]:
+            return calls.call(ops.APPLY_BULK_ACTION, request, key=key)
+
+        return self._send_once(f"Bulk action {preview.action}", call)
+
+    def find_task(self, text: str) -> UUID:
+        """Return the id of the task that begins with `text`. Raises `CommandError`."""
+        return whole_id(text) or self._find("task", text)
+
+    def find_worker(self, text: str) -> UUID:
+        """Return the id of the worker that begins with `text`. Raises `CommandError`."""
+        return whole_id(text) or self._find("worker", text)
+
+    def all_job_entries(self, limit: int | None = None) -> list[JobEntry]:
+        """Return the jobs of all rooms with their counts, by full name, up to `limit`."""
+        return self.items(ops.LIST_ALL_JOBS, "the list of all jobs", limit, {})[0]
+
+    def _find(self, what: str, prefix: str) -> UUID:
+        with _new("ids by prefix", "Pass the whole id"):
+            try:
+                matches, where = self._rest.send(ops.FIND_IDS, query={"prefix": prefix}), ""
+            except Forbidden:
+                # Only a superuser may search all rooms.
+                query = {"prefix": prefix, "room": DEFAULT_ROOM}
+                matches = self._rest.send(ops.FIND_IDS, query=query)
+                where = f" in room {DEFAULT_ROOM!r}"
+        ids = matches.tasks if what == "task" else matches.workers
+        if len(ids) == 1:
+            return ids[0]
+        if ids:
+            raise CommandError(
+                f"{prefix!r} is ambiguous: {', '.join(map(str, ids))} begin with it. Pass more of the id"
+            )
+        raise CommandError(f"There is no {what}{where} whose id begins with {prefix!r}. Pass the whole id")
 
     def submit_bodies(
         self, bodies: Iterable[bytes], key: str
@@ -347,26 +320,6 @@ class AdminClient(OperatorClient):
             f"Cancelling task {task_id}", lambda key: calls.update_task(str(task_id), update, key)
         )
 
-    def release(self, task_id: UUID) -> TaskResponse:
-        """Take a task from its worker and put it back into its queue."""
-        return self._act(ops.RELEASE_TASK, task_id)
-
-    def fail(self, task_id: UUID, reason: str | None) -> TaskResponse:
-        """End a task as failed, without a retry."""
-        return self._act(ops.FAIL_TASK, task_id, TaskActionRequest(error=reason) if reason else None)
-
-    def drain(self, worker_id: UUID) -> WorkerResponse:
-        """Ask a worker to finish its tasks and leave."""
-        return self._post(ops.DRAIN_WORKER, worker_id=worker_id)
-
-    def pause(self, job: JobName) -> JobResponse:
-        """Stop handing out the tasks of a job."""
-        return self._post(ops.PAUSE_JOB, room_id=job.room_id, name=job)
-
-    def resume(self, job: JobName) -> JobResponse:
-        """Hand out the tasks of a paused job again."""
-        return self._post(ops.RESUME_JOB, room_id=job.room_id, name=job)
-
     def sweeper(self, mode: SweeperMode | None = None) -> SweeperState:
         """Return the sweeper's state; change its mode first if one is given."""
         # An older server returns only the state of its own sweeper.
@@ -402,15 +355,18 @@ class AdminClient(OperatorClient):
         except (JobNotFound, AmbiguousJob) as error:
             raise CommandError(str(error)) from error
 
-    def _act(
+    def act(
         self, action: Operation[TaskResponse], task_id: UUID, request: TaskActionRequest | None = None
     ) -> TaskResponse:
+        """Return a task after an action like release; repeat the request while its response is lost."""
+
         def call(key: str) -> Call[TaskResponse]:
             return calls.act_on_task(action, str(task_id), request, key=key)
 
         return self._send_once(f"Request to {action.name.removesuffix('_task')} task {task_id}", call)
 
-    def _post(self, operation: Operation[Model], **parts: object) -> Model:
+    def post(self, operation: Operation[Model], **parts: object) -> Model:
+        """Return the answer to a request without a body; repeat it while its response is lost."""
         what = f"{operation.method} {operation.path(**parts)}"
         return self._send_once(what, lambda key: calls.call(operation, None, key=key, **parts))
 

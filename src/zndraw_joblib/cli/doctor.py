@@ -87,7 +87,7 @@ def _check_server(client: AdminClient, url: str) -> tuple[CheckResult, float | N
     took = timedelta(seconds=time.monotonic() - started)
     detail = f"{url} answers in {format_duration(took)}"
     try:
-        version = client.version()
+        version = client.read(ops.GET_VERSION, "its version")
     except MissingOperation:
         detail += ", an older release"
     else:
@@ -116,7 +116,7 @@ def _server_clock(client: AdminClient) -> float | None:
 def _database_clock(client: AdminClient) -> float | None:
     before = datetime.now(UTC)
     try:
-        at = client.overview().at
+        at = client.read(ops.GET_OVERVIEW, "the overview").at
     except (CommandError, Forbidden):
         return None
     return (at - before).total_seconds()
@@ -191,7 +191,7 @@ def _first_cycle(state: SweeperState) -> CheckResult:
 
 
 def _check_findings(client: AdminClient) -> Iterator[CheckResult]:
-    overview = client.overview()
+    overview = client.read(ops.GET_OVERVIEW, "the overview")
     if not overview.findings:
         counts = overview.counts
         waiting, running = f"{overview.queued:,} tasks wait", f"{counts.running:,} run"

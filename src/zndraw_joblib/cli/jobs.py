@@ -13,8 +13,10 @@ from zndraw_joblib.cli.display import ItemTable, format_duration, print_fields, 
 from zndraw_joblib.cli.options import AsJson, Job, Room, Url, check_room
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.jobs.logs import clean_line
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.names import DEFAULT_ROOM
+from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.policy import JobPolicy
 
 Schema = Mapping[str, Any]
@@ -188,11 +190,17 @@ def jobs(
 
 def pause(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Stop handing out a job's tasks; running tasks continue."""
-    with open_client(url) as client:
-        _PAUSED.print_one(client.pause(client.find_job(job, room)), as_json=as_json)
+    _change(ops.PAUSE_JOB, job, room, url, as_json=as_json)
 
 
 def resume(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Hand out the tasks of a paused job again."""
+    _change(ops.RESUME_JOB, job, room, url, as_json=as_json)
+
+
+def _change(
+    operation: Operation[JobResponse], job: str, room: str | None, url: str, *, as_json: bool
+) -> None:
     with open_client(url) as client:
-        _PAUSED.print_one(client.resume(client.find_job(job, room)), as_json=as_json)
+        name = client.find_job(job, room)
+        _PAUSED.print_one(client.post(operation, room_id=name.room_id, name=name), as_json=as_json)

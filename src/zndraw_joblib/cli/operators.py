@@ -89,7 +89,7 @@ def config(
         settings_in_force = database.report_settings(database_url)
     else:
         with open_client(url) as client:
-            settings_in_force = client.settings()
+            settings_in_force = client.read(ops.GET_SETTINGS, "settings")
     if name is not None:
         _print_setting(settings_in_force, name, as_json=as_json)
     elif as_json:

@@ -24,7 +24,14 @@ from zndraw_joblib.cli.task_output import check_completed, print_history, print_
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.jobs.logs import LogConfig
-from zndraw_joblib.wire.messages import SweeperMode, SweeperPreview, SweeperState, TaskResponse
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.messages import (
+    SweeperMode,
+    SweeperPreview,
+    SweeperState,
+    TaskActionRequest,
+    TaskResponse,
+)
 from zndraw_joblib.wire.names import DEFAULT_ROOM
 from zndraw_joblib.wire.operators import BulkAction, BulkPreview, BulkResult, FoundTask, TaskFilter
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -352,13 +359,14 @@ def retry(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -
 def release(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Take a task from its worker and queue it again."""
     with open_client(url) as client:
-        print_task(client.release(client.find_task(task_id)), as_json=as_json)
+        print_task(client.act(ops.RELEASE_TASK, client.find_task(task_id)), as_json=as_json)
 
 
 def fail(task_id: TaskId, reason: Reason = None, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """End a task as failed, without a retry."""
     with open_client(url) as client:
-        print_task(client.fail(client.find_task(task_id), reason), as_json=as_json)
+        request = TaskActionRequest(error=reason) if reason else None
+        print_task(client.act(ops.FAIL_TASK, client.find_task(task_id), request), as_json=as_json)
 
 
 def sweeper(

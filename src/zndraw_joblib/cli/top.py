@@ -21,6 +21,7 @@ from zndraw_joblib.cli.worker import WORKERS
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.retry import describe, is_unreachable
 from zndraw_joblib.jobs.logs import one_line
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.operators import MINUTE, Interval, JobEntry, Overview, Severity, WorkerSummary
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -151,7 +152,7 @@ def top(*, interval: Seconds = 2.0, as_json: AsJson = False, url: Url = DEFAULT_
     """
     with open_client(url) as client:
         if as_json:
-            print_json(client.overview())
+            print_json(client.read(ops.GET_OVERVIEW, "the overview"))
         elif not sys.stdout.isatty():
             terminal = Console(markup=False, highlight=False)
             terminal.print(render(_read(client, url), terminal.width, None))
@@ -174,7 +175,7 @@ def _live(client: AdminClient, url: str, interval: float) -> None:
 
 
 def _read(client: AdminClient, url: str) -> View:
-    overview = client.overview()
+    overview = client.read(ops.GET_OVERVIEW, "the overview")
     workers = client.workers(limit=_MAX_WORKERS)
     return View(url, datetime.now(UTC), overview, client.all_job_entries(_MAX_JOBS), workers.items)
 

@@ -29,6 +29,7 @@ from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.jobs.extensions import job_room_of
 from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogLevel, describe, unknown_variables
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_BATCH, MAX_WORKER_NAME, WorkerInfo
 from zndraw_joblib.wire.names import GLOBAL, is_name
 from zndraw_joblib.wire.operators import WorkerSummary
@@ -410,11 +411,13 @@ def workers(
 def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Let a worker finish its tasks, claim no more, and leave."""
     with open_client(url) as client:
-        _DRAINED.print_one(client.drain(client.find_worker(worker_id)), as_json=as_json)
+        _DRAINED.print_one(
+            client.post(ops.DRAIN_WORKER, worker_id=client.find_worker(worker_id)), as_json=as_json
+        )
 
 
 def _show(client: AdminClient, worker: str, *, as_json: bool) -> None:
-    detail = client.worker_detail(client.find_worker(worker))
+    detail = client.read(ops.GET_WORKER, "details of workers", worker_id=client.find_worker(worker))
     if as_json:
         print_json(detail)
         return
