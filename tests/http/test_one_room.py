@@ -17,6 +17,9 @@ from rest import V1, claim, register, report, submit
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.wire import problems
+from zndraw_joblib.wire.operations import FAIL_TASK, FOLLOW_OVERVIEW, Access, Operation
+from zndraw_joblib.wire.operations import OPERATIONS as ROWS
 
 OWN, OTHER = "lab", "vault"
 USERS = ("reader", "writer")
@@ -167,8 +170,10 @@ TRICKS: list[tuple[str, str, int, dict[str, Any]]] = [
 ]
 
 
-async def current_user(x_id: Annotated[str, Header()]) -> Identity:
+async def current_user(x_id: Annotated[str, Header()] = "") -> Identity:
     """Return the user named in the header."""
+    if not x_id:
+        raise HTTPException(401, "Who are you?")
     return Identity(x_id, x_id == "root")
 
 
@@ -204,9 +209,11 @@ async def world(database_url: str) -> AsyncIterator[World]:
         stack.push_async_callback(database.close)
         await stack.enter_async_context(app.router.lifespan_context(app))
         users = {}
-        for name in ("root", "olga", *USERS):
+        for name in ("root", "olga", "stranger", "", *USERS):
             user = httpx.AsyncClient(
-                transport=httpx.ASGITransport(app), base_url="http://host", headers={"X-Id": name}
+                transport=httpx.ASGITransport(app),
+                base_url="http://host",
+                headers={"X-Id": name} if name else {},
             )
             users[name] = await stack.enter_async_context(user)
         own, other = [await fill(users["olga"], room) for room in (OWN, OTHER)]
@@ -303,6 +310,36 @@ async def test_users_of_one_room_see_and_do_nothing_else(world: World) -> None:
         if name == "reader":
             assert await state(world, world.own, world.other) == everything
         assert await state(world, world.other) == other
+
+
+def is_let_in(row: Operation[Any], caller: str) -> bool:
+    """Return whether the rule of a row lets a caller in, for the things of its room."""
+    if caller in {"", "root"} or row.access is Access.CALLER:
+        return caller != ""
+    if row.access & (Access.SUPERUSER | Access.METRICS_TOKEN) or caller == "stranger":
+        return False
+    # Of the owner's roles none may fail a task.
+    if row.access & Access.OWNER or caller == "olga":
+        return caller == "olga" and row is not FAIL_TASK
+    # A room that is written to may be locked.
+    return caller == "writer" or problems.Locked not in row.all_problems
+
+
+async def test_the_rule_of_each_row_is_what_callers_meet(world: World) -> None:
+    """No identity is a 401. Without the rights of the row there is a 403, with them there is neither."""
+    # What later requests need is removed last.
+    rows = sorted(ROWS, key=lambda row: (row.method == "DELETE", row.name == "drain_worker"))
+    for caller in ("", "stranger", *USERS, "olga", "root"):
+        room = world.other if caller in {"olga", "root"} else world.own
+        for row in rows:
+            if caller == "root" and row is FOLLOW_OVERVIEW:
+                continue  # its stream does not end
+            request = OPERATIONS[f"{row.method.lower()} {row.template}"]
+            response = await send(world.users[caller], f"{row.method} {row.template}", request, room)
+            status = status_of(response, request)
+            refused = {401} if caller == "" else {403}
+            assert (status in refused) == (not is_let_in(row, caller)), (caller, row.name, response.text)
+            assert status != 401 or caller == "", row.name
 
 
 async def test_the_caller_learns_what_it_may_do(world: World) -> None:
