@@ -61,6 +61,27 @@ async def test_a_broken_backend_fails(broken: Callable[[int], Any]) -> None:
         await check_result_backend(lambda: broken(LARGE), wake_timeout=1.0)
 
 
+async def test_a_pause_of_the_event_loop_is_no_fault_of_the_backend() -> None:
+    """A caller that is notified returns after some cycles of the loop, even if one takes very long."""
+    loop = asyncio.get_running_loop()
+    pauses = 0
+
+    def pause(until: float) -> None:
+        while loop.time() < until:
+            pass
+
+    class Pauses(MemoryResults):
+        async def notify_key(self, key: str) -> None:
+            nonlocal pauses
+            await super().notify_key(key)
+            if pauses < 1:
+                pauses += 1
+                loop.call_soon(pause, loop.time() + 1.1)
+
+    await check_result_backend(lambda: Pauses(LARGE), wake_timeout=1.0)
+    assert pauses == 1
+
+
 async def test_a_backend_that_hangs_fails() -> None:
     """The check does not hang with it."""
 
