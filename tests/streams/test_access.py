@@ -21,7 +21,7 @@ from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db.engine import open_engine, open_sessions
 from zndraw_joblib.server.http import events, identity
-from zndraw_joblib.server.streams import stream_tokens
+from zndraw_joblib.server.queue import rules_tokens
 from zndraw_joblib.wire.problems import Unauthorized
 
 Local = tuple[FastAPI, httpx.AsyncClient]
@@ -90,15 +90,15 @@ async def test_a_token_opens_nothing_else(local: Local) -> None:
 async def test_a_token_expires(timed: Any, clock: Any) -> None:
     """After some minutes it is refused, by the database's time."""
     caller = Identity("ada", is_superuser=False)
-    made = await timed.runtime.write(stream_tokens.issue, "room:lab", caller, "lab")
+    made = await timed.runtime.write(rules_tokens.issue_stream_token, "room:lab", caller, "lab")
     read = timed.runtime.database.read
-    owner = await read(stream_tokens.verify, "room:lab", made.token)
+    owner = await read(rules_tokens.verify_stream_token, "room:lab", made.token)
     assert (owner.caller, owner.room_id, owner.seconds) == (caller, "lab", 300)
     clock.advance(299)
-    assert (await read(stream_tokens.verify, "room:lab", made.token)).seconds == 1
+    assert (await read(rules_tokens.verify_stream_token, "room:lab", made.token)).seconds == 1
     clock.advance(1)
     with pytest.raises(Unauthorized):
-        await read(stream_tokens.verify, "room:lab", made.token)
+        await read(rules_tokens.verify_stream_token, "room:lab", made.token)
 
 
 @on_sqlite
@@ -226,7 +226,7 @@ async def test_a_stream_of_a_token_ends_with_it(
 ) -> None:
     """No guard of the host is asked about it while it is open; the guard decides about the next token."""
     monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(stream_tokens, "LIFETIME", timedelta(seconds=3))
+    monkeypatch.setattr(rules_tokens, "STREAM_TOKEN_TIME", timedelta(seconds=3))
     house, _, client = host
     async with httpx.AsyncClient(base_url=client.base_url, timeout=60) as anonymous:
         reader, token = await opened_in_time(client, anonymous)

@@ -14,8 +14,8 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import RoomEvent, RoomStream
 from zndraw_joblib.server.queue import rules_retention, rules_room_events, rules_tasks
 from zndraw_joblib.server.queue.rules_room_events import Part
-from zndraw_joblib.server.streams import streams
-from zndraw_joblib.server.streams.streams import Reader, Streams
+from zndraw_joblib.server.realtime import streams
+from zndraw_joblib.server.realtime.streams import Reader, Streams
 from zndraw_joblib.wire.messages import JobResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.problems import ServiceUnavailable

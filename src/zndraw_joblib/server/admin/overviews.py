@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 from zndraw_joblib.jobs.logs import create_shared_task, log_failed_work
 from zndraw_joblib.server.admin import rules_overview
 from zndraw_joblib.server.process.ports import Identity, identity_key
+from zndraw_joblib.server.realtime.streams import Streams
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.wire.operators import Overview
 
 logger = logging.getLogger(__name__)

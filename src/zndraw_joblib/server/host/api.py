@@ -48,9 +48,9 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_idempotency import Repeat
 from zndraw_joblib.server.queue.rules_room_events import Part
 from zndraw_joblib.server.queue.rules_tasks import Report, Submission
+from zndraw_joblib.server.realtime.streams import Streams
 from zndraw_joblib.server.runtime.problem_responses import invalid_part
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.wire.history import Resync, RoomSnapshot, StreamEvent
 from zndraw_joblib.wire.messages import (
     MAX_BATCH,

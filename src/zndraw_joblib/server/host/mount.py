@@ -45,9 +45,9 @@ from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.providers.requests import ProviderRequests, Uploads
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher, decode
 from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
+from zndraw_joblib.server.realtime.streams import Streams
 from zndraw_joblib.server.results.results import Store, TaskResults, select_result_backend
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.names import RESERVED_IDS, rooms_with_frames
 from zndraw_joblib.wire.problems import Forbidden

@@ -29,10 +29,10 @@ from zndraw_joblib.server.queue import rules_transitions, rules_workers
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.server.queue.rules_workers import ServedRooms
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
+from zndraw_joblib.server.realtime.streams import Streams
 from zndraw_joblib.server.results.results import TaskResults
 from zndraw_joblib.server.runtime.problem_responses import as_problem
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.wire.names import GLOBAL, validate_room_id
 from zndraw_joblib.wire.problems import Forbidden, InternalServerError, ProblemException, Unauthorized
 from zndraw_joblib.wire.statuses import TaskStatus

@@ -38,9 +38,9 @@ from zndraw_joblib.server.process import settings as settings_report
 from zndraw_joblib.server.process.ports import Identity, RequestKey
 from zndraw_joblib.server.queue import rules_audit, rules_sweep
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, once
+from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, format_sse_event
 from zndraw_joblib.server.runtime.problem_responses import as_problem, invalid_part
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.server.streams.streams import KEEPALIVE_COMMENT, format_sse_event
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import Moment, SweeperUpdate
 from zndraw_joblib.wire.names import RESERVED, parse_job_name, validate_room_id

@@ -40,11 +40,11 @@ from zndraw_joblib.server.http.routing import (
     serves,
 )
 from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_tokens
 from zndraw_joblib.server.queue.rules_room_events import Part
+from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, Reader, Streams, format_sse_event
 from zndraw_joblib.server.runtime.problem_responses import as_problem, problem_response
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.server.streams import stream_tokens
-from zndraw_joblib.server.streams.streams import KEEPALIVE_COMMENT, Reader, Streams, format_sse_event
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.problems import InvalidRequest, Unauthorized
 
@@ -86,7 +86,7 @@ async def resolve_access(request: Request) -> StreamAccess:
     task_id = None if "room_id" in request.path_params else _task_id(request)
     if token is not None:
         read = queue.runtime.database.read_short
-        owner = await read(stream_tokens.verify, stream_name(request), token)
+        owner = await read(rules_tokens.verify_stream_token, stream_name(request), token)
         is_valid = partial(queue.is_valid, owner.caller, owner.issued_at)
         if not await is_valid():
             raise Unauthorized("The caller of the stream token has no access any more")
@@ -393,7 +393,7 @@ async def create_task_stream_token(
     """Return a token that reads the events of a task for some minutes, as ``?token=…`` in its URL."""
     room_id = (await runtime.get_task(task_id)).room_id
     await check_task_readable(request, caller, task_id, room_id)
-    token = await runtime.write_short(stream_tokens.issue, stream_name(request), caller, room_id)
+    token = await runtime.write_short(rules_tokens.issue_stream_token, stream_name(request), caller, room_id)
     return json_response(token, 201)
 
 
@@ -402,7 +402,7 @@ async def create_room_stream_token(
     request: Request, runtime: Runtime, caller: Identity, room_id: str
 ) -> Response:
     """Return a token that reads the events of a room for some minutes, as ``?token=…`` in its URL."""
-    token = await runtime.write_short(stream_tokens.issue, stream_name(request), caller, room_id)
+    token = await runtime.write_short(rules_tokens.issue_stream_token, stream_name(request), caller, room_id)
     return json_response(token, 201)
 
 

@@ -5,13 +5,16 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
 from zndraw_joblib.server.db import runtime_settings
 from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.wire.history import StreamToken
+from zndraw_joblib.wire.problems import Unauthorized
 
 _MAX_LENGTH = 4096
 
@@ -58,3 +61,38 @@ class Signer(NamedTuple):
 def _sign(key: str, text: str, about: Sequence[Any]) -> str:
     signed = to_json([text, *about]) if about else text.encode("utf-8", "replace")
     return hmac.new(key.encode(), signed, hashlib.sha256).hexdigest()
+
+
+# Tokens that open one event stream for a few minutes, for clients that cannot send a header.
+
+# Also a stream that was opened with a token ends then: the client requests a new token, and the host's guards
+# decide again.
+STREAM_TOKEN_TIME = timedelta(minutes=5)
+_stream_signer = Signer("stream_token_key", "zs_")
+
+
+class StreamTokenOwner(NamedTuple):
+    """The caller for whom a token was made, and for how many seconds more it may read a stream of a room."""
+
+    caller: Identity
+    room_id: str
+    seconds: float
+    issued_at: datetime
+
+
+async def issue_stream_token(tx: Transaction, stream: str, caller: Identity, room_id: str) -> StreamToken:
+    """Return a token that lets its bearer read one stream as the caller, who may read its room."""
+    expires_at = await tx.now() + STREAM_TOKEN_TIME
+    token = await _stream_signer.issue(tx, [stream, room_id, caller.id, caller.is_superuser], expires_at)
+    return StreamToken(token=token, expires_at=expires_at)
+
+
+async def verify_stream_token(tx: Transaction, stream: str, token: str) -> StreamTokenOwner:
+    """Return the owner of a token for a stream. Raises `Unauthorized`."""
+    signed = await _stream_signer.verify(tx, token)
+    if signed is not None and signed.seconds > 0:
+        of_stream, room_id, caller_id, is_superuser = signed.fields
+        if of_stream == stream:
+            caller = Identity(caller_id, is_superuser)
+            return StreamTokenOwner(caller, room_id, signed.seconds, signed.expires_at - STREAM_TOKEN_TIME)
+    raise Unauthorized("The stream token is unknown, expired, or of another stream: request a new one")

@@ -1,1 +1,0 @@
-"""Event streams: followers of watched rooms, and the clients that read them."""
