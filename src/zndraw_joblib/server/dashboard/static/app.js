@@ -15,8 +15,8 @@ const shown = () => pages.filter((page) => !page.needs || page.needs.value);
 function Frame() {
   const { page: name, segments } = route.value;
   const all = shown();
-  const wanted = pages.find((each) => each.name === name);
-  const page = wanted && all.includes(wanted) ? wanted : null;
+  const named = pages.find((entry) => entry.name === name);
+  const page = named && all.includes(named) ? named : null;
   const View = segments.length > 1 && page?.detail ? page.detail : page?.view;
   const key = segments.join("/");
   return html`
@@ -25,14 +25,14 @@ function Frame() {
       <header class="bar">
         <a class="brand" href=${href(canReadAll.value ? "overview" : "tasks")}>
           <img src="static/icon.svg" alt="" width="26" height="26" /><span>${config.value.title}</span></a>
-        <nav aria-label="Pages"><ul>${all.map((each) => html`<li key=${each.name}>
-          <a href=${href(each.name)} aria-current=${each.name === name ? "page" : undefined}>${each.label}</a></li>`)}</ul></nav>
+        <nav aria-label="Pages"><ul>${all.map((entry) => html`<li key=${entry.name}>
+          <a href=${href(entry.name)} aria-current=${entry.name === name ? "page" : undefined}>${entry.label}</a></li>`)}</ul></nav>
         <${Corner} />
       </header>
       <div class="content">
         <${Banner} />
         <main id="main" tabindex="-1">
-          ${View ? html`<${View} key=${key} segments=${segments} />` : html`<${Missing} page=${wanted} />`}
+          ${View ? html`<${View} key=${key} segments=${segments} />` : html`<${Missing} page=${named} />`}
         </main>
       </div>
     </div>`;
@@ -109,7 +109,7 @@ function Keys() {
   const rows = [["/", "Go to the first filter"], ["?", "Show these keys"], ["Esc", "Close a dialog"],
     ...shown().map((page) => [`g ${page.key}`, page.label])];
   return html`<${Dialog} title="Keys" onClose=${() => (showsKeys.value = false)}>
-    <dl class="keys">${rows.map(([key, text]) => html`<div key=${key}><dt>${key.split(" ").map((each) => html`<kbd>${each}</kbd> `)}</dt><dd>${text}</dd></div>`)}</dl><//>`;
+    <dl class="keys">${rows.map(([key, text]) => html`<div key=${key}><dt>${key.split(" ").map((part) => html`<kbd>${part}</kbd> `)}</dt><dd>${text}</dd></div>`)}</dl><//>`;
 }
 
 let isGoing = false;
@@ -117,7 +117,7 @@ let isGoing = false;
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target.closest?.("input:not([type=checkbox]), textarea, select, [contenteditable]")) return;
-  const page = isGoing && shown().find((each) => each.key === event.key);
+  const page = isGoing && shown().find((entry) => entry.key === event.key);
   isGoing = event.key === "g" && !isGoing;
   if (isGoing) setTimeout(() => (isGoing = false), 1500);
   if (page) go(page.name);

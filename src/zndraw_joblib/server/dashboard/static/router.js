@@ -20,10 +20,10 @@ function decode(text) {
 
 // Return the address of a page. `query` has texts or lists of texts; empty ones are left out.
 export function href(segments, query = {}) {
-  const path = [segments].flat().map((each) => encodeURIComponent(each)).join("/");
+  const path = [segments].flat().map((segment) => encodeURIComponent(segment)).join("/");
   const params = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
-    for (const each of [value].flat()) if (each) params.append(name, each);
+    for (const item of [value].flat()) if (item) params.append(name, item);
   }
   const text = params.toString();
   return `#/${path}${text ? `?${text}` : ""}`;

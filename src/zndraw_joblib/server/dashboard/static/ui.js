@@ -124,17 +124,17 @@ export const runningLabel = (counts, label = "running") => (counts.claimed ? `${
 
 // --- Tables ---------------------------------------------------------------------------------------------------------
 
-// `columns`: { name, label, render(row), class }. With `selection`, a signal of a Set of keys, rows can be chosen.
+// `columns`: { name, label, render(row), class }. With `selection`, a signal of a Set of keys, rows can be selected.
 export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty = "There is nothing here.", selection, rowLabel = rowKey, rowClass }) {
   if (!rows.length) return html`<${Empty}>${empty}<//>`;
-  const chosen = selection?.value;
+  const selected = selection?.value;
   const toggle = (keys, on) => {
-    const next = new Set(chosen);
+    const next = new Set(selected);
     for (const key of keys) on ? next.add(key) : next.delete(key);
     selection.value = next;
   };
   const keys = rows.map(rowKey);
-  const all = chosen && keys.every((key) => chosen.has(key));
+  const all = selected && keys.every((key) => selected.has(key));
   return html`<div class="table" tabindex="0" role="region" aria-label=${caption}><table>
     <caption class="hidden">${caption}</caption>
     <thead><tr>
@@ -144,14 +144,23 @@ export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty 
     </tr></thead>
     <tbody>${rows.map((row) => {
       const key = rowKey(row);
-      return html`<tr key=${key} class="${chosen?.has(key) ? "is-chosen" : ""} ${rowClass?.(row) ?? ""}">
-        ${selection && html`<td class="choose"><input type="checkbox" aria-label=${`Choose ${rowLabel(row)}`} checked=${chosen.has(key)}
+      return html`<tr key=${key} class="${selected?.has(key) ? "is-chosen" : ""} ${rowClass?.(row) ?? ""}">
+        ${selection && html`<td class="choose"><input type="checkbox" aria-label=${`Choose ${rowLabel(row)}`} checked=${selected.has(key)}
           onChange=${(event) => toggle([key], event.target.checked)} /></td>`}
         ${columns.map((column) => html`<td key=${column.name} class=${column.class}>${column.render(row)}</td>`)}
       </tr>`;
     })}</tbody>
   </table></div>`;
 }
+
+// The columns that several tables of tasks have.
+export const TASK_COLUMNS = {
+  id: { name: "id", label: "Task", render: (task) => html`<${TaskLink} id=${task.id} />` },
+  status: { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} />` },
+  job: { name: "job", label: "Job", render: (task) => html`<${JobLink} name=${task.job_name} />` },
+  room: { name: "room", label: "Room", render: (task) => html`<${RoomLink} id=${task.room_id} />` },
+  created: { name: "created", label: "Created", render: (task) => html`<${Ago} at=${task.created_at} />` },
+};
 
 // A link to the next part of a list: `next` is the cursor of the answer. The address keeps it, so "back" returns.
 export const Paging = ({ next }) => {
@@ -168,18 +177,18 @@ export const Paging = ({ next }) => {
 // `needsRoom` is the text for a caller who has to name a room. A later part changes rarely: it is read every `laterSeconds`.
 export function ListPage({ title, path, filters = [], switches = [], form, needsRoom, laterSeconds = 5, empty, emptyIfFiltered = empty, emptyIfLater = empty, children, ...table }) {
   const { query } = route.value;
-  const wanted = Object.fromEntries([...filters, ...switches, "cursor"].map((name) => [name, query.get(name)]));
-  if (needsRoom && !canReadAll.value) wanted.room ??= ownRoom.value;
-  const isMissingRoom = needsRoom && !canReadAll.value && !wanted.room;
-  const load = (signal) => isMissingRoom ? { items: [], next: null } : get(path, wanted, { signal });
-  const state = usePoll(load, [wanted], wanted.cursor ? laterSeconds : 5);
+  const values = Object.fromEntries([...filters, ...switches, "cursor"].map((name) => [name, query.get(name)]));
+  if (needsRoom && !canReadAll.value) values.room ??= ownRoom.value;
+  const isMissingRoom = needsRoom && !canReadAll.value && !values.room;
+  const load = (signal) => isMissingRoom ? { items: [], next: null } : get(path, values, { signal });
+  const state = usePoll(load, [values], values.cursor ? laterSeconds : 5);
   const isFiltered = filters.some((name) => query.get(name));
   return html`<${Page} title=${title}>
     ${form && html`<div class="card">${form}</div>`}
     ${isMissingRoom ? html`<${Empty}>Name your room above. ${needsRoom}<//>` : html`
       <${Loaded} state=${state}>${({ items, next }) => html`
         ${children ? children(items, state.reload, isFiltered)
-          : html`<${Table} caption=${title} rows=${items} empty=${isFiltered ? emptyIfFiltered : wanted.cursor ? emptyIfLater : empty} ...${table} />`}
+          : html`<${Table} caption=${title} rows=${items} empty=${isFiltered ? emptyIfFiltered : values.cursor ? emptyIfLater : empty} ...${table} />`}
         <${Paging} next=${next} />`}<//>`}<//>`;
 }
 
@@ -228,13 +237,13 @@ export function ChoiceFilter({ name, label, options }) {
 
 // Several values at once, as buttons that are on or off, with their `counts` if there are any.
 export function SetFilter({ name, label, values, counts }) {
-  const chosen = new Set(route.value.query.getAll(name));
+  const selected = new Set(route.value.query.getAll(name));
   const toggle = (value) => {
-    chosen.has(value) ? chosen.delete(value) : chosen.add(value);
-    setQuery({ [name]: [...chosen], cursor: null });
+    selected.has(value) ? selected.delete(value) : selected.add(value);
+    setQuery({ [name]: [...selected], cursor: null });
   };
   return html`<fieldset class="set"><legend>${label}</legend><div>
-    ${values.map((value) => html`<button key=${value} type="button" class="chip" aria-pressed=${chosen.has(value) ? "true" : "false"}
+    ${values.map((value) => html`<button key=${value} type="button" class="chip" aria-pressed=${selected.has(value) ? "true" : "false"}
       onClick=${() => toggle(value)}>${value}${counts && html` <span class="number">${compact(counts[value])}</span>`}</button>`)}
   </div></fieldset>`;
 }
@@ -246,7 +255,7 @@ const messages = signal([]);
 export function toast(text, tone = "good") {
   const message = { text, tone, id: crypto.getRandomValues(new Uint32Array(1))[0] };
   messages.value = [...messages.value.slice(-3), message];
-  const close = () => (messages.value = messages.value.filter((each) => each !== message));
+  const close = () => (messages.value = messages.value.filter((other) => other !== message));
   if (tone !== "bad") setTimeout(close, 6000);
   message.close = close;
 }

@@ -5,7 +5,7 @@ import { between, compact, count, duration, plural } from "../format.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route } from "../router.js";
-import { Ago, Empty, Figure, Filters, JobLink, Loaded, Page, Paging, RoomLink, runningLabel, Section, Status, Table, TaskLink, TextFilter } from "../ui.js";
+import { Ago, Empty, Figure, Filters, Loaded, Page, Paging, RoomLink, runningLabel, Section, Table, TASK_COLUMNS, TextFilter } from "../ui.js";
 import { Claimed, Count, JobTable, Oldest } from "./jobs.js";
 import { Findings } from "./overview.js";
 
@@ -23,9 +23,9 @@ export function Rooms() {
 async function readRooms(cursor, signal) {
   let [items, next] = [[], cursor];
   for (let part = 0; part < MAX_PARTS && (next || part === 0); part += 1) {
-    const found = await get("/rooms", { cursor: next, limit: PART }, { signal });
-    items = [...items, ...found.items];
-    next = found.next;
+    const answer = await get("/rooms", { cursor: next, limit: PART }, { signal });
+    items = [...items, ...answer.items];
+    next = answer.next;
   }
   return { items, next };
 }
@@ -50,11 +50,11 @@ function AllRooms() {
   return html`<${Page} title="Rooms"><${Loaded} state=${state}>${({ items, next }) => {
     const busy = (room) => heldIn(room) * 1e9 + room.counts.pending;
     const sorted = [...items].sort((a, b) => busy(b) - busy(a) || a.id.localeCompare(b.id));
-    const found = sorted.filter((room) => room.id.toLowerCase().includes(text));
+    const matches = sorted.filter((room) => room.id.toLowerCase().includes(text));
     return html`<${Fairness} rooms=${sorted} />
       <div class="card"><${Filters} label="Filter rooms"><${TextFilter} name="text" label="Room" isFirst /><//></div>
-      <${Table} caption="Rooms" columns=${columns} rows=${found.slice(0, PART)} empty=${text ? "No room matches this filter." : "No room has tasks or jobs yet."} />
-      ${found.length > PART && html`<p class="help">Shown: ${count(PART)} of ${plural(found.length, "room")}. Narrow the filter to find others.</p>`}
+      <${Table} caption="Rooms" columns=${columns} rows=${matches.slice(0, PART)} empty=${text ? "No room matches this filter." : "No room has tasks or jobs yet."} />
+      ${matches.length > PART && html`<p class="help">Shown: ${count(PART)} of ${plural(matches.length, "room")}. Narrow the filter to find others.</p>`}
       <${Paging} next=${next} />`;
   }}<//><//>`;
 }
@@ -105,11 +105,9 @@ function Figures({ room }) {
 
 function Newest({ tasks }) {
   const columns = [
-    { name: "id", label: "Task", render: (task) => html`<${TaskLink} id=${task.id} />` },
-    { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} />` },
-    { name: "job", label: "Job", render: (task) => html`<${JobLink} name=${task.job_name} />` },
+    TASK_COLUMNS.id, TASK_COLUMNS.status, TASK_COLUMNS.job,
     { name: "submitter", label: "Submitter", render: (task) => task.created_by },
-    { name: "created", label: "Created", render: (task) => html`<${Ago} at=${task.created_at} />` },
+    TASK_COLUMNS.created,
   ];
   return html`<${Table} caption="Newest tasks" columns=${columns} rows=${tasks} empty="The room has no tasks yet." />`;
 }

@@ -14,14 +14,14 @@ const shownValue = (value) => (typeof value === "string" ? value || "(empty)" : 
 const marked = (text) => text.split("`").map((part, index) => (index % 2 ? html`<code key=${index}>${part}</code>` : part));
 
 async function load(signal) {
-  const [found, version] = await Promise.all(["/admin/settings", "/version"].map((path) => get(path, {}, { signal })));
-  return { ...found, version };
+  const [report, version] = await Promise.all(["/admin/settings", "/version"].map((path) => get(path, {}, { signal })));
+  return { ...report, version };
 }
 
 export function Settings() {
   const { query } = route.value;
   const text = (query.get("text") ?? "").toLowerCase();
-  const wanted = query.get("source");
+  const sourceFilter = query.get("source");
   const state = usePoll(load, [], 60);
   const columns = [
     { name: "name", label: "Setting", render: (setting) => html`<code>${setting.name}</code>` },
@@ -30,16 +30,16 @@ export function Settings() {
     { name: "meaning", label: "Meaning", render: (setting) => marked(setting.description) },
   ];
   return html`<${Page} title="Settings"><${Loaded} state=${state}>${({ settings, unknown, version }) => {
-    const found = settings.filter((setting) => (!wanted || isChanged(setting) === (wanted === "changed"))
+    const matches = settings.filter((setting) => (!sourceFilter || isChanged(setting) === (sourceFilter === "changed"))
       && (!text || `${setting.name} ${setting.description}`.toLowerCase().includes(text)));
-    found.sort((a, b) => isChanged(b) - isChanged(a) || a.name.localeCompare(b.name));
+    matches.sort((a, b) => isChanged(b) - isChanged(a) || a.name.localeCompare(b.name));
     return html`
       ${unknown.length > 0 && html`<div class="failure" role="alert"><strong>${plural(unknown.length, "variable has", "variables have")} no effect</strong>
-        ${unknown.map((each) => html`<p key=${each}>${each}</p>`)}</div>`}
+        ${unknown.map((problem) => html`<p key=${problem}>${problem}</p>`)}</div>`}
       <section class="card" aria-label="Version"><${Facts} items=${[["Version", version.version], ["Build", version.build], ["Python", version.python], ["Database", version.database], ["Schema", version.schema_version]]} /></section>
       <div class="card"><${Filters} label="Filter settings"><${TextFilter} name="text" label="Name or meaning" isFirst />
         <${ChoiceFilter} name="source" label="Show" options=${[["", "all"], ["changed", "changed"], ["default", "at their default"]]} /><//></div>
-      <${Table} caption="Settings" columns=${columns} rows=${found} rowKey=${(setting) => setting.name} empty="No setting matches this filter." />
+      <${Table} caption="Settings" columns=${columns} rows=${matches} rowKey=${(setting) => setting.name} empty="No setting matches this filter." />
       <p class="help">Of the server that has answered. Other servers of the same queue may have others.</p>`;
   }}<//><//>`;
 }

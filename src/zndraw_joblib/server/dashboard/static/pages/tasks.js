@@ -5,7 +5,7 @@ import { count, plural, shortId } from "../format.js";
 import { html, signal, useId, useMemo, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route } from "../router.js";
-import { Ago, Between, Button, Dialog, Empty, Failure, JobLink, Loaded, Page, Paging, RoomLink, Status, Table, TaskLink, toast, WorkerLink } from "../ui.js";
+import { Ago, Between, Button, Dialog, Empty, Failure, Loaded, Page, Paging, Status, Table, TASK_COLUMNS, toast, WorkerLink } from "../ui.js";
 import { filterOf, isFiltered, keyOf, NAMES, TaskFilters } from "./task_filter.js";
 
 const LIMIT = 50;
@@ -31,7 +31,7 @@ export function Tasks() {
   const isMissingRoom = !canReadAll.value && !query.get("room") && !ownRoom.value;
   const chosen = useMemo(() => signal(new Set()), [key, cursor]);
   const bulk = useSignal(null);
-  const found = usePoll((abort) => isMissingRoom ? { items: [], next: null } : get("/tasks", { ...filterOf(query), cursor, limit: LIMIT }, { signal: abort }),
+  const state = usePoll((abort) => isMissingRoom ? { items: [], next: null } : get("/tasks", { ...filterOf(query), cursor, limit: LIMIT }, { signal: abort }),
     [key, cursor, isMissingRoom], cursor ? 15 : 3);
   const rooms = filterOf(query).room;
   const isCounted = !isFiltered(query, NAMES.filter((name) => name !== "room" && name !== "status"));
@@ -41,12 +41,12 @@ export function Tasks() {
       ${actions.map(([name, action]) => html`<button key=${name} type="button" class=${action.deletes ? "small deletes" : "small"} onClick=${() => (bulk.value = name)}>${action.label} …</button>`)}`}>
     <${TaskFilters} counts=${isCounted ? counts.data : null} />
     ${isMissingRoom ? html`<${Empty}>Name your room above. You see the tasks of rooms that you may read.<//>` : html`
-      <${Loaded} state=${found}>${({ items, next }) => html`
-        ${chosen.value.size > 0 && html`<${Chosen} tasks=${items.filter((task) => chosen.value.has(task.id))} chosen=${chosen} reload=${found.reload} />`}
+      <${Loaded} state=${state}>${({ items, next }) => html`
+        ${chosen.value.size > 0 && html`<${Chosen} tasks=${items.filter((task) => chosen.value.has(task.id))} chosen=${chosen} reload=${state.reload} />`}
         <${Table} caption="Tasks" columns=${columnsOf(items)} rows=${items} selection=${actions.length ? chosen : null}
           rowLabel=${(task) => `task ${shortId(task.id)}`} empty=${nothing(query, next, cursor)} />
         <${Paging} next=${next} />`}<//>`}
-    ${bulk.value && html`<${Bulk} action=${bulk.value} filter=${filterOf(query)} onClose=${() => (bulk.value = null)} onDone=${found.reload} />`}<//>`;
+    ${bulk.value && html`<${Bulk} action=${bulk.value} filter=${filterOf(query)} onClose=${() => (bulk.value = null)} onDone=${state.reload} />`}<//>`;
 }
 
 function nothing(query, next, cursor) {
@@ -57,11 +57,9 @@ function nothing(query, next, cursor) {
 
 function columnsOf(items) {
   return [
-    { name: "id", label: "Task", render: (task) => html`<${TaskLink} id=${task.id} />` },
+    TASK_COLUMNS.id,
     { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} />${task.status === "pending" && task.run_at && html` <span class="help">due <${Ago} at=${task.run_at} /></span>`}` },
-    { name: "job", label: "Job", render: (task) => html`<${JobLink} name=${task.job_name} />` },
-    { name: "room", label: "Room", render: (task) => html`<${RoomLink} id=${task.room_id} />` },
-    { name: "created", label: "Created", render: (task) => html`<${Ago} at=${task.created_at} />` },
+    TASK_COLUMNS.job, TASK_COLUMNS.room, TASK_COLUMNS.created,
     { name: "ran", label: "Ran", class: "number", render: (task) => task.started_at ? html`<${Between} from=${task.started_at} to=${task.completed_at} />` : html`<span class="none">–</span>` },
     { name: "attempts", label: "Attempts", class: "number", render: (task) => task.attempts || html`<span class="none">–</span>` },
     { name: "worker", label: "Worker", render: (task) => html`<${WorkerLink} id=${task.worker_id} />` },
@@ -83,17 +81,17 @@ export const apply = {
 
 function Chosen({ tasks, chosen, reload }) {
   const run = (name) => async () => {
-    const wanted = tasks.filter((task) => isAllowed(task, name));
-    const results = await Promise.allSettled(wanted.map((task) => apply[name](task.id)));
-    const failed = results.filter((each) => each.status === "rejected");
-    const done = wanted.length - failed.length;
-    if (done) toast(`${plural(done, "task")} ${ACTIONS[name].done}.`);
+    const allowed = tasks.filter((task) => isAllowed(task, name));
+    const results = await Promise.allSettled(allowed.map((task) => apply[name](task.id)));
+    const failed = results.filter((result) => result.status === "rejected");
+    const changed = allowed.length - failed.length;
+    if (changed) toast(`${plural(changed, "task")} ${ACTIONS[name].done}.`);
     if (failed.length) toast(`${plural(failed.length, "task")} not changed: ${failed[0].reason.message}`, "bad");
     chosen.value = new Set();
     reload();
   };
   return html`<div class="choice" role="region" aria-label="Chosen tasks"><strong>${count(chosen.value.size)} chosen</strong>
-    ${Object.keys(apply).filter((name) => permitted().some(([each]) => each === name)).map((name) => {
+    ${Object.keys(apply).filter((name) => permitted().some(([action]) => action === name)).map((name) => {
       const size = tasks.filter((task) => isAllowed(task, name)).length;
       const { label, text } = ACTIONS[name];
       return html`<${Button} key=${name} class="small" disabled=${!size} onClick=${run(name)}
@@ -106,8 +104,8 @@ function Chosen({ tasks, chosen, reload }) {
 function Bulk({ action, filter, onClose, onDone }) {
   const { label, text, done } = ACTIONS[action];
   // The filter as it was when the dialog opened: the token of the preview confirms this one.
-  const kept = useMemo(() => filter, []);
-  const preview = usePoll((signal) => act("POST", "/tasks/bulk/preview", { action, filter: kept }, { signal }), [action], null);
+  const filters = useMemo(() => filter, []);
+  const preview = usePoll((signal) => act("POST", "/tasks/bulk/preview", { action, filter: filters }, { signal }), [action], null);
   const error = useSignal(null);
   const typed = useSignal("");
   const size = preview.data?.count ?? 0;
@@ -115,7 +113,7 @@ function Bulk({ action, filter, onClose, onDone }) {
   const typedId = useId();
   const run = async () => {
     try {
-      const { affected, skipped } = await act("POST", "/tasks/bulk", { action, filter: kept, token: preview.data.token });
+      const { affected, skipped } = await act("POST", "/tasks/bulk", { action, filter: filters, token: preview.data.token });
       toast(`${plural(affected, "task")} ${done}${skipped ? `, ${count(skipped)} skipped: they ${ACTIONS[action].skipped ?? "had changed meanwhile"}` : ""}.`);
       onClose();
       onDone();
@@ -123,14 +121,14 @@ function Bulk({ action, filter, onClose, onDone }) {
       error.value = problem;
     }
   };
-  const conditions = Object.entries(kept).map(([name, value]) => `${name} ${[value].flat().join(" or ")}`);
+  const conditions = Object.entries(filters).map(([name, value]) => `${name} ${[value].flat().join(" or ")}`);
   return html`<${Dialog} title=${`${label} all that match`} onClose=${onClose} wide>
     <div class="dialog-body">
       <p>${text}</p>
       <p class="help">${conditions.length ? `Filter: ${conditions.join(", ")}` : "No filter: all tasks of all rooms."}</p>
-      ${error.value ? html`<${Failure} error=${error.value} />` : html`<${Loaded} state=${preview}>${(found) => html`
-        <p class="counted"><strong>${plural(found.count, "task")}</strong> ${found.is_complete ? "" : `(the newest ${count(found.limit)}; there are more)`}</p>
-        <ul class="examples">${found.examples.slice(0, 5).map((task) => html`<li key=${task.id}><a class="id" href=${href(["tasks", task.id])}>${shortId(task.id)}</a>
+      ${error.value ? html`<${Failure} error=${error.value} />` : html`<${Loaded} state=${preview}>${(answer) => html`
+        <p class="counted"><strong>${plural(answer.count, "task")}</strong> ${answer.is_complete ? "" : `(the newest ${count(answer.limit)}; there are more)`}</p>
+        <ul class="examples">${answer.examples.slice(0, 5).map((task) => html`<li key=${task.id}><a class="id" href=${href(["tasks", task.id])}>${shortId(task.id)}</a>
           <${Status} status=${task.status} /> <span class="name">${task.job_name}</span> <${Ago} at=${task.created_at} /></li>`)}</ul>
         ${needsTyping(action, size) && html`<div class="field"><label for=${typedId}>To ${action} ${size === 1 ? "it" : "them"}, type the number of tasks: ${count(size)}</label>
           <input id=${typedId} inputmode="numeric" autocomplete="off" value=${typed.value} onInput=${(event) => (typed.value = event.target.value)} /></div>`}`}<//>`}

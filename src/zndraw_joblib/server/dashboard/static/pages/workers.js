@@ -5,7 +5,7 @@ import { count, plural } from "../format.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
 import { go, href, route } from "../router.js";
-import { Ago, Badge, Between, Button, ChoiceFilter, Copy, Empty, Facts, Filters, JobLink, Loaded, Page, RoomLink, Section, Status, Table, TaskLink, TextFilter, WorkerLink } from "../ui.js";
+import { Ago, Badge, Between, Button, ChoiceFilter, Copy, Empty, Facts, Filters, JobLink, Loaded, Page, Section, Table, TASK_COLUMNS, TextFilter, WorkerLink } from "../ui.js";
 
 const PART = 500;
 const MAX_WORKERS = 2000;
@@ -33,7 +33,7 @@ const textOf = (worker) => [worker.id, worker.name, worker.host, worker.version,
 
 export function Workers() {
   const { query } = route.value;
-  const [wanted, text] = [query.get("state"), (query.get("text") ?? "").toLowerCase()];
+  const [stateFilter, text] = [query.get("state"), (query.get("text") ?? "").toLowerCase()];
   const state = usePoll(readWorkers, [ownRoom.value]);
   const isMissingRoom = !canReadAll.value && !ownRoom.value;
   return html`<${Page} title="Workers">
@@ -41,10 +41,10 @@ export function Workers() {
       <${ChoiceFilter} name="state" label="State" options=${[["", "any"], ...Object.keys(TONES).map((name) => [name, name])]} /><//></div>
     ${isMissingRoom ? html`<${Empty}>Name your room above. You see the workers of rooms that you may read.<//>` : html`
       <${Loaded} state=${state}>${({ items, total }) => {
-        const found = items.filter((worker) => (!wanted || worker.state === wanted) && (!text || textOf(worker).includes(text)));
-        return html`<${WorkerTable} workers=${found.slice(0, MAX_SHOWN)} reload=${state.reload} hasJobs
+        const matches = items.filter((worker) => (!stateFilter || worker.state === stateFilter) && (!text || textOf(worker).includes(text)));
+        return html`<${WorkerTable} workers=${matches.slice(0, MAX_SHOWN)} reload=${state.reload} hasJobs
             empty=${items.length ? "No worker matches this filter." : "There are no workers. Start one with `zndraw-joblib worker`, or with the SDK."} />
-          ${(found.length > MAX_SHOWN || total > items.length) && html`<p class="help">Shown: ${count(Math.min(found.length, MAX_SHOWN))} of ${plural(total, "worker")}. Narrow the filter to find others.</p>`}`;
+          ${(matches.length > MAX_SHOWN || total > items.length) && html`<p class="help">Shown: ${count(Math.min(matches.length, MAX_SHOWN))} of ${plural(total, "worker")}. Narrow the filter to find others.</p>`}`;
       }}<//>`}<//>`;
 }
 
@@ -91,37 +91,34 @@ export function WorkerTable({ workers, reload, hasJobs = false, empty = "There a
 export function Worker({ segments }) {
   const id = segments[1];
   const state = usePoll((signal) => get(`/workers/${encodeURIComponent(id)}`, {}, { signal }), [id]);
-  const worker = state.data;
+  const present = state.data;
   const remove = () => act("DELETE", `/workers/${id}`).then(() => go("workers"));
-  return html`<${Page} title=${worker?.name ? `Worker ${worker.name}` : `Worker ${id.slice(0, 8)}`} actions=${worker && html`
-      <${DrainButton} worker=${worker} reload=${state.reload} small=${false} />
-      ${isOwn(worker) && html`<${Button} onClick=${remove} done="The worker is removed."
+  return html`<${Page} title=${present?.name ? `Worker ${present.name}` : `Worker ${id.slice(0, 8)}`} actions=${present && html`
+      <${DrainButton} worker=${present} reload=${state.reload} small=${false} />
+      ${isOwn(present) && html`<${Button} onClick=${remove} done="The worker is removed."
         confirm=${{ title: "Remove the worker?", body: "For a worker that is gone for good. It loses its tasks: they are retried or fail, as their jobs' policies say.", action: "Remove the worker" }}>Remove<//>`}`}>
-    <${Loaded} state=${state} missing=${`There is no worker ${id}: it has left or was removed.`}>${(found) => html`
+    <${Loaded} state=${state} missing=${`There is no worker ${id}: it has left or was removed.`}>${(worker) => html`
       <section class="card" aria-label="Summary"><${Facts} items=${[
-        ["State", html`<${WorkerState} worker=${found} />`],
-        ["Host", found.host],
-        ["Process", found.pid && String(found.pid)],
-        ["Version", found.version],
-        ["Running", html`<${Held} worker=${found} />`],
-        ["May hold", found.max_tasks && plural(found.max_tasks, "task")],
-        ["Heartbeat", html`<${Ago} at=${found.last_heartbeat} />`],
-        ["Since", found.created_at && html`<${Ago} at=${found.created_at} />`],
-        ["Owner", found.owner_id],
-        ["Id", html`<span class="id">${found.id}</span> <${Copy} text=${found.id} />`, "wide"],
+        ["State", html`<${WorkerState} worker=${worker} />`],
+        ["Host", worker.host],
+        ["Process", worker.pid && String(worker.pid)],
+        ["Version", worker.version],
+        ["Running", html`<${Held} worker=${worker} />`],
+        ["May hold", worker.max_tasks && plural(worker.max_tasks, "task")],
+        ["Heartbeat", html`<${Ago} at=${worker.last_heartbeat} />`],
+        ["Since", worker.created_at && html`<${Ago} at=${worker.created_at} />`],
+        ["Owner", worker.owner_id],
+        ["Id", html`<span class="id">${worker.id}</span> <${Copy} text=${worker.id} />`, "wide"],
       ]} /></section>
-      <${Section} title="Current tasks" class="wide" actions=${html`<a href=${href("tasks", { worker: id })}>All its tasks</a>`}><${Current} tasks=${found.tasks} /><//>
-      <${Section} title=${plural(found.job_count, "job")}>${found.jobs.length
-        ? html`<ul class="names">${found.jobs.map((name) => html`<li key=${name}><${JobLink} name=${name} /></li>`)}</ul>${found.job_count > found.jobs.length && html`<p class="help">and ${count(found.job_count - found.jobs.length)} more</p>`}`
+      <${Section} title="Current tasks" class="wide" actions=${html`<a href=${href("tasks", { worker: id })}>All its tasks</a>`}><${Current} tasks=${worker.tasks} /><//>
+      <${Section} title=${plural(worker.job_count, "job")}>${worker.jobs.length
+        ? html`<ul class="names">${worker.jobs.map((name) => html`<li key=${name}><${JobLink} name=${name} /></li>`)}</ul>${worker.job_count > worker.jobs.length && html`<p class="help">and ${count(worker.job_count - worker.jobs.length)} more</p>`}`
         : html`<${Empty}>It serves no job.<//>`}<//>`}<//><//>`;
 }
 
 function Current({ tasks }) {
   const columns = [
-    { name: "id", label: "Task", render: (task) => html`<${TaskLink} id=${task.id} />` },
-    { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} />` },
-    { name: "job", label: "Job", render: (task) => html`<${JobLink} name=${task.job_name} />` },
-    { name: "room", label: "Room", render: (task) => html`<${RoomLink} id=${task.room_id} />` },
+    TASK_COLUMNS.id, TASK_COLUMNS.status, TASK_COLUMNS.job, TASK_COLUMNS.room,
     { name: "ran", label: "For", class: "number", render: (task) => html`<${Between} from=${task.started_at ?? task.claimed_at} />` },
     { name: "attempt", label: "Attempt", class: "number", render: (task) => task.attempts },
   ];
