@@ -10,8 +10,8 @@ import httpx
 from databases import on_both
 from rest import V1, AsUser, claim, expect_problem, parse_utc, register, report, submit
 
+from zndraw_joblib.server.admin.sql_lists import encode_cursor
 from zndraw_joblib.server.db import schema
-from zndraw_joblib.server.process import cursors
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.queue.sql_providers import end_connection, extend_connection
 from zndraw_joblib.server.runtime.runtime import Runtime
@@ -143,14 +143,14 @@ async def test_rooms_with_their_shares(client: httpx.AsyncClient) -> None:
 
 async def test_a_cursor_belongs_to_one_list(client: httpx.AsyncClient) -> None:
     """422 names the parameter for a cursor of another list, a changed one, and text that is none."""
-    others = ["", "x", "é", "e30", "A" * 3000, "[1]", cursors.encode("rooms", "lab")]
-    others += [cursors.encode("jobs"), cursors.encode("jobs", 1), cursors.encode("jobs", "a\x00")]
+    others = ["", "x", "é", "e30", "A" * 3000, "[1]", encode_cursor("rooms", "lab")]
+    others += [encode_cursor("jobs"), encode_cursor("jobs", 1), encode_cursor("jobs", "a\x00")]
     for cursor in others:
         problem = expect_problem(
             await client.get(f"{V1}/jobs", params={"cursor": cursor}), 422, "invalid-request"
         )
         assert problem["detail"].startswith("query.cursor: ")
-    assert (await client.get(f"{V1}/jobs", params={"cursor": cursors.encode("jobs", "z")})).json() == {
+    assert (await client.get(f"{V1}/jobs", params={"cursor": encode_cursor("jobs", "z")})).json() == {
         "items": [],
         "next": None,
     }

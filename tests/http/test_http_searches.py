@@ -12,8 +12,8 @@ from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from seeds import LONG_AGO, add_tasks, task
 
 from zndraw_joblib.server.admin import rules_searches
+from zndraw_joblib.server.admin.sql_lists import encode_cursor
 from zndraw_joblib.server.admin.sql_searches import Budget
-from zndraw_joblib.server.process import cursors
 from zndraw_joblib.server.process.ports import CursorPage
 from zndraw_joblib.wire.operators import TaskFilter
 from zndraw_joblib.wire.statuses import HELD, TaskStatus
@@ -185,7 +185,7 @@ async def test_wrong_parameters_are_problems(client: httpx.AsyncClient) -> None:
             assert f"query.{name}" in expect_problem(response, 422, "invalid-request")["detail"], value
     mixed = await client.get(f"{V1}/tasks", params={"room": "lab", "cursor": of_all})
     expect_problem(mixed, 422, "invalid-request")
-    huge = cursors.encode("tasks of rooms", 2**62, 2**62)
+    huge = encode_cursor("tasks of rooms", 2**62, 2**62)
     expect_problem(
         await client.get(f"{V1}/tasks", params={"room": "lab", "cursor": huge}), 422, "invalid-request"
     )

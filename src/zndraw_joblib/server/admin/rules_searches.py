@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zndraw_joblib.server.admin import sql_searches
+from zndraw_joblib.server.admin.sql_lists import decode_cursor, encode_cursor
 from zndraw_joblib.server.admin.sql_searches import Budget, Filter, SearchPart, SearchPosition, SearchRow
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process import cursors
 from zndraw_joblib.server.process.ports import CursorPage, Identity, RequestKey
 from zndraw_joblib.server.queue import (
     rules_answers,
@@ -100,8 +100,8 @@ def _entry(row: SearchRow, job_name: str) -> FoundTask:
 
 def _position(cursor: str, *, is_by_time: bool) -> SearchPosition:
     if not is_by_time:
-        return SearchPosition(*cursors.decode(_KIND, cursor, [int]))
-    seq, microseconds = cursors.decode(_KIND_OF_ROOMS, cursor, [int, int])
+        return SearchPosition(*decode_cursor(_KIND, cursor, [int]))
+    seq, microseconds = decode_cursor(_KIND_OF_ROOMS, cursor, [int, int])
     try:
         return SearchPosition(seq, _EPOCH + microseconds * _MICROSECOND)
     except OverflowError as error:
@@ -110,8 +110,8 @@ def _position(cursor: str, *, is_by_time: bool) -> SearchPosition:
 
 def _cursor(position: SearchPosition, *, is_by_time: bool) -> str:
     if not is_by_time or position.at is None:
-        return cursors.encode(_KIND, position.seq)
-    return cursors.encode(_KIND_OF_ROOMS, position.seq, (position.at - _EPOCH) // _MICROSECOND)
+        return encode_cursor(_KIND, position.seq)
+    return encode_cursor(_KIND_OF_ROOMS, position.seq, (position.at - _EPOCH) // _MICROSECOND)
 
 
 async def count(tx: Transaction, rooms: Sequence[str]) -> StatusCounts:

@@ -4,6 +4,7 @@ A `CursorList` declares a list: its operation, its rows and their order, its fil
 in the answer. `read` makes the statements, cursors and answers of all lists, and `http.admin` the endpoints.
 """
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,13 +12,13 @@ from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pydantic_core import from_json, to_json
 from sqlalchemy import ColumnElement, Integer, Select, bindparam, func, select, tuple_, union
 
 from zndraw_joblib.server.admin.sql_figures import Service, services
 from zndraw_joblib.server.db.bulk import among, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import RoomCount
-from zndraw_joblib.server.process import cursors
 from zndraw_joblib.server.process.ports import CursorPage
 from zndraw_joblib.server.queue import sql_counts
 from zndraw_joblib.server.queue.sql_audit import audit
@@ -36,6 +37,7 @@ from zndraw_joblib.wire.operators import (
     SearchedName,
     StatusCounts,
 )
+from zndraw_joblib.wire.problems import InvalidRequest
 
 
 class ListFilter(NamedTuple):
@@ -91,14 +93,14 @@ async def read(
             check(params[name])
     if page.cursor is not None:
         types = [int if isinstance(column.type, Integer) else str for column in cursor_list.columns]
-        after = cursors.decode(cursor_list.kind, page.cursor, types)
+        after = decode_cursor(cursor_list.kind, page.cursor, types)
         params |= {f"after_{key}": value for key, value in zip(cursor_list.keys, after, strict=True)}
     statement = _statement(cursor_list, names, is_first=page.cursor is None)
     rows = (await tx.execute(statement, params | {"limit": page.limit + 1})).all()
     following = None
     if len(rows) > page.limit:
         rows = rows[: page.limit]
-        following = cursors.encode(cursor_list.kind, *[getattr(rows[-1], key) for key in cursor_list.keys])
+        following = encode_cursor(cursor_list.kind, *[getattr(rows[-1], key) for key in cursor_list.keys])
     items = await cursor_list.entries(tx, rows) if rows else []
     response: CursorResponse[Any] = cursor_list.operation.answer(items=items, next=following)
     return response
@@ -131,6 +133,35 @@ def _ordered(statement: Select[Any], cursor_list: CursorList) -> Select[Any]:
     columns = [statement.selected_columns[key] for key in cursor_list.keys]
     order = [column.desc() for column in columns] if cursor_list.is_descending else columns
     return statement.order_by(*order).limit(bindparam("limit"))
+
+
+# Cursors: where the next request of a list continues, as opaque text.
+
+_MAX_CURSOR = 2000
+_CURSOR_VERSION = 1
+
+
+def encode_cursor(kind: str, *values: str | int) -> str:
+    """Return the cursor of a list of this kind that continues after `values`."""
+    return urlsafe_b64encode(to_json([_CURSOR_VERSION, kind, *values])).decode().rstrip("=")
+
+
+def decode_cursor(kind: str, text: str, types: Sequence[type[str] | type[int]]) -> list[Any]:
+    """Return the values of a cursor. Raises `InvalidRequest` unless this kind of list has returned it."""
+    try:
+        if len(text) > _MAX_CURSOR:
+            raise ValueError(f"it has more than {_MAX_CURSOR} characters")
+        content = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
+        version, name, *values = from_json(content, allow_inf_nan=False)
+        if (version, name, [type(value) for value in values]) != (_CURSOR_VERSION, kind, list(types)):
+            raise ValueError("it is not a cursor of this list")
+        if any("\x00" in value if isinstance(value, str) else abs(value) >= 2**63 for value in values):
+            raise ValueError("it has a value that no row has")
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(
+            f"query.cursor: {text[:40]!r} is not a cursor of this list; pass the `next` of the last response"
+        ) from error
+    return list(values)
 
 
 # The audit trail.
