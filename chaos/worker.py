@@ -14,7 +14,7 @@ import httpx
 from chaos.jobs import Job, Slow
 from chaos.records import WorkerLog
 from zndraw_joblib import ClaimedTask, JobManager
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.wire.operations import PREFIX
 
 _TIMEOUT_SECONDS = 5.0

@@ -16,7 +16,7 @@ _REPLACEMENTS = {
     r" Close it with `aclose`\.": "",
     r"Use it in one event loop; an asynchronous": "Thread-safe; a",
     r"api: AsyncConnection": "api: ApiManager",
-    r"import AsyncConnection": f"import ApiManager, Connection\n{_READER}",
+    r"(from \S+ import )AsyncConnection": rf"{_READER}\n\1ApiManager, Connection",
     r"Queue\(AsyncSubmitter\)": "Queue(Submitter, ResultReader)",
     r"AsyncRest": "TaskRest",
     r"\bAsync(?=[A-Z])|(?<=client\.)async_(?=rest import)": "",

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import zndraw_joblib
+from zndraw_joblib import client
 from zndraw_joblib.wire import events, problems
 
 # A public name is a promise to users, so each added or removed name must be changed here too.
@@ -80,6 +81,12 @@ def test_every_name_resolves_and_is_documented() -> None:
             assert inspect.getdoc(found), name
     script = "import zndraw_joblib as z; [getattr(z, name) for name in z.__all__]"
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+
+
+def test_every_name_of_the_client_resolves() -> None:
+    """`zndraw_joblib.client` has the names of clients, the same objects as the package."""
+    for name in client.__all__:
+        assert getattr(client, name) is getattr(zndraw_joblib, name)
 
 
 def test_a_star_import_imports_exactly_these_names() -> None:

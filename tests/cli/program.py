@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 
 TIMEOUT = 60.0
 # Runs several command lines in one process, because starting the interpreter takes most of the time.

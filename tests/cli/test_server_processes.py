@@ -20,7 +20,7 @@ from cli.program import TIMEOUT, Program, RunningServer
 from zndraw_joblib.cli.server import serve
 from zndraw_joblib.cli.server.processes import ChildConfig
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.jobs.logs import LogConfig, LogLevel
+from zndraw_joblib.jobs.logs import LogConfig, LogThreshold
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.worker.rest import RestApi
 
@@ -222,7 +222,7 @@ def test_children_get_all_settings() -> None:
         validate_payload=False,
         worker_timeout_seconds=1.5,
     )
-    log = LogConfig(LogLevel.DEBUG, access_log=True)
+    log = LogConfig(LogThreshold.DEBUG, access_log=True)
     with socket.socket() as listener:
         config = ChildConfig.model_validate_json(ChildConfig.of(settings, listener, log).model_dump_json())
         assert config.listener == listener.fileno()

@@ -13,8 +13,8 @@ from sdk.test_idempotency import LossyProxy
 
 from client.both import Both
 from client.jobs import Area
-from zndraw_joblib.client import access
-from zndraw_joblib.client.access import ServerUnreachable, UnreadableCredentials, find_access
+from zndraw_joblib.client import connection
+from zndraw_joblib.client.connection import ServerUnreachable, UnreadableCredentials, find_access
 from zndraw_joblib.wire.problems import Unauthorized
 from zndraw_joblib.worker.manager import JobManager
 
@@ -96,11 +96,11 @@ async def test_url_and_token_come_from_the_environment_or_the_file(
     open_queue: Callable[..., Both], server: LiveServer, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file's token is used for its URL only."""
-    access.save(server.url, TOKEN)
+    connection.save_token(server.url, TOKEN)
     monkeypatch.setenv("ZNDRAW_JOBLIB_URL", server.url)
     assert isinstance(await open_queue(None, None).jobs(), list)
     assert find_access("http://example.com").token is None
-    access.save(server.url, "wrong-token")
+    connection.save_token(server.url, "wrong-token")
     monkeypatch.setenv("ZNDRAW_JOBLIB_TOKEN", TOKEN)
     assert isinstance(await open_queue(None, None).jobs(), list)
 

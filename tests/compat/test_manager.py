@@ -15,7 +15,7 @@ from waiting import wait_until
 import zndraw_joblib
 import zndraw_joblib.client as old_client
 from zndraw_joblib import ClaimedTask, Event, Extension, JobManager, JoinJobRoom, Provider, TaskNotFound
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 
 OldManager = Callable[..., Any]
 

@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from deploy.conftest import TOKEN
 from deploy.forwarder import Forwarder
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.wire.messages import MAX_PAGE

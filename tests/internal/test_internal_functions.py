@@ -11,7 +11,7 @@ from taskiq import InMemoryBroker
 from internal.processes import TOKEN, running, submit, wait_for_end
 from zndraw_joblib import GuardedExecutor, Identity, JobLib, TaskContext, job, register_internal_jobs
 from zndraw_joblib.server.host.app import create_app
-from zndraw_joblib.server.internal.registry import CannotLoad, load
+from zndraw_joblib.server.internal.registry import CannotLoadJobs, load
 from zndraw_joblib.server.process.settings import ServerSettings
 
 
@@ -80,5 +80,5 @@ async def test_a_host_registers_functions_with_its_broker(engine: AsyncEngine) -
 )
 def test_internal_extensions_say_what_is_no_job(name: str, text: str) -> None:
     """The error names the entry and the remedy."""
-    with pytest.raises(CannotLoad, match=text):
+    with pytest.raises(CannotLoadJobs, match=text):
         load([f"{__name__}:{name}"])

@@ -13,7 +13,7 @@ from cli.program import Program, RunningServer
 from waiting import wait_until
 
 from peers.peer import ROOT, Peer
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 

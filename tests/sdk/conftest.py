@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from sdk.live import LiveServer
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.jobs.capture import running, stop_following_threads
 from zndraw_joblib.jobs.task_channel import TaskChannel
 from zndraw_joblib.worker.manager import JobManager

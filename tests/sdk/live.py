@@ -9,7 +9,7 @@ import uvicorn
 from servers import free_port
 from waiting import wait_until
 
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.process.settings import ServerSettings
 

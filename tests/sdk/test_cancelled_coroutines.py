@@ -11,7 +11,7 @@ from waiting import wait_until
 
 from sdk.cancelled_jobs import Wait
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.jobs.task_context import CancelEvent, await_until_set
 from zndraw_joblib.wire.messages import TaskUpdateRequest
 from zndraw_joblib.wire.statuses import TaskStatus

@@ -13,14 +13,13 @@ from waiting import wait_until
 from sdk.jobs import Add
 from sdk.live import LiveServer
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.wire.events import sockets_of
 from zndraw_joblib.wire.messages import TaskUpdateRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks
 
 Make = Callable[..., JobManager]
 

@@ -15,7 +15,7 @@ from waiting import wait_until
 
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
-from zndraw_joblib.client.api import connect
+from zndraw_joblib.client.connection import connect
 from zndraw_joblib.jobs.extensions import Extension
 from zndraw_joblib.wire.problems import InvalidPayload, JobNotFound, TaskNotFound
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus

@@ -194,7 +194,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from sdk.executors import Process
-from zndraw_joblib.client.api import connect
+from zndraw_joblib.client.connection import connect
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import Runner
 

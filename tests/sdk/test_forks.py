@@ -14,14 +14,14 @@ from waiting import wait_until
 
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]
 
 MAIN = """
 import sys
-from zndraw_joblib.client.api import connect
+from zndraw_joblib.client.connection import connect
 from zndraw_joblib.worker.loading import load_extensions
 from zndraw_joblib.worker.serving import serve
 url, token, room, target = sys.argv[1:]

@@ -12,7 +12,7 @@ from sdk.live import TOKEN, LiveServer
 from sdk.providers import Echo
 from sdk.proxy import Proxy, raw
 from zndraw_joblib.cli.client import AdminClient, CommandRule
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.retry import RetryRule, UnexpectedResponse
 from zndraw_joblib.wire.messages import JobRegisterRequest

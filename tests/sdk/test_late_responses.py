@@ -10,11 +10,12 @@ from waiting import wait_until
 
 from sdk.jobs import Add
 from sdk.live import LiveServer
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.reports import HeldTasks, Reports
+from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.tasks import HeldTasks
 
 Make = Callable[..., JobManager]
 

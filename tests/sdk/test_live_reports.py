@@ -18,14 +18,14 @@ from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from sdk.talking import Talk, TalkLater, execute
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import TaskHistory, TaskLog
 from zndraw_joblib.wire.messages import TaskUpdateRequest
 from zndraw_joblib.wire.progress import LogLevel, LogSource
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.reports import LiveReports
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.serving import Runner
 from zndraw_joblib.worker.tasks import ClaimedTask

@@ -9,7 +9,7 @@ import pytest
 
 from sdk.jobs import Add
 from sdk.live import LiveServer
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]

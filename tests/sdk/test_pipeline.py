@@ -18,7 +18,7 @@ from sdk.jobs import Add, Picky
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import BatchSubmitRequest, TaskToSubmit, TaskUpdateRequest
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -348,7 +348,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from sdk.jobs import Add
-from zndraw_joblib.client.api import connect
+from zndraw_joblib.client.connection import connect
 from zndraw_joblib.worker.manager import JobManager
 
 url, token, room, running = sys.argv[1:]

@@ -12,7 +12,7 @@ from waiting import wait_until
 
 from sdk.jobs import Add, Picky
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.jobs.extensions import NonRetryable
 from zndraw_joblib.server.process.settings import JobLibSettings

@@ -21,7 +21,7 @@ from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.providers import Call, Echo, Gate
 from sdk.test_lost_responses import Lose, bad_gateway, lose_connection, lose_one_claim, time_out
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.client.job_client import ProviderResult
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.problems import ProviderFailed, ProviderNotFound

@@ -20,7 +20,7 @@ from waiting import wait_until
 from sdk.jobs import Add
 from sdk.live import LiveServer
 from sdk.providers import Call, Data, Echo, Gate, Text
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.wire.events import providers_of
 from zndraw_joblib.wire.problems import (
     InvalidRequest,

@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.client.realtime import Realtime
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.host.mount import JobLib
@@ -26,9 +26,9 @@ from zndraw_joblib.server.http.pages import install_exception_handlers
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.wire.events import sockets_of, workers_of
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.subscriptions import Subscriptions
+from zndraw_joblib.worker.tasks import HeldTasks
 
 Make = Callable[..., JobManager]
 Own = Callable[..., LiveServer]

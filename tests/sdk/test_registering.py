@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from sdk.jobs import Add
 from sdk.live import LiveServer
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.wire.problems import SchemaConflict, Unauthorized, WorkerNotFound
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager

@@ -9,7 +9,7 @@ import pytest
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
-from zndraw_joblib.client.api import connect
+from zndraw_joblib.client.connection import connect
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.wire.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus

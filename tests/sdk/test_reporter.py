@@ -13,16 +13,15 @@ from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.jobs.run import Outcome
 from zndraw_joblib.wire.messages import HeartbeatRequest, TaskUpdateRequest, TaskVerdict, Verdict
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.reporter import Reporter
-from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.task_poller import NOW
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks
 
 Make = Callable[..., JobManager]
 

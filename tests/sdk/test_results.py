@@ -25,7 +25,7 @@ from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, Rule
 from sdk.test_live_reports import texts
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.jobs.results import ResultFile
 from zndraw_joblib.wire.messages import MAX_JSON_BYTES, JobRegisterRequest
 from zndraw_joblib.wire.problems import ResultNotFound

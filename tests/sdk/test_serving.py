@@ -12,7 +12,7 @@ from waiting import wait_until
 
 from sdk.jobs import Add, Picky
 from sdk.live import LiveServer
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.wire.messages import JobRegisterRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager

@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import serve
@@ -250,7 +250,7 @@ SCRIPT = """
 import signal, sys, time
 from pathlib import Path
 from typing import Any
-from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.worker.manager import JobManager
 from sdk.jobs import Add
 

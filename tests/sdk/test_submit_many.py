@@ -12,7 +12,7 @@ from servers import ServerProcess
 from sdk.jobs import Add
 from sdk.proxy import Proxy, raw
 from zndraw_joblib import NewTask, connect
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.retry import RetryRule, UnexpectedResponse
 from zndraw_joblib.client.submits import chunks, task_body

@@ -20,7 +20,7 @@ from waiting import wait_until
 from sdk.jobs import Add, Picky
 from sdk.live import LiveServer
 from sdk.providers import Call
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.http.pages import install_exception_handlers
 from zndraw_joblib.server.process.ports import Identity
@@ -35,8 +35,8 @@ from zndraw_joblib.wire.events import (
     workers_of,
 )
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.subscriptions import Subscriptions
+from zndraw_joblib.worker.tasks import HeldTasks
 
 Make = Callable[..., JobManager]
 HOST = Identity("host", is_superuser=True)

@@ -11,7 +11,7 @@ from waiting import wait_until
 
 from sdk.live import TOKEN, LiveServer
 from sdk.test_live_reports import texts
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.policy import RetryOn
 from zndraw_joblib.worker.manager import JobManager

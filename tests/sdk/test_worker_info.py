@@ -10,7 +10,7 @@ import pytest
 
 from sdk.jobs import Add
 from sdk.providers import Echo
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.wire.messages import HeartbeatRequest, WorkerInfo
 from zndraw_joblib.wire.operators import WorkerSummary

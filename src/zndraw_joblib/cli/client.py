@@ -14,15 +14,17 @@ import typer
 from pydantic import BaseModel
 
 from zndraw_joblib.cli.display import CommandError, MissingOperation, UsageError
-from zndraw_joblib.client import access, calls, flows
-from zndraw_joblib.client.access import (
-    Access,
+from zndraw_joblib.client import calls, connection, flows
+from zndraw_joblib.client.calls import Call, Model, reading
+from zndraw_joblib.client.connection import (
+    ApiManager,
+    Connection,
+    ServerAccess,
     UnreadableCredentials,
+    connect,
     explain_unauthorized,
     explain_unreachable,
 )
-from zndraw_joblib.client.api import ApiManager, Connection, connect
-from zndraw_joblib.client.calls import Call, Model, reading
 from zndraw_joblib.client.flows import AmbiguousJob, Polling
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.queue import TaskHandle
@@ -371,10 +373,10 @@ class AdminClient(JobClient):
         return self._send_once(what, lambda key: calls.call(operation, None, key=key, **parts))
 
 
-def find_access(url: str) -> Access:
+def find_access(url: str) -> ServerAccess:
     """Return the access to a server, with the token of the environment or the one saved for this URL."""
     try:
-        return access.find_access(url)
+        return connection.find_access(url)
     except ValueError as error:
         raise UsageError(str(error)) from error
     except UnreadableCredentials as error:
@@ -382,7 +384,7 @@ def find_access(url: str) -> Access:
 
 
 @contextmanager
-def open_connection(server: Access, *, realtime: bool = False) -> Iterator[Connection]:
+def open_connection(server: ServerAccess, *, realtime: bool = False) -> Iterator[Connection]:
     """Open a connection, see `connect`; errors inside the block become a `CommandError`."""
     try:
         with connect(server.url, server.token, realtime=realtime) as connection:

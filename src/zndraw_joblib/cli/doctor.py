@@ -24,7 +24,7 @@ from zndraw_joblib.cli.display import (
     warned,
 )
 from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Url
-from zndraw_joblib.client.api import DEFAULT_URL
+from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import SweeperMode, SweeperState
 from zndraw_joblib.wire.operators import Severity

@@ -11,7 +11,7 @@ import typer
 from zndraw_joblib.cli.client import open_client
 from zndraw_joblib.cli.display import ItemTable, format_duration, print_fields, print_json
 from zndraw_joblib.cli.options import AsJson, Job, Room, Url, check_room
-from zndraw_joblib.client.api import DEFAULT_URL
+from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import clean_line
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import JobResponse

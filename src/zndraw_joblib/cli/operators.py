@@ -9,7 +9,7 @@ from zndraw_joblib.cli.client import open_client
 from zndraw_joblib.cli.display import ItemTable, UsageError, print_fields, print_json, print_note
 from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Limit, Url, check_room
 from zndraw_joblib.cli.server.commands import needs_server
-from zndraw_joblib.client.api import DEFAULT_URL
+from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import PREFIX
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.operators import Settings

@@ -6,7 +6,7 @@ import typer
 
 from zndraw_joblib.cli.client import parse_id
 from zndraw_joblib.cli.display import UsageError
-from zndraw_joblib.jobs.logs import LogFormat, LogLevel
+from zndraw_joblib.jobs.logs import LogFormat, LogThreshold
 from zndraw_joblib.wire.messages import MAX_PAGE
 from zndraw_joblib.wire.names import validate_room_id
 from zndraw_joblib.wire.problems import InvalidRoomId
@@ -51,7 +51,9 @@ Room = Annotated[
 Limit = Annotated[
     int, typer.Option("--limit", metavar="N", min=1, max=MAX_PAGE, help="The number of rows to list.")
 ]
-Log = Annotated[LogLevel, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]
+Log = Annotated[
+    LogThreshold, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+]
 Format = Annotated[
     LogFormat,
     typer.Option(

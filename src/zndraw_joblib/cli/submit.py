@@ -22,8 +22,8 @@ from zndraw_joblib.cli.display import CommandError, UsageError, console, print_j
 from zndraw_joblib.cli.options import AsJson, Url, check_room
 from zndraw_joblib.cli.task_output import check_completed, write_result
 from zndraw_joblib.cli.tasks import parse_duration
-from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.calls import validated
+from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.client.submits import task_body
 from zndraw_joblib.jobs.failures import describe_errors, encode
 from zndraw_joblib.jobs.logs import LogConfig, one_line

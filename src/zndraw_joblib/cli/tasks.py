@@ -21,8 +21,8 @@ from zndraw_joblib.cli.display import (
 )
 from zndraw_joblib.cli.options import AsJson, Limit, TaskId, Url, check_room
 from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
-from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.calls import validated
+from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import (

@@ -18,7 +18,7 @@ from zndraw_joblib.cli.display import format_duration, local_time, print_json
 from zndraw_joblib.cli.jobs import JOBS
 from zndraw_joblib.cli.options import AsJson, Url
 from zndraw_joblib.cli.worker import WORKERS
-from zndraw_joblib.client.api import DEFAULT_URL
+from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.client.retry import describe, is_unreachable
 from zndraw_joblib.jobs.logs import one_line
 from zndraw_joblib.wire import operations as ops

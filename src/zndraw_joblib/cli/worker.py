@@ -22,13 +22,12 @@ from zndraw_joblib.cli.display import (
 )
 from zndraw_joblib.cli.options import AsJson, Format, Limit, Log, Url, WorkerId, check_room
 from zndraw_joblib.cli.tasks import TASKS
-from zndraw_joblib.client.access import Access
-from zndraw_joblib.client.api import DEFAULT_URL
+from zndraw_joblib.client.connection import DEFAULT_URL, ServerAccess
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.jobs.extensions import job_room_of
-from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogLevel, describe, unknown_variables
+from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold, describe, unknown_variables
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_BATCH, MAX_WORKER_NAME, WorkerInfo
 from zndraw_joblib.wire.names import GLOBAL, is_name
@@ -187,7 +186,7 @@ def worker(  # noqa: PLR0913 - each is an option
     timeout: Timeout = None,
     start_timeout: StartTimeout = None,
     url: Url = DEFAULT_URL,
-    log_level: Log = LogLevel.INFO,
+    log_level: Log = LogThreshold.INFO,
     log_format: Format = LogFormat.TEXT,
     quiet: Quiet = False,
     run_spans: RunSpansOption = RunSpansName.LINK,
@@ -220,7 +219,7 @@ def share(
     name: Name,
     room: ReadersRoom = GLOBAL,
     url: Url = DEFAULT_URL,
-    log_level: Log = LogLevel.INFO,
+    log_level: Log = LogThreshold.INFO,
     log_format: Format = LogFormat.TEXT,
 ) -> None:
     """Let a room list and read a folder until Ctrl-C.
@@ -315,7 +314,7 @@ def _run_one(config: ProcessConfig) -> None:
         )
 
 
-def _wait_for_server(url: str) -> Access:
+def _wait_for_server(url: str) -> ServerAccess:
     """Wait until the server answers; return the access to it.
 
     A server that starts for the first time saves a token, which is then used. A wrong URL or token raises

@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import Any
 
 _MODULES = {
-    "access": ("ServerUnreachable",),
+    "connection": ("ServerUnreachable",),
     "async_queue": ("AsyncTaskHandle", "AsyncQueue"),
     "submits": ("NewTask",),
-    "events": ("TaskEvent",),
+    "watching": ("TaskEvent",),
     "flows": ("AmbiguousJob", "TaskCancelled", "TaskFailed"),
     "queue": ("TaskHandle", "Queue"),
 }

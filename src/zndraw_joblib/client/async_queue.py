@@ -12,9 +12,8 @@ from typing import Any, Literal, Self, Unpack, overload
 from uuid import UUID
 
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.access import explained, find_access, raise_explained
-from zndraw_joblib.client.api import AsyncConnection
 from zndraw_joblib.client.async_rest import AsyncRest
+from zndraw_joblib.client.connection import AsyncConnection, explained, find_access, raise_explained
 from zndraw_joblib.client.flows import (
     WAIT_SECONDS,
     JobList,

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import httpx
 
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.access import Explain, as_it_is, raise_explained
-from zndraw_joblib.client.api import AsyncConnection
 from zndraw_joblib.client.calls import Body, Call, Model
+from zndraw_joblib.client.connection import AsyncConnection, Explain, as_it_is, raise_explained
 from zndraw_joblib.client.flows import Flow, Pause
 from zndraw_joblib.wire.operations import Operation
 

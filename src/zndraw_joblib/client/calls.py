@@ -27,8 +27,8 @@ _RESPONSE_SECONDS = 30.0
 _POLL_MARGIN_SECONDS = 10.0
 
 
-class Server(Protocol):
-    """A server, the identity of its client, and the client's own errors; see `ApiManager`."""
+class AnyApiManager(Protocol):
+    """A server, its client's identity and own errors: an `ApiManager`, or its asynchronous form."""
 
     @property
     def http(self) -> httpx.Client | httpx.AsyncClient:
@@ -64,7 +64,7 @@ class Call(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict)
     key: str | UUID | None = None
 
-    def request(self, server: Server) -> dict[str, Any]:
+    def request(self, server: AnyApiManager) -> dict[str, Any]:
         """Return the arguments of a method of httpx that sends the request."""
         headers = {**server.get_headers(), **self.headers}
         content = self.body
@@ -83,13 +83,13 @@ class Call(Generic[T]):
             "extensions": {"timeout": self._timeouts(server.http.timeout)},
         }
 
-    def check(self, response: httpx.Response, server: Server) -> None:
+    def check(self, response: httpx.Response, server: AnyApiManager) -> None:
         """Raise the client's error for an error response, `UnexpectedResponse` for another program's."""
         _raise_for_status(response, server)
         if response.request.method != self.method:  # a redirect turned it into a GET
             raise UnexpectedResponse(response)
 
-    def result(self, response: httpx.Response, server: Server) -> T:
+    def result(self, response: httpx.Response, server: AnyApiManager) -> T:
         """Return what a response says. Raises as `check`."""
         self.check(response, server)
         return self.read(response)
@@ -104,7 +104,7 @@ class Call(Generic[T]):
         return {**timeouts, "read": shortened}
 
 
-def _raise_for_status(response: httpx.Response, server: Server) -> None:
+def _raise_for_status(response: httpx.Response, server: AnyApiManager) -> None:
     fault = None if response.is_success else read_error(response)
     try:
         server.raise_for_status(response)

@@ -11,8 +11,7 @@ from typing import Any, Literal, Self, Unpack, overload
 from uuid import UUID
 
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.access import explained, find_access, raise_explained
-from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.connection import Connection, explained, find_access, raise_explained
 from zndraw_joblib.client.flows import (
     WAIT_SECONDS,
     JobList,

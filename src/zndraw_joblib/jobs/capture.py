@@ -99,9 +99,9 @@ class _Streams:
                 self._restore()
 
     def _captured(self, stream: Any, source: LogSource) -> CapturedStream:
-        for kept in self._kept:
-            if kept.uncaptured is stream and kept.source is source:
-                return kept
+        for captured in self._kept:
+            if captured.uncaptured is stream and captured.source is source:
+                return captured
         captured = CapturedStream(stream, source)
         self._kept.append(captured)
         return captured

@@ -223,10 +223,10 @@ class _Encoder:
         return self.plain(converted, path)
 
     def _convert(self, value: Any) -> Any:
-        known = self._converted.get(id(value))
-        if known is None:
-            known = self._converted[id(value)] = (value, self._converted_once(value))
-        return known[1]
+        entry = self._converted.get(id(value))
+        if entry is None:
+            entry = self._converted[id(value)] = (value, self._converted_once(value))
+        return entry[1]
 
     def _converted_once(self, value: Any) -> Any:
         codec = codec_of(type(value))

@@ -147,9 +147,9 @@ def _keep(described: traceback.TracebackException, is_kept: Callable[[str], bool
     """Remove frames of other files, also from the causes."""
     rest = [described]
     while rest:
-        each = rest.pop()
-        each.stack[:] = [frame for frame in each.stack if is_kept(frame.filename)]
-        others = (each.__cause__, each.__context__, *(each.exceptions or ()))
+        current = rest.pop()
+        current.stack[:] = [frame for frame in current.stack if is_kept(frame.filename)]
+        others = (current.__cause__, current.__context__, *(current.exceptions or ()))
         rest.extend(other for other in others if other is not None)
 
 

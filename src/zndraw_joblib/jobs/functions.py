@@ -46,19 +46,19 @@ def summary_of(docstring: str | None) -> str | None:
 def parameters_of(docstring: str | None) -> dict[str, str]:
     """Return the texts of the parameters that a docstring describes, each on one line."""
     lines = inspect.cleandoc(docstring or "").splitlines()
-    found: dict[str, list[str]] = {}
+    entries: dict[str, list[str]] = {}
     for number, line in enumerate(lines):
         if _GOOGLE.match(line):
-            found |= _google_entries(lines[number + 1 :])
+            entries |= _google_entries(lines[number + 1 :])
         elif _NUMPY.match("\n".join(lines[number : number + 2])):
-            found |= _numpy_entries(lines[number + 2 :])
-    texts = {name: " ".join(" ".join(text).split()) for name, text in found.items()}
+            entries |= _numpy_entries(lines[number + 2 :])
+    texts = {name: " ".join(" ".join(text).split()) for name, text in entries.items()}
     return {name: text for name, text in texts.items() if text}
 
 
 def _google_entries(lines: list[str]) -> dict[str, list[str]]:
     """Return the entries of a section: its lines are indented, and those that go on with an entry more."""
-    found: dict[str, list[str]] = {}
+    entries: dict[str, list[str]] = {}
     indent = None
     text: list[str] = []
     for line in lines:
@@ -68,15 +68,15 @@ def _google_entries(lines: list[str]) -> dict[str, list[str]]:
         indent = depth if indent is None and line else indent
         entry = _GOOGLE_ENTRY.match(line.strip()) if depth == indent else None
         if entry:
-            text = found[entry[1]] = [entry[2]]
+            text = entries[entry[1]] = [entry[2]]
         else:
             text.append(line)
-    return found
+    return entries
 
 
 def _numpy_entries(lines: list[str]) -> dict[str, list[str]]:
     """Return the entries of a section: its names are not indented, and their texts are."""
-    found: dict[str, list[str]] = {}
+    entries: dict[str, list[str]] = {}
     text: list[str] = []
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
         if _UNDERLINE.match(after):
@@ -84,10 +84,10 @@ def _numpy_entries(lines: list[str]) -> dict[str, list[str]]:
         entry = _NUMPY_ENTRY.match(line)
         if entry:
             text = []
-            found |= dict.fromkeys(re.split(", *", entry[1]), text)
+            entries |= dict.fromkeys(re.split(", *", entry[1]), text)
         else:
             text.append(line)
-    return found
+    return entries
 
 
 # What a job needs from its function's signature: the fields of its payload, and what the worker adds.
@@ -114,17 +114,17 @@ class JobSignature:
     @property
     def payload(self) -> inspect.Signature:
         """Return the signature without what the worker adds."""
-        kept = [one for name, one in self.call.parameters.items() if name in self.fields]
-        return self.call.replace(parameters=kept)
+        parameters = [one for name, one in self.call.parameters.items() if name in self.fields]
+        return self.call.replace(parameters=parameters)
 
 
 def signature_of(function: Callable[..., Any]) -> JobSignature:
     """Return what a job needs from a function. Raises TypeError that names the parameter and the remedy."""
-    found = inspect.signature(function)
+    signature = inspect.signature(function)
     docs = parameters_of(function.__doc__)
     fields: dict[str, tuple[Any, Any]] = {}
     tasks: list[str] = []
-    for name, parameter in found.parameters.items():
+    for name, parameter in signature.parameters.items():
         _check_kind(function, parameter)
         if name == VIS:
             continue
@@ -135,7 +135,7 @@ def signature_of(function: Callable[..., Any]) -> JobSignature:
             _check_field(function, parameter)
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[name] = (_described(annotation, docs.get(name)), default)
-    return JobSignature(fields, tuple(tasks), VIS in found.parameters, found)
+    return JobSignature(fields, tuple(tasks), VIS in signature.parameters, signature)
 
 
 def wrong_parameter(function: Callable[..., Any], name: str, why: str, remedy: str) -> TypeError:
@@ -157,10 +157,10 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> A
     if parameter.annotation is parameter.empty:
         remedy = f"write {name}: float, for example, or {name}: TaskContext for the running task"
         raise wrong_parameter(function, name, "has no annotation, which the job's schema needs", remedy)
-    one = SimpleNamespace(__annotations__={name: parameter.annotation})
-    known = getattr(inspect.unwrap(function), "__globals__", {})
+    holder = SimpleNamespace(__annotations__={name: parameter.annotation})
+    namespace = getattr(inspect.unwrap(function), "__globals__", {})
     try:
-        return get_type_hints(one, globalns=known, include_extras=True)[name]
+        return get_type_hints(holder, globalns=namespace, include_extras=True)[name]
     # An annotation may be any code.
     except Exception as error:
         why = f"has the annotation {parameter.annotation!r}, which cannot be evaluated ({error})"
@@ -291,14 +291,14 @@ def job(
     the registration gives no others. A call still calls the function; `area.task(width=3)` is a task of it,
     to submit. Raises TypeError for a function that cannot be a job; it names the parameter and the remedy.
     """
-    given: dict[str, Any] = {"category": _checked_category(category), "job_room": validate_room_id(room)}
+    attributes: dict[str, Any] = {"category": _checked_category(category), "job_room": validate_room_id(room)}
     if policy is not None:
-        given["policy"] = _checked_policy(policy)
+        attributes["policy"] = _checked_policy(policy)
 
     def decorate(function: Any) -> Any:
         _check_function(function)
         cls = _job_class(function, name or function.__name__, signature_of(function))
-        for attribute, value in given.items():
+        for attribute, value in attributes.items():
             setattr(cls, attribute, value)
         return cls
 

@@ -165,10 +165,10 @@ def _encode_atoms(atoms: Any) -> dict[str, Any]:
     fields = atoms.todict()
     fields["constraints"] = [constraint.todict() for constraint in atoms.constraints]
     calculator = atoms.calc
-    found = getattr(calculator, "results", None)
+    results = getattr(calculator, "results", None)
     # Results of other positions are not those of these atoms.
-    if isinstance(found, dict) and not calculator.check_state(atoms):
-        fields["results"] = {name: value for name, value in found.items() if value is not None}
+    if isinstance(results, dict) and not calculator.check_state(atoms):
+        fields["results"] = {name: value for name, value in results.items() if value is not None}
     return {"atoms": fields}
 
 

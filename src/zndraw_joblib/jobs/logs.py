@@ -73,7 +73,7 @@ fields_here: ContextVar[Mapping[str, str]] = ContextVar("zndraw_joblib.log_field
 Result = TypeVar("Result")
 
 
-class LogLevel(StrEnum):
+class LogThreshold(StrEnum):
     """The least severe level that is logged."""
 
     DEBUG = "debug"
@@ -184,7 +184,7 @@ class LogConfig:
     With `quiet`, a worker does not log the start and the end of each task, only failures.
     """
 
-    level: LogLevel = LogLevel.WARNING
+    level: LogThreshold = LogThreshold.WARNING
     format: LogFormat = LogFormat.TEXT
     access_log: bool = False
     quiet: bool = False
@@ -193,7 +193,7 @@ class LogConfig:
     def of(cls, values: Mapping[str, Any]) -> "LogConfig":
         """Return the configuration that another process sent as JSON."""
         return cls(
-            LogLevel(values["level"]), LogFormat(values["format"]), values["access_log"], values["quiet"]
+            LogThreshold(values["level"]), LogFormat(values["format"]), values["access_log"], values["quiet"]
         )
 
     def apply(self, *, with_pid: bool = False) -> None:
@@ -292,8 +292,10 @@ CLIENT_NAMES = frozenset({"URL", "TOKEN", "CREDENTIALS", "LOG_FORMAT", "RUN_SPAN
 def unknown_variables(known: Collection[str]) -> dict[str, str | None]:
     """Return the variables that are no setting, each with the nearest known name or None."""
     names = {name.upper() for name in known} | CLIENT_NAMES
-    found = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
-    return {name: _nearest(name, names) for name in found if name.upper().removeprefix(PREFIX) not in names}
+    variables = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
+    return {
+        name: _nearest(name, names) for name in variables if name.upper().removeprefix(PREFIX) not in names
+    }
 
 
 def describe(name: str, nearest: str | None) -> str:
@@ -302,8 +304,8 @@ def describe(name: str, nearest: str | None) -> str:
     return f"The variable {name} has no effect, because there is no such setting. {meant}"
 
 
-def _nearest(name: str, known: Collection[str]) -> str | None:
-    matches = get_close_matches(name.upper().removeprefix(PREFIX), known, n=1, cutoff=0.72)
+def _nearest(name: str, names: Collection[str]) -> str | None:
+    matches = get_close_matches(name.upper().removeprefix(PREFIX), names, n=1, cutoff=0.72)
     return PREFIX + matches[0] if matches else None
 
 

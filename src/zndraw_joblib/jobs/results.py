@@ -154,8 +154,8 @@ def can_encode(cls: Any) -> bool:
         return True
     if codec_of(cls) is not None or any(_has_name(cls, name) for name in ("PIL.Image", "matplotlib.Figure")):
         return True
-    known = {*sys.stdlib_module_names, "pydantic"}
-    return any(base.__module__.partition(".")[0] in known for base in cls.__mro__ if base is not object)
+    modules = {*sys.stdlib_module_names, "pydantic"}
+    return any(base.__module__.partition(".")[0] in modules for base in cls.__mro__ if base is not object)
 
 
 def _has_name(cls: type[Any], name: str) -> bool:

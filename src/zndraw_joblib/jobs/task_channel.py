@@ -220,9 +220,9 @@ class WaitingChannels:
 
         Call `notice_again` of each of these channels after its report has arrived or failed.
         """
-        taken: list[TakenReport] = []
+        reports: list[TakenReport] = []
         size = 0
-        while size < max_bytes and len(taken) < max_reports:
+        while size < max_bytes and len(reports) < max_reports:
             with self._lock:
                 channel = next(iter(self._channels), None)
                 if channel is None:
@@ -232,9 +232,9 @@ class WaitingChannels:
             if report is None:
                 channel.notice_again()
             else:
-                taken.append(TakenReport(channel, report))
+                reports.append(TakenReport(channel, report))
                 size += len(report.json)
-        return taken
+        return reports
 
     def __bool__(self) -> bool:
         """Return whether any channel waits."""

@@ -159,8 +159,8 @@ class TaskContext:
         Of what waits to be reported, at most 10,000 lines or 256 KiB are kept; the oldest are dropped, and
         readers of the log see how many. Raises ValueError for an unknown `level`.
         """
-        found, now = LogLevel(level), time()
-        self.channel.add([Line(now, line, found) for line in _lines(text_of(text))])
+        checked, now = LogLevel(level), time()
+        self.channel.add([Line(now, line, checked) for line in _lines(text_of(text))])
 
     def log_handler(self) -> "TaskLogHandler":
         """Return the handler of `logging` that writes to the log of the task in which a record is made.

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 _MODULE_OF = {
-    "AsyncTestQueue": "async_queue",
+    "AsyncTestQueue": "queue",
     "JobRun": "job_runs",
     "TestQueue": "queue",
     "check_result_backend": "result_backends",

@@ -15,15 +15,14 @@ import pytest
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from zndraw_joblib.testing.async_queue import AsyncTestQueue
-    from zndraw_joblib.testing.queue import TestQueue
+    from zndraw_joblib.testing.queue import AsyncTestQueue, TestQueue
 
 
 @pytest.fixture(scope="session")
 def joblib_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a SQLite file with the queue's tables, which each test copies. Do not write to it."""
     path = tmp_path_factory.mktemp("zndraw-joblib") / "template.db"
-    _import("async_queue").make_database(path)
+    _import("queue").make_database(path)
     return path
 
 
@@ -36,7 +35,7 @@ def joblib_database_url(joblib_template: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def joblib_app(joblib_database_url: str) -> "Iterator[FastAPI]":
     """Return an app with the queue. Override it to return your own app on `joblib_database_url`."""
-    with _import("async_queue").smallest_app(Path(joblib_database_url.partition("///")[2])) as app:
+    with _import("queue").smallest_app(Path(joblib_database_url.partition("///")[2])) as app:
         yield app
 
 
@@ -50,7 +49,7 @@ def joblib_queue(joblib_app: "FastAPI") -> "Iterator[TestQueue]":
 @pytest.fixture
 def async_joblib_queue(joblib_app: "FastAPI") -> "Iterator[AsyncTestQueue]":
     """Return the queue of `joblib_app`, for a test that is a coroutine."""
-    with _closed(_import("async_queue").AsyncTestQueue(joblib_app)) as queue:
+    with _closed(_import("queue").AsyncTestQueue(joblib_app)) as queue:
         yield queue
 
 

@@ -29,7 +29,7 @@ from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.registrations import JobRegistration, PolicyOptions, class_policy, policy_of
-from zndraw_joblib.worker.reporter import Entry
+from zndraw_joblib.worker.reporter import TaskReports
 from zndraw_joblib.worker.tasks import ClaimedTask, prepared
 
 Result = TypeVar("Result")
@@ -84,9 +84,9 @@ class InternalTasks:
         if not self._handles:
             self._restore = lambda: setattr(holder, "internal_registry", before)
         self._handles[offer.name] = handle = _Handle(cls)
-        known = before or InternalRegistry({})
-        tasks = {**known.tasks, str(offer.name): handle}
-        executor = getattr(known, "executor", None) or GuardedExecutor(self._joblib.runtime)
+        registry = before or InternalRegistry({})
+        tasks = {**registry.tasks, str(offer.name): handle}
+        executor = getattr(registry, "executor", None) or GuardedExecutor(self._joblib.runtime)
         holder.internal_registry = InternalRegistry(tasks, executor=executor)
 
     async def run_next(self, name: JobName, vis: Any) -> UUID | None:
@@ -97,7 +97,9 @@ class InternalTasks:
             return None
         call = handle.calls.popleft()
         executor = GuardedExecutor(
-            self._joblib.runtime, context=lambda given: given if vis is None else vis, capture_output=False
+            self._joblib.runtime,
+            context=lambda context: context if vis is None else vis,
+            capture_output=False,
         )
         await executor.start()
         try:
@@ -119,7 +121,7 @@ _LOST = frozenset({404, 409})
 
 
 @dataclass(frozen=True, slots=True)
-class ServedJob:
+class TestedJob:
     """A job, its class, and the worker that serves it; an internal job has none."""
 
     name: JobName
@@ -133,14 +135,14 @@ class Workers:
     def __init__(self, joblib: JobLib, internal: InternalTasks, call: AppLoop) -> None:
         self._joblib, self._runtime, self._call = joblib, joblib.runtime, call
         self._internal = internal
-        self._served: dict[JobName, ServedJob] = {}
+        self._served: dict[JobName, TestedJob] = {}
 
-    async def register(self, cls: type[Any], room: str | None, policy: PolicyOptions) -> ServedJob:
+    async def register(self, cls: type[Any], room: str | None, policy: PolicyOptions) -> TestedJob:
         """Register a job with a new worker, or with the one that it has."""
         room = room or job_room_of(cls)
         name = job_name_of(cls, room)
-        known = self._served.get(name)
-        worker_id = known.worker_id if known else None
+        earlier = self._served.get(name)
+        worker_id = earlier.worker_id if earlier else None
         if room == INTERNAL:
             await self._call(self._internal.register(cls))
         else:
@@ -150,41 +152,41 @@ class Workers:
             await self._call(self._runtime.payload_validator.check_schema(schema, WORKER.id))
             registered, _ = await self._call(self._runtime.write(rules_jobs.register, item=item))
             worker_id = registered.worker_id
-        self._served[name] = served = ServedJob(name, cls, worker_id)
+        self._served[name] = served = TestedJob(name, cls, worker_id)
         return served
 
     def name_of(self, cls: type[Any]) -> JobName:
         """Return the name under which a class was registered here first; by default one of ``@global``."""
-        found = [each.name for each in self._served.values() if is_job(each.name, cls)]
-        return found[0] if found else job_name_of(cls, job_room_of(cls))
+        names = [job.name for job in self._served.values() if is_job(job.name, cls)]
+        return names[0] if names else job_name_of(cls, job_room_of(cls))
 
-    async def find(self, job: Any) -> list[ServedJob]:
+    async def find(self, job: Any) -> list[TestedJob]:
         """Return the jobs that are registered here: all, or those that `job` means.
 
         A class that is not registered becomes a job of ``@global``. Raises ValueError for another name.
         """
         if job is None:
             return list(self._served.values())
-        found = [each for each in self._served.values() if is_job(each.name, job)]
-        if not found and isinstance(job, str):
+        jobs = [item for item in self._served.values() if is_job(item.name, job)]
+        if not jobs and isinstance(job, str):
             raise ValueError(
                 f"job: {shown(job)} is not registered here, so its class is unknown: register it first"
             )
-        return found or [await self.register(class_of(job), None, {})]
+        return jobs or [await self.register(class_of(job), None, {})]
 
     async def keep_alive(self) -> None:
         """Send a heartbeat of each worker."""
-        for each in self._served.values():
-            if each.worker_id is not None:
-                await self._call(self._runtime.heartbeat(WORKER, each.worker_id))
+        for job in self._served.values():
+            if job.worker_id is not None:
+                await self._call(self._runtime.heartbeat(WORKER, job.worker_id))
 
-    async def run_next(self, served: Sequence[ServedJob], vis: Any) -> TaskResponse | None:
+    async def run_next(self, served: Sequence[TestedJob], vis: Any) -> TaskResponse | None:
         """Run a task of one of these jobs, and return its state afterwards; None if none may start now."""
-        for each in served:
-            if each.worker_id is None:
-                task_id = await self._call(self._internal.run_next(each.name, vis))
+        for job in served:
+            if job.worker_id is None:
+                task_id = await self._call(self._internal.run_next(job.name, vis))
             else:
-                task_id = await self._claim_and_run(each.cls, each.worker_id, vis)
+                task_id = await self._claim_and_run(job.cls, job.worker_id, vis)
             if task_id is not None:
                 return await self._call(self._runtime.get_task(task_id))
         return None
@@ -206,7 +208,7 @@ class Workers:
         try:
             if outcome.content is not None:
                 outcome = await self._upload(task, outcome.content)
-            for report in Entry(task, started=True, outcome=outcome).take().as_json():
+            for report in TaskReports(task, started=True, outcome=outcome).take().as_json():
                 await self._report(task, json.loads(report))
         except ProblemException as problem:
             if problem.status not in _LOST:

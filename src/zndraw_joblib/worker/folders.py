@@ -135,17 +135,17 @@ class Folder:
         """Return whether an open file is the one at a place, and no link has replaced it meanwhile."""
         return os.path.realpath(place) == place and os.path.samestat(os.fstat(file.fileno()), os.lstat(place))
 
-    def _entry(self, name: str, found: Any) -> Entry:
+    def _entry(self, name: str, info: Any) -> Entry:
         shown = name.encode("utf-8", "backslashreplace").decode()
         if self._is_local:
             try:
-                real = os.path.realpath(found)
-                found = self._fs.info(real) if self._is_inside(real) else {}
+                real = os.path.realpath(info)
+                info = self._fs.info(real) if self._is_inside(real) else {}
             except OSError:  # it was deleted, or this process may not read it
-                found = {}
-        kind = found.get("type") if found.get("type") in _KINDS else "other"
-        size = found.get("size") if kind == "file" else None
-        return Entry(name=shown, type=str(kind), size=size, modified=_modified(found))
+                info = {}
+        kind = info.get("type") if info.get("type") in _KINDS else "other"
+        size = info.get("size") if kind == "file" else None
+        return Entry(name=shown, type=str(kind), size=size, modified=_modified(info))
 
 
 def _import_fsspec() -> tuple[Any, Any]:
@@ -162,9 +162,9 @@ def _protocols(fs: Any) -> tuple[str, ...]:
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
-def _name_in(place: str, found: Any) -> str:
+def _name_in(place: str, info: Any) -> str:
     """Return the name of an entry of `place`, the empty string for one of another folder."""
-    path = str(found if isinstance(found, str) else found["name"]).strip("/")
+    path = str(info if isinstance(info, str) else info["name"]).strip("/")
     folder, _, name = path.rpartition("/")
     return name if folder == place.strip("/") else ""
 
@@ -176,9 +176,9 @@ def _unwrapped(fs: Any) -> Iterator[Any]:
         fs = getattr(fs, "fs", None)
 
 
-def _modified(found: Mapping[str, Any]) -> datetime | None:
+def _modified(info: Mapping[str, Any]) -> datetime | None:
     for key in _TIME_FIELDS:
-        value = found.get(key)
+        value = info.get(key)
         if isinstance(value, int | float):
             return datetime.fromtimestamp(value, UTC)
         if isinstance(value, datetime):

@@ -38,12 +38,12 @@ def load_extensions(target: str) -> list[type[Any]]:
     Raises `CannotLoad`.
     """
     module = load_module(target)
-    found = [
+    classes = [
         value
         for name, value in vars(module).items()
         if not name.startswith("_") and _is_extension(value) and value.__module__ == module.__name__
     ]
-    extensions = [cls for cls in dict.fromkeys(found) if _takes_vis(cls)]
+    extensions = [cls for cls in dict.fromkeys(classes) if _takes_vis(cls)]
     if not extensions:
         raise NothingToServe(
             f"{target!r} defines no extension: no function with @job, and no class of its own with a "
@@ -88,9 +88,9 @@ def load_module(target: str) -> ModuleType:
 
 def _import_file(path: Path) -> ModuleType:
     name = path.stem
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return known
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python source file")

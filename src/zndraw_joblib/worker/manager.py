@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar, Unpack, get_args, get_type_hints, overload
 from uuid import UUID, uuid4
 
-from zndraw_joblib.client.api import ApiManager
 from zndraw_joblib.client.calls import validated
+from zndraw_joblib.client.connection import ApiManager
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.retry import SendAttempts, retry
 from zndraw_joblib.jobs.extensions import check_job, job_name_of, job_room_of
@@ -27,13 +27,12 @@ from zndraw_joblib.worker.registrations import (
     class_policy,
     policy_of,
 )
-from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_poller import NOW, Pace
 from zndraw_joblib.worker.task_process import check_importable
-from zndraw_joblib.worker.tasks import ClaimedTask, Execute
+from zndraw_joblib.worker.tasks import ClaimedTask, Execute, HeldTasks
 
 log = logging.getLogger(__name__)
 

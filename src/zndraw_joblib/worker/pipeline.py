@@ -16,7 +16,7 @@ from zndraw_joblib.jobs.run import Outcome, end_span, run_job
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, active
 from zndraw_joblib.wire.messages import MAX_BATCH
 from zndraw_joblib.worker.registrations import Registrations
-from zndraw_joblib.worker.reporter import Entry, Reporter
+from zndraw_joblib.worker.reporter import Reporter, TaskReports
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.task_poller import NOW, Pace, TaskPoller
 from zndraw_joblib.worker.task_process import TaskProcess
@@ -289,7 +289,9 @@ class Pipeline:
         if process is not None:
             process.close()
 
-    def _run_task(self, entry: Entry, process: TaskProcess | None, on_end: Callable[[Outcome], None]) -> None:
+    def _run_task(
+        self, entry: TaskReports, process: TaskProcess | None, on_end: Callable[[Outcome], None]
+    ) -> None:
         """Run a task; `on_end` gets the outcome, perhaps later in another thread."""
         task = entry.task
         log_start(task)
@@ -305,7 +307,7 @@ class Pipeline:
             self._coroutine_jobs.add(task.job_name)
             self._coroutines.run(outcome, task, on_end)
 
-    def _end(self, entry: Entry, began: float, span: TaskSpan | None, outcome: Outcome) -> None:
+    def _end(self, entry: TaskReports, began: float, span: TaskSpan | None, outcome: Outcome) -> None:
         end_span(span, entry.task, outcome)
         log_end(entry.task, outcome, time.monotonic() - began)
         is_busy = self._free_slot(began)
@@ -339,7 +341,7 @@ class Pipeline:
                 self._work.wait()
         return None
 
-    def _begin(self, task: ClaimedTask, *, is_sure: bool) -> Entry | None:
+    def _begin(self, task: ClaimedTask, *, is_sure: bool) -> TaskReports | None:
         """Return what to report of a task that can run now, with its extension; None if it cannot."""
         if task.cancelled.is_set():
             log.info("Task %s ended before it started here", task.task_id, extra=task_fields(task))

@@ -138,17 +138,17 @@ class ProviderPoller(Poller[Claimed]):
     def _upload(self, claimed: Claimed, provider: ProviderRegistration, instance: Any) -> None:
         """Upload the result. Bytes are kept for a retry; for a stream the provider is called again."""
         headers = claimed.headers(RESULT_OK, provider.content_type)
-        kept: list[ResultStream] = []
+        streams: list[ResultStream] = []
 
         def upload() -> None:
             stream = (
-                kept.pop()
-                if kept
+                streams.pop()
+                if streams
                 else ResultStream(lambda: instance.read(provider.handler), provider.content_type)
             )
             size = {} if stream.length is None else {"Content-Length": str(stream.length)}
             if size:
-                kept.append(stream)
+                streams.append(stream)
             try:
                 self._rest.upload_result(claimed.request.provider_id, stream, {**headers, **size})
             finally:

@@ -24,10 +24,10 @@ from zndraw_joblib.wire.names import unknown_text
 from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.wire.problems import WorkerNotFound
 from zndraw_joblib.wire.providers import ProviderRegisterRequest, ProviderResponse
-from zndraw_joblib.worker.live_reports import LiveReports
-from zndraw_joblib.worker.reports import HeldTasks
+from zndraw_joblib.worker.reports import LiveReports
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.subscriptions import Subscriptions
+from zndraw_joblib.worker.tasks import HeldTasks
 
 log = logging.getLogger(__name__)
 Response = TypeVar("Response")
@@ -216,12 +216,12 @@ class Registrations:
         Raises KeyError if it is not registered here.
         """
         with self._lock:
-            for full_name, known in self.providers.items():
-                if provider == full_name or str(provider) in map(str, known.ids):
+            for full_name, registered in self.providers.items():
+                if provider == full_name or str(provider) in map(str, registered.ids):
                     break
             else:
                 raise KeyError(provider)
-            _ignore_missing(lambda: self._rest.remove_provider(known.ids[-1], self.worker()))
+            _ignore_missing(lambda: self._rest.remove_provider(registered.ids[-1], self.worker()))
             del self.providers[full_name]
             self._subscriptions.leave_provider(full_name)
 

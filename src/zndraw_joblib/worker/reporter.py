@@ -26,19 +26,13 @@ from zndraw_joblib.jobs.task_channel import LiveReport
 from zndraw_joblib.wire.messages import MAX_BATCH, TaskUpdateRequest
 from zndraw_joblib.wire.problems import InvalidTaskTransition
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.worker.reports import (
-    RETRY_SECONDS,
-    HeldTasks,
-    is_content_refused,
-    is_gone,
-    without_content,
-)
+from zndraw_joblib.worker.reports import RETRY_SECONDS, is_content_refused, is_gone, without_content
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class TaskReports:
     """The reports of one task: its start, unless it is `started`, and its outcome, once it has one.
 
     `due` is when a start is to be reported. After a refusal nothing is sent before `not_before`. `gone`: the
@@ -74,7 +68,7 @@ class Sent:
     `live` is the progress and the log that was not reported before; the last part goes with the outcome.
     """
 
-    entry: Entry
+    entry: TaskReports
     outcome: Outcome | None
     with_start: bool
     live: Sequence[LiveReport] = ()
@@ -150,7 +144,7 @@ class Reporter:
         self._stop = stop
         self._on_done = on_done
         self._change = threading.Condition()
-        self._waiting: dict[Entry, None] = {}
+        self._waiting: dict[TaskReports, None] = {}
         self._open = 0
         self._bytes = 0
         self._is_hurried = False
@@ -164,9 +158,9 @@ class Reporter:
         """Return whether so many outcomes wait that no more tasks may be claimed."""
         return len(self._waiting) >= MAX_WAITING or self._bytes >= MAX_WAITING_BYTES
 
-    def begin(self, task: ClaimedTask, *, started: bool = False) -> Entry:
+    def begin(self, task: ClaimedTask, *, started: bool = False) -> TaskReports:
         """Report the start of a task, unless it has `started` or ends within a few milliseconds."""
-        entry = Entry(task, time.monotonic() + _START_SECONDS, started)
+        entry = TaskReports(task, time.monotonic() + _START_SECONDS, started)
         with self._change:
             self._open += 1
             if not started:
@@ -174,7 +168,7 @@ class Reporter:
                 self._wake_by(entry.due)
         return entry
 
-    def end(self, entry: Entry, outcome: Outcome, *, is_busy: bool = False) -> None:
+    def end(self, entry: TaskReports, outcome: Outcome, *, is_busy: bool = False) -> None:
         """Report the outcome of a task that has begun: soon if the worker `is_busy`, otherwise now.
 
         A worker is busy while another task waits for the slot of this one.
@@ -270,12 +264,12 @@ class Reporter:
         results = self._deliver(batch)
         self._backoff.reset()
         self._failures.succeeded()
-        done: list[Entry] = []
+        entries: list[TaskReports] = []
         for sent, error in zip(batch, results, strict=True):
             if error is None:
                 sent.entry.started, sent.entry.failing_since = True, None
                 if sent.outcome is not None:
-                    done.append(sent.entry)
+                    entries.append(sent.entry)
             else:
                 pause = sent.entry.backoff.after(error)
                 log.log(
@@ -286,7 +280,7 @@ class Reporter:
                     extra=task_fields(sent.entry.task),
                 )
                 self._handle(sent, error, time.monotonic() + pause)
-        self._finish(done)
+        self._finish(entries)
 
     def _fail(self, batch: Sequence[Sent], error: BaseException) -> None:
         """Handle the failure of a whole request."""
@@ -318,10 +312,10 @@ class Reporter:
                 return [self._deliver_single(batch[0])]
             half = len(batch) // 2
             return self._deliver(batch[:half]) + self._deliver(batch[half:])
-        left = iter(flat)
+        answers = iter(flat)
         results: list[Exception | None] = []
         for sent, each in zip(batch, reports, strict=True):
-            errors = [next(left) for _ in each]
+            errors = [next(answers) for _ in each]
             sent.entry.started |= errors[0] is None
             # The repeat of a start is refused if the outcome has arrived; the repeat of the outcome is not.
             has_ended = sent.outcome is not None and errors[-1] is None
@@ -372,7 +366,7 @@ class Reporter:
             log.warning("Gave up task %s: %s", task.task_id, describe(error), extra=task_fields(task))
         self._finish([entry])
 
-    def _put_back(self, entry: Entry, outcome: Outcome | None = None) -> None:
+    def _put_back(self, entry: TaskReports, outcome: Outcome | None = None) -> None:
         with self._change:
             if outcome is not None:
                 self._bytes -= entry.size
@@ -380,7 +374,7 @@ class Reporter:
                 self._bytes += entry.size
             self._waiting[entry] = None
 
-    def _finish(self, entries: Sequence[Entry]) -> None:
+    def _finish(self, entries: Sequence[TaskReports]) -> None:
         """Hold tasks no longer. One that still runs is done when it ends."""
         self._held.remove(*[entry.task for entry in entries])
         with self._change:

@@ -1,17 +1,22 @@
-"""Reports about single tasks, uploads of their results, and the tasks that this worker holds."""
+"""Reports about tasks, uploads of their results, and the progress and log of tasks that run."""
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
+
+from pydantic import ValidationError
 
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.retry import (
+    FailureLog,
+    RequestBackoff,
     describe,
     is_missing,
     is_too_large_for_proxy,
@@ -21,26 +26,32 @@ from zndraw_joblib.client.retry import (
     retry,
     status_of,
 )
+from zndraw_joblib.jobs.capture import outside_tasks
 from zndraw_joblib.jobs.failures import error_text, failure_of
 from zndraw_joblib.jobs.forks import check_not_forked
 from zndraw_joblib.jobs.logs import task_fields
 from zndraw_joblib.jobs.results import Content
 from zndraw_joblib.jobs.run import Outcome, encoded, failed
-from zndraw_joblib.jobs.task_channel import LiveReport, TaskChannel
+from zndraw_joblib.jobs.task_channel import (
+    REPORT_INTERVAL_SECONDS,
+    LiveReport,
+    TakenReport,
+    TaskChannel,
+    WaitingChannels,
+)
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import (
-    MAX_NAMED_TASKS,
     NamedTask,
     TaskActionRequest,
     TaskResponse,
     TaskUpdateRequest,
-    TaskVerdict,
     Verdict,
+    WorkerResponse,
 )
-from zndraw_joblib.wire.problems import ResultStoreFull, TaskNotFound
+from zndraw_joblib.wire.problems import InvalidRequest, ResultStoreFull, TaskNotFound
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +59,6 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 900.0
 _HURRIED_SECONDS = 5.0
 _NOT_FOUND, _CONFLICT, _TOO_LARGE, _UNPROCESSABLE = 404, 409, 413, 422
-_CANCELLED, _LOST = "was cancelled", "is no longer held by this worker"
 
 
 class ResultUploads:
@@ -117,7 +127,7 @@ class Reports:
     A task that has ended is removed from `held`.
     """
 
-    def __init__(self, rest: RestApi, held: "HeldTasks", stop: threading.Event) -> None:
+    def __init__(self, rest: RestApi, held: HeldTasks, stop: threading.Event) -> None:
         self._rest = rest
         self._held = held
         self._stop = stop
@@ -291,99 +301,177 @@ def is_gone(error: BaseException) -> bool:
     return status_of(error) in {_NOT_FOUND, _CONFLICT}
 
 
-class _Token(NamedTuple):
-    task_id: str
-    attempt: int
-    worker_id: str
+# Live reports: the progress and the log of tasks that run, at most twice a second.
+
+# The server may be replaced by a newer one.
+_UNKNOWN_SECONDS = 300.0
+_MAX_REQUEST_BYTES = 1024 * 1024
+_MAX_REPORTS = 500
+# A heartbeat must not take long.
+_MAX_HEARTBEAT_BYTES = 256 * 1024
 
 
-class HeldTasks:
-    """The tasks that this worker holds. Thread-safe.
+class LiveReports:
+    """Sends what channels hold, in one request for all of them, half a second after the request before.
 
-    A task that turns out to be cancelled or lost is removed, and its event `cancelled` is set; not while its
-    outcome is being reported, because the server may have applied a report whose response was lost.
+    A heartbeat that is due meanwhile carries it. What belongs to a task that ends is sent with its outcome. A
+    server that does not know such reports gets none for 5 minutes. The thread starts with the first content,
+    and ends when `stop` is set.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Condition()
-        self._events: dict[_Token, threading.Event] = {}
-        self._reported: set[_Token] = set()
+    def __init__(self, rest: RestApi, stop: threading.Event, *, captures: bool = False) -> None:
+        self._rest = rest
+        self._captures = captures
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._arrived = threading.Event()
+        self._waiting = WaitingChannels()
+        self._backoff = RequestBackoff()
+        self._failures = FailureLog(log, "Reporting progress", level=logging.INFO)
+        self._warned = False
+        # An older server accepts a heartbeat with such fields, and ignores them.
+        self._is_known = False
 
-    def add(self, *tasks: ClaimedTask) -> None:
-        """Add tasks."""
+    def channel(self, task_id: str, attempt: int, worker_id: UUID) -> TaskChannel:
+        """Return the channel of an attempt; with `captures` it also gets what the job prints."""
+        return TaskChannel(task_id, attempt, worker_id, captures=self._captures, on_content=self.add)
+
+    def add(self, channel: TaskChannel) -> None:
+        """Send the content of a channel soon."""
+        self._waiting.add(channel)
         with self._lock:
-            self._events.update((_token_of(task), task.cancelled) for task in tasks)
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(
+                    target=self._run, name="zndraw-joblib-live-reports", daemon=True
+                )
+                # It starts in a thread of the job, whose output it must not take for its own.
+                outside_tasks(self._thread.start)
+        self._arrived.set()
 
-    def remove(self, *tasks: ClaimedTask) -> None:
-        """Remove tasks, if they are there."""
+    def send_heartbeat(
+        self, named: Sequence[NamedTask], send: Callable[[Sequence[NamedTask]], WorkerResponse]
+    ) -> WorkerResponse:
+        """Send a heartbeat that names tasks, with what waits of them, and return its response.
+
+        If the server refuses the content, the heartbeat is sent without it.
+        """
+        reports = self._take(_MAX_HEARTBEAT_BYTES) if self._is_known else []
+        carried: dict[int, TakenReport] = {}
+        tasks = list(named)
+        for index, task, content in _named_with_content(named, reports):
+            tasks[index], carried[index] = task, content
+        try:
+            try:
+                response = send(tasks)
+            except Exception as error:
+                if not (carried and is_content_refused(error)):
+                    raise
+                return send(named)
+            for index, verdict in enumerate(response.tasks):
+                if index in carried:
+                    channel, report = carried[index]
+                    channel.acknowledge(report)
+                    if verdict.verdict != Verdict.CONTINUE:
+                        channel.close()
+        finally:
+            for channel, _ in reports:
+                channel.notice_again()
+        return response
+
+    def end(self, seconds: float) -> None:
+        """Wait for the end of the thread, at most `seconds`; `stop` was set."""
+        self._arrived.set()
         with self._lock:
-            for token in map(_token_of, tasks):
-                self._events.pop(token, None)
-                self._reported.discard(token)
-            self._lock.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
 
-    def begin_report(self, *tasks: ClaimedTask) -> None:
-        """Let only the answer to the report of its outcome end each of these tasks, until `remove`."""
-        with self._lock:
-            self._reported.update(token for task in tasks if (token := _token_of(task)) in self._events)
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._arrived.wait()
+            # Short tasks end meanwhile: what they hold needs no request of its own.
+            if not self._stop.wait(REPORT_INTERVAL_SECONDS):
+                self._stop.wait(self.send_once())
 
-    def abandon_report(self, task: ClaimedTask) -> None:
-        """Hold a task like any other again: its outcome was not reported."""
-        with self._lock:
-            self._reported.discard(_token_of(task))
+    def send_once(self) -> float:
+        """Send what waits; return the seconds to wait before the next request, besides the interval."""
+        self._arrived.clear()
+        reports = self._take()
+        pause = 0.0
+        try:
+            if reports:
+                self._send(reports)
+                self._backoff.reset()
+                self._failures.succeeded()
+        # BaseException: the code of a host may call sys.exit().
+        except BaseException as error:
+            pause = self._pause_after(error)
+        for channel, _ in reports:
+            channel.notice_again()
+        return pause
 
-    def ids(self) -> list[str]:
-        """Return the ids of the tasks that this worker holds."""
-        with self._lock:
-            return [token.task_id for token in self._events]
+    def _take(self, max_bytes: int = _MAX_REQUEST_BYTES) -> list[TakenReport]:
+        reports = self._waiting.take(max_bytes, _MAX_REPORTS)
+        if self._waiting:
+            self._arrived.set()
+        return reports
 
-    def wait_for_none(self) -> None:
-        """Wait until this worker holds no task."""
-        with self._lock:
-            self._lock.wait_for(lambda: not self._events)
+    def _send(self, reports: Sequence[TakenReport]) -> None:
+        """Send reports; where the server refuses the content of the request, one by one."""
+        bodies = [report_json(channel, report) for channel, report in reports]
+        results: Sequence[Exception | None]
+        try:
+            results = self._rest.report_tasks(reports[0][0].worker_id, bodies)
+            self._is_known = True
+        except Exception as error:
+            if not is_content_refused(error) or needs_status(error):
+                raise
+            if len(reports) > 1:
+                for one in reports:
+                    self._send([one])
+                return
+            results = [error]
+        for sent, refusal in zip(reports, results, strict=True):
+            _apply(sent, refusal)
 
-    def to_name(self) -> list[NamedTask]:
-        """Return the tasks for the next heartbeat; if there are too many, others each time."""
-        with self._lock:
-            tokens = list(self._events)[:MAX_NAMED_TASKS]
-            if len(tokens) < len(self._events):
-                for token in tokens:
-                    self._events[token] = self._events.pop(token)
-        return [NamedTask(id=UUID(token.task_id), attempt=token.attempt) for token in tokens]
-
-    def apply_verdicts(self, named: Sequence[NamedTask], verdicts: Sequence[TaskVerdict]) -> None:
-        """Apply the server's verdicts on the tasks of a heartbeat, which are in the same order."""
-        for task, verdict in zip(named, verdicts, strict=False):
-            if task.id == verdict.id and verdict.verdict != Verdict.CONTINUE:
-                reason = _CANCELLED if verdict.verdict == Verdict.CANCEL else _LOST
-                self._end(_same_attempt(str(task.id), task.attempt), reason)
-
-    def cancel(self, task_id: str, worker_id: str) -> None:
-        """Mark a task as cancelled if this worker held it."""
-        self._end(lambda token: (token.task_id, token.worker_id) == (task_id, worker_id), _CANCELLED)
-
-    def lose_all(self, worker_id: UUID) -> None:
-        """Mark the tasks of a worker as lost: the server does not know the worker."""
-        self._end(lambda token: token.worker_id == str(worker_id), _LOST)
-
-    def _end(self, matches: Callable[[_Token], bool], reason: str) -> None:
-        with self._lock:
-            tokens = [token for token in self._events if matches(token) and token not in self._reported]
-            ended = {token: self._events.pop(token) for token in tokens}
-            self._lock.notify_all()
-        for token, event in ended.items():
-            log.info(
-                "Task %s %s",
-                token.task_id,
-                reason,
-                extra={"task_id": token.task_id, "worker_id": token.worker_id},
-            )
-            event.set()
-
-
-def _same_attempt(task_id: str, attempt: int) -> Callable[[_Token], bool]:
-    return lambda token: (token.task_id, token.attempt) == (task_id, attempt)
+    def _pause_after(self, error: BaseException) -> float:
+        if is_missing(error) or needs_status(error):
+            self._is_known = False
+            if not self._warned:
+                log.warning("The server is too old for the progress and the log of tasks that run")
+            self._warned = True
+            return _UNKNOWN_SECONDS
+        pause = self._backoff.after(error)
+        self._failures.failed(error, pause)
+        return pause
 
 
-def _token_of(task: ClaimedTask) -> _Token:
-    return _Token(task.task_id, task.attempt, str(task.worker_id))
+def _named_with_content(
+    named: Sequence[NamedTask], reports: Sequence[TakenReport]
+) -> Iterator[tuple[int, NamedTask, TakenReport]]:
+    """Yield the named tasks with their content, unless the server would refuse it, and their indexes."""
+    indexes = {(str(task.id), task.attempt): index for index, task in enumerate(named)}
+    for content in reports:
+        channel, report = content
+        index = indexes.get((channel.task_id, channel.attempt))
+        if index is not None:
+            with suppress(ValidationError):
+                task = NamedTask(id=named[index].id, attempt=channel.attempt, **report.fields)
+                yield index, task, content
+
+
+def _apply(sent: TakenReport, refusal: Exception | None) -> None:
+    """Forget what has arrived or can never arrive; other content is sent again."""
+    if refusal is None:
+        sent.channel.acknowledge(sent.report)
+    elif is_gone(refusal):
+        sent.channel.close()
+    elif is_content_refused(refusal):
+        sent.drop(describe(refusal))
+
+
+def needs_status(error: BaseException) -> bool:
+    """Return whether the server is too old for a report without a status."""
+    problem = problem_of(error)
+    return isinstance(problem, InvalidRequest) and "status" in str(problem)

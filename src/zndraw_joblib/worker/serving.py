@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict, Unpack
 
-from zndraw_joblib.client.api import ApiManager, connect
+from zndraw_joblib.client.connection import ApiManager, connect
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.jobs.task_context import call_run
 from zndraw_joblib.jobs.traces import RunSpans

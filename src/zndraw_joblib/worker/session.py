@@ -19,16 +19,15 @@ from zndraw_joblib.jobs.capture import stop_following_threads
 from zndraw_joblib.jobs.forks import default_signals_in_forks
 from zndraw_joblib.jobs.traces import RunSpans
 from zndraw_joblib.wire.messages import this_process
-from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.pipeline import Pipeline, PipelineConfig
 from zndraw_joblib.worker.provider_requests import ProviderPoller
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reporter import Reporter
-from zndraw_joblib.worker.reports import HeldTasks, Reports
+from zndraw_joblib.worker.reports import LiveReports, Reports
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_poller import Pace, TaskPoller
-from zndraw_joblib.worker.tasks import Execute
+from zndraw_joblib.worker.tasks import Execute, HeldTasks
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from zndraw_joblib.wire.events import (
 )
 from zndraw_joblib.wire.problems import WorkerNotFound, problem_for
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.worker.reports import HeldTasks
+from zndraw_joblib.worker.tasks import HeldTasks
 
 Handlers = Mapping[str, Callable[..., None]]
 # The events for which a wrapper registers handlers by their classes.
@@ -60,15 +60,15 @@ class SharedHandlers:
         """Call the handlers of a member, by their events, until `remove`. The caller has the lock."""
         self._members = {**self._members, id(member): member}
         for event in member:
-            known = self._installed.get(event)
-            # A handler that the host has set since replaced the known one.
-            if known is None or _handlers_of(tsio).get(event) is not known.placed:
+            installed = self._installed.get(event)
+            # A handler that the host has set since replaced the installed one.
+            if installed is None or _handlers_of(tsio).get(event) is not installed.placed:
                 self._installed[event] = _install(tsio, event, self._call)
 
     def remove(self, tsio: Any, member: Handlers) -> None:
         """Stop calling the handlers of a member."""
         with _lock:
-            self._members = {key: known for key, known in self._members.items() if key != id(member)}
+            self._members = {key: handlers for key, handlers in self._members.items() if key != id(member)}
             if not self._members:
                 for event, installed in list(self._installed.items()):
                     if _uninstall(tsio, event, installed):

@@ -17,11 +17,10 @@ from zndraw_joblib.jobs.logs import task_fields
 from zndraw_joblib.jobs.run import Outcome
 from zndraw_joblib.jobs.traces import parse_traceparent
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
-from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.registrations import Registrations
-from zndraw_joblib.worker.reports import HeldTasks, Reports
+from zndraw_joblib.worker.reports import LiveReports, Reports
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.tasks import ClaimedTask, prepared, record_claim
+from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks, prepared, record_claim
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +168,7 @@ class Poller(ABC, Generic[Work]):
     def _claim_once(self, worker_id: UUID, wait: int, limit: int | None) -> tuple[list[Work], int]:
         """Claim with a new id, or repeat a claim of the same kind whose response was lost."""
         with self._change:
-            lost = [each for each in self._unanswered if (each[1] is None) == (limit is None)]
+            lost = [claim for claim in self._unanswered if (claim[1] is None) == (limit is None)]
             claim_id, limit = lost[0] if lost else (uuid4(), limit)
             if lost:
                 self._unanswered.remove(lost[0])

@@ -1,4 +1,4 @@
-"""The tasks that a worker has claimed: their class, their coroutines, their log lines and spans."""
+"""The tasks that a worker holds: their class, their coroutines, their log lines and spans."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.client.retry import describe
@@ -17,7 +17,7 @@ from zndraw_joblib.jobs.run import Outcome, await_job, failed, make_extension
 from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, start_run, start_span
-from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, TaskResponse, TaskVerdict, Verdict
 
 log = logging.getLogger(__name__)
 # The start and the end of each task, one line each.
@@ -80,6 +80,111 @@ class ClaimedTask(TaskContext):
 def _copy(values: dict[str, Any]) -> ClaimedTask:
     return ClaimedTask(**values)
 
+
+# The tasks that this worker holds.
+
+_CANCELLED, _LOST = "was cancelled", "is no longer held by this worker"
+
+
+class _Token(NamedTuple):
+    task_id: str
+    attempt: int
+    worker_id: str
+
+
+class HeldTasks:
+    """The tasks that this worker holds. Thread-safe.
+
+    A task that turns out to be cancelled or lost is removed, and its event `cancelled` is set; not while its
+    outcome is being reported, because the server may have applied a report whose response was lost.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._events: dict[_Token, threading.Event] = {}
+        self._reported: set[_Token] = set()
+
+    def add(self, *tasks: ClaimedTask) -> None:
+        """Add tasks."""
+        with self._lock:
+            self._events.update((_token_of(task), task.cancelled) for task in tasks)
+
+    def remove(self, *tasks: ClaimedTask) -> None:
+        """Remove tasks, if they are there."""
+        with self._lock:
+            for token in map(_token_of, tasks):
+                self._events.pop(token, None)
+                self._reported.discard(token)
+            self._lock.notify_all()
+
+    def begin_report(self, *tasks: ClaimedTask) -> None:
+        """Let only the answer to the report of its outcome end each of these tasks, until `remove`."""
+        with self._lock:
+            self._reported.update(token for task in tasks if (token := _token_of(task)) in self._events)
+
+    def abandon_report(self, task: ClaimedTask) -> None:
+        """Hold a task like any other again: its outcome was not reported."""
+        with self._lock:
+            self._reported.discard(_token_of(task))
+
+    def ids(self) -> list[str]:
+        """Return the ids of the tasks that this worker holds."""
+        with self._lock:
+            return [token.task_id for token in self._events]
+
+    def wait_for_none(self) -> None:
+        """Wait until this worker holds no task."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._events)
+
+    def to_name(self) -> list[NamedTask]:
+        """Return the tasks for the next heartbeat; if there are too many, others each time."""
+        with self._lock:
+            tokens = list(self._events)[:MAX_NAMED_TASKS]
+            if len(tokens) < len(self._events):
+                for token in tokens:
+                    self._events[token] = self._events.pop(token)
+        return [NamedTask(id=UUID(token.task_id), attempt=token.attempt) for token in tokens]
+
+    def apply_verdicts(self, named: Sequence[NamedTask], verdicts: Sequence[TaskVerdict]) -> None:
+        """Apply the server's verdicts on the tasks of a heartbeat, which are in the same order."""
+        for task, verdict in zip(named, verdicts, strict=False):
+            if task.id == verdict.id and verdict.verdict != Verdict.CONTINUE:
+                reason = _CANCELLED if verdict.verdict == Verdict.CANCEL else _LOST
+                self._end(_same_attempt(str(task.id), task.attempt), reason)
+
+    def cancel(self, task_id: str, worker_id: str) -> None:
+        """Mark a task as cancelled if this worker held it."""
+        self._end(lambda token: (token.task_id, token.worker_id) == (task_id, worker_id), _CANCELLED)
+
+    def lose_all(self, worker_id: UUID) -> None:
+        """Mark the tasks of a worker as lost: the server does not know the worker."""
+        self._end(lambda token: token.worker_id == str(worker_id), _LOST)
+
+    def _end(self, matches: Callable[[_Token], bool], reason: str) -> None:
+        with self._lock:
+            tokens = [token for token in self._events if matches(token) and token not in self._reported]
+            ended = {token: self._events.pop(token) for token in tokens}
+            self._lock.notify_all()
+        for token, event in ended.items():
+            log.info(
+                "Task %s %s",
+                token.task_id,
+                reason,
+                extra={"task_id": token.task_id, "worker_id": token.worker_id},
+            )
+            event.set()
+
+
+def _same_attempt(task_id: str, attempt: int) -> Callable[[_Token], bool]:
+    return lambda token: (token.task_id, token.attempt) == (task_id, attempt)
+
+
+def _token_of(task: ClaimedTask) -> _Token:
+    return _Token(task.task_id, task.attempt, str(task.worker_id))
+
+
+# Prepare tasks to run.
 
 Execute = Callable[[ClaimedTask], Any]
 

@@ -9,7 +9,7 @@ import typer
 from zndraw_joblib.cli.display import CommandError
 from zndraw_joblib.cli.options import DatabaseUrl, Format, Log, show_help_without_command
 from zndraw_joblib.jobs.failures import missing_extra
-from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogLevel
+from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
 
 token = typer.Typer(
     help="Create, list and revoke the tokens of a server.",
@@ -73,7 +73,7 @@ def serve(  # noqa: PLR0913 - each is an option
     port: Port = 8000,
     database_url: DatabaseUrl = None,
     workers: Workers = None,
-    log_level: Log = LogLevel.INFO,
+    log_level: Log = LogThreshold.INFO,
     log_format: Format = LogFormat.TEXT,
     access_log: AccessLog = False,
 ) -> None:
@@ -94,7 +94,7 @@ def internal_worker(
     *,
     concurrency: Concurrency = None,
     database_url: DatabaseUrl = None,
-    log_level: Log = LogLevel.INFO,
+    log_level: Log = LogThreshold.INFO,
     log_format: Format = LogFormat.TEXT,
 ) -> None:
     """Run the internal tasks of servers that use Redis.

@@ -17,7 +17,7 @@ from zndraw_joblib.cli.server.connections import limit_heads
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.host.app import MAX_EVENT_BYTES, create_app
-from zndraw_joblib.server.internal.registry import CannotLoad
+from zndraw_joblib.server.internal.registry import CannotLoadJobs
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.worker.supervisor import READY, ChildExit, Next, Parent, Supervisor
 
@@ -72,7 +72,7 @@ def serve_one(
     """
     try:
         app = create_app(settings)
-    except CannotLoad as error:
+    except CannotLoadJobs as error:
         raise UsageError(str(error)) from error
     config = uvicorn.Config(
         app,

@@ -20,11 +20,10 @@ from zndraw_joblib.cli.display import CommandError, UsageError, logs_json, print
 from zndraw_joblib.cli.server import database, processes, tokens
 from zndraw_joblib.cli.server.tokens import BootstrapToken
 from zndraw_joblib.cli.worker import warn_of_unknown
-from zndraw_joblib.client.access import canonical_url
-from zndraw_joblib.client.api import DEFAULT_URL
+from zndraw_joblib.client.connection import DEFAULT_URL, canonical_url
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.server.db import schema
-from zndraw_joblib.server.internal.registry import CannotLoad
+from zndraw_joblib.server.internal.registry import CannotLoadJobs
 from zndraw_joblib.server.internal.setup import QueueBroker, worker_broker
 from zndraw_joblib.server.process.settings import ServerSettings
 
@@ -246,7 +245,7 @@ def run_internal_worker(database_url: str | None, concurrency: int | None) -> No
         )
     try:
         broker = worker_broker(config)
-    except CannotLoad as error:
+    except CannotLoadJobs as error:
         raise UsageError(str(error)) from error
     database.run(config.database_url, schema.prepare)
     print_note(

@@ -8,8 +8,8 @@ import typer
 
 from zndraw_joblib.cli.display import CommandError, ItemTable, UsageError
 from zndraw_joblib.cli.server.database import load_settings, run, run_or_create
-from zndraw_joblib.client import access
-from zndraw_joblib.client.access import UnreadableCredentials
+from zndraw_joblib.client import connection
+from zndraw_joblib.client.connection import UnreadableCredentials
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.admin.sql_operators import TokenRecord
 from zndraw_joblib.server.db import schema
@@ -47,13 +47,17 @@ async def prepare(database: Database, url: str) -> BootstrapToken:
     if await sql_operators.add_first_token(database, NAME, digest(token)):
         return _save(url, token)._replace(created=token)
     try:
-        saved = access.load()
+        saved = connection.load_tokens()
     except UnreadableCredentials as error:
         return BootstrapToken(problem=str(error))
     current = await database.read(_first_superuser, candidates=[saved.get(url, ""), *saved.values()])
     if current is None:
         return BootstrapToken()
-    return BootstrapToken(saved_in=access.path()) if saved.get(url) == current else _save(url, current)
+    return (
+        BootstrapToken(saved_in=connection.credentials_path())
+        if saved.get(url) == current
+        else _save(url, current)
+    )
 
 
 async def _first_superuser(tx: Transaction, candidates: Iterable[str]) -> str | None:
@@ -67,10 +71,10 @@ async def _first_superuser(tx: Transaction, candidates: Iterable[str]) -> str | 
 
 def _save(url: str, token: str) -> BootstrapToken:
     try:
-        access.save(url, token)
+        connection.save_token(url, token)
     except (OSError, UnreadableCredentials) as error:
-        return BootstrapToken(problem=f"It could not be saved in {access.path()}: {error}")
-    return BootstrapToken(saved_in=access.path())
+        return BootstrapToken(problem=f"It could not be saved in {connection.credentials_path()}: {error}")
+    return BootstrapToken(saved_in=connection.credentials_path())
 
 
 # The commands token create, token list and token revoke, on the server's database.

@@ -90,7 +90,7 @@ class StandaloneApp(FastAPI):
 def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = None) -> FastAPI:
     """Return the standalone app, without Socket.IO unless `realtime`. With `tsio`, events go there too.
 
-    Raises `InvalidDatabaseUrl` and `CannotLoad`. The start of the app raises `OutdatedSchema`.
+    Raises `InvalidDatabaseUrl` and `CannotLoadJobs`. The start of the app raises `OutdatedSchema`.
     """
     database = open_database(settings.database_url, limits=Limits.of(settings))
 

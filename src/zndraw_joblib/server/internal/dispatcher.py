@@ -74,7 +74,7 @@ class Dispatcher:
         async with self._runtime.events.room(len(items)):
             answers = await self._runtime.submit_many(items)
         await self._dispatch_many([task for task in answers if isinstance(task, TaskResponse)])
-        return [each.result if isinstance(each, Repeat) else each for each in answers]
+        return [answer.result if isinstance(answer, Repeat) else answer for answer in answers]
 
     async def submit_all(self, items: Sequence[Submission], key: RequestKey | None) -> list[TaskResponse]:
         """Do what `submit_many` does in one transaction. Raises the problem of the first faulty item."""
@@ -194,24 +194,24 @@ class Dispatcher:
                 rules_internal.claim, names, limit, order, exclusive_start=exclusive
             )
 
-        names, found = list(registry.tasks), list[TaskRecord]()
+        names, tasks = list(registry.tasks), list[TaskRecord]()
         try:
             return await claim(names, limit)
         except ServiceUnavailable as problem:
             for name in names if len(names) > 1 else []:
-                if len(found) < limit:
+                if len(tasks) < limit:
                     with suppress(ServiceUnavailable):
-                        found += await claim([name], limit - len(found))
-            if not found:
+                        tasks += await claim([name], limit - len(tasks))
+            if not tasks:
                 raise problem from None
-        return found
+        return tasks
 
     async def _send_batch(
         self, registry: InternalRegistry, batch: Sequence[TaskRecord | TaskResponse]
     ) -> list[UUID]:
         """Send each task to the broker. Return the tasks that it did not take."""
         refused: list[UUID] = []
-        taken: list[UUID] = []
+        sent: list[UUID] = []
         failures = 0
         loop = asyncio.get_running_loop()
         until = loop.time() + _SEND_SECONDS
@@ -228,9 +228,9 @@ class Dispatcher:
                 self._log_failure(error)
             else:
                 failures, self._is_failing = 0, False
-                taken.append(task.id)
+                sent.append(task.id)
         if not registry.exclusive_start:
-            await asyncio.gather(*map(self._confirm, taken))
+            await asyncio.gather(*map(self._confirm, sent))
         return refused
 
     async def _send(

@@ -193,9 +193,9 @@ def _name_of(cls: type[Any]) -> JobName:
 
 def offer_of(cls: type[Any]) -> rules_internal.InternalJob:
     """Return an extension as an internal job. Raises TypeError, ValueError where it cannot be one."""
-    policy = getattr(cls, "policy", None)
-    found = policy if isinstance(policy, JobPolicy) else JobPolicy()
-    offer = rules_internal.InternalJob(_name_of(cls), cls.model_json_schema(), found)
+    own = getattr(cls, "policy", None)
+    policy = own if isinstance(own, JobPolicy) else JobPolicy()
+    offer = rules_internal.InternalJob(_name_of(cls), cls.model_json_schema(), policy)
     rules_internal.check(offer)
     return offer
 
@@ -203,12 +203,12 @@ def offer_of(cls: type[Any]) -> rules_internal.InternalJob:
 # Load the extensions of internal jobs by name.
 
 
-class CannotLoad(ValueError):
+class CannotLoadJobs(ValueError):
     """An entry of `internal_extensions` cannot be loaded. The text names the entry and the reason."""
 
 
 def load(entries: Sequence[str]) -> list[type[Any]]:
-    """Return the jobs of the entries ``module:Class`` or ``module:function``; raise `CannotLoad`.
+    """Return the jobs of the entries ``module:Class`` or ``module:function``; raise `CannotLoadJobs`.
 
     The modules may be in the working directory.
     """
@@ -220,20 +220,20 @@ def load(entries: Sequence[str]) -> list[type[Any]]:
 def _load(entry: str) -> type[Any]:
     module, _, name = entry.partition(":")
     if not module or not name:
-        raise CannotLoad(f"internal_extensions: {entry!r} does not have the form module:Class")
+        raise CannotLoadJobs(f"internal_extensions: {entry!r} does not have the form module:Class")
     try:
         value = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         if error.name and f"{module}.".startswith(f"{error.name}."):
-            raise CannotLoad(f"internal_extensions: {entry!r}: there is no module {module!r}") from error
-        raise CannotLoad(f"internal_extensions: {entry!r} cannot be imported: {error}") from error
+            raise CannotLoadJobs(f"internal_extensions: {entry!r}: there is no module {module!r}") from error
+        raise CannotLoadJobs(f"internal_extensions: {entry!r} cannot be imported: {error}") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise CannotLoad(f"internal_extensions: {entry!r} cannot be imported: {reason}") from error
+        raise CannotLoadJobs(f"internal_extensions: {entry!r} cannot be imported: {reason}") from error
     if value is None:
-        raise CannotLoad(f"internal_extensions: {entry!r}: the module {module!r} has no {name!r}")
+        raise CannotLoadJobs(f"internal_extensions: {entry!r}: the module {module!r} has no {name!r}")
     try:
         check_job(value)
     except TypeError as error:
-        raise CannotLoad(f"internal_extensions: {entry!r}: {error}") from error
+        raise CannotLoadJobs(f"internal_extensions: {entry!r}: {error}") from error
     return value  # type: ignore[no-any-return]

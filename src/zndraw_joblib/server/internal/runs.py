@@ -177,15 +177,15 @@ class ChannelWriter:
             self._arrived.clear()
             await asyncio.gather(*map(self._report, self._waiting.take()))
 
-    async def _report(self, taken: TakenReport) -> None:
-        channel, report = taken
+    async def _report(self, sent: TakenReport) -> None:
+        channel, report = sent
         about = {"task_id": channel.task_id}
         try:
             await self._write(report_of(channel, report))
         except ServiceUnavailable:
             pass  # it is written again
         except (ContentTooLarge, InvalidRequest) as problem:
-            taken.drop(str(problem))
+            sent.drop(str(problem))
         except ProblemException as problem:
             logger.info("The log of task_id=%s has ended: %s", channel.task_id, problem, extra=about)
             channel.close()

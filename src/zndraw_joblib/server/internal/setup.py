@@ -130,14 +130,14 @@ async def internal_jobs(
 
 
 def worker_broker(settings: ServerSettings) -> QueueBroker:
-    """Return the broker of a process that runs internal tasks. Raises `CannotLoad`, also without Redis."""
+    """Return the broker of a process of internal tasks. Raises `CannotLoadJobs`, also without Redis."""
     if settings.redis_url is None:
-        raise extensions.CannotLoad(
+        raise extensions.CannotLoadJobs(
             "redis_url is not set, so internal_extensions run inside the server; to run them in worker "
             "processes, set ZNDRAW_JOBLIB_REDIS_URL"
         )
     if not settings.internal_extensions:
-        raise extensions.CannotLoad(
+        raise extensions.CannotLoadJobs(
             "internal_extensions is empty; set ZNDRAW_JOBLIB_INTERNAL_EXTENSIONS to module:Class, …"
         )
     classes = load_extensions(settings)
@@ -160,13 +160,13 @@ def worker_broker(settings: ServerSettings) -> QueueBroker:
 
 
 def load_extensions(settings: ServerSettings) -> list[type[Any]]:
-    """Return the classes of `internal_extensions`. Raises `CannotLoad` for one that cannot be a job."""
+    """Return the classes of `internal_extensions`. Raises `CannotLoadJobs` for one that cannot be a job."""
     classes = extensions.load(settings.internal_extensions)
     for entry, cls in zip(settings.internal_extensions, classes, strict=False):
         try:
             offer_of(cls)
         except ValueError as error:
-            raise extensions.CannotLoad(f"internal_extensions: {entry!r}: {error}") from error
+            raise extensions.CannotLoadJobs(f"internal_extensions: {entry!r}: {error}") from error
     return classes
 
 

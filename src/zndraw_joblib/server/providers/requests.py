@@ -266,7 +266,7 @@ _RETRY_AFTER = {"Retry-After": "2"}
 _LEASES = 4
 
 
-class RequestKey(NamedTuple):
+class ProviderRequestKey(NamedTuple):
     """The identity of a request: the room it comes from, the provider and the parameters."""
 
     room_id: str
@@ -275,14 +275,14 @@ class RequestKey(NamedTuple):
     request_hash: str
 
 
-def request_key(room_id: str, name: JobName, params: dict[str, Any]) -> RequestKey:
+def request_key(room_id: str, name: JobName, params: dict[str, Any]) -> ProviderRequestKey:
     """Return the key of a request. Raises `ContentTooLarge` if the parameters exceed 32 KiB."""
     text = canonical(params)
     if len(text) > MAX_PARAMS_BYTES:
         raise ContentTooLarge(
             f"query: the parameters have {len(text)} bytes, and at most {MAX_PARAMS_BYTES} are allowed"
         )
-    return RequestKey(room_id, name, text, request_hash(text))
+    return ProviderRequestKey(room_id, name, text, request_hash(text))
 
 
 class InternalBroker(Protocol):
@@ -309,7 +309,7 @@ class ProviderRequests:
         self._runtime, self._internal = runtime, internal
         self.has_unknown_subscribers = has_unknown_subscribers
 
-    async def find_cached(self, backend: ResultBackend, key: RequestKey) -> CachedResult | None:
+    async def find_cached(self, backend: ResultBackend, key: ProviderRequestKey) -> CachedResult | None:
         """Return the cached result of a request, or None. Raises `ProviderNotFound`."""
         provider = await self.find_provider(key)
         return await find(backend, provider, cache_keys(key.name, key.request_hash))
@@ -317,7 +317,7 @@ class ProviderRequests:
     async def request(
         self,
         backend: ResultBackend,
-        key: RequestKey,
+        key: ProviderRequestKey,
         wait: float,
         disconnected: Disconnected = None,
         access: Access = OPEN,
@@ -347,7 +347,7 @@ class ProviderRequests:
             )
         return result
 
-    async def find_provider(self, key: RequestKey) -> ProviderRef:
+    async def find_provider(self, key: ProviderRequestKey) -> ProviderRef:
         """Return the provider of a request. Raises `ProviderNotFound`."""
         cross_room = self._runtime.settings.cross_room_jobs
         return await self._runtime.database.read_short(
@@ -358,7 +358,7 @@ class ProviderRequests:
         self,
         backend: ResultBackend,
         provider: ProviderRef,
-        key: RequestKey,
+        key: ProviderRequestKey,
         keys: CacheKeys,
         user: str | None,
     ) -> CachedResult | None:
@@ -389,7 +389,12 @@ class ProviderRequests:
         return result
 
     async def _open(
-        self, backend: ResultBackend, provider: ProviderRef, key: RequestKey, keys: CacheKeys, asker: Asker
+        self,
+        backend: ResultBackend,
+        provider: ProviderRef,
+        key: ProviderRequestKey,
+        keys: CacheKeys,
+        asker: Asker,
     ) -> None:
         """Record a request and send it. If that fails, release its lock."""
         lifetime = timedelta(seconds=self._runtime.settings.provider_inflight_ttl_seconds)
@@ -408,7 +413,7 @@ class ProviderRequests:
         elif provider.connected_for <= 0 and not self.has_unknown_subscribers():
             raise rules_providers.not_connected(provider)
 
-    async def _dispatch(self, provider: ProviderRef, key: RequestKey) -> None:
+    async def _dispatch(self, provider: ProviderRef, key: ProviderRequestKey) -> None:
         """Send a request to an internal provider to the broker. If that fails, it is no longer open."""
         try:
             await self._internal.send(provider.name, provider.id, key.request_hash, key.params)
@@ -416,7 +421,7 @@ class ProviderRequests:
             await self._runtime.write(rules_providers.discard, provider, key.request_hash)
             raise
 
-    async def _is_lock_stale(self, backend: ResultBackend, key: RequestKey, keys: CacheKeys) -> bool:
+    async def _is_lock_stale(self, backend: ResultBackend, key: ProviderRequestKey, keys: CacheKeys) -> bool:
         """Return whether a removed provider may have left the lock; of many callers, only one gets True."""
         await asyncio.sleep(_STALE_LOCK_PAUSE)
         if (await self.find_provider(key)).is_pending:
@@ -487,7 +492,7 @@ class _WaitingRequest:
 
     requests: ProviderRequests
     backend: ResultBackend
-    key: RequestKey
+    key: ProviderRequestKey
     keys: CacheKeys
     old_error: bytes | None
     disconnected: Disconnected

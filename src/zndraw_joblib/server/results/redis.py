@@ -200,10 +200,10 @@ class RedisResults:
         if first:
             yield first
         while sent < size:
-            known, part = await self._execute(
+            current, part = await self._execute(
                 ("GET", _version(name)), ("GETRANGE", name, sent, sent + PART_BYTES - 1)
             )
-            if known != version or len(part) != min(PART_BYTES, size - sent):
+            if current != version or len(part) != min(PART_BYTES, size - sent):
                 raise _ValueReplaced(
                     "The result was replaced while it was read; try again.", headers=_RETRY_AFTER
                 )

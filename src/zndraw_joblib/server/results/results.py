@@ -20,7 +20,7 @@ from zndraw_joblib.server.queue.rules_results import LEASE, STEP_BYTES, Upload
 from zndraw_joblib.server.queue.rules_retention import Pruned
 from zndraw_joblib.server.queue.sql_results import Deletable, NewResult, Quota, ResultRecord, Unconfirmed
 from zndraw_joblib.server.results.database_values import DatabaseResults
-from zndraw_joblib.server.results.stores import FileContent, MemoryResults
+from zndraw_joblib.server.results.stores import FileStore, MemoryResults
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.problems import Conflict, ContentTooLarge, ServiceUnavailable, UploadStalled
 from zndraw_joblib.wire.progress import StoredResult
@@ -326,7 +326,7 @@ def _select_content_store(runtime: Runtime) -> ContentStore:
     if kind == "memory":
         return MemoryResults(_NO_LIMIT, max_values=_NO_LIMIT)
     if kind == "files" and settings.task_result_directory is not None:
-        return FileContent(settings.task_result_directory)
+        return FileStore(settings.task_result_directory)
     if kind == "redis" and settings.redis_url is not None:
         return _redis(settings, f"{settings.redis_prefix}:tasks", lambda: _NO_LIMIT)
     return DatabaseResults(runtime, evicts=False)

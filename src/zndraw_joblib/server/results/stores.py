@@ -68,7 +68,7 @@ class SingleFlight:
         return await self._read(key) if value is None else value
 
 
-class Subscription:
+class KeyWaiter:
     """One caller that waits for a key. A notification ends its wait; a recheck only makes it read again."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Notifier:
         self._read = read
         self._read_again = SingleFlight(read)
         self._lock = threading.Lock()
-        self._subscriptions: dict[str, set[Subscription]] = {}
+        self._subscriptions: dict[str, set[KeyWaiter]] = {}
 
     async def wait(self, key: str, timeout: float) -> bytes | None:
         """Return the value of a key, waiting up to `timeout` seconds for a notification."""
@@ -129,19 +129,19 @@ class Notifier:
     def recheck(self) -> None:
         """Make all subscriptions read again: notifications may have been lost."""
         with self._lock:
-            every = [each for subscriptions in self._subscriptions.values() for each in subscriptions]
-        for subscription in every:
+            subscriptions = [item for group in self._subscriptions.values() for item in group]
+        for subscription in subscriptions:
             subscription.signal(is_notification=False)
 
-    def subscriptions(self, key: str) -> list[Subscription]:
+    def subscriptions(self, key: str) -> list[KeyWaiter]:
         """Return the subscriptions of a key."""
         with self._lock:
             return list(self._subscriptions.get(key, ()))
 
     @contextmanager
-    def subscribe(self, key: str) -> Iterator[Subscription]:
+    def subscribe(self, key: str) -> Iterator[KeyWaiter]:
         """Subscribe to a key inside the `with` block."""
-        subscription = Subscription()
+        subscription = KeyWaiter()
         with self._lock:
             self._subscriptions.setdefault(key, set()).add(subscription)
         try:
@@ -280,7 +280,7 @@ class MemoryResults:
 _HAS_NO_NAME = ".part"
 
 
-class FileContent:
+class FileStore:
     """A `ContentStore` in files below a directory. Reads and writes run in threads, at most 1 MiB each.
 
     A file gets its name after its last byte is on the disk.
@@ -325,8 +325,8 @@ class FileContent:
     async def delete(self, key: str) -> None:
         """Delete a value, or what an interrupted upload has left of it."""
         path = self._path(key)
-        for each in (path, path.with_suffix(_HAS_NO_NAME)):
-            await asyncio.to_thread(_delete, each)
+        for file in (path, path.with_suffix(_HAS_NO_NAME)):
+            await asyncio.to_thread(_delete, file)
 
     async def close(self) -> None:
         """Do nothing: no file stays open."""
