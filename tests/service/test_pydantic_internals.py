@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from zndraw_joblib.server.queue import rules_answers
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.messages import TaskResponse
-from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.statuses import TaskStatus
 
 
@@ -32,7 +31,7 @@ def test_a_task_response_is_a_model_like_any_other(construct: Any, monkeypatch: 
         seq=1,
         id=uuid4(),
         job_id=uuid4(),
-        job=JobName("@global", "modifiers", "Rotate"),
+        job_name="@global:modifiers:Rotate",
         room_id="lab",
         status=TaskStatus.PENDING,
         created_by="submitter",

@@ -56,6 +56,12 @@ def is_name(text: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
+def split_name(full_name: str) -> JobName:
+    """Split the full name of a job that exists."""
+    return JobName(*full_name.split(":", 2))
+
+
+@lru_cache(maxsize=1024)
 def parse_job_name(full_name: str) -> JobName:
     """Split the full name of a job. Raises `JobNotFound` if no job can have that name."""
     return _parse(full_name, "Job", JobNotFound)

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 from uuid import UUID
@@ -28,7 +28,7 @@ from zndraw_joblib.server.queue.sql_workers import QueueState, ServedJobs, Worke
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
 from zndraw_joblib.wire.names import GLOBAL, JobName, parse_job_name
 from zndraw_joblib.wire.problems import Forbidden, ProblemException, WorkerNotFound
-from zndraw_joblib.wire.statuses import HELD, TaskStatus
+from zndraw_joblib.wire.statuses import HELD
 
 # A claim delays all other writes on SQLite, so it fails at most this many expired tasks.
 _MAX_EXPIRED = 500
@@ -385,11 +385,10 @@ async def claim_with_one_statement(
     most_bytes = (
         None if rules_fairness.are_few(item.most for item in items) else rules_fairness.MAX_PAYLOAD_BYTES
     )
-    found = await claim_single_statement(tx, list(claimants.values()), demands, most_bytes)
-    if found is None:
+    answers = await claim_single_statement(tx, list(claimants.values()), demands, most_bytes)
+    if answers is None:
         return None
-    now = await tx.now()
-    return [_plain_result(tx, item, got, now) for item, got in zip(items, found, strict=True)]
+    return [_plain_result(tx, item, answer) for item, answer in zip(items, answers, strict=True)]
 
 
 def _may_be_plain(items: Sequence[Claim]) -> bool:
@@ -404,17 +403,11 @@ def _may_be_plain(items: Sequence[Claim]) -> bool:
     )
 
 
-def _plain_result(
-    tx: Transaction, item: Claim, found: ClaimAnswer, now: datetime
-) -> ClaimResult | ProblemException:
-    status = TaskStatus.RUNNING if item.start else TaskStatus.CLAIMED
-    if found.tasks:
-        started_at = now if item.start else None
-        tasks = [
-            rules_answers.claimed_response(task, status, item.worker_id, started_at) for task in found.tasks
-        ]
+def _plain_result(tx: Transaction, item: Claim, answer: ClaimAnswer) -> ClaimResult | ProblemException:
+    if answer.tasks:
+        tasks = [rules_answers.task_response(task, traceparent=task.traceparent) for task in answer.tasks]
         rules_answers.publish_changed(tx, tasks)
         return ClaimResult(tasks)
-    reason = EmptyReason.PAUSED if found.is_paused else EmptyReason.EMPTY
-    names = [parse_job_name(name) for name in found.job_names]
-    return item.empty(names, reason, is_contended=found.is_contended)
+    reason = EmptyReason.PAUSED if answer.is_paused else EmptyReason.EMPTY
+    names = [parse_job_name(name) for name in answer.job_names]
+    return item.empty(names, reason, is_contended=answer.is_contended)

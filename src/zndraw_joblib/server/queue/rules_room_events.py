@@ -109,12 +109,9 @@ async def _is_last(tx: Transaction, room_id: str, task_id: UUID | None, n: int) 
 
 
 async def _room_snapshot(tx: Transaction, room_id: str) -> RoomSnapshot:
-    found = [
-        status_event(task, str(task.name), room_id, None)
-        for task in await sql_streams.newest_tasks(tx, room_id, _SNAPSHOT_TASKS)
-    ]
+    tasks = [status_event(task) for task in await sql_streams.newest_tasks(tx, room_id, _SNAPSHOT_TASKS)]
     total = await sql_counts.total(tx, room_id, None, None)
-    return RoomSnapshot.model_construct(tasks=found, total=total)
+    return RoomSnapshot.model_construct(tasks=tasks, total=total)
 
 
 def _item(row: EventRow) -> Item:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from cachetools import LRUCache
@@ -37,8 +37,8 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, LogLimits
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_reports import FencedReport, report_single_statement
-from zndraw_joblib.server.queue.sql_submit import KnownJob, NewKey, NewTask, append
-from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
+from zndraw_joblib.server.queue.sql_submit import Appended, KnownJob, NewKey, NewTask, append
+from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord, TaskRow
 from zndraw_joblib.server.queue.sql_tasks import positions
 from zndraw_joblib.wire.messages import PaginatedResponse, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
 from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
@@ -49,7 +49,7 @@ from zndraw_joblib.wire.problems import (
     ProblemException,
     TaskNotFound,
 )
-from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.wire.statuses import HELD, TERMINAL, TRANSITIONS, Role, TaskStatus
 
 # The bits of version and variant.
 _FIXED_BITS = (0xF << 76) | (0x3 << 62)
@@ -257,7 +257,7 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
         seq=0,
         id=item.task_id or new_ids(1)[0],
         job_id=job.id,
-        job=item.job,
+        job_name=str(item.job),
         room_id=item.room_id,
         status=TaskStatus.PENDING,
         created_by=item.caller.id,
@@ -417,11 +417,7 @@ def reporter(item: Report, task: TaskResponse) -> UUID | None:
 # Submit plain tasks: those of one remote job, without options, as nearly all are.
 #
 # They are written with the fewest statements, by what the server knows about the job from an earlier
-# submit. If
-# that is outdated, or a task is not plain, `tasks.submit` takes the whole batch.
-
-if TYPE_CHECKING:
-    pass
+# submit. If that is outdated, or a task is not plain, `submit` takes the whole batch.
 
 _MAX_JOBS = 1000
 # The statement contains the schema.
@@ -453,7 +449,7 @@ class KnownJobs:
 
 
 async def submit_plain(
-    tx: Transaction, items: Sequence["Submission"], known: KnownJobs
+    tx: Transaction, items: Sequence[Submission], known: KnownJobs
 ) -> list[TaskResponse] | None:
     """Insert plain tasks. Return None, after which nothing was written, unless all are plain."""
     name = items[0].job
@@ -478,15 +474,40 @@ async def submit_plain(
     if appended is None:
         known.forget(name)
         return None
-    made = rules_answers.new_task_responses(
-        job.full_name, ids, tasks, [item.payload for item in items], appended
-    )
+    made = _new_tasks(job, ids, items, appended)
     rules_answers.publish_new(tx, made)
     tx.wake(job_key(name), len(made))
     return made
 
 
-async def find_written(tx: Transaction, items: Sequence["Submission"]) -> dict[int, TaskResponse]:
+def _new_tasks(
+    job: KnownJob, ids: Sequence[UUID], items: Sequence[Submission], appended: Appended
+) -> list[TaskResponse]:
+    first = TaskRow(
+        id=ids[0],
+        job_id=job.id,
+        job_name=job.full_name,
+        room_id=items[0].room_id,
+        status=TaskStatus.PENDING,
+        created_by=items[0].caller.id,
+        payload=items[0].payload,
+        created_at=appended.at,
+    )
+    response = rules_answers.task_response(first)
+    return [
+        rules_answers.changed(
+            response,
+            id=task_id,
+            room_id=item.room_id,
+            created_by=item.caller.id,
+            payload=item.payload,
+            queue_position=position,
+        )
+        for position, (task_id, item) in enumerate(zip(ids, items, strict=True), appended.ahead + 1)
+    ]
+
+
+async def find_written(tx: Transaction, items: Sequence[Submission]) -> dict[int, TaskResponse]:
     """Return the tasks of an earlier attempt whose response was lost, by the indexes of their items."""
     indexes = {item.task_id: index for index, item in enumerate(items) if item.task_id is not None}
     found = await sql_tasks.lock(tx, list(indexes)) if indexes else {}
@@ -498,7 +519,7 @@ async def find_written(tx: Transaction, items: Sequence["Submission"]) -> dict[i
     return written
 
 
-def _is_plain(item: "Submission", name: JobName, schema: str) -> bool:
+def _is_plain(item: Submission, name: JobName, schema: str) -> bool:
     if item.job != name or item.on_end is not None or item.requires_worker:
         return False
     if not item.options.model_fields_set.isdisjoint(_OPTIONS):
@@ -508,7 +529,7 @@ def _is_plain(item: "Submission", name: JobName, schema: str) -> bool:
     return not item.validate_payload or schema in {rules_payloads.ANY_PAYLOAD, item.validated_schema}
 
 
-def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence["Submission"]) -> list[NewKey]:
+def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence[Submission]) -> list[NewKey]:
     """Return the keys with the beginnings of their answers, which have no default values."""
     known: dict[tuple[str, str], str] = {}
     keys = []
@@ -528,19 +549,18 @@ def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence["Submission"])
 # Apply plain reports: starts and ends without an error by the holder of the task, as nearly all are.
 #
 # They are written with one statement that has all conditions. If a task is not as assumed, or a report is
-# not
-# plain, `tasks.report` decides.
+# not plain, `report` decides.
 
-if TYPE_CHECKING:
-    pass
-
-_SOURCES = {TaskStatus.RUNNING: TaskStatus.CLAIMED, TaskStatus.COMPLETED: TaskStatus.RUNNING}
+# From which status a worker starts or completes a task.
+_SOURCES = {
+    target: source
+    for (source, target), roles in TRANSITIONS.items()
+    if target in {TaskStatus.RUNNING, TaskStatus.COMPLETED} and Role.WORKER in roles
+}
 _MAX_ATTEMPT = 2**31 - 1
 
 
-async def report_plain(
-    tx: Transaction, items: Sequence["Report"], most_bytes: int
-) -> dict[int, TaskResponse]:
+async def report_plain(tx: Transaction, items: Sequence[Report], most_bytes: int) -> dict[int, TaskResponse]:
     """Apply plain reports; return their results by the indexes of the items. The others were not applied.
 
     On PostgreSQL either all are applied or none. `most_bytes`: the size of the largest payload to read.
@@ -551,7 +571,7 @@ async def report_plain(
         return {}
     written = {task.id: task for task in await report_single_statement(tx, reports, most_bytes)}
     results = {
-        index: rules_answers.reported_response(written[item.task_id], item.update)
+        index: rules_answers.task_response(_reported(written[item.task_id], item.update))
         for index, item in enumerate(items)
         if item.task_id in written
     }
@@ -559,7 +579,16 @@ async def report_plain(
     return results
 
 
-def _fenced_reports(items: Sequence["Report"]) -> dict[UUID, FencedReport | None]:
+def _reported(task: TaskRow, report: TaskUpdateRequest) -> TaskRow:
+    """Return a written task after one of its reports: its end may have been written with its start."""
+    if report.status is not task.status:
+        return task.changed(status=TaskStatus.RUNNING, completed_at=None)
+    if report.status is TaskStatus.COMPLETED:
+        task.result = report.result
+    return task
+
+
+def _fenced_reports(items: Sequence[Report]) -> dict[UUID, FencedReport | None]:
     """Return the report of each task, None if one of its reports needs the general path."""
     report_of: dict[UUID, FencedReport | None] = {}
     for item in items:
@@ -570,7 +599,7 @@ def _fenced_reports(items: Sequence["Report"]) -> dict[UUID, FencedReport | None
     return report_of
 
 
-def _fenced_report(item: "Report") -> FencedReport | None:
+def _fenced_report(item: Report) -> FencedReport | None:
     update = item.update
     if update.status not in _SOURCES or item.key is not None or update.error or update.has_details:
         return None

@@ -7,6 +7,7 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue.sql_reports import FENCE
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskState, ended_unstarted
 from zndraw_joblib.wire.messages import (
     MAX_ERROR_BYTES,
@@ -139,12 +140,11 @@ def verdict(task: TaskState | None, worker_id: UUID, attempt: int) -> Verdict:
 
 def check_fence(task: TaskRecord, report: TaskUpdateRequest | TaskActionRequest) -> None:
     """Raise `StaleReport` if the report is for another claim of the task than the current one."""
-    other_worker = report.worker_id is not None and report.worker_id != task.worker_id
-    other_attempt = report.attempt is not None and report.attempt != task.attempt
-    if other_worker or other_attempt:
-        what = f"attempt {report.attempt}" if other_attempt else f"worker {report.worker_id}"
+    differing = [name for name in FENCE if getattr(report, name) not in {None, getattr(task, name)}]
+    if differing:
+        what = f"{differing[-1].removesuffix('_id')} {getattr(report, differing[-1])}"
         # A task that is neither held nor ended was released and not claimed again.
-        was_claimed = task.status in HELD or (other_attempt and task.status in TERMINAL)
+        was_claimed = task.status in HELD or ("attempt" in differing and task.status in TERMINAL)
         raise StaleReport(
             f"Task was taken away: {what} does not hold it (it is {task.status}, attempt {task.attempt})",
             reason="taken over" if was_claimed else _reason(task.status),

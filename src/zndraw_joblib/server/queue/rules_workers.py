@@ -259,8 +259,7 @@ async def retire(
     locked = await sql_jobs.lock(tx, {*job_ids, *(task.job_id for task in held)})
     if lost:
         await sql_transitions.count(tx, lost, locked)
-        names = await sql_jobs.full_names(tx, [task.job_id for task in lost])
-        rules_answers.publish_lost(tx, lost, names, error)
+        rules_answers.publish_changed(tx, lost)
     if counts is not None:
         counts.failed += len(lost)
     await recover_tasks(tx, held, rules_transitions.worker_lost, counts)

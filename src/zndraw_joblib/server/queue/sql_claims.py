@@ -20,14 +20,18 @@ from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, INTEGER, TEXT, UU
 from zndraw_joblib.server.queue import sql_counts
 from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
-    RECORD_COLUMNS,
+    RECORD_NAMES,
+    ROW_NAMES,
     SELECT_RECORDS,
     TASK_IS_HELD,
     TASK_IS_PENDING,
     TASK_IS_QUEUED,
     Place,
     TaskRecord,
+    TaskRow,
     fetch_records,
+    row_columns,
+    row_of,
 )
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL
 from zndraw_joblib.wire.policy import JobPolicy
@@ -62,7 +66,7 @@ ORDER BY joblib_task.job_id, joblib_task.lane, joblib_task.seq
 LIMIT :count
 FOR UPDATE OF joblib_task SKIP LOCKED
 """,
-        *RECORD_COLUMNS,
+        *RECORD_NAMES,
     )
     for bodies in (True, False)
 }
@@ -73,7 +77,7 @@ WHERE joblib_task.seq = ANY (:all_seq)
 ORDER BY joblib_task.seq
 FOR UPDATE OF joblib_task SKIP LOCKED
 """,
-        *RECORD_COLUMNS,
+        *RECORD_NAMES,
     )
     for bodies in (True, False)
 }
@@ -193,30 +197,13 @@ class Demand(NamedTuple):
     task_limit: int
 
 
-class ClaimedTask(NamedTuple):
-    """A task that was claimed now."""
-
-    id: UUID
-    job_name: str
-    room_id: str
-    created_by: str
-    payload: dict[str, Any]
-    created_at: datetime
-    attempt: int
-    unstarted: int
-    error: str | None
-    error_code: str | None
-    lane: int
-    traceparent: str | None
-
-
 class ClaimAnswer(NamedTuple):
     """The tasks of a claim. Without tasks: the full names of its worker's jobs, and why there are none.
 
     `is_contended`: a task is pending, but another transaction has locked it.
     """
 
-    tasks: Sequence[ClaimedTask]
+    tasks: Sequence[TaskRow]
     job_names: Sequence[str]
     is_paused: bool
     is_contended: bool
@@ -245,13 +232,21 @@ async def claim_single_statement(
         return None
     tx.record_now(rows)
     tx.record_watched(is_watched=False)
-    return [_answer(list(of_claim)) for _, of_claim in groupby(rows, attrgetter("position"))]
+    now = await tx.now()
+    claims = groupby(rows, attrgetter("position"))
+    return [
+        _answer(demand, list(of_claim), now) for demand, (_, of_claim) in zip(demands, claims, strict=True)
+    ]
 
 
-def _answer(rows: Sequence[Any]) -> ClaimAnswer:
+def _answer(demand: Demand, rows: Sequence[Any], now: datetime) -> ClaimAnswer:
     first = rows[0]
+    tasks = [row_of(row) for row in rows if row.id is not None]
+    for task in tasks:
+        task.worker_id, task.claimed_at = demand.worker, now
+        task.started_at = now if demand.is_started else None
     return ClaimAnswer(
-        [ClaimedTask(*row[: len(ClaimedTask._fields)]) for row in rows if row.id is not None],
+        tasks,
         first.job_names or (),
         bool(first.is_paused),
         is_contended=first.has_queue and bool(first.has_more),
@@ -361,7 +356,7 @@ counted AS (
 # claims, PostgreSQL might compare each with each.
 _LISTS = """
 lists AS (
-    SELECT tasks.*, claims.*, counted.start_by, counted.end_by
+    SELECT tasks.*, claims.*, counted.full_name, counted.start_by, counted.end_by
     FROM (
         SELECT array_agg(seq ORDER BY seq) AS seqs, array_agg(rank ORDER BY seq) AS ranks
         FROM (SELECT seq, row_number() OVER (ORDER BY lane, seq) AS rank FROM first_tasks) AS ranked
@@ -379,6 +374,8 @@ lists AS (
 )"""
 _RANK = "lists.ranks[width_bucket(joblib_task.seq, lists.seqs)]"
 _INDEX = f"width_bucket({_RANK}, lists.firsts)"
+# Columns that are the same for all tasks of a claim: to read them for each task costs a tenth of it.
+_SHARED = ("worker_id", "claimed_at", "started_at", "completed_at", "result")
 # The tasks are found by an array of ids, which only one index has, and by conditions that no index has:
 # otherwise a plan that is made while there are few tasks, and kept, reads the whole queue, or all tasks by an
 # index that has `seq`. Another condition would be compared with the version at the start of the statement
@@ -399,10 +396,8 @@ claimed AS (
     FROM lists
     WHERE joblib_task.id = ANY (array(SELECT id FROM first_tasks))
         AND CASE WHEN {TASK_IS_PENDING} THEN joblib_task.seq >= lists.seqs[1] ELSE false END
-    RETURNING lists.positions[{_INDEX}] AS position, {_RANK} AS rank, joblib_task.seq, joblib_task.job_id,
-        joblib_task.id, joblib_task.room_id, joblib_task.created_by, joblib_task.payload,
-        joblib_task.created_at, joblib_task.attempt, joblib_task.unstarted, joblib_task.error,
-        joblib_task.error_code, joblib_task.lane, joblib_task.traceparent
+    RETURNING lists.positions[{_INDEX}] AS position, {_RANK} AS rank, joblib_task.seq,
+        {row_columns(job_name="lists.full_name", **dict.fromkeys(_SHARED, "NULL"))}
 )"""
 # Late heartbeats, and a new version of the rows of workers whose claims have ids.
 _HEARTBEATS = f"""
@@ -422,9 +417,7 @@ _SERVED_JOBS = f"""joblib_worker_job JOIN joblib_job ON joblib_job.id = joblib_w
 # A row for each task, or for each claim without one; none if the claims do not fit. A full join is never done
 # by comparing each row with each.
 _ANSWER = f"""
-SELECT claimed.id, claims.full_name, claimed.room_id, claimed.created_by, claimed.payload,
-    claimed.created_at, claimed.attempt, claimed.unstarted, claimed.error, claimed.error_code,
-    claimed.lane, claimed.traceparent,
+SELECT {row_columns("claimed")},
     CASE WHEN claimed.id IS NULL THEN array(
         SELECT joblib_job.full_name FROM {_SERVED_JOBS} ORDER BY joblib_job.id
     ) END,
@@ -434,7 +427,7 @@ SELECT claimed.id, claims.full_name, claimed.room_id, claimed.created_by, claime
     claims.position, claims.has_queue, claims.has_more, now()
 FROM (
     SELECT demands.position, demands.worker, cardinality(workers.queues) > 0 AS has_queue,
-        counted.pending > 0 AS has_more, counted.full_name
+        counted.pending > 0 AS has_more
     FROM {_DEMANDS}
     JOIN workers ON workers.id = demands.worker
     CROSS JOIN ready
@@ -447,7 +440,8 @@ ORDER BY claims.position, claimed.rank
 _CLAIM = statement(
     f"WITH {_WORKERS},{_READY},{_COUNTED},{_LISTS},{_CLAIMED},{sql_counts.COUNT_CLAIMED},{_HEARTBEATS}"
     f"{_ANSWER}",
-    *(*ClaimedTask._fields, "job_names", "is_paused", "position", "has_queue", "has_more", "now"),
+    *(*ROW_NAMES, "job_names", "is_paused", "position", "has_queue", "has_more", "now"),
+    result=TEXT,
     claimant=UUID_TYPE,
     owner=TEXT,
     serves_global=BOOLEAN,

@@ -5,7 +5,6 @@ Reports that need more, such as a deadline, are left to `sql_transitions.move`.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -13,54 +12,35 @@ from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import is_watched
-from zndraw_joblib.server.db.statements import TEXT, UUID_TYPE, statement
+from zndraw_joblib.server.db.statements import TEXT, statement
 from zndraw_joblib.server.process.ports import job_key
-from zndraw_joblib.wire.names import parse_job_name
+from zndraw_joblib.server.queue.sql_task_rows import ROW_NAMES, TaskRow, row_columns, row_of
 from zndraw_joblib.wire.statuses import TaskStatus
+
+# The fence: what a report may name of its claim, and the task must have then. Reports are refused by it in
+# `rules_transitions.check_fence`, or written by this statement.
+FENCE = ("worker_id", "attempt")
 
 
 class FencedReport(NamedTuple):
     """A report that moves a held task from `source` to `target`, by the owner of its worker.
 
-    From claimed to completed it starts and ends at the same time. `worker` and `attempt` are those of the
-    claim, or None for any. `result` is JSON.
+    From claimed to completed it starts and ends at the same time. It has a field for each column of the
+    fence, None if it does not name that. `result` is JSON.
     """
 
     id: UUID
-    owner: str
-    worker: UUID | None
+    worker_owner_id: str
+    worker_id: UUID | None
     attempt: int | None
     source: TaskStatus
     target: TaskStatus
     result: str | None
 
 
-class ReportedTask(NamedTuple):
-    """A task after its report. `error` and `error_code` are those of its earlier attempt.
-
-    `payload` is None if it is not needed or too large.
-    """
-
-    id: UUID
-    job_name: str
-    room_id: str
-    created_by: str
-    created_at: datetime
-    started_at: datetime
-    completed_at: datetime | None
-    worker_id: UUID | None
-    attempt: int
-    unstarted: int
-    lane: int
-    error: str | None
-    error_code: str | None
-    max_in_flight: int | None
-    payload: dict[str, Any] | None = None
-
-
 async def report_single_statement(
     tx: Transaction, reports: Sequence[FencedReport], most_bytes: int = 0
-) -> list[ReportedTask]:
+) -> list[TaskRow]:
     """Write reports of different tasks; return the tasks that were written, with payloads up to `most_bytes`.
 
     A report whose task is not as assumed writes nothing. On PostgreSQL then none does, so that the caller can
@@ -75,12 +55,14 @@ async def report_single_statement(
         rows = await tx.execute_alone(_REPORT, {**params, "most_bytes": most_bytes})
         if rows:
             tx.record_watched(is_watched=False)
-    tasks = [ReportedTask(*row) for row in rows]
-    for task in tasks:
+    tasks = []
+    for row in rows:
+        task = row_of(row)
+        tasks.append(task)
         if task.completed_at is not None:
             tx.record_freed(task.room_id, task.worker_id)
-            if task.max_in_flight is not None:
-                tx.wake(job_key(parse_job_name(task.job_name)), 1)
+            if row.max_in_flight is not None:
+                tx.wake(job_key(task.job), 1)
     return tasks
 
 
@@ -90,41 +72,48 @@ async def _report_on_sqlite(
     params = {"at": await tx.now(), "most_bytes": most_bytes}
     if len(reports) == 1:
         return (await tx.execute(_REPORT_ONE_ON_SQLITE, reports[0]._asdict() | params)).all()
-    rows = [
-        (task_id.hex, owner, worker and worker.hex, *others) for task_id, owner, worker, *others in reports
-    ]
+    rows = [[value.hex if isinstance(value, UUID) else value for value in report] for report in reports]
     return (await tx.execute(_REPORT_MANY_ON_SQLITE, {**params, "rows": to_json(rows).decode()})).all()
 
 
-# The fence: only the owner of the worker that holds this attempt may report it. Then the guard on the status.
-_FENCE = """joblib_task.worker_owner_id = reports.owner
-        AND joblib_task.worker_id = coalesce(reports.worker, joblib_task.worker_id)
-        AND joblib_task.attempt = coalesce(reports.attempt, joblib_task.attempt)
-        AND joblib_task.status = reports.source"""
-_COLUMNS = """joblib_task.room_id, joblib_task.created_by, joblib_task.created_at, joblib_task.started_at,
-    joblib_task.completed_at, joblib_task.worker_id, joblib_task.attempt, joblib_task.unstarted,
-    joblib_task.lane"""
-_PAYLOAD_IF_SMALL = """CASE WHEN :most_bytes > 0 AND octet_length(joblib_task.payload)
-        + coalesce(octet_length(joblib_task.result), 0) <= :most_bytes THEN joblib_task.payload END"""
-_TYPES = {"id": UUID_TYPE, "owner": TEXT, "worker": UUID_TYPE, "source": TEXT, "target": TEXT, "result": TEXT}
+_TYPES = {"source": TEXT, "target": TEXT, "result": TEXT}
+_IS_END = f"reports.target = '{TaskStatus.COMPLETED}'"
 
 
-def _allows(policy: str) -> str:
-    """Return the condition that the task needs no deadline when it starts."""
-    return f"(reports.target = '{TaskStatus.COMPLETED}' OR ({policy} ->> 'timeout_seconds') IS NULL)"
+def _may_be_written(policy: str) -> str:
+    """Return the conditions: the owner, the fence, the guard on the status, and what this statement can do.
+
+    The task has no deadline when it starts, and a start and end together replace no error, which the answer
+    to the start has.
+    """
+    fence = " AND ".join(
+        f"joblib_task.{name} = coalesce(reports.{name}, joblib_task.{name})" for name in FENCE
+    )
+    return f"""joblib_task.worker_owner_id = reports.worker_owner_id AND {fence}
+        AND joblib_task.status = reports.source
+        AND ({_IS_END} OR ({policy} ->> 'timeout_seconds') IS NULL)
+        AND (reports.source <> '{TaskStatus.CLAIMED}' OR NOT {_IS_END}
+            OR (joblib_task.error IS NULL AND joblib_task.error_code IS NULL))"""
 
 
 def _write(reports: str, at: str) -> str:
     return f"""
 UPDATE joblib_task SET
-    status = {reports}.target,
+    status = reports.target,
     started_at = coalesce(joblib_task.started_at, {at}),
-    completed_at = CASE WHEN {reports}.target = '{TaskStatus.COMPLETED}' THEN {at} END,
-    error = CASE WHEN {reports}.target <> '{TaskStatus.COMPLETED}' THEN joblib_task.error END,
-    error_code = CASE WHEN {reports}.target <> '{TaskStatus.COMPLETED}' THEN joblib_task.error_code END,
+    completed_at = CASE WHEN {_IS_END} THEN {at} END,
+    error = CASE WHEN NOT {_IS_END} THEN joblib_task.error END,
+    error_code = CASE WHEN NOT {_IS_END} THEN joblib_task.error_code END,
     deadline = NULL,
-    result = {reports}.result
+    result = reports.result
 FROM {reports}"""
+
+
+def _answer(full_name: str, max_in_flight: str) -> str:
+    payload = """CASE WHEN :most_bytes > 0 AND octet_length(joblib_task.payload)
+        + coalesce(octet_length(joblib_task.result), 0) <= :most_bytes THEN joblib_task.payload END"""
+    others = {"job_name": full_name, "payload": payload, "claimed_at": "NULL", "result": "NULL"}
+    return f"RETURNING {row_columns(**others)}, {max_in_flight}"
 
 
 # It locks the tasks in their order. The lock reads the newest version of a row that another transaction has
@@ -132,64 +121,47 @@ FROM {reports}"""
 _REPORT = statement(
     f"""
 WITH locked AS (
-    SELECT joblib_task.seq, reports.target, reports.result, joblib_job.full_name, joblib_job.max_in_flight,
-        joblib_task.error, joblib_task.error_code, {_PAYLOAD_IF_SMALL} AS payload
-    FROM unnest(
-        (SELECT :all_id), (SELECT :all_owner), (SELECT :all_worker), (SELECT :all_attempt),
-        (SELECT :all_source), (SELECT :all_target), (SELECT :all_result)
-    ) AS reports (id, owner, worker, attempt, source, target, result)
+    SELECT joblib_task.seq, reports.target, reports.result, joblib_job.full_name, joblib_job.max_in_flight
+    FROM unnest({", ".join(f"(SELECT :all_{name})" for name in FencedReport._fields)})
+        AS reports ({", ".join(FencedReport._fields)})
     JOIN joblib_task ON joblib_task.id = reports.id
     JOIN joblib_job ON joblib_job.id = joblib_task.job_id
-    WHERE {_FENCE} AND {_allows("CAST(joblib_job.policy AS json)")}
+    WHERE {_may_be_written("CAST(joblib_job.policy AS json)")}
         AND NOT {is_watched("joblib_task.room_id")}
     ORDER BY joblib_task.seq
     FOR UPDATE OF joblib_task
 )
-{_write("locked", "coalesce(:at, now())")}
-WHERE joblib_task.seq = locked.seq AND (SELECT count(*) FROM locked) = :count
-RETURNING joblib_task.id, locked.full_name, {_COLUMNS}, locked.error, locked.error_code,
-    locked.max_in_flight, locked.payload
+{_write("locked AS reports", "coalesce(:at, now())")}
+WHERE joblib_task.seq = reports.seq AND (SELECT count(*) FROM locked) = :count
+{_answer("reports.full_name", "reports.max_in_flight")}
 """,
-    *ReportedTask._fields,
+    *(*ROW_NAMES, "max_in_flight"),
     **_TYPES,
 )
 
 
 def _report_on(reports: str) -> Any:
-    """Return SQLite's statement. RETURNING sees the new row, so a start and end must replace no error."""
+    """Return SQLite's statement. RETURNING sees the new row."""
     # Without the plus sign a subquery of RETURNING scans all jobs.
-    policy, full_name, max_in_flight = (
+    policy, *columns = (
         f"(SELECT {column} FROM joblib_job WHERE joblib_job.id = +joblib_task.job_id)"
         for column in ("policy", "full_name", "max_in_flight")
     )
     return statement(
         f"""
-WITH reports AS MATERIALIZED ({reports})
+WITH reports AS MATERIALIZED (SELECT {reports})
 {_write("reports", ":at")}
-WHERE joblib_task.id = reports.id AND {_FENCE} AND {_allows(policy)}
-    AND (
-        reports.source <> '{TaskStatus.CLAIMED}' OR reports.target <> '{TaskStatus.COMPLETED}'
-        OR (joblib_task.error IS NULL AND joblib_task.error_code IS NULL)
-    )
-RETURNING joblib_task.id, {full_name}, {_COLUMNS}, joblib_task.error, joblib_task.error_code,
-    {max_in_flight}, {_PAYLOAD_IF_SMALL}
+WHERE joblib_task.id = reports.id AND {_may_be_written(policy)}
+{_answer(*columns)}
 """,
-        *ReportedTask._fields,
+        *(*ROW_NAMES, "max_in_flight"),
         **_TYPES,
         rows=TEXT,
     )
 
 
-_REPORT_ONE_ON_SQLITE = _report_on(
-    """
-    SELECT :id AS id, :owner AS owner, :worker AS worker, :attempt AS attempt, :source AS source,
-        :target AS target, :result AS result
-"""
-)
+_REPORT_ONE_ON_SQLITE = _report_on(", ".join(f":{name} AS {name}" for name in FencedReport._fields))
 _REPORT_MANY_ON_SQLITE = _report_on(
-    """
-    SELECT value ->> 0 AS id, value ->> 1 AS owner, value ->> 2 AS worker, value ->> 3 AS attempt,
-        value ->> 4 AS source, value ->> 5 AS target, value ->> 6 AS result
-    FROM json_each(:rows)
-"""
+    ", ".join(f"value ->> {index} AS {name}" for index, name in enumerate(FencedReport._fields))
+    + " FROM json_each(:rows)"
 )

@@ -27,12 +27,11 @@ from zndraw_joblib.server.db import room_events
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction, dialect
 from zndraw_joblib.server.db.room_events import events, streams
-from zndraw_joblib.server.db.tables import Job, Task
-from zndraw_joblib.wire.names import JobName
-from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.server.db.statements import statement
+from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.queue.sql_task_rows import ROW_NAMES, TaskRow, row_columns, row_of
 
 tasks = Task.__table__
-jobs = Job.__table__
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PRUNED_ROWS = 1000
@@ -84,19 +83,6 @@ class EventRow(NamedTuple):
     at: datetime
     kind: str
     data: str
-
-
-class TaskSummary(NamedTuple):
-    """A task without its payload and result."""
-
-    id: UUID
-    name: JobName
-    status: TaskStatus
-    created_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
-    worker_id: UUID | None
-    error: str | None
 
 
 _NUMBERS = (streams.c.first_n, streams.c.last_n)
@@ -212,24 +198,21 @@ async def after(
     return [EventRow(*row) for row in await tx.execute(_PAGES[task_id is not None], given)]
 
 
-_NEWEST = (
-    select(
-        *(tasks.c[name] for name in ("id", "status", "created_at", "started_at", "completed_at")),
-        *(tasks.c.worker_id, tasks.c.error, jobs.c.room_id, jobs.c.category, jobs.c.name),
-    )
-    .join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
-    .where(tasks.c.room_id == bindparam("room"))
-    .order_by(tasks.c.room_id, tasks.c.created_at.desc(), tasks.c.seq.desc())
-    .limit(bindparam("limit", type_=BigInteger()))
+_NEWEST = statement(
+    f"""
+SELECT {row_columns(job_name="joblib_job.full_name", payload="NULL", result="NULL")}
+FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
+WHERE joblib_task.room_id = :room_id
+ORDER BY joblib_task.room_id, joblib_task.created_at DESC, joblib_task.seq DESC
+LIMIT :limit
+""",
+    *ROW_NAMES,
 )
 
 
-async def newest_tasks(tx: Transaction, room_id: str, limit: int) -> list[TaskSummary]:
-    """Return the newest tasks of a room, newest first."""
-    return [
-        TaskSummary(row[0], JobName(*row[7:]), TaskStatus(row[1]), *row[2:7])
-        for row in await tx.execute(_NEWEST, {"room": room_id, "limit": limit})
-    ]
+async def newest_tasks(tx: Transaction, room_id: str, limit: int) -> list[TaskRow]:
+    """Return the newest tasks of a room, newest first, without payload and result."""
+    return [row_of(row) for row in await tx.execute(_NEWEST, {"room_id": room_id, "limit": limit})]
 
 
 _OLDEST_AT = (

@@ -24,7 +24,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import as_sql
 from zndraw_joblib.server.db.tables import Job, Task
 from zndraw_joblib.server.queue.sql_jobs import policy_of
-from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.names import JobName, split_name
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
@@ -36,7 +36,6 @@ Condition = ColumnElement[bool]
 Place = tuple[int, int]
 # How many ids one statement takes.
 CHUNK = 512
-_NOT_STORED = {"job", "policy", "reason"}
 
 
 def of_status(statuses: Iterable[TaskStatus]) -> Condition:
@@ -58,17 +57,16 @@ def ended_unstarted(claimed_at: datetime | None, started_at: datetime | None) ->
     return claimed_at is not None and started_at is None
 
 
-@dataclass
-class TaskRecord:
-    """A task's row, with the name and the policy of its job.
+@dataclass(kw_only=True)
+class TaskRow:
+    """A task's row as far as its answer needs it: columns of tasks, and the full name of the job.
 
-    `reason` is set on a task that is about to return to its queue: why it returns.
+    Statements that write tasks and answer at once return this row, as `row_columns` and `row_of` do.
     """
 
-    seq: int
     id: UUID
     job_id: UUID
-    job: JobName
+    job_name: str
     room_id: str
     status: TaskStatus
     created_by: str
@@ -78,24 +76,15 @@ class TaskRecord:
     started_at: datetime | None = None
     completed_at: datetime | None = None
     worker_id: UUID | None = None
-    worker_owner_id: str | None = None
     attempt: int = 0
+    unstarted: int = 0
     error: str | None = None
+    error_code: str | None = None
     result: Any = None
     lane: int = 0
     run_at: datetime | None = None
     expires_at: datetime | None = None
-    deadline: datetime | None = None
-    max_attempts: int | None = None
-    failures: int = 0
-    crashes: int = 0
-    unstarted: int = 0
-    claim_id: UUID | None = None
-    error_code: str | None = None
     traceparent: str | None = None
-    queued_at: datetime | None = None
-    policy: JobPolicy = field(default_factory=JobPolicy)
-    reason: str | None = None
 
     def changed(self, **values: Any) -> Self:
         """Return a copy with other values."""
@@ -105,9 +94,9 @@ class TaskRecord:
         return copy
 
     @property
-    def place(self) -> Place:
-        """The sort key of this task in its queue: the smallest is claimed first."""
-        return self.lane, self.seq
+    def job(self) -> JobName:
+        """The name of the job in its parts."""
+        return split_name(self.job_name)
 
     @property
     def attempts(self) -> int:
@@ -126,6 +115,30 @@ class TaskRecord:
         return self.status is TaskStatus.PENDING and self.run_at is not None
 
 
+@dataclass(kw_only=True)
+class TaskRecord(TaskRow):
+    """A task's whole row, with the policy of its job.
+
+    `reason` is set on a task that is about to return to its queue: why it returns.
+    """
+
+    seq: int
+    worker_owner_id: str | None = None
+    deadline: datetime | None = None
+    max_attempts: int | None = None
+    failures: int = 0
+    crashes: int = 0
+    claim_id: UUID | None = None
+    queued_at: datetime | None = None
+    policy: JobPolicy = field(default_factory=JobPolicy)
+    reason: str | None = None
+
+    @property
+    def place(self) -> Place:
+        """The sort key of this task in its queue: the smallest is claimed first."""
+        return self.lane, self.seq
+
+
 Move = tuple[TaskRecord, TaskRecord]
 
 
@@ -137,15 +150,42 @@ class TaskState(NamedTuple):
     attempt: int
 
 
-COLUMNS = [tasks.c[name] for name in TaskRecord.__dataclass_fields__ if name not in _NOT_STORED]
-_JOB_COLUMNS = [jobs.c.room_id.label("job_room"), jobs.c.category, jobs.c.name, jobs.c.policy]
+ROW_NAMES = [*TaskRow.__dataclass_fields__]
+RECORD_NAMES = [name for name in TaskRecord.__dataclass_fields__ if name != "reason"]
+_OF_JOB: dict[str, ColumnElement[Any]] = {
+    "job_name": jobs.c.full_name.label("job_name"),
+    "policy": jobs.c.policy,
+}
+# The columns of tasks in a record.
+COLUMNS = [tasks.c[name] for name in RECORD_NAMES if name not in _OF_JOB]
 
 
-def record_of(row: Sequence[Any]) -> TaskRecord:
+# The members of the enumeration by the texts in rows: ten times as fast as to call it.
+_STATUSES = {status: status for status in TaskStatus}
+
+
+def record_of(values: Sequence[Any]) -> TaskRecord:
     """Return the record of a row that `select_records` selected."""
-    seq, task_id, job_id, room_id, status, *rest, job_room, category, name, policy = row
-    job = JobName(job_room, category, name)
-    return TaskRecord(seq, task_id, job_id, job, room_id, TaskStatus(status), *[*rest, policy_of(policy)])
+    record = object.__new__(TaskRecord)
+    record.__dict__ = dict(zip(RECORD_NAMES, values, strict=True))
+    record.status, record.policy = _STATUSES[record.status], policy_of(record.__dict__["policy"])
+    record.reason = None
+    return record
+
+
+def row_of(values: Sequence[Any]) -> TaskRow:
+    """Return the row of the values of `row_columns`, which others may follow."""
+    row = object.__new__(TaskRow)
+    row.__dict__ = dict(zip(ROW_NAMES, values))  # noqa: B905
+    row.status = _STATUSES[row.status]
+    return row
+
+
+def row_columns(table: str = "joblib_task", **others: str) -> str:
+    """Return the columns of a `TaskRow` as SQL: those of the table, and `others` by their names."""
+    return ", ".join(
+        f"{others[name]} AS {name}" if name in others else f"{table}.{name}" for name in ROW_NAMES
+    )
 
 
 def body_size() -> ColumnElement[int]:
@@ -161,19 +201,20 @@ def if_small(column: ColumnElement[Any]) -> ColumnElement[Any]:
 def select_records(*, bodies: bool | Literal["small"] = True) -> Select[Any]:
     """Select records; without `bodies`, or unless they are small, payload and result are null."""
     bulky = {"payload", "result"}
-    columns: list[ColumnElement[Any]] = list(COLUMNS)
+    columns: list[ColumnElement[Any]] = [
+        _OF_JOB[name] if name in _OF_JOB else tasks.c[name] for name in RECORD_NAMES
+    ]
     if bodies is not True:
         columns = [
             column if column.name not in bulky else if_small(column) if bodies else null().label(column.name)
-            for column in COLUMNS
+            for column in columns
         ]
-    return select(*columns, *_JOB_COLUMNS).join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
+    return select(*columns).join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
 
 
 FULL = select_records()
 # The same as SQL, with or without payload and result.
 SELECT_RECORDS = {bodies: as_sql(select_records(bodies=bodies)) for bodies in (True, False)}
-RECORD_COLUMNS = [column.name for column in (*COLUMNS, *_JOB_COLUMNS)]
 
 
 async def fetch_records(tx: Transaction, statement: Select[Any], **parameters: Any) -> list[TaskRecord]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
@@ -11,15 +11,12 @@ from sqlalchemy import (
     ColumnElement,
     Select,
     Update,
-    and_,
     bindparam,
-    case,
     delete,
     func,
     insert,
     literal_column,
     null,
-    or_,
     select,
     update,
 )
@@ -30,7 +27,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import INTEGER, UUID_TYPE, statement
-from zndraw_joblib.server.db.tables import Attempt, Job, Task
+from zndraw_joblib.server.db.tables import Attempt, Task
 from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue import (
     sql_counts,
@@ -41,7 +38,18 @@ from zndraw_joblib.server.queue import (
     sql_room_queues,
 )
 from zndraw_joblib.server.queue.sql_counts import CountChanges
-from zndraw_joblib.server.queue.sql_task_rows import CHUNK, COLUMNS, IS_HELD, Move, TaskRecord, of_status
+from zndraw_joblib.server.queue.sql_task_rows import (
+    CHUNK,
+    COLUMNS,
+    ROW_NAMES,
+    TASK_IS_HELD,
+    Move,
+    TaskRecord,
+    TaskRow,
+    of_status,
+    row_columns,
+    row_of,
+)
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 tasks = Task.__table__
@@ -110,23 +118,6 @@ def _updating(same: tuple[str, ...], each: tuple[str, ...], *, is_listed: bool, 
     return made if is_sqlite else made.returning(_IS_WATCHED)
 
 
-def failing(held: ColumnElement[bool]) -> Update:
-    """Return the statement that fails held tasks after a crash: `held` is their guard.
-
-    Its parameters are the time `now`, the `error` and its `code`.
-    """
-    values = {
-        "status": literal_column(f"'{TaskStatus.FAILED}'"),
-        "completed_at": bindparam("now", type_=tasks.c.completed_at.type),
-        "error": bindparam("error"),
-        "error_code": bindparam("code"),
-        "crashes": tasks.c.crashes + literal_column("1"),
-        "deadline": null(),
-        "run_at": null(),
-    }
-    return update(tasks).where(held).values(values)
-
-
 @lru_cache(maxsize=512)
 def counting_statement(written: Update, *, is_of_one_job: bool) -> Select[Any]:
     """Return PostgreSQL's statement that also keeps the counts: one round trip less.
@@ -145,39 +136,24 @@ def counting_statement(written: Update, *, is_of_one_job: bool) -> Select[Any]:
 
 # Fail held tasks whose worker is removed, in one statement, without reading them first.
 
-jobs = Job.__table__
 
-
-class LostTask(NamedTuple):
-    """A task that has failed because its worker was removed."""
-
-    id: UUID
-    job_id: UUID
-    room_id: str
-    created_at: datetime
-    started_at: datetime | None
-    worker_id: UUID
-    completed_at: datetime
-
-
-async def fail_held_by(tx: Transaction, worker_ids: Sequence[UUID], error: str, code: str) -> list[LostTask]:
+async def fail_held_by(tx: Transaction, worker_ids: Sequence[UUID], error: str, code: str) -> list[TaskRow]:
     """Fail the tasks of these workers that the default policy does not retry. Return them, to `count` them.
 
-    On PostgreSQL the other tasks of these workers are locked too: all in one order.
+    They have neither payload nor result. On PostgreSQL the other tasks of these workers are locked too: all
+    in one order.
     """
-    now = await tx.now()
-    given = {"workers": padded(worker_ids), "now": now, "error": error, "code": code}
-    statement = _FAIL_ON_SQLITE if tx.is_sqlite else _FAIL_ON_POSTGRESQL
-    rows = (await tx.execute(statement, given)).all()
-    if rows and not tx.is_sqlite:
-        tx.record_watched(is_watched=any(row.is_watched for row in rows))
-    found = [LostTask._make((*row[: len(_RETURNED)], now)) for row in rows]
-    for task in found:
+    params = {"all_worker_id": padded(worker_ids), "now": await tx.now(), "error": error, "error_code": code}
+    rows = (await tx.execute(_FAIL_ON_SQLITE if tx.is_sqlite else _FAIL, params)).all()
+    if not tx.is_sqlite:
+        _record_watched(tx, rows)
+    tasks = [row_of(row) for row in rows]
+    for task in tasks:
         tx.record_freed(task.room_id, None)  # their workers' claims end
-    return found
+    return tasks
 
 
-async def count(tx: Transaction, lost: Sequence[LostTask], locked: Collection[UUID]) -> None:
+async def count(tx: Transaction, lost: Sequence[TaskRow], locked: Collection[UUID]) -> None:
     """Count tasks that have failed, after the jobs and the other tasks are locked: `locked` has the jobs."""
     kept = CountChanges()
     for task in lost:
@@ -185,29 +161,47 @@ async def count(tx: Transaction, lost: Sequence[LostTask], locked: Collection[UU
     await sql_counts.write(tx, kept, locked)
 
 
-_IS_OF_WORKERS = and_(IS_HELD, among(tasks.c.worker_id, bindparam("workers")))
-_HAS_ONE_ATTEMPT = or_(tasks.c.max_attempts.is_(None), tasks.c.max_attempts == literal_column("1"))
-_HAS_NO_POLICY = select(jobs.c.id).where(jobs.c.id == tasks.c.job_id, jobs.c.policy.is_(None)).exists()
-# A task that may be retried is read first, and gets a row in its history.
-_RETRY_COST = 3
-
-
-def cost_if_lost() -> ColumnElement[int]:
-    """Return what it costs to recover a task, compared with one that fails without a retry."""
-    return case((and_(_HAS_NO_POLICY, _HAS_ONE_ATTEMPT), 1), else_=_RETRY_COST)
-
-
-_RETURNED = [tasks.c[name] for name in LostTask._fields if name != "completed_at"]
-_FAILING = failing(_IS_OF_WORKERS).returning(*_RETURNED)
-_HELD = (
-    select(tasks.c.seq, and_(_HAS_NO_POLICY, _HAS_ONE_ATTEMPT).label("has_failed"))
-    .where(_IS_OF_WORKERS)
-    .order_by(tasks.c.seq + literal_column("0"))
-    .with_for_update()
-    .cte("held")
+_IS_OF_WORKERS = f"{TASK_IS_HELD} AND joblib_task.worker_id = ANY (:all_worker_id)"
+# The default policy does not retry it.
+_FAILS_AT_ONCE = """(joblib_task.max_attempts IS NULL OR joblib_task.max_attempts = 1) AND EXISTS (
+        SELECT 1 FROM joblib_job WHERE joblib_job.id = joblib_task.job_id AND joblib_job.policy IS NULL
+    )"""
+# What it costs to recover a task, compared with one that fails without a retry: a task that may be retried is
+# read first, and gets a row in its history.
+COST_IF_LOST = f"CASE WHEN {_FAILS_AT_ONCE} THEN 1 ELSE 3 END"
+_FAIL_HELD = f"""
+UPDATE joblib_task SET
+    status = '{TaskStatus.FAILED}', completed_at = :now, error = :error, error_code = :error_code,
+    crashes = joblib_task.crashes + 1, deadline = NULL, run_at = NULL"""
+# Without the plus sign a subquery of RETURNING scans all jobs.
+_FAILED = f"""RETURNING {
+    row_columns(
+        job_name="(SELECT full_name FROM joblib_job WHERE joblib_job.id = unindexed(joblib_task.job_id))",
+        payload="NULL",
+        result="NULL",
+    )
+}"""
+_FAIL = statement(
+    f"""
+WITH held AS (
+    SELECT joblib_task.seq, {_FAILS_AT_ONCE} AS fails FROM joblib_task WHERE {_IS_OF_WORKERS}
+    ORDER BY joblib_task.seq + 0
+    FOR UPDATE
 )
-_FAIL_ON_POSTGRESQL = _FAILING.where(tasks.c.seq == _HELD.c.seq, _HELD.c.has_failed).returning(_IS_WATCHED)
-_FAIL_ON_SQLITE = _FAILING.where(_HAS_ONE_ATTEMPT, _HAS_NO_POLICY)
+{_FAIL_HELD}
+FROM held
+WHERE joblib_task.seq = held.seq AND held.fails AND {_IS_OF_WORKERS}
+{_FAILED}, {is_watched("joblib_task.room_id")}
+""",
+    *(*ROW_NAMES, "is_watched"),
+)
+_FAIL_ON_SQLITE = statement(
+    f"""{_FAIL_HELD}
+WHERE {_IS_OF_WORKERS} AND {_FAILS_AT_ONCE}
+{_FAILED}
+""",
+    *ROW_NAMES,
+)
 
 
 # Insert tasks, change their status and delete them.

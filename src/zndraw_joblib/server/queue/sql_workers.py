@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import (
     BindParameter,
+    Integer,
     and_,
     bindparam,
     case,
@@ -26,7 +27,7 @@ from zndraw_joblib.server.db.bulk import among, padded
 from zndraw_joblib.server.db.database import Transaction, dialect
 from zndraw_joblib.server.db.tables import Job, ProviderRecord, Worker, WorkerJobLink
 from zndraw_joblib.server.queue.sql_task_rows import IS_HELD, in_queue, of_status
-from zndraw_joblib.server.queue.sql_transitions import cost_if_lost, tasks
+from zndraw_joblib.server.queue.sql_transitions import COST_IF_LOST, tasks
 from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -87,7 +88,7 @@ _STALE = (
     .limit(bindparam("limit"))
 )
 _cost = (
-    select(func.coalesce(func.sum(cost_if_lost()), 0))
+    select(func.coalesce(func.sum(literal_column(COST_IF_LOST, Integer())), 0))
     .where(IS_HELD, tasks.c.worker_id == workers.c.id)
     .scalar_subquery()
 )
