@@ -5,15 +5,10 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Text, Uuid, bindparam, delete, func, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
-
-from zndraw_joblib.server.db.bulk import among, arrays, by_column, padded
+from zndraw_joblib.server.db.bulk import by_column, padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import IdempotencyKey
-
-keys = IdempotencyKey.__table__
+from zndraw_joblib.server.db.statements import BIG_INTEGER, UUID_TYPE, statement
 
 
 class StoredAnswer(NamedTuple):
@@ -26,32 +21,51 @@ class StoredAnswer(NamedTuple):
     user_id: str | None
 
 
-_COLUMNS = [keys.c[name] for name in StoredAnswer._fields]
-_FIND = select(*_COLUMNS).where(among(keys.c.id, bindparam("ids")))
-_GIVEN = arrays({"given_id": Uuid(), "lock": BigInteger()})
+_COLUMNS = ", ".join(StoredAnswer._fields)
+_FIND = statement(
+    f"SELECT {_COLUMNS} FROM joblib_idempotency_key WHERE id = ANY (:all_id)", *StoredAnswer._fields
+)
 # It never waits for a lock, so the lock order does not include it.
-_LOCK_AND_FIND = select(
-    _GIVEN.c.given_id,
-    func.pg_try_advisory_xact_lock(_GIVEN.c.lock).label("is_free"),
-    func.now().label("now"),
-    *_COLUMNS,
-).select_from(_GIVEN.outerjoin(keys, keys.c.id == _GIVEN.c.given_id))
-
-_NEW = arrays(
-    {"id": Uuid(), "fingerprint": Uuid(), "created_at": UtcDateTime(), "answer": Text(), "user_id": Text()}
+_LOCK_AND_FIND = statement(
+    f"""
+SELECT new_keys.key, pg_try_advisory_xact_lock(new_keys.lock), now(), {_COLUMNS}
+FROM unnest((SELECT :all_key), (SELECT :all_lock)) AS new_keys (key, lock)
+LEFT JOIN joblib_idempotency_key ON joblib_idempotency_key.id = new_keys.key
+""",
+    *("key", "is_free", "now", *StoredAnswer._fields),
+    key=UUID_TYPE,
+    lock=BIG_INTEGER,
 )
-_ADD = sqlite.insert(keys)
-_ADD = _ADD.on_conflict_do_update(
-    index_elements=["id"], set_={name: _ADD.excluded[name] for name in StoredAnswer._fields[1:]}
+_REPLACE = f"""ON CONFLICT (id) DO UPDATE
+SET {", ".join(f"{name} = excluded.{name}" for name in StoredAnswer._fields[1:])}"""
+_ADD_ON_SQLITE = statement(
+    f"""
+INSERT INTO joblib_idempotency_key ({_COLUMNS})
+VALUES ({", ".join(f":{name}" for name in StoredAnswer._fields)})
+{_REPLACE}
+"""
 )
-_ADD_MANY = postgresql.insert(keys).from_select(
-    list(StoredAnswer._fields), select(*[_NEW.c[name] for name in StoredAnswer._fields])
+_ADD_FREE = statement(
+    f"""
+INSERT INTO joblib_idempotency_key ({_COLUMNS})
+SELECT {_COLUMNS}
+FROM unnest({", ".join(f"(SELECT :all_{name})" for name in StoredAnswer._fields)}) AS new_keys ({_COLUMNS})
+{_REPLACE}
+WHERE joblib_idempotency_key.created_at <= :free_since
+RETURNING id
+""",
+    "id",
+    free_since=UtcDateTime(),
 )
-_ADD_MANY_FREE = _ADD_MANY.on_conflict_do_update(
-    index_elements=["id"],
-    set_={name: _ADD_MANY.excluded[name] for name in StoredAnswer._fields[1:]},
-    where=keys.c.created_at <= bindparam("free_since"),
-).returning(keys.c.id)
+_LOCK_OLD = statement(
+    """
+SELECT id FROM joblib_idempotency_key WHERE created_at <= :before ORDER BY created_at LIMIT :limit
+FOR UPDATE SKIP LOCKED
+""",
+    "id",
+    before=UtcDateTime(),
+)
+_REMOVE = statement("DELETE FROM joblib_idempotency_key WHERE id = ANY (:all_id)")
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> tuple[dict[UUID, StoredAnswer], set[UUID]]:
@@ -60,29 +74,28 @@ async def lock(tx: Transaction, ids: Sequence[UUID]) -> tuple[dict[UUID, StoredA
     Also return the keys that other transactions have locked.
     """
     if tx.is_sqlite:
-        rows = (await tx.execute(_FIND, {"ids": padded(ids)})).all()
+        rows = (await tx.execute(_FIND, {"all_id": padded(ids)})).all()
         return {row.id: StoredAnswer(*row) for row in rows}, set()
-    given = by_column([{"given_id": id, "lock": lock_number(id)} for id in ids])
-    rows = (await tx.execute(_LOCK_AND_FIND, given)).all()
+    params = {"all_key": ids, "all_lock": [lock_number(id) for id in ids]}
+    rows = (await tx.execute(_LOCK_AND_FIND, params)).all()
     tx.record_now(rows)
-    found = {row.id: StoredAnswer(*row[3:]) for row in rows if row.id is not None}
-    return found, {row.given_id for row in rows if not row.is_free}
+    answers = {row.id: StoredAnswer(*row[3:]) for row in rows if row.id is not None}
+    return answers, {row.key for row in rows if not row.is_free}
 
 
 async def add(tx: Transaction, answers: Sequence[StoredAnswer], free_since: datetime) -> bool:
     """Store answers; replace those stored at or before `free_since`. Return whether all keys were free."""
     rows = [answer._asdict() for answer in answers]
     if tx.is_sqlite:
-        await tx.execute(_ADD, rows)
+        await tx.execute(_ADD_ON_SQLITE, rows)
         return True
-    stored = await tx.execute(_ADD_MANY_FREE, {**by_column(rows), "free_since": free_since})
+    stored = await tx.execute(_ADD_FREE, {**by_column(rows), "free_since": free_since})
     return len(stored.all()) == len(rows)
 
 
 async def prune(tx: Transaction, before: datetime, limit: int) -> int:
     """Delete up to `limit` answers that were stored at or before a time. Return how many."""
-    old = select(keys.c.id).where(keys.c.created_at <= before).order_by(keys.c.created_at)
-    ids = (await tx.execute(old.limit(limit).with_for_update(skip_locked=True))).scalars().all()
+    ids = (await tx.execute(_LOCK_OLD, {"before": before, "limit": limit})).scalars().all()
     if ids:
         await remove(tx, ids)
     return len(ids)
@@ -97,18 +110,23 @@ class StoredKey(NamedTuple):
 
 
 # How many answers are stored, as far as a limit.
-_COUNT = select(func.count()).select_from(select(keys.c.created_at).limit(bindparam("limit")).subquery())
-_BY_USER = select(keys.c.user_id, func.count().label("count")).group_by(keys.c.user_id)
-_OLDEST = (
-    select(keys.c.created_at, keys.c.id, keys.c.user_id)
-    .where(
-        keys.c.created_at >= bindparam("since", type_=UtcDateTime()),
-        tuple_(keys.c.created_at, keys.c.id)
-        > tuple_(bindparam("since", type_=UtcDateTime()), bindparam("after_id", type_=Uuid())),
-        keys.c.created_at < bindparam("before", type_=UtcDateTime()),
-    )
-    .order_by(keys.c.created_at, keys.c.id)
-    .limit(bindparam("limit"))
+_COUNT = statement(
+    "SELECT count(*) FROM (SELECT created_at FROM joblib_idempotency_key LIMIT :limit) AS stored", "count"
+)
+_BY_USER = statement(
+    "SELECT user_id, count(*) FROM joblib_idempotency_key GROUP BY user_id", *("user_id", "count")
+)
+_OLDEST = statement(
+    """
+SELECT created_at, id, user_id FROM joblib_idempotency_key
+WHERE created_at >= :since AND (created_at, id) > (:since, :after_id) AND created_at < :before
+ORDER BY created_at, id
+LIMIT :limit
+""",
+    *StoredKey._fields,
+    since=UtcDateTime(),
+    after_id=UUID_TYPE,
+    before=UtcDateTime(),
 )
 
 
@@ -123,13 +141,13 @@ async def oldest(
     tx: Transaction, after: tuple[datetime, UUID], before: datetime, limit: int
 ) -> list[StoredKey]:
     """Return the oldest keys that follow `after` and were stored before a time."""
-    given = {"since": after[0], "after_id": after[1], "before": before, "limit": limit}
-    return [StoredKey(*row) for row in await tx.execute(_OLDEST, given)]
+    params = {"since": after[0], "after_id": after[1], "before": before, "limit": limit}
+    return [StoredKey(*row) for row in await tx.execute(_OLDEST, params)]
 
 
 async def remove(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Delete the answers with these keys."""
-    await tx.execute(delete(keys).where(keys.c.id.in_(padded(ids))))
+    await tx.execute(_REMOVE, {"all_id": padded(ids)})
 
 
 def lock_number(id: UUID) -> int:
