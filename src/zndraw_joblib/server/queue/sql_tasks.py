@@ -7,11 +7,12 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import BigInteger, ColumnElement, Integer, Select, and_, bindparam, cast, func, select, tuple_
+from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, select
 
 from zndraw_joblib.server.db.bulk import among, padded, unindexed
 from zndraw_joblib.server.db.database import Transaction, newest_first
-from zndraw_joblib.server.db.tables import Attempt, QueueBlock, Task
+from zndraw_joblib.server.db.statements import BIG_INTEGER, statement
+from zndraw_joblib.server.db.tables import Attempt, Task
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import sql_counts
 from zndraw_joblib.server.queue.sql_counts import BLOCK_BITS
@@ -19,7 +20,7 @@ from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
     FULL,
     IS_HELD,
-    QUEUED,
+    TASK_IS_QUEUED,
     TaskRecord,
     TaskState,
     body_size,
@@ -234,8 +235,6 @@ _PAGES = {
 
 # Find the queue positions of pending tasks, counted from 1, without ranking whole queues.
 
-blocks = QueueBlock.__table__
-
 
 async def positions(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, int]:
     """Return the positions of those of these tasks that are in a queue, by id.
@@ -249,38 +248,35 @@ async def positions(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID
     found: dict[UUID, int] = {}
     for (job_id, lane, block), queue in together.items():
         seqs = sorted(record.seq for record in queue)
-        given = {"job": job_id, "lane": lane, "block": block, "first": seqs[0], "last": seqs[-1]}
-        rows = await tx.execute(
-            _POSITIONS, {**given, "block_first": block << BLOCK_BITS, "seqs": padded(seqs)}
-        )
+        params = {"job_id": job_id, "lane": lane, "block": block, "block_first": block << BLOCK_BITS}
+        params |= {"first": seqs[0], "last": seqs[-1], "all_seq": padded(seqs)}
+        rows = await tx.execute(_POSITIONS, params)
         by_seq = {seq: position for seq, position in rows}
         # A task that left the queue after it was read has no position.
         found |= {record.id: by_seq[record.seq] for record in queue if record.seq in by_seq}
     return found
 
 
-def _seq(name: str) -> ColumnElement[int]:
-    return bindparam(name, type_=BigInteger())
-
-
 # Equality conditions: only with these SQLite finds the first task by the index.
-_IN_LANE = and_(tasks.c.job_id == bindparam("job"), tasks.c.lane == bindparam("lane"), QUEUED)
-_IN_BLOCKS_BEFORE = (
-    select(func.coalesce(func.sum(blocks.c.queued), 0))
-    .where(blocks.c.job_id == bindparam("job"))
-    .where(tuple_(blocks.c.lane, blocks.c.block) < tuple_(bindparam("lane", type_=Integer()), _seq("block")))
-)
-_IN_BLOCK_BEFORE = (
-    select(func.count())
-    .select_from(tasks)
-    .where(_IN_LANE, tasks.c.seq >= _seq("block_first"), tasks.c.seq < _seq("first"))
-)
-_RANKED = (
-    select(tasks.c.seq, func.row_number().over(order_by=tasks.c.seq).label("rank"))
-    .where(_IN_LANE, tasks.c.seq >= _seq("first"), tasks.c.seq <= _seq("last"))
-    .subquery()
-)
-_START = _IN_BLOCKS_BEFORE.scalar_subquery() + _IN_BLOCK_BEFORE.scalar_subquery()
-_POSITIONS = select(_RANKED.c.seq, cast(_START + _RANKED.c.rank, BigInteger)).where(
-    among(_RANKED.c.seq, bindparam("seqs"))
+_IN_LANE = f"""joblib_task.job_id = :job_id AND joblib_task.lane = :lane AND {TASK_IS_QUEUED}"""
+_POSITIONS = statement(
+    f"""
+SELECT ranked.seq, CAST((
+        SELECT coalesce(sum(joblib_queue_block.queued), 0) FROM joblib_queue_block
+        WHERE joblib_queue_block.job_id = :job_id
+            AND (joblib_queue_block.lane, joblib_queue_block.block) < (:lane, :block)
+    ) + (
+        SELECT count(*) FROM joblib_task
+        WHERE {_IN_LANE} AND joblib_task.seq >= :block_first AND joblib_task.seq < :first
+    ) + ranked.rank AS bigint)
+FROM (
+    SELECT joblib_task.seq, row_number() OVER (ORDER BY joblib_task.seq) AS rank FROM joblib_task
+    WHERE {_IN_LANE} AND joblib_task.seq >= :first AND joblib_task.seq <= :last
+) AS ranked
+WHERE ranked.seq = ANY (:all_seq)
+""",
+    *("seq", "position"),
+    block_first=BIG_INTEGER,
+    first=BIG_INTEGER,
+    last=BIG_INTEGER,
 )
