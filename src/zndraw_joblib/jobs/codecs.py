@@ -72,8 +72,8 @@ def register_codec(
     the clients that read the results have to register the same codec; others get the JSON. Raises ValueError
     if another class has the tag.
     """
-    known = _BY_TAG.get(tag)
-    if known is not None and _BY_CLASS.get(cls) is not known:
+    owner = _BY_TAG.get(tag)
+    if owner is not None and _BY_CLASS.get(cls) is not owner:
         raise ValueError(
             f"The tag {tag!r} belongs to another codec: choose one with the name of your package"
         )

@@ -269,9 +269,9 @@ class _Content:
             self._drop(len(self._lines))
             self._first += dropped
         for line in lines:
-            kept = line._replace(text=clean_line(line.text))
-            self._lines.append(kept)
-            self.size += _size(kept)
+            clean = line._replace(text=clean_line(line.text))
+            self._lines.append(clean)
+            self.size += _size(clean)
             while self.size > MAX_WAITING_BYTES or len(self._lines) > MAX_WAITING_LINES:
                 self._drop(1)
 

@@ -142,9 +142,9 @@ class TaskContext:
             total = operator.length_hint(iterable, -1)
             total = None if total < 0 else total
         self.progress(0, total, unit=unit, message=message)
-        for done, item in enumerate(iterable, 1):
+        for number, item in enumerate(iterable, 1):
             yield item
-            self.channel.set_progress({"current": done})
+            self.channel.set_progress({"current": number})
 
     def tqdm(self, iterable: Iterable[Any] | None = None, **options: Any) -> Any:
         """Return a bar of tqdm with its usual options, which also reports the task's progress.

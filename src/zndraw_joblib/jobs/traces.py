@@ -108,7 +108,7 @@ def start_span(  # noqa: PLR0913 - each is a property of the span
     attributes: Mapping[str, Any],
     *,
     parent: Literal["current", "none", "given"] = "current",
-    given: Sequence[str | None] = (),
+    traceparents: Sequence[str | None] = (),
     started_ns: int | None = None,
     provider: Any = None,
 ) -> TaskSpan | None:
@@ -121,7 +121,7 @@ def start_span(  # noqa: PLR0913 - each is a property of the span
     if provider is None:
         return None
     api, contexts = _loaded(_API), _loaded(_CONTEXT_API)
-    remote = [_remote(api, each) for each in dict.fromkeys(given) if each is not None]
+    remote = [_remote(api, each) for each in dict.fromkeys(traceparents) if each is not None]
     base = contexts.get_current() if parent == "current" else contexts.Context()
     if parent == "given" and remote:
         base = api.set_span_in_context(api.NonRecordingSpan(remote.pop(0)), base)
@@ -149,7 +149,7 @@ def start_run(
         "zndraw_joblib.attempt": attempt,
     }
     parent: Literal["none", "given"] = "given" if how == "child" else "none"
-    return start_span(f"run {job}", "CONSUMER", about, parent=parent, given=[traceparent])
+    return start_span(f"run {job}", "CONSUMER", about, parent=parent, traceparents=[traceparent])
 
 
 def active(span: TaskSpan | None) -> AbstractContextManager[None]:

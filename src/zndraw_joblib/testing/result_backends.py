@@ -32,8 +32,8 @@ async def check_result_backend(
 
     Raises AssertionError with a sentence that names the broken requirement.
     """
-    made = make()
-    backend: Any = await made if inspect.isawaitable(made) else made
+    result = make()
+    backend: Any = await result if inspect.isawaitable(result) else result
     checker = _Checker(backend, wake_timeout)
     for check in [*_CHECKS, *(_STREAM_CHECKS if isinstance(backend, StreamingBackend) else ())]:
         requirement = inspect.getdoc(check)
@@ -57,8 +57,8 @@ def _new_key(name: str = "") -> str:
     return f"conformance:{uuid4()}:{name}"
 
 
-def _equals(found: object, expected: bytes | None) -> bool:
-    return type(found) is type(expected) and found == expected
+def _equals(value: object, expected: bytes | None) -> bool:
+    return type(value) is type(expected) and value == expected
 
 
 async def _still_pending(tasks: Sequence[asyncio.Future[Any]], seconds: float) -> set[asyncio.Future[Any]]:
@@ -106,8 +106,8 @@ class _Checker:
         similar = [long, long + "1", long + "2", long.upper(), long + " "]
         for key in similar:
             await backend.store(key, key.encode(), _TTL)
-        found = [await backend.get(key) for key in similar]
-        _require(found == [key.encode() for key in similar], "similar keys are taken for one another")
+        stored = [await backend.get(key) for key in similar]
+        _require(stored == [key.encode() for key in similar], "similar keys are taken for one another")
         key, values = _new_key(), (b"", bytes(range(256)) * 5, b"\0", os.urandom(PART_BYTES))
         for data in (os.urandom(5 * PART_BYTES + 1), *values):
             await backend.store(key, data, _TTL)
@@ -131,8 +131,10 @@ class _Checker:
         """One caller at a time holds a lock, until it is released."""
         backend, key, other = self.backend, _new_key(), _new_key()
         for _ in range(3):
-            got = await asyncio.gather(*[backend.acquire_inflight(key, _TTL) for _ in range(_CALLERS)])
-            _require(sum(got) == 1, f"{sum(got)} of {_CALLERS} callers got one lock at the same time")
+            acquired = await asyncio.gather(*[backend.acquire_inflight(key, _TTL) for _ in range(_CALLERS)])
+            _require(
+                sum(acquired) == 1, f"{sum(acquired)} of {_CALLERS} callers got one lock at the same time"
+            )
             _require(await backend.acquire_inflight(key, _TTL) is False, "a lock is acquired twice")
             _require(await backend.acquire_inflight(other, _TTL) is True, "a lock on one key locks another")
             await backend.release_inflight(other)
@@ -151,8 +153,8 @@ class _Checker:
 
     async def _values_expire(self) -> None:
         backend = self.backend
-        expired, kept, longer, shorter = [_new_key(name) for name in "ekls"]
-        await backend.store(kept, b"1", _TTL)
+        expired, lasting, longer, shorter = [_new_key(name) for name in "ekls"]
+        await backend.store(lasting, b"1", _TTL)
         await backend.store(longer, b"1", 1)
         await backend.store(longer, b"2", _TTL)
         await backend.store(shorter, b"1", _TTL)
@@ -165,7 +167,7 @@ class _Checker:
         _require(await backend.get(expired) is None, "get returns an expired value: `ttl` is ignored")
         _require(await backend.get(shorter) is None, "a store with a shorter ttl does not shorten the ttl")
         _require(await backend.wait_for_key(expired, 0) is None, "wait_for_key returns an expired value")
-        _require(await backend.get(kept) == b"1", f"a value with a ttl of {_TTL} s is gone after a second")
+        _require(await backend.get(lasting) == b"1", f"a value with a ttl of {_TTL} s is gone after a second")
         _require(await backend.get(longer) == b"2", "a store with a longer ttl does not lengthen the ttl")
 
     async def _locks_expire(self) -> None:
@@ -176,8 +178,8 @@ class _Checker:
         is_free = await backend.acquire_inflight(lock, 1)
         _require(not is_free or _is_late(began), "a lock with a ttl of 1 s expires too early")
         await asyncio.sleep(_AFTER_TTL_SECONDS)
-        got = await asyncio.gather(*[backend.acquire_inflight(lock, _TTL) for _ in range(_CALLERS)])
-        _require(sum(got) == 1, f"{sum(got)} of {_CALLERS} callers got an expired lock")
+        acquired = await asyncio.gather(*[backend.acquire_inflight(lock, _TTL) for _ in range(_CALLERS)])
+        _require(sum(acquired) == 1, f"{sum(acquired)} of {_CALLERS} callers got an expired lock")
         _require(
             await backend.acquire_inflight(held, 1) is False,
             f"a lock with a ttl of {_TTL} s is free after a second",
@@ -185,9 +187,9 @@ class _Checker:
         await backend.release_inflight(held)
 
     async def _streams_expire(self) -> None:
-        backend, key, kept = self.backend, _new_key(), _new_key()
+        backend, key, lasting = self.backend, _new_key(), _new_key()
         for large in (b"1", b"1" * PART_BYTES, b"1"):
-            await backend.store_stream(kept, _stream(large, large), _TTL)
+            await backend.store_stream(lasting, _stream(large, large), _TTL)
         await backend.store_stream(key, _stream(b"1"), _TTL)
         began = asyncio.get_running_loop().time()
         await backend.store_stream(key, _stream(b"1", b"2"), 1)
@@ -196,16 +198,18 @@ class _Checker:
         await asyncio.sleep(_AFTER_TTL_SECONDS)
         _require(await backend.get(key) is None, "store_stream ignores `ttl`")
         _require(await backend.open_stream(key) is None, "open_stream returns an expired value")
-        _require(await backend.get(kept) == b"11", f"a stream with a ttl of {_TTL} s is gone after a second")
+        _require(
+            await backend.get(lasting) == b"11", f"a stream with a ttl of {_TTL} s is gone after a second"
+        )
 
     async def returns_at_once(self) -> None:
         """`wait_for_key` returns a stored value at once."""
         backend, key = self.backend, _new_key()
         await backend.store(key, b"1", _TTL)
-        found = await self._within_wake_timeout(
+        value = await self._within_wake_timeout(
             backend.wait_for_key(key, _TTL), "wait_for_key waits although the value is stored"
         )
-        _require(found == b"1", "wait_for_key does not return the stored value")
+        _require(value == b"1", "wait_for_key does not return the stored value")
         _require(
             await backend.wait_for_key(key, 0) == b"1",
             "wait_for_key with a timeout of 0 does not return the stored value",
@@ -237,9 +241,9 @@ class _Checker:
 
         for start in range(0, 300, 100):
             numbers = range(start, start + 100)
-            found = await asyncio.gather(*[attempt(number) for number in numbers])
+            values = await asyncio.gather(*[attempt(number) for number in numbers])
             _require(
-                found == [b"%d" % number for number in numbers],
+                values == [b"%d" % number for number in numbers],
                 "wait_for_key returns the value of another key",
             )
 
@@ -268,8 +272,8 @@ class _Checker:
         await backend.notify_key(key)
         pending = await _still_pending(waiting, 2 * self.wake_timeout)
         _require(not pending, f"a notification leaves {len(pending)} of {_CALLERS} callers waiting")
-        found = [task.result() for task in waiting if not task.cancelled()]
-        _require(found == [b"1"] * _CALLERS, "a notified caller does not get the stored value")
+        values = [task.result() for task in waiting if not task.cancelled()]
+        _require(values == [b"1"] * _CALLERS, "a notified caller does not get the stored value")
         _require(not elsewhere.done(), "a notification ends a wait for another key")
         await backend.store(other, b"2", _TTL)
         await backend.notify_key(other)
@@ -284,11 +288,11 @@ class _Checker:
         loop = asyncio.get_running_loop()
         for seconds in (0, 0.3):
             began = loop.time()
-            found = await self._within_wake_timeout(
+            value = await self._within_wake_timeout(
                 self.backend.wait_for_key(_new_key(), seconds), f"a wait of {seconds} s takes too long"
             )
             took = loop.time() - began
-            _require(found is None, "wait_for_key returns a value although none is stored")
+            _require(value is None, "wait_for_key returns a value although none is stored")
             _require(took >= 0.9 * seconds, f"a wait of {seconds} s ends after {took:.2f} s")
             _require(took <= seconds + 2, f"a wait of {seconds} s takes {took:.2f} s")
 
@@ -354,16 +358,18 @@ class _Checker:
             await backend.store(key, old, _TTL)
             _, stream = await backend.open_stream(key)
             async with aclosing(stream):
-                found = [bytes(await anext(stream))]
+                values = [bytes(await anext(stream))]
                 if replacement is None:
                     await backend.delete(key)
                 else:
                     await backend.store(key, replacement, _TTL)
                 try:
-                    found += [bytes(chunk) async for chunk in stream]
+                    values += [bytes(chunk) async for chunk in stream]
                 except Exception:  # noqa: S112 - the backend may raise any error
                     continue
-            _require(b"".join(found) == old, "a stream returns other or fewer bytes after its key is written")
+            _require(
+                b"".join(values) == old, "a stream returns other or fewer bytes after its key is written"
+            )
 
 
 def _is_late(began: float) -> bool:

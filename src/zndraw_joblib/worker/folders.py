@@ -81,8 +81,8 @@ class Folder:
             place = self._resolve(plain)
             if not self._is_web and not self._fs.isdir(place):
                 raise NotADirectoryError if self._fs.exists(place) else FileNotFoundError
-            found = self._fs.ls(place, detail=not self._is_local)
-            named = {name: one for one in found if (name := _name_in(place, one))}
+            listed = self._fs.ls(place, detail=not self._is_local)
+            named = {name: one for one in listed if (name := _name_in(place, one))}
             names = sorted(named)
             return [self._entry(name, named[name]) for name in names[offset : offset + limit]], len(names)
 

@@ -44,7 +44,7 @@ class Lookahead:
         self._has_backlog = False
         self._progress_at = 0.0
 
-    def wanted(self, free: int, waiting: int) -> int:
+    def claimable(self, free: int, waiting: int) -> int:
         """Return how many tasks to claim, for `free` slots that no waiting task needs.
 
         If there are no free slots, it claims ahead only while the queue had enough tasks at the last claim,
@@ -248,7 +248,7 @@ class Pipeline:
 
     @property
     def _wanted(self) -> int:
-        return self._lookahead.wanted(self._free, len(self._waiting))
+        return self._lookahead.claimable(self._free, len(self._waiting))
 
     @property
     def _is_blocked(self) -> bool:
@@ -272,13 +272,13 @@ class Pipeline:
 
     def _run(self) -> None:
         process = TaskProcess(self._config.execute) if self._config.in_processes else None
-        while (taken := self._take()) is not None:
+        while (waiting := self._take()) is not None:
             # A thread is free again at once after it has handed a coroutine to the event loop.
-            if self._waiting and taken.task.job_name not in self._coroutine_jobs:
+            if self._waiting and waiting.task.job_name not in self._coroutine_jobs:
                 self._add_thread()
             began = time.monotonic()
-            is_sure = 0 <= time.time() - taken.claimed_at < SURE_SECONDS
-            entry = self._begin(taken.task, is_sure=is_sure)
+            is_sure = 0 <= time.time() - waiting.claimed_at < SURE_SECONDS
+            entry = self._begin(waiting.task, is_sure=is_sure)
             if entry is None:
                 if not self._free_slot(began):
                     self._reporter.wake()
@@ -334,10 +334,10 @@ class Pipeline:
                     self._running += 1
                     self._busy.add(thread)
                     self._lookahead.began(time.monotonic())
-                    taken = self._waiting.popleft()
+                    first = self._waiting.popleft()
                     if self._wanted:
                         self._room.notify()
-                    return taken
+                    return first
                 self._work.wait()
         return None
 

@@ -300,7 +300,7 @@ class Reporter:
         reports = [sent.as_json() for sent in batch]
         try:
             flat = self._rest.report_tasks(
-                batch[0].entry.task.worker_id, [report for each in reports for report in each]
+                batch[0].entry.task.worker_id, [report for group in reports for report in group]
             )
         except Exception as error:
             if is_missing(error):
@@ -314,8 +314,8 @@ class Reporter:
             return self._deliver(batch[:half]) + self._deliver(batch[half:])
         answers = iter(flat)
         results: list[Exception | None] = []
-        for sent, each in zip(batch, reports, strict=True):
-            errors = [next(answers) for _ in each]
+        for sent, group in zip(batch, reports, strict=True):
+            errors = [next(answers) for _ in group]
             sent.entry.started |= errors[0] is None
             # The repeat of a start is refused if the outcome has arrived; the repeat of the outcome is not.
             has_ended = sent.outcome is not None and errors[-1] is None

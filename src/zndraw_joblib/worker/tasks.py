@@ -325,7 +325,7 @@ def record_claim(worker_id: UUID, tasks: Sequence[TaskResponse], sent_at: float)
         "messaging.batch.message_count": len(tasks),
     }
     submits = [task.traceparent for task in tasks]
-    span = start_span("claim", "CONSUMER", about, given=submits, started_ns=int(sent_at * 1e9))
+    span = start_span("claim", "CONSUMER", about, traceparents=submits, started_ns=int(sent_at * 1e9))
     if span is not None:
         span.end()
 

@@ -164,7 +164,7 @@ def _offer_of(cls: type[Any]) -> rules_providers.InternalProvider:
 
 def _call(cls: type[Any], executor: InternalProviderExecutor) -> Callable[..., Any]:
     async def run(params_json: str, provider_id: str, request_id: str, token: str | None = None) -> None:
-        given: Any = token
-        await executor(cls, params_json, provider_id, request_id, given)
+        value: Any = token
+        await executor(cls, params_json, provider_id, request_id, value)
 
     return run
