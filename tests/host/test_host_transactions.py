@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import sqlmodel.ext.asyncio.session
 from databases import on_both, on_postgresql
+from fastapi import FastAPI
 from sqlalchemy import event, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from waiting import until
 
-from host.queues import Host, Order, running_host
-from zndraw_joblib import JobLibSettings, JobNotFound, ServiceUnavailable
+from host.queues import ROOT, Host, Order, running_host
+from zndraw_joblib import JobLib, JobLibSettings, JobNotFound, ServiceUnavailable
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.host_sessions import write_in
@@ -198,10 +199,13 @@ async def test_other_sessions(host: Host, kind_of_session: str) -> None:
     assert await host.exists(task.id)
 
 
-async def test_a_transaction_that_has_read_takes_the_lock(host: Host) -> None:
+async def test_a_transaction_that_has_read_takes_the_lock(async_url: str) -> None:
     """A read before the submit is no obstacle, unless another transaction has written since: then a 503."""
-    job = await host.register()
-    name = job["full_name"]
+    async with running_host(async_url) as host:
+        name = (await host.register())["full_name"]
+    # The loops of a running app could write between the read and the submit, so this app does not run.
+    joblib = JobLib(session_maker=host.sessions, identity=lambda: ROOT)
+    joblib.mount(FastAPI())
 
     @event.listens_for(host.engine.sync_engine, "begin")
     def begin(connection: Any) -> None:
@@ -210,17 +214,17 @@ async def test_a_transaction_that_has_read_takes_the_lock(host: Host) -> None:
     async with asyncio.timeout(BOUND):
         async with AsyncSession(host.engine) as session:
             assert (await session.scalars(select(Order))).all() == []
-            task = await host.joblib.submit(name, room="lab", session=session)
+            await joblib.submit(name, room="lab", session=session)
             await session.commit()
-        assert await host.exists(task.id)
         async with AsyncSession(host.engine) as session:
-            assert (await session.scalars(select(Order))).all() == []
-            await host.joblib.submit(name, room="lab")
+            assert (await session.execute(text("SELECT count(*) FROM joblib_task"))).scalar() == 1
+            await joblib.submit(name, room="lab")
             with pytest.raises(ServiceUnavailable, match="before it reads"):
-                await host.joblib.submit(name, room="lab", session=session)
+                await joblib.submit(name, room="lab", session=session)
             await session.rollback()
-            await host.joblib.submit(name, room="lab", session=session)
+            await joblib.submit(name, room="lab", session=session)
             await session.commit()
+    await host.engine.dispose()
 
 
 @on_postgresql
