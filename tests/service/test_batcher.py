@@ -326,11 +326,13 @@ class LockedDatabase:
     def __init__(self) -> None:
         self.locked: set[str] = set()
         self.batches: list[list[str]] = []
+        self.patience: list[float] = []
         self.written: list[str] = []
 
     async def commit(self, items: Sequence[str], lock_seconds: float) -> list[str]:
         """Raise `RowLocked` after a while if another transaction holds a row."""
         self.batches.append(list(items))
+        self.patience.append(lock_seconds)
         if self.locked & set(map(row_of, items)):
             await asyncio.sleep(lock_seconds / 10)
             raise RowLocked
@@ -352,6 +354,7 @@ async def test_an_item_that_meets_a_lock_leaves_the_others_alone() -> None:
     assert [answers[place] for place in (1, 2, 3)] == ["done b 1", "done c 1", "done b 2"]
     assert isinstance(answers[0], ServiceUnavailable)
     assert "lock on the a for longer than 0.2 s" in str(answers[0])
+    assert answers[0].headers == {"Retry-After": "1"}
     assert sorted(database.written) == ["b 1", "b 2", "c 1"]
 
 
@@ -372,6 +375,48 @@ async def test_items_of_a_known_lock_stop_no_batch_of_others() -> None:
     assert [item for item in database.written if row_of(item) == "a"] == ["a 1", "a 2", "a 3"]
     assert await put_all(batcher, ["a 4", "b 4"]) == ["done a 4", "done b 4"]
     assert database.batches[-1] == ["a 4", "b 4"]
+
+
+async def test_attempts_for_a_known_lock_wait_twice_as_long_each_time() -> None:
+    """They begin with 20 ms; while a lock is known, no batch waits for longer than a quarter of a second."""
+    database = LockedDatabase()
+    database.locked = {"a"}
+    batcher: Batcher[str, str] = Batcher(database.commit, lambda: 1, row_of, lock_seconds=60)
+    waiting = asyncio.create_task(batcher.put("a 1"))
+    await until(lambda: len(database.patience) == 7)
+    assert database.patience == [1.0, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
+    await batcher.put("b 1")
+    assert database.patience[database.batches.index(["b 1"])] == 0.25
+    database.locked.clear()
+    await waiting
+
+
+async def test_a_lock_is_forgotten_after_its_last_item() -> None:
+    """Later items of its row join the batches of others again, and none counts as waiting."""
+    database = LockedDatabase()
+    batcher: Batcher[str, str] = Batcher(database.commit, lambda: 1, row_of, lock_seconds=0, max_waiting=3)
+    for number in range(2):
+        database.locked = {"a"}
+        answers = await put_all(batcher, [f"a {number}", f"a {number}", f"b {number}"])
+        assert [type(answer) for answer in answers] == [ServiceUnavailable, ServiceUnavailable, str]
+        database.locked = set()
+        await until(lambda: not batcher.batches)
+        await asyncio.sleep(0)  # the lock is forgotten in the next cycle
+        assert await put_all(batcher, ["a x", "b x", "c x"]) == ["done a x", "done b x", "done c x"]
+        assert database.batches[-1] == ["a x", "b x", "c x"]
+
+
+async def test_one_batch_commits_at_a_time(batcher: "Batcher[Any, Any]", recorder: RecordingDatabase) -> None:
+    """With a concurrency of one there is never a second commit, however many came before."""
+    await put_all(batcher, range(3))
+    await batcher.put(3)
+    first = await recorder.busy(batcher)
+    second = asyncio.create_task(batcher.put("second"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert recorder.batches[-1] == ["first"]
+    recorder.open.set()
+    assert await asyncio.gather(first, second) == ["done first", "done second"]
 
 
 def test_one_batcher_serves_several_event_loops() -> None:
