@@ -42,10 +42,10 @@ from zndraw_joblib.server.internal.registry import (
 from zndraw_joblib.server.process.ports import Identity, ResultBackend, SessionMaker
 from zndraw_joblib.server.process.pubsub import connection_factory
 from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
-from zndraw_joblib.server.providers.requests import ProviderRequests, Uploads
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher, decode
 from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
 from zndraw_joblib.server.realtime.streams import Streams
+from zndraw_joblib.server.results.provider_requests import ProviderRequests, Uploads
 from zndraw_joblib.server.results.results import Store, TaskResults, select_result_backend
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.events import Emission

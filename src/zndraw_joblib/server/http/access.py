@@ -24,12 +24,12 @@ from zndraw_joblib.server.process.ports import Identity, ResultBackend, identity
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.shared_limit import SharedLimit
 from zndraw_joblib.server.process.waiters import Access
-from zndraw_joblib.server.providers.requests import ProviderRequests, Uploads
 from zndraw_joblib.server.queue import rules_transitions, rules_workers
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.server.queue.rules_workers import ServedRooms
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.realtime.streams import Streams
+from zndraw_joblib.server.results.provider_requests import ProviderRequests, Uploads
 from zndraw_joblib.server.results.results import TaskResults
 from zndraw_joblib.server.runtime.problem_responses import as_problem
 from zndraw_joblib.server.runtime.runtime import Runtime

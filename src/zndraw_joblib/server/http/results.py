@@ -41,12 +41,12 @@ from zndraw_joblib.server.http.routing import (
     serves,
 )
 from zndraw_joblib.server.process.ports import PART_BYTES, Identity, RequestKey, ResultBackend
-from zndraw_joblib.server.providers.requests import CachedResult, request_key
 from zndraw_joblib.server.queue import rules_providers, rules_results
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, Answers, answers_of, once
 from zndraw_joblib.server.queue.rules_providers import find_for_upload
 from zndraw_joblib.server.queue.rules_results import FoundResult, Upload
 from zndraw_joblib.server.results import stores
+from zndraw_joblib.server.results.provider_requests import CachedResult, request_key
 from zndraw_joblib.server.results.results import ContentInfo
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
