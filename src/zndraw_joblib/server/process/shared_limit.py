@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -212,6 +213,8 @@ class StoredLimit:
     _counted_at: float = -math.inf
     _pause: float = 0
     _counting: asyncio.Task[None] | None = None
+    # A transaction of SQLite adds in another thread.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take_now(self, user: str, amount: int = 1) -> bool:
         """Let a user add so much if the last counts allow it. Return whether they do."""
@@ -259,9 +262,10 @@ class StoredLimit:
         return self._total + amount <= self.limit() and own + amount <= self.share()
 
     def _add(self, user: str, amount: int) -> None:
-        self._total += amount
-        self._by_user[user] += amount
-        self._added[user] += amount
+        with self._lock:
+            self._total += amount
+            self._by_user[user] += amount
+            self._added[user] += amount
 
     def _count_if_old(self) -> None:
         if time.monotonic() > self._counted_at + max(self.retry_seconds, self._pause):
@@ -277,9 +281,10 @@ class StoredLimit:
         start = self._counted_at = time.monotonic()
         try:
             total, by_user = await self.count(enough)
-            self._total = total + self._added.total()
-            self._by_user = Counter(by_user) + self._added
-            self._unattributed = 0 if by_user else total
+            with self._lock:
+                self._total = total + self._added.total()
+                self._by_user = Counter(by_user) + self._added
+                self._unattributed = 0 if by_user else total
         finally:
             self._pause = max(self.pauses[0], self.pauses[1] * (time.monotonic() - start))
             self._counting = None
