@@ -114,6 +114,8 @@ class Terminal:
 
     def __exit__(self, *_: object) -> None:
         os.write(self._ours, b"\x03")
+        # A hang-up discards a Ctrl-C that no program has got, and under nohup the program ignores it.
+        self._await_prompt()
         self._shell.send_signal(signal.SIGHUP)
         self._shell.wait(TIMEOUT_SECONDS)
         os.close(self._ours)
