@@ -139,11 +139,11 @@ def _slots(
 ) -> list[_WorkerSlot | ProblemException]:
     """Return the slots of each claim, or a problem. A claim and its repeat in one batch share their slots."""
     known: dict[tuple[UUID, UUID], _WorkerSlot] = {}
-    found: list[_WorkerSlot | ProblemException] = []
+    slots: list[_WorkerSlot | ProblemException] = []
     for item in items:
         problem = _problem(item, workers.get(item.worker_id))
         if problem is not None:
-            found.append(problem)
+            slots.append(problem)
             continue
         demand = {
             job_id: queue.pending
@@ -156,8 +156,8 @@ def _slots(
         slot = _WorkerSlot(claim=item, demand=demand, most=item.most, refusal=refusal)
         if item.claim_id is not None:
             slot = known.setdefault((item.worker_id, item.claim_id), slot)
-        found.append(slot)
-    return found
+        slots.append(slot)
+    return slots
 
 
 def _problem(item: Claim, worker: WorkerRecord | None) -> ProblemException | None:
@@ -240,8 +240,8 @@ async def _claim_new(
     expired = {before.job_id for before, after in moves if after.status not in HELD}
     if expired:
         # Where one task has expired, others have too. The claim that found one is repeated.
-        chosen = [task.seq for task, _ in moves]
-        rest = await sql_expiry.expired(tx, now, _MAX_EXPIRED, only=sorted(expired), but=chosen)
+        seqs = [task.seq for task, _ in moves]
+        rest = await sql_expiry.expired(tx, now, _MAX_EXPIRED, only=sorted(expired), but=seqs)
         moves += [(task, rules_transitions.expired(task, now)) for task in rest]
     await sql_transitions.claim(tx, moves)
     for _, after in moves:
@@ -303,10 +303,10 @@ async def _choose_of_several(
         )
         free = {job_id: [place for place in oldest[job_id] if place[1] not in skipped] for job_id in demand}
         _assign_oldest(slots, {job_id: deque(places[: demand[job_id]]) for job_id, places in free.items()})
-        chosen = [seq for slot in slots for seq in slot.seqs]
-        taken = set(chosen)
+        seqs = [seq for slot in slots for seq in slot.seqs]
+        taken = set(seqs)
         others = sorted(place for places in free.values() for place in places if place[1] not in taken)
-        return chosen, [seq for _, seq in others]
+        return seqs, [seq for _, seq in others]
 
     return await sql_claims.lock_chosen(tx, choose, bodies=bodies)
 
@@ -362,9 +362,9 @@ class PlainClaims:
                 self._left_out += 1
             else:
                 self._left_out = 0
-                if (found := await claim_with_one_statement(tx, items)) is not None:
+                if (results := await claim_with_one_statement(tx, items)) is not None:
                     self._failed = 0
-                    return found
+                    return results
                 self._failed += 1
         return await claim(tx, items)
 

@@ -99,17 +99,17 @@ async def assign(
         free = None if cap is None else await _lock_rooms(tx, found, demand, cap, spare)
         turns.clear()
         _fill(slots, found, dict(demand), free, turns)
-        chosen = [seq for slot in slots for seq in slot.seqs]
-        return chosen, [candidate.seq for queue, _ in found.values() for candidate in islice(queue, spare)]
+        seqs = [seq for slot in slots for seq in slot.seqs]
+        return seqs, [candidate.seq for queue, _ in found.values() for candidate in islice(queue, spare)]
 
     is_small = has_few(slots)
     locked = await sql_claims.lock_chosen(tx, choose, bodies=is_small)
     if not is_small and locked:
         await fit(tx, slots, locked)
     left_out = set(locked).difference(*[slot.seqs for slot in slots])
-    for job_id, chosen in sorted(turns.items()):
+    for job_id, seqs in sorted(turns.items()):
         # A room whose task is left out keeps its turn.
-        passed = list(takewhile(lambda each: each[0] not in left_out, chosen))
+        passed = list(takewhile(lambda each: each[0] not in left_out, seqs))
         if passed:
             await sql_jobs.set_turn(tx, job_id, passed[-1][1])
     return locked
@@ -122,8 +122,8 @@ def has_few(slots: Sequence[ClaimSlot]) -> bool:
 
 def are_few(numbers: Iterable[int]) -> bool:
     """Return whether claims of these numbers of tasks need no bound of their payloads."""
-    wanted = list(numbers)
-    return len(wanted) <= _FEW_SLOTS and sum(wanted) - len(wanted) <= _FEW
+    counts = list(numbers)
+    return len(counts) <= _FEW_SLOTS and sum(counts) - len(counts) <= _FEW
 
 
 async def fit(tx: Transaction, slots: Sequence[ClaimSlot], locked: Mapping[int, TaskRecord]) -> None:
@@ -134,9 +134,9 @@ async def fit(tx: Transaction, slots: Sequence[ClaimSlot], locked: Mapping[int, 
     sizes = await sql_claims.payload_sizes(tx, list(locked))
     left, left_of_firsts = MAX_PAYLOAD_BYTES, _MAX_FIRST_BYTES
     for slot in slots:
-        found = [seq for seq in slot.seqs if seq in locked]
+        locked_seqs = [seq for seq in slot.seqs if seq in locked]
         slot.seqs = []
-        for seq in found:
+        for seq in locked_seqs:
             left -= sizes[seq]
             if not slot.seqs:
                 left_of_firsts -= sizes[seq]
@@ -205,10 +205,10 @@ def _choose(
             first = job_id
     if first is None:
         return None
-    chosen = queues[first].popleft()
+    candidate = queues[first].popleft()
     if free is not None:
-        free[chosen.room_id] -= 1
-    return first, chosen
+        free[candidate.room_id] -= 1
+    return first, candidate
 
 
 async def _lock_rooms(

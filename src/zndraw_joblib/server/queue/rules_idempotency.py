@@ -225,10 +225,10 @@ async def _find(
     tx: Transaction, keys: Mapping[UUID, RequestKey]
 ) -> tuple[dict[UUID, StoredAnswer], set[UUID]]:
     """Return the stored answers, and the keys of requests that other transactions are applying."""
-    found, in_progress = await sql_idempotency.lock(tx, list(keys))
+    answers, in_progress = await sql_idempotency.lock(tx, list(keys))
     now = await tx.now()
     return {
-        id: answer for id, answer in found.items() if answer.created_at > now - keys[id].keep
+        id: answer for id, answer in answers.items() if answer.created_at > now - keys[id].keep
     }, in_progress
 
 

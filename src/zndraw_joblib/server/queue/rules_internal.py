@@ -97,16 +97,16 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
     lost.
     """
     workers = await sql_workers.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
-    found = await sql_tasks.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
+    records = await sql_tasks.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
     now = await tx.now()
     # A pause commits either before these locks or after the start.
     paused = await sql_jobs.lock_and_find_paused(
-        tx, {task.job_id for task in found.values() if _may_start(task)}
+        tx, {task.job_id for task in records.values() if _may_start(task)}
     )
     moves: list[Move] = []
     results: list[TaskRecord | ProblemException | None] = []
     for item in items:
-        task = found.get(item.task_id)
+        task = records.get(item.task_id)
         if item.worker_id not in workers:
             results.append(WorkerNotFound(f"Worker {item.worker_id} not found"))
         elif task is not None and task.job != item.job:
@@ -122,7 +122,7 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
                 else rules_transitions.started(task, now, **holder)
             )
             moves.append((task, after))
-            found[task.id] = after
+            records[task.id] = after
             results.append(None if is_paused else after)
     await sql_transitions.move(tx, moves)
     for before, after in moves:
@@ -135,9 +135,9 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
 async def _load_payloads(tx: Transaction, started: Sequence[TaskRecord]) -> None:
     """Set the payloads that were too large to be read with the lock."""
     if missing := [task for task in started if task.payload is None]:
-        found = await sql_tasks.bodies(tx, [task.id for task in missing])
+        bodies = await sql_tasks.bodies(tx, [task.id for task in missing])
         for task in missing:
-            task.payload, _ = found[task.id]
+            task.payload, _ = bodies[task.id]
 
 
 def _may_start(task: TaskRecord) -> bool:
@@ -164,8 +164,8 @@ async def claim(
     due = await sql_expiry.lock_due_dispatches(tx, [job.id for job in jobs], now, limit) if jobs else []
     demand = {job.id: min(job.pending, free.get(job.id, limit)) for job in waiting}
     queued = await _lock_next(tx, demand, limit, order)
-    chosen = islice(merge(due, queued, key=attrgetter("place")), limit)
-    claimed = [(task, rules_transitions.claimed(task, now) if task.is_queued else task) for task in chosen]
+    first = islice(merge(due, queued, key=attrgetter("place")), limit)
+    claimed = [(task, rules_transitions.claimed(task, now) if task.is_queued else task) for task in first]
     moves = [(task, _leased(after, now, exclusive_start=exclusive_start)) for task, after in claimed]
     await sql_transitions.claim(tx, moves)
     for before, after in moves:
@@ -186,10 +186,10 @@ async def _lock_next(
         return list((await rules_fairness.assign(tx, [slot], demand, order)).values())
     oldest = await sql_claims.oldest(tx, {job_id: min(count, limit) for job_id, count in demand.items()})
     places = sorted((place, job_id) for job_id, queue in oldest.items() for place in queue)
-    found: list[TaskRecord] = []
+    records: list[TaskRecord] = []
     for job_id, count in sorted(Counter(job_id for _, job_id in places[:limit]).items()):
-        found += await sql_claims.lock_oldest(tx, job_id, count)
-    return sorted(found, key=attrgetter("place"))
+        records += await sql_claims.lock_oldest(tx, job_id, count)
+    return sorted(records, key=attrgetter("place"))
 
 
 def _leased(task: TaskRecord, now: datetime, *, exclusive_start: bool) -> TaskRecord:
@@ -217,9 +217,9 @@ async def dispatch_again(tx: Transaction, ids: Sequence[UUID]) -> None:
 
 
 async def _set_deadline(tx: Transaction, ids: Sequence[UUID], at: datetime | None) -> list[TaskRecord]:
-    found = await sql_expiry.lock_undispatched(tx, list(dict.fromkeys(ids)))
-    await sql_transitions.move(tx, [(task, task.changed(deadline=at)) for task in found])
-    return found
+    records = await sql_expiry.lock_undispatched(tx, list(dict.fromkeys(ids)))
+    await sql_transitions.move(tx, [(task, task.changed(deadline=at)) for task in records])
+    return records
 
 
 async def fail_dispatch(tx: Transaction, task_id: UUID) -> TaskResponse:

@@ -186,11 +186,11 @@ def _own_effort(node: dict[str, Any]) -> int:
 def _target_of(root: Any, reference: str) -> Any:
     if not _POINTER.fullmatch(reference):
         raise _Unestimated
-    found = root
+    target = root
     for part in reference.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        found = found[int(name)] if isinstance(found, list) else found[name]
-    return found
+        target = target[int(name)] if isinstance(target, list) else target[name]
+    return target
 
 
 # Validate payloads against the schemas of jobs.
@@ -270,7 +270,7 @@ def _check_pattern(pattern: str) -> None:
             f"schema: the pattern {pattern[:100]!r}… has {len(pattern)} characters; at most "
             f"{MAX_PATTERN_CHARACTERS} are allowed"
         )
-    counts = [int(count) for found in _REPETITION.finditer(pattern) for count in found.groups() if count]
+    counts = [int(count) for match in _REPETITION.finditer(pattern) for count in match.groups() if count]
     if max(counts, default=0) > MAX_REPETITIONS:
         raise InvalidSchema(
             f"schema: the pattern {pattern[:100]!r} repeats a part more than {MAX_REPETITIONS} times; use "

@@ -144,7 +144,7 @@ async def notify_pending(
     tx: Transaction, provider_id: UUID, name: JobName, worker_id: UUID
 ) -> list[ClaimedProviderRequest]:
     """Wake a worker, after the commit, for the unclaimed requests to a provider. Return the requests."""
-    found = [
+    pending = [
         ClaimedProviderRequest(
             request_id=request.request_hash,
             provider_id=provider_id,
@@ -153,9 +153,9 @@ async def notify_pending(
         )
         for request in await sql_providers.unclaimed(tx, provider_id, MAX_PENDING_REQUESTS)
     ]
-    if found:
-        tx.wake(requests_key(worker_id), len(found))
-    return found
+    if pending:
+        tx.wake(requests_key(worker_id), len(pending))
+    return pending
 
 
 def _publish_changed(tx: Transaction, name: JobName) -> None:
@@ -167,17 +167,17 @@ def _publish_changed(tx: Transaction, name: JobName) -> None:
 
 async def remove(tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None = None) -> None:
     """Remove a provider, or only the registration of one worker, for its owner or a superuser."""
-    [*found] = await sql_providers.lock(tx, [provider_id])
-    if not found:
+    [*locked] = await sql_providers.lock(tx, [provider_id])
+    if not locked:
         raise ProviderNotFound(f"Provider {provider_id} not found")
-    check_owner(found[0].owner_id, caller)
-    if found[0].room_id == INTERNAL and found[0].worker_id is None:
+    check_owner(locked[0].owner_id, caller)
+    if locked[0].room_id == INTERNAL and locked[0].worker_id is None:
         raise Forbidden("Providers of @internal belong to the server's code: no request can remove them")
     if worker_id is not None and not await sql_providers.unlink(tx, provider_id, worker_id):
         raise ProviderNotFound(f"Worker {worker_id} has no provider {provider_id}")
     if worker_id is None:
         await sql_providers.unlink(tx, provider_id)
-    await _use_newest_registration(tx, found[0])
+    await _use_newest_registration(tx, locked[0])
 
 
 async def remove_workers(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
@@ -217,19 +217,19 @@ async def page(
     tx: Transaction, room_id: str, part: Page, *, hides_files: bool = False
 ) -> PaginatedResponse[ProviderResponse]:
     """Return one page of the providers that a room lists; `hides_files`: without internal file systems."""
-    found, total = await sql_providers.page(tx, room_id, part, FILES if hides_files else None)
-    items = [_response(provider) for provider in found]
+    records, total = await sql_providers.page(tx, room_id, part, FILES if hides_files else None)
+    items = [_response(provider) for provider in records]
     return rules_answers.page_response(PaginatedResponse[ProviderResponse], items, total, part)
 
 
 async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> ProviderResponse:
     """Return a provider. Raises `ProviderNotFound`, also for a provider of another room."""
-    found = (
+    record = (
         await sql_providers.by_name(tx, name) if is_visible(room_id, name, cross_room=cross_room) else None
     )
-    if found is None:
+    if record is None:
         raise not_found(room_id, name)
-    return _response(found)
+    return _response(record)
 
 
 def is_visible(room_id: str, name: JobName, *, cross_room: bool) -> bool:
@@ -341,12 +341,12 @@ async def find(
     tx: Transaction, room_id: str, name: JobName, request_hash: str, *, cross_room: bool
 ) -> ProviderRef:
     """Return the provider for a request. Raises `ProviderNotFound`."""
-    found = None
+    record = None
     if is_visible(room_id, name, cross_room=cross_room):
-        found = await sql_providers.provider_and_request(tx, name, request_hash)
-    if found is None:
+        record = await sql_providers.provider_and_request(tx, name, request_hash)
+    if record is None:
         raise not_found(room_id, name)
-    provider, request = found
+    provider, request = record
     is_pending = (
         request is not None
         and request.registration == provider.registration
@@ -411,10 +411,10 @@ def _too_many(target: ProviderRef, has: str) -> TooManyRequests:
 
 
 async def _lock(tx: Transaction, target: ProviderRef) -> ProviderRow:
-    [*found] = await sql_providers.lock(tx, [target.id], shared=True)
-    if not found:
+    [*locked] = await sql_providers.lock(tx, [target.id], shared=True)
+    if not locked:
         raise ProviderNotFound(f"Provider {str(target.name)!r} was removed")
-    return found[0]
+    return locked[0]
 
 
 def not_connected(target: ProviderRef) -> ProviderNotConnected:
@@ -440,19 +440,19 @@ async def claim(tx: Transaction, item: Claim) -> ClaimedProviderRequest | None:
     connected_for = max(item.wait + CLAIM_GRACE, item.lease if is_busy else timedelta())
     until = await tx.now() + connected_for
     await sql_providers.extend_connection(tx, item.worker_id, until, refused_rooms=item.refused_rooms)
-    found = (
+    record = (
         await sql_providers.by_claim(tx, item.worker_id, item.claim_id) if item.claim_id is not None else None
     )
-    found = found or await sql_providers.claim(
+    record = record or await sql_providers.claim(
         tx, item.worker_id, item.claim_id, item.lease, item.refused_rooms
     )
-    if found is None:
+    if record is None:
         return None
     return ClaimedProviderRequest(
-        request_id=found.request_hash,
-        provider_id=found.provider_id,
-        provider_name=str(found.provider_name),
-        params=found.params,
+        request_id=record.request_hash,
+        provider_id=record.provider_id,
+        provider_name=str(record.provider_name),
+        params=record.params,
     )
 
 

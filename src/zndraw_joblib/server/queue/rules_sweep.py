@@ -201,11 +201,11 @@ async def _find(
     tx: Transaction, wanted: Sequence[Kind], now: datetime, skipped: Collection[UUID]
 ) -> list[list[TaskRecord]]:
     """Lock a batch of tasks of each kind; each task is in one batch."""
-    found: set[int] = set()
+    seqs: set[int] = set()
     batches: list[list[TaskRecord]] = []
     for kind in wanted:
-        batch = [task for task in await kind.find(tx, now, but_of=skipped) if task.seq not in found]
-        found |= {task.seq for task in batch}
+        batch = [task for task in await kind.find(tx, now, but_of=skipped) if task.seq not in seqs]
+        seqs |= {task.seq for task in batch}
         batches.append(batch)
     return batches
 

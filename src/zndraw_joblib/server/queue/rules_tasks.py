@@ -352,17 +352,17 @@ async def load_bodies(tx: Transaction, reported: Sequence[TaskResponse | Excepti
 
     Neither changes without the status. The payload of a task that was removed stays None.
     """
-    found = [task for task in reported if isinstance(task, TaskResponse)]
-    sizes = await sql_tasks.body_sizes(tx, list({task.id for task in found}))
+    responses = [task for task in reported if isinstance(task, TaskResponse)]
+    sizes = await sql_tasks.body_sizes(tx, list({task.id for task in responses}))
     left = _MAX_BODY_BYTES
-    wanted: list[TaskResponse] = []
-    for task in found:
+    small: list[TaskResponse] = []
+    for task in responses:
         left -= sizes.get(task.id, 0)
-        if wanted and left < 0:
+        if small and left < 0:
             break
-        wanted.append(task)
-    bodies = await sql_tasks.bodies(tx, list({task.id for task in wanted}))
-    for task in wanted:
+        small.append(task)
+    bodies = await sql_tasks.bodies(tx, list({task.id for task in small}))
+    for task in small:
         if task.id in bodies:
             task.payload, result = bodies[task.id]
             task.result = result if task.status is TaskStatus.COMPLETED else None
@@ -370,10 +370,10 @@ async def load_bodies(tx: Transaction, reported: Sequence[TaskResponse | Excepti
 
 async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     """Return one task. Raises `TaskNotFound`."""
-    found = await sql_details.by_id(tx, task_id)
-    if found is None:
+    record = await sql_details.by_id(tx, task_id)
+    if record is None:
         raise TaskNotFound(f"Task {task_id} not found")
-    task, detail, has_stored = found
+    task, detail, has_stored = record
     found_at = await positions(tx, [task])
     stored = await sql_results.current(tx, [task]) if has_stored else {}
     return rules_answers.task_response(task, found_at.get(task.id), detail, stored.get(task.id))
@@ -383,12 +383,12 @@ async def page(
     tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job: UUID | None = None
 ) -> PaginatedResponse[TaskResponse]:
     """Return one page of a room's tasks, optionally of one status and of one job."""
-    found, total = await sql_tasks.page(tx, room_id, status, part=part, job_id=job)
-    found_at, detail_of = await positions(tx, found), await sql_details.current(tx, found)
-    stored = await sql_results.current(tx, found)
+    records, total = await sql_tasks.page(tx, room_id, status, part=part, job_id=job)
+    found_at, detail_of = await positions(tx, records), await sql_details.current(tx, records)
+    stored = await sql_results.current(tx, records)
     items = [
         rules_answers.task_response(task, found_at.get(task.id), detail_of.get(task.id), stored.get(task.id))
-        for task in found
+        for task in records
     ]
     return rules_answers.page_response(PaginatedResponse[TaskResponse], items, total, part)
 
@@ -510,10 +510,10 @@ def _new_tasks(
 async def find_written(tx: Transaction, items: Sequence[Submission]) -> dict[int, TaskResponse]:
     """Return the tasks of an earlier attempt whose response was lost, by the indexes of their items."""
     indexes = {item.task_id: index for index, item in enumerate(items) if item.task_id is not None}
-    found = await sql_tasks.lock(tx, list(indexes)) if indexes else {}
-    found_at = await positions(tx, list(found.values())) if found else {}
+    records = await sql_tasks.lock(tx, list(indexes)) if indexes else {}
+    found_at = await positions(tx, list(records.values())) if records else {}
     written = {}
-    for task_id, record in found.items():
+    for task_id, record in records.items():
         written[indexes[task_id]] = rules_answers.task_response(record, found_at.get(task_id))
         rules_answers.publish_status(tx, record, found_at.get(task_id), is_new=False)
     return written

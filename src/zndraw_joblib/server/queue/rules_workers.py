@@ -121,9 +121,9 @@ async def _record_details(tx: Transaction, items: Sequence[Heartbeat], limits: L
         if task.has_details and task.id not in item.refused
     ]
     if detailed:
-        found = await sql_tasks.lock(tx, list({task.id for _, task in detailed}), 0)
+        records = await sql_tasks.lock(tx, list({task.id for _, task in detailed}), 0)
         held = {
-            (id_, task.worker_id, task.attempt): task for id_, task in found.items() if task.status in HELD
+            (id_, task.worker_id, task.attempt): task for id_, task in records.items() if task.status in HELD
         }
         tokens = [(held.get((task.id, worker_id, task.attempt)), task) for worker_id, task in detailed]
         await rules_details.record(tx, [(task, named) for task, named in tokens if task is not None], limits)
@@ -222,9 +222,9 @@ async def remove(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
 
 async def remove_some_of(tx: Transaction, owner_id: str) -> int:
     """Remove some workers of a user whose access has ended. Return their number; 0 at the end."""
-    found = await sql_workers.lock_of_owner(tx, owner_id, _REMOVED_AT_ONCE)
-    await retire(tx, found)
-    return len(found)
+    ids = await sql_workers.lock_of_owner(tx, owner_id, _REMOVED_AT_ONCE)
+    await retire(tx, ids)
+    return len(ids)
 
 
 async def remove_if_silent(tx: Transaction, worker_id: UUID, since: datetime) -> bool:
@@ -352,9 +352,9 @@ class ServedRooms(NamedTuple):
 
 async def served(tx: Transaction, caller: Identity, worker_id: UUID) -> ServedRooms:
     """Return the rooms of the jobs, held tasks and providers of a worker of the caller; of others none."""
-    found = await sql_workers.served(tx, worker_id, caller.id)
+    rooms = await sql_workers.served(tx, worker_id, caller.id)
     return ServedRooms(
-        *(frozenset(room for kind, room in found if kind == wanted) for wanted in ServedRooms._fields)
+        *(frozenset(room for kind, room in rooms if kind == field) for field in ServedRooms._fields)
     )
 
 

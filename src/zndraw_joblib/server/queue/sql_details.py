@@ -114,9 +114,9 @@ _PARTS = (
 
 async def current(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, Detail]:
     """Return the details of the current or last attempts of tasks, by the ids of the tasks that have any."""
-    wanted = {(task.seq, task.attempt): task.id for task in records if task.attempt}
-    rows = await _select(tx, _OF_TASKS, list(wanted))
-    return {wanted[seq, rest[0]]: Detail(*rest) for seq, *rest in rows if (seq, rest[0]) in wanted}
+    ids = {(task.seq, task.attempt): task.id for task in records if task.attempt}
+    rows = await _select(tx, _OF_TASKS, list(ids))
+    return {ids[seq, rest[0]]: Detail(*rest) for seq, *rest in rows if (seq, rest[0]) in ids}
 
 
 async def by_id(tx: Transaction, task_id: UUID) -> tuple[TaskRecord, Detail | None, bool] | None:
@@ -137,8 +137,8 @@ async def of_task(tx: Transaction, seq: int) -> list[Detail]:
 
 async def parts(tx: Transaction, seq: int, attempt: int, after: int, limit: int) -> list[Part]:
     """Return the parts of a log that have lines after a number, in order, at most `limit` parts."""
-    given = {"seq": seq, "number": attempt, "after": after, "limit": limit}
-    return [Part(*row) for row in await tx.execute(_PARTS, given)]
+    params = {"seq": seq, "number": attempt, "after": after, "limit": limit}
+    return [Part(*row) for row in await tx.execute(_PARTS, params)]
 
 
 async def log_counts(tx: Transaction, attempts: Mapping[int, int]) -> dict[int, LogCounts]:
@@ -148,19 +148,19 @@ async def log_counts(tx: Transaction, attempts: Mapping[int, int]) -> dict[int, 
 
 
 async def _select(tx: Transaction, statement: Any, wanted: Sequence[tuple[int, int]]) -> list[Any]:
-    found: list[Any] = []
+    rows: list[Any] = []
     for start in range(0, len(wanted), CHUNK):
         seqs, attempts = zip(*wanted[start : start + CHUNK], strict=True)
-        given = {"seqs": padded(seqs), "attempts": padded(sorted(set(attempts)))}
-        found += (await tx.execute(statement, given)).all()
-    return found
+        params = {"seqs": padded(seqs), "attempts": padded(sorted(set(attempts)))}
+        rows += (await tx.execute(statement, params)).all()
+    return rows
 
 
 def _from_list(table: Table) -> postgresql.Insert:
     """Return PostgreSQL's statement that inserts the rows of a list."""
     names = table.c.keys()
-    given = arrays({name: table.c[name].type for name in names})
-    return postgresql.insert(table).from_select(names, select(*[given.c[name] for name in names]))
+    columns = arrays({name: table.c[name].type for name in names})
+    return postgresql.insert(table).from_select(names, select(*[columns.c[name] for name in names]))
 
 
 _ADD_PARTS = _from_list(log)
@@ -201,8 +201,8 @@ async def trim_log(
     tx: Transaction, seq: int, attempt: int, *, most_lines: int, most_bytes: int
 ) -> tuple[int, int]:
     """Delete the oldest parts of a log beyond these bounds; return the deleted lines and bytes."""
-    given = {"seq": seq, "number": attempt, "most_lines": most_lines, "most_bytes": most_bytes}
-    rows = (await tx.execute(_TRIM, given)).all()
+    params = {"seq": seq, "number": attempt, "most_lines": most_lines, "most_bytes": most_bytes}
+    rows = (await tx.execute(_TRIM, params)).all()
     return sum(lines for lines, _ in rows), sum(size for _, size in rows)
 
 
@@ -240,8 +240,8 @@ async def first_to_prune(tx: Transaction, seqs: Sequence[int]) -> Sequence[int]:
     lines: dict[int, int] = {}
     for start in range(0, len(seqs), CHUNK):
         chunk = seqs[start : start + CHUNK]
-        given = {"seqs": padded(chunk), "first": min(chunk), "last": max(chunk)}
-        lines |= {seq: count for seq, count in await tx.execute(_LINES_OF_TASKS, given)}
+        params = {"seqs": padded(chunk), "first": min(chunk), "last": max(chunk)}
+        lines |= {seq: count for seq, count in await tx.execute(_LINES_OF_TASKS, params)}
     total = 0
     for place, seq in enumerate(seqs):
         total += lines.get(seq, 0)
@@ -310,12 +310,12 @@ async def take(
 
 async def next_due(tx: Transaction, names: Collection[str]) -> datetime | None:
     """Return when the next call of these functions is due; None without one."""
-    found: list[datetime] = []
+    times: list[datetime] = []
     for name in names:
         first = select(func.min(tasks.c.on_end_due_at)).where(_HOOKED, tasks.c.on_end == name)
         if (due := (await tx.execute(first)).scalar()) is not None:
-            found.append(due)
-    return min(found, default=None)
+            times.append(due)
+    return min(times, default=None)
 
 
 async def finish(tx: Transaction, lease: Lease) -> None:

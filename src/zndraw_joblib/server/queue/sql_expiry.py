@@ -128,8 +128,8 @@ async def next_due(tx: Transaction, after: datetime | None = None) -> datetime |
     earliest = select(tasks.c.run_at).where(IS_SCHEDULED).order_by(tasks.c.run_at).limit(1)
     if after is not None:
         earliest = earliest.where(tasks.c.run_at > after)
-    found: datetime | None = (await tx.execute(earliest)).scalar_one_or_none()
-    return found
+    earliest_at: datetime | None = (await tx.execute(earliest)).scalar_one_or_none()
+    return earliest_at
 
 
 async def expired(  # noqa: PLR0913 - the sweeper and the claims exclude different tasks
@@ -170,12 +170,12 @@ async def lock_due_dispatches(
 
 async def lock_undispatched(tx: Transaction, ids: Sequence[UUID]) -> list[TaskRecord]:
     """Lock those of these internal tasks that no worker has started, without payload and result."""
-    found: list[TaskRecord] = []
+    records: list[TaskRecord] = []
     for start in range(0, len(ids), CHUNK):
         chunk = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
         statement = select_records(bodies=False).where(IS_HELD, _UNDISPATCHED, chunk).order_by(_BY_SEQ)
-        found += await fetch_records(tx, statement.with_for_update(of=tasks))
-    return found
+        records += await fetch_records(tx, statement.with_for_update(of=tasks))
+    return records
 
 
 # Record held tasks that their worker does not name in its heartbeats, and since when.

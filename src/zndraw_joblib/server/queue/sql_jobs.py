@@ -143,8 +143,8 @@ async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobNa
     """Lock the active jobs of these names until the commit, and return them."""
     rows = (await tx.execute(_LOCK_NAMED, {"names": padded([str(name) for name in names])})).all()
     tx.record_now(rows)
-    found = [JobRecord(*row[:-1]) for row in rows]
-    return {job.name: job for job in found}
+    records = [JobRecord(*row[:-1]) for row in rows]
+    return {job.name: job for job in records}
 
 
 async def add_or_lock(
@@ -176,8 +176,8 @@ async def add_or_lock(
 
 async def count_active(tx: Transaction, room_id: str, limit: int) -> int:
     """Count the active jobs of a room, up to `limit`."""
-    found = select(jobs.c.id).where(jobs.c.room_id == room_id, ~jobs.c.deleted).limit(limit)
-    return int((await tx.execute(select(func.count()).select_from(found.subquery()))).scalar_one())
+    active = select(jobs.c.id).where(jobs.c.room_id == room_id, ~jobs.c.deleted).limit(limit)
+    return int((await tx.execute(select(func.count()).select_from(active.subquery()))).scalar_one())
 
 
 async def restore_with(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
@@ -206,13 +206,13 @@ async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[
     """
     if not job_ids:
         return []
-    chosen = jobs.c.id.in_(padded(job_ids))
+    condition = jobs.c.id.in_(padded(job_ids))
     await lock(tx, job_ids)
     served = select(links.c.job_id).where(links.c.job_id == jobs.c.id).exists()
     orphaned = and_(
         ~jobs.c.deleted, jobs.c.pending == 0, jobs.c.scheduled == 0, jobs.c.room_id != INTERNAL, ~served
     )
-    statement = update(jobs).where(chosen, orphaned).values(deleted=True, deleted_at=await tx.now())
+    statement = update(jobs).where(condition, orphaned).values(deleted=True, deleted_at=await tx.now())
     return [JobName(*row) for row in await tx.execute(statement.returning(*_NAME))]
 
 
@@ -314,8 +314,8 @@ async def claimable_counts(tx: Transaction) -> dict[JobName, int]:
 
 async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[JobRecord], int]:
     """Return one page of the jobs that a room lists, newest first, and the count of all."""
-    wanted = and_(visible_from(room_id), ~jobs.c.deleted)
-    rows, total = await fetch_page(tx, jobs, _SELECT, wanted, part)
+    condition = and_(visible_from(room_id), ~jobs.c.deleted)
+    rows, total = await fetch_page(tx, jobs, _SELECT, condition, part)
     return [JobRecord(*row) for row in rows], total
 
 
@@ -346,8 +346,8 @@ def _is_unused() -> ColumnElement[bool]:
     )
     # These are deleted in batches of their own.
     has_empty_blocks = select(blocks.c.block).where(blocks.c.job_id == jobs.c.id, blocks.c.queued == 0)
-    found = [select(column).where(column == jobs.c.id) for column in _REFERENCES]
-    return and_(jobs.c.deleted, *[~each.exists() for each in (*found, has_statistics, has_empty_blocks)])
+    references = [select(column).where(column == jobs.c.id) for column in _REFERENCES]
+    return and_(jobs.c.deleted, *[~each.exists() for each in (*references, has_statistics, has_empty_blocks)])
 
 
 async def prune(tx: Transaction, deleted_before: datetime, after: UUID, most: int) -> tuple[int, UUID]:
@@ -383,20 +383,20 @@ async def _delete_room_counts(tx: Transaction, job_ids: Sequence[UUID]) -> tuple
 
     All counts of a job in a room go at once: only their sum is right, and the job may be restored.
     """
-    chosen = (
+    counts = (
         select(room_counts.c.job_id, room_counts.c.room_id)
         .where(room_counts.c.job_id.in_(padded(job_ids)))
         .distinct()
     )
-    chosen = chosen.order_by(room_counts.c.job_id, room_counts.c.room_id).limit(_MAX_ROOMS)
-    found = (await tx.execute(chosen)).all()
-    if not found:
+    counts = counts.order_by(room_counts.c.job_id, room_counts.c.room_id).limit(_MAX_ROOMS)
+    rows = (await tx.execute(counts)).all()
+    if not rows:
         return 0, None
-    counted = sorted({row.job_id for row in found})
-    room_ids = sorted({row.room_id for row in found})
+    counted = sorted({row.job_id for row in rows})
+    room_ids = sorted({row.room_id for row in rows})
     own = and_(room_counts.c.room_id.in_(padded(room_ids)), room_counts.c.job_id.in_(padded(counted)))
     deleted = (await tx.execute(delete(room_counts).where(own).returning(room_counts.c.part))).all()
-    return len(deleted), counted[-1] if len(found) == _MAX_ROOMS else None
+    return len(deleted), counted[-1] if len(rows) == _MAX_ROOMS else None
 
 
 async def _delete(tx: Transaction, job_ids: Sequence[UUID]) -> int:

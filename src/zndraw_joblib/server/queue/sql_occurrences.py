@@ -109,16 +109,16 @@ async def after(tx: Transaction, floor: int, at: datetime) -> tuple[int, datetim
 
 async def last_before(tx: Transaction, interval: Interval, at: datetime) -> int:
     """Return the greatest number of the tasks of an interval that were created before `at`."""
-    given = {"task_floor": interval.task_floor, "task_ceiling": interval.task_ceiling, "until": at}
-    found: int | None = (await tx.execute(_LAST_BEFORE, given)).scalar_one()
-    return found or interval.task_floor
+    params = {"task_floor": interval.task_floor, "task_ceiling": interval.task_ceiling, "until": at}
+    last: int | None = (await tx.execute(_LAST_BEFORE, params)).scalar_one()
+    return last or interval.task_floor
 
 
 async def next_end(tx: Transaction, attempt_floor: int, at: datetime) -> datetime | None:
     """Return when the first task or earlier attempt ended since `at`; None if none did."""
     ended = (await tx.execute(_NEXT_END, {"since": at})).scalar_one()
     returned = (await tx.execute(_NEXT_RETURN, {"since": at, "attempt_floor": attempt_floor})).scalar_one()
-    return min((found for found in (ended, returned) if found is not None), default=None)
+    return min((time for time in (ended, returned) if time is not None), default=None)
 
 
 async def oldest_transaction(tx: Transaction) -> datetime | None:
@@ -126,8 +126,8 @@ async def oldest_transaction(tx: Transaction) -> datetime | None:
 
     PostgreSQL shows it only of transactions of the same role, unless this role may see all.
     """
-    found: datetime | None = (await tx.execute(_OLDEST)).scalar_one()
-    return found
+    begun_at: datetime | None = (await tx.execute(_OLDEST)).scalar_one()
+    return begun_at
 
 
 class _epoch(FunctionElement[float]):
@@ -173,12 +173,12 @@ def _seconds(start: ColumnElement[Any], end: ColumnElement[Any]) -> ColumnElemen
 
 def _bucket(seconds: ColumnElement[Any]) -> ColumnElement[Any]:
     # A microsecond is more than the error of the difference of two times.
-    found: list[tuple[Any, Any]] = [
+    rows: list[tuple[Any, Any]] = [
         (seconds <= literal_column(str(bound + 5e-7)), literal_column(str(place)))
         for place, bound in enumerate(BUCKET_BOUNDS)
     ]
     last: ColumnElement[int] = literal_column(str(len(BUCKET_BOUNDS)))
-    return case((seconds.is_(None), cast(null(), Integer)), *found, else_=last)
+    return case((seconds.is_(None), cast(null(), Integer)), *rows, else_=last)
 
 
 def _given(name: str) -> ColumnElement[Any]:
@@ -287,8 +287,8 @@ _LOWER = update(position).values(
 
 async def read_until(tx: Transaction) -> datetime | None:
     """Return until when the statistics have read; None before they begin."""
-    found: datetime | None = (await tx.execute(_UNTIL)).scalar_one_or_none()
-    return found
+    until: datetime | None = (await tx.execute(_UNTIL)).scalar_one_or_none()
+    return until
 
 
 async def unread_since(tx: Transaction) -> datetime | None:

@@ -173,11 +173,11 @@ async def page(
 
     Those of the room and category `hidden` are left out.
     """
-    wanted = visible_from(room_id)
+    condition = visible_from(room_id)
     if hidden is not None:
         room, category = hidden
-        wanted = and_(wanted, or_(providers.c.room_id != room, providers.c.category != category))
-    rows, total = await fetch_page(tx, providers, _SELECT, wanted, part)
+        condition = and_(condition, or_(providers.c.room_id != room, providers.c.category != category))
+    rows, total = await fetch_page(tx, providers, _SELECT, condition, part)
     return [ProviderRow(*row) for row in rows], total
 
 
@@ -189,26 +189,26 @@ async def link(tx: Transaction, provider_id: UUID, registration: RegistrationRec
 
 async def unlink(tx: Transaction, provider_id: UUID, worker_id: UUID | None = None) -> bool:
     """Delete the registration of a worker, or all of them. Return whether there was one."""
-    wanted = [links.c.provider_id == provider_id]
+    conditions = [links.c.provider_id == provider_id]
     if worker_id is not None:
-        wanted.append(links.c.worker_id == worker_id)
-    return bool((await tx.execute(delete(links).where(*wanted).returning(links.c.n))).all())
+        conditions.append(links.c.worker_id == worker_id)
+    return bool((await tx.execute(delete(links).where(*conditions).returning(links.c.n))).all())
 
 
 async def lock_and_unlink(tx: Transaction, worker_ids: Sequence[UUID]) -> list[ProviderRow]:
     """Delete all registrations of these workers. Return their providers, locked."""
-    given = {"ids": padded(worker_ids)}
-    ids = sorted(set((await tx.execute(_LINKED, given)).scalars()))
-    found = await lock(tx, ids) if ids else []
+    params = {"ids": padded(worker_ids)}
+    ids = sorted(set((await tx.execute(_LINKED, params)).scalars()))
+    unlinked = await lock(tx, ids) if ids else []
     if ids:
-        await tx.execute(_UNLINK, given)
-    return found
+        await tx.execute(_UNLINK, params)
+    return unlinked
 
 
 async def is_linked(tx: Transaction, provider_id: UUID, worker_id: UUID) -> bool:
     """Return whether a worker is registered for a provider."""
-    wanted = links.c.provider_id == provider_id, links.c.worker_id == worker_id
-    return (await tx.execute(select(links.c.n).where(*wanted))).first() is not None
+    conditions = links.c.provider_id == provider_id, links.c.worker_id == worker_id
+    return (await tx.execute(select(links.c.n).where(*conditions))).first() is not None
 
 
 async def newest_registration(tx: Transaction, provider_id: UUID) -> RegistrationRecord | None:
@@ -230,13 +230,13 @@ async def extend_connection(
 
     For all its providers, or only for some of them, or only for those in none of the refused rooms.
     """
-    given = {"worker": worker_id, "until": until}
+    params = {"worker": worker_id, "until": until}
     if only:
-        await tx.execute(_EXTEND_SOME, {**given, "ids": padded(only)})
+        await tx.execute(_EXTEND_SOME, {**params, "ids": padded(only)})
     elif refused_rooms:
-        await tx.execute(_EXTEND_ELSEWHERE, {**given, "refused": padded([*refused_rooms])})
+        await tx.execute(_EXTEND_ELSEWHERE, {**params, "refused": padded([*refused_rooms])})
     else:
-        await tx.execute(_EXTEND, given)
+        await tx.execute(_EXTEND, params)
 
 
 async def end_connection(
@@ -246,11 +246,13 @@ async def end_connection(
 
     Return the names of the providers that changed.
     """
-    wanted = [providers.c.worker_id == worker_id, providers.c.connected_until > at]
+    conditions = [providers.c.worker_id == worker_id, providers.c.connected_until > at]
     if only:
-        wanted.append(providers.c.id.in_(padded(only)))
-    chosen = select(providers.c.id).where(*wanted).order_by(providers.c.id).with_for_update(key_share=True)
-    statement = update(providers).where(providers.c.id.in_(select(chosen.cte("chosen").c.id)))
+        conditions.append(providers.c.id.in_(padded(only)))
+    locked = (
+        select(providers.c.id).where(*conditions).order_by(providers.c.id).with_for_update(key_share=True)
+    )
+    statement = update(providers).where(providers.c.id.in_(select(locked.cte("locked").c.id)))
     statement = statement.values(connected_until=at).returning(*NAME)
     return [JobName(*row) for row in await tx.execute(statement)]
 
@@ -395,16 +397,18 @@ async def add(
 
 async def count(tx: Transaction, provider_id: UUID, user_id: str | None) -> tuple[int, int]:
     """Count the open requests of a provider, and those of them that a user has opened."""
-    given = {"provider": provider_id, "now": await tx.now(), "user": user_id}
-    total, own = (await tx.execute(_COUNT, given)).one()
+    params = {"provider": provider_id, "now": await tx.now(), "user": user_id}
+    total, own = (await tx.execute(_COUNT, params)).one()
     return total, own
 
 
 async def unclaimed(tx: Transaction, provider_id: UUID, limit: int) -> list[RequestRecord]:
     """Return the open requests of a provider that no worker has claimed, oldest first."""
-    wanted = [requests.c.provider_id == provider_id, requests.c.expires_at > await tx.now()]
+    conditions = [requests.c.provider_id == provider_id, requests.c.expires_at > await tx.now()]
     statement = (
-        _SELECT_REQUESTS.where(*wanted, requests.c.claimed_at.is_(None)).order_by(requests.c.n).limit(limit)
+        _SELECT_REQUESTS.where(*conditions, requests.c.claimed_at.is_(None))
+        .order_by(requests.c.n)
+        .limit(limit)
     )
     return [RequestRecord(*row) for row in await tx.execute(statement)]
 
@@ -438,23 +442,23 @@ async def claim(
     A request that was claimed longer than `lease` ago may be claimed again.
     """
     now = await tx.now()
-    given = {"worker": worker_id, "now": now}
+    params = {"worker": worker_id, "now": now}
     statement: Any = _LOCK_OLDEST
     limits: dict[str, Any] = {"lost_before": now - lease}
     if refused_rooms:
         statement, limits["refused"] = _LOCK_OLDEST_ELSEWHERE, padded([*refused_rooms])
-    row = (await tx.execute(statement, {**given, **limits})).first()
+    row = (await tx.execute(statement, {**params, **limits})).first()
     if row is None:
         return None
-    found = RequestRecord(*row)
-    await tx.execute(_CLAIM, {**given, "number": found.n, "claim": claim_id})
-    return found
+    record = RequestRecord(*row)
+    await tx.execute(_CLAIM, {**params, "number": record.n, "claim": claim_id})
+    return record
 
 
 async def workers_with_unclaimed(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
     """Return those of these workers whose providers have unclaimed open requests."""
-    given = {"ids": padded(worker_ids), "now": await tx.now()}
-    return list((await tx.execute(_WORKERS, given)).scalars())
+    params = {"ids": padded(worker_ids), "now": await tx.now()}
+    return list((await tx.execute(_WORKERS, params)).scalars())
 
 
 async def prune(tx: Transaction, before: datetime, limit: int) -> int:

@@ -150,16 +150,16 @@ async def finish(
     Raises `NoRoom`, and LookupError if the upload has expired.
     """
     now = await tx.now()
-    found = (await tx.execute(_LOCK_UPLOAD, {"own": n, "now": now})).first()
-    if found is None:
+    row = (await tx.execute(_LOCK_UPLOAD, {"own": n, "now": now})).first()
+    if row is None:
         raise LookupError(f"the upload {n} has expired")
     await detach(tx, [task_seq])
     expires_at = now + quota.keep
     values = {"task_seq": task_seq, "attempt": attempt, **new._asdict(), "expires_at": expires_at}
     values["check_at"] = now + CHECK_INTERVAL
     await tx.execute(update(results).where(results.c.n == n).values(values))
-    await _grow(tx, n, found.user_id, new.size - found.size, quota)
-    return ResultRecord(task_seq, attempt, found.content_key, **new._asdict(), expires_at=expires_at)
+    await _grow(tx, n, row.user_id, new.size - row.size, quota)
+    return ResultRecord(task_seq, attempt, row.content_key, **new._asdict(), expires_at=expires_at)
 
 
 async def detach(tx: Transaction, task_seqs: Sequence[int]) -> None:
@@ -208,8 +208,8 @@ async def abandon(tx: Transaction, n: int) -> str | None:
 
 async def of_tasks(tx: Transaction, task_seqs: Sequence[int]) -> dict[int, ResultRecord]:
     """Return the results of tasks by `seq`, also those whose content has expired."""
-    found = await tx.execute(_OF_TASKS, {"seqs": padded(task_seqs)})
-    return {row.task_seq: ResultRecord(*row) for row in found}
+    rows = await tx.execute(_OF_TASKS, {"seqs": padded(task_seqs)})
+    return {row.task_seq: ResultRecord(*row) for row in rows}
 
 
 async def current(tx: Transaction, tasks: Sequence[TaskRecord]) -> dict[UUID, StoredResult]:
@@ -217,10 +217,10 @@ async def current(tx: Transaction, tasks: Sequence[TaskRecord]) -> dict[UUID, St
     may_have = {
         task.seq: task for task in tasks if task.status == TaskStatus.COMPLETED and task.result is None
     }
-    found = await of_tasks(tx, list(may_have)) if may_have else {}
+    by_seq = await of_tasks(tx, list(may_have)) if may_have else {}
     return {
         may_have[seq].id: record.as_message()
-        for seq, record in found.items()
+        for seq, record in by_seq.items()
         if record.attempt == may_have[seq].attempt
     }
 
@@ -233,16 +233,16 @@ async def expired(tx: Transaction, limit: int) -> list[Deletable]:
 
 async def forget(tx: Transaction, numbers: Sequence[int]) -> None:
     """Record that the content of these rows was deleted. Tasks keep the row of a result that has expired."""
-    chosen = and_(results.c.n.in_(padded(numbers)), results.c.content_key.is_not(None))
+    condition = and_(results.c.n.in_(padded(numbers)), results.c.content_key.is_not(None))
     columns = (results.c.n, results.c.size, results.c.user_id)
-    locked = select(*columns).where(chosen).order_by(results.c.n).with_for_update()
-    found = (await tx.execute(locked)).all()
-    if not found:
+    locked = select(*columns).where(condition).order_by(results.c.n).with_for_update()
+    rows = (await tx.execute(locked)).all()
+    if not rows:
         return
     freed: Counter[str | None] = Counter()
-    for row in found:
+    for row in rows:
         freed[row.user_id] += row.size + RESULT_BYTES
-    own = results.c.n.in_(padded([row.n for row in found]))
+    own = results.c.n.in_(padded([row.n for row in rows]))
     await tx.execute(delete(results).where(own, results.c.task_seq.is_(None)))
     await tx.execute(update(results).where(own).values(content_key=None))
     await _free(tx, freed)
@@ -250,8 +250,8 @@ async def forget(tx: Transaction, numbers: Sequence[int]) -> None:
 
 async def total(tx: Transaction) -> int:
     """Return the size of all content, with that of uploads that are under way."""
-    found: int | None = (await tx.execute(select(totals.c.size))).scalar_one_or_none()
-    return found or 0
+    size: int | None = (await tx.execute(select(totals.c.size))).scalar_one_or_none()
+    return size or 0
 
 
 async def _grow(tx: Transaction, n: int, user_id: str | None, more: int, quota: Quota, rest: int = 0) -> None:
@@ -282,13 +282,13 @@ async def _reserve(tx: Transaction, room: _Room, n: int, more: int, rest: int) -
         set_={"size": sums.c.size + bindparam("more")},
         where=sums.c.size + bindparam("wanted") <= bindparam("most"),
     ).returning(sums.c.size)
-    wanted = more + rest
-    given = {"more": more, "wanted": wanted, "most": most}
-    if wanted <= most and (await tx.execute(statement, given)).first() is not None:
+    amount = more + rest
+    params = {"more": more, "wanted": amount, "most": most}
+    if amount <= most and (await tx.execute(statement, params)).first() is not None:
         return
     used = (await tx.execute(select(sums.c.size).where(column == key))).scalar_one_or_none() or 0
     loose = await _loose(tx, n, key if sums is shares else None)
-    raise NoRoom(is_share=sums is shares, is_passing=used - loose + wanted <= most)
+    raise NoRoom(is_share=sums is shares, is_passing=used - loose + amount <= most)
 
 
 async def _loose(tx: Transaction, n: int, user_id: str | None) -> int:

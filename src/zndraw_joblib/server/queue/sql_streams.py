@@ -121,8 +121,8 @@ async def watch(tx: Transaction, room_id: str, bounds: Bounds, user: str | None 
 async def _check_bounds(tx: Transaction, bounds: Bounds, user: str | None) -> None:
     if (await tx.execute(_COUNT, {"most": bounds.max_rooms})).scalar_one() >= bounds.max_rooms:
         raise TooManyRooms(is_share=False)
-    given = {"most": bounds.max_share, "user": user}
-    if user is not None and (await tx.execute(_COUNT_OF_USER, given)).scalar_one() >= bounds.max_share:
+    params = {"most": bounds.max_share, "user": user}
+    if user is not None and (await tx.execute(_COUNT_OF_USER, params)).scalar_one() >= bounds.max_share:
         raise TooManyRooms(is_share=True)
 
 
@@ -175,12 +175,12 @@ async def kept(tx: Transaction, room_id: str) -> Range | None:
 
 
 def _page(*, is_of_task: bool) -> Select[Any]:
-    wanted = [events.c.room_id == bindparam("room"), events.c.n > bindparam("after")]
+    conditions = [events.c.room_id == bindparam("room"), events.c.n > bindparam("after")]
     if is_of_task:
-        wanted.append(events.c.task_id == bindparam("task"))
+        conditions.append(events.c.task_id == bindparam("task"))
     before = (func.sum(events.c.size).over(order_by=events.c.n) - events.c.size).label("before")
     limit = bindparam("limit", type_=BigInteger())
-    numbered = select(events, before).where(*wanted).order_by(events.c.n).limit(limit).subquery()
+    numbered = select(events, before).where(*conditions).order_by(events.c.n).limit(limit).subquery()
     columns = [numbered.c[name] for name in EventRow._fields]
     return select(*columns).where(numbered.c.before < bindparam("most")).order_by(numbered.c.n)
 
@@ -192,10 +192,10 @@ async def after(
     tx: Transaction, room_id: str, n: int, task_id: UUID | None, limit: int, max_bytes: int
 ) -> list[EventRow]:
     """Return the next events after a number: of a room, or of one of its tasks. At least one, if there is."""
-    given = {"room": room_id, "after": n, "limit": limit, "most": max_bytes}
+    params = {"room": room_id, "after": n, "limit": limit, "most": max_bytes}
     if task_id is not None:
-        given["task"] = task_id
-    return [EventRow(*row) for row in await tx.execute(_PAGES[task_id is not None], given)]
+        params["task"] = task_id
+    return [EventRow(*row) for row in await tx.execute(_PAGES[task_id is not None], params)]
 
 
 _NEWEST = statement(
@@ -250,8 +250,8 @@ async def prune(tx: Transaction, before: datetime, after_room: str) -> tuple[int
     Return the number of deleted rows, and that room; None if no further room has old events.
     """
     now = await tx.now()
-    given = {"previous": after_room, "now": now, "before": before}
-    row = (await tx.execute(_OVERDUE, given)).first()
+    params = {"previous": after_room, "now": now, "before": before}
+    row = (await tx.execute(_OVERDUE, params)).first()
     if row is None:
         return 0, None
     room = {"room": row.room_id}

@@ -80,17 +80,17 @@ class AttemptRecord(NamedTuple):
 
 async def by_id(tx: Transaction, task_id: UUID) -> TaskRecord | None:
     """Return one task."""
-    found = await fetch_records(tx, _BY_ID, task=task_id)
-    return found[0] if found else None
+    records = await fetch_records(tx, _BY_ID, task=task_id)
+    return records[0] if records else None
 
 
 async def by_claims(tx: Transaction, claims: Sequence[tuple[UUID | None, UUID | None]]) -> list[TaskRecord]:
     """Return the held tasks of these (worker, claim) pairs, in the order of their queues, without payload."""
     workers = padded([worker for worker, _ in claims])
     records = await fetch_records(tx, _BY_CLAIMS, workers=workers, ids=padded([claim for _, claim in claims]))
-    wanted = set(claims)
-    found = [record for record in records if (record.worker_id, record.claim_id) in wanted]
-    return sorted(found, key=attrgetter("place"))
+    pairs = set(claims)
+    claimed = [record for record in records if (record.worker_id, record.claim_id) in pairs]
+    return sorted(claimed, key=attrgetter("place"))
 
 
 async def lock(
@@ -100,11 +100,11 @@ async def lock(
 
     Payload and result are None if they have more than `most_bytes` together; 0 reads none.
     """
-    given: dict[str, Any] = {"most_bytes": most_bytes} if most_bytes else {}
-    rows = (await tx.execute(_LOCKS["small" if most_bytes else False], {**given, "ids": padded(ids)})).all()
+    params: dict[str, Any] = {"most_bytes": most_bytes} if most_bytes else {}
+    rows = (await tx.execute(_LOCKS["small" if most_bytes else False], {**params, "ids": padded(ids)})).all()
     tx.record_now(rows)
-    found = [record_of(row[:-1]) for row in rows]
-    return {record.id: record for record in found}
+    records = [record_of(row[:-1]) for row in rows]
+    return {record.id: record for record in records}
 
 
 async def lock_free(tx: Transaction, seqs: Sequence[int]) -> list[TaskRecord]:
@@ -129,11 +129,11 @@ async def bodies(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, tuple[dict[
 
 async def states(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskState]:
     """Return the states of those of these tasks that exist, by id, without a lock."""
-    found: dict[UUID, TaskState] = {}
+    by_id: dict[UUID, TaskState] = {}
     for start in range(0, len(ids), _MAX_IDS):
         rows = await tx.execute(_STATES, {"ids": padded(ids[start : start + _MAX_IDS])})
-        found |= {row.id: TaskState(TaskStatus(row.status), row.worker_id, row.attempt) for row in rows}
-    return found
+        by_id |= {row.id: TaskState(TaskStatus(row.status), row.worker_id, row.attempt) for row in rows}
+    return by_id
 
 
 async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
@@ -189,13 +189,13 @@ async def page(
     results.
     """
     rows, size = _PAGES[status, job_id is None]
-    given = {"room": room_id, "limit": part.limit, "offset": part.offset}
+    params = {"room": room_id, "limit": part.limit, "offset": part.offset}
     if job_id is not None:
-        given["job"] = job_id
+        params["job"] = job_id
     if part.limit > _SMALL_PAGE:
-        _check_size((await tx.execute(size, given)).scalar_one(), part)
-    found = await fetch_records(tx, rows, **given)
-    return found, await sql_counts.total(tx, room_id, status, job_id)
+        _check_size((await tx.execute(size, params)).scalar_one(), part)
+    records = await fetch_records(tx, rows, **params)
+    return records, await sql_counts.total(tx, room_id, status, job_id)
 
 
 def _check_size(characters: int, part: Page) -> None:
@@ -208,17 +208,17 @@ def _check_size(characters: int, part: Page) -> None:
 
 def _page(status: TaskStatus | None, *, is_of_room: bool) -> tuple[Select[Any], Select[Any]]:
     """Return the statements for a page and for its size. To build and compile them takes milliseconds."""
-    wanted = [tasks.c.room_id == bindparam("room")]
+    conditions = [tasks.c.room_id == bindparam("room")]
     if not is_of_room:
         # The newest tasks of a job are pending ones, so its index is slow for others.
         is_backlog = status in {None, TaskStatus.PENDING}
         job: ColumnElement[Any] = tasks.c.job_id if is_backlog else unindexed(tasks.c.job_id)
-        wanted.append(job == bindparam("job", type_=tasks.c.job_id.type))
+        conditions.append(job == bindparam("job", type_=tasks.c.job_id.type))
     if status is not None:
-        wanted.append(of_status([status]))
+        conditions.append(of_status([status]))
     size = func.length(tasks.c.payload) + func.coalesce(func.length(tasks.c.result), 0)
     rows, sizes = [
-        newest_first(tasks, statement.where(*wanted))
+        newest_first(tasks, statement.where(*conditions))
         .limit(bindparam("limit", type_=BigInteger()))
         .offset(bindparam("offset", type_=BigInteger()))
         for statement in (FULL, select(size.label("size")))
@@ -245,7 +245,7 @@ async def positions(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID
     for record in records:
         if record.is_queued:
             together.setdefault((record.job_id, record.lane, record.seq >> BLOCK_BITS), []).append(record)
-    found: dict[UUID, int] = {}
+    by_task: dict[UUID, int] = {}
     for (job_id, lane, block), queue in together.items():
         seqs = sorted(record.seq for record in queue)
         params = {"job_id": job_id, "lane": lane, "block": block, "block_first": block << BLOCK_BITS}
@@ -253,8 +253,8 @@ async def positions(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID
         rows = await tx.execute(_POSITIONS, params)
         by_seq = {seq: position for seq, position in rows}
         # A task that left the queue after it was read has no position.
-        found |= {record.id: by_seq[record.seq] for record in queue if record.seq in by_seq}
-    return found
+        by_task |= {record.id: by_seq[record.seq] for record in queue if record.seq in by_seq}
+    return by_task
 
 
 # Equality conditions: only with these SQLite finds the first task by the index.

@@ -105,16 +105,18 @@ def move_statement(tx: Transaction, moves: Sequence[Move]) -> tuple[Update | Non
 
 @lru_cache(maxsize=512)
 def _updating(same: tuple[str, ...], each: tuple[str, ...], *, is_listed: bool, is_sqlite: bool) -> Update:
-    given: dict[str, ColumnElement[Any]] = {name: bindparam(name, type_=_GIVEN[name].type) for name in same}
+    parameters: dict[str, ColumnElement[Any]] = {
+        name: bindparam(name, type_=_GIVEN[name].type) for name in same
+    }
     if is_listed:
-        chosen: ColumnElement[bool] = among(tasks.c.seq, bindparam("seqs"))
+        condition: ColumnElement[bool] = among(tasks.c.seq, bindparam("seqs"))
     else:
         kinds = {name: _GIVEN[name].type for name in each}
-        given |= json_rows(kinds) if is_sqlite else dict(arrays(kinds).c)
-        chosen = tasks.c.seq == given["seq"]
-    guards = [column == given[name] for name, column in _OLD.items()]
-    values = {column.name: given[name] for name, column in _NEW_VALUES.items() if name in given}
-    made = update(tasks).where(chosen, *guards).values(values).returning(tasks.c.seq)
+        parameters |= json_rows(kinds) if is_sqlite else dict(arrays(kinds).c)
+        condition = tasks.c.seq == parameters["seq"]
+    guards = [column == parameters[name] for name, column in _OLD.items()]
+    values = {column.name: parameters[name] for name, column in _NEW_VALUES.items() if name in parameters}
+    made = update(tasks).where(condition, *guards).values(values).returning(tasks.c.seq)
     return made if is_sqlite else made.returning(_IS_WATCHED)
 
 
@@ -155,10 +157,10 @@ async def fail_held_by(tx: Transaction, worker_ids: Sequence[UUID], error: str, 
 
 async def count(tx: Transaction, lost: Sequence[TaskRow], locked: Collection[UUID]) -> None:
     """Count tasks that have failed, after the jobs and the other tasks are locked: `locked` has the jobs."""
-    kept = CountChanges()
+    changes = CountChanges()
     for task in lost:
-        kept.fail_held(task.room_id, task.job_id)
-    await sql_counts.write(tx, kept, locked)
+        changes.fail_held(task.room_id, task.job_id)
+    await sql_counts.write(tx, changes, locked)
 
 
 _IS_OF_WORKERS = f"{TASK_IS_HELD} AND joblib_task.worker_id = ANY (:all_worker_id)"
@@ -258,10 +260,10 @@ async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
         first = await sql_room_queues.last_seq(tx) - len(new) + 1
         numbered = [task.changed(seq=first + index) for index, task in enumerate(new)]
         await sql_room_queues.add(tx, [task for task in numbered if task.is_queued])
-        kept = CountChanges()
+        changes = CountChanges()
         for task in numbered:
-            kept.enter(task)
-        await sql_counts.write(tx, kept)
+            changes.enter(task)
+        await sql_counts.write(tx, changes)
     else:
         try:
             await _add_on_postgresql(tx, rows, job_counts)
@@ -278,8 +280,8 @@ async def _add_on_postgresql(
 ) -> None:
     if len(changes) == 1:
         [(job_id, change)] = changes.items()
-        given = {**by_column(rows), "job": job_id, **change._asdict()}
-        added = await tx.execute(_ADD_AND_COUNT, given)
+        params = {**by_column(rows), "job": job_id, **change._asdict()}
+        added = await tx.execute(_ADD_AND_COUNT, params)
     else:
         added = await tx.execute(_ADD_OF_SEVERAL_JOBS, by_column(rows))
         await sql_jobs.add_to_counts(tx, changes)
@@ -385,33 +387,33 @@ async def _write(tx: Transaction, moves: Sequence[Move]) -> bool | None:
 
     Raises `RepeatTransaction` if a row differs from its old state.
     """
-    job_counts, kept = _count_changes(moves), _kept_changes(moves)
-    statement, given = move_statement(tx, moves)
+    job_counts, changes = _count_changes(moves), _kept_changes(moves)
+    statement, params = move_statement(tx, moves)
     is_paused = None
-    if statement is not None and not tx.is_sqlite and len(job_counts) < 2 and (kept or job_counts):
-        given |= kept.parameters(job_counts)
+    if statement is not None and not tx.is_sqlite and len(job_counts) < 2 and (changes or job_counts):
+        params |= changes.parameters(job_counts)
         for job_id, change in job_counts.items():
-            given |= {"job": job_id, **change._asdict()}
+            params |= {"job": job_id, **change._asdict()}
         counting = counting_statement(statement, is_of_one_job=bool(job_counts))
-        row = (await tx.execute(counting, given)).one()
+        row = (await tx.execute(counting, params)).one()
         written, is_paused = row.written, row.paused
         _record_watched(tx, [row])
     else:
-        rows = [] if statement is None else (await tx.execute(statement, given)).all()
+        rows = [] if statement is None else (await tx.execute(statement, params)).all()
         written = len(moves) if statement is None else len(rows)
         _record_watched(tx, rows)
         await sql_jobs.add_to_counts(tx, job_counts)
-        await sql_counts.write(tx, kept, job_counts)
+        await sql_counts.write(tx, changes, job_counts)
     if written != len(moves):
         raise RepeatTransaction(f"{len(moves) - written} of {len(moves)} tasks changed since they were read")
     return is_paused
 
 
 def _kept_changes(moves: Iterable[Move]) -> CountChanges:
-    kept = CountChanges()
+    changes = CountChanges()
     for before, after in moves:
-        kept.move(before, after)
-    return kept
+        changes.move(before, after)
+    return changes
 
 
 def _count_changes(moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> dict[UUID, sql_jobs.CountChange]:
@@ -453,22 +455,22 @@ async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -
     """
     unread = await sql_occurrences.unread_since(tx)
     before = before if unread is None else min(before, unread)
-    deleted, kept = 0, CountChanges()
+    deleted, changes = 0, CountChanges()
     for start in range(0, len(seqs), CHUNK):
-        chosen = (tasks.c.seq.in_(padded(seqs[start : start + CHUNK])), tasks.c.completed_at < before)
-        free = select(tasks.c.seq, tasks.c.room_id, tasks.c.job_id, tasks.c.status).where(*chosen)
-        found = (await tx.execute(free.where(of_status(TERMINAL)).with_for_update(skip_locked=True))).all()
-        if not found:
+        condition = (tasks.c.seq.in_(padded(seqs[start : start + CHUNK])), tasks.c.completed_at < before)
+        free = select(tasks.c.seq, tasks.c.room_id, tasks.c.job_id, tasks.c.status).where(*condition)
+        rows = (await tx.execute(free.where(of_status(TERMINAL)).with_for_update(skip_locked=True))).all()
+        if not rows:
             continue
-        chunk = [row.seq for row in found]
+        chunk = [row.seq for row in rows]
         deleted += len(chunk)
-        for row in found:
-            kept.delete(row.room_id, row.job_id, TaskStatus(row.status))
+        for row in rows:
+            changes.delete(row.room_id, row.job_id, TaskStatus(row.status))
         await sql_details.prune(tx, chunk)
         await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(padded(chunk))))
         await sql_results.detach(tx, chunk)
         await tx.execute(delete(tasks).where(tasks.c.seq.in_(padded(chunk))))
     if deleted:
-        await sql_counts.write_pruned(tx, kept)
+        await sql_counts.write_pruned(tx, changes)
         await sql_occurrences.lower_floors(tx)
     return deleted

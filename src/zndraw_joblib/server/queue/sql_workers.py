@@ -185,10 +185,10 @@ async def add(
 
 async def describe(tx: Transaction, worker_id: UUID, info: WorkerInfo) -> None:
     """Write what a worker says about itself, unless it is known; the fields that are None stay."""
-    given = info.model_dump(exclude_none=True)
-    if given:
-        is_new = or_(*[workers.c[name].is_distinct_from(value) for name, value in given.items()])
-        await tx.execute(update(workers).where(workers.c.id == worker_id, is_new).values(**given))
+    values = info.model_dump(exclude_none=True)
+    if values:
+        is_new = or_(*[workers.c[name].is_distinct_from(value) for name, value in values.items()])
+        await tx.execute(update(workers).where(workers.c.id == worker_id, is_new).values(**values))
 
 
 async def set_draining(tx: Transaction, worker_id: UUID) -> None:
@@ -210,8 +210,8 @@ async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, WorkerRecord]
 
 async def lock_of_owner(tx: Transaction, owner_id: str, limit: int) -> list[UUID]:
     """Lock up to `limit` workers of a user, and return their ids."""
-    wanted = select(workers.c.id).where(workers.c.owner_id == owner_id).order_by(workers.c.id).limit(limit)
-    return list((await tx.execute(wanted.with_for_update(key_share=True))).scalars())
+    owned = select(workers.c.id).where(workers.c.owner_id == owner_id).order_by(workers.c.id).limit(limit)
+    return list((await tx.execute(owned.with_for_update(key_share=True))).scalars())
 
 
 async def lock_if_stale(
@@ -223,15 +223,15 @@ async def lock_if_stale(
     each one that fails without a retry. A worker that another transaction has locked (it claims, or another
     sweeper removes it) is skipped.
     """
-    given: dict[str, Any] = {"cutoff": cutoff, "limit": limit}
+    params: dict[str, Any] = {"cutoff": cutoff, "limit": limit}
     if only is None:
         if but_of:
-            found = await tx.execute(_LOCK_STALE_OF_OTHERS, {**given, "but_of": padded([*but_of])})
+            rows = await tx.execute(_LOCK_STALE_OF_OTHERS, {**params, "but_of": padded([*but_of])})
         else:
-            found = await tx.execute(_LOCK_STALE, given)
+            rows = await tx.execute(_LOCK_STALE, params)
     else:
-        found = await tx.execute(_LOCK_ONE_STALE, {**given, "only": only})
-    return {worker_id: cost for worker_id, cost in found}
+        rows = await tx.execute(_LOCK_ONE_STALE, {**params, "only": only})
+    return {worker_id: cost for worker_id, cost in rows}
 
 
 async def stale(tx: Transaction, cutoff: datetime, limit: int) -> list[UUID]:
@@ -297,12 +297,12 @@ async def lock_with_queues(
     """
     pending: list[Sequence[Any]] = []
     if tx.is_sqlite:
-        found = await lock(tx, ids)
+        locked = await lock(tx, ids)
         is_outdated = True
     else:
         rows = (await tx.execute(_LOCK_WITH_QUEUES, {"ids": ids})).all()
         tx.record_now(rows)
-        found = {row.id: WorkerRecord(*row[: len(_COLUMNS)]) for row in rows}
+        locked = {row.id: WorkerRecord(*row[: len(_COLUMNS)]) for row in rows}
         pending = [
             (row.id, row.job_id, row.pending, row.max_in_flight, row.room_id)
             for row in rows
@@ -311,30 +311,30 @@ async def lock_with_queues(
         is_outdated = any(row.last_heartbeat != row.heartbeat_seen for row in rows)
     if is_outdated:
         pending = list(await tx.execute(_PENDING_QUEUES, {"ids": padded(ids)}))
-    queues: dict[UUID, dict[UUID, QueueState]] = {worker_id: {} for worker_id in found}
+    queues: dict[UUID, dict[UUID, QueueState]] = {worker_id: {} for worker_id in locked}
     for worker_id, job_id, *state in pending:
         if worker_id in queues:
             queues[worker_id][job_id] = QueueState(*state)
-    return found, queues
+    return locked, queues
 
 
 async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, ServedJobs]:
     """Return the jobs that each worker may claim from."""
-    found = {worker_id: ServedJobs([]) for worker_id in worker_ids}
+    by_worker = {worker_id: ServedJobs([]) for worker_id in worker_ids}
     for worker_id, *name, is_paused in await tx.execute(_SERVED_JOBS, {"ids": padded(worker_ids)}):
-        served = found[worker_id]
+        served = by_worker[worker_id]
         served.names.append(JobName(*name))
         served.is_paused = served.is_paused or bool(is_paused)
-    return found
+    return by_worker
 
 
 async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
     """Return the workers of each job."""
     statement = select(links.c.job_id, links.c.worker_id).where(links.c.job_id.in_(padded(job_ids)))
-    found: dict[UUID, list[UUID]] = {job_id: [] for job_id in job_ids}
+    by_job: dict[UUID, list[UUID]] = {job_id: [] for job_id in job_ids}
     for job_id, worker_id in await tx.execute(statement.order_by(links.c.worker_id)):
-        found[job_id].append(worker_id)
-    return found
+        by_job[job_id].append(worker_id)
+    return by_job
 
 
 async def count_by_owner(tx: Transaction, silent_since: datetime) -> list[OwnerCounts]:
@@ -349,8 +349,8 @@ async def count(tx: Transaction, stale_since: datetime | None = None) -> int:
     statement = select(func.count()).select_from(workers)
     if stale_since is not None:
         statement = statement.where(workers.c.last_heartbeat < stale_since)
-    found: int = (await tx.execute(statement)).scalar_one()
-    return found
+    number: int = (await tx.execute(statement)).scalar_one()
+    return number
 
 
 # How busy the workers of a job are, and how long its recent tasks took.
@@ -461,5 +461,5 @@ async def served(tx: Transaction, worker_id: UUID, owner_id: str) -> list[tuple[
 
 async def job_rooms(tx: Transaction, task_ids: Sequence[UUID], owner_id: str) -> dict[UUID, str]:
     """Return the rooms of the jobs of those of these tasks that a worker of this user has or had last."""
-    given = {"ids": padded(task_ids), "owner": owner_id}
-    return {task_id: room_id for task_id, room_id in await tx.execute(_JOB_ROOMS, given)}
+    params = {"ids": padded(task_ids), "owner": owner_id}
+    return {task_id: room_id for task_id, room_id in await tx.execute(_JOB_ROOMS, params)}
