@@ -100,16 +100,37 @@ async def test_one_user_leaves_pending_tasks_to_others(
     await submit(bob, job)
     cancelled = await ada.patch(f"{V1}/tasks/{first['id']}", json={"status": "cancelled"})
     assert cancelled.status_code == 200
-    await submit(ada, job)
+    last = await ada.post(url, json={"payload": {}}, headers={"Idempotency-Key": "last"})
+    assert last.status_code == 202
+    expect_share(await ada.post(f"{V1}/tasks/{first['id']}/retry"), "max_pending_tasks")
+    repeated = await ada.post(url, json={"payload": {}}, headers={"Idempotency-Key": "last"})
+    assert (repeated.status_code, repeated.json()["id"]) == (202, last.json()["id"])
+    expect_share(await ada.post(url, json={"payload": {}}, headers={"Idempotency-Key": "next"}), "max_pend")
+
+
+async def test_jobs_without_workers_count_for_who_keeps_them(
+    as_user: AsUser, settings: ServerSettings, runtime: Runtime
+) -> None:
+    """A pending or scheduled task keeps a job whose worker left; it is not one of everybody."""
+    settings.max_jobs = 8
+    count_at_once(runtime.stored.jobs)
+    ada, bob = await as_user("ada"), await as_user("bob")
+    for name, options in {"A": {}, "B": {}, "C": {"delay_seconds": 900}, "D": {"delay_seconds": 900}}.items():
+        job = (await offer(ada, "jobs", name)).json()
+        url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+        assert (await ada.post(url, json={"payload": {}, **options})).status_code == 202
+        await ada.delete(f"{V1}/workers/{job['worker_id']}")
+    expect_share(await offer(ada, "jobs", "E"), "max_jobs")
+    assert (await offer(bob, "jobs", "E")).status_code == 201
 
 
 async def test_what_other_servers_add_is_counted(runtime: Runtime, settings: ServerSettings) -> None:
     """A count in the background finds it; until then, and after an error, only what was added here counts."""
     settings.max_workers = 4
-    answers: list[tuple[int, dict[str, int]] | Exception] = [OSError("gone"), (3, {"ada": 2})]
+    answers: list[tuple[int, dict[str, int] | None] | Exception] = [OSError("gone"), (3, {"ada": 2})]
     was_read = asyncio.Event()
 
-    async def count(_: int) -> tuple[int, dict[str, int]]:
+    async def count(enough: int) -> tuple[int, dict[str, int] | None]:
         answer = answers.pop(0)
         was_read.set()
         if isinstance(answer, Exception):
@@ -124,3 +145,24 @@ async def test_what_other_servers_add_is_counted(runtime: Runtime, settings: Ser
     assert not limit.take_now("ada")
     assert limit.take_now("bob")
     assert not limit.take_now("bob")
+
+
+async def test_a_user_is_not_refused_for_what_others_may_have(runtime: Runtime) -> None:
+    """Users are read if a share could be exceeded, also for more than the count under way was asked for."""
+    pauses = (0.0, 0.0)
+    is_first, may_end = asyncio.Event(), asyncio.Event()
+
+    async def count(enough: int) -> tuple[int, dict[str, int] | None]:
+        if not is_first.is_set():
+            is_first.set()
+            await may_end.wait()
+        return 9, None if enough >= 9 else {"ada": 9}
+
+    limit = StoredLimit("tasks", "max_tasks", lambda: 20, lambda: 10, count, runtime.start, pauses=pauses)
+    assert limit.take_now("ada")
+    await is_first.wait()
+    limit._by_user["bob"] = 9
+    large = asyncio.create_task(limit.take("bob", 5))
+    await asyncio.sleep(0)
+    may_end.set()
+    await large

@@ -207,7 +207,7 @@ RELEASE_TASK = Operation("release_task", "POST", "/tasks/{task_id}/release",
     body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
 RETRY_TASK = Operation("retry_task", "POST", "/tasks/{task_id}/retry",
     "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
-    body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
+    body=m.TaskActionRequest, has_optional_body=True, problems=(*_REPORT, p.TooManyRequests))
 FAIL_TASK = Operation("fail_task", "POST", "/tasks/{task_id}/fail",
     "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
     body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)

@@ -34,7 +34,7 @@ async def register_job(
     schema = rules_jobs.check(item, runtime.settings.allowed_categories)
     await runtime.payload_validator.check_schema(schema, caller.id)
     if body.worker_id is None:
-        await runtime.stored.workers.take(caller.id)
+        await runtime.stored.take(runtime.stored.workers, caller.id, [key])
     await runtime.stored.jobs.prepare(caller.id)
     job, is_new = await runtime.write(once(key, _REGISTERED, rules_jobs.register), item=item)
     return json_response(job, 201 if is_new else 200)
@@ -105,7 +105,7 @@ async def create_worker(
 ) -> Response:
     """Create a worker that belongs to the caller. It must send heartbeats."""
     interval = runtime.settings.heartbeat_seconds
-    await runtime.stored.workers.take(caller.id)
+    await runtime.stored.take(runtime.stored.workers, caller.id, [key])
     create = once(key, WORKER, rules_workers.create)
     worker = await runtime.write(create, caller=caller, interval=interval, info=body)
     return json_response(worker, 201)

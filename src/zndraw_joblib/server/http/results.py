@@ -322,7 +322,7 @@ async def register_provider(
     item = rules_providers.Registration(caller, room_id, body, add_provider)
     rules_providers.check(item, runtime.settings.allowed_provider_categories)
     if body.worker_id is None:
-        await runtime.stored.workers.take(caller.id)
+        await runtime.stored.take(runtime.stored.workers, caller.id, [key])
     await runtime.stored.providers.prepare(caller.id)
     provider, is_new = await runtime.write(once(key, _REGISTERED, rules_providers.register), item=item)
     return json_response(provider, 201 if is_new else 200)

@@ -255,6 +255,7 @@ async def retry_task(
     if not caller.is_superuser and queue.guards.has(request, verify_writable_room):
         room_id = (await queue.runtime.get_task(task_id)).room_id
         await queue.guards.check(request, verify_writable_room, room_id)
+    await queue.runtime.stored.take(queue.runtime.stored.pending_tasks, caller.id, [key])
     return await _act(queue.runtime, caller, task_id, body, key, rules_task_actions.retry)
 
 

@@ -14,6 +14,8 @@ from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
 
 # Of more users, the times of those that do not wait are forgotten.
 _MAX_USERS = 10_000
+# The longest pause between two counts of what is stored.
+_MAX_PAUSE = 30.0
 
 
 class FairLock:
@@ -190,17 +192,17 @@ def user_of(item: object) -> str | None:
 class StoredLimit:
     """What users have in the database: together about `limit()`, and one of them `share()`.
 
-    `count(enough)` reads how much there is, and how much each user has if it is more than `enough` in all. It
-    runs in the background every 10 s, if something is added, and before a refusal; after a count there is a
-    pause of at least `pauses[0]` seconds, and `pauses[1]` times as long as the count took. What this process
-    has added since counts too, and what others have added does not.
+    `count(enough)` reads how much there is, and how much each user has, or None for that if it is no more
+    than `enough` in all. It runs in the background every 10 s, if something is added, and before a refusal.
+    After a count there is a pause of at least `pauses[0]` seconds, and `pauses[1]` times as long as the count
+    took, up to 30 s. What this process has added since counts too, and what others have added does not.
     """
 
     what: str
     setting: str
     limit: Callable[[], int]
     share: Callable[[], int]
-    count: Callable[[int], Coroutine[Any, Any, tuple[int, Mapping[str, int]]]]
+    count: Callable[[int], Coroutine[Any, Any, tuple[int, Mapping[str, int] | None]]]
     start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     retry_seconds: int = 10
     pauses: tuple[float, float] = (0.5, 20)
@@ -218,7 +220,7 @@ class StoredLimit:
 
     def take_now(self, user: str, amount: int = 1) -> bool:
         """Let a user add so much if the last counts allow it. Return whether they do."""
-        self._count_if_old()
+        self._count_if_old(amount)
         if self._has_room(user, amount):
             self._add(user, amount)
             return True
@@ -234,17 +236,20 @@ class StoredLimit:
 
     async def prepare(self, user: str, amount: int = 1) -> None:
         """Count again if the last counts are old, or do not allow a user to add so much."""
-        self._count_if_old()
+        self._count_if_old(amount)
         is_due = time.monotonic() > self._counted_at + self._pause
         if not self._has_room(user, amount) and (is_due or self._counting is not None):
             await asyncio.shield(self._count(amount))
+            if self._unattributed and not self._has_room(user, amount):  # it was another request's count
+                await asyncio.shield(self._count(amount))
 
     def check(self, user: str, amount: int = 1) -> None:
         """Let a user add so much by the last counts, also in another thread. Raises as `take` does."""
         if self._has_room(user, amount):
             self._add(user, amount)
             return
-        headers = {"Retry-After": str(self.retry_seconds)}
+        wait = self._counted_at + self._pause - time.monotonic()
+        headers = {"Retry-After": str(math.ceil(max(self.retry_seconds, wait)))}
         if self._total + amount > self.limit():
             raise ServiceUnavailable(
                 f"there are {self._total} {self.what}, and at most {self.limit()} ({self.setting}); "
@@ -267,13 +272,14 @@ class StoredLimit:
             self._by_user[user] += amount
             self._added[user] += amount
 
-    def _count_if_old(self) -> None:
+    def _count_if_old(self, amount: int) -> None:
         if time.monotonic() > self._counted_at + max(self.retry_seconds, self._pause):
-            self._count()
+            self._count(amount)
 
-    def _count(self, amount: int = 0) -> asyncio.Task[None]:
+    def _count(self, amount: int) -> asyncio.Task[None]:
         if self._counting is None:
-            self._added.clear()
+            with self._lock:
+                self._added.clear()
             self._counting = self.start(self._read(max(0, self.share() - amount)))
         return self._counting
 
@@ -283,8 +289,9 @@ class StoredLimit:
             total, by_user = await self.count(enough)
             with self._lock:
                 self._total = total + self._added.total()
-                self._by_user = Counter(by_user) + self._added
-                self._unattributed = 0 if by_user else total
+                self._by_user = Counter(by_user or {}) + self._added
+                self._unattributed = total if by_user is None else 0
         finally:
-            self._pause = max(self.pauses[0], self.pauses[1] * (time.monotonic() - start))
+            seconds = self.pauses[1] * (time.monotonic() - start)
+            self._pause = min(max(self.pauses[0], seconds), _MAX_PAUSE)
             self._counting = None

@@ -68,6 +68,11 @@ FOR UPDATE SKIP LOCKED
 _REMOVE = statement("DELETE FROM joblib_idempotency_key WHERE id = ANY (:all_id)")
 
 
+async def stored(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
+    """Return those of these keys that have an answer."""
+    return {row.id for row in await tx.execute(_FIND, {"all_id": padded(ids)})}
+
+
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> tuple[dict[UUID, StoredAnswer], set[UUID]]:
     """Lock these keys until the end of the transaction; return their answers, including old ones.
 

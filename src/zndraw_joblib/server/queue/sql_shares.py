@@ -9,7 +9,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import INTEGER, TEXT, as_sql, statement
 from zndraw_joblib.server.queue.sql_task_rows import IS_SCHEDULED, TASK_IS_QUEUED
 
-Counts = tuple[int, Mapping[str, int]]
+Counts = tuple[int, Mapping[str, int] | None]
 Count = Callable[[Transaction, int], Awaitable[Counts]]
 
 
@@ -19,7 +19,7 @@ def _counter(in_all: str, by_user: str) -> Count:
 
     async def count(tx: Transaction, enough: int) -> Counts:
         number: int = (await tx.execute(total)).scalar_one()
-        return number, {} if number <= enough else {user: own for user, own in await tx.execute(users)}
+        return number, None if number <= enough else {user: own for user, own in await tx.execute(users)}
 
     return count
 
@@ -30,13 +30,26 @@ workers = _counter(
 providers = _counter(
     "SELECT count(*) FROM joblib_provider", "SELECT owner_id, count(*) FROM joblib_provider GROUP BY owner_id"
 )
-# A job is one of each user who has a worker of it.
+# A job is one of each user who has a worker of it. One without a worker stays for its pending tasks: it is
+# one of whoever submitted the first in its queue, or any that are scheduled for later.
+_UNSERVED = "NOT EXISTS (SELECT 1 FROM joblib_worker_job link WHERE link.job_id = {})"
 jobs = _counter(
     "SELECT count(*) FROM joblib_job WHERE NOT deleted",
-    """
-SELECT worker.owner_id, count(DISTINCT link.job_id)
-FROM joblib_worker_job link JOIN joblib_worker worker ON worker.id = link.worker_id
-GROUP BY worker.owner_id
+    f"""
+SELECT owner, count(*) FROM (
+    SELECT worker.owner_id AS owner, link.job_id AS job
+    FROM joblib_worker_job link JOIN joblib_worker worker ON worker.id = link.worker_id
+    UNION
+    SELECT (
+        SELECT created_by FROM joblib_task
+        WHERE joblib_task.job_id >= joblib_job.id AND joblib_task.job_id <= joblib_job.id AND {TASK_IS_QUEUED}
+        ORDER BY joblib_task.job_id, lane, seq LIMIT 1
+    ), joblib_job.id
+    FROM joblib_job WHERE NOT deleted AND {_UNSERVED.format("joblib_job.id")}
+    UNION
+    SELECT created_by, job_id FROM joblib_task
+    WHERE {as_sql(IS_SCHEDULED)} AND {_UNSERVED.format("joblib_task.job_id")}
+) AS counted WHERE owner IS NOT NULL GROUP BY owner
 """,
 )
 # The kept counts tell how many are pending. Each half of the union reads a partial index.

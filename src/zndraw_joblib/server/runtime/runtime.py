@@ -170,7 +170,7 @@ class Runtime:
             beat, tasks_of=weight
         )
         self.payload_validator = PayloadValidator(share=settings.share_of)
-        self.stored = StoredLimits(settings, self.database.read, self.start)
+        self.stored = StoredLimits(settings, self.database, self.start)
         self._last_heartbeats = LastHeartbeats(settings)
         self.content_store: ContentStore | None = None
 
@@ -291,12 +291,12 @@ class Runtime:
         """Add a task. Raises the problem that `tasks.submit` returns, or `InvalidPayload`."""
         user = item.caller.id  # the health check has none, and no limit
         if user and not self.stored.pending_tasks.take_now(user):
-            await self.stored.pending_tasks.take(user)
+            await self._take_pending([item], [item.key])
         return await self.payload_validator.submit_one(item, self._submits.put)
 
     async def submit_many(self, items: Sequence[rules_tasks.Submission]) -> list[OnceOrRepeat | Exception]:
         """Add tasks. The result for each is that of `tasks.submit`, or `InvalidPayload`."""
-        await self._take_pending(items)
+        await self._take_pending(items, [item.key for item in items])
         return await self.payload_validator.submit(items, self._submits.put_many)
 
     async def submit_all(
@@ -308,7 +308,7 @@ class Runtime:
         """Add tasks in one transaction, that of `write`. Raises the problem of the first faulty one."""
         repeat: Repeat[list[TaskResponse]] | None = None
         if write is None:
-            await self._take_pending(items)
+            await self._take_pending(items, [key] * len(items))
 
         async def put(validated: Sequence[rules_tasks.Submission]) -> Sequence[TaskResponse | Exception]:
             nonlocal repeat
@@ -328,9 +328,14 @@ class Runtime:
                 raise rules_transitions.at_item(result, "tasks", index)
         return repeat or [raised(result) for result in results]
 
-    async def _take_pending(self, items: Sequence[rules_tasks.Submission]) -> None:
-        for user, count in Counter(item.caller.id for item in items).items():
-            await self.stored.pending_tasks.take(user, count)
+    async def _take_pending(
+        self, items: Sequence[rules_tasks.Submission], keys: Sequence[RequestKey | None]
+    ) -> None:
+        keys_of: dict[str, list[RequestKey | None]] = {}
+        for item, key in zip(items, keys, strict=True):
+            keys_of.setdefault(item.caller.id, []).append(key)
+        for user, own in keys_of.items():
+            await self.stored.take(self.stored.pending_tasks, user, own)
 
     async def report(self, item: rules_tasks.Report) -> TaskResponse:
         """Move a task as its holder, its submitter or a superuser reports."""
