@@ -31,7 +31,7 @@ providers = _counter(
     "SELECT count(*) FROM joblib_provider", "SELECT owner_id, count(*) FROM joblib_provider GROUP BY owner_id"
 )
 # A job is one of each user who has a worker of it. One without a worker stays for its pending tasks: it is
-# one of whoever submitted the first in its queue, or any that are scheduled for later.
+# one of the users who submitted the first in its queue, or any that are scheduled for later.
 _UNSERVED = "NOT EXISTS (SELECT 1 FROM joblib_worker_job link WHERE link.job_id = {})"
 jobs = _counter(
     "SELECT count(*) FROM joblib_job WHERE NOT deleted",
