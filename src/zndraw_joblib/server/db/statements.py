@@ -36,16 +36,7 @@ from sqlalchemy.types import TypeEngine
 
 from zndraw_joblib.server.db.column_types import UtcDateTime, Uuid
 from zndraw_joblib.server.db.compiled import ASYNCPG
-from zndraw_joblib.server.db.tables import (
-    Attempt,
-    IdempotencyKey,
-    Job,
-    QueueBlock,
-    RoomCount,
-    RoomQueue,
-    Task,
-    Worker,
-)
+from zndraw_joblib.server.db.tables import metadata
 
 Type = TypeEngine[Any]
 # Types of names that are no columns.
@@ -63,8 +54,8 @@ _BYTES = re.compile(r"\boctet_length\(([\w.]+)\)")
 _UNINDEXED = re.compile(r"\bunindexed\(([\w.]+)\)")
 _TYPES: dict[str, Type] = {
     col.name: Text() if isinstance(col.type, String) else col.type
-    for table in (IdempotencyKey, Attempt, Worker, RoomCount, QueueBlock, RoomQueue, Job, Task)
-    for col in table.__table__.columns
+    for table in metadata.tables.values()
+    for col in table.columns
 } | {
     "at": UtcDateTime(),
     "now": UtcDateTime(),
@@ -75,22 +66,24 @@ _TYPES: dict[str, Type] = {
 
 
 class _Sql(TextClause):
-    """SQL text with a second form for SQLite."""
+    """SQL text, and what makes its form for SQLite: the text as it was written, and the types."""
 
     inherit_cache = True
-    on_sqlite: TextClause
+    source: str
+    types: dict[str, Type]
 
 
 @compiles(_Sql, "sqlite")
 def _compile_for_sqlite(element: _Sql, compiler: SQLCompiler, **options: Any) -> str:
-    return str(compiler.process(element.on_sqlite, **options))
+    lists = {f"all_{name}" for name in _LIST.findall(element.source)}
+    form = _bound(text(_on_sqlite(element.source)), element.types, lists)
+    return str(compiler.process(form, **options))
 
 
 def statement(sql: str, *columns: str, **types: Type) -> Any:
     """Return a statement with these result columns, in their order. `types` are those of other names."""
     element: Any = _bound(_Sql(_UNINDEXED.sub(r"\1", sql)), types)
-    lists = {f"all_{name}" for name in _LIST.findall(sql)}
-    element.on_sqlite = _bound(text(_on_sqlite(sql)), types, lists)
+    element.source, element.types = sql, types
     return element.columns(*[column(name, types.get(name, _TYPES.get(name))) for name in columns])
 
 

@@ -241,7 +241,7 @@ async def _claim_new(
     if expired:
         # Where one task has expired, others have too. The claim that found one is repeated.
         seqs = [task.seq for task, _ in moves]
-        rest = await sql_expiry.expired(tx, now, _MAX_EXPIRED, only=sorted(expired), but=seqs)
+        rest = await sql_expiry.lock_expired_of_jobs(tx, now, _MAX_EXPIRED, sorted(expired), seqs)
         moves += [(task, rules_transitions.expired(task, now)) for task in rest]
     await sql_transitions.claim(tx, moves)
     for _, after in moves:

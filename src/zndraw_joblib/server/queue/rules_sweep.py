@@ -23,7 +23,7 @@ from zndraw_joblib.server.queue import (
     sql_workers,
 )
 from zndraw_joblib.server.queue.rules_workers import Counts, Decide
-from zndraw_joblib.server.queue.sql_task_rows import Condition, TaskRecord
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.messages import PlannedChange, SweeperMode, SweeperPreview
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -40,9 +40,10 @@ class TooManyTasks(Exception):
 
 
 class Rule(NamedTuple):
-    """Which held tasks to recover, and their new state."""
+    """Which held tasks to recover, by their times compared with `at`, and their new state."""
 
-    wanted: Condition
+    reads: sql_expiry.Reads
+    at: datetime
     decide: Decide
 
 
@@ -60,9 +61,9 @@ async def mode(tx: Transaction, default: SweeperMode) -> SweeperMode:
     return default if stored is None else SweeperMode(stored)
 
 
-async def set_mode(tx: Transaction, wanted: SweeperMode) -> None:
+async def set_mode(tx: Transaction, new: SweeperMode) -> None:
     """Set the mode of the sweepers of all servers, from their next cycle on."""
-    await runtime_settings.put(tx, _MODE, wanted.value)
+    await runtime_settings.put(tx, _MODE, new.value)
 
 
 async def count_workers(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
@@ -95,11 +96,11 @@ async def retire_stale(  # noqa: PLR0913 - one argument per condition
     if is_first:
         await sql_workers.clamp_future_heartbeats(tx, _MAX_CLOCK_JITTER)
     size = batch_size(is_sqlite=tx.is_sqlite)
-    found = await sql_workers.lock_if_stale(tx, await tx.now() - timeout, size, only, but_of)
+    costs = await sql_workers.lock_if_stale(tx, await tx.now() - timeout, size, only, but_of)
     most_cost = COST_PER_WORKER * size
     stale: list[UUID] = []
     total = 0
-    for worker_id, cost in found.items():
+    for worker_id, cost in costs.items():
         if total + cost > most_cost and stale:
             break
         if cost > most_cost and is_short:
@@ -113,29 +114,30 @@ async def retire_stale(  # noqa: PLR0913 - one argument per condition
 def stuck(now: datetime, timeout: timedelta) -> Rule:
     """Return the rule for tasks of internal jobs that were held for longer than `timeout`."""
     return Rule(
-        sql_expiry.stuck_internal(now - timeout),
+        sql_expiry.STUCK_INTERNAL,
+        now - timeout,
         lambda task, at, _: rules_transitions.internal_timeout(task, at),
     )
 
 
 def paused(now: datetime) -> Rule:
     """Return the rule for claimed tasks of paused internal jobs: they wait in their queues."""
-    return Rule(sql_expiry.paused_internal(now), lambda task, _, __: rules_transitions.released(task))
+    return Rule(sql_expiry.PAUSED_INTERNAL, now, lambda task, _, __: rules_transitions.released(task))
 
 
-def abandoned() -> Rule:
+def abandoned(now: datetime) -> Rule:
     """Return the rule for held tasks of remote jobs whose worker does not exist."""
-    return Rule(sql_expiry.abandoned(), rules_transitions.worker_lost)
+    return Rule(sql_expiry.ABANDONED, now, rules_transitions.worker_lost)
 
 
 def overdue(now: datetime) -> Rule:
     """Return the rule for held tasks whose deadline to start or to end has passed."""
-    return Rule(sql_expiry.overdue(now), rules_transitions.overdue)
+    return Rule(sql_expiry.OVERDUE, now, rules_transitions.overdue)
 
 
 def not_named(now: datetime, limit: timedelta) -> Rule:
     """Return the rule for held tasks that a living worker did not name in its heartbeats for `limit`."""
-    return Rule(sql_expiry.since(now - limit), rules_transitions.unnamed)
+    return Rule(sql_expiry.UNNAMED, now - limit, rules_transitions.unnamed)
 
 
 class Find(Protocol):
@@ -164,7 +166,7 @@ def kinds(
     rules: list[Callable[[datetime], Rule]] = [
         partial(stuck, timeout=internal_timeout),
         paused,
-        lambda _: abandoned(),
+        abandoned,
         overdue,
     ]
     if unnamed_limit is not None:
@@ -176,7 +178,7 @@ def kinds(
     ]
 
 
-async def move_tasks(tx: Transaction, wanted: Sequence[Kind], *, skip_locked: bool = False) -> int:
+async def move_tasks(tx: Transaction, kinds: Sequence[Kind], *, skip_locked: bool = False) -> int:
     """Move a batch of tasks of each kind. Return the size of the largest batch.
 
     It locks all tasks first, without waiting, then their jobs, in order. With `skip_locked`, it skips the
@@ -185,25 +187,25 @@ async def move_tasks(tx: Transaction, wanted: Sequence[Kind], *, skip_locked: bo
     now = await tx.now()
     skipped: set[UUID] = set()
     while True:
-        batches = await _find(tx, wanted, now, skipped)
+        batches = await _find(tx, kinds, now, skipped)
         job_ids = {task.job_id for batch in batches for task in batch}
         busy = job_ids - await sql_jobs.lock(tx, job_ids, skip_locked=skip_locked)
         if not (skip_locked and busy):
             break
         skipped |= busy
-    for kind, batch in zip(wanted, batches, strict=True):
+    for kind, batch in zip(kinds, batches, strict=True):
         if batch:
             await kind.apply(tx, batch)
     return max(map(len, batches))
 
 
 async def _find(
-    tx: Transaction, wanted: Sequence[Kind], now: datetime, skipped: Collection[UUID]
+    tx: Transaction, kinds: Sequence[Kind], now: datetime, skipped: Collection[UUID]
 ) -> list[list[TaskRecord]]:
     """Lock a batch of tasks of each kind; each task is in one batch."""
     seqs: set[int] = set()
     batches: list[list[TaskRecord]] = []
-    for kind in wanted:
+    for kind in kinds:
         batch = [task for task in await kind.find(tx, now, but_of=skipped) if task.seq not in seqs]
         seqs |= {task.seq for task in batch}
         batches.append(batch)
@@ -232,7 +234,7 @@ async def prune_unnamed(tx: Transaction, limit: timedelta) -> None:
 
 async def recover_abandoned(tx: Transaction, counts: Counts | None = None) -> int:
     """Fail or requeue tasks whose worker does not exist."""
-    return await move_tasks(tx, [_recovered(lambda _: abandoned(), counts)])
+    return await move_tasks(tx, [_recovered(abandoned, counts)])
 
 
 async def recover_overdue(tx: Transaction, counts: Counts | None = None) -> int:
@@ -253,10 +255,11 @@ async def enqueue_due(tx: Transaction, *, skip_locked: bool = False) -> int:
 
 def _recovered(rule: Callable[[datetime], Rule], counts: Counts | None) -> Kind:
     async def find(tx: Transaction, now: datetime, *, but_of: Collection[UUID] = ()) -> list[TaskRecord]:
-        return await sql_expiry.held(tx, rule(now).wanted, limit=TASKS_PER_BATCH, but_of=but_of)
+        reads, at, _ = rule(now)
+        return await sql_expiry.held(tx, reads, at, TASKS_PER_BATCH, but_of=but_of)
 
-    async def apply(tx: Transaction, found: list[TaskRecord]) -> None:
-        await rules_workers.recover_tasks(tx, found, rule(await tx.now()).decide, counts)
+    async def apply(tx: Transaction, tasks: list[TaskRecord]) -> None:
+        await rules_workers.recover_tasks(tx, tasks, rule(await tx.now()).decide, counts)
 
     return Kind(find, apply)
 
@@ -308,15 +311,15 @@ async def preview(
     """Return what a cycle would do now, at most one batch of each kind."""
     now = await tx.now()
     stale = await sql_workers.stale(tx, now - timeout, batch_size(is_sqlite=tx.is_sqlite))
-    rules = [stuck(now, internal_timeout), paused(now), abandoned(), overdue(now)]
+    rules = [stuck(now, internal_timeout), paused(now), abandoned(now), overdue(now)]
     if unnamed_limit is not None:
         rules.append(not_named(now, unnamed_limit))
-    if stale:
-        rules.append(Rule(sql_expiry.held_by(stale), rules_transitions.worker_lost))
     changes: dict[UUID, PlannedChange] = {}
-    for rule in rules:
-        for task in await sql_expiry.held(tx, rule.wanted, limit=TASKS_PER_BATCH, lock=False):
-            changes.setdefault(task.id, _planned(task, rule.decide(task, now, 0.0)))
+    for reads, at, decide in rules:
+        for task in await sql_expiry.held(tx, reads, at, TASKS_PER_BATCH, lock=False):
+            changes.setdefault(task.id, _planned(task, decide(task, now, 0.0)))
+    for task in await sql_expiry.held_by(tx, stale, TASKS_PER_BATCH) if stale else []:
+        changes.setdefault(task.id, _planned(task, rules_transitions.worker_lost(task, now, 0.0)))
     for task in await sql_expiry.expired(tx, now, TASKS_PER_BATCH, lock=False):
         changes.setdefault(task.id, _planned(task, rules_transitions.expired(task, now)))
     scanned, stale_count = await count_workers(tx, timeout)
