@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic_core import to_json
 from sqlalchemy import (
@@ -103,36 +103,37 @@ def _as_any(element: Any, compiler: SQLCompiler, **options: Any) -> str:
     return compiler.process(tested == any_(values), **options)
 
 
-class unindexed(FunctionElement[Any]):
+class by_template(FunctionElement[Any]):
+    """A function of SQL whose text each database has as a template: `{0}` is the first argument."""
+
+    postgresql: ClassVar[str]
+    sqlite: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.inherit_cache = True  # SQLAlchemy looks for it in each class
+        super().__init_subclass__()
+
+
+@compiles(by_template)
+def _fill(element: Any, compiler: SQLCompiler, **options: Any) -> str:
+    template: str = element.sqlite if compiler.dialect.name == "sqlite" else element.postgresql
+    clauses = list(element.clauses)
+    return re.sub(r"\{(\d)\}", lambda match: compiler.process(clauses[int(match[1])], **options), template)
+
+
+class unindexed(by_template):
     """A column that SQLite finds by no index. PostgreSQL decides by its statistics."""
 
-    inherit_cache = True
+    postgresql, sqlite = "{0}", "+{0}"
 
 
-@compiles(unindexed)
-def _as_column(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    return compiler.process(element.clauses, **options)
+class by_database(by_template):
+    """``by_database(postgresql, sqlite)``: two forms of one condition; each database reads its own index.
 
+    It has no type, as `among` has none.
+    """
 
-@compiles(unindexed, "sqlite")
-def _as_expression(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    return f"+{compiler.process(element.clauses, **options)}"
-
-
-class by_database(FunctionElement[bool]):
-    """``by_database(postgresql, sqlite)``: two forms of one condition; each database reads its own index."""
-
-    inherit_cache = True  # untyped, as `among` is
-
-
-@compiles(by_database)
-def _for_postgresql(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    return f"({compiler.process(element.clauses.clauses[0], **options)})"
-
-
-@compiles(by_database, "sqlite")
-def _for_sqlite(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    return f"({compiler.process(element.clauses.clauses[1], **options)})"
+    postgresql, sqlite = "({0})", "({1})"
 
 
 class places(FunctionElement[bool]):
@@ -161,41 +162,20 @@ def _as_equalities(element: Any, compiler: SQLCompiler, **options: Any) -> str:
     return f"({' AND '.join(f'{column} = {value}' for column, value in pairs)})"
 
 
-class byte_size(FunctionElement[int]):
+class byte_size(by_template):
     """The bytes of a text. On PostgreSQL it does not read a large one."""
 
-    inherit_cache = True
     type = Integer()
+    postgresql, sqlite = "octet_length({0})", "length(CAST({0} AS BLOB))"
 
 
-@compiles(byte_size)
-def _octet_length(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    return f"octet_length({compiler.process(element.clauses, **options)})"
-
-
-@compiles(byte_size, "sqlite")
-def _blob_length(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    return f"length(CAST({compiler.process(element.clauses, **options)} AS BLOB))"
-
-
-class contains(FunctionElement[bool]):
+class contains(by_template):
     """``contains(column, pattern)``: a text matches a `like_pattern`. The letters a to z have no case."""
 
-    inherit_cache = True
     type = Boolean()
-
-
-@compiles(contains)
-def _like_in_lower_case(element: Any, compiler: SQLCompiler, **options: Any) -> str:
     # In the collation C only the letters a to z have two cases, as for SQLite.
-    tested, pattern = [compiler.process(clause, **options) for clause in element.clauses]
-    return f'(lower({tested} COLLATE "C") LIKE lower({pattern} COLLATE "C") ESCAPE \'~\')'
-
-
-@compiles(contains, "sqlite")
-def _like(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    tested, pattern = [compiler.process(clause, **options) for clause in element.clauses]
-    return f"({tested} LIKE {pattern} ESCAPE '~')"
+    postgresql = """(lower({0} COLLATE "C") LIKE lower({1} COLLATE "C") ESCAPE '~')"""
+    sqlite = "({0} LIKE {1} ESCAPE '~')"
 
 
 def like_pattern(text: str) -> str:

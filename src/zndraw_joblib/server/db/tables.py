@@ -102,7 +102,23 @@ class Base(SQLModel, registry=registry(metadata=metadata)):
         super().__init__(**values)
 
 
-def id_column() -> Any:
+def _column(kind: Any, *constraints: Any, key: bool = False, optional: bool = False, **options: Any) -> Any:
+    """Return a column without an automatic value: part of the primary key, null by default, or required."""
+    column = Column(kind, *constraints, primary_key=key, nullable=optional, autoincrement=False, **options)
+    return Field(default=None, sa_column=column) if optional else Field(sa_column=column)
+
+
+def _default(kind: Any, value: Any, sql: str) -> Any:
+    """Return a column with a default, also for the rows of servers of an earlier schema."""
+    return Field(default=value, sa_column=Column(kind, nullable=False, server_default=text(sql)))
+
+
+def _sequence() -> Any:
+    """Return the column of numbers that the database counts: the primary key."""
+    return Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+
+
+def _id() -> Any:
     """Return the column of a UUID that is the primary key."""
     return Field(default_factory=uuid4, sa_column=Column(Uuid, primary_key=True))
 
@@ -113,24 +129,21 @@ def moment(*, nullable: bool = False) -> Any:
     return Field(default_factory=lambda: None if nullable else datetime.now(UTC), sa_column=column)
 
 
-def optional_text() -> Any:
+def _optional_text() -> Any:
     """Return a column of text or null, without a limit.
 
     PostgreSQL takes rows with limited text for wide ones, and a table of them for a short one.
     """
-    return Field(default=None, sa_column=Column(Text, nullable=True))
+    return _column(Text, optional=True)
 
 
 def _count() -> Any:
-    return Field(default=0, sa_column=Column(BigInteger, nullable=False, server_default=text("0")))
+    return _default(BigInteger, 0, "0")
 
 
-def _seconds() -> Any:
-    return Field(default=0.0, sa_column=Column(Float, nullable=False, server_default=text("0")))
-
-
-def _json() -> Any:
-    return Field(sa_column=Column(JsonText, nullable=False))
+def _partial(name: str, where: str, *columns: str, on_sqlite: str | None = None) -> Index:
+    """Return an index of the rows that match a condition."""
+    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(on_sqlite or where))
 
 
 class Statistic(Base, table=True):
@@ -147,19 +160,19 @@ class Statistic(Base, table=True):
     )
 
     resolution: int = Field(primary_key=True)
-    job_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
-    start: datetime = Field(sa_column=Column(UtcDateTime, primary_key=True))
+    job_id: UUID = _column(Uuid, key=True)
+    start: datetime = _column(UtcDateTime, key=True)
     submitted: int = _count()
     completed: int = _count()
     failed: int = _count()
     cancelled: int = _count()
     retried: int = _count()
     lost: int = _count()
-    waiting_seconds: float = _seconds()
-    running_seconds: float = _seconds()
-    waiting: list[int] = _json()
-    running: list[int] = _json()
-    causes: dict[str, int] = _json()
+    waiting_seconds: float = _default(Float, 0.0, "0")
+    running_seconds: float = _default(Float, 0.0, "0")
+    waiting: list[int] = _column(JsonText)
+    running: list[int] = _column(JsonText)
+    causes: dict[str, int] = _column(JsonText)
 
 
 class StatisticPosition(Base, table=True):
@@ -185,7 +198,7 @@ class Server(Base, table=True):
 
     __tablename__ = "joblib_server"
 
-    id: UUID = id_column()
+    id: UUID = _id()
     host: str = Field(max_length=255)
     pid: int
     version: str = Field(max_length=64)
@@ -203,8 +216,8 @@ class SweepCycle(Base, table=True):
     __tablename__ = "joblib_sweep_cycle"
     __table_args__ = (Index(None, "at"),)
 
-    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
-    server_id: UUID = Field(sa_column=Column(Uuid, nullable=False))
+    n: int | None = _sequence()
+    server_id: UUID = _column(Uuid)
     at: datetime = moment()
     mode: str | None = Field(default=None, max_length=16)
     scanned: int
@@ -227,30 +240,14 @@ class AuditRecord(Base, table=True):
     __tablename__ = "joblib_audit"
     __table_args__ = (Index(None, "at"), Index(None, "room_id", "n"))
 
-    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    n: int | None = _sequence()
     at: datetime = moment()
     actor: str
     action: str = Field(max_length=64)
     room_id: str | None = Field(default=None, max_length=128)
-    target: str = Field(sa_column=Column(Text, nullable=False))
-    detail: dict[str, Any] | None = Field(default=None, sa_column=Column(JsonText, nullable=True))
+    target: str = _column(Text)
+    detail: dict[str, Any] | None = _column(JsonText, optional=True)
     request_id: str | None = Field(default=None, max_length=128)
-
-
-def _task() -> Any:
-    return Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
-
-
-def _number() -> Any:
-    return Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
-
-
-def _small_count() -> Any:
-    return Field(default=0, sa_column=Column(Integer, nullable=False, server_default=text("0")))
-
-
-def _optional_json() -> Any:
-    return Field(default=None, sa_column=Column(JsonText, nullable=True))
 
 
 class AttemptDetail(Base, table=True):
@@ -262,15 +259,15 @@ class AttemptDetail(Base, table=True):
 
     __tablename__ = "joblib_attempt_detail"
 
-    task_seq: int = _task()
-    attempt: int = _number()
-    progress: dict[str, Any] | None = _optional_json()
+    task_seq: int = _column(BigInteger, key=True)
+    attempt: int = _column(Integer, key=True)
+    progress: dict[str, Any] | None = _column(JsonText, optional=True)
     progress_at: datetime | None = moment(nullable=True)
-    log_last: int = _small_count()
-    log_lines: int = _small_count()
-    log_bytes: int = _small_count()
-    failure: dict[str, Any] | None = _optional_json()
-    full_traceback: str | None = _optional_json()
+    log_last: int = _default(Integer, 0, "0")
+    log_lines: int = _default(Integer, 0, "0")
+    log_bytes: int = _default(Integer, 0, "0")
+    failure: dict[str, Any] | None = _column(JsonText, optional=True)
+    full_traceback: str | None = _column(JsonText, optional=True)
 
 
 class TaskLogPart(Base, table=True):
@@ -281,12 +278,12 @@ class TaskLogPart(Base, table=True):
 
     __tablename__ = "joblib_task_log"
 
-    task_seq: int = _task()
-    attempt: int = _number()
-    first: int = _number()
+    task_seq: int = _column(BigInteger, key=True)
+    attempt: int = _column(Integer, key=True)
+    first: int = _column(Integer, key=True)
     last: int
     size: int
-    lines: str = Field(sa_column=Column(Text, nullable=False))
+    lines: str = _column(Text)
 
 
 class UnnamedTask(Base, table=True):
@@ -297,16 +294,12 @@ class UnnamedTask(Base, table=True):
 
     __tablename__ = "joblib_unnamed_task"
 
-    task_seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    task_seq: int = _column(BigInteger, key=True)
     attempt: int
     unnamed_since: datetime = moment()
 
 
 # The tables of task results, whose content is in a `ContentStore`, and of the database's result backend.
-
-_HAS_CONTENT = text("content_key IS NOT NULL")
-_IS_OPEN = text("check_at IS NOT NULL")
-_IS_LOOSE = text("task_seq IS NULL AND content_key IS NOT NULL")
 
 
 class TaskResult(Base, table=True):
@@ -320,27 +313,22 @@ class TaskResult(Base, table=True):
 
     __tablename__ = "joblib_task_result"
     __table_args__ = (
-        Index(
-            "ix_joblib_task_result_expiring",
-            "expires_at",
-            sqlite_where=_HAS_CONTENT,
-            postgresql_where=_HAS_CONTENT,
-        ),
-        Index("ix_joblib_task_result_check", "check_at", sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
-        Index("ix_joblib_task_result_loose", "n", sqlite_where=_IS_LOOSE, postgresql_where=_IS_LOOSE),
+        _partial("ix_joblib_task_result_expiring", "content_key IS NOT NULL", "expires_at"),
+        _partial("ix_joblib_task_result_check", "check_at IS NOT NULL", "check_at"),
+        _partial("ix_joblib_task_result_loose", "task_seq IS NULL AND content_key IS NOT NULL", "n"),
     )
 
-    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
-    task_seq: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True, unique=True))
+    n: int | None = _sequence()
+    task_seq: int | None = _column(BigInteger, optional=True, unique=True)
     attempt: int
     content_key: str | None = Field(default=None, max_length=64)
-    size: int = Field(sa_column=Column(BigInteger, nullable=False))
+    size: int = _column(BigInteger)
     content_type: str = Field(max_length=255)
     etag: str = Field(max_length=64)
-    filename: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    filename: str | None = _optional_text()
     expires_at: datetime = moment()
     check_at: datetime | None = moment(nullable=True)
-    user_id: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    user_id: str | None = _optional_text()
 
 
 class TaskResultTotal(Base, table=True):
@@ -349,8 +337,8 @@ class TaskResultTotal(Base, table=True):
     __tablename__ = "joblib_task_result_total"
     __table_args__ = (CheckConstraint("size >= 0", "size_counts"),)
 
-    id: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
-    size: int = Field(sa_column=Column(BigInteger, nullable=False))
+    id: int = _column(BigInteger, key=True)
+    size: int = _column(BigInteger)
 
 
 class TaskResultShare(Base, table=True):
@@ -359,8 +347,8 @@ class TaskResultShare(Base, table=True):
     __tablename__ = "joblib_task_result_share"
     __table_args__ = (CheckConstraint("size >= 0", "size_counts"),)
 
-    user_id: str = Field(sa_column=Column(Text, primary_key=True))
-    size: int = Field(sa_column=Column(BigInteger, nullable=False))
+    user_id: str = _column(Text, key=True)
+    size: int = _column(BigInteger)
 
 
 class Result(Base, table=True):
@@ -369,9 +357,9 @@ class Result(Base, table=True):
     __tablename__ = "joblib_result"
     __table_args__ = (Index(None, "expires_at"),)
 
-    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
-    key: str = Field(sa_column=Column(Text, nullable=False, unique=True))
-    size: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True))
+    n: int | None = _sequence()
+    key: str = _column(Text, unique=True)
+    size: int | None = _column(BigInteger, optional=True)
     expires_at: datetime = moment()
 
 
@@ -380,16 +368,12 @@ class ResultPart(Base, table=True):
 
     __tablename__ = "joblib_result_part"
 
-    result_n: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    result_n: int = _column(BigInteger, key=True)
     part: int = Field(primary_key=True)
     data: bytes
 
 
 # The tables of the event logs of watched rooms.
-
-
-def _big_number(*, is_key: bool = False) -> Any:
-    return Field(sa_column=Column(BigInteger, primary_key=is_key, autoincrement=False, nullable=False))
 
 
 class RoomStream(Base, table=True):
@@ -403,14 +387,14 @@ class RoomStream(Base, table=True):
     __tablename__ = "joblib_room_stream"
 
     room_id: str = Field(primary_key=True, max_length=128)
-    first_n: int = _big_number()
-    last_n: int = _big_number()
-    size: int = _big_number()
+    first_n: int = _column(BigInteger)
+    last_n: int = _column(BigInteger)
+    size: int = _column(BigInteger)
     max_events: int
-    max_bytes: int = _big_number()
+    max_bytes: int = _column(BigInteger)
     watched_until: datetime = moment()
     # The user for whose share the room counts.
-    watched_by: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    watched_by: str | None = _optional_text()
 
 
 class RoomEvent(Base, table=True):
@@ -420,12 +404,12 @@ class RoomEvent(Base, table=True):
     __table_args__: ClassVar[Any] = (Index("ix_joblib_room_event_task", "task_id", "n"),)
 
     room_id: str = Field(primary_key=True, max_length=128)
-    n: int = _big_number(is_key=True)
-    task_id: UUID = Field(sa_column=Column(Uuid, nullable=False))
+    n: int = _column(BigInteger, key=True)
+    task_id: UUID = _column(Uuid)
     at: datetime = moment()
     kind: str = Field(max_length=16)
     size: int
-    data: str = Field(sa_column=Column(Text, nullable=False))
+    data: str = _column(Text)
 
 
 # The tables of jobs, workers, tasks, providers and requests.
@@ -437,17 +421,11 @@ def _among(column: str, values: frozenset[TaskStatus]) -> str:
 
 
 _FULL_NAME = "room_id || ':' || category || ':' || name"
-_DELETED: dict[str, Any] = {"sqlite_where": text("deleted = 1"), "postgresql_where": text("deleted")}
-_QUEUED = text("status = 'pending' AND run_at IS NULL")
-_SCHEDULED = text("status = 'pending' AND run_at IS NOT NULL")
-_EXPIRING = text("status = 'pending' AND expires_at IS NOT NULL")
-_HELD = text(_among("status", HELD))
-_ENDED = text("completed_at IS NOT NULL")
-_HOOKED = text("on_end IS NOT NULL AND completed_at IS NOT NULL")
-_UNSUCCESSFUL = text(_among("status", frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})))
+_QUEUED = "status = 'pending' AND run_at IS NULL"
+_HOOKED = "on_end IS NOT NULL AND completed_at IS NOT NULL"
+_UNSUCCESSFUL = _among("status", frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED}))
 
 
-# Columns of later migrations have a server default.
 def _zero() -> Any:
     return Field(default=0, sa_column_kwargs={"server_default": text("0")})
 
@@ -471,17 +449,15 @@ class Job(Base, table=True):
         UniqueConstraint("room_id", "category", "name"),
         CheckConstraint("pending >= 0", "pending_counts"),
         CheckConstraint("scheduled >= 0", "scheduled_counts"),
-        Index("ix_joblib_job_deleted", "id", **_DELETED),
+        _partial("ix_joblib_job_deleted", "deleted", "id", on_sqlite="deleted = 1"),
     )
 
-    id: UUID = id_column()
+    id: UUID = _id()
     room_id: str = Field(max_length=128)
     category: str = Field(max_length=128)
     name: str = Field(max_length=128)
-    full_name: str = Field(
-        sa_column=Column(Text, Computed(_FULL_NAME, persisted=True), unique=True, nullable=False)
-    )
-    schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
+    full_name: str = _column(Text, Computed(_FULL_NAME, persisted=True), unique=True)
+    schema_: dict[str, Any] = _column("schema", JsonText)
     created_at: datetime = moment()
     deleted: bool = False
     deleted_at: datetime | None = moment(nullable=True)
@@ -489,11 +465,9 @@ class Job(Base, table=True):
     scheduled: int = _zero()
     paused: bool = _no()
     has_lanes: bool = _no()
-    fair_round: int = Field(sa_column=Column(BigInteger, nullable=False, server_default=text("0")), default=0)
-    fair_room: str = Field(
-        sa_column=Column(String(128), nullable=False, server_default=text("''")), default=""
-    )
-    policy: str | None = optional_text()
+    fair_round: int = _count()
+    fair_room: str = _default(String(128), "", "''")
+    policy: str | None = _optional_text()
     max_in_flight: int | None = None
 
 
@@ -510,16 +484,16 @@ class Worker(Beating, Base, table=True):
     __tablename__ = "joblib_worker"
     __table_args__ = (Index(None, "last_heartbeat"), Index(None, "created_at"))
 
-    id: UUID = id_column()
+    id: UUID = _id()
     owner_id: str
     created_at: datetime = moment()
     last_heartbeat: datetime = moment()
     draining: bool = _no()
     max_tasks: int | None = None
-    name: str | None = optional_text()
-    host: str | None = optional_text()
+    name: str | None = _optional_text()
+    host: str | None = _optional_text()
     pid: int | None = None
-    version: str | None = optional_text()
+    version: str | None = _optional_text()
     slots: int | None = None
 
 
@@ -528,8 +502,8 @@ class WorkerJobLink(Base, table=True):
 
     __tablename__ = "joblib_worker_job"
 
-    worker_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), primary_key=True))
-    job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), primary_key=True, index=True))
+    worker_id: UUID = _column(Uuid, ForeignKey("joblib_worker.id"), key=True)
+    job_id: UUID = _column(Uuid, ForeignKey("joblib_job.id"), key=True, index=True)
 
 
 class Task(Base, table=True):
@@ -556,52 +530,40 @@ class Task(Base, table=True):
             "status NOT IN ('running', 'completed') OR started_at IS NOT NULL", "running_was_started"
         ),
         CheckConstraint("attempt >= 0", "attempt_counts"),
-        Index(
-            "ix_joblib_task_queue", "job_id", "lane", "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED
-        ),
-        Index(
-            "ix_joblib_task_turn",
-            *("job_id", "room_id", "lane", "seq"),
-            sqlite_where=_QUEUED,
-            postgresql_where=_QUEUED,
-        ),
-        Index("ix_joblib_task_scheduled", "run_at", sqlite_where=_SCHEDULED, postgresql_where=_SCHEDULED),
-        Index("ix_joblib_task_expiring", "expires_at", sqlite_where=_EXPIRING, postgresql_where=_EXPIRING),
-        Index("ix_joblib_task_held", "worker_id", sqlite_where=_HELD, postgresql_where=_HELD),
+        _partial("ix_joblib_task_queue", _QUEUED, "job_id", "lane", "seq"),
+        _partial("ix_joblib_task_turn", _QUEUED, "job_id", "room_id", "lane", "seq"),
+        _partial("ix_joblib_task_scheduled", "status = 'pending' AND run_at IS NOT NULL", "run_at"),
+        _partial("ix_joblib_task_expiring", "status = 'pending' AND expires_at IS NOT NULL", "expires_at"),
+        _partial("ix_joblib_task_held", _among("status", HELD), "worker_id"),
         Index("ix_joblib_task_room", "room_id", "created_at", "seq"),
         Index("ix_joblib_task_room_status", "room_id", "status", "created_at", "seq"),
         Index("ix_joblib_task_job_room", "job_id", "room_id", "created_at", "seq"),
-        Index("ix_joblib_task_ended", "completed_at", "seq", sqlite_where=_ENDED, postgresql_where=_ENDED),
-        Index(
-            "ix_joblib_task_unsuccessful",
-            *("status", "seq"),
-            sqlite_where=_UNSUCCESSFUL,
-            postgresql_where=_UNSUCCESSFUL,
-        ),
-        Index(
+        _partial("ix_joblib_task_ended", "completed_at IS NOT NULL", "completed_at", "seq"),
+        _partial("ix_joblib_task_unsuccessful", _UNSUCCESSFUL, "status", "seq"),
+        _partial(
             "ix_joblib_task_on_end",
-            *("on_end", "on_end_due_at"),
-            sqlite_where=_HOOKED,
-            postgresql_where=_HOOKED,
+            "on_end IS NOT NULL AND completed_at IS NOT NULL",
+            "on_end",
+            "on_end_due_at",
         ),
     )
 
-    seq: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    seq: int | None = _sequence()
     id: UUID = Field(default_factory=uuid4, sa_column=Column(Uuid, unique=True, nullable=False))
-    job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), nullable=False))
+    job_id: UUID = _column(Uuid, ForeignKey("joblib_job.id"))
     room_id: str = Field(max_length=128)
     status: str = TaskStatus.PENDING.value
     created_by: str
-    payload: dict[str, Any] = Field(sa_column=Column(JsonText, nullable=False))
+    payload: dict[str, Any] = _column(JsonText)
     created_at: datetime = moment()
     claimed_at: datetime | None = moment(nullable=True)
     started_at: datetime | None = moment(nullable=True)
     completed_at: datetime | None = moment(nullable=True)
-    worker_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
+    worker_id: UUID | None = _column(Uuid, optional=True)
     worker_owner_id: str | None = None
     attempt: int = 0
-    error: str | None = optional_text()
-    result: Any = Field(default=None, sa_column=Column(JsonText, nullable=True))
+    error: str | None = _optional_text()
+    result: Any = _column(JsonText, optional=True)
     lane: int = _zero()
     run_at: datetime | None = moment(nullable=True)
     expires_at: datetime | None = moment(nullable=True)
@@ -609,12 +571,12 @@ class Task(Base, table=True):
     max_attempts: int | None = None
     failures: int = _zero()
     crashes: int = _zero()
-    unstarted: int = Field(sa_column=Column(Integer, nullable=False, server_default=text("0")), default=0)
-    claim_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
+    unstarted: int = _default(Integer, 0, "0")
+    claim_id: UUID | None = _column(Uuid, optional=True)
     error_code: str | None = Field(default=None, max_length=64)
     queued_at: datetime | None = moment(nullable=True)
     traceparent: str | None = Field(default=None, max_length=64)
-    on_end: str | None = optional_text()
+    on_end: str | None = _optional_text()
     on_end_attempts: int | None = None
     on_end_due_at: datetime | None = moment(nullable=True)
 
@@ -629,10 +591,10 @@ class RoomQueue(Base, table=True):
     __tablename__ = "joblib_room_queue"
     __table_args__ = (Index("ix_joblib_room_queue_place", "job_id", "lane", "seq"), Index(None, "room_id"))
 
-    job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), primary_key=True))
+    job_id: UUID = _column(Uuid, ForeignKey("joblib_job.id"), key=True)
     room_id: str = Field(primary_key=True, max_length=128)
     lane: int
-    seq: int = Field(sa_column=Column(BigInteger, nullable=False))
+    seq: int = _column(BigInteger)
 
 
 class RoomCount(Base, table=True):
@@ -642,7 +604,7 @@ class RoomCount(Base, table=True):
     __table_args__: ClassVar[Any] = (Index(None, "job_id", "room_id"), {"sqlite_with_rowid": False})
 
     room_id: str = Field(primary_key=True, max_length=128)
-    job_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    job_id: UUID = _column(Uuid, key=True)
     part: int = Field(primary_key=True)
     total: int
     pending: int
@@ -656,9 +618,9 @@ class QueueBlock(Base, table=True):
     __tablename__ = "joblib_queue_block"
     __table_args__: ClassVar[Any] = {"sqlite_with_rowid": False}
 
-    job_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
+    job_id: UUID = _column(Uuid, key=True)
     lane: int = Field(primary_key=True)
-    block: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    block: int = _column(BigInteger, key=True)
     queued: int
 
 
@@ -671,18 +633,18 @@ class Attempt(Base, table=True):
     __tablename__ = "joblib_attempt"
     __table_args__ = (Index(None, "task_seq"),)
 
-    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
-    task_seq: int = Field(sa_column=Column(BigInteger, nullable=False))
+    n: int | None = _sequence()
+    task_seq: int = _column(BigInteger)
     attempt: int
     status: str
-    worker_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
+    worker_id: UUID | None = _column(Uuid, optional=True)
     claimed_at: datetime | None = moment(nullable=True)
     started_at: datetime | None = moment(nullable=True)
     completed_at: datetime | None = moment(nullable=True)
     ended_at: datetime = moment()
     run_at: datetime | None = moment(nullable=True)
     error_code: str | None = Field(default=None, max_length=64)
-    error: str | None = optional_text()
+    error: str | None = _optional_text()
     reason: str = Field(max_length=64)
     queued_at: datetime | None = moment(nullable=True)
 
@@ -697,7 +659,7 @@ class ProviderRecord(Named, Base, table=True):
     __tablename__ = "joblib_provider"
     __table_args__ = (UniqueConstraint("room_id", "category", "name"), Index(None, "worker_id"))
 
-    id: UUID = id_column()
+    id: UUID = _id()
     room_id: str = Field(max_length=128)
     category: str = Field(max_length=128)
     name: str = Field(max_length=128)
@@ -717,14 +679,10 @@ class ProviderWorkerLink(Base, table=True):
 
     __tablename__ = "joblib_provider_worker"
 
-    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
-    provider_id: UUID = Field(
-        sa_column=Column(Uuid, ForeignKey("joblib_provider.id"), nullable=False, index=True)
-    )
-    worker_id: UUID = Field(
-        sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), nullable=False, index=True)
-    )
-    schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
+    n: int | None = _sequence()
+    provider_id: UUID = _column(Uuid, ForeignKey("joblib_provider.id"), index=True)
+    worker_id: UUID = _column(Uuid, ForeignKey("joblib_worker.id"), index=True)
+    schema_: dict[str, Any] = _column("schema", JsonText)
     content_type: str = Field(max_length=255)
 
 
@@ -738,17 +696,17 @@ class ProviderRequest(Base, table=True):
     __tablename__ = "joblib_provider_call"
     __table_args__ = (UniqueConstraint("provider_id", "request_hash"), Index(None, "expires_at"))
 
-    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
-    provider_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_provider.id"), nullable=False))
+    n: int | None = _sequence()
+    provider_id: UUID = _column(Uuid, ForeignKey("joblib_provider.id"))
     request_hash: str = Field(max_length=128)
-    params: str = Field(sa_column=Column(Text, nullable=False))
+    params: str = _column(Text)
     registration: UUID
     sent_at: datetime = moment()
     expires_at: datetime = moment()
-    claimed_by: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
+    claimed_by: UUID | None = _column(Uuid, optional=True)
     claimed_at: datetime | None = moment(nullable=True)
-    claim_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
-    user_id: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    claim_id: UUID | None = _column(Uuid, optional=True)
+    user_id: str | None = _optional_text()
 
 
 class Token(Base, table=True):
@@ -780,8 +738,8 @@ class IdempotencyKey(Base, table=True):
     __tablename__ = "joblib_idempotency_key"
     __table_args__ = (Index(None, "created_at"),)
 
-    id: UUID = id_column()
+    id: UUID = _id()
     fingerprint: UUID
     created_at: datetime = moment()
-    answer: str = Field(sa_column=Column(Text, nullable=False))
-    user_id: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    answer: str = _column(Text)
+    user_id: str | None = _optional_text()

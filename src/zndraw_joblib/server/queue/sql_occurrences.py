@@ -29,11 +29,8 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
-from zndraw_joblib.server.db.bulk import ONE
+from zndraw_joblib.server.db.bulk import ONE, by_template
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import Attempt, StatisticPosition, Task
@@ -130,41 +127,21 @@ async def oldest_transaction(tx: Transaction) -> datetime | None:
     return begun_at
 
 
-class _epoch(FunctionElement[float]):
+class _epoch(by_template):
     """The seconds from 1970 to a time, with microseconds."""
 
-    inherit_cache = True
     type = Float()
-
-
-@compiles(_epoch)
-def _extract(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    return f"EXTRACT(epoch FROM {compiler.process(element.clauses, **options)})"
-
-
-@compiles(_epoch, "sqlite")
-def _of_text(element: Any, compiler: SQLCompiler, **options: Any) -> str:
+    postgresql = "EXTRACT(epoch FROM {0})"
     # Its own functions for times round to milliseconds.
-    at = compiler.process(element.clauses, **options)
-    return f"(strftime('%s', substr({at}, 1, 19)) + ('0' || substr({at}, 20)))"
+    sqlite = "(strftime('%s', substr({0}, 1, 19)) + ('0' || substr({0}, 20)))"
 
 
-class _minute(FunctionElement[int]):
+class _minute(by_template):
     """The minute of a time, counted from 1970."""
 
-    inherit_cache = True
     type = BigInteger()
-
-
-@compiles(_minute)
-def _floor(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    at = compiler.process(element.clauses, **options)
-    return f"CAST(floor(EXTRACT(epoch FROM {at}) / {MINUTE}) AS BIGINT)"
-
-
-@compiles(_minute, "sqlite")
-def _divided(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    return f"(strftime('%s', substr({compiler.process(element.clauses, **options)}, 1, 19)) / {MINUTE})"
+    postgresql = f"CAST(floor(EXTRACT(epoch FROM {{0}}) / {MINUTE}) AS BIGINT)"
+    sqlite = f"(strftime('%s', substr({{0}}, 1, 19)) / {MINUTE})"
 
 
 def _seconds(start: ColumnElement[Any], end: ColumnElement[Any]) -> ColumnElement[Any]:
