@@ -151,55 +151,18 @@ OpenConnection = Callable[[], AbstractAsyncContextManager[PubSubConnection]]
 SessionMaker = Callable[[], AbstractAsyncContextManager[Any]]
 
 
-def task_key(task_id: object) -> str:
-    """Return the key of the waiters for a task's end."""
-    return f"task:{task_id}"
+# The keys of waiters.
 
-
-def job_key(job_name: object) -> str:
-    """Return the key of the waiting claims of a job."""
-    return f"job:{job_name}"
-
-
-def claim_key(claim_id: object) -> str:
-    """Return the key of the waiting claims with one `claim_id`."""
-    return f"claim:{claim_id}"
-
-
-def slot_key(worker_id: object) -> str:
-    """Return the key of the waiting claims of a worker that holds as many tasks as it may."""
-    return f"slot:{worker_id}"
-
-
-def worker_key(worker_id: object) -> str:
-    """Return the key of all waiting claims of a worker."""
-    return f"worker:{worker_id}"
-
-
-def request_wait_key(provider_name: object, request_hash: str) -> str:
-    """Return the key of the waiters for the result of one provider request."""
-    return f"request:{provider_name}:{request_hash}"
-
-
-def provider_key(provider_name: object) -> str:
-    """Return the key of all waiters for results of a provider, in case it is removed or replaced."""
-    return f"provider:{provider_name}"
-
-
-def requests_key(worker_id: object) -> str:
-    """Return the key of a worker's waiting claims of provider requests."""
-    return f"requests:{worker_id}"
-
-
-def identity_key(user_id: object) -> str:
-    """Return the wake-up key that makes servers disconnect the sockets of a user."""
-    return f"identity:{user_id}"
-
-
-def events_key(room_id: object) -> str:
-    """Return the wake-up key of those that read the events of a room."""
-    return f"events:{room_id}"
-
+task_key = "task:{}".format  # of the end of a task
+job_key = "job:{}".format  # the waiting claims of a job
+claim_key = "claim:{}".format  # the waiting claims with one `claim_id`
+slot_key = "slot:{}".format  # the waiting claims of a worker that holds as many tasks as it may
+worker_key = "worker:{}".format  # all waiting claims of a worker
+request_wait_key = "request:{}:{}".format  # of the result of a request: the provider's name and the hash
+provider_key = "provider:{}".format  # of all results of a provider, in case it is removed or replaced
+requests_key = "requests:{}".format  # a worker's waiting claims of provider requests
+identity_key = "identity:{}".format  # of the end of a user's sockets
+events_key = "events:{}".format  # the readers of the events of a room
 
 # A histogram that one process counts: cheap enough for each request.
 
