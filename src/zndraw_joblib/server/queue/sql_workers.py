@@ -6,35 +6,14 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import (
-    BindParameter,
-    Integer,
-    and_,
-    bindparam,
-    case,
-    delete,
-    func,
-    insert,
-    literal_column,
-    or_,
-    select,
-    true,
-    union,
-    update,
-)
-
-from zndraw_joblib.server.db.bulk import among, padded
-from zndraw_joblib.server.db.database import Transaction, dialect
-from zndraw_joblib.server.db.tables import Job, ProviderRecord, Worker, WorkerJobLink
-from zndraw_joblib.server.queue.sql_task_rows import IS_HELD, in_queue, of_status
-from zndraw_joblib.server.queue.sql_transitions import COST_IF_LOST, tasks
+from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import statement
+from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD, TASK_IS_QUEUED
+from zndraw_joblib.server.queue.sql_transitions import COST_IF_LOST
 from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.statuses import TaskStatus
-
-workers = Worker.__table__
-links = WorkerJobLink.__table__
-jobs = Job.__table__
 
 
 class WorkerRecord(NamedTuple):
@@ -71,98 +50,135 @@ class ServedJobs:
     is_paused: bool = False
 
 
-_NO_INFO = WorkerInfo()
-_COLUMNS = [workers.c[name] for name in WorkerRecord._fields]
-# Statements of the hot paths are built once.
-_IDS: BindParameter[Sequence[UUID]] = bindparam("ids")
-_LOCK = (
-    select(*_COLUMNS, func.now().label("now"))
-    .where(among(workers.c.id, _IDS))
-    .order_by(workers.c.id)
-    .with_for_update(key_share=True)
+_INFO = [*WorkerInfo.model_fields]
+_COLUMNS = ("id", "owner_id", "created_at", "last_heartbeat", "draining", "max_tasks", *_INFO)
+_LOCK_OF_WORKER = "FOR NO KEY UPDATE OF joblib_worker"
+_ADD = statement(
+    f"""
+INSERT INTO joblib_worker ({", ".join(_COLUMNS)}) VALUES ({", ".join(f":{name}" for name in _COLUMNS)})
+"""
 )
-_STALE = (
-    select(workers.c.id)
-    .where(workers.c.last_heartbeat < bindparam("cutoff", type_=workers.c.last_heartbeat.type))
-    .order_by(workers.c.last_heartbeat)
-    .limit(bindparam("limit"))
+_DESCRIBE = statement(
+    f"""
+UPDATE joblib_worker SET {", ".join(f"{name} = coalesce(:{name}, {name})" for name in _INFO)}
+WHERE id = :id
+    AND NOT ({" AND ".join(f"coalesce(:{name}, {name}) IS NOT DISTINCT FROM {name}" for name in _INFO)})
+"""
 )
-_cost = (
-    select(func.coalesce(func.sum(literal_column(COST_IF_LOST, Integer())), 0))
-    .where(IS_HELD, tasks.c.worker_id == workers.c.id)
-    .scalar_subquery()
+_SET_DRAINING = statement("UPDATE joblib_worker SET draining = true WHERE id = :id")
+_SET_MAX_TASKS = statement("UPDATE joblib_worker SET max_tasks = :max_tasks WHERE id = :id")
+_LOCK = statement(
+    f"""
+SELECT {", ".join(WorkerRecord._fields)}, CURRENT_TIMESTAMP AS now
+FROM joblib_worker WHERE id = ANY (:all_id)
+ORDER BY id
+{_LOCK_OF_WORKER}
+""",
+    *(*WorkerRecord._fields, "now"),
 )
-# A stronger lock would conflict with a provider that gets one of these workers as its next worker.
-_LOCK_STALE = _STALE.add_columns(_cost.label("cost")).with_for_update(
-    key_share=True, skip_locked=True, of=workers
+_LOCK_OF_OWNER = statement(
+    f"SELECT id FROM joblib_worker WHERE owner_id = :owner_id ORDER BY id LIMIT :limit\n{_LOCK_OF_WORKER}",
+    "id",
 )
-_LOCK_STALE_OF_OTHERS = _LOCK_STALE.where(~among(workers.c.owner_id, bindparam("but_of")))
-_LOCK_ONE_STALE = _LOCK_STALE.where(workers.c.id == bindparam("only", type_=workers.c.id.type))
+_STALE = statement(
+    "SELECT id FROM joblib_worker WHERE last_heartbeat < :at ORDER BY last_heartbeat LIMIT :limit", "id"
+)
+
+
+def _lock_stale(condition: str) -> Any:
+    # A stronger lock would conflict with a provider that gets one of these workers as its next worker.
+    return statement(
+        f"""
+SELECT joblib_worker.id, (
+    SELECT coalesce(sum({COST_IF_LOST}), 0) FROM joblib_task
+    WHERE {TASK_IS_HELD} AND joblib_task.worker_id = joblib_worker.id
+) AS cost
+FROM joblib_worker WHERE joblib_worker.last_heartbeat < :at AND {condition}
+ORDER BY joblib_worker.last_heartbeat
+LIMIT :limit
+{_LOCK_OF_WORKER} SKIP LOCKED
+""",
+        *("id", "cost"),
+    )
+
+
+_LOCK_STALE = _lock_stale("NOT (joblib_worker.owner_id = ANY (:all_owner_id))")
+_LOCK_ONE_STALE = _lock_stale("joblib_worker.id = :id")
 # With a limit PostgreSQL uses the index, whatever it expects to find.
 _FUTURE_LIMIT = 500
-_LOCK_FUTURE = (
-    select(workers.c.id)
-    .where(workers.c.last_heartbeat > bindparam("latest", type_=workers.c.last_heartbeat.type))
-    .order_by(workers.c.last_heartbeat)
-    .limit(_FUTURE_LIMIT)
-    .with_for_update(key_share=True, skip_locked=True)
+_LOCK_FUTURE = statement(
+    f"""
+SELECT id FROM joblib_worker WHERE last_heartbeat > :at
+ORDER BY last_heartbeat
+LIMIT {_FUTURE_LIMIT}
+{_LOCK_OF_WORKER} SKIP LOCKED
+""",
+    "id",
 )
-_UNLOCKED = (
-    select(workers.c.id).where(among(workers.c.id, _IDS)).with_for_update(key_share=True, skip_locked=True)
+_HEARTBEAT = statement(
+    f"""
+UPDATE joblib_worker SET last_heartbeat = :at WHERE id IN (
+    SELECT id FROM joblib_worker WHERE id = ANY (:all_id)
+    {_LOCK_OF_WORKER} SKIP LOCKED
 )
-_HEARTBEAT = (
-    update(workers)
-    .where(workers.c.id.in_(_UNLOCKED.scalar_subquery()))
-    .values(last_heartbeat=bindparam("at"))
+"""
 )
-_MARK = update(workers).where(among(workers.c.id, _IDS)).values(draining=workers.c.draining)
-_UNLINK = delete(links).where(among(links.c.worker_id, _IDS)).returning(links.c.job_id)
-_REMOVE = delete(workers).where(among(workers.c.id, _IDS))
-_SERVED_JOBS = (
-    select(
-        links.c.worker_id,
-        jobs.c.room_id,
-        jobs.c.category,
-        jobs.c.name,
-        and_(jobs.c.paused, jobs.c.pending > 0).label("is_paused"),
-    )
-    .join_from(links, jobs, links.c.job_id == jobs.c.id)
-    .where(among(links.c.worker_id, _IDS), jobs.c.room_id != INTERNAL)
-    .order_by(jobs.c.id)
+_MARK_CLAIMS = statement("UPDATE joblib_worker SET draining = draining WHERE id = ANY (:all_id)")
+_REMOVE = statement("DELETE FROM joblib_worker WHERE id = ANY (:all_id)")
+_UNLINK_ALL = statement(
+    "DELETE FROM joblib_worker_job WHERE worker_id = ANY (:all_id) RETURNING job_id", "job_id"
 )
-_OPEN_QUEUES = links.join(
-    jobs, and_(links.c.job_id == jobs.c.id, jobs.c.pending > 0, jobs.c.room_id != INTERNAL, ~jobs.c.paused)
+_LINK = statement(
+    "INSERT INTO joblib_worker_job (worker_id, job_id) VALUES (:worker_id, :job_id) ON CONFLICT DO NOTHING"
 )
-_PENDING_QUEUES = (
-    select(links.c.worker_id, jobs.c.id, jobs.c.pending, jobs.c.max_in_flight, jobs.c.room_id)
-    .select_from(_OPEN_QUEUES)
-    .where(among(links.c.worker_id, _IDS))
+_UNLINK = statement(
+    "DELETE FROM joblib_worker_job WHERE worker_id = :worker_id AND job_id = :job_id RETURNING job_id",
+    "job_id",
 )
-_seen = workers.alias("seen")
-_HEARTBEAT_SEEN = select(_seen.c.last_heartbeat).where(_seen.c.id == workers.c.id).scalar_subquery()
+_SERVED_JOBS = statement(
+    f"""
+SELECT joblib_worker_job.worker_id, joblib_job.room_id, joblib_job.category, joblib_job.name,
+    joblib_job.paused AND joblib_job.pending > 0
+FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
+WHERE joblib_worker_job.worker_id = ANY (:all_worker_id) AND joblib_job.room_id <> '{INTERNAL}'
+ORDER BY joblib_job.id
+""",
+    *("worker_id", "room_id", "category", "name", "is_paused"),
+)
+_SERVING = statement(
+    "SELECT job_id, worker_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id) ORDER BY worker_id",
+    *("job_id", "worker_id"),
+)
+_QUEUE_COLUMNS = ("job_id", *QueueState._fields)
+_OPEN_QUEUES = f"""
+    SELECT joblib_worker_job.worker_id, joblib_worker_job.job_id,
+        joblib_job.pending, joblib_job.max_in_flight, joblib_job.room_id
+    FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
+        AND joblib_job.pending > 0 AND joblib_job.room_id <> '{INTERNAL}' AND NOT joblib_job.paused
+    WHERE joblib_worker_job.worker_id"""
+_PENDING_QUEUES = statement(f"{_OPEN_QUEUES} = ANY (:all_worker_id)", "worker_id", *_QUEUE_COLUMNS)
 # The OFFSET makes PostgreSQL look up the jobs per worker, instead of joining all workers with all their jobs.
-_ITS_QUEUES = (
-    select(links.c.job_id, jobs.c.pending, jobs.c.max_in_flight, jobs.c.room_id)
-    .select_from(_OPEN_QUEUES)
-    .where(links.c.worker_id == workers.c.id)
-    .offset(0)
-    .lateral("queues")
+_LOCK_WITH_QUEUES = statement(
+    f"""
+SELECT {", ".join(f"joblib_worker.{name}" for name in WorkerRecord._fields)},
+    (SELECT seen.last_heartbeat FROM joblib_worker AS seen WHERE seen.id = joblib_worker.id),
+    {", ".join(f"queues.{name}" for name in _QUEUE_COLUMNS)}, now()
+FROM joblib_worker LEFT JOIN LATERAL ({_OPEN_QUEUES} = joblib_worker.id OFFSET 0
+) AS queues ON true
+WHERE joblib_worker.id = ANY (:all_id)
+ORDER BY joblib_worker.id
+{_LOCK_OF_WORKER}
+""",
+    *(*WorkerRecord._fields, "heartbeat_seen", *_QUEUE_COLUMNS, "now"),
 )
-_LOCK_WITH_QUEUES = (
-    select(
-        *_COLUMNS,
-        _HEARTBEAT_SEEN.label("heartbeat_seen"),
-        _ITS_QUEUES.c.job_id,
-        _ITS_QUEUES.c.pending,
-        _ITS_QUEUES.c.max_in_flight,
-        _ITS_QUEUES.c.room_id,
-        func.now().label("now"),
-    )
-    .select_from(workers.outerjoin(_ITS_QUEUES, true()))
-    .where(among(workers.c.id, _IDS))
-    .order_by(workers.c.id)
-    .with_for_update(key_share=True, of=workers)
+_COUNT_BY_OWNER = statement(
+    """
+SELECT owner_id, count(*), count(*) FILTER (WHERE last_heartbeat < :at) FROM joblib_worker GROUP BY owner_id
+""",
+    *OwnerCounts._fields,
 )
+_COUNT = statement("SELECT count(*) FROM joblib_worker", "number")
+_COUNT_STALE = statement("SELECT count(*) FROM joblib_worker WHERE last_heartbeat < :at", "number")
 
 
 async def add(
@@ -170,48 +186,45 @@ async def add(
 ) -> UUID:
     """Insert a worker with a heartbeat now, and what it says about itself."""
     worker_id, now = uuid4(), await tx.now()
-    row = {
+    params = {
         "id": worker_id,
         "owner_id": owner_id,
         "created_at": now,
         "last_heartbeat": now,
         "draining": False,
         "max_tasks": max_tasks,
-        **(info or _NO_INFO).model_dump(),
+        **(info or WorkerInfo()).model_dump(),
     }
-    await tx.execute(insert(workers), [row])
+    await tx.execute(_ADD, params)
     return worker_id
 
 
 async def describe(tx: Transaction, worker_id: UUID, info: WorkerInfo) -> None:
     """Write what a worker says about itself, unless it is known; the fields that are None stay."""
-    values = info.model_dump(exclude_none=True)
-    if values:
-        is_new = or_(*[workers.c[name].is_distinct_from(value) for name, value in values.items()])
-        await tx.execute(update(workers).where(workers.c.id == worker_id, is_new).values(**values))
+    if info != WorkerInfo():
+        await tx.execute(_DESCRIBE, {"id": worker_id, **info.model_dump()})
 
 
 async def set_draining(tx: Transaction, worker_id: UUID) -> None:
     """Mark a worker as draining."""
-    await tx.execute(update(workers).where(workers.c.id == worker_id).values(draining=True))
+    await tx.execute(_SET_DRAINING, {"id": worker_id})
 
 
 async def set_max_tasks(tx: Transaction, worker_id: UUID, max_tasks: int) -> None:
     """Set how many tasks a worker may hold at once."""
-    await tx.execute(update(workers).where(workers.c.id == worker_id).values(max_tasks=max_tasks))
+    await tx.execute(_SET_MAX_TASKS, {"id": worker_id, "max_tasks": max_tasks})
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, WorkerRecord]:
     """Lock workers until the commit, so that they are not deleted, and return those that exist, by id."""
-    rows = (await tx.execute(_LOCK, {"ids": padded(ids)})).all()
+    rows = (await tx.execute(_LOCK, {"all_id": padded(ids)})).all()
     tx.record_now(rows)
     return {row.id: WorkerRecord(*row[:-1]) for row in rows}
 
 
 async def lock_of_owner(tx: Transaction, owner_id: str, limit: int) -> list[UUID]:
     """Lock up to `limit` workers of a user, and return their ids."""
-    owned = select(workers.c.id).where(workers.c.owner_id == owner_id).order_by(workers.c.id).limit(limit)
-    return list((await tx.execute(owned.with_for_update(key_share=True))).scalars())
+    return list((await tx.execute(_LOCK_OF_OWNER, {"owner_id": owner_id, "limit": limit})).scalars())
 
 
 async def lock_if_stale(
@@ -223,26 +236,23 @@ async def lock_if_stale(
     each one that fails without a retry. A worker that another transaction has locked (it claims, or another
     sweeper removes it) is skipped.
     """
-    params: dict[str, Any] = {"cutoff": cutoff, "limit": limit}
+    params = {"at": cutoff, "limit": limit}
     if only is None:
-        if but_of:
-            rows = await tx.execute(_LOCK_STALE_OF_OTHERS, {**params, "but_of": padded([*but_of])})
-        else:
-            rows = await tx.execute(_LOCK_STALE, params)
+        rows = await tx.execute(_LOCK_STALE, {**params, "all_owner_id": padded([*but_of])})
     else:
-        rows = await tx.execute(_LOCK_ONE_STALE, {**params, "only": only})
+        rows = await tx.execute(_LOCK_ONE_STALE, {**params, "id": only})
     return {worker_id: cost for worker_id, cost in rows}
 
 
 async def stale(tx: Transaction, cutoff: datetime, limit: int) -> list[UUID]:
     """Return what `lock_if_stale` would lock, without a lock."""
-    return list((await tx.execute(_STALE, {"cutoff": cutoff, "limit": limit})).scalars())
+    return list((await tx.execute(_STALE, {"at": cutoff, "limit": limit})).scalars())
 
 
 async def heartbeat(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Set the heartbeats of these workers to now. A worker that another transaction has locked is skipped."""
     if ids:
-        await tx.execute(_HEARTBEAT, {"ids": padded(ids), "at": await tx.now()})
+        await tx.execute(_HEARTBEAT, {"all_id": padded(ids), "at": await tx.now()})
 
 
 async def mark_claims(tx: Transaction, ids: Sequence[UUID]) -> None:
@@ -251,7 +261,7 @@ async def mark_claims(tx: Transaction, ids: Sequence[UUID]) -> None:
     A plain claim that began before this transaction's commit then sees that there was another claim.
     """
     if ids and not tx.is_sqlite:
-        await tx.execute(_MARK, {"ids": ids})
+        await tx.execute(_MARK_CLAIMS, {"all_id": ids})
 
 
 async def clamp_future_heartbeats(tx: Transaction, tolerance: timedelta) -> None:
@@ -259,31 +269,29 @@ async def clamp_future_heartbeats(tx: Transaction, tolerance: timedelta) -> None
     latest = await tx.now() + tolerance
     count = _FUTURE_LIMIT
     while count == _FUTURE_LIMIT:
-        ids = (await tx.execute(_LOCK_FUTURE, {"latest": latest})).scalars().all()
+        ids = (await tx.execute(_LOCK_FUTURE, {"at": latest})).scalars().all()
         await heartbeat(tx, ids)
         count = len(ids)
 
 
 async def remove(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Delete workers, which the caller has unlinked from their jobs and providers."""
-    await tx.execute(_REMOVE, {"ids": padded(ids)})
+    await tx.execute(_REMOVE, {"all_id": padded(ids)})
 
 
 async def unlink_all(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
     """Delete all links of these workers. Return the ids of the jobs that they served."""
-    return sorted(set((await tx.execute(_UNLINK, {"ids": padded(ids)})).scalars()))
+    return sorted(set((await tx.execute(_UNLINK_ALL, {"all_id": padded(ids)})).scalars()))
 
 
 async def link(tx: Transaction, worker_id: UUID, job_id: UUID) -> None:
     """Link a worker to a job, unless it is linked already."""
-    statement = dialect(tx).insert(links).values(worker_id=worker_id, job_id=job_id)
-    await tx.execute(statement.on_conflict_do_nothing())
+    await tx.execute(_LINK, {"worker_id": worker_id, "job_id": job_id})
 
 
 async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
     """Delete the link of a worker to a job. Return whether it existed."""
-    statement = delete(links).where(links.c.worker_id == worker_id, links.c.job_id == job_id)
-    return (await tx.execute(statement.returning(links.c.job_id))).first() is not None
+    return (await tx.execute(_UNLINK, {"worker_id": worker_id, "job_id": job_id})).first() is not None
 
 
 async def lock_with_queues(
@@ -300,9 +308,9 @@ async def lock_with_queues(
         locked = await lock(tx, ids)
         is_outdated = True
     else:
-        rows = (await tx.execute(_LOCK_WITH_QUEUES, {"ids": ids})).all()
+        rows = (await tx.execute(_LOCK_WITH_QUEUES, {"all_id": ids})).all()
         tx.record_now(rows)
-        locked = {row.id: WorkerRecord(*row[: len(_COLUMNS)]) for row in rows}
+        locked = {row.id: WorkerRecord(*row[: len(WorkerRecord._fields)]) for row in rows}
         pending = [
             (row.id, row.job_id, row.pending, row.max_in_flight, row.room_id)
             for row in rows
@@ -310,7 +318,7 @@ async def lock_with_queues(
         ]
         is_outdated = any(row.last_heartbeat != row.heartbeat_seen for row in rows)
     if is_outdated:
-        pending = list(await tx.execute(_PENDING_QUEUES, {"ids": padded(ids)}))
+        pending = list(await tx.execute(_PENDING_QUEUES, {"all_worker_id": padded(ids)}))
     queues: dict[UUID, dict[UUID, QueueState]] = {worker_id: {} for worker_id in locked}
     for worker_id, job_id, *state in pending:
         if worker_id in queues:
@@ -321,7 +329,7 @@ async def lock_with_queues(
 async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, ServedJobs]:
     """Return the jobs that each worker may claim from."""
     by_worker = {worker_id: ServedJobs([]) for worker_id in worker_ids}
-    for worker_id, *name, is_paused in await tx.execute(_SERVED_JOBS, {"ids": padded(worker_ids)}):
+    for worker_id, *name, is_paused in await tx.execute(_SERVED_JOBS, {"all_worker_id": padded(worker_ids)}):
         served = by_worker[worker_id]
         served.names.append(JobName(*name))
         served.is_paused = served.is_paused or bool(is_paused)
@@ -330,63 +338,55 @@ async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID,
 
 async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
     """Return the workers of each job."""
-    statement = select(links.c.job_id, links.c.worker_id).where(links.c.job_id.in_(padded(job_ids)))
     by_job: dict[UUID, list[UUID]] = {job_id: [] for job_id in job_ids}
-    for job_id, worker_id in await tx.execute(statement.order_by(links.c.worker_id)):
+    for job_id, worker_id in await tx.execute(_SERVING, {"all_job_id": padded(job_ids)}):
         by_job[job_id].append(worker_id)
     return by_job
 
 
 async def count_by_owner(tx: Transaction, silent_since: datetime) -> list[OwnerCounts]:
     """Count the workers of each user, and those of them without a heartbeat since a time."""
-    is_silent = case((workers.c.last_heartbeat < silent_since, 1), else_=0)
-    statement = select(workers.c.owner_id, func.count(), func.sum(is_silent)).group_by(workers.c.owner_id)
-    return [OwnerCounts(*row) for row in await tx.execute(statement)]
+    return [OwnerCounts(*row) for row in await tx.execute(_COUNT_BY_OWNER, {"at": silent_since})]
 
 
 async def count(tx: Transaction, stale_since: datetime | None = None) -> int:
     """Count the workers, or those without a heartbeat since a time."""
-    statement = select(func.count()).select_from(workers)
-    if stale_since is not None:
-        statement = statement.where(workers.c.last_heartbeat < stale_since)
-    number: int = (await tx.execute(statement)).scalar_one()
+    sql = _COUNT if stale_since is None else _COUNT_STALE
+    number: int = (await tx.execute(sql, {"at": stale_since})).scalar_one()
     return number
 
 
 # How busy the workers of a job are, and how long its recent tasks took.
 
-_RECENT = 100
-_IS_HELD_BY = and_(tasks.c.worker_id == workers.c.id, IS_HELD)
-_JOB = bindparam("job", type_=tasks.c.job_id.type)
-_LOADS = (
-    select(
-        workers.c.draining,
-        workers.c.max_tasks,
-        workers.c.created_at,
-        func.count(tasks.c.seq),
-        func.count(tasks.c.started_at),
-        func.max(func.coalesce(tasks.c.started_at, tasks.c.claimed_at), type_=tasks.c.started_at.type),
-    )
-    .select_from(links.join(workers, workers.c.id == links.c.worker_id).outerjoin(tasks, _IS_HELD_BY))
-    .where(links.c.job_id == _JOB)
-    .group_by(workers.c.id)
+_LOADS = statement(
+    f"""
+SELECT joblib_worker.draining, joblib_worker.max_tasks, joblib_worker.created_at,
+    count(joblib_task.seq), count(joblib_task.started_at),
+    max(coalesce(joblib_task.started_at, joblib_task.claimed_at))
+FROM joblib_worker_job
+JOIN joblib_worker ON joblib_worker.id = joblib_worker_job.worker_id
+LEFT JOIN joblib_task ON joblib_task.worker_id = joblib_worker.id AND {TASK_IS_HELD}
+WHERE joblib_worker_job.job_id = :job_id
+GROUP BY joblib_worker.id
+""",
+    *("draining", "max_tasks", "created_at", "held_count", "running_count", "started_at"),
 )
-_HEAD = (
-    select(tasks.c.room_id, tasks.c.created_at)
-    .where(in_queue(_JOB))
-    .order_by(tasks.c.job_id, tasks.c.lane, tasks.c.seq)
-    .limit(1)
+# The job is a range, as in the statements of a claim.
+_FIRST_IN_QUEUE = statement(
+    f"""
+SELECT room_id, created_at FROM joblib_task
+WHERE job_id >= :job_id AND job_id <= :job_id AND {TASK_IS_QUEUED}
+ORDER BY job_id, lane, seq LIMIT 1
+""",
+    *("room_id", "created_at"),
 )
-_IS_COMPLETED = of_status([TaskStatus.COMPLETED])
-_EARLIER = (
-    select(tasks.c.claimed_at, case((_IS_COMPLETED, tasks.c.completed_at)))
-    .where(
-        tasks.c.job_id == _JOB,
-        tasks.c.room_id == bindparam("room"),
-        tasks.c.created_at <= bindparam("at", type_=tasks.c.created_at.type),
-    )
-    .order_by(tasks.c.created_at.desc(), tasks.c.seq.desc())
-    .limit(_RECENT)
+_EARLIER = statement(
+    f"""
+SELECT claimed_at, CASE WHEN status = '{TaskStatus.COMPLETED}' THEN completed_at END AS completed_at
+FROM joblib_task WHERE job_id = :job_id AND room_id = :room_id AND created_at <= :created_at
+ORDER BY joblib_task.created_at DESC, joblib_task.seq DESC LIMIT 100
+""",
+    *("claimed_at", "completed_at"),
 )
 
 
@@ -408,7 +408,7 @@ class WorkerLoad(NamedTuple):
 
 async def of_workers(tx: Transaction, job_id: UUID) -> list[WorkerLoad]:
     """Return how busy the workers of a job are."""
-    return [WorkerLoad(*row) for row in await tx.execute(_LOADS, {"job": job_id})]
+    return [WorkerLoad(*row) for row in await tx.execute(_LOADS, {"job_id": job_id})]
 
 
 async def recent_durations(tx: Transaction, job_id: UUID) -> list[timedelta]:
@@ -416,37 +416,37 @@ async def recent_durations(tx: Transaction, job_id: UUID) -> list[timedelta]:
 
     They are among the last 100 tasks of the job in that task's room, so the backlog is not read.
     """
-    head = (await tx.execute(_HEAD, {"job": job_id})).one_or_none()
-    if head is None:
+    first = (await tx.execute(_FIRST_IN_QUEUE, {"job_id": job_id})).one_or_none()
+    if first is None:
         return []
-    rows = await tx.execute(_EARLIER, {"job": job_id, "room": head.room_id, "at": head.created_at})
+    rows = await tx.execute(_EARLIER, {"job_id": job_id, **first._asdict()})
     return [ended - claimed for claimed, ended in rows if ended is not None]
 
 
 # The rooms of what a worker serves and holds.
 
-providers = ProviderRecord.__table__
-
-
-_WORKER = bindparam("worker", type_=workers.c.id.type)
-_IS_OWN = (
-    select(workers.c.id).where(workers.c.id == _WORKER, workers.c.owner_id == bindparam("owner")).exists()
+_IS_OWN = "EXISTS (SELECT 1 FROM joblib_worker WHERE id = :worker_id AND owner_id = :owner_id)"
+_ROOMS = statement(
+    f"""
+SELECT 'jobs', joblib_job.room_id
+FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
+WHERE joblib_worker_job.worker_id = :worker_id AND {_IS_OWN}
+UNION
+SELECT 'held', joblib_job.room_id
+FROM joblib_task JOIN joblib_job ON joblib_task.job_id = joblib_job.id
+WHERE {TASK_IS_HELD} AND joblib_task.worker_id = :worker_id AND {_IS_OWN}
+UNION
+SELECT 'providers', room_id FROM joblib_provider WHERE worker_id = :worker_id AND {_IS_OWN}
+""",
+    *("kind", "room_id"),
 )
-_ROOMS = union(
-    select(literal_column("'jobs'").label("kind"), jobs.c.room_id)
-    .join_from(links, jobs, links.c.job_id == jobs.c.id)
-    .where(links.c.worker_id == _WORKER, _IS_OWN),
-    select(literal_column("'held'"), jobs.c.room_id)
-    .join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
-    .where(IS_HELD, tasks.c.worker_id == _WORKER, _IS_OWN),
-    select(literal_column("'providers'"), providers.c.room_id).where(
-        providers.c.worker_id == _WORKER, _IS_OWN
-    ),
-)
-_JOB_ROOMS = (
-    select(tasks.c.id, jobs.c.room_id)
-    .join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
-    .where(among(tasks.c.id, bindparam("ids")), tasks.c.worker_owner_id == bindparam("owner"))
+_JOB_ROOMS = statement(
+    """
+SELECT joblib_task.id, joblib_job.room_id
+FROM joblib_task JOIN joblib_job ON joblib_task.job_id = joblib_job.id
+WHERE joblib_task.id = ANY (:all_id) AND joblib_task.worker_owner_id = :owner_id
+""",
+    *("id", "room_id"),
 )
 
 
@@ -455,11 +455,11 @@ async def served(tx: Transaction, worker_id: UUID, owner_id: str) -> list[tuple[
 
     Each has its kind before it. There are none if the worker belongs to another user.
     """
-    rows = await tx.execute(_ROOMS, {"worker": worker_id, "owner": owner_id})
+    rows = await tx.execute(_ROOMS, {"worker_id": worker_id, "owner_id": owner_id})
     return [(kind, room_id) for kind, room_id in rows]
 
 
 async def job_rooms(tx: Transaction, task_ids: Sequence[UUID], owner_id: str) -> dict[UUID, str]:
     """Return the rooms of the jobs of those of these tasks that a worker of this user has or had last."""
-    params = {"ids": padded(task_ids), "owner": owner_id}
+    params = {"all_id": padded(task_ids), "owner_id": owner_id}
     return {task_id: room_id for task_id, room_id in await tx.execute(_JOB_ROOMS, params)}
