@@ -5,9 +5,10 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -47,14 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.processes)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_to_serializable(report: Any) -> None:
     """Escape what UTF-8 cannot express in captured logs: pytest-xdist cannot transfer it."""
-    report = yield
-    report.sections = [
-        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
-    ]
-    return report
+    if isinstance(report, pytest.TestReport):
+        report.sections = [
+            (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+        ]
 
 
 @pytest.fixture

@@ -129,22 +129,23 @@ MALFORMED: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize(("url", "body", "unchecked"), MALFORMED.values(), ids=MALFORMED)
 async def test_few_errors_of_a_malformed_body_are_listed(
-    client: httpx.AsyncClient, url: str, body: dict[str, Any], unchecked: int
+    client: httpx.AsyncClient, subtests: pytest.Subtests
 ) -> None:
     """The answer has 100 errors at most, and says how many items were not checked."""
-    worker = (await client.post(f"{V1}/workers", json={})).json()["id"]
-    is_heartbeat = not url.startswith("/")
-    url = f"{V1}/{url.format(worker)}" if is_heartbeat else url
-    response = await client.request("PATCH" if is_heartbeat else "POST", url, json=body)
-    problem = expect_problem(response, 422, "invalid-request")
-    assert 0 < len(problem["errors"]) <= 100
-    assert len(response.content) < 50_000
-    name, items = next(iter(body.items()))
-    assert all(error["loc"][:2] == ["body", name] for error in problem["errors"])
-    note = f"{unchecked} of {len(items)} {name} were not checked"
-    assert (note in problem["detail"]) == bool(unchecked), problem["detail"]
+    for case, (path, body, unchecked) in MALFORMED.items():
+        with subtests.test(case):
+            worker = (await client.post(f"{V1}/workers", json={})).json()["id"]
+            is_heartbeat = not path.startswith("/")
+            url = f"{V1}/{path.format(worker)}" if is_heartbeat else path
+            response = await client.request("PATCH" if is_heartbeat else "POST", url, json=body)
+            problem = expect_problem(response, 422, "invalid-request")
+            assert 0 < len(problem["errors"]) <= 100
+            assert len(response.content) < 50_000
+            name, items = next(iter(body.items()))
+            assert all(error["loc"][:2] == ["body", name] for error in problem["errors"])
+            note = f"{unchecked} of {len(items)} {name} were not checked"
+            assert (note in problem["detail"]) == bool(unchecked), problem["detail"]
 
 
 async def test_few_errors_of_all_payloads_are_listed(client: httpx.AsyncClient) -> None:

@@ -82,9 +82,9 @@ async def test_a_stale_attempt_gets_the_same_problem(client: httpx.AsyncClient) 
     assert [line["text"] for line in (await log(client, task))["lines"]] == ["one"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
+async def test_an_invalid_report_is_refused(client: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    """422 names the field; nothing is stored."""
+    for fields, named in [
         ({}, "needs a status, progress or log"),
         ({"progress": {"current": "many"}}, "progress.current"),
         ({"progress": {"unit": "x" * 65}}, "progress.unit"),
@@ -95,16 +95,12 @@ async def test_a_stale_attempt_gets_the_same_problem(client: httpx.AsyncClient) 
         ({"log": {"first": 1, "lines": [{"at": AT, "text": "x" * 8193}]}}, "log.lines.0.text"),
         ({"log": {"first": 1, "lines": [{"at": AT, "text": "x"}] * 1001}}, "log.lines"),
         ({"status": "completed", "failure": TRACE}, "failure"),
-    ],
-)
-async def test_an_invalid_report_is_refused(
-    client: httpx.AsyncClient, fields: dict[str, Any], named: str
-) -> None:
-    """422 names the field; nothing is stored."""
-    task = await running(client)
-    problem = expect_problem(await report_details(client, task, **fields), 422, "invalid-request")
-    assert named in problem["detail"]
-    assert "progress" not in await get_task(client, task)
+    ]:
+        with subtests.test(fields=fields, named=named):
+            task = await running(client)
+            problem = expect_problem(await report_details(client, task, **fields), 422, "invalid-request")
+            assert named in problem["detail"]
+            assert "progress" not in await get_task(client, task)
 
 
 async def test_only_the_worker_reports_details(client: httpx.AsyncClient, as_user: AsUser) -> None:

@@ -79,46 +79,49 @@ async def test_only_own_and_trusted_pages_act_with_cookies(sqlite_url: str) -> N
     assert listed == sum(is_allowed for _, is_allowed in REQUESTS)
 
 
-@pytest.mark.parametrize(
-    ("path", "api"), [("/", "v1/joblib"), ("/queue", "../v1/joblib"), ("/a/queue/", "../../v1/joblib")]
-)
-async def test_the_page_is_below_a_path_of_the_host(sqlite_url: str, path: str, api: str) -> None:
+async def test_the_page_is_below_a_path_of_the_host(sqlite_url: str, subtests: pytest.Subtests) -> None:
     """Its files need no identity, carry the policy, and name the API relative to themselves."""
-    app, database = FastAPI(), open_database(sqlite_url)
-    options: dict[str, Any] = {"read_only": True, "headers_module": "../who.js"}
-    JobLib(session_maker=database, identity=_by_cookie).mount(app, dashboard=path, **options)
-    base = f"{OWN}{path.rstrip('/')}"
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
-        if path != "/":
-            moved = await client.get(base)
-            assert (moved.status_code, moved.headers["location"]) == (308, "queue/")
-        for name, kind in {
-            "": "text/html",
-            "static/app.js": "text/javascript",
-            "static/style.css": "text/css",
-        }.items():
-            found = await client.get(f"{base}/{name}")
-            assert found.status_code == 200, name
-            assert found.headers["content-type"].startswith(kind)
-            assert found.headers["content-security-policy"].startswith(
-                "default-src 'none'; script-src 'self';"
+    for path, api in [("/", "v1/joblib"), ("/queue", "../v1/joblib"), ("/a/queue/", "../../v1/joblib")]:
+        with subtests.test(path=path, api=api):
+            app, database = FastAPI(), open_database(sqlite_url)
+            options: dict[str, Any] = {"read_only": True, "headers_module": "../who.js"}
+            JobLib(session_maker=database, identity=_by_cookie).mount(app, dashboard=path, **options)
+            base = f"{OWN}{path.rstrip('/')}"
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+                if path != "/":
+                    moved = await client.get(base)
+                    assert (moved.status_code, moved.headers["location"]) == (308, "queue/")
+                for name, kind in {
+                    "": "text/html",
+                    "static/app.js": "text/javascript",
+                    "static/style.css": "text/css",
+                }.items():
+                    found = await client.get(f"{base}/{name}")
+                    assert found.status_code == 200, name
+                    assert found.headers["content-type"].startswith(kind)
+                    assert found.headers["content-security-policy"].startswith(
+                        "default-src 'none'; script-src 'self';"
+                    )
+                    assert found.headers["x-content-type-options"] == "nosniff"
+                    known = await client.get(
+                        f"{base}/{name}", headers={"If-None-Match": found.headers["etag"]}
+                    )
+                    assert (known.status_code, known.content) == (304, b"")
+                config = (await client.get(f"{base}/config.json")).json()
+                assert config.pop("version")
+                assert config == {
+                    "api": api,
+                    "identity": "host",
+                    "read_only": True,
+                    "title": "zndraw-joblib",
+                    "headers": "../who.js",
+                }
+                for name in ("static/../../settings.py", "static/%2e%2e/vendor.mjs", "static/nothing.js"):
+                    assert (await client.get(f"{base}/{name}")).status_code == 404, name
+            assert (
+                Path(__file__).parents[2].joinpath("src/zndraw_joblib/server/dashboard/vendor.mjs").exists()
             )
-            assert found.headers["x-content-type-options"] == "nosniff"
-            known = await client.get(f"{base}/{name}", headers={"If-None-Match": found.headers["etag"]})
-            assert (known.status_code, known.content) == (304, b"")
-        config = (await client.get(f"{base}/config.json")).json()
-        assert config.pop("version")
-        assert config == {
-            "api": api,
-            "identity": "host",
-            "read_only": True,
-            "title": "zndraw-joblib",
-            "headers": "../who.js",
-        }
-        for name in ("static/../../settings.py", "static/%2e%2e/vendor.mjs", "static/nothing.js"):
-            assert (await client.get(f"{base}/{name}")).status_code == 404, name
-    assert Path(__file__).parents[2].joinpath("src/zndraw_joblib/server/dashboard/vendor.mjs").exists()
-    await database.close()
+            await database.close()
 
 
 def test_a_path_of_the_page_begins_with_a_slash() -> None:

@@ -65,17 +65,22 @@ async def test_without_a_key_a_repeated_submit_adds_another_task(
     assert (len(ids), await count(engine, keys)) == (2, 0)
 
 
-@pytest.mark.parametrize("other", ["body", "path", "query"])
-async def test_a_key_belongs_to_one_request(client: httpx.AsyncClient, other: str) -> None:
+async def test_a_key_belongs_to_one_request(client: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
     """The same key with another body, path or query is a 422 that names the header."""
-    job, scale = await register(client), await register(client, "Scale")
-    url = f"{V1}/rooms/lab/tasks/"
-    assert (await client.post(url + job["full_name"], json={"payload": {}}, headers=keyed())).is_success
-    body = {"payload": {"x": 1}} if other == "body" else {"payload": {}}
-    path = url + (scale if other == "path" else job)["full_name"] + ("?x=1" if other == "query" else "")
-    refused = await client.post(path, json=body, headers=keyed())
-    problem = expect_problem(refused, 422, "idempotency-key-reused")
-    assert "Idempotency-Key" in problem["detail"]
+    for other in ("body", "path", "query"):
+        with subtests.test(other=other):
+            job, scale = await register(client), await register(client, "Scale")
+            url = f"{V1}/rooms/lab/tasks/"
+            assert (
+                await client.post(url + job["full_name"], json={"payload": {}}, headers=keyed())
+            ).is_success
+            body = {"payload": {"x": 1}} if other == "body" else {"payload": {}}
+            path = (
+                url + (scale if other == "path" else job)["full_name"] + ("?x=1" if other == "query" else "")
+            )
+            refused = await client.post(path, json=body, headers=keyed())
+            problem = expect_problem(refused, 422, "idempotency-key-reused")
+            assert "Idempotency-Key" in problem["detail"]
 
 
 async def test_a_key_belongs_to_its_caller(client: httpx.AsyncClient, as_user: AsUser) -> None:
@@ -89,33 +94,42 @@ async def test_a_key_belongs_to_its_caller(client: httpx.AsyncClient, as_user: A
     assert ids[0] != ids[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "other"),
-    [
+async def test_keys_are_strings_or_bare_tokens(client: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    """A key is a string of RFC 8941, or a token without quotes; both spellings are the same key."""
+    for text, other in [
         ('"8e03978e-40d5-43e8-bc93-6894a57f9324"', "8e03978e-40d5-43e8-bc93-6894a57f9324"),
         (r'"a \"b\" \\ c"', r'  "a \"b\" \\ c" '),
         ("*a/b:c=", '"*a/b:c="'),
         ("k" * MAX_KEY_LENGTH, f'"{"k" * MAX_KEY_LENGTH}"'),
-    ],
-)
-async def test_keys_are_strings_or_bare_tokens(client: httpx.AsyncClient, text: str, other: str) -> None:
-    """A key is a string of RFC 8941, or a token without quotes; both spellings are the same key."""
-    answers = [await client.post(f"{V1}/workers", headers=keyed(key)) for key in (text, other)]
-    assert same(*answers)
-    assert answers[0].status_code == 201
+    ]:
+        with subtests.test(text=text, other=other):
+            answers = [await client.post(f"{V1}/workers", headers=keyed(key)) for key in (text, other)]
+            assert same(*answers)
+            assert answers[0].status_code == 201
 
 
-@pytest.mark.parametrize(
-    "text", ["", '""', '"a', 'a"', r'"a\b"', "a b", "a,b", '"a", "b"', '"a";x=1', "ü".encode(), "k" * 256]
-)
 async def test_malformed_keys_are_refused(
-    client: httpx.AsyncClient, engine: AsyncEngine, text: str | bytes
+    client: httpx.AsyncClient, engine: AsyncEngine, subtests: pytest.Subtests
 ) -> None:
     """A malformed or too long key is a 400 that names the header; nothing is done."""
-    refused = await client.post(f"{V1}/workers", headers={b"Idempotency-Key": text})  # type: ignore[dict-item]
-    problem = expect_problem(refused, 400, "invalid-idempotency-key")
-    assert "Idempotency-Key" in problem["detail"]
-    assert await count(engine, Worker) == 0
+    for text in [
+        "",
+        '""',
+        '"a',
+        'a"',
+        r'"a\b"',
+        "a b",
+        "a,b",
+        '"a", "b"',
+        '"a";x=1',
+        "ü".encode(),
+        "k" * 256,
+    ]:
+        with subtests.test(text=text):
+            refused = await client.post(f"{V1}/workers", headers={b"Idempotency-Key": text})  # type: ignore[dict-item]
+            problem = expect_problem(refused, 400, "invalid-idempotency-key")
+            assert "Idempotency-Key" in problem["detail"]
+            assert await count(engine, Worker) == 0
 
 
 async def test_two_keys_in_one_request_are_refused(client: httpx.AsyncClient) -> None:

@@ -145,9 +145,11 @@ async def test_only_the_owner_registers_providers_for_a_worker(
     assert (await ada.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+async def test_an_invalid_registration_names_the_field(
+    client: httpx.AsyncClient, subtests: pytest.Subtests
+) -> None:
+    """422 with the place of the error; no provider is registered."""
+    for fields in [
         {"name": ""},
         {"name": "a:b"},
         {"name": "../up"},
@@ -159,16 +161,14 @@ async def test_only_the_owner_registers_providers_for_a_worker(
         {"content_type": 'text/plain; a="\u00e9"'},
         {"schema": []},
         {"worker_id": "me"},
-    ],
-)
-async def test_an_invalid_registration_names_the_field(
-    client: httpx.AsyncClient, fields: dict[str, Any]
-) -> None:
-    """422 with the place of the error; no provider is registered."""
-    body = {"category": "files", "name": "home", **fields}
-    problem = expect_problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 422, "invalid-request")
-    assert next(iter(fields)) in problem["detail"]
-    assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
+    ]:
+        with subtests.test(fields=fields):
+            body = {"category": "files", "name": "home"} | fields
+            problem = expect_problem(
+                await client.put(f"{V1}/rooms/lab/providers", json=body), 422, "invalid-request"
+            )
+            assert next(iter(fields)) in problem["detail"]
+            assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
 
 
 async def test_allowed_provider_categories_limits_the_categories(
@@ -265,14 +265,15 @@ async def test_a_list_of_providers_has_pages(client: httpx.AsyncClient) -> None:
     assert found == registered[::-1]
 
 
-@pytest.mark.parametrize(
-    "name", ["home", "files:home", "lab:files:none", "lab:fi les:home", "a@b:files:home"]
-)
-async def test_an_unknown_provider_is_not_found(client: httpx.AsyncClient, name: str) -> None:
+async def test_an_unknown_provider_is_not_found(client: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
     """404 for its information and for a request."""
-    await register_provider(client)
-    for end in ("", "/info"):
-        expect_problem(await client.get(f"{V1}/rooms/lab/providers/{name}{end}"), 404, "provider-not-found")
+    for name in ("home", "files:home", "lab:files:none", "lab:fi les:home", "a@b:files:home"):
+        with subtests.test(name=name):
+            await register_provider(client)
+            for end in ("", "/info"):
+                expect_problem(
+                    await client.get(f"{V1}/rooms/lab/providers/{name}{end}"), 404, "provider-not-found"
+                )
 
 
 # Requests and results
@@ -478,25 +479,25 @@ async def test_invalid_parameters_are_422(client: httpx.AsyncClient) -> None:
     assert "frame: not a number" in expect_problem(response, 422, "invalid-request")["detail"]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+async def test_a_provider_error_may_have_any_text(
+    client: httpx.AsyncClient, subtests: pytest.Subtests
+) -> None:
+    """A long text is truncated."""
+    for body in [
         b"",
         b"out of reach",
         b"\xff\xfe",
         b'{"detail": 7}',
         b"x" * 200_000,
         json.dumps({"detail": "\x01" * 65_000}).encode(),
-    ],
-)
-async def test_a_provider_error_may_have_any_text(client: httpx.AsyncClient, body: bytes) -> None:
-    """A long text is truncated."""
-    provider = await register_provider(client)
-    response, _ = await asyncio.gather(
-        client.get(URL), serve(client, provider, body, **{"X-Result-Status": "error"})
-    )
-    problem = expect_problem(response, 400, "provider-execution-failed")
-    assert len(problem["detail"]) < 70_000
+    ]:
+        with subtests.test(body=body):
+            provider = await register_provider(client)
+            response, _ = await asyncio.gather(
+                client.get(URL), serve(client, provider, body, **{"X-Result-Status": "error"})
+            )
+            problem = expect_problem(response, 400, "provider-execution-failed")
+            assert len(problem["detail"]) < 70_000
 
 
 @on_both
@@ -545,9 +546,11 @@ async def test_the_texts_of_an_uploaded_problem_are_truncated(client: httpx.Asyn
         assert "cut" in mark
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
+async def test_a_problem_that_readers_cannot_get_is_refused(
+    client: httpx.AsyncClient, subtests: pytest.Subtests
+) -> None:
+    """The error names the member; the request stays open."""
+    for body, text in [
         ({"status": 200}, "body.status: 200 is not the status of a provider's problem"),
         ({"status": 401}, "body.status: 401 is not the status of a provider's problem"),
         ({"status": 600}, "body.status"),
@@ -557,20 +560,18 @@ async def test_the_texts_of_an_uploaded_problem_are_truncated(client: httpx.Asyn
         ({"type": "javascript:alert(1)"}, "body.type: 'javascript:alert(1)' is not the type"),
         ({"status": 404, "by": "x" * 66_000}, "body.by: it has 66002 bytes"),
         ({"status": 404, **{f"x{n}": "y" * 1000 for n in range(70)}}, "body.x0"),
-    ],
-)
-async def test_a_problem_that_readers_cannot_get_is_refused(
-    client: httpx.AsyncClient, body: dict[str, Any], text: str
-) -> None:
-    """The error names the member; the request stays open."""
-    provider = await register_provider(client)
-    await client.get(URL, headers=NOW)
-    claimed = await claim_request(client, provider["worker_id"], wait=BOUND)
-    content = json.dumps(body).encode()
-    response = await upload(client, provider, claimed["request_id"], content, **{"X-Result-Status": "error"})
-    assert text in expect_problem(response, 422, "invalid-request")["detail"]
-    assert (await upload(client, provider, claimed["request_id"], b"found")).status_code == 204
-    assert (await client.get(URL, headers=NOW)).content == b"found"
+    ]:
+        with subtests.test(body=body, text=text):
+            provider = await register_provider(client)
+            await client.get(URL, headers=NOW)
+            claimed = await claim_request(client, provider["worker_id"], wait=BOUND)
+            content = json.dumps(body).encode()
+            response = await upload(
+                client, provider, claimed["request_id"], content, **{"X-Result-Status": "error"}
+            )
+            assert text in expect_problem(response, 422, "invalid-request")["detail"]
+            assert (await upload(client, provider, claimed["request_id"], b"found")).status_code == 204
+            assert (await client.get(URL, headers=NOW)).content == b"found"
 
 
 @on_both
@@ -824,25 +825,26 @@ async def test_one_worker_is_removed_from_a_provider(client: httpx.AsyncClient) 
     expect_problem(await client.delete(url, params={"worker_id": "x"}), 422, "invalid-request")
 
 
-@pytest.mark.parametrize(
-    ("header", "value"),
-    [
+async def test_an_invalid_upload_header_is_named(
+    client: httpx.AsyncClient, subtests: pytest.Subtests
+) -> None:
+    """422 with the name of the header."""
+    for header, value in [
         ("X-Request-Hash", None),
         ("X-Request-Hash", "a:b"),
         ("X-Request-Hash", "x" * 129),
         ("X-Result-Status", "maybe"),
         ("X-Worker-ID", "me"),
-    ],
-)
-async def test_an_invalid_upload_header_is_named(
-    client: httpx.AsyncClient, header: str, value: str | None
-) -> None:
-    """422 with the name of the header."""
-    provider = await register_provider(client)
-    headers = {"X-Request-Hash": "x", header: value}
-    url = f"{V1}/providers/{provider['id']}/results"
-    given = {name: text for name, text in headers.items() if text is not None}
-    assert header in expect_problem(await client.post(url, headers=given), 422, "invalid-request")["detail"]
+    ]:
+        with subtests.test(header=header, value=value):
+            provider = await register_provider(client)
+            headers = {"X-Request-Hash": "x", header: value}
+            url = f"{V1}/providers/{provider['id']}/results"
+            given = {name: text for name, text in headers.items() if text is not None}
+            assert (
+                header
+                in expect_problem(await client.post(url, headers=given), 422, "invalid-request")["detail"]
+            )
 
 
 async def test_a_result_is_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:

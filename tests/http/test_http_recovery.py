@@ -1,7 +1,5 @@
 """Policies, actions and reasons over HTTP."""
 
-from typing import Any
-
 import httpx
 import pytest
 from fastapi import FastAPI, HTTPException
@@ -12,9 +10,9 @@ from zndraw_joblib import verify_readable_room
 CLAIM = f"{V1}/tasks/claim"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+async def test_an_invalid_policy_is_refused(client: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    """422 names the field; no job is registered."""
+    for field, value in [
         ("max_attempts", 0),
         ("retry_on", ["bad luck"]),
         ("backoff", {"factor": 0.5}),
@@ -25,19 +23,21 @@ CLAIM = f"{V1}/tasks/claim"
         ("max_in_flight", 0),
         ("priority", 10_000),
         ("max_tasks", 0),
-    ],
-)
-async def test_an_invalid_policy_is_refused(client: httpx.AsyncClient, field: str, value: Any) -> None:
-    """422 names the field; no job is registered."""
-    body = {"category": "modifiers", "name": "Rotate", field: value}
-    problem = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
-    assert field in problem["detail"]
-    assert (await client.get(f"{V1}/workers")).json()["total"] == 0
+    ]:
+        with subtests.test(field=field, value=value):
+            body = {"category": "modifiers", "name": "Rotate", field: value}
+            problem = expect_problem(
+                await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request"
+            )
+            assert field in problem["detail"]
+            assert (await client.get(f"{V1}/workers")).json()["total"] == 0
 
 
-@pytest.mark.parametrize(
-    ("wish", "named"),
-    [
+async def test_an_invalid_schedule_or_priority_is_refused(
+    client: httpx.AsyncClient, subtests: pytest.Subtests
+) -> None:
+    """422 names the error; no task is submitted."""
+    for wish, named in [
         ({"delay_seconds": -1}, "delay_seconds"),
         ({"expires_in_seconds": 0}, "expires_in_seconds"),
         ({"run_at": "2030-01-01T00:00:00"}, "run_at"),
@@ -49,16 +49,12 @@ async def test_an_invalid_policy_is_refused(client: httpx.AsyncClient, field: st
         ({"run_at": "2030-01-01T00:00:00Z", "delay_seconds": 1}, "not both"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"priority": "high"}, "priority"),
-    ],
-)
-async def test_an_invalid_schedule_or_priority_is_refused(
-    client: httpx.AsyncClient, wish: dict[str, Any], named: str
-) -> None:
-    """422 names the error; no task is submitted."""
-    job = await register(client)
-    response = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json=wish)
-    assert named in expect_problem(response, 422, "invalid-request")["detail"]
-    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
+    ]:
+        with subtests.test(wish=wish, named=named):
+            job = await register(client)
+            response = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json=wish)
+            assert named in expect_problem(response, 422, "invalid-request")["detail"]
+            assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
 
 
 async def test_an_empty_claim_returns_its_reason(client: httpx.AsyncClient) -> None:

@@ -94,27 +94,26 @@ async def test_a_repeated_batch_has_bodies_again(client: httpx.AsyncClient) -> N
 
 
 @on_both
-@pytest.mark.parametrize("status", [TaskStatus.COMPLETED, TaskStatus.FAILED])
-@pytest.mark.parametrize(
-    ("count", "wants_body", "has_body"), [(2, True, True), (2, False, False), (2 * FIT, True, False)]
-)
 async def test_a_transaction_reads_a_bounded_number_of_bytes(
-    replica: Replica, status: TaskStatus, count: int, wants_body: bool, has_body: bool
+    replica: Replica, subtests: pytest.Subtests
 ) -> None:
     """No payload for an answer without; small ones only, if they are many."""
-    job = await replica.register()
-    for _ in range(count):
-        await replica.submit(job, LARGE)
-    items = [
-        rules_tasks.Report(
-            OWNER,
-            (await replica.start(job.worker_id)).id,
-            TaskUpdateRequest(status=status, result=1),
-            wants_body=wants_body,
-        )
-        for _ in range(count)
-    ]
-    got = await replica.runtime.write(rules_idempotency.report, items)
-    assert [rules_tasks.has_body(each) for each in got if isinstance(each, TaskResponse)] == [
-        has_body
-    ] * count
+    for status in (TaskStatus.COMPLETED, TaskStatus.FAILED):
+        for count, wants_body, has_body in [(2, True, True), (2, False, False), (2 * FIT, True, False)]:
+            with subtests.test(status=status, count=count, wants_body=wants_body, has_body=has_body):
+                job = await replica.register()
+                for _ in range(count):
+                    await replica.submit(job, LARGE)
+                items = [
+                    rules_tasks.Report(
+                        OWNER,
+                        (await replica.start(job.worker_id)).id,
+                        TaskUpdateRequest(status=status, result=1),
+                        wants_body=wants_body,
+                    )
+                    for _ in range(count)
+                ]
+                got = await replica.runtime.write(rules_idempotency.report, items)
+                assert [rules_tasks.has_body(each) for each in got if isinstance(each, TaskResponse)] == [
+                    has_body
+                ] * count

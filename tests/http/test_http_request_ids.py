@@ -61,22 +61,25 @@ def app(sqlite_url: str, request: pytest.FixtureRequest) -> FastAPI:
     return app
 
 
-@pytest.mark.parametrize(("method", "path", "status"), REQUESTS)
-async def test_every_response_has_the_id(app: FastAPI, method: str, path: str, status: int) -> None:
+async def test_every_response_has_the_id(app: FastAPI, subtests: pytest.Subtests) -> None:
     """A valid id comes back once; any other is replaced by a new one."""
-    async with running(app) as client:
-        for given in VALID:
-            response = await client.request(method, path, headers={"X-Request-ID": given})
-            # On a busy machine the checks of readiness may take too long.
-            allowed = {status, 503} if path == "/health/ready" else {status}
-            assert response.status_code in allowed, response.text
-            assert response.headers.get_list("X-Request-ID") == [given]
-        seen = set()
-        for headers in [{}, *({"X-Request-ID": each.encode("latin-1")} for each in INVALID)]:
-            [new] = (await client.request(method, path, headers=headers)).headers.get_list("X-Request-ID")
-            seen.add(new)
-            assert new not in INVALID
-        assert len(seen) == 1 + len(INVALID)
+    for method, path, status in REQUESTS:
+        with subtests.test(method=method, path=path, status=status):
+            async with running(app) as client:
+                for given in VALID:
+                    response = await client.request(method, path, headers={"X-Request-ID": given})
+                    # On a busy machine the checks of readiness may take too long.
+                    allowed = {status, 503} if path == "/health/ready" else {status}
+                    assert response.status_code in allowed, response.text
+                    assert response.headers.get_list("X-Request-ID") == [given]
+                seen = set()
+                for headers in [{}, *({"X-Request-ID": each.encode("latin-1")} for each in INVALID)]:
+                    [new] = (await client.request(method, path, headers=headers)).headers.get_list(
+                        "X-Request-ID"
+                    )
+                    seen.add(new)
+                    assert new not in INVALID
+                assert len(seen) == 1 + len(INVALID)
 
 
 async def test_records_of_a_request_have_its_id(app: FastAPI, caplog: pytest.LogCaptureFixture) -> None:

@@ -103,9 +103,9 @@ async def test_references_inside_a_schema_work(client: httpx.AsyncClient) -> Non
     ]
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
+async def test_an_invalid_schema_is_refused(client: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    """422 with the error at the registration, not at the submission."""
+    for schema in [
         {"type": "nonsense"},
         {"type": 5},
         {"$ref": 5},
@@ -126,16 +126,13 @@ async def test_references_inside_a_schema_work(client: httpx.AsyncClient) -> Non
         {"patternProperties": {f"a{number}": {} for number in range(101)}},
         {"allOf": [{"pattern": f"{number}[^/]{{99}}"} for number in range(2000)]},
         {"required": [10**30 + number for number in range(30_000)]},
-    ],
-    ids=lambda schema: str(schema)[:60],
-)
-async def test_an_invalid_schema_is_refused(client: httpx.AsyncClient, schema: dict[str, Any]) -> None:
-    """422 with the error at the registration, not at the submission."""
-    response = await client.put(f"{V1}/rooms/lab/jobs", json={**JOB, "schema": schema})
-    body = expect_problem(response, 422, "invalid-schema")
-    assert body["detail"].startswith("schema")
-    assert len(body["detail"]) < 2000
-    assert (await client.get(f"{V1}/workers")).json()["total"] == 0
+    ]:
+        with subtests.test(schema=schema):
+            response = await client.put(f"{V1}/rooms/lab/jobs", json={**JOB, "schema": schema})
+            body = expect_problem(response, 422, "invalid-schema")
+            assert body["detail"].startswith("schema")
+            assert len(body["detail"]) < 2000
+            assert (await client.get(f"{V1}/workers")).json()["total"] == 0
 
 
 @pytest.mark.parametrize(

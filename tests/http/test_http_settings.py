@@ -77,9 +77,9 @@ async def test_only_superusers_read_them_and_no_secret_is_in_them(
     assert by_name["database_url"]["value"].endswith("db.example.org/queue?password=***&sslmode=require")
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
+def test_no_form_of_a_url_shows_its_password(subtests: pytest.Subtests) -> None:
+    """Also one that is not escaped, and one in the query."""
+    for url, shown in [
         ("sqlite+aiosqlite:///zndraw-joblib.db", "sqlite+aiosqlite:///zndraw-joblib.db"),
         ("postgresql://joblib:pass@db/queue", "postgresql://joblib:***@db/queue"),
         ("postgresql://joblib:pa@ss@db/queue", "postgresql://joblib:***@db/queue"),
@@ -90,11 +90,9 @@ async def test_only_superusers_read_them_and_no_secret_is_in_them(
         ("redis://:pass@[::1]:6379/0", "redis://:***@[::1]:6379/0"),
         ("unix:///run/redis.sock?db=0&password=pass", "unix:///run/redis.sock?db=0&password=***"),
         ("postgresql:///queue?host=/run/pg&sslkey=/k", "postgresql:///queue?host=/run/pg&sslkey=***"),
-    ],
-)
-def test_no_form_of_a_url_shows_its_password(url: str, shown: str) -> None:
-    """Also one that is not escaped, and one in the query."""
-    assert without_password(url) == shown
+    ]:
+        with subtests.test(url=url, shown=shown):
+            assert without_password(url) == shown
 
 
 def test_each_description_is_that_of_the_reference() -> None:

@@ -61,37 +61,37 @@ class Note(BaseModel):
     text: str
 
 
-@pytest.mark.parametrize(
-    ("result", "expected"),
-    [(None, None), ([Note(text="é\x00")], [{"text": "é\x00"}]), ({1: {2.5}}, {"1": [2.5]})],
-    ids=["none", "models", "containers"],
-)
-def test_a_result_is_sent_as_json(worker: Make, room: str, result: Any, expected: Any) -> None:
+def test_a_result_is_sent_as_json(worker: Make, room: str, subtests: pytest.Subtests) -> None:
     """Any value that pydantic can serialize becomes the task's result."""
-    manager = worker(lambda task: result)
-    manager.register(Add, room=room)
-    task = manager.wait_for(manager.submit(Add(), room=room), 30)
-    assert (task.status, task.result, task.error) == (TaskStatus.COMPLETED, expected, None)
+    for case, result, expected in [
+        ("none", None, None),
+        ("models", [Note(text="é\x00")], [{"text": "é\x00"}]),
+        ("containers", {1: {2.5}}, {"1": [2.5]}),
+    ]:
+        with subtests.test(case):
+            manager = worker(lambda task: result)
+            manager.register(Add, room=room)
+            task = manager.wait_for(manager.submit(Add(), room=room), 30)
+            assert (task.status, task.result, task.error) == (TaskStatus.COMPLETED, expected, None)
 
 
-@pytest.mark.parametrize(
-    ("result", "text"),
-    [
-        (object(), "cannot be sent as JSON: result: an object of object cannot be encoded"),
-        ({"frames": [1, {"cell": set}]}, "result.frames[1].cell: the class set cannot be encoded"),
-        (["\ud800"], "result[0]: the text is not JSON"),
-    ],
-    ids=["object", "class", "surrogate"],
-)
-def test_a_result_that_cannot_be_sent_fails_the_task(worker: Make, room: str, result: Any, text: str) -> None:
+def test_a_result_that_cannot_be_sent_fails_the_task(
+    worker: Make, room: str, subtests: pytest.Subtests
+) -> None:
     """The task's error has the reason, and the worker continues."""
-    manager = worker(lambda task: task.extension.a or result)
-    manager.register(Add, room=room)
-    task = manager.wait_for(manager.submit(Add(), room=room), 30)
-    assert task.status == TaskStatus.FAILED
-    assert text in (task.error or "")
-    assert task.error_code == "result-not-serializable"
-    assert manager.wait_for(manager.submit(Add(a=1), room=room), 30).result == 1
+    for case, result, text in [
+        ("object", object(), "cannot be sent as JSON: result: an object of object cannot be encoded"),
+        ("class", {"frames": [1, {"cell": set}]}, "result.frames[1].cell: the class set cannot be encoded"),
+        ("surrogate", ["\ud800"], "result[0]: the text is not JSON"),
+    ]:
+        with subtests.test(case):
+            manager = worker(lambda task: task.extension.a or result)
+            manager.register(Add, room=room)
+            task = manager.wait_for(manager.submit(Add(), room=room), 30)
+            assert task.status == TaskStatus.FAILED
+            assert text in (task.error or "")
+            assert task.error_code == "result-not-serializable"
+            assert manager.wait_for(manager.submit(Add(a=1), room=room), 30).result == 1
 
 
 def test_a_long_error_is_truncated(worker: Make, room: str) -> None:
@@ -108,24 +108,25 @@ def test_a_long_error_is_truncated(worker: Make, room: str) -> None:
     assert (task.error or "").endswith("(truncated)")
 
 
-@pytest.mark.parametrize("end", sorted(TERMINAL))
-def test_wait_for_returns_at_each_terminal_status(worker: Make, room: str, end: TaskStatus) -> None:
+def test_wait_for_returns_at_each_terminal_status(worker: Make, room: str, subtests: pytest.Subtests) -> None:
     """wait_for returns a completed, failed or cancelled task."""
-    manager = worker()
-    manager.register(Add, room=room)
-    task_id = manager.submit(Add(), room=room)
-    task = manager.claim()
-    assert task is not None
-    if end != TaskStatus.CANCELLED:
-        manager.start(task)
-    report = {
-        TaskStatus.COMPLETED: manager.complete,
-        TaskStatus.FAILED: lambda it: manager.fail(it, "no"),
-        TaskStatus.CANCELLED: manager.cancel,
-    }
-    assert report[end](task).status == end
-    assert report[end](task).status == end
-    assert manager.wait_for(task_id).status == end
+    for end in sorted(TERMINAL):
+        with subtests.test(end=end):
+            manager = worker()
+            manager.register(Add, room=room)
+            task_id = manager.submit(Add(), room=room)
+            task = manager.claim()
+            assert task is not None
+            if end != TaskStatus.CANCELLED:
+                manager.start(task)
+            report = {
+                TaskStatus.COMPLETED: manager.complete,
+                TaskStatus.FAILED: lambda it: manager.fail(it, "no"),
+                TaskStatus.CANCELLED: manager.cancel,
+            }
+            assert report[end](task).status == end
+            assert report[end](task).status == end
+            assert manager.wait_for(task_id).status == end
 
 
 def test_wait_for_ends_after_its_timeout(worker: Make, room: str) -> None:

@@ -82,27 +82,29 @@ def run(task: Any) -> Any:
     return task.extension.run(None)
 
 
-@pytest.mark.parametrize("how", ENDINGS)
-def test_any_ending_of_a_run_is_reported(worker: Make, room: str, how: str) -> None:
+def test_any_ending_of_a_run_is_reported(worker: Make, room: str, subtests: pytest.Subtests) -> None:
     """The task fails with a text, and the next task runs in the same thread."""
     manager = worker(run)
     manager.register(End, room=room)
-    failed = manager.wait_for(manager.submit(End(how=how), room=room), 30)
-    assert failed.status == TaskStatus.FAILED
-    assert (failed.error or "").startswith(ENDINGS[how][1])
-    assert manager.wait_for(manager.submit(End(), room=room), 30).result == "well"
+    for how in ENDINGS:
+        with subtests.test(how=how):
+            failed = manager.wait_for(manager.submit(End(how=how), room=room), 30)
+            assert failed.status == TaskStatus.FAILED
+            assert (failed.error or "").startswith(ENDINGS[how][1])
+            assert manager.wait_for(manager.submit(End(), room=room), 30).result == "well"
 
 
-@pytest.mark.parametrize("how", RAISED_BY_VALIDATORS)
-def test_any_error_of_a_validator_is_reported(worker: Make, room: str, how: str) -> None:
+def test_any_error_of_a_validator_is_reported(worker: Make, room: str, subtests: pytest.Subtests) -> None:
     """The task fails without a retry, and the next task runs in the same thread."""
     manager = worker(run)
     manager.register(Check, room=room)
-    failed = manager.wait_for(manager.submit(f"{room}:analysis:Check", {"how": how}), 30)
-    assert failed.status == TaskStatus.FAILED
-    name = type(RAISED_BY_VALIDATORS[how]).__name__
-    assert (failed.error or "").startswith(f"The payload does not fit Check: {name}")
-    assert manager.wait_for(manager.submit(Check(), room=room), 30).result == "well"
+    for how in RAISED_BY_VALIDATORS:
+        with subtests.test(how=how):
+            failed = manager.wait_for(manager.submit(f"{room}:analysis:Check", {"how": how}), 30)
+            assert failed.status == TaskStatus.FAILED
+            name = type(RAISED_BY_VALIDATORS[how]).__name__
+            assert (failed.error or "").startswith(f"The payload does not fit Check: {name}")
+            assert manager.wait_for(manager.submit(Check(), room=room), 30).result == "well"
 
 
 def test_a_misfit_names_the_field(worker: Make, room: str) -> None:
@@ -128,8 +130,7 @@ def test_a_lazy_result_may_end_the_retries(worker: Make, room: str) -> None:
     assert (failed.error, failed.attempt) == ("NonRetryable: no use", 1)
 
 
-@pytest.mark.parametrize("how", sorted(ENDINGS.keys() - {"endless"}))
-def test_any_ending_of_a_provider_is_reported(worker: Make, room: str, how: str) -> None:
+def test_any_ending_of_a_provider_is_reported(worker: Make, room: str, subtests: pytest.Subtests) -> None:
     """The client gets the error, and the next request is served by the same thread.
 
     A provider may return an endless stream of bytes.
@@ -137,19 +138,24 @@ def test_any_ending_of_a_provider_is_reported(worker: Make, room: str, how: str)
     manager = worker(read_concurrency=1)
     handler = lambda word: "well" if word == "well" else ENDINGS[word][0]()  # noqa: E731
     manager.register_provider(Data, name="one", handler=handler, room=room)
-    with pytest.raises(ProviderFailed):
-        manager.read_provider(f"{room}:calls:one", {"word": how}, timeout=20)
-    assert manager.read_provider(f"{room}:calls:one", {"word": "well"}, timeout=20).json() == "well"
+    for how in sorted(ENDINGS.keys() - {"endless"}):
+        with subtests.test(how=how):
+            with pytest.raises(ProviderFailed):
+                manager.read_provider(f"{room}:calls:one", {"word": how}, timeout=20)
+            assert manager.read_provider(f"{room}:calls:one", {"word": "well"}, timeout=20).json() == "well"
 
 
-@pytest.mark.parametrize("how", RAISED_BY_VALIDATORS)
-def test_any_error_of_a_providers_validator_is_reported(worker: Make, room: str, how: str) -> None:
+def test_any_error_of_a_providers_validator_is_reported(
+    worker: Make, room: str, subtests: pytest.Subtests
+) -> None:
     """The client gets the error, and the next request is served by the same thread."""
     manager = worker(read_concurrency=1)
     manager.register_provider(CheckProvider, name="one", handler=None, room=room)
-    with pytest.raises(ProviderFailed):
-        manager.read_provider(f"{room}:checks:one", {"how": how}, timeout=20)
-    assert manager.read_provider(f"{room}:checks:one", {"how": "well"}, timeout=20).json() == "well"
+    for how in RAISED_BY_VALIDATORS:
+        with subtests.test(how=how):
+            with pytest.raises(ProviderFailed):
+                manager.read_provider(f"{room}:checks:one", {"how": how}, timeout=20)
+            assert manager.read_provider(f"{room}:checks:one", {"how": "well"}, timeout=20).json() == "well"
 
 
 class ClosesBadly:

@@ -50,15 +50,16 @@ def test_coroutines_are_limited(worker: Make, room: str) -> None:
         assert manager.wait_for(task_id, 40).status == TaskStatus.COMPLETED
 
 
-@pytest.mark.parametrize("how", sorted(ENDINGS.keys() - {"stop iteration"}))
-def test_any_ending_of_a_coroutine_is_reported(worker: Make, room: str, how: str) -> None:
+def test_any_ending_of_a_coroutine_is_reported(worker: Make, room: str, subtests: pytest.Subtests) -> None:
     """The task fails with a text, and the event loop continues. A coroutine cannot raise StopIteration."""
-    manager = worker(Runner())
-    manager.register(EndLater, room=room)
-    failed = manager.wait_for(manager.submit(EndLater(how=how), room=room), 30)
-    assert failed.status == TaskStatus.FAILED
-    assert (failed.error or "").startswith(ENDINGS[how][1])
-    assert manager.wait_for(manager.submit(EndLater(), room=room), 30).result == "well"
+    for how in sorted(ENDINGS.keys() - {"stop iteration"}):
+        with subtests.test(how=how):
+            manager = worker(Runner())
+            manager.register(EndLater, room=room)
+            failed = manager.wait_for(manager.submit(EndLater(how=how), room=room), 30)
+            assert failed.status == TaskStatus.FAILED
+            assert (failed.error or "").startswith(ENDINGS[how][1])
+            assert manager.wait_for(manager.submit(EndLater(), room=room), 30).result == "well"
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])

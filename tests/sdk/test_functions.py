@@ -86,23 +86,20 @@ def test_the_server_refuses_arguments_that_the_function_does_not_take(worker: Ma
     assert manager.get_task(manager.submit(name, {"value": 1})).status == TaskStatus.PENDING
 
 
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        (scale.task(1), "pass scale itself"),
-        (scale.__wrapped__, "The function scale.* decorate it with @job"),
-        (lambda: None, "A lambda is no job"),
-        (type("NoRun", (BaseModel,), {}), "The class NoRun has no method run"),
-        ("jobs:scale", "'jobs:scale' is no job"),
-    ],
-    ids=["instance", "function", "lambda", "class", "name"],
-)
-def test_register_says_what_is_wrong_with_its_argument(worker: Make, wrong: object, text: str) -> None:
+def test_register_says_what_is_wrong_with_its_argument(worker: Make, subtests: pytest.Subtests) -> None:
     """Before anything is sent to the server."""
-    manager = worker()
-    with pytest.raises(TypeError, match=text):
-        manager.register(wrong)
-    assert manager.worker_id is None
+    for case, wrong, text in [
+        ("instance", scale.task(1), "pass scale itself"),
+        ("function", scale.__wrapped__, "The function scale.* decorate it with @job"),
+        ("lambda", lambda: None, "A lambda is no job"),
+        ("class", type("NoRun", (BaseModel,), {}), "The class NoRun has no method run"),
+        ("name", "jobs:scale", "'jobs:scale' is no job"),
+    ]:
+        with subtests.test(case):
+            manager = worker()
+            with pytest.raises(TypeError, match=text):
+                manager.register(wrong)
+            assert manager.worker_id is None
 
 
 def test_a_function_that_no_process_can_import_is_refused(worker: Make) -> None:
@@ -119,13 +116,14 @@ def test_a_function_that_no_process_can_import_is_refused(worker: Make) -> None:
             manager.register(wrong)
 
 
-@pytest.mark.parametrize("wrong", [scale, Add, scale.__wrapped__, 3], ids=["job", "class", "function", "int"])
-def test_submit_says_what_is_wrong_with_its_argument(worker: Make, wrong: object) -> None:
+def test_submit_says_what_is_wrong_with_its_argument(worker: Make, subtests: pytest.Subtests) -> None:
     """A job is not a task of it."""
-    with pytest.raises(TypeError, match=r"pass|decorate"):
-        worker().submit(wrong)
-    with pytest.raises(TypeError, match=r"tasks\.1"):
-        worker().submit_many([NewTask("@global:jobs:scale"), wrong])
+    for case, wrong in [("job", scale), ("class", Add), ("function", scale.__wrapped__), ("int", 3)]:
+        with subtests.test(case):
+            with pytest.raises(TypeError, match=r"pass|decorate"):
+                worker().submit(wrong)
+            with pytest.raises(TypeError, match=r"tasks\.1"):
+                worker().submit_many([NewTask("@global:jobs:scale"), wrong])
 
 
 def test_the_example_runs(worker: Make, room: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,8 +253,8 @@ def test_a_value_that_cannot_be_encoded_is_named(api: Connection, room: str) -> 
         JobClient(RestApi(api)).submit(f"{room}:modifiers:Add", {"a": [0, {"b": object()}]})
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
-def test_an_infinite_number_is_named(api: Connection, room: str, value: float) -> None:
+def test_an_infinite_number_is_named(api: Connection, room: str, subtests: pytest.Subtests) -> None:
     """An option that is a number which JSON does not have is a ValueError that names the option."""
-    with pytest.raises(ValueError, match="delay_seconds"):
-        JobClient(RestApi(api)).submit(f"{room}:modifiers:Add", {}, delay_seconds=value)
+    for value in (float("inf"), float("nan"), -float("inf")):
+        with subtests.test(value=value), pytest.raises(ValueError, match="delay_seconds"):
+            JobClient(RestApi(api)).submit(f"{room}:modifiers:Add", {}, delay_seconds=value)

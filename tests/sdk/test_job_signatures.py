@@ -145,9 +145,9 @@ class Plain:
     pass
 
 
-@pytest.mark.parametrize(
-    ("function", "text"),
-    [
+def test_a_function_that_cannot_be_a_job_is_refused(subtests: pytest.Subtests) -> None:
+    """The error names the function, the parameter and the remedy."""
+    for function, text in [
         (_bare, r"'a' of _bare\(\) has no annotation.*write a: float"),
         (_starred, r"'\*args' of _starred\(\).*one list or dict"),
         (_double_starred, r"'\*\*options' of _double_starred\(\)"),
@@ -161,12 +161,9 @@ class Plain:
         (lambda: None, "a lambda has no name"),
         (functools.partial(_bare), "@job needs a function"),
         (Point, "Point is a class: derive it from Extension"),
-    ],
-)
-def test_a_function_that_cannot_be_a_job_is_refused(function: Any, text: str) -> None:
-    """The error names the function, the parameter and the remedy."""
-    with pytest.raises(TypeError, match=text):
-        job(function)
+    ]:
+        with subtests.test(function=function, text=text), pytest.raises(TypeError, match=text):
+            job(function)
 
 
 def test_wrong_options_are_refused() -> None:

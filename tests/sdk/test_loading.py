@@ -75,33 +75,32 @@ def test_only_extensions_defined_in_the_module_are_loaded(write: Callable[[str, 
     assert load_context("by_name:context")() == "context"
 
 
-@pytest.mark.parametrize(
-    ("target", "source", "error", "text"),
-    [
+def test_each_loading_error_has_its_class_and_text(
+    write: Callable[[str, str], str], subtests: pytest.Subtests
+) -> None:
+    """Each mistake has an exception class and a sentence."""
+    for target, source, error, text in [
         ("absent_module", None, TargetMissing, "There is no module 'absent_module'"),
         ("absent.py", None, TargetMissing, "There is no file 'absent.py'"),
         ("broken_syntax", "def (", TargetBroken, "not valid Python"),
         ("broken_import", "import absent_library", TargetBroken, "No module named 'absent_library'"),
         ("broken_body", "1 / 0", TargetBroken, "ZeroDivisionError"),
         ("empty_module", "from sdk.jobs import Add", NothingToServe, "defines no extension"),
-    ],
-)
-def test_each_loading_error_has_its_class_and_text(
-    write: Callable[[str, str], str], target: str, source: str | None, error: type[CannotLoad], text: str
-) -> None:
-    """Each mistake has an exception class and a sentence."""
-    if source is not None:
-        write(f"{target}.py", source)
-    with pytest.raises(error, match=text):
-        load_extensions(target)
+    ]:
+        with subtests.test(target=target, source=source, error=error, text=text):
+            if source is not None:
+                write(f"{target}.py", source)
+            with pytest.raises(error, match=text):
+                load_extensions(target)
 
 
-@pytest.mark.parametrize("target", ["context", "only_context:absent", "only_context:number"])
-def test_a_context_must_be_a_function(write: Callable[[str, str], str], target: str) -> None:
+def test_a_context_must_be_a_function(write: Callable[[str, str], str], subtests: pytest.Subtests) -> None:
     """A bare name, a missing name and a number are refused."""
-    write("only_context.py", SOURCE)
-    with pytest.raises(CannotLoad):
-        load_context(target)
+    for target in ("context", "only_context:absent", "only_context:number"):
+        with subtests.test(target=target):
+            write("only_context.py", SOURCE)
+            with pytest.raises(CannotLoad):
+                load_context(target)
 
 
 class Echo:
@@ -110,15 +109,17 @@ class Echo:
         return vis
 
 
-@pytest.mark.parametrize(
-    ("context", "vis"),
-    [(None, None), (lambda: "plain", "plain"), (lambda task: task.room_id, "room-1"), (dict, {})],
-    ids=["none", "plain", "of-task", "class"],
-)
-def test_each_task_gets_its_context(context: Any, vis: Any) -> None:
+def test_each_task_gets_its_context(subtests: pytest.Subtests) -> None:
     """The factory is called for each task, with the task if it takes an argument."""
-    task = ClaimedTask("1", "room-1:a:Echo", "room-1", Echo(), 1, {}, None)  # type: ignore[arg-type]
-    assert Runner(context)(task) == vis
+    for case, context, vis in [
+        ("none", None, None),
+        ("plain", lambda: "plain", "plain"),
+        ("of-task", lambda task: task.room_id, "room-1"),
+        ("class", dict, {}),
+    ]:
+        with subtests.test(case):
+            task = ClaimedTask("1", "room-1:a:Echo", "room-1", Echo(), 1, {}, None)  # type: ignore[arg-type]
+            assert Runner(context)(task) == vis
 
 
 @pytest.mark.parametrize(

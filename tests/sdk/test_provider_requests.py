@@ -60,24 +60,20 @@ def test_a_request_gets_its_result(worker: Make, room: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("params", "field", "value"),
-    [
+def test_parameters_of_all_kinds(worker: Make, room: str, subtests: pytest.Subtests) -> None:
+    """A list is sent as a repeated parameter; a single value for a list field becomes a list."""
+    manager = worker()
+    manager.register_provider(Echo, name="one", handler=None, room=room)
+    for params, field, value in [
         ({"numbers": [1]}, "numbers", [1]),
         ({"numbers": [1, 2]}, "numbers", [1, 2]),
         ({"numbers": ()}, "numbers", []),
         ({"ratio": None}, "ratio", None),
         ({"word": Color.RED}, "word", "red"),
         ({"word": datetime(2020, 1, 2, tzinfo=UTC)}, "word", "2020-01-02T00:00:00Z"),
-    ],
-)
-def test_parameters_of_all_kinds(
-    worker: Make, room: str, params: dict[str, Any], field: str, value: object
-) -> None:
-    """A list is sent as a repeated parameter; a single value for a list field becomes a list."""
-    manager = worker()
-    manager.register_provider(Echo, name="one", handler=None, room=room)
-    assert manager.read_provider(f"{room}:echoes:one", params).json()[field] == value
+    ]:
+        with subtests.test(params=params, field=field, value=value):
+            assert manager.read_provider(f"{room}:echoes:one", params).json()[field] == value
 
 
 def test_a_nested_parameter_is_refused(worker: Make) -> None:
@@ -95,9 +91,10 @@ def stream() -> Iterator[bytes]:
     yield bytearray(b"b")
 
 
-@pytest.mark.parametrize(
-    ("cls", "make", "content"),
-    [
+def test_values_that_a_provider_may_return(worker: Make, room: str, subtests: pytest.Subtests) -> None:
+    """Bytes, streams of bytes, files; a string for a text type; and any JSON value."""
+    manager = worker()
+    values = [
         (Call, lambda: b"bytes", b"bytes"),
         (Call, lambda: b"", b""),
         (Call, lambda: bytearray(b"bytes"), b"bytes"),
@@ -116,16 +113,12 @@ def stream() -> Iterator[bytes]:
         (Data, lambda: [1, Add(a=1)], b'[1,{"a":1,"b":0}]'),
         (Data, lambda: b"[1]", b"[1]"),
         (Data, lambda: iter([b"[", b"1]"]), b"[1]"),
-    ],
-)
-def test_values_that_a_provider_may_return(
-    worker: Make, room: str, cls: type[Any], make: Callable[[], Any], content: bytes
-) -> None:
-    """Bytes, streams of bytes, files; a string for a text type; and any JSON value."""
-    manager = worker()
-    manager.register_provider(cls, name="one", handler=lambda word: make(), room=room)
-    answer = manager.read_provider(f"{room}:calls:one")
-    assert (answer.content, answer.content_type) == (content, cls.content_type)
+    ]
+    for number, (cls, make, content) in enumerate(values):
+        with subtests.test(cls=cls, content=content):
+            manager.register_provider(cls, name=f"{number}", handler=lambda word: make(), room=room)
+            answer = manager.read_provider(f"{room}:calls:{number}")
+            assert (answer.content, answer.content_type) == (content, cls.content_type)
 
 
 def broken() -> Iterator[bytes]:
@@ -144,9 +137,13 @@ def fail(word: str) -> None:
     raise LookupError(f"there is no {word}")
 
 
-@pytest.mark.parametrize(
-    ("cls", "handler", "expected"),
-    [
+def test_an_exception_of_a_provider_reaches_the_client(
+    worker: Make, room: str, caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests
+) -> None:
+    """At once, with its class and text; the log has the traceback. Other requests continue."""
+    manager = worker(read_concurrency=1)
+    manager.register_provider(Echo, name="echo", handler=0, room=room)
+    handlers = [
         (Call, fail, ("LookupError", "there is no thing")),
         (Call, exit_process, ("SystemExit", "bye")),
         (Call, lambda word: broken(), ("RuntimeError", "broken off")),
@@ -156,32 +153,23 @@ def fail(word: str) -> None:
         (Data, lambda word: float("nan"), ("ValueError", "a number must be finite")),
         (Data, lambda word: object(), ("PydanticSerializationError", "object")),
         (Call, None, ("TypeError", "not callable")),
-    ],
-)
-def test_an_exception_of_a_provider_reaches_the_client(
-    worker: Make,
-    room: str,
-    caplog: pytest.LogCaptureFixture,
-    cls: type[Any],
-    handler: Any,
-    expected: tuple[str, str],
-) -> None:
-    """At once, with its class and text; the log has the traceback. Other requests continue."""
-    manager = worker(read_concurrency=1)
-    manager.register_provider(cls, name="one", handler=handler, room=room)
-    manager.register_provider(Echo, name="two", handler=0, room=room)
-    began = time.monotonic()
-    with pytest.raises(ProviderFailed) as raised:
-        manager.read_provider(f"{room}:calls:one", {"word": "thing"})
-    assert time.monotonic() - began < 20
-    assert (raised.value.problem.model_extra or {})["error"] == expected[0]
-    assert expected[1] in str(raised.value)
-    [logged] = [
-        record for record in caplog.records if record.name == REQUESTS and room in record.getMessage()
     ]
-    assert logged.levelno == logging.ERROR
-    assert logged.exc_info is not None
-    assert manager.read_provider(f"{room}:echoes:two").json()["handler"] == 0
+    for number, (cls, handler, expected) in enumerate(handlers):
+        with subtests.test(cls=cls, expected=expected):
+            caplog.clear()
+            manager.register_provider(cls, name=f"{number}", handler=handler, room=room)
+            began = time.monotonic()
+            with pytest.raises(ProviderFailed) as raised:
+                manager.read_provider(f"{room}:calls:{number}", {"word": "thing"})
+            assert time.monotonic() - began < 20
+            assert (raised.value.problem.model_extra or {})["error"] == expected[0]
+            assert expected[1] in str(raised.value)
+            [logged] = [
+                record for record in caplog.records if record.name == REQUESTS and room in record.getMessage()
+            ]
+            assert logged.levelno == logging.ERROR
+            assert logged.exc_info is not None
+            assert manager.read_provider(f"{room}:echoes:echo").json()["handler"] == 0
 
 
 def test_invalid_parameters_are_named(worker: Make, room: str) -> None:
@@ -284,17 +272,16 @@ def test_a_provider_is_unregistered(worker: Make, room: str, by: str) -> None:
             manager.unregister_provider(gone)
 
 
-@pytest.mark.parametrize(
-    ("name", "error"), [("a:b", "name: a name has"), ("", "name: a name has"), ("a" * 129, "name: a name")]
-)
-def test_an_invalid_name_is_refused(worker: Make, room: str, name: str, error: str) -> None:
+def test_an_invalid_name_is_refused(worker: Make, room: str, subtests: pytest.Subtests) -> None:
     """Without a request to the server; no thread starts."""
-    manager = worker()
-    with pytest.raises(ValueError, match=error):
-        manager.register_provider(Echo, name=name, handler=0, room=room)
-    with pytest.raises(ValueError, match="read_concurrency must be at least 1"):
-        worker(read_concurrency=0)
-    assert manager.worker_id is None
+    for name, error in [("a:b", "name: a name has"), ("", "name: a name has"), ("a" * 129, "name: a name")]:
+        with subtests.test(name=name, error=error):
+            manager = worker()
+            with pytest.raises(ValueError, match=error):
+                manager.register_provider(Echo, name=name, handler=0, room=room)
+            with pytest.raises(ValueError, match="read_concurrency must be at least 1"):
+                worker(read_concurrency=0)
+            assert manager.worker_id is None
 
 
 def test_requests_of_an_unknown_provider_fail(worker: Make, room: str, api: Connection) -> None:

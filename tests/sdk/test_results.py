@@ -52,27 +52,25 @@ def run(manager: JobManager, room: str) -> Any:
     return manager.wait_for(manager.submit(Add(), room=room), 60)
 
 
-@pytest.mark.parametrize(
-    ("result", "check"),
-    [
+def test_a_small_result_is_inline(worker: Make, room: str, subtests: pytest.Subtests) -> None:
+    """It is in the report as JSON, and `result` returns what the job returned."""
+    for case, result, check in [
         (
+            "array",
             {"a": np.arange(6.0).reshape(2, 3)},
             lambda got: np.array_equal(got["a"], np.arange(6.0).reshape(2, 3)),
         ),
-        ([float("nan"), np.float32(1.5)], lambda got: got[0] != got[0] and got[1] == 1.5),
-        ({"raw": b"\x00\xff"}, lambda got: got == {"raw": b"\x00\xff"}),
-        (molecule("H2O"), lambda got: got == molecule("H2O")),
-        (pd.DataFrame({"x": [1, 2]}), lambda got: got.equals(pd.DataFrame({"x": [1, 2]}))),
-    ],
-    ids=["array", "nan", "bytes", "atoms", "frame"],
-)
-def test_a_small_result_is_inline(worker: Make, room: str, result: Any, check: Callable[[Any], bool]) -> None:
-    """It is in the report as JSON, and `result` returns what the job returned."""
-    manager = worker(lambda task: result)
-    task = run(manager, room)
-    assert (task.status, task.error) == (TaskStatus.COMPLETED, None)
-    assert task.result is not None
-    assert check(manager.result(task.id))
+        ("nan", [float("nan"), np.float32(1.5)], lambda got: got[0] != got[0] and got[1] == 1.5),
+        ("bytes", {"raw": b"\x00\xff"}, lambda got: got == {"raw": b"\x00\xff"}),
+        ("atoms", molecule("H2O"), lambda got: got == molecule("H2O")),
+        ("frame", pd.DataFrame({"x": [1, 2]}), lambda got: got.equals(pd.DataFrame({"x": [1, 2]}))),
+    ]:
+        with subtests.test(case):
+            manager = worker(lambda task: result)
+            task = run(manager, room)
+            assert (task.status, task.error) == (TaskStatus.COMPLETED, None)
+            assert task.result is not None
+            assert check(manager.result(task.id))
 
 
 @pytest.mark.parametrize(("size", "is_inline"), [(MAX_JSON_BYTES, True), (MAX_JSON_BYTES + 1, False)])
@@ -99,37 +97,30 @@ def open_file() -> Any:
     return file
 
 
-@pytest.mark.parametrize(
-    ("make", "check"),
-    [
-        (lambda: b"\x00\xff", lambda got: got == b"\x00\xff"),
-        (lambda: io.BytesIO(b"content"), lambda got: got == b"content"),
-        (open_file, lambda got: got == b"content"),
-        (lambda: np.arange(500_000.0), lambda got: np.array_equal(got, np.arange(500_000.0))),
+def test_a_binary_result_is_uploaded(
+    worker: Make, room: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """`result` returns its bytes, or the array; no temporary file stays."""
+    for case, make, check in [
+        ("bytes", lambda: b"\x00\xff", lambda got: got == b"\x00\xff"),
+        ("memory file", lambda: io.BytesIO(b"content"), lambda got: got == b"content"),
+        ("open file", open_file, lambda got: got == b"content"),
+        ("array", lambda: np.arange(500_000.0), lambda got: np.array_equal(got, np.arange(500_000.0))),
         (
+            "image",
             lambda: Image.new("RGB", (2, 2), "red"),
             lambda got: Image.open(io.BytesIO(got)).getpixel((1, 1)) == (255, 0, 0),
         ),
-        (figure, lambda got: Image.open(io.BytesIO(got)).format == "PNG"),
-    ],
-    ids=["bytes", "memory file", "open file", "array", "image", "figure"],
-)
-def test_a_binary_result_is_uploaded(
-    worker: Make,
-    room: str,
-    make: Callable[[], Any],
-    check: Callable[[Any], bool],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """`result` returns its bytes, or the array; no temporary file stays."""
-    # Other tests on this machine have files in the common folder.
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    manager = worker(lambda task: make())
-    task = run(manager, room)
-    assert (task.status, task.error, task.result) == (TaskStatus.COMPLETED, None, None)
-    assert check(manager.result(task.id))
-    assert list(tmp_path.glob("zndraw-joblib-result-*")) == []
+        ("figure", figure, lambda got: Image.open(io.BytesIO(got)).format == "PNG"),
+    ]:
+        with subtests.test(case):
+            # Other tests on this machine have files in the common folder.
+            monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+            manager = worker(lambda task: make())
+            task = run(manager, room)
+            assert (task.status, task.error, task.result) == (TaskStatus.COMPLETED, None, None)
+            assert check(manager.result(task.id))
+            assert list(tmp_path.glob("zndraw-joblib-result-*")) == []
 
 
 def test_a_file_is_a_result(worker: Make, room: str, tmp_path: Path) -> None:
@@ -148,32 +139,33 @@ def test_a_file_is_a_result(worker: Make, room: str, tmp_path: Path) -> None:
         assert (tmp_path / "copy").read_bytes() == b"a,b\n"
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda path: path / "missing", "there is no file"),
-        (lambda path: io.StringIO("x"), "the file is open for text"),
-        (lambda path: {"frames": [0, {"cell": object()}]}, "result.frames[1].cell: an object of object"),
-        (lambda path: {"deep": [np.ma.array([1])]}, "result.deep[0]: a masked array"),
-    ],
-    ids=["missing", "text file", "object", "masked array"],
-)
 def test_a_result_that_cannot_be_encoded_fails_the_task(
-    worker: Make, api: Connection, room: str, tmp_path: Path, make: Callable[[Path], Any], text: str
+    worker: Make, api: Connection, room: str, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     """Its error code says so, and its error names the place in the value. Its log and progress stay."""
+    for case, make, text in [
+        ("missing", lambda path: path / "missing", "there is no file"),
+        ("text file", lambda path: io.StringIO("x"), "the file is open for text"),
+        (
+            "object",
+            lambda path: {"frames": [0, {"cell": object()}]},
+            "result.frames[1].cell: an object of object",
+        ),
+        ("masked array", lambda path: {"deep": [np.ma.array([1])]}, "result.deep[0]: a masked array"),
+    ]:
+        with subtests.test(case):
 
-    def execute(task: ClaimedTask) -> Any:
-        task.progress(3, 3)
-        print("all done")
-        return make(tmp_path)
+            def execute(task: ClaimedTask) -> Any:
+                task.progress(3, 3)
+                print("all done")
+                return make(tmp_path)
 
-    manager = worker(execute)
-    task = run(manager, room)
-    assert (task.status, task.error_code) == (TaskStatus.FAILED, "result-not-serializable")
-    assert text in task.error
-    assert task.progress.current == 3
-    assert texts(api, str(task.id)) == ["all done"]
+            manager = worker(execute)
+            task = run(manager, room)
+            assert (task.status, task.error_code) == (TaskStatus.FAILED, "result-not-serializable")
+            assert text in task.error
+            assert task.progress.current == 3
+            assert texts(api, str(task.id)) == ["all done"]
 
 
 def test_a_task_without_a_result(worker: Make, room: str) -> None:

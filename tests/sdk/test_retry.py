@@ -4,7 +4,6 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from itertools import count
@@ -33,23 +32,20 @@ def in_seconds(seconds: int) -> str:
     return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds))
 
 
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (lambda: "7", 7),
-        (lambda: "100000", 300),
-        (lambda: in_seconds(60), 58),
-        (lambda: in_seconds(-60), 0),
-        (lambda: "soon", 0),
-        (lambda: "", 0),
-    ],
-    ids=["seconds", "too-many", "date", "past", "word", "empty"],
-)
-def test_retry_after_is_the_shortest_pause(header: Callable[[], str], seconds: float) -> None:
+def test_retry_after_is_the_shortest_pause(subtests: pytest.Subtests) -> None:
     """Retry-After, in seconds or as a date; 5 minutes at most."""
-    error = TooManyRequests("slower", headers={"Retry-After": header()})
-    assert seconds <= retry_after(error) <= seconds + 3
-    assert seconds <= RequestBackoff().after(error) <= seconds + 3
+    for case, header, seconds in [
+        ("seconds", lambda: "7", 7),
+        ("too-many", lambda: "100000", 300),
+        ("date", lambda: in_seconds(60), 58),
+        ("past", lambda: in_seconds(-60), 0),
+        ("word", lambda: "soon", 0),
+        ("empty", lambda: "", 0),
+    ]:
+        with subtests.test(case):
+            error = TooManyRequests("slower", headers={"Retry-After": header()})
+            assert seconds <= retry_after(error) <= seconds + 3
+            assert seconds <= RequestBackoff().after(error) <= seconds + 3
 
 
 def test_a_hosts_error_is_classified_by_its_cause() -> None:

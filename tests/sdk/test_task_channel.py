@@ -109,9 +109,9 @@ def test_a_hundred_megabytes_are_bounded() -> None:
     assert cut.endswith("… (truncated)")
 
 
-@pytest.mark.parametrize(
-    ("writes", "lines"),
-    [
+def test_captured_text_becomes_lines(subtests: pytest.Subtests) -> None:
+    """As a terminal shows them, and as every database can store them."""
+    for writes, lines in [
         (["a", " ", "b", "\n"], ["a b"]),
         (["a\nb\n\nc"], ["a", "b", "", "c"]),
         (["\r 10%", "\r 20%", "\r100%", "\n"], ["100%"]),
@@ -120,18 +120,16 @@ def test_a_hundred_megabytes_are_bounded() -> None:
         (["\ud800 and \x00\n"], ["\\ud800 and \\x00"]),
         (["é 🙂\n"], ["é 🙂"]),
         (["", "\n"], [""]),
-    ],
-)
-def test_captured_text_becomes_lines(writes: list[str], lines: list[str]) -> None:
-    """As a terminal shows them, and as every database can store them."""
-    channel = TaskChannel()
-    for text in writes:
-        channel.write(text, LogSource.STDERR)
-    channel.finish()
-    assert texts(channel) == lines
-    for report in channel.take_all():
-        part = LogPart.model_validate(json.loads(b"{" + report.json + b"}")["log"])
-        assert [line.source for line in part.lines] == [LogSource.STDERR] * len(lines)
+    ]:
+        with subtests.test(writes=writes, lines=lines):
+            channel = TaskChannel()
+            for text in writes:
+                channel.write(text, LogSource.STDERR)
+            channel.finish()
+            assert texts(channel) == lines
+            for report in channel.take_all():
+                part = LogPart.model_validate(json.loads(b"{" + report.json + b"}")["log"])
+                assert [line.source for line in part.lines] == [LogSource.STDERR] * len(lines)
 
 
 def test_lines_of_threads_do_not_mix() -> None:
@@ -197,21 +195,19 @@ def test_a_forked_process_keeps_nothing_and_does_not_wait() -> None:
     assert texts(channel) == ["one"]
 
 
-@pytest.mark.parametrize(
-    ("given", "reported"),
-    [
+def test_any_number_is_reported(subtests: pytest.Subtests) -> None:
+    """What is no number for JSON is unknown; a job does not fail because of it."""
+    for given, reported in [
         ((1, 2), {"current": 1, "total": 2}),
         ((0.5, 1), {"current": 0.5, "total": 1}),
         ((math.nan, math.inf), {"current": None, "total": None}),
         ((10**30, True), {"current": None, "total": 1}),
-    ],
-)
-def test_any_number_is_reported(given: tuple[Any, Any], reported: dict[str, Any]) -> None:
-    """What is no number for JSON is unknown; a job does not fail because of it."""
-    task = Task()
-    task.progress(*given)
-    assert task.reported == reported
-    Progress.model_validate(reported)
+    ]:
+        with subtests.test(given=given, reported=reported):
+            task = Task()
+            task.progress(*given)
+            assert task.reported == reported
+            Progress.model_validate(reported)
 
 
 def test_a_text_is_no_number() -> None:

@@ -72,9 +72,9 @@ async def checker() -> AsyncIterator[PayloadValidator]:
     await checker.close()
 
 
-@pytest.mark.parametrize(
-    ("schema", "count"),
-    [
+def test_the_effort_counts_every_subschema_as_often_as_it_is_used(subtests: pytest.Subtests) -> None:
+    """A reference counts like its target; a recursive schema counts as infinite."""
+    for schema, count in [
         ({}, 1),
         ({"type": "object", "properties": {"a": {"type": "string"}}}, 3),
         ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, 4),
@@ -105,12 +105,9 @@ async def checker() -> AsyncIterator[PayloadValidator]:
         ({"format": "regex"}, inf),
         ({"enum": ["x" * 70_000]}, inf),
         ({"enum": [[] for _ in range(5000)]}, inf),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_the_effort_counts_every_subschema_as_often_as_it_is_used(schema: Any, count: float) -> None:
-    """A reference counts like its target; a recursive schema counts as infinite."""
-    assert estimate_effort(to_json(schema).decode()).subschemas == count
+    ]:
+        with subtests.test(schema=schema, count=count):
+            assert estimate_effort(to_json(schema).decode()).subschemas == count
 
 
 def test_a_schema_that_doubles_itself_is_counted_at_once() -> None:
@@ -118,25 +115,22 @@ def test_a_schema_that_doubles_itself_is_counted_at_once() -> None:
     assert estimate_effort(to_json(bomb(60)).decode()).subschemas > 2**60
 
 
-@pytest.mark.parametrize(
-    ("schema", "payload"),
-    [
-        ({"items": {"enum": [None, *map(str, range(5000))]}}, {"x": ["4999"] * 5000}),
-        ({"pattern": "[ab]*a[ab]{800}c"}, {"x": "ab" * 2000}),
-        ({"items": {"type": "string"}}, {"k" * 50_000: list(range(500))}),
-        ({"items": {"multipleOf": 1e-300}}, {"x": [1e300] * 500}),
-        ({"uniqueItems": True}, {"x": [2**63 + number for number in range(1000)]}),
-        ({"pattern": "[^/]{100}"}, {}),
-        ({"enum": ["x" * 9000]}, {}),
-    ],
-    ids=["comparisons", "states", "faults", "decimals", "pairs", "patterns", "long"],
-)
-def test_expensive_checks_leave_the_event_loop(schema: Any, payload: dict[str, Any]) -> None:
+def test_expensive_checks_leave_the_event_loop(subtests: pytest.Subtests) -> None:
     """Many values to compare, also in pairs, many states of a pattern, many errors at a long path, or exact
     decimals; compiling patterns, or a long schema.
     """
-    schema = to_json({"additionalProperties": schema}).decode()
-    assert rules_payloads.check_quickly(schema, payload).errors is None
+    for case, schema, payload in [
+        ("comparisons", {"items": {"enum": [None, *map(str, range(5000))]}}, {"x": ["4999"] * 5000}),
+        ("states", {"pattern": "[ab]*a[ab]{800}c"}, {"x": "ab" * 2000}),
+        ("faults", {"items": {"type": "string"}}, {"k" * 50_000: list(range(500))}),
+        ("decimals", {"items": {"multipleOf": 1e-300}}, {"x": [1e300] * 500}),
+        ("pairs", {"uniqueItems": True}, {"x": [2**63 + number for number in range(1000)]}),
+        ("patterns", {"pattern": "[^/]{100}"}, {}),
+        ("long", {"enum": ["x" * 9000]}, {}),
+    ]:
+        with subtests.test(case):
+            text = to_json({"additionalProperties": schema}).decode()
+            assert rules_payloads.check_quickly(text, payload).errors is None
 
 
 @pytest.mark.processes

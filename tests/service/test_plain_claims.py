@@ -239,15 +239,16 @@ OTHERS = [
 
 
 @on_postgresql
-@pytest.mark.parametrize("prepare", OTHERS, ids=lambda prepare: prepare.__name__)
-async def test_claims_that_are_not_plain_write_nothing(replica: Replica, prepare: Any) -> None:
+async def test_claims_that_are_not_plain_write_nothing(replica: Replica, subtests: pytest.Subtests) -> None:
     """Then the statements for all claims take the whole batch."""
-    job = await replica.register()
-    await replica.submit(job)
-    items = await prepare(replica, job)
-    before = await state(replica)
-    assert await plain(replica, *items) is None
-    assert await state(replica) == before
+    for prepare in OTHERS:
+        with subtests.test(prepare=prepare):
+            job = await replica.register()
+            await replica.submit(job)
+            items = await prepare(replica, job)
+            before = await state(replica)
+            assert await plain(replica, *items) is None
+            assert await state(replica) == before
 
 
 @on_postgresql

@@ -57,42 +57,47 @@ def without_times(task: TaskResponse) -> dict[str, Any]:
 
 
 @every_kind
-@pytest.mark.parametrize("is_retried", [False, True])
-@pytest.mark.parametrize(
-    "statuses", [[RUNNING], [RUNNING, COMPLETED], [COMPLETED]], ids=["start", "both", "end"]
-)
-async def test_it_equals_the_general_path(
-    replica: Replica, statuses: list[TaskStatus], is_retried: bool
-) -> None:
+async def test_it_equals_the_general_path(replica: Replica, subtests: pytest.Subtests) -> None:
     """Responses, rows and events are alike, also of a task with the error of an earlier attempt."""
-    job = await replica.register(max_attempts=3, retry_on=["error"], backoff={"base_seconds": 0})
+    for is_retried in (False, True):
+        for case, statuses in [("start", [RUNNING]), ("both", [RUNNING, COMPLETED]), ("end", [COMPLETED])]:
+            with subtests.test(case, is_retried=is_retried):
+                job = await replica.register(max_attempts=3, retry_on=["error"], backoff={"base_seconds": 0})
 
-    async def run(apply: Callable[[list[rules_tasks.Report]], Awaitable[Any]]) -> tuple[Any, Any, Any]:
-        task = await claimed(replica, job)
-        if is_retried:
-            await replica.report(task.id, RUNNING)
-            await replica.report(task.id, TaskStatus.FAILED, error="first try")
-            task = await replica.claim_task(job.worker_id)
-        if statuses == [COMPLETED]:
-            await replica.report(task.id, RUNNING)
-        replica.events.clear()
-        given = {"attempt": task.attempt, "worker_id": job.worker_id, "result": {"n": [1, "ä\x00"]}}
-        answers = await apply([report(task.id, status, **given) for status in statuses])
-        events = [event.model_dump(exclude={"id"}) for event, _ in replica.events]
-        for event in events:
-            for name in ("created_at", "started_at", "completed_at"):
-                event[name] = event[name] is not None
-        assert await replica.get(task.id) == answers[-1]
-        [row] = await replica.rows(TASKS, TASKS.c.id == task.id)
-        kept = {
-            name: value for name, value in row._mapping.items() if not name.endswith(("_at", "id", "seq"))
-        }
-        return [without_times(answer) for answer in answers], events, kept
+                async def run(
+                    apply: Callable[[list[rules_tasks.Report]], Awaitable[Any]],
+                ) -> tuple[Any, Any, Any]:
+                    task = await claimed(replica, job)
+                    if is_retried:
+                        await replica.report(task.id, RUNNING)
+                        await replica.report(task.id, TaskStatus.FAILED, error="first try")
+                        task = await replica.claim_task(job.worker_id)
+                    if statuses == [COMPLETED]:
+                        await replica.report(task.id, RUNNING)
+                    replica.events.clear()
+                    given = {
+                        "attempt": task.attempt,
+                        "worker_id": job.worker_id,
+                        "result": {"n": [1, "ä\x00"]},
+                    }
+                    answers = await apply([report(task.id, status, **given) for status in statuses])
+                    events = [event.model_dump(exclude={"id"}) for event, _ in replica.events]
+                    for event in events:
+                        for name in ("created_at", "started_at", "completed_at"):
+                            event[name] = event[name] is not None
+                    assert await replica.get(task.id) == answers[-1]
+                    [row] = await replica.rows(TASKS, TASKS.c.id == task.id)
+                    kept = {
+                        name: value
+                        for name, value in row._mapping.items()
+                        if not name.endswith(("_at", "id", "seq"))
+                    }
+                    return [without_times(answer) for answer in answers], events, kept
 
-    plain = await run(lambda items: many(replica, *items))
-    assert plain == await run(lambda items: replica.runtime.write(rules_tasks.report, items))
-    assert [answer["status"] for answer in plain[0]] == statuses
-    assert [event["status"] for event in plain[1]] == statuses
+                plain = await run(lambda items: many(replica, *items))
+                assert plain == await run(lambda items: replica.runtime.write(rules_tasks.report, items))
+                assert [answer["status"] for answer in plain[0]] == statuses
+                assert [event["status"] for event in plain[1]] == statuses
 
 
 @on_postgresql
@@ -173,12 +178,15 @@ async def test_a_start_and_an_end_that_do_not_agree_are_no_pair(
     assert (await replica.get(held.id)).status is status
 
 
-@pytest.mark.parametrize("attempt", [2**31, 2**70, -1])
-async def test_an_attempt_that_no_column_can_store_is_stale(replica: Replica, attempt: int) -> None:
+async def test_an_attempt_that_no_column_can_store_is_stale(
+    replica: Replica, subtests: pytest.Subtests
+) -> None:
     """It is compared without the database."""
-    held = await replica.running(await replica.register())
-    with pytest.raises(StaleReport):
-        await replica.report(held.id, COMPLETED, attempt=attempt)
+    for attempt in (2**31, 2**70, -1):
+        with subtests.test(attempt=attempt):
+            held = await replica.running(await replica.register())
+            with pytest.raises(StaleReport):
+                await replica.report(held.id, COMPLETED, attempt=attempt)
 
 
 async def test_the_start_of_a_job_with_a_time_limit_sets_the_deadline(replica: Replica) -> None:

@@ -1,7 +1,6 @@
 """Registration of jobs; a job without workers and pending tasks is soft-deleted, and can be restored."""
 
 from functools import partial
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -85,23 +84,19 @@ async def test_an_internal_job_has_no_worker(replica: Replica) -> None:
     assert await active(replica) == [str(internal())]
 
 
-@pytest.mark.parametrize(
-    ("room", "request_", "problem"),
-    [
+def test_invalid_registrations_are_refused_without_the_database(subtests: pytest.Subtests) -> None:
+    """Reserved rooms need a superuser, and the category must be allowed."""
+    for room, request_, problem in [
         ("@global", {}, Forbidden),
         ("@internal", {}, Forbidden),
         ("lab", {"category": "elsewhere"}, InvalidCategory),
-    ],
-)
-def test_invalid_registrations_are_refused_without_the_database(
-    room: str, request_: dict[str, Any], problem: type
-) -> None:
-    """Reserved rooms need a superuser, and the category must be allowed."""
-    request = JobRegisterRequest(**{"category": "modifiers", "name": "Rotate", **request_})
-    with pytest.raises(problem):
-        rules_jobs.check(rules_jobs.Registration(OWNER, room, request), ["modifiers"])
-    if problem is Forbidden:
-        rules_jobs.check(rules_jobs.Registration(ADMIN, room, request), ["modifiers"])
+    ]:
+        with subtests.test(room=room, request_=request_, problem=problem):
+            request = JobRegisterRequest(**{"category": "modifiers", "name": "Rotate", **request_})
+            with pytest.raises(problem):
+                rules_jobs.check(rules_jobs.Registration(OWNER, room, request), ["modifiers"])
+            if problem is Forbidden:
+                rules_jobs.check(rules_jobs.Registration(ADMIN, room, request), ["modifiers"])
 
 
 async def test_a_job_without_workers_and_tasks_is_soft_deleted(replica: Replica) -> None:

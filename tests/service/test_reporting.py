@@ -96,13 +96,14 @@ async def test_the_times_and_events_of_a_task(timed: Replica, clock: ManualClock
     assert await timed.get(done.id) == done
 
 
-@pytest.mark.parametrize("status", sorted(TERMINAL))
-async def test_only_a_completed_task_has_a_result(replica: Replica, status: TaskStatus) -> None:
+async def test_only_a_completed_task_has_a_result(replica: Replica, subtests: pytest.Subtests) -> None:
     """A completed task may have an error text as a warning; a failed or cancelled one has no result."""
-    running = await replica.running(await replica.register())
-    ended = await replica.report(running.id, status, error="oh", result=1)
-    assert ended.error == "oh"
-    assert ended.result == (1 if status is TaskStatus.COMPLETED else None)
+    for status in sorted(TERMINAL):
+        with subtests.test(status=status):
+            running = await replica.running(await replica.register())
+            ended = await replica.report(running.id, status, error="oh", result=1)
+            assert ended.error == "oh"
+            assert ended.result == (1 if status is TaskStatus.COMPLETED else None)
 
 
 async def test_a_long_error_text_is_truncated_and_marked(replica: Replica) -> None:
@@ -137,21 +138,22 @@ async def test_a_failure_with_another_error_is_no_repeat(replica: Replica) -> No
         await replica.report(running.id, TaskStatus.FAILED, error="other")
 
 
-@pytest.mark.parametrize("fields", [{"attempt": 1}, {"attempt": 3}, {"worker_id": uuid4()}])
-async def test_a_report_of_another_holder_is_stale(replica: Replica, fields: dict[str, Any]) -> None:
+async def test_a_report_of_another_holder_is_stale(replica: Replica, subtests: pytest.Subtests) -> None:
     """A report with another token or worker is refused with a reason, and changes nothing."""
-    job = await replica.register()
-    running = await replica.running(job)
-    await replica.execute(update(Task.__table__).values(attempt=2))
-    replica.events.clear()
-    for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.FAILED):
-        with pytest.raises(StaleReport) as refused:
-            await replica.report(running.id, status, **fields)
-        body = refused.value.problem.model_dump()
-        assert (body["reason"], body["current_attempt"]) == ("taken over", 2)
-    assert replica.events == []
-    done = await replica.report(running.id, TaskStatus.COMPLETED, attempt=2, worker_id=job.worker_id)
-    assert done.status is TaskStatus.COMPLETED
+    for fields in ({"attempt": 1}, {"attempt": 3}, {"worker_id": uuid4()}):
+        with subtests.test(fields=fields):
+            job = await replica.register()
+            running = await replica.running(job)
+            await replica.execute(update(Task.__table__).values(attempt=2))
+            replica.events.clear()
+            for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.FAILED):
+                with pytest.raises(StaleReport) as refused:
+                    await replica.report(running.id, status, **fields)
+                body = refused.value.problem.model_dump()
+                assert (body["reason"], body["current_attempt"]) == ("taken over", 2)
+            assert replica.events == []
+            done = await replica.report(running.id, TaskStatus.COMPLETED, attempt=2, worker_id=job.worker_id)
+            assert done.status is TaskStatus.COMPLETED
 
 
 async def test_a_refused_report_has_a_reason(replica: Replica) -> None:

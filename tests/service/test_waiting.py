@@ -88,16 +88,17 @@ async def test_the_worker_that_waited_longest_is_served_first(replica: Replica) 
         assert [other.done() for other in claims] == [True] * (turn + 1) + [False] * (3 - turn)
 
 
-@pytest.mark.parametrize("count", [1, 30])
-async def test_a_burst_serves_all_waiters(replica: Replica, count: int) -> None:
+async def test_a_burst_serves_all_waiters(replica: Replica, subtests: pytest.Subtests) -> None:
     """As many tasks as waiters, submitted at once: every waiter gets one."""
-    job = await replica.register()
-    for _ in range(3):
-        claims = [start_waiting(replica, job.worker_id) for _ in range(count)]
-        await wait_until_waiting(replica, count)
-        submitted = await asyncio.gather(*[replica.submit(job) for _ in range(count)])
-        claimed = await soon(asyncio.gather(*claims))
-        assert {one.id for one in claimed} == {one.id for one in submitted}
+    for count in (1, 30):
+        with subtests.test(count=count):
+            job = await replica.register()
+            for _ in range(3):
+                claims = [start_waiting(replica, job.worker_id) for _ in range(count)]
+                await wait_until_waiting(replica, count)
+                submitted = await asyncio.gather(*[replica.submit(job) for _ in range(count)])
+                claimed = await soon(asyncio.gather(*claims))
+                assert {one.id for one in claimed} == {one.id for one in submitted}
 
 
 @every_kind
@@ -281,25 +282,26 @@ async def test_removing_a_waiting_worker_ends_its_claim(replica: Replica) -> Non
         await soon(claim)
 
 
-@pytest.mark.parametrize("ending", ["completed", "failed", "cancelled", "left", "silent"])
 async def test_the_end_of_a_task_wakes_all_its_waiters(
-    timed: Replica, clock: ManualClock, ending: str
+    timed: Replica, clock: ManualClock, subtests: pytest.Subtests
 ) -> None:
     """The commit of any status change to an end wakes them."""
-    job = await timed.register()
-    running = await timed.running(job)
-    waits = [asyncio.create_task(timed.get(running.id, LONG)) for _ in range(3)]
-    await wait_until_waiting(timed, 3)
-    if ending == "left":
-        await timed.leave(job.worker_id)
-    elif ending == "silent":
-        clock.advance(3600)
-        await timed.retire_stale()
-    else:
-        await timed.report(running.id, ending, by=SUBMITTER if ending == "cancelled" else OWNER)
-    for ended in await soon(asyncio.gather(*waits)):
-        assert ended.status in TERMINAL
-        assert ended == await timed.get(running.id)
+    for ending in ("completed", "failed", "cancelled", "left", "silent"):
+        with subtests.test(ending=ending):
+            job = await timed.register()
+            running = await timed.running(job)
+            waits = [asyncio.create_task(timed.get(running.id, LONG)) for _ in range(3)]
+            await wait_until_waiting(timed, 3)
+            if ending == "left":
+                await timed.leave(job.worker_id)
+            elif ending == "silent":
+                clock.advance(3600)
+                await timed.retire_stale()
+            else:
+                await timed.report(running.id, ending, by=SUBMITTER if ending == "cancelled" else OWNER)
+            for ended in await soon(asyncio.gather(*waits)):
+                assert ended.status in TERMINAL
+                assert ended == await timed.get(running.id)
 
 
 async def test_a_claim_and_a_start_wake_no_waiter_for_the_end(replica: Replica) -> None:
