@@ -161,7 +161,7 @@ _PENDING_QUEUES = statement(f"{_OPEN_QUEUES} = ANY (:all_worker_id)", "worker_id
 _LOCK_WITH_QUEUES = statement(
     f"""
 SELECT {", ".join(f"joblib_worker.{name}" for name in WorkerRecord._fields)},
-    (SELECT seen.last_heartbeat FROM joblib_worker AS seen WHERE seen.id = joblib_worker.id),
+    (SELECT seen.last_heartbeat FROM joblib_worker seen WHERE seen.id = joblib_worker.id) AS heartbeat_seen,
     {", ".join(f"queues.{name}" for name in _QUEUE_COLUMNS)}, now()
 FROM joblib_worker LEFT JOIN LATERAL ({_OPEN_QUEUES} = joblib_worker.id OFFSET 0
 ) AS queues ON true
