@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Executable, insert, select, text
@@ -65,6 +65,13 @@ class ManualClock:
         self.now += timedelta(seconds=seconds)
 
 
+class Statement(NamedTuple):
+    """A statement that ran, and whether it was a transaction of its own."""
+
+    sql: str
+    is_alone: bool
+
+
 class Replica:
     """A runtime on a database. `events` has what it published; `engine` bypasses the code under test."""
 
@@ -106,6 +113,17 @@ class Replica:
     def final_statuses(self, task_id: UUID) -> list[TaskStatus]:
         """Return the terminal statuses in the published events of a task."""
         return [status for status in self.statuses(task_id) if status in TERMINAL]
+
+    def record_statements(self) -> list[Statement]:
+        """Record the statements of later transactions. On PostgreSQL, those without BEGIN are `is_alone`."""
+        statements: list[Statement] = []
+
+        async def record(connection: Any, statement: Executable, _: object) -> None:
+            is_alone = not getattr(connection, "is_in_transaction", bool)()
+            statements.append(Statement(" ".join(str(statement).split()), is_alone))
+
+        self.runtime.database.on_statement = record
+        return statements
 
     async def execute(self, statement: Executable) -> Any:
         """Execute one statement directly in the database, and commit it."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-import pytest
 from sqlalchemy.dialects import postgresql
 
 from zndraw_joblib.server.db.database import Database
@@ -52,23 +51,20 @@ class LockRecorder:
         self._transaction: object = None
         self._held: dict[Lock, str] = {}
 
-    def install(self, monkeypatch: pytest.MonkeyPatch, database: Database) -> None:
+    def install(self, database: Database) -> None:
         """Record the statements of a database if it is PostgreSQL. Transactions must run one at a time."""
         if not isinstance(database, PostgresDatabase):
             return
-        execute = database._execute
 
-        async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
-            rows = await execute(connection, statement, given)
+        async def record(connection: Any, statement: Any, parameters: Any) -> None:
             if connection.is_in_transaction():
                 transaction = await connection.fetchval("SELECT pg_current_xact_id_if_assigned()")
                 locks = {(row["level"], row["key"]) for row in await connection.fetch(_PROBE)}
-                self._record(transaction, locks, str(statement.compile(dialect=_DIALECT)), given)
-            return rows
+                self._record(transaction, locks, str(statement.compile(dialect=_DIALECT)), parameters)
 
-        monkeypatch.setattr(database, "_execute", recorded)
+        database.on_statement = record
 
-    def _record(self, transaction: object, locks: set[Lock], sql: str, given: Any) -> None:
+    def _record(self, transaction: object, locks: set[Lock], sql: str, parameters: Any) -> None:
         if transaction != self._transaction:
             self._transaction, self._held = transaction, {}
         sql = " ".join(sql.split())
@@ -81,25 +77,25 @@ class LockRecorder:
             self.violations.append(f"A lock of rooms is taken after locks of rows:\n  {sql}")
         if waited and "SKIP LOCKED" not in sql:
             self.locked |= {level for level, _ in waited}
-            self._check(waited, sql, given)
+            self._check(waited, sql, parameters)
         self._held |= dict.fromkeys(new, sql)
         self.jobs[transaction] = {key for level, key in self._held if ORDER[level] == "joblib_job"}
 
-    def _check(self, new: Sequence[Lock], sql: str, given: Any) -> None:
+    def _check(self, new: Sequence[Lock], sql: str, parameters: Any) -> None:
         after = {lock: first for lock, first in self._held.items() if lock > new[0]}
         if after:
             (level, key), first = max(after.items())
             self.violations.append(
                 f"{ORDER[new[0][0]]} {new[0][1]} is locked after {ORDER[level]} {key}:\n  {first}\n  {sql}"
             )
-        is_ordered = len(new) == 1 or "ORDER BY" in sql or _is_sorted(given)
+        is_ordered = len(new) == 1 or "ORDER BY" in sql or _is_sorted(parameters)
         if not is_ordered:
             self.violations.append(f"{len(new)} rows are locked in no order:\n  {sql}")
 
 
-def _is_sorted(given: Any) -> bool:
+def _is_sorted(parameters: Any) -> bool:
     """Return whether a statement runs once for each item of a list, in the order of their keys."""
-    if not isinstance(given, Sequence) or not given:
+    if not isinstance(parameters, Sequence) or not parameters:
         return False
-    keys = [next(value for value in row.values() if isinstance(value, UUID | int)) for row in given]
+    keys = [next(value for value in row.values() if isinstance(value, UUID | int)) for row in parameters]
     return keys == sorted(keys)

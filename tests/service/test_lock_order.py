@@ -46,10 +46,10 @@ RETRIED: dict[str, Any] = {
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch, replica: Replica) -> LockRecorder:
+def recorder(replica: Replica) -> LockRecorder:
     """Record the locks of the replica's transactions."""
     recorder = LockRecorder()
-    recorder.install(monkeypatch, replica.runtime.database)
+    recorder.install(replica.runtime.database)
     return recorder
 
 

@@ -268,27 +268,20 @@ async def test_some_batches_are_never_plain(replica: Replica, monkeypatch: pytes
 
 
 @on_postgresql
-async def test_a_plain_claim_is_one_statement(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plain_claim_is_one_statement(replica: Replica) -> None:
     """It is a transaction of its own: no BEGIN, no COMMIT. While claims are not plain, it is tried rarely."""
     job = await replica.register()
     await add_tasks(replica, [task(job.id) for _ in range(3)])
-    database, ran = replica.runtime.database, []
-    execute = database._execute  # type: ignore[attr-defined]
-
-    async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
-        ran.append(connection.is_in_transaction())
-        return await execute(connection, statement, given)
-
-    monkeypatch.setattr(database, "_execute", recorded)
+    statements = replica.record_statements()
     assert await replica.claim(job.worker_id) is not None
     assert await replica.claim(job.worker_id, claim_id=uuid4()) is not None
-    assert ran == [False, False]
+    assert [statement.is_alone for statement in statements] == [True, True]
     other = await replica.register("Other", worker=job.worker_id)
     await add_tasks(replica, [task(each.id) for each in (job, other) for _ in range(20)])
-    ran.clear()
+    statements.clear()
     for _ in range(20):
         await replica.claim(job.worker_id)
-    assert ran.count(False) == 5
+    assert sum(statement.is_alone for statement in statements) == 5
 
 
 @asynccontextmanager

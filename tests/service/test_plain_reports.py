@@ -101,23 +101,16 @@ async def test_it_equals_the_general_path(replica: Replica, subtests: pytest.Sub
 
 
 @on_postgresql
-async def test_plain_reports_are_one_statement(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plain_reports_are_one_statement(replica: Replica) -> None:
     """It is a transaction of its own: no BEGIN, no COMMIT, for single reports and for batches."""
     job = await replica.register()
     held = [await claimed(replica, job) for _ in range(3)]
-    database, ran = replica.runtime.database, []
-    execute = database._execute  # type: ignore[attr-defined]
-
-    async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
-        ran.append(connection.is_in_transaction())
-        return await execute(connection, statement, given)
-
-    monkeypatch.setattr(database, "_execute", recorded)
+    statements = replica.record_statements()
     await replica.report(held[0].id, RUNNING, attempt=1)
     await replica.report(held[0].id, COMPLETED, attempt=1)
     items = [report(task.id, status) for task in held[1:] for status in (RUNNING, COMPLETED)]
     await replica.runtime.report_many(items)
-    assert ran == [False] * 3
+    assert [statement.is_alone for statement in statements] == [True] * 3
 
 
 async def test_a_report_that_is_not_plain_holds_no_other_up(replica: Replica) -> None:

@@ -208,22 +208,13 @@ async def test_a_key_that_is_stored_meanwhile_is_found(replica: Replica) -> None
 
 @on_postgresql
 @pytest.mark.parametrize("is_keyed", [False, True])
-async def test_a_plain_submit_is_one_statement(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
-) -> None:
+async def test_a_plain_submit_is_one_statement(replica: Replica, is_keyed: bool) -> None:
     """It is a transaction of its own: no BEGIN, no COMMIT."""
     job = await replica.register()
     await replica.submit(job)
-    database, ran = replica.runtime.database, []
-    execute = database._execute  # type: ignore[attr-defined]
-
-    async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
-        ran.append(connection.is_in_transaction())
-        return await execute(connection, statement, given)
-
-    monkeypatch.setattr(database, "_execute", recorded)
+    statements = replica.record_statements()
     await submit_many(replica, [item(replica, job, key=new_key() if is_keyed else None)])
-    assert ran == [False]
+    assert [statement.is_alone for statement in statements] == [True]
 
 
 @every_kind

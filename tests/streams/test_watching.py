@@ -180,17 +180,10 @@ async def test_a_reader_goes_on_once_the_writers_of_a_gap_have_ended(
 
 
 @on_postgresql
-async def test_unwatched_rooms_cost_no_statement(
-    replica: Replica, opened: list[Streams], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unwatched_rooms_cost_no_statement(replica: Replica, opened: list[Streams]) -> None:
     """On PostgreSQL submits, claims and reports run the statements that they run without event streams."""
     opened.append(Streams(replica.runtime))
     job, limited = await replica.register(), await replica.register("Limited", timeout_seconds=60)
-    execute, ran = replica.runtime.database._execute, []  # type: ignore[attr-defined]
-
-    async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
-        ran.append(str(statement))
-        return await execute(connection, statement, given)
 
     async def live() -> None:
         await replica.submit(job)
@@ -208,10 +201,11 @@ async def test_unwatched_rooms_cost_no_statement(
 
     names = [parse_job_name(each.full_name) for each in (job, limited)]
     both = [(SUBMITTER, "lab", name, TaskSubmitRequest(payload={})) for name in names]
-    monkeypatch.setattr(replica.runtime.database, "_execute", recorded)
+    statements = replica.record_statements()
     await live()
-    assert not [sql for sql in ran if sql.lstrip().startswith("SELECT joblib_room_stream")]
-    assert not [sql for sql in ran if "joblib_room_event" in sql]
+    assert statements
+    assert not [sql for sql, _ in statements if sql.startswith("SELECT joblib_room_stream")]
+    assert not [sql for sql, _ in statements if "joblib_room_event" in sql]
     assert await replica.rows(events) == []
     # The same in a watched room has events.
     async with opened[0].reader(OWNER, "lab"):
@@ -220,23 +214,16 @@ async def test_unwatched_rooms_cost_no_statement(
 
 
 @on_sqlite
-async def test_unwatched_rooms_cost_one_small_statement_on_sqlite(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unwatched_rooms_cost_one_small_statement_on_sqlite(replica: Replica) -> None:
     """On SQLite a transaction that changes tasks asks whether any room is watched, and nothing else."""
     job = await replica.register()
-    execute, ran = Transaction.execute, []
-
-    async def recorded(tx: Transaction, statement: Any, parameters: Any = None) -> Any:
-        if "joblib_room" in str(statement) and "joblib_room_queue" not in str(statement):
-            ran.append(" ".join(str(statement).split()))
-        return await execute(tx, statement, parameters)
-
-    monkeypatch.setattr(Transaction, "execute", recorded)
+    statements = replica.record_statements()
     await replica.submit(job)
     task = await replica.start(job.worker_id)
     await replica.report(task.id, "completed", attempt=1)
-    asked = [sql for sql in ran if "joblib_room_count" not in sql]
+    other_tables = ("joblib_room_queue", "joblib_room_count")
+    of_rooms = [sql for sql, _ in statements if "joblib_room" in sql]
+    asked = [sql for sql in of_rooms if not any(table in sql for table in other_tables)]
     assert len(asked) == 4
     assert {sql.split(" FROM ")[1].split()[0] for sql in asked} == {"joblib_room_stream"}
 

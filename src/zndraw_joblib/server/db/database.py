@@ -33,6 +33,9 @@ Clock = Callable[[], datetime]
 Rows = SqlResult[*tuple[Any, ...]]
 Execute = Callable[..., Awaitable[Rows]]
 Work = Callable[["Transaction"], Awaitable[Result]]
+# Gets the driver's connection, a statement that has run on it, and its parameters.
+OnStatement = Callable[[Any, Executable, Any], Awaitable[None]]
+Observe = Callable[[Any, Execute], Execute]
 
 _ATTEMPTS = 5
 _RETRY_SECONDS = 15.0
@@ -200,7 +203,13 @@ def _event_of(emission: Emission) -> NewEvent | None:
 
 
 class Database(ABC):
-    """Runs functions in transactions. The first argument of each function is its `Transaction`."""
+    """Runs functions in transactions. The first argument of each function is its `Transaction`.
+
+    `on_statement`, if it is set, is awaited after each statement of later transactions. On SQLite it may
+    await nothing that waits.
+    """
+
+    on_statement: OnStatement | None = None
 
     def __init__(self, clock: Clock | None = None, limits: Limits | None = None) -> None:
         self._clock = clock
@@ -292,6 +301,19 @@ class Database(ABC):
             except RowLocked as error:
                 if time.monotonic() >= gives_up:
                     raise locked_problem("a row that the request needs", self._limits.lock) from error
+
+    def _observed(self, connection: Any, execute: Execute) -> Execute:
+        """Return `execute`, which calls `on_statement` after each statement if it is set."""
+        on_statement = self.on_statement
+        if on_statement is None:
+            return execute
+
+        async def observed(statement: Executable, parameters: Any = None) -> Rows:
+            rows = await execute(statement, parameters)
+            await on_statement(connection, statement, parameters)
+            return rows
+
+        return observed
 
     @property
     def concurrent_writes(self) -> int:

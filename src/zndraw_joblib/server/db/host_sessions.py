@@ -18,6 +18,8 @@ from zndraw_joblib.server.db.database import (
     SQLITE_LOCK,
     Clock,
     Database,
+    Execute,
+    Observe,
     Transaction,
     Work,
     log_actions,
@@ -83,7 +85,7 @@ class SessionDatabase(Database):
     async def _read(self, work: Work[Result], is_short: bool, *, is_snapshot: bool = False) -> Result:
         async with self._bounded(is_short), self._open() as session:
             connection = await (_snapshot(session) if is_snapshot else session.connection())
-            return await work(from_connection(connection, self._clock))
+            return await work(from_connection(connection, self._clock, self._observed))
 
     async def _write(
         self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
@@ -92,7 +94,7 @@ class SessionDatabase(Database):
             async with self._single_writes.slot() as patience:
                 return await self._write(work, is_short, patience)
         async with self._write_lock(), self._bounded(is_short), self._open() as session:
-            tx = await begin(session, self._clock)
+            tx = await begin(session, self._clock, self._observed)
             self._is_sqlite = tx.is_sqlite
             if not tx.is_sqlite:
                 await self._set_limits(tx, self._limits.lock if lock_seconds is None else lock_seconds)
@@ -160,18 +162,25 @@ async def _snapshot(session: AsyncSession) -> AsyncConnection:
     return connection
 
 
-def from_connection(connection: AsyncConnection, clock: Clock | None) -> Transaction:
+def from_connection(
+    connection: AsyncConnection, clock: Clock | None, observe: Observe | None = None
+) -> Transaction:
     """Return a transaction that runs its statements on `connection`."""
-    return Transaction(connection.execute, is_sqlite=connection.dialect.name == "sqlite", clock=clock)
+    execute: Execute = connection.execute
+    if observe is not None:
+        execute = observe(connection, execute)
+    return Transaction(execute, is_sqlite=connection.dialect.name == "sqlite", clock=clock)
 
 
-async def begin(session: AsyncSession, clock: Clock | None = None) -> Transaction:
+async def begin(
+    session: AsyncSession, clock: Clock | None = None, observe: Observe | None = None
+) -> Transaction:
     """Return a transaction on a session that may write.
 
     On SQLite this takes the write lock: a transaction that starts by reading can fail at its first write.
     """
     connection = await session.connection()
-    tx = from_connection(connection, clock)
+    tx = from_connection(connection, clock, observe)
     if tx.is_sqlite:
         raw = (await connection.get_raw_connection()).driver_connection
         if getattr(raw, "in_transaction", False):

@@ -272,13 +272,14 @@ class PostgresDatabase(Database):
             ) from None
 
     def _on(self, connection: Any) -> Transaction:
-        return Transaction(partial(self._execute, connection), is_sqlite=False, clock=self._clock)
+        execute = self._observed(connection, partial(self._execute, connection))
+        return Transaction(execute, is_sqlite=False, clock=self._clock)
 
     def _open(self, connection: Any, lock_seconds: float) -> "_Opened":
         begin = "BEGIN"
         if is_patient := lock_seconds != self._limits.session_lock:
             begin += f"; SET LOCAL lock_timeout = {milliseconds(lock_seconds)}"
-        execute = partial(self._execute, connection)
+        execute = self._observed(connection, partial(self._execute, connection))
         return _Opened(connection, execute, begin, may_skip_begin=not is_patient, clock=self._clock)
 
     async def _execute(

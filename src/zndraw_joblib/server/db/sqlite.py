@@ -206,7 +206,7 @@ class SqliteDatabase(Database):
             except sqlite3.Error as error:
                 raise _translated(error, form.sql) from error
 
-        return Transaction(execute, is_sqlite=True, clock=self._clock)
+        return Transaction(self._observed(raw, execute), is_sqlite=True, clock=self._clock)
 
     def _count_commit(self) -> None:
         self._commits += 1
