@@ -176,11 +176,15 @@ def transport() -> type[httpx.ASGITransport]:
 
 
 @pytest.fixture
-async def client(
-    settings: ServerSettings, transport: type[httpx.ASGITransport]
-) -> AsyncIterator[httpx.AsyncClient]:
-    """Return a superuser's client of a running standalone app, on either database."""
-    async with running(create_app(settings), kind=transport) as client:
+def app(settings: ServerSettings) -> FastAPI:
+    """Return a standalone app on either database. `client` runs it."""
+    return create_app(settings)
+
+
+@pytest.fixture
+async def client(app: FastAPI, transport: type[httpx.ASGITransport]) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a superuser's client of the running app."""
+    async with running(app, kind=transport) as client:
         yield client
 
 

@@ -7,7 +7,11 @@ from functools import cache
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from generate import openapi
+
+from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.http.identity import digest
 
 PROBLEM = "application/problem+json"
 V1 = "/v1/joblib"
@@ -116,3 +120,10 @@ def parse_utc(text: str) -> datetime:
     found = datetime.fromisoformat(text)
     assert found.utcoffset() == UTC.utcoffset(None)
     return found
+
+
+async def revoke_token(app: FastAPI, name: str, token: str) -> None:
+    """Remove a user's token, and let the server look whether it exists, as it does for open sockets."""
+    queue = app.state.joblib
+    await queue.runtime.write(sql_operators.remove_token, name=name)
+    assert await queue.identity.find_revoked([digest(token)]) == {digest(token)}

@@ -16,7 +16,7 @@ from waiting import until
 from host.conftest import Start
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.db.tables import ProviderRecord
-from zndraw_joblib.server.http import access
+from zndraw_joblib.server.http.access import WorkerRooms
 from zndraw_joblib.wire.providers import request_hash as request_hash_of
 
 WAIT = 60
@@ -64,10 +64,8 @@ class Hosted:
 
 
 @pytest.fixture
-async def host(sessions: Any, start: Start, monkeypatch: pytest.MonkeyPatch) -> Hosted:
+async def host(sessions: Any, start: Start) -> Hosted:
     """Run a host that trusts no outcome of its guards for longer than one request."""
-    monkeypatch.setattr(access, "_CACHE_SECONDS", 0.0)
-    monkeypatch.setattr(access, "TRUSTED_SECONDS", 0.0)
     house, app = House(), FastAPI()
     joblib = JobLib(
         session_maker=sessions,
@@ -75,6 +73,8 @@ async def host(sessions: Any, start: Start, monkeypatch: pytest.MonkeyPatch) -> 
         readable_room=house.room,
         writable_room=house.unlocked_room,
     )
+    joblib.trusted_seconds = 0.0
+    joblib.worker_rooms = WorkerRooms(joblib.guards, joblib.runtime, cache_seconds=0.0)
     joblib.mount(app)
     return Hosted(house, joblib, [await start(app, **{"X-Id": name}) for name in ("root", "ada", "bob")])
 
@@ -318,10 +318,9 @@ async def test_a_thread_disconnects_a_user(host: Hosted) -> None:
         assert (await host.bob.patch(f"{V1}/workers/{job['worker_id']}")).status_code == 404
 
 
-async def test_guards_are_asked_once_in_some_seconds(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_guards_are_asked_once_in_some_seconds(host: Hosted) -> None:
     """For claims and reports of a worker. A superuser's are never checked."""
-    monkeypatch.setattr(access, "_CACHE_SECONDS", 60.0)
-    host.joblib.worker_rooms = access.WorkerRooms(host.joblib.guards, host.joblib.runtime)
+    host.joblib.worker_rooms = WorkerRooms(host.joblib.guards, host.joblib.runtime, cache_seconds=60.0)
     job = await register(host.bob, room="den")
     shared = await register(host.root, room="attic")
     for _ in range(5):

@@ -19,17 +19,10 @@ from zndraw_joblib.wire.events import Emission, Event
 
 
 @pytest.fixture
-def app(client: httpx.AsyncClient) -> FastAPI:
-    """Return the app behind `client`."""
-    found: FastAPI = client._transport.app
-    return found
-
-
-@pytest.fixture
 def runtime(app: FastAPI) -> Runtime:
     """Return the runtime of the server behind `client`."""
-    found: Runtime = app.state.joblib.runtime
-    return found
+    runtime: Runtime = app.state.joblib.runtime
+    return runtime
 
 
 @pytest.fixture

@@ -408,20 +408,19 @@ async def test_a_provider_without_a_connected_worker_is_503(client: httpx.AsyncC
 
 
 async def test_a_worker_that_closes_its_claim_is_not_connected(
-    client: httpx.AsyncClient, runtime: Runtime
+    app: FastAPI, client: httpx.AsyncClient
 ) -> None:
     """An open claim counts as connected; after it is closed, callers are soon refused."""
     provider = await register_provider(client)
     with pytest.raises(httpx.ReadTimeout):
-        await _close_waiting_claim(client, provider["worker_id"])
+        await _close_waiting_claim(app, client, provider["worker_id"])
     began = time.monotonic()
     expect_problem(await client.get(URL, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
     assert time.monotonic() - began < BOUND
 
 
-async def _close_waiting_claim(client: httpx.AsyncClient, worker_id: str) -> None:
+async def _close_waiting_claim(app: FastAPI, client: httpx.AsyncClient, worker_id: str) -> None:
     """Send a claim over ASGI and disconnect while it waits."""
-    app = client._transport.app  # type: ignore[attr-defined]
     body = json.dumps({"worker_id": worker_id}).encode()
     headers = [
         (b"authorization", client.headers["authorization"].encode()),

@@ -7,15 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
-from cachetools import TTLCache
 from databases import on_both
 from fastapi import FastAPI
-from rest import NO_TASK, V1, AsUser, claim, expect_problem, get_task, register, report, submit
+from rest import NO_TASK, V1, AsUser, claim, expect_problem, get_task, register, report, revoke_token, submit
 from waiting import until
 
-from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.host.app import create_app
-from zndraw_joblib.server.http import access
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.runtime.runtime import Runtime
 
@@ -328,13 +325,6 @@ async def test_a_refused_claim_does_not_wait(client: httpx.AsyncClient, as_user:
     assert time.monotonic() - started < SOON
 
 
-@pytest.fixture
-def untrusted(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trust no identity for longer than one request."""
-    monkeypatch.setattr(access, "TRUSTED_SECONDS", 0.0)
-    app.state.joblib.identity._cached = TTLCache(1, 0.0)
-
-
 async def answer(client: httpx.AsyncClient, worker_id: str) -> None:
     """Claim a provider request and upload its result."""
     body = {"worker_id": worker_id}
@@ -347,11 +337,11 @@ async def answer(client: httpx.AsyncClient, worker_id: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["claim", "task", "events", "request", "answer"])
-@pytest.mark.usefixtures("untrusted")
 async def test_a_waiting_request_of_a_revoked_token_gets_nothing(
     app: FastAPI, client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime, kind: str
 ) -> None:
     """No new task, no end of a task, no event, and no request to or result of a provider."""
+    app.state.joblib.trusted_seconds = 0.0
     ada = await as_user("ada")
     job, other = await register(ada, room="lab"), await register(client, "Other")
     task = await submit(client, other)
@@ -373,7 +363,7 @@ async def test_a_waiting_request_of_a_revoked_token_gets_nothing(
     }
     waiting = asyncio.ensure_future(started[kind]())
     await until(lambda: runtime.waiters.waiting_count or len(app.state.joblib.streams))
-    await runtime.write(sql_operators.remove_token, name="ada")
+    await revoke_token(app, "ada", "token-of-ada-for-the-tests")
     submitted = await submit(client, job)
     claimed = await claim(client, other["worker_id"])
     assert claimed is not None

@@ -2,25 +2,23 @@
 
 import re
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import pytest
-from cachetools import TTLCache
 from cli.program import Program, RunningServer
 from databases import on_sqlite
 from fastapi import FastAPI, Header, HTTPException
-from rest import V1, expect_problem, register, submit
-from waiting import until
+from replica import ManualClock
+from rest import V1, expect_problem, register, revoke_token, submit
 
 from streams.conftest import serving
 from streams.sse import ADMIN_TOKEN, STREAM, Reader
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db.engine import open_engine, open_sessions
-from zndraw_joblib.server.http import events, identity
+from zndraw_joblib.server.http import identity
 from zndraw_joblib.server.queue import rules_tokens
 from zndraw_joblib.wire.problems import Unauthorized
 
@@ -102,12 +100,10 @@ async def test_a_token_expires(timed: Any, clock: Any) -> None:
 
 
 @on_sqlite
-async def test_a_revoked_token_ends_its_streams(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_revoked_token_ends_its_streams(local: Local) -> None:
     """Those opened with the bearer token, and those opened with a stream token of its user."""
-    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(identity, "_CACHE_SECONDS", 0.0)
     app, client = local
-    app.state.joblib.identity._cached.clear()
+    app.state.joblib.keep_alive_seconds = 0.05
     database = app.state.joblib.runtime.database
     text = identity.new_token()
     await database.write(sql_operators.add_token, "ada", identity.digest(text), is_superuser=False)
@@ -119,7 +115,7 @@ async def test_a_revoked_token_ends_its_streams(local: Local, monkeypatch: pytes
         other = Reader(client, "rooms/lab")
         for reader in (*readers, other):
             await reader.until(1)
-        await database.write(sql_operators.remove_token, "ada")
+        await revoke_token(app, "ada", text)
         for reader in readers:
             await reader.ended()
         assert len(app.state.joblib.streams) == 1
@@ -128,11 +124,10 @@ async def test_a_revoked_token_ends_its_streams(local: Local, monkeypatch: pytes
 
 
 @on_sqlite
-async def test_a_revoked_token_gets_no_further_event(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_revoked_token_gets_no_further_event(local: Local) -> None:
     """Access is checked before events are sent, not only while nothing happens."""
-    monkeypatch.setattr(events, "TRUSTED_SECONDS", 0.0)
     app, client = local
-    app.state.joblib.identity._cached = TTLCache(1, 0.0)
+    app.state.joblib.trusted_seconds = 0.0
     database = app.state.joblib.runtime.database
     text = identity.new_token()
     await database.write(sql_operators.add_token, "ada", identity.digest(text), is_superuser=False)
@@ -141,7 +136,7 @@ async def test_a_revoked_token_gets_no_further_event(local: Local, monkeypatch: 
         readers = [Reader(ada, "rooms/lab"), Reader(client, "rooms/lab")]
         for reader in readers:
             await reader.until(1)
-        await database.write(sql_operators.remove_token, "ada")
+        await revoke_token(app, "ada", text)
         await submit(client, await register(client))
         await readers[1].until(2)
         assert [event.event for event in await readers[0].ended()] == ["snapshot"]
@@ -179,12 +174,10 @@ async def host(database_url: str) -> AsyncIterator[tuple[House, JobLib, httpx.As
     await engine.dispose()
 
 
-async def test_guards_of_a_host(
-    host: tuple[House, JobLib, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_guards_of_a_host(host: tuple[House, JobLib, httpx.AsyncClient]) -> None:
     """A guard of rooms decides about streams and their tokens, also while a stream is open."""
-    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
     house, joblib, client = host
+    joblib.keep_alive_seconds = 0.05
     job = await register(client, room="lab")
     task = await submit(client, job, "lab")
     for path, method in (("events", "GET"), ("events/token", "POST")):
@@ -210,28 +203,21 @@ async def test_guards_of_a_host(
     await anonymous.aclose()
 
 
-async def opened_in_time(client: httpx.AsyncClient, anonymous: httpx.AsyncClient) -> tuple[Reader, str]:
-    """Open a stream with a new token of a short lifetime; return both. A slow machine may need several."""
-    while True:
-        token = await token_of(client, "rooms/lab")
-        reader = Reader(anonymous, "rooms/lab", token=token)
-        await until(lambda reader=reader: reader.response)
-        if reader.response is not None and reader.response.status_code == 200:
-            await reader.until(1)
-            return reader, token
-
-
 async def test_a_stream_of_a_token_ends_with_it(
-    host: tuple[House, JobLib, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+    host: tuple[House, JobLib, httpx.AsyncClient], clock: ManualClock
 ) -> None:
     """No guard of the host is asked about it while it is open; the guard decides about the next token."""
-    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(rules_tokens, "STREAM_TOKEN_TIME", timedelta(seconds=3))
-    house, _, client = host
+    house, joblib, client = host
+    joblib.keep_alive_seconds = 0.05
+    joblib.runtime.database.use_clock(clock)
     async with httpx.AsyncClient(base_url=client.base_url, timeout=60) as anonymous:
-        reader, token = await opened_in_time(client, anonymous)
+        token = await token_of(client, "rooms/lab")
+        clock.advance(298)  # of its 5 minutes
+        reader = Reader(anonymous, "rooms/lab", token=token)
+        await reader.until(1)
         house.closed.add("lab")
         await reader.ended()
+        clock.advance(2)
         refused = await anonymous.get(f"{V1}/rooms/lab/events", params={"token": token})
         expect_problem(refused, 401, "unauthorized")
     assert (await client.post(f"{V1}/rooms/lab/events/token")).status_code == 403

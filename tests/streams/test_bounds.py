@@ -20,7 +20,6 @@ from streams.conftest import serving
 from streams.sse import ADMIN_TOKEN, STREAM, Reader
 from streams.writers import Writers
 from zndraw_joblib.server.host.app import create_app
-from zndraw_joblib.server.http import events as event_stream
 from zndraw_joblib.server.process.settings import ServerSettings
 
 Local = tuple[FastAPI, httpx.AsyncClient]
@@ -56,7 +55,7 @@ async def test_a_thousand_readers_of_one_room(database_url: str) -> None:
 
 async def test_an_idle_stream_keeps_no_snapshot(local: Local) -> None:
     """Its memory does not depend on the size of the snapshot that it has sent."""
-    _, client = local
+    app, client = local
     size, count = 500_000, 20
     task = await submit(client, await register(client), text="x" * size)
     streams = [
@@ -70,7 +69,7 @@ async def test_an_idle_stream_keeps_no_snapshot(local: Local) -> None:
             await reader.readuntil(b"event: snapshot")
             await reader.readuntil(b"\n\n")
         # Sooner than the first keep-alive.
-        most = event_stream.KEEP_ALIVE_SECONDS * 0.7
+        most = app.state.joblib.keep_alive_seconds * 0.7
         await until(lambda: tracemalloc.get_traced_memory()[0] < size * count / 4, most)
     finally:
         tracemalloc.stop()
@@ -143,10 +142,10 @@ async def test_the_number_of_streams_is_bounded(local: Local) -> None:
 
 
 @on_sqlite
-async def test_an_idle_stream_has_comments(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_stream_has_comments(local: Local) -> None:
     """Proxies close connections without traffic, so the server sends a comment now and then."""
-    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.05)
-    _, client = local
+    app, client = local
+    app.state.joblib.keep_alive_seconds = 0.05
     async with (
         asyncio.timeout(60),
         client.stream("GET", f"{V1}/rooms/lab/events", headers=STREAM) as response,

@@ -6,6 +6,7 @@ from functools import partial
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from rest import V1, expect_problem, register, submit
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -27,9 +28,9 @@ def settings(settings: ServerSettings) -> ServerSettings:
     return settings
 
 
-async def test_followers_of_many_rooms(client: httpx.AsyncClient) -> None:
+async def test_followers_of_many_rooms(app: FastAPI, client: httpx.AsyncClient) -> None:
     """A client that reads each room once leaves no more followers than streams may be open."""
-    streams = client._transport.app.state.joblib.streams  # type: ignore[attr-defined]
+    streams = app.state.joblib.streams
     first = (await client.get(f"{V1}/rooms/room-0/events")).json()["next"]
     for number in range(1, 10):
         assert (await client.get(f"{V1}/rooms/room-{number}/events")).status_code == 200
@@ -40,7 +41,7 @@ async def test_followers_of_many_rooms(client: httpx.AsyncClient) -> None:
 
 
 async def test_the_number_of_watched_rooms_is_bounded(
-    client: httpx.AsyncClient, settings: ServerSettings, engine: AsyncEngine
+    app: FastAPI, client: httpx.AsyncClient, settings: ServerSettings, engine: AsyncEngine
 ) -> None:
     """Streams of further rooms are refused, those of watched rooms are not; a deleted log makes space."""
     settings.max_watched_rooms = 2
@@ -51,21 +52,21 @@ async def test_the_number_of_watched_rooms_is_bounded(
         refused = await client.get(f"{V1}/rooms/c/events", headers=accept)
         assert "max_watched_rooms" in expect_problem(refused, 503, "service-unavailable")["detail"]
         assert int(refused.headers["Retry-After"]) > 0
-    assert client._transport.app.state.joblib.streams.followed_rooms == ["a", "b"]  # type: ignore[attr-defined]
+    assert app.state.joblib.streams.followed_rooms == ["a", "b"]
     async with engine.begin() as connection:
         await connection.execute(rooms.delete().where(rooms.c.room_id == "a"))
     assert (await client.get(f"{V1}/rooms/c/events")).status_code == 200
 
 
 async def test_one_user_leaves_watched_rooms_to_others(
-    client: httpx.AsyncClient, settings: ServerSettings, engine: AsyncEngine
+    app: FastAPI, client: httpx.AsyncClient, settings: ServerSettings, engine: AsyncEngine
 ) -> None:
     """A user's rooms are its share: a further one gets 429 for this user, and its events for another one.
 
     Rooms without tasks are recorded for 2 minutes, others for `event_retention_seconds`.
     """
     settings.max_watched_rooms = 4
-    runtime = client._transport.app.state.joblib.runtime  # type: ignore[attr-defined]
+    runtime = app.state.joblib.runtime
     for name in ("ada", "bob"):
         own = digest(f"token-of-{name}-for-the-tests")
         await runtime.write(partial(sql_operators.add_token, name=name, digest=own, is_superuser=False))
@@ -78,7 +79,7 @@ async def test_one_user_leaves_watched_rooms_to_others(
     problem = expect_problem(refused, 429, "too-many-requests")
     assert "max_share_per_user of max_watched_rooms" in problem["detail"]
     assert int(refused.headers["Retry-After"]) > 0
-    streams = client._transport.app.state.joblib.streams  # type: ignore[attr-defined]
+    streams = app.state.joblib.streams
 
     async def follow(user: str) -> bool:
         async with streams.reader(Identity(user, is_superuser=False), "c"):

@@ -3,6 +3,7 @@
 from functools import partial
 
 import httpx
+from fastapi import FastAPI
 from rest import V1, expect_problem
 
 from streams.sse import STREAM
@@ -11,9 +12,9 @@ from zndraw_joblib.server.http.identity import digest
 from zndraw_joblib.server.runtime.runtime import Runtime
 
 
-async def test_a_stream_token_of_a_revoked_caller(client: httpx.AsyncClient) -> None:
+async def test_a_stream_token_of_a_revoked_caller(app: FastAPI, client: httpx.AsyncClient) -> None:
     """A token that was made before its caller's own token was revoked opens no stream, also not as JSON."""
-    runtime: Runtime = client._transport.app.state.joblib.runtime  # type: ignore[attr-defined]
+    runtime: Runtime = app.state.joblib.runtime
     own = "token-of-ada-for-the-tests"
     await runtime.write(partial(sql_operators.add_token, name="ada", digest=digest(own), is_superuser=False))
     url = f"{V1}/rooms/lab/events"

@@ -1,6 +1,7 @@
 """What is written while a room is watched, and what it costs while none is."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -12,9 +13,9 @@ from waiting import until
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import RoomEvent, RoomStream
+from zndraw_joblib.server.process.ports import events_key
 from zndraw_joblib.server.queue import rules_retention, rules_room_events, rules_tasks
 from zndraw_joblib.server.queue.rules_room_events import Part
-from zndraw_joblib.server.realtime import streams
 from zndraw_joblib.server.realtime.streams import Reader, Streams
 from zndraw_joblib.wire.messages import JobResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import parse_job_name
@@ -132,25 +133,25 @@ async def read_tasks(found: Streams, reader: Reader, wanted: set[Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
 async def test_a_log_that_was_deleted_begins_anew_after_all_writers(
-    replica: Replica, opened: list[Streams], monkeypatch: pytest.MonkeyPatch
+    replica: Replica, opened: list[Streams]
 ) -> None:
     """After an outage in which no server watched the room, a reader misses no task that commits late."""
-    opened.append(found := Streams(replica.runtime))
+    passed = 0.0
+    found = Streams(replica.runtime, writers_seconds=0.2, monotonic=lambda: time.monotonic() + passed)
+    opened.append(found)
     jobs = [await replica.register("Slow"), await replica.register("Quick")]
     async with asyncio.timeout(TIMEOUT), found.reader(OWNER, "lab") as reader:
         await found.read(reader, "lab", None)
-        monkeypatch.setattr(streams, "_REGISTER_SECONDS", 0.2)
-        following = found._followers[asyncio.get_running_loop()]["lab"]
         await replica.execute(rooms.delete())
         slow = SlowSubmit(replica, jobs[0])
         await slow.has_written.wait()
-        # As after the time for which the room stays watched.
-        following._touch_at = following._known_until = 0.0
-        following.wake()
+        # The time for which the room stays watched.
+        passed = replica.runtime.settings.event_retention_seconds
+        replica.runtime.waiters.wake(events_key("lab"))
         await until(lambda: replica.rows(rooms))
         quick = await replica.submit(jobs[1])
         assert len(await replica.rows(events)) == 1
-        following.wake()
+        replica.runtime.waiters.wake(events_key("lab"))
         await reader.wait(0.5)
         assert not reader.has_new
         with pytest.raises(ServiceUnavailable):
@@ -161,14 +162,13 @@ async def test_a_log_that_was_deleted_begins_anew_after_all_writers(
 
 @pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
 async def test_a_reader_goes_on_once_the_writers_of_a_gap_have_ended(
-    replica: Replica, opened: list[Streams], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    replica: Replica, opened: list[Streams], caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a wait for writers in vain, it does not wait until the room is due to be watched again."""
-    opened.append(found := Streams(replica.runtime))
+    opened.append(found := Streams(replica.runtime, writers_seconds=0.2))
     jobs = [await replica.register("Slow"), await replica.register("Quick")]
     async with asyncio.timeout(TIMEOUT), found.reader(OWNER, "lab") as reader:
         await found.read(reader, "lab", None)
-        monkeypatch.setattr(streams, "_REGISTER_SECONDS", 0.2)
         slow = SlowSubmit(replica, jobs[0])
         await slow.has_written.wait()
         # As if five events had been deleted before they were read.

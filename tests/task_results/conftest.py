@@ -1,11 +1,11 @@
 """A server with each store of task results, on both databases."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from rest import claim, register, report, submit
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -29,24 +29,16 @@ def store_settings(
 
 
 @pytest.fixture
-async def joblib(client: httpx.AsyncClient) -> JobLib:
-    """Return the queue behind `client`."""
-    found: JobLib = client._transport.app.state.joblib  # type: ignore[attr-defined]
-    return found
+def app(store_settings: ServerSettings) -> FastAPI:
+    """Return a server with the store. `client` runs it."""
+    return create_app(store_settings)
 
 
 @pytest.fixture
-async def client(store_settings: ServerSettings) -> AsyncIterator[httpx.AsyncClient]:
-    """Return a superuser's client of a server with the store."""
-    app = create_app(store_settings)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    token = store_settings.admin_token.get_secret_value() if store_settings.admin_token else ""
-    headers = {"Authorization": f"Bearer {token}"}
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client,
-    ):
-        yield client
+def joblib(app: FastAPI) -> JobLib:
+    """Return the queue behind `client`."""
+    joblib: JobLib = app.state.joblib
+    return joblib
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from uuid import UUID
 
 import httpx
 import pytest
+import redis.asyncio
+from fastapi import FastAPI
 from rest import V1, claim, get_task, register, report, submit
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -27,6 +29,7 @@ from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.queue import rules_results, sql_results
 from zndraw_joblib.server.results import stores
 from zndraw_joblib.server.results.results import content_store
+from zndraw_joblib.server.results.stores import MemoryResults
 
 MIB = 1024 * 1024
 LARGE = bytes(range(256)) * (10 * 1024) + b"the end"
@@ -86,14 +89,14 @@ async def hold(client: httpx.AsyncClient, count: int, name: str = "Many") -> lis
 
 
 @asynccontextmanager
-async def user(client: httpx.AsyncClient, joblib: JobLib, name: str) -> AsyncIterator[httpx.AsyncClient]:
+async def user(app: FastAPI, name: str) -> AsyncIterator[httpx.AsyncClient]:
     """Return the client of another user."""
     token = f"token-of-{name}-for-the-tests"
-    await joblib.runtime.write(
+    await app.state.joblib.runtime.write(
         partial(sql_operators.add_token, name=name, digest=digest(token), is_superuser=False)
     )
-    route, headers = client._transport, {"Authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(transport=route, base_url=client.base_url, headers=headers) as other:
+    route, headers = httpx.ASGITransport(app), {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(transport=route, base_url="http://test", headers=headers) as other:
         yield other
 
 
@@ -146,11 +149,10 @@ async def contents(joblib: JobLib, rows: AsyncEngine, directory: Path | None) ->
         return sum(len(files) for _, _, files in os.walk(directory or ""))
     store = joblib.runtime.content_store
     if backend == "memory":
-        return len(store._values) if store else 0  # type: ignore[attr-defined]
+        return store.value_count if isinstance(store, MemoryResults) else 0
     if backend == "redis":
-        if store is None:
-            return 0
-        [keys] = await store._execute(("KEYS", f"{joblib.settings.redis_prefix}:tasks:task-result:*"))  # type: ignore[attr-defined]
+        async with redis.asyncio.from_url(joblib.settings.redis_url) as client:
+            keys = await client.keys(f"{joblib.settings.redis_prefix}:tasks:task-result:*")
         return len([key for key in keys if not key.endswith(b":version")])
     async with rows.connect() as connection:
         kept = func.count(ResultPart.__table__.c.result_n.distinct())
@@ -573,11 +575,13 @@ async def test_an_upload_that_stalls_is_refused(
 
 
 @on_one_store
-async def test_one_user_leaves_uploads_to_others(client: httpx.AsyncClient, joblib: JobLib) -> None:
+async def test_one_user_leaves_uploads_to_others(
+    app: FastAPI, client: httpx.AsyncClient, joblib: JobLib
+) -> None:
     """Slow uploads of one user reach its share: its further ones get 429, and another user uploads."""
     limit = joblib.settings.max_task_result_bytes
     bodies = [Trickle(limit) for _ in range(4)]
-    async with user(client, joblib, "ada") as ada, user(client, joblib, "bob") as bob:
+    async with user(app, "ada") as ada, user(app, "bob") as bob:
         tasks = await hold(ada, 5, "Adas")
         slow = [asyncio.create_task(upload(ada, *pair)) for pair in zip(tasks, bodies, strict=False)]
         await asyncio.gather(*(body.arrived.wait() for body in bodies))
@@ -608,13 +612,13 @@ async def test_a_later_upload_of_the_same_result_ends_the_earlier(
 
 @on_one_store
 async def test_a_stranger_ends_no_upload(
-    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib
+    app: FastAPI, client: httpx.AsyncClient, held: dict[str, Any]
 ) -> None:
     """Only a request that may upload the result does."""
     body = Trickle(MIB)
     earlier = asyncio.create_task(upload(client, held, body))
     await body.arrived.wait()
-    async with user(client, joblib, "eve") as eve:
+    async with user(app, "eve") as eve:
         assert (await upload(eve, held)).status_code == 403
     body.end.set()
     assert (await earlier).status_code == 200
@@ -683,11 +687,11 @@ async def test_a_store_that_others_fill_at_the_moment_is_503(
 
 @on_one_store
 async def test_one_user_leaves_the_store_to_others(
-    client: httpx.AsyncClient, joblib: JobLib, rows: AsyncEngine
+    app: FastAPI, client: httpx.AsyncClient, joblib: JobLib, rows: AsyncEngine
 ) -> None:
     """The results of one user's tasks have a share of the store; deleted content makes room again."""
     joblib.settings.max_stored_result_bytes = 8 * MIB
-    async with user(client, joblib, "ada") as ada, user(client, joblib, "bob") as bob:
+    async with user(app, "ada") as ada, user(app, "bob") as bob:
         tasks = await hold(ada, 2, "Adas")
         assert (await upload(ada, tasks[0], bytes(3 * MIB))).status_code == 200
         for content in (bytes(2 * MIB), aiter(Trickle(2 * MIB))):

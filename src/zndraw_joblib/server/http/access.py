@@ -144,7 +144,6 @@ class RoomGuards:
 # jobs and providers, with outcomes that are cached for some seconds. Without guards, nothing is read, and
 # only ``@global`` is refused, to callers that are no superusers.
 
-_CACHE_SECONDS = 3.0
 _MAX_CACHED = 10_000
 # Other refusals, like 423, are a state of the room and take no right away.
 _LOST_RIGHTS = frozenset({401, 403, 404})
@@ -160,15 +159,15 @@ class WorkerRooms:
     Superusers may serve every room, and only they ``@global``.
     """
 
-    def __init__(self, guards: RoomGuards, runtime: Runtime) -> None:
+    def __init__(self, guards: RoomGuards, runtime: Runtime, *, cache_seconds: float = 3.0) -> None:
         self._guards = guards
         self._database = runtime.database
         # When the rights of a user changed last, in monotonic seconds.
         self.changed_at = 0.0
         runtime.waiters.subscribe(identity_key(""), self._forget)
-        self._served: TTLCache[tuple[str, UUID], ServedRooms] = TTLCache(_MAX_CACHED, _CACHE_SECONDS)
+        self._served: TTLCache[tuple[str, UUID], ServedRooms] = TTLCache(_MAX_CACHED, cache_seconds)
         self._outcomes: TTLCache[tuple[str, str], ProblemException | None] = TTLCache(
-            _MAX_CACHED, _CACHE_SECONDS
+            _MAX_CACHED, cache_seconds
         )
 
     def _forget(self, _: str) -> None:
@@ -321,6 +320,11 @@ class QueueState(ABC):
     worker_rooms: WorkerRooms
     # What precedes ``/v1`` in the paths of its routes.
     prefix: str = ""
+    # A waiting request or an event stream trusts a check of its caller for this long. With the 3 s for which
+    # tokens are cached, a revoked one works for at most 5 s.
+    trusted_seconds: float = 2.0
+    # An idle event stream sends a comment after this time, which keeps its connection open.
+    keep_alive_seconds: float = 15.0
     # The host's dependency, and its value for a request.
     identity: Callable[..., Any]
 
@@ -369,9 +373,6 @@ def remember_queue(request: Request) -> QueueState:
 CALLER = "zndraw_joblib.caller"
 IDENTIFIED_AT = "zndraw_joblib.identified_at"
 ROOM_GUARD = "zndraw_joblib.room_guard"
-# A request that waits trusts the identity of its caller for this long. With the 3 s for which tokens are
-# cached, a revoked one works for at most 5 s.
-TRUSTED_SECONDS = 2.0
 Recheck = Callable[[Request], Awaitable[object]]
 
 
@@ -401,8 +402,9 @@ async def current_superuser(request: Request) -> Identity:
 
 def is_trusted(request: Request, checked_at: float) -> bool:
     """Return whether a check of the caller at a time, in monotonic seconds, is still valid."""
-    changed_at = queue_state(request).worker_rooms.changed_at
-    return time.monotonic() < checked_at + TRUSTED_SECONDS and changed_at < checked_at
+    queue = queue_state(request)
+    changed_at = queue.worker_rooms.changed_at
+    return time.monotonic() < checked_at + queue.trusted_seconds and changed_at < checked_at
 
 
 async def check_again(request: Request, caller: Identity, recheck: Recheck | None = None) -> None:

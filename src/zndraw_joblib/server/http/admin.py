@@ -25,13 +25,7 @@ from zndraw_joblib.server.http.access import (
     verify_readable_room,
     verify_writable_room,
 )
-from zndraw_joblib.server.http.events import (
-    KEEP_ALIVE_SECONDS,
-    TRUSTED_SECONDS,
-    EventStream,
-    Subscription,
-    wait_for_disconnect,
-)
+from zndraw_joblib.server.http.events import EventStream, Subscription, wait_for_disconnect
 from zndraw_joblib.server.http.requests import Omissible, event_stream
 from zndraw_joblib.server.http.routing import CursorPaging, Endpoint, Parameter, json_response, serves
 from zndraw_joblib.server.process import settings as settings_report
@@ -320,7 +314,7 @@ async def follow_overview(request: Request, queue: QueueState, caller: Identity)
             raise
 
     subscription = Subscription(caller, "", None, None, is_allowed, None)
-    return OverviewStream(queue, subscription, queue.runtime.settings.stream_send_timeout_seconds)
+    return OverviewStream(queue, subscription)
 
 
 @serves(ops.GET_ROOM_OVERVIEW)
@@ -361,20 +355,16 @@ async def get_statistics(  # noqa: PLR0913 - one parameter for each field of the
 class OverviewStream(EventStream):
     """Sends the overview whenever it has changed."""
 
-    def __init__(self, queue: QueueState, subscription: Subscription, send_seconds: float) -> None:
-        super().__init__(queue.streams, subscription, send_seconds)
-        self._overviews = queue.overviews
-
     async def _serve(self, receive: Receive, send: Send) -> None:
-        async with self._overviews.reader(self._subscription.caller) as reader:
+        async with self._queue.overviews.reader(self._subscription.caller) as reader:
             disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
             disconnect.add_done_callback(reader.close)
             try:
                 await self._start(send)
                 checked = time.monotonic()
                 while not reader.is_closed:
-                    text = await reader.next(KEEP_ALIVE_SECONDS)
-                    if time.monotonic() >= checked + TRUSTED_SECONDS:
+                    text = await reader.next(self._queue.keep_alive_seconds)
+                    if time.monotonic() >= checked + self._queue.trusted_seconds:
                         checked = time.monotonic()
                         if not await self._subscription.is_allowed():
                             break

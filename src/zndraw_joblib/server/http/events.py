@@ -42,7 +42,7 @@ from zndraw_joblib.server.http.routing import (
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_tokens
 from zndraw_joblib.server.queue.rules_room_events import Part
-from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, Reader, Streams, format_sse_event
+from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, Reader, format_sse_event
 from zndraw_joblib.server.runtime.problem_responses import as_problem, problem_response
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
@@ -172,9 +172,6 @@ WantsStream = Annotated[bool, Parameter(_wants_stream)]
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_SECONDS = 15.0
-# Access that was checked longer ago is checked again before events are sent.
-TRUSTED_SECONDS = 2.0
 # Clients that lost the connection connect again after this time.
 _RETRY = format_sse_event(retry=1000)
 
@@ -200,14 +197,12 @@ class _ClientStopped(Exception):
 class EventStream(Response):
     """Sends a snapshot, or what follows the client's position, and then each new event.
 
-    A client that does not take bytes for `send_seconds` is cut off. It may connect again, and continues
-    after the last event that it got.
+    A client that does not take bytes for `stream_send_timeout_seconds` is cut off. It may connect again, and
+    continues after the last event that it got.
     """
 
-    def __init__(
-        self, streams: Streams, subscription: Subscription, send_seconds: float, prefix: str = ""
-    ) -> None:
-        self._prefix = prefix
+    def __init__(self, queue: QueueState, subscription: Subscription) -> None:
+        self._queue = queue
         self.status_code, self.background = 200, None
         self.raw_headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -215,9 +210,9 @@ class EventStream(Response):
             (b"x-accel-buffering", b"no"),
         ]
         self._own_headers = len(self.raw_headers)
-        self._streams = streams
+        self._streams = queue.streams
         self._subscription = subscription
-        self._send_seconds = send_seconds
+        self._send_seconds = queue.runtime.settings.stream_send_timeout_seconds
         self._has_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -228,7 +223,7 @@ class EventStream(Response):
             await self._cut_off(scope, send)
         except Exception as error:
             if not self._has_started:
-                problem = problem_response(as_problem(error), self._prefix)
+                problem = problem_response(as_problem(error), self._queue.prefix)
                 # Those that were added to this response, such as a request id.
                 problem.raw_headers += self.raw_headers[self._own_headers :]
                 await problem(scope, receive, send)
@@ -270,7 +265,7 @@ class EventStream(Response):
         while True:
             if text:
                 now = time.monotonic()
-                if now >= checked + TRUSTED_SECONDS:
+                if now >= checked + self._queue.trusted_seconds:
                     checked = now
                     if not await self._may_continue(now - opened):
                         return
@@ -287,7 +282,7 @@ class EventStream(Response):
     async def _next(self, reader: Reader) -> tuple[bytes, bool]:
         """Return what to send next, and whether it is the end of the stream."""
         if not reader.has_new:
-            await reader.wait(KEEP_ALIVE_SECONDS)
+            await reader.wait(self._queue.keep_alive_seconds)
             return (b"" if reader.has_new or reader.is_closed else KEEPALIVE_COMMENT), False
         entries = reader.take()
         if entries is None:
@@ -420,7 +415,7 @@ async def _respond(
         subscription = Subscription(
             *(access.caller, access.room_id, access.task_id, after, access.is_allowed, access.max_seconds)
         )
-        return EventStream(queue.streams, subscription, settings.stream_send_timeout_seconds, queue.prefix)
+        return EventStream(queue, subscription)
     wait = min(wait, settings.long_poll_max_wait_seconds)
     headers = {"Preference-Applied": f"wait={ceil(wait)}"} if wait > 0 else None
     return JsonResponse(_json(await _next_part(request, queue, access, after, wait)), 200, headers)

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 _LINGER_SECONDS = 30.0
 # Between two reads of a busy room; events in between are read together.
 _PAUSE_SECONDS = 0.005
-_REGISTER_SECONDS = 10.0
 _MAX_TOUCH_SECONDS = 60.0
 _MAX_RECENT = 1000
 _MAX_RECENT_BYTES = 512 * 1024
@@ -152,12 +151,20 @@ class Follower:
     """
 
     def __init__(
-        self, room_id: str, user: str, runtime: Runtime, forget: Callable[["Follower"], None]
+        self,
+        room_id: str,
+        user: str,
+        runtime: Runtime,
+        forget: Callable[["Follower"], None],
+        writers_seconds: float,
+        monotonic: Callable[[], float],
     ) -> None:
         self.room_id = room_id
         self.user = user
         self._runtime = runtime
         self._forget = forget
+        self._writers_seconds = writers_seconds
+        self._monotonic = monotonic
         self._loop = asyncio.get_running_loop()
         self._readers: dict[UUID | None, set[Reader]] = {}
         self._recent: list[Entry] = []
@@ -178,7 +185,7 @@ class Follower:
         If the log was not touched for too long, the sweeper may have deleted it. Transactions that ran then
         record nothing, and a server that begins a new log must wait for them.
         """
-        return time.monotonic() < self._known_until
+        return self._monotonic() < self._known_until
 
     @property
     def readers(self) -> list[Reader]:
@@ -195,7 +202,7 @@ class Follower:
         readers.discard(reader)
         if not readers:
             del self._readers[reader.task_id]
-        self._used_at = time.monotonic()
+        self._used_at = self._monotonic()
 
     def wake(self) -> None:
         """Read new events. Another thread may call it."""
@@ -215,13 +222,13 @@ class Follower:
                 self.ready.set_exception(error)
                 return
             self.ready.set_result(None)
-            self._used_at = time.monotonic()
+            self._used_at = self._monotonic()
             backoff = ExponentialBackoff(*self._runtime.recheck.seconds, jitter=0, growth=1.5)
-            while self._readers or time.monotonic() < self._used_at + _LINGER_SECONDS:
+            while self._readers or self._monotonic() < self._used_at + _LINGER_SECONDS:
                 try:
                     if self.is_exact:
                         await self._read_new()
-                    if not self.is_exact or time.monotonic() >= self._touch_at:
+                    if not self.is_exact or self._monotonic() >= self._touch_at:
                         await self._watch()
                 except Exception as error:
                     logger.warning("Did not read the events of room %r; will retry: %r", self.room_id, error)
@@ -248,7 +255,7 @@ class Follower:
 
     async def _watch(self, *, has_gap: bool = False) -> None:
         """Keep the room watched. Begin anew if the log is new, or lacks events that were not read."""
-        settings, asked = self._runtime.settings, time.monotonic()
+        settings, asked = self._runtime.settings, self._monotonic()
         bounds = rules_room_events.bounds(settings)
         users = {reader.caller.id for reader in self.readers}
         if users and self.user not in users:
@@ -266,14 +273,14 @@ class Follower:
         """Wait until no transaction is under way that may not know yet that the room is watched."""
         database = self._runtime.database
         longest = timedelta(seconds=2 * self._runtime.settings.database_statement_timeout_seconds)
-        deadline = time.monotonic() + _REGISTER_SECONDS
+        deadline = self._monotonic() + self._writers_seconds
         backoff = ExponentialBackoff(first=0.002, longest=0.1, jitter=0)
         older = await database.read_short(rules_room_events.transactions_under_way, longest)
         while older:
-            if time.monotonic() > deadline:
+            if self._monotonic() > deadline:
                 raise ServiceUnavailable(
                     f"The events of room {self.room_id!r} cannot be followed yet: {len(older)} transactions "
-                    f"of the database that began earlier have not ended within {_REGISTER_SECONDS:g} s; "
+                    f"of the database that began earlier have not ended within {self._writers_seconds:g} s; "
                     "retry later",
                     headers={"Retry-After": "5"},
                 )
@@ -333,8 +340,16 @@ _RETRY = {"Retry-After": "5"}
 class Streams:
     """Opens event streams. `max_streams` and `max_streams_per_user` bound how many are open at once."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        writers_seconds: float = 10.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._runtime = runtime
+        self._writers_seconds = writers_seconds
+        self._monotonic = monotonic
         # A host's test client may run each request in an event loop of its own.
         self._followers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Follower]]
         self._followers = WeakKeyDictionary()
@@ -433,7 +448,9 @@ class Streams:
         followers = self._followers.setdefault(asyncio.get_running_loop(), {})
         if room_id not in followers:
             self._make_room(followers)
-            followers[room_id] = Follower(room_id, caller.id, self._runtime, self._forget)
+            followers[room_id] = Follower(
+                room_id, caller.id, self._runtime, self._forget, self._writers_seconds, self._monotonic
+            )
         return followers[room_id]
 
     def _make_room(self, followers: dict[str, Follower]) -> None:

@@ -200,6 +200,11 @@ class MemoryResults:
         self._expiring: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self.notifier = Notifier(self.get)
 
+    @property
+    def value_count(self) -> int:
+        """How many values it keeps."""
+        return len(self._values)
+
     async def store(self, key: str, data: bytes, ttl: int) -> None:
         """Store bytes under a key for `ttl` seconds."""
         value = Value(bytes(data), ttl)  # `bytes` copies only what a caller could change
