@@ -246,6 +246,6 @@ async def test_a_trace_context_does_not_change_the_path(replica: Replica) -> Non
     for key in (None, new_key()):
         batch = [item(replica, job), item(replica, job, key=key)]
         batch[1].traceparent = context
-        assert await replica.runtime.write(partial(rules_tasks.submit_plain, items=batch, known=known))
+        assert await replica.runtime.write(partial(rules_tasks.submit_plain, items=batch, jobs=known))
     kept = [row.traceparent for row in sorted(await replica.rows(Task), key=lambda row: row.seq)]
     assert kept == [None, None, context, None, context]

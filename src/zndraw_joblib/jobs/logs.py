@@ -289,9 +289,9 @@ PREFIX = "ZNDRAW_JOBLIB_"
 CLIENT_NAMES = frozenset({"URL", "TOKEN", "CREDENTIALS", "LOG_FORMAT", "RUN_SPANS"})
 
 
-def unknown_variables(known: Collection[str]) -> dict[str, str | None]:
+def unknown_variables(settings: Collection[str]) -> dict[str, str | None]:
     """Return the variables that are no setting, each with the nearest known name or None."""
-    names = {name.upper() for name in known} | CLIENT_NAMES
+    names = {name.upper() for name in settings} | CLIENT_NAMES
     variables = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
     return {
         name: _nearest(name, names) for name in variables if name.upper().removeprefix(PREFIX) not in names

@@ -121,7 +121,7 @@ def start_span(  # noqa: PLR0913 - each is a property of the span
     if provider is None:
         return None
     api, contexts = _loaded(_API), _loaded(_CONTEXT_API)
-    remote = [_remote(api, each) for each in dict.fromkeys(traceparents) if each is not None]
+    remote = [_remote(api, text) for text in dict.fromkeys(traceparents) if text is not None]
     base = contexts.get_current() if parent == "current" else contexts.Context()
     if parent == "given" and remote:
         base = api.set_span_in_context(api.NonRecordingSpan(remote.pop(0)), base)
@@ -130,7 +130,7 @@ def start_span(  # noqa: PLR0913 - each is a property of the span
         context=base,
         kind=api.SpanKind[kind],
         attributes={"messaging.system": _SCOPE, **attributes},
-        links=[api.Link(each) for each in remote[:_MAX_LINKS]],
+        links=[api.Link(context) for context in remote[:_MAX_LINKS]],
         start_time=started_ns,
     )
     return TaskSpan(span, api.set_span_in_context(span, base))

@@ -363,7 +363,7 @@ class JobManager(JobClient):
         return retry(call, what, seconds=seconds, stop=session.stop, is_retryable=is_retryable)
 
     def _job_room_of(self, cls: type[Any]) -> str | None:
-        rooms = [parse_job_name(name).room_id for name, known in self.registry.items() if known is cls]
+        rooms = [parse_job_name(name).room_id for name, job in self.registry.items() if job is cls]
         return rooms[0] if len(rooms) == 1 else None
 
 

@@ -91,15 +91,15 @@ class among(FunctionElement[bool]):
 
 @compiles(among)
 def _as_in(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    tested, given = element.clauses
-    return compiler.process(tested.in_(bindparam(given.key, expanding=True)), **options)
+    tested, parameter = element.clauses
+    return compiler.process(tested.in_(bindparam(parameter.key, expanding=True)), **options)
 
 
 @compiles(among, "postgresql")
 def _as_any(element: Any, compiler: SQLCompiler, **options: Any) -> str:
     # One statement for lists of every length.
-    tested, given = element.clauses
-    values: ColumnElement[Any] = bindparam(given.key, type_=_list_of(tested.type))
+    tested, parameter = element.clauses
+    values: ColumnElement[Any] = bindparam(parameter.key, type_=_list_of(tested.type))
     return compiler.process(tested == any_(values), **options)
 
 

@@ -32,9 +32,9 @@ _DOUBLE = 701
 class CompiledStatement:
     """A statement as SQL text, with the order of its parameters and the conversions of its values."""
 
-    def __init__(self, statement: Any, given: Values) -> None:
+    def __init__(self, statement: Any, params: Values) -> None:
         compiled: SQLCompiler = statement.compile(
-            dialect=ASYNCPG, column_keys=list(given) or None, compile_kwargs={"render_postcompile": True}
+            dialect=ASYNCPG, column_keys=list(params) or None, compile_kwargs={"render_postcompile": True}
         )
         if compiled.insert_prefetch or compiled.update_prefetch:
             raise TypeError("Python-side column defaults are not supported: give every column its value")
@@ -43,52 +43,52 @@ class CompiledStatement:
         self._names = [(name, _bind_processor(compiled, name)) for name in compiled.positiontup or ()]
         self.result = _ResultOf(statement, ASYNCPG)
 
-    def arguments(self, given: Values) -> list[Any]:
+    def arguments(self, params: Values) -> list[Any]:
         """Return the values of the statement's parameters in their order."""
-        values = {**self._fixed, **given}
+        values = {**self._fixed, **params}
         return [convert(values[name]) if convert else values[name] for name, convert in self._names]
 
 
 class SqliteStatement:
     """A statement for SQLite: one SQL text for each combination of lengths of its lists."""
 
-    def __init__(self, statement: Any, given: Values) -> None:
-        self._compiled: SQLCompiler = statement.compile(dialect=_SQLITE, column_keys=list(given) or None)
+    def __init__(self, statement: Any, params: Values) -> None:
+        self._compiled: SQLCompiler = statement.compile(dialect=_SQLITE, column_keys=list(params) or None)
         if self._compiled.insert_prefetch or self._compiled.update_prefetch:
             raise TypeError("Python-side column defaults are not supported: give every column its value")
         binds = self._compiled.binds.values()
-        self._lists = sorted({bind.key for bind in binds if bind.expanding} & given.keys())
+        self._lists = sorted({bind.key for bind in binds if bind.expanding} & params.keys())
         self._result = _ResultOf(statement, _SQLITE)
         self._forms: dict[tuple[int, ...], SqliteForm] = {}
 
-    def form(self, given: Values) -> "SqliteForm":
+    def form(self, params: Values) -> "SqliteForm":
         """Return the text for values with lists of these lengths."""
-        lengths = tuple([len(given[name]) for name in self._lists])
+        lengths = tuple([len(params[name]) for name in self._lists])
         form = self._forms.get(lengths)
         if form is None:
             if len(self._forms) >= MAX_FORMS:
                 self._forms.clear()
-            form = self._forms[lengths] = SqliteForm(self._compiled, given, self._result)
+            form = self._forms[lengths] = SqliteForm(self._compiled, params, self._result)
         return form
 
 
 class SqliteForm:
     """The SQL text of a statement whose lists have certain lengths."""
 
-    def __init__(self, compiled: SQLCompiler, given: Values, result: "_ResultOf") -> None:
-        state = compiled.construct_expanded_state(dict(given), escape_names=False)
+    def __init__(self, compiled: SQLCompiler, params: Values, result: "_ResultOf") -> None:
+        state = compiled.construct_expanded_state(dict(params), escape_names=False)
         self.sql = state.statement
         self.result = result
-        self._fixed = {name: value for name, value in state.parameters.items() if name not in given}
-        self._lists = [(name, names) for name, names in state.parameter_expansion.items() if name in given]
+        self._fixed = {name: value for name, value in state.parameters.items() if name not in params}
+        self._lists = [(name, names) for name, names in state.parameter_expansion.items() if name in params]
         names = state.positiontup or ()
         self._names = [(name, _processor(compiled, name, state.parameter_expansion)) for name in names]
 
-    def arguments(self, given: Values) -> list[Any]:
+    def arguments(self, params: Values) -> list[Any]:
         """Return the values of the statement's parameters in their order."""
-        values = {**self._fixed, **given}
+        values = {**self._fixed, **params}
         for name, names in self._lists:
-            values.update(zip(names, given[name], strict=True))
+            values.update(zip(names, params[name], strict=True))
         return [convert(values[name]) if convert else values[name] for name, convert in self._names]
 
 
@@ -143,13 +143,13 @@ def is_usable() -> bool:
         number.in_(bindparam("numbers", expanding=True)), flag == bindparam("flag")
     )
     plain = select(number).where(number == bindparam("wanted"), flag == 7)
-    given = {"numbers": [1, 2], "flag": 3}
+    params = {"numbers": [1, 2], "flag": 3}
     try:
         compiled = CompiledStatement(plain, {"wanted": 1})
-        form = SqliteStatement(statement, given).form(given)
+        form = SqliteStatement(statement, params).form(params)
         return (
             compiled.arguments({"wanted": 5}) == [5, 7]
-            and form.arguments(given) == [1, 2, 3]
+            and form.arguments(params) == [1, 2, 3]
             and [row.number for row in form.result([(4,)])] == [4]
             and [tuple(row) for row in compiled.result([(4,)])] == [(4,)]
         )

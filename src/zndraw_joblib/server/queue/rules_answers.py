@@ -35,12 +35,12 @@ _set = object.__setattr__
 
 def fast_construct(model: type[Model], values: dict[str, Any], names: set[str]) -> Model:
     """Return what `public_construct` returns, ten times as fast, if pydantic is as expected."""
-    made = object.__new__(model)
-    _set(made, "__dict__", values)
-    _set(made, "__pydantic_fields_set__", names)
-    _set(made, "__pydantic_extra__", None)
-    _set(made, "__pydantic_private__", None)
-    return made
+    instance = object.__new__(model)
+    _set(instance, "__dict__", values)
+    _set(instance, "__pydantic_fields_set__", names)
+    _set(instance, "__pydantic_extra__", None)
+    _set(instance, "__pydantic_private__", None)
+    return instance
 
 
 def public_construct(model: type[Model], values: dict[str, Any], names: set[str]) -> Model:

@@ -138,7 +138,7 @@ def _slots(
     queues: Mapping[UUID, Mapping[UUID, QueueState]],
 ) -> list[_WorkerSlot | ProblemException]:
     """Return the slots of each claim, or a problem. A claim and its repeat in one batch share their slots."""
-    known: dict[tuple[UUID, UUID], _WorkerSlot] = {}
+    by_claim: dict[tuple[UUID, UUID], _WorkerSlot] = {}
     slots: list[_WorkerSlot | ProblemException] = []
     for item in items:
         problem = _problem(item, workers.get(item.worker_id))
@@ -155,7 +155,7 @@ def _slots(
             demand, refusal = {}, EmptyReason.DRAINING
         slot = _WorkerSlot(claim=item, demand=demand, most=item.most, refusal=refusal)
         if item.claim_id is not None:
-            slot = known.setdefault((item.worker_id, item.claim_id), slot)
+            slot = by_claim.setdefault((item.worker_id, item.claim_id), slot)
         slots.append(slot)
     return slots
 
@@ -217,10 +217,10 @@ async def _apply_worker_limits(
 
 def _share(slots: Sequence[_WorkerSlot]) -> None:
     """Reduce the largest claims to the same number of tasks, so that one transaction is bounded."""
-    left = MAX_CLAIMED
+    free = MAX_CLAIMED
     for index, slot in enumerate(sorted(slots, key=attrgetter("most"))):
-        slot.most = min(slot.most, max(1, left // (len(slots) - index)))
-        left -= slot.most
+        slot.most = min(slot.most, max(1, free // (len(slots) - index)))
+        free -= slot.most
 
 
 async def _claim_new(
@@ -261,9 +261,9 @@ async def _apply_job_limits(
     }
     free = await rules_fairness.free_slots(tx, limits, {job_id for slot in slots for job_id in slot.demand})
     for slot in slots:
-        for job_id, left in free.items():
-            if slot.demand.get(job_id, 0) > left:
-                slot.demand[job_id] = left
+        for job_id, job_free in free.items():
+            if slot.demand.get(job_id, 0) > job_free:
+                slot.demand[job_id] = job_free
                 slot.refusal = EmptyReason.AT_CAPACITY
             if slot.demand.get(job_id) == 0:
                 del slot.demand[job_id]
@@ -304,8 +304,8 @@ async def _choose_of_several(
         free = {job_id: [place for place in oldest[job_id] if place[1] not in skipped] for job_id in demand}
         _assign_oldest(slots, {job_id: deque(places[: demand[job_id]]) for job_id, places in free.items()})
         seqs = [seq for slot in slots for seq in slot.seqs]
-        taken = set(seqs)
-        others = sorted(place for places in free.values() for place in places if place[1] not in taken)
+        own_seqs = set(seqs)
+        others = sorted(place for places in free.values() for place in places if place[1] not in own_seqs)
         return seqs, [seq for _, seq in others]
 
     return await sql_claims.lock_chosen(tx, choose, bodies=bodies)
@@ -328,9 +328,11 @@ def _result(
     claimed_of: Counter[UUID],
     jobs: Mapping[UUID, ServedJobs],
 ) -> ClaimResult | ProblemException:
-    got = [tasks[seq] for seq in slot.seqs if seq in tasks]
-    if got:
-        return ClaimResult([rules_answers.task_response(task, traceparent=task.traceparent) for task in got])
+    records = [tasks[seq] for seq in slot.seqs if seq in tasks]
+    if records:
+        return ClaimResult(
+            [rules_answers.task_response(task, traceparent=task.traceparent) for task in records]
+        )
     if slot.is_left_out:
         return ClaimResult(is_contended=True, is_left_out=True)
     served = jobs[slot.claim.worker_id]
@@ -375,8 +377,8 @@ async def claim_with_one_statement(
     """Give each worker the oldest tasks of its queue. Return None if a claim is not plain."""
     claimants: dict[UUID, Claimant] = {}
     for item in items:
-        known = claimants.get(item.worker_id)
-        is_marked = item.claim_id is not None or (known is not None and known.is_marked)
+        claimant = claimants.get(item.worker_id)
+        is_marked = item.claim_id is not None or (claimant is not None and claimant.is_marked)
         serves_global = GLOBAL not in item.refused_rooms
         claimants[item.worker_id] = Claimant(
             *(item.worker_id, item.caller.id, serves_global, item.interval / 4, is_marked)

@@ -92,19 +92,21 @@ async def record(
         reported.setdefault(task.seq, Reported(task)).add(report)
     if not reported:
         return
-    added = await _add_lines(tx, [each for each in reported.values() if each.parts], limits)
+    added = await _add_lines(tx, [entry for entry in reported.values() if entry.parts], limits)
     now = await tx.now()
     changes = [
-        _change(each, added.get(seq), now) for seq, each in reported.items() if seq in added or each.is_more
+        _change(entry, added.get(seq), now)
+        for seq, entry in reported.items()
+        if seq in added or entry.is_more
     ]
     if changes:
         await sql_details.write(tx, changes)
-    for seq, each in reported.items():
-        if each.task.attempt > MAX_ATTEMPTS:
-            await sql_details.forget(tx, seq, each.task.attempt - MAX_ATTEMPTS)
-        if each.progress is not None:
-            make = partial(_progress_emission, each.task, each.progress)
-            tx.emit((each.task.id, "progress"), make, of_task=True)
+    for seq, entry in reported.items():
+        if entry.task.attempt > MAX_ATTEMPTS:
+            await sql_details.forget(tx, seq, entry.task.attempt - MAX_ATTEMPTS)
+        if entry.progress is not None:
+            make = partial(_progress_emission, entry.task, entry.progress)
+            tx.emit((entry.task.id, "progress"), make, of_task=True)
             tx.record_unknown()
 
 
@@ -114,27 +116,27 @@ async def _add_lines(
     """Add the new lines of logs; return the changes of their counts by the `seq` of the tasks."""
     if not reported:
         return {}
-    known = await sql_details.log_counts(tx, {each.task.seq: each.task.attempt for each in reported})
+    counts = await sql_details.log_counts(tx, {entry.task.seq: entry.task.attempt for entry in reported})
     changes: dict[int, LogCounts] = {}
     new: list[tuple[int, int, Part]] = []
-    for each in reported:
-        seq, before = each.task.seq, known.get(each.task.seq, LogCounts())
-        lines = list(_new_lines(each.parts, before.last))
+    for entry in reported:
+        seq, before = entry.task.seq, counts.get(entry.task.seq, LogCounts())
+        lines = list(_new_lines(entry.parts, before.last))
         if lines:
             parts = list(_parts(_newest(lines, limits), limits))
             for part in parts:
-                new.append((seq, each.task.attempt, part))
-                tx.record_event(partial(_log_event, each.task, part))
-            kept = sum(part.last - part.first + 1 for part in parts)
-            changes[seq] = LogCounts(lines[-1][0] - before.last, kept, sum(part.size for part in parts))
+                new.append((seq, entry.task.attempt, part))
+                tx.record_event(partial(_log_event, entry.task, part))
+            count = sum(part.last - part.first + 1 for part in parts)
+            changes[seq] = LogCounts(lines[-1][0] - before.last, count, sum(part.size for part in parts))
     await sql_details.add_parts(tx, new)
-    for each in reported:
-        seq, before = each.task.seq, known.get(each.task.seq, LogCounts())
+    for entry in reported:
+        seq, before = entry.task.seq, counts.get(entry.task.seq, LogCounts())
         added = changes.get(seq)
         if added and (before.lines + added.lines > limits.lines or before.size + added.size > limits.size):
             most_lines, most_bytes = [_KEPT_QUARTERS * bound // 4 for bound in limits]
             lost_lines, lost_bytes = await sql_details.trim_log(
-                tx, seq, each.task.attempt, most_lines=most_lines, most_bytes=most_bytes
+                tx, seq, entry.task.attempt, most_lines=most_lines, most_bytes=most_bytes
             )
             changes[seq] = LogCounts(added.last, added.lines - lost_lines, added.size - lost_bytes)
     return changes
@@ -240,14 +242,14 @@ async def log(tx: Transaction, task_id: UUID, attempt: int | None, after: int, l
     task = await sql_tasks.by_id(tx, task_id)
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")
-    wanted = task.attempt if attempt is None else attempt
-    if wanted > task.attempt:
-        raise TaskNotFound(f"Task {task_id} has no attempt {wanted}; it was claimed {task.attempt} times")
-    counts = (await sql_details.log_counts(tx, {task.seq: wanted})).get(task.seq, LogCounts())
-    lines = await _lines(tx, task.seq, wanted, after, limit) if after < counts.last else []
+    number = task.attempt if attempt is None else attempt
+    if number > task.attempt:
+        raise TaskNotFound(f"Task {task_id} has no attempt {number}; it was claimed {task.attempt} times")
+    counts = (await sql_details.log_counts(tx, {task.seq: number})).get(task.seq, LogCounts())
+    lines = await _lines(tx, task.seq, number, after, limit) if after < counts.last else []
     return TaskLog(
         id=task_id,
-        attempt=wanted,
+        attempt=number,
         lines=lines,
         last=counts.last,
         dropped=counts.last - counts.lines,

@@ -59,7 +59,7 @@ class _Candidate(NamedTuple):
     turn: RoundPosition | None = None
 
 
-class _Found(NamedTuple):
+class _JobCandidates(NamedTuple):
     """The next tasks of a job. `is_all`: no other room has a task of the job that may be claimed now."""
 
     candidates: deque[_Candidate]
@@ -90,17 +90,17 @@ async def assign(
     turns: dict[UUID, list[tuple[int, RoundPosition]]] = {}
 
     async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
-        found = await _find(tx, demand, order, skipped)
+        by_job = await _find(tx, demand, order, skipped)
         if not skipped and await sql_room_queues.restore(
-            tx, [id_ for id_ in found if not found[id_].candidates]
+            tx, [id_ for id_ in by_job if not by_job[id_].candidates]
         ):
-            found = await _find(tx, demand, order, skipped)
+            by_job = await _find(tx, demand, order, skipped)
         cap, spare = order.room_cap, len(skipped)
-        free = None if cap is None else await _lock_rooms(tx, found, demand, cap, spare)
+        free = None if cap is None else await _lock_rooms(tx, by_job, demand, cap, spare)
         turns.clear()
-        _fill(slots, found, dict(demand), free, turns)
+        _fill(slots, by_job, dict(demand), free, turns)
         seqs = [seq for slot in slots for seq in slot.seqs]
-        return seqs, [candidate.seq for queue, _ in found.values() for candidate in islice(queue, spare)]
+        return seqs, [candidate.seq for queue, _ in by_job.values() for candidate in islice(queue, spare)]
 
     is_small = has_few(slots)
     locked = await sql_claims.lock_chosen(tx, choose, bodies=is_small)
@@ -109,7 +109,7 @@ async def assign(
     left_out = set(locked).difference(*[slot.seqs for slot in slots])
     for job_id, seqs in sorted(turns.items()):
         # A room whose task is left out keeps its turn.
-        passed = list(takewhile(lambda each: each[0] not in left_out, seqs))
+        passed = list(takewhile(lambda entry: entry[0] not in left_out, seqs))
         if passed:
             await sql_jobs.set_turn(tx, job_id, passed[-1][1])
     return locked
@@ -132,16 +132,16 @@ async def fit(tx: Transaction, slots: Sequence[ClaimSlot], locked: Mapping[int, 
     The first tasks of the slots are left out only beyond about 32 MiB.
     """
     sizes = await sql_claims.payload_sizes(tx, list(locked))
-    left, left_of_firsts = MAX_PAYLOAD_BYTES, _MAX_FIRST_BYTES
+    free_bytes, free_bytes_of_firsts = MAX_PAYLOAD_BYTES, _MAX_FIRST_BYTES
     for slot in slots:
         locked_seqs = [seq for seq in slot.seqs if seq in locked]
         slot.seqs = []
         for seq in locked_seqs:
-            left -= sizes[seq]
+            free_bytes -= sizes[seq]
             if not slot.seqs:
-                left_of_firsts -= sizes[seq]
-                slot.is_left_out = left_of_firsts < 0
-            if slot.is_left_out or (slot.seqs and left < 0):
+                free_bytes_of_firsts -= sizes[seq]
+                slot.is_left_out = free_bytes_of_firsts < 0
+            if slot.is_left_out or (slot.seqs and free_bytes < 0):
                 break
             slot.seqs.append(seq)
     await sql_claims.load_payloads(tx, {seq: locked[seq] for slot in slots for seq in slot.seqs})
@@ -150,10 +150,10 @@ async def fit(tx: Transaction, slots: Sequence[ClaimSlot], locked: Mapping[int, 
 async def load_repeated(tx: Transaction, slots: Sequence[ClaimSlot], held: Mapping[int, TaskRecord]) -> None:
     """Load the payloads of tasks that the slots got before; leave out slots beyond about 32 MiB in all."""
     sizes = await sql_claims.payload_sizes(tx, list(held))
-    left, is_first = _MAX_FIRST_BYTES, True
+    free_bytes, is_first = _MAX_FIRST_BYTES, True
     for slot in slots:
-        left -= sum(sizes[seq] for seq in slot.seqs)
-        if slot.seqs and left < 0 and not is_first:
+        free_bytes -= sum(sizes[seq] for seq in slot.seqs)
+        if slot.seqs and free_bytes < 0 and not is_first:
             slot.seqs, slot.is_left_out = [], True
         is_first = is_first and not slot.seqs
     await sql_claims.load_payloads(tx, {seq: held[seq] for slot in slots for seq in slot.seqs})
@@ -161,35 +161,39 @@ async def load_repeated(tx: Transaction, slots: Sequence[ClaimSlot], held: Mappi
 
 async def _find(
     tx: Transaction, demand: Mapping[UUID, int], order: ClaimOrder, skipped: AbstractSet[int]
-) -> dict[UUID, _Found]:
-    found = await (_in_turn if order.is_fair else _in_order)(tx, demand, order.room_cap, skipped)
+) -> dict[UUID, _JobCandidates]:
+    by_job = await (_in_turn if order.is_fair else _in_order)(tx, demand, order.room_cap, skipped)
     if skipped:  # another transaction may return them to their queues
-        return {job_id: _Found(candidates, is_all=False) for job_id, (candidates, _) in found.items()}
-    return found
+        return {
+            job_id: _JobCandidates(candidates, is_all=False) for job_id, (candidates, _) in by_job.items()
+        }
+    return by_job
 
 
 def _fill(
     slots: Sequence[ClaimSlot],
-    found: Mapping[UUID, _Found],
-    left: dict[UUID, int],
+    by_job: Mapping[UUID, _JobCandidates],
+    demand: dict[UUID, int],
     free: Counter[str] | None,
     turns: dict[UUID, list[tuple[int, RoundPosition]]],
 ) -> None:
     for slot in slots:
         slot.seqs = []
-        open_jobs = [job_id for job_id in slot.demand if left[job_id]]
+        open_jobs = [job_id for job_id in slot.demand if demand[job_id]]
         while len(slot.seqs) < slot.most:
-            chosen = _choose({job_id: found[job_id].candidates for job_id in open_jobs if left[job_id]}, free)
-            if chosen is None:
+            choice = _choose(
+                {job_id: by_job[job_id].candidates for job_id in open_jobs if demand[job_id]}, free
+            )
+            if choice is None:
                 break
-            job_id, candidate = chosen
+            job_id, candidate = choice
             slot.seqs.append(candidate.seq)
-            left[job_id] -= 1
+            demand[job_id] -= 1
             if candidate.turn is not None:
                 turns.setdefault(job_id, []).append((candidate.seq, candidate.turn))
         if slot.seqs or not open_jobs or free is None:
             continue
-        if all(found[job_id].is_all for job_id in open_jobs):
+        if all(by_job[job_id].is_all for job_id in open_jobs):
             slot.refusal, slot.demand = EmptyReason.AT_CAPACITY, {}
 
 
@@ -212,28 +216,28 @@ def _choose(
 
 
 async def _lock_rooms(
-    tx: Transaction, found: dict[UUID, _Found], demand: Mapping[UUID, int], cap: int, spare: int
+    tx: Transaction, by_job: dict[UUID, _JobCandidates], demand: Mapping[UUID, int], cap: int, spare: int
 ) -> Counter[str]:
     """Lock the rooms of the next candidates; return the number of free slots of each.
 
     Without the lock, claims of different jobs could both take a room's last slot. It skips locked rooms.
     """
     rooms: set[str] = set()
-    for job_id, (candidates, is_all) in found.items():
+    for job_id, (candidates, is_all) in by_job.items():
         near = deque(islice(candidates, 2 * demand[job_id] + spare))
-        found[job_id] = _Found(near, is_all and len(near) == len(candidates))
+        by_job[job_id] = _JobCandidates(near, is_all and len(near) == len(candidates))
         rooms |= {candidate.room_id for candidate in near}
     locked = await sql_room_queues.lock_rooms(tx, sorted(rooms))
     if len(locked) < len(rooms):
-        for job_id, (candidates, _) in found.items():
-            found[job_id] = _Found(candidates, is_all=False)
+        for job_id, (candidates, _) in by_job.items():
+            by_job[job_id] = _JobCandidates(candidates, is_all=False)
     held = await sql_tasks.held_in_rooms(tx, locked)
     return Counter({room: cap - held[room] for room in locked})
 
 
 async def _in_order(
     tx: Transaction, demand: Mapping[UUID, int], cap: int | None, skipped: AbstractSet[int]
-) -> dict[UUID, _Found]:
+) -> dict[UUID, _JobCandidates]:
     """Return the first tasks of each job by priority and age, without those of full rooms."""
     await sql_jobs.lock(tx, demand)
     return {job_id: await _first_of(tx, job_id, count, cap, skipped) for job_id, count in demand.items()}
@@ -241,44 +245,44 @@ async def _in_order(
 
 async def _first_of(
     tx: Transaction, job_id: UUID, count: int, cap: int | None, skipped: AbstractSet[int]
-) -> _Found:
+) -> _JobCandidates:
     for size in _sizes(count + len(skipped)):
         rows = await sql_room_queues.by_place(tx, job_id, size, cap)
-        each = _per_room(count, len(rows), cap)
-        tasks = await _heads(tx, job_id, [row.room_id for row in rows], each, skipped)
+        per_room = _per_room(count, len(rows), cap)
+        tasks = await _heads(tx, job_id, [row.room_id for row in rows], per_room, skipped)
         firsts = [heads[0] for heads in tasks.values() if not skipped]
         await sql_room_queues.move(tx, job_id, sorted(set(firsts) - set(rows)))
         # Tasks that were not read come after the last room of this page and after a room's last read task.
         ends = [rows[-1].place] if len(rows) == size else []
-        if each < min(count, cap or count):
-            ends += [heads[-1].place for heads in tasks.values() if len(heads) == each]
+        if per_room < min(count, cap or count):
+            ends += [heads[-1].place for heads in tasks.values() if len(heads) == per_room]
         end = min(ends, default=None)
         near = [head for heads in tasks.values() for head in heads if end is None or head.place <= end]
         if end is None or len(near) >= count:
             break
     candidates = sorted(_Candidate(head.place, head.room_id, head.seq) for head in near)
-    return _Found(deque(candidates), is_all=end is None)
+    return _JobCandidates(deque(candidates), is_all=end is None)
 
 
 async def _in_turn(
     tx: Transaction, demand: Mapping[UUID, int], cap: int | None, skipped: AbstractSet[int]
-) -> dict[UUID, _Found]:
+) -> dict[UUID, _JobCandidates]:
     """Return the tasks of the next rooms, room by room, without full rooms.
 
     A job that had no claims for a while catches up by at most one round.
     """
     turns = {job_id: RoundPosition(*turn) for job_id, turn in (await sql_jobs.lock_turns(tx, demand)).items()}
     oldest = max(turn.round for turn in turns.values()) - 1
-    found: dict[UUID, _Found] = {}
+    by_job: dict[UUID, _JobCandidates] = {}
     for job_id, count in demand.items():
         last = turns[job_id]._replace(round=max(turns[job_id].round, oldest))
-        found[job_id] = await _next_of(tx, job_id, count, last, cap, skipped)
-    return found
+        by_job[job_id] = await _next_of(tx, job_id, count, last, cap, skipped)
+    return by_job
 
 
 async def _next_of(
     tx: Transaction, job_id: UUID, count: int, last: RoundPosition, cap: int | None, skipped: AbstractSet[int]
-) -> _Found:
+) -> _JobCandidates:
     for size in _sizes(count + len(skipped)):
         # Only the database compares names: its collation may differ from the order of Python.
         after = await sql_room_queues.after(tx, job_id, last.room_id, size, cap)
@@ -287,31 +291,33 @@ async def _next_of(
         )
         is_cut = size in (len(after), len(before))
         # A room has its second turn only after the first turns of all others.
-        each = 1 if is_cut else _per_room(count, len(after) + len(before), cap)
-        tasks = await _heads(tx, job_id, [*after, *before], each, skipped)
+        per_room = 1 if is_cut else _per_room(count, len(after) + len(before), cap)
+        tasks = await _heads(tx, job_id, [*after, *before], per_room, skipped)
         candidates = [
             _Candidate((turn := RoundPosition(first + number, room_id), head.place), room_id, head.seq, turn)
-            for number in range(each)
+            for number in range(per_room)
             for first, rooms in ((last.round, after), (last.round + 1, before))
             for room_id in rooms
             for head in tasks.get(room_id, [])[number : number + 1]
         ]
         if not is_cut or len(candidates) >= count:
             break
-    is_all = not is_cut and (each >= count or all(len(heads) < each for heads in tasks.values()))
-    return _Found(deque(candidates), is_all)
+    is_all = not is_cut and (per_room >= count or all(len(heads) < per_room for heads in tasks.values()))
+    return _JobCandidates(deque(candidates), is_all)
 
 
 async def _heads(
-    tx: Transaction, job_id: UUID, rooms: Sequence[str], each: int, skipped: AbstractSet[int]
+    tx: Transaction, job_id: UUID, rooms: Sequence[str], per_room: int, skipped: AbstractSet[int]
 ) -> dict[str, list[QueuedTask]]:
     """Return the first tasks of these rooms by room, and delete the rows of rooms without tasks."""
     tasks: dict[str, list[QueuedTask]] = {}
-    for head in await sql_room_queues.heads(tx, job_id, rooms, each + len(skipped)) if rooms else []:
+    for head in await sql_room_queues.heads(tx, job_id, rooms, per_room + len(skipped)) if rooms else []:
         tasks.setdefault(head.room_id, []).append(head)
     await sql_room_queues.remove(tx, job_id, [room for room in rooms if room not in tasks])
     near = {room: [head for head in heads if head.seq not in skipped] for room, heads in tasks.items()}
-    return {room: sorted(heads, key=lambda head: head.place)[:each] for room, heads in near.items() if heads}
+    return {
+        room: sorted(heads, key=lambda head: head.place)[:per_room] for room, heads in near.items() if heads
+    }
 
 
 def _sizes(count: int) -> list[int]:

@@ -29,15 +29,15 @@ async def worker_reasons(
     """
     if not loads:
         return [Reason(code="no_worker", detail=f"No worker serves {task.job}")]
-    active = [each for each in loads if not each.is_draining]
+    active = [load for load in loads if not load.is_draining]
     if not active:
         return [Reason(code="draining", detail=f"{_all_workers(task, loads)} draining")]
     if not may_be_claimed or not task.is_queued:
         return []
-    if all(each.is_full for each in active):
+    if all(load.is_full for load in active):
         return [_busy(task, active)]
     now = await tx.now()
-    idle = [each for each in active if not each.held and now - each.created_at >= _UNCLAIMED_AFTER]
+    idle = [load for load in active if not load.held and now - load.created_at >= _UNCLAIMED_AFTER]
     waited = now - await _queued_at(tx, task)
     if not idle or waited < _UNCLAIMED_AFTER:
         return []
@@ -49,13 +49,13 @@ async def worker_reasons(
 
 
 def _busy(task: TaskRecord, active: Sequence[WorkerLoad]) -> Reason:
-    running, held = sum(each.running for each in active), sum(each.held for each in active)
-    since = max(each.since for each in active if each.since is not None)
-    slots = [each.max_tasks for each in active if each.max_tasks is not None]
-    known = f", slots: {sum(slots)}" if len(slots) == len(active) else ""
+    running, held = sum(load.running for load in active), sum(load.held for load in active)
+    since = max(load.since for load in active if load.since is not None)
+    slots = [load.max_tasks for load in active if load.max_tasks is not None]
+    slots_text = f", slots: {sum(slots)}" if len(slots) == len(active) else ""
     detail = (
         f"{_all_workers(task, active)} busy since {since:%Y-%m-%d %H:%M:%S} UTC "
-        f"(tasks held: {held}, running: {running}{known})"
+        f"(tasks held: {held}, running: {running}{slots_text})"
     )
     return Reason(code="workers_busy", detail=detail)
 
@@ -67,7 +67,7 @@ def _all_workers(task: TaskRecord, loads: Sequence[WorkerLoad]) -> str:
 
 async def _queued_at(tx: Transaction, task: TaskRecord) -> datetime:
     earlier = await sql_tasks.attempts_of(tx, task.seq)
-    return max([task.created_at, *(each.run_at or each.ended_at for each in earlier[-1:])])
+    return max([task.created_at, *(attempt.run_at or attempt.ended_at for attempt in earlier[-1:])])
 
 
 async def estimate(tx: Transaction, task: TaskRecord, position: int) -> timedelta | None:
@@ -98,7 +98,7 @@ _WITHOUT_RATE = {"paused", "no_worker", "draining", "not_claimed"}
 async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
     """Return a task's transitions and the details of its attempts, oldest first. Raises `TaskNotFound`."""
     task = await _existing(tx, task_id)
-    attempts = [rules_details.attempt_detail(each) for each in await sql_details.of_task(tx, task.seq)]
+    attempts = [rules_details.attempt_detail(detail) for detail in await sql_details.of_task(tx, task.seq)]
     transitions = [Transition(at=task.created_at, status=TaskStatus.PENDING, attempt=0, reason="submitted")]
     begun = 0
     for attempt in await sql_tasks.attempts_of(tx, task.seq):

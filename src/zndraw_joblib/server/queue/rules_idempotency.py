@@ -99,26 +99,26 @@ NOTHING: Answers[None] = answers_of(None)
 
 
 async def submit(
-    tx: Transaction, items: Sequence[rules_tasks.Submission], known: KnownJobs | None = None
+    tx: Transaction, items: Sequence[rules_tasks.Submission], jobs: KnownJobs | None = None
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
     """Insert tasks as `tasks.submit` does; not those that an earlier attempt has inserted."""
     written = await rules_tasks.find_written(tx, items)
     rest = [item for index, item in enumerate(items) if index not in written] if written else items
-    done = iter(await _submit(tx, rest, known) if rest else [])
-    return [written[index] if index in written else next(done) for index in range(len(items))]
+    results = iter(await _submit(tx, rest, jobs) if rest else [])
+    return [written[index] if index in written else next(results) for index in range(len(items))]
 
 
 async def _submit(
-    tx: Transaction, items: Sequence[rules_tasks.Submission], known: KnownJobs | None
+    tx: Transaction, items: Sequence[rules_tasks.Submission], jobs: KnownJobs | None
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
-    if known is not None and (made := await rules_tasks.submit_plain(tx, items, known)) is not None:
-        return made
+    if jobs is not None and (results := await rules_tasks.submit_plain(tx, items, jobs)) is not None:
+        return results
 
     async def decode(item: rules_tasks.Submission, text: str) -> TaskResponse:
         # The first request had the same payload.
         return TaskResponse.model_validate({**from_json(text), "payload": item.payload})
 
-    work = rules_tasks.submit if known is None else partial(rules_tasks.submit, learn=known.learn)
+    work = rules_tasks.submit if jobs is None else partial(rules_tasks.submit, learn=jobs.learn)
     return await _apply(tx, items, work, _encode_task, decode)
 
 
@@ -126,11 +126,11 @@ async def report(
     tx: Transaction, items: Sequence[rules_tasks.Report], limits: Callable[[], LogLimits] = LogLimits
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
     """Apply reports as `tasks.report` does. A stored answer has no payload either."""
-    done = await rules_tasks.report_plain(tx, items, rules_tasks.most_body_bytes(items))
-    rest = [item for index, item in enumerate(items) if index not in done]
+    results = await rules_tasks.report_plain(tx, items, rules_tasks.most_body_bytes(items))
+    rest = [item for index, item in enumerate(items) if index not in results]
     work = partial(rules_tasks.report, limits=limits())
     others = iter(await _apply(tx, rest, work, _encode_task, _decode_report) if rest else [])
-    return [done[index] if index in done else next(others) for index in range(len(items))]
+    return [results[index] if index in results else next(others) for index in range(len(items))]
 
 
 def once(
@@ -190,8 +190,8 @@ async def _apply(
     stored, in_progress = await _find(tx, keys)
     first = _first_indexes(items, in_progress.union(stored))
     fresh = [index for index, item in enumerate(items) if item.key is None or first.get(item.key.id) == index]
-    done = await work(tx, [items[index] for index in fresh]) if fresh else []
-    results: dict[int, Result | Exception] = dict(zip(fresh, done, strict=True))
+    new_results = await work(tx, [items[index] for index in fresh]) if fresh else []
+    results: dict[int, Result | Exception] = dict(zip(fresh, new_results, strict=True))
     await _store(tx, [keys[id] for id in first], [results[index] for index in first.values()], encode)
 
     async def repeat(item: Item, key: RequestKey) -> Result | Repeat[Result] | Exception:
@@ -212,11 +212,11 @@ async def _apply(
     ]
 
 
-def _first_indexes(items: Sequence[_Keyed], known: Set[UUID]) -> dict[UUID, int]:
+def _first_indexes(items: Sequence[_Keyed], excluded: Set[UUID]) -> dict[UUID, int]:
     """Return the index of the first item with each key that is not known."""
     first: dict[UUID, int] = {}
     for index, item in enumerate(items):
-        if item.key is not None and item.key.id not in known:
+        if item.key is not None and item.key.id not in excluded:
             first.setdefault(item.key.id, index)
     return first
 

@@ -128,7 +128,7 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
     for before, after in moves:
         if after.status != before.status:
             rules_answers.publish_status(tx, after)
-    await _load_payloads(tx, [each for each in results if isinstance(each, TaskRecord)])
+    await _load_payloads(tx, [result for result in results if isinstance(result, TaskRecord)])
     return results
 
 

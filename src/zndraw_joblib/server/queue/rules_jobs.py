@@ -72,13 +72,13 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     # The worker is locked before the job, but a problem of the job is raised first.
     worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request)
     name = JobName(room_id, request.category, request.name)
-    given = request.model_fields_set & JobPolicy.model_fields.keys()
-    policy = JobPolicy.model_validate({field: getattr(request, field) for field in given})
+    fields = request.model_fields_set & JobPolicy.model_fields.keys()
+    policy = JobPolicy.model_validate({field: getattr(request, field) for field in fields})
     job, is_new = await sql_jobs.add_or_lock(tx, name, request.schema_, policy)
     if job.deleted:
         await sql_jobs.restore_with(tx, job.id, request.schema_, policy)
     elif not is_new:
-        _check_conflict(job, request, given)
+        _check_conflict(job, request, fields)
         policy = job.policy
     if is_new or job.deleted:
         add_job()
@@ -105,11 +105,11 @@ async def _check_room(tx: Transaction, room_id: str, max_jobs: int) -> None:
         )
 
 
-def _check_conflict(job: JobRecord, request: JobRegisterRequest, given: Iterable[str]) -> None:
+def _check_conflict(job: JobRecord, request: JobRegisterRequest, fields: Iterable[str]) -> None:
     name = str(job.name)
     if job.schema != request.schema_:
         raise SchemaConflict(f"Schema mismatch: {name!r} is active with another schema. {_CONFLICT_RULE}")
-    for field in sorted(given):
+    for field in sorted(fields):
         if getattr(request, field) != getattr(job.policy, field):
             raise SchemaConflict(
                 f"{field}: {name!r} is active with {getattr(job.policy, field)!r} and not with "
@@ -151,8 +151,8 @@ async def pending_in_rooms(tx: Transaction, room_ids: Sequence[str]) -> list[Job
 
 async def pending_counts(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:
     """Return those of these jobs that have pending tasks, and how many of these may be claimed."""
-    found = {str(name): count for name, count in (await sql_jobs.claimable_counts(tx)).items()}
-    return {name: found[name] for name in full_names if name in found}
+    counts = {str(name): count for name, count in (await sql_jobs.claimable_counts(tx)).items()}
+    return {name: counts[name] for name in full_names if name in counts}
 
 
 async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> JobResponse:

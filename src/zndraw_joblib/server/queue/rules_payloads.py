@@ -338,12 +338,12 @@ def _shortened(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:begin]} … {text[begin + 3 - length :]}"
 
 
-def raise_if_invalid(found: list[dict[str, str]]) -> None:
+def raise_if_invalid(errors: list[dict[str, str]]) -> None:
     """Raise `InvalidPayload` with these errors, if there are any."""
-    if found:
-        listed = [f"payload{error['pointer']}: {error['message']}" for error in found[:_MAX_REASONS]]
-        more = len(found) - _MAX_REASONS
-        raise InvalidPayload("; ".join(listed) + (f" (and {more} more)" if more > 0 else ""), errors=found)
+    if errors:
+        listed = [f"payload{error['pointer']}: {error['message']}" for error in errors[:_MAX_REASONS]]
+        more = len(errors) - _MAX_REASONS
+        raise InvalidPayload("; ".join(listed) + (f" (and {more} more)" if more > 0 else ""), errors=errors)
 
 
 def _compiled(schema: str) -> jsonschema_rs.Validator:

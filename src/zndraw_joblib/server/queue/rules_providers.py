@@ -285,11 +285,11 @@ async def extend_connections(
 ) -> dict[UUID, UUID]:
     """Record that workers are still connected, each for these providers. Return the providers' workers."""
     until = await tx.now() + lease
-    await sql_providers.lock(tx, sorted({each for ids in connected.values() for each in ids}))
+    await sql_providers.lock(tx, sorted({provider_id for ids in connected.values() for provider_id in ids}))
     for worker_id, ids in sorted(connected.items()):
         await sql_providers.extend_connection(tx, worker_id, until, ids)
     return await sql_providers.current_workers(
-        tx, sorted({each for ids in connected.values() for each in ids})
+        tx, sorted({provider_id for ids in connected.values() for provider_id in ids})
     )
 
 
@@ -378,7 +378,7 @@ class Asker(NamedTuple):
 
 
 async def create(
-    tx: Transaction, target: ProviderRef, request_hash: str, params: str, wanted: timedelta, asker: Asker
+    tx: Transaction, target: ProviderRef, request_hash: str, params: str, lifetime: timedelta, asker: Asker
 ) -> bool:
     """Open a request and notify the provider's worker, unless the request is open already.
 
@@ -394,7 +394,7 @@ async def create(
         raise _too_many(
             target, f"{own} open requests of this caller, which is its share (max_share_per_user)"
         )
-    if not await sql_providers.add(tx, provider, request_hash, params, await tx.now() + wanted, asker.user):
+    if not await sql_providers.add(tx, provider, request_hash, params, await tx.now() + lifetime, asker.user):
         return False
     if provider.worker_id is None:
         return True

@@ -127,12 +127,12 @@ async def find(tx: Transaction, task_id: UUID) -> FoundResult:
     return FoundResult(task.id, task.room_id, task.status, record, task.result)
 
 
-def check(found: FoundResult) -> None:
+def check(result: FoundResult) -> None:
     """Raise `ResultNotFound` or `ResultExpired` for a task without a result."""
-    if found.status != TaskStatus.COMPLETED:
-        raise ResultNotFound(f"Task {found.task_id} is {found.status}: it has no result")
-    if found.stored is not None and found.stored.content_key is None:
-        raise expired(found.stored)
+    if result.status != TaskStatus.COMPLETED:
+        raise ResultNotFound(f"Task {result.task_id} is {result.status}: it has no result")
+    if result.stored is not None and result.stored.content_key is None:
+        raise expired(result.stored)
 
 
 def expired(record: ResultRecord) -> ResultExpired:
@@ -154,10 +154,10 @@ async def to_check(tx: Transaction) -> list[Unconfirmed]:
     return await sql_results.to_check(tx, _PER_BATCH)
 
 
-async def checked(tx: Transaction, found: list[Unconfirmed]) -> Pruned:
+async def checked(tx: Transaction, results: list[Unconfirmed]) -> Pruned:
     """Keep the results of attempts that have completed or run; take away the others."""
-    await sql_results.checked(tx, found)
-    return Pruned(0, len(found) == _PER_BATCH)
+    await sql_results.checked(tx, results)
+    return Pruned(0, len(results) == _PER_BATCH)
 
 
 async def expired_content(tx: Transaction) -> list[Deletable]:
@@ -167,7 +167,7 @@ async def expired_content(tx: Transaction) -> list[Deletable]:
 
 async def forget(tx: Transaction, deleted: list[Deletable]) -> Pruned:
     """Record that content was deleted."""
-    await sql_results.forget(tx, [each.n for each in deleted])
+    await sql_results.forget(tx, [item.n for item in deleted])
     return Pruned(len(deleted), len(deleted) == _PER_BATCH)
 
 

@@ -66,9 +66,9 @@ async def _released_before(tx: Transaction, task_id: UUID, action: TaskActionReq
     if task is None or task.status != TaskStatus.PENDING or task.attempt != action.attempt:
         return None
     attempts = await sql_tasks.attempts_of(tx, task.seq)
-    wanted = (action.attempt, action.worker_id, Released.problem_id())
+    claim = (action.attempt, action.worker_id, Released.problem_id())
     is_repeat = (
-        bool(attempts) and (attempts[-1].attempt, attempts[-1].worker_id, attempts[-1].reason) == wanted
+        bool(attempts) and (attempts[-1].attempt, attempts[-1].worker_id, attempts[-1].reason) == claim
     )
     return task if is_repeat else None
 
@@ -119,11 +119,11 @@ async def _apply(
     return rules_answers.task_response(after, position)
 
 
-def _check_status(task: TaskRecord, allowed: frozenset[TaskStatus], done: str) -> None:
+def _check_status(task: TaskRecord, allowed: frozenset[TaskStatus], verb: str) -> None:
     if task.status not in allowed:
         listed = ", ".join(status for status in TaskStatus if status in allowed)
         raise InvalidTaskTransition(
-            f"Only a task that is {listed} can be {done}; this one is {task.status}",
+            f"Only a task that is {listed} can be {verb}; this one is {task.status}",
             reason="wrong order",
             current_status=task.status,
             current_attempt=task.attempt,

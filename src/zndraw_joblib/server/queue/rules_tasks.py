@@ -150,15 +150,17 @@ async def submit(
         learn(jobs.values())
     now = await tx.now()
     faults = await _faults(tx, items, jobs)
-    made = [fault or _task(item, jobs[item.job], now) for item, fault in zip(items, faults, strict=True)]
-    tasks = [task for task in made if isinstance(task, TaskRecord)]
+    tasks_or_faults = [
+        fault or _task(item, jobs[item.job], now) for item, fault in zip(items, faults, strict=True)
+    ]
+    tasks = [task for task in tasks_or_faults if isinstance(task, TaskRecord)]
     if tasks:
         await sql_transitions.add(tx, tasks)
-    await _attach_hooks(tx, items, made, now)
+    await _attach_hooks(tx, items, tasks_or_faults, now)
     positions_by_priority = await _positions_by_priority(tx, tasks, jobs)
     pending = {job.id: job.pending for job in jobs.values()}
     results: list[TaskResponse | Exception] = []
-    for item, task in zip(items, made, strict=True):
+    for item, task in zip(items, tasks_or_faults, strict=True):
         if isinstance(task, Exception):
             results.append(task)
             continue
@@ -174,11 +176,11 @@ async def submit(
 
 
 async def _attach_hooks(
-    tx: Transaction, items: Sequence[Submission], made: Sequence[TaskRecord | Exception], now: datetime
+    tx: Transaction, items: Sequence[Submission], tasks: Sequence[TaskRecord | Exception], now: datetime
 ) -> None:
     names = {
         task.id: item.on_end
-        for item, task in zip(items, made, strict=True)
+        for item, task in zip(items, tasks, strict=True)
         if item.on_end is not None and isinstance(task, TaskRecord)
     }
     await sql_details.attach(tx, names, now)
@@ -187,10 +189,10 @@ async def _attach_hooks(
 async def submit_all(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse]:
     """Insert tasks as `submit` does. Raises `NoneSubmitted` unless all can be inserted."""
     results = await submit(tx, items)
-    made = [result for result in results if not isinstance(result, Exception)]
-    if len(made) < len(results):
+    tasks = [result for result in results if not isinstance(result, Exception)]
+    if len(tasks) < len(results):
         raise NoneSubmitted(results)
-    return made
+    return tasks
 
 
 async def _faults(
@@ -232,14 +234,14 @@ def _check(item: Submission, schema: str | None, unserved: Collection[JobName]) 
 
 
 async def _positions_by_priority(
-    tx: Transaction, made: Sequence[TaskRecord], jobs: Mapping[JobName, JobRecord]
+    tx: Transaction, tasks: Sequence[TaskRecord], jobs: Mapping[JobName, JobRecord]
 ) -> dict[UUID, int]:
     """Return the positions of new tasks in queues with several priorities, which need not be the last."""
     for job in jobs.values():
-        if not job.has_lanes and any(task.job_id == job.id and task.lane for task in made):
+        if not job.has_lanes and any(task.job_id == job.id and task.lane for task in tasks):
             await sql_jobs.record_priorities(tx, job.id)
-    mixed = {job.id for job in jobs.values() if job.has_lanes} | {task.job_id for task in made if task.lane}
-    ids = [task.id for task in made if task.job_id in mixed]
+    mixed = {job.id for job in jobs.values() if job.has_lanes} | {task.job_id for task in tasks if task.lane}
+    ids = [task.id for task in tasks if task.job_id in mixed]
     return await positions(tx, list((await sql_tasks.lock(tx, ids, 0)).values())) if ids else {}
 
 
@@ -316,18 +318,20 @@ async def report(
     moves: list[Move] = [(task, after) for task, _, after in decided if after is not task]
     await sql_transitions.move(tx, moves)
     held = [(task, item.update) for task, item, _ in decided if task.status in HELD]
-    await rules_details.record(tx, [each for each in held if each[1].has_details], limits)
+    await rules_details.record(tx, [entry for entry in held if entry[1].has_details], limits)
     await _record_cancels(tx, decided)
     await rules_jobs.restore_needed(tx, [after for _, after in moves])
-    found_at = await positions(tx, [task for task in results if isinstance(task, TaskRecord)])
+    queue_positions = await positions(tx, [task for task in results if isinstance(task, TaskRecord)])
     for _, after in moves:
-        rules_answers.publish_status(tx, after, found_at.get(after.id))
+        rules_answers.publish_status(tx, after, queue_positions.get(after.id))
     # Only a task that was pending could keep its job from being an orphan.
     await rules_jobs.soft_delete_orphans(
         tx, sorted({task.job_id for task, _ in moves if task.status == TaskStatus.PENDING})
     )
     return [
-        rules_answers.task_response(task, found_at.get(task.id)) if isinstance(task, TaskRecord) else task
+        rules_answers.task_response(task, queue_positions.get(task.id))
+        if isinstance(task, TaskRecord)
+        else task
         for task in results
     ]
 
@@ -354,11 +358,11 @@ async def load_bodies(tx: Transaction, reported: Sequence[TaskResponse | Excepti
     """
     responses = [task for task in reported if isinstance(task, TaskResponse)]
     sizes = await sql_tasks.body_sizes(tx, list({task.id for task in responses}))
-    left = _MAX_BODY_BYTES
+    free_bytes = _MAX_BODY_BYTES
     small: list[TaskResponse] = []
     for task in responses:
-        left -= sizes.get(task.id, 0)
-        if small and left < 0:
+        free_bytes -= sizes.get(task.id, 0)
+        if small and free_bytes < 0:
             break
         small.append(task)
     bodies = await sql_tasks.bodies(tx, list({task.id for task in small}))
@@ -374,9 +378,9 @@ async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     if record is None:
         raise TaskNotFound(f"Task {task_id} not found")
     task, detail, has_stored = record
-    found_at = await positions(tx, [task])
+    queue_positions = await positions(tx, [task])
     stored = await sql_results.current(tx, [task]) if has_stored else {}
-    return rules_answers.task_response(task, found_at.get(task.id), detail, stored.get(task.id))
+    return rules_answers.task_response(task, queue_positions.get(task.id), detail, stored.get(task.id))
 
 
 async def page(
@@ -384,10 +388,12 @@ async def page(
 ) -> PaginatedResponse[TaskResponse]:
     """Return one page of a room's tasks, optionally of one status and of one job."""
     records, total = await sql_tasks.page(tx, room_id, status, part=part, job_id=job)
-    found_at, detail_of = await positions(tx, records), await sql_details.current(tx, records)
+    queue_positions, detail_of = await positions(tx, records), await sql_details.current(tx, records)
     stored = await sql_results.current(tx, records)
     items = [
-        rules_answers.task_response(task, found_at.get(task.id), detail_of.get(task.id), stored.get(task.id))
+        rules_answers.task_response(
+            task, queue_positions.get(task.id), detail_of.get(task.id), stored.get(task.id)
+        )
         for task in records
     ]
     return rules_answers.page_response(PaginatedResponse[TaskResponse], items, total, part)
@@ -449,11 +455,11 @@ class KnownJobs:
 
 
 async def submit_plain(
-    tx: Transaction, items: Sequence[Submission], known: KnownJobs
+    tx: Transaction, items: Sequence[Submission], jobs: KnownJobs
 ) -> list[TaskResponse] | None:
     """Insert plain tasks. Return None, after which nothing was written, unless all are plain."""
     name = items[0].job
-    job = known.get(name)
+    job = jobs.get(name)
     if job is None or not all(_is_plain(item, name, job.schema) for item in items):
         return None
     keys = [item.key for item in items if item.key is not None]
@@ -469,15 +475,15 @@ async def submit_plain(
     try:
         appended = await append(tx, job, tasks, _new_keys(job, ids, items) if keys else [])
     except RepeatTransaction:
-        known.forget(name)
+        jobs.forget(name)
         raise
     if appended is None:
-        known.forget(name)
+        jobs.forget(name)
         return None
-    made = _new_tasks(job, ids, items, appended)
-    rules_answers.publish_new(tx, made)
-    tx.wake(job_key(name), len(made))
-    return made
+    responses = _new_tasks(job, ids, items, appended)
+    rules_answers.publish_new(tx, responses)
+    tx.wake(job_key(name), len(responses))
+    return responses
 
 
 def _new_tasks(
@@ -511,11 +517,11 @@ async def find_written(tx: Transaction, items: Sequence[Submission]) -> dict[int
     """Return the tasks of an earlier attempt whose response was lost, by the indexes of their items."""
     indexes = {item.task_id: index for index, item in enumerate(items) if item.task_id is not None}
     records = await sql_tasks.lock(tx, list(indexes)) if indexes else {}
-    found_at = await positions(tx, list(records.values())) if records else {}
+    queue_positions = await positions(tx, list(records.values())) if records else {}
     written = {}
     for task_id, record in records.items():
-        written[indexes[task_id]] = rules_answers.task_response(record, found_at.get(task_id))
-        rules_answers.publish_status(tx, record, found_at.get(task_id), is_new=False)
+        written[indexes[task_id]] = rules_answers.task_response(record, queue_positions.get(task_id))
+        rules_answers.publish_status(tx, record, queue_positions.get(task_id), is_new=False)
     return written
 
 
@@ -531,16 +537,16 @@ def _is_plain(item: Submission, name: JobName, schema: str) -> bool:
 
 def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence[Submission]) -> list[NewKey]:
     """Return the keys with the beginnings of their answers, which have no default values."""
-    known: dict[tuple[str, str], str] = {}
+    shared_by_owner: dict[tuple[str, str], str] = {}
     keys = []
     for place, (task_id, item) in enumerate(zip(ids, items, strict=True), 1):
         if item.key is None:
             continue
-        shared = known.get((item.room_id, item.caller.id))
+        shared = shared_by_owner.get((item.room_id, item.caller.id))
         if shared is None:
             fields = {"job_name": job.full_name, "room_id": item.room_id, "created_by": item.caller.id}
             fields["status"] = "pending"
-            shared = known[item.room_id, item.caller.id] = to_json(fields).decode()[1:-1]
+            shared = shared_by_owner[item.room_id, item.caller.id] = to_json(fields).decode()[1:-1]
         answer = f'{{"id":"{task_id}",{shared},"created_at":"'
         keys.append(NewKey(item.key.id, item.key.fingerprint, item.key.user_id, place, answer))
     return keys

@@ -69,14 +69,14 @@ def at_item(problem: ProblemException, field: str, index: int) -> ProblemExcepti
     return problem
 
 
-def truncate_error(error: str | None, most: int = MAX_ERROR_BYTES) -> str | None:
-    """Return an error text that every database can store, truncated to `most` bytes and then marked."""
+def truncate_error(error: str | None, limit: int = MAX_ERROR_BYTES) -> str | None:
+    """Return an error text that every database can store, truncated to `limit` bytes and then marked."""
     if not error:
         return None
     text = error.replace("\x00", "\ufffd").encode("utf-8", "replace")
-    if len(text) > most:
-        mark = _CUT.format(most // 1024)
-        return text[: most - len(mark)].decode("utf-8", "ignore") + mark
+    if len(text) > limit:
+        mark = _CUT.format(limit // 1024)
+        return text[: limit - len(mark)].decode("utf-8", "ignore") + mark
     return text.decode()
 
 

@@ -272,16 +272,16 @@ async def retire(
 
 
 async def recover_tasks(
-    tx: Transaction, found: Sequence[TaskRecord], decide: Decide, counts: Counts | None = None
+    tx: Transaction, tasks: Sequence[TaskRecord], decide: Decide, counts: Counts | None = None
 ) -> int:
     """Fail or requeue held tasks, which the caller has locked, as `decide` returns. Return their number."""
     now = await tx.now()
-    moves = [(task, decide(task, now, random.random())) for task in found]  # noqa: S311 - jitter
+    moves = [(task, decide(task, now, random.random())) for task in tasks]  # noqa: S311 - jitter
     await sql_transitions.move(tx, moves)
     await rules_jobs.restore_needed(tx, [after for _, after in moves])
-    found_at = await positions(tx, [after for _, after in moves])
+    queue_positions = await positions(tx, [after for _, after in moves])
     for _, after in moves:
-        rules_answers.publish_status(tx, after, found_at.get(after.id))
+        rules_answers.publish_status(tx, after, queue_positions.get(after.id))
     if counts is not None:
         requeued = sum(after.status == TaskStatus.PENDING for _, after in moves)
         counts.released += requeued

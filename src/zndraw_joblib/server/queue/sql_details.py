@@ -147,10 +147,10 @@ async def log_counts(tx: Transaction, attempts: Mapping[int, int]) -> dict[int, 
     return {seq: LogCounts(*counts) for seq, attempt, *counts in rows if attempts[seq] == attempt}
 
 
-async def _select(tx: Transaction, statement: Any, wanted: Sequence[tuple[int, int]]) -> list[Any]:
+async def _select(tx: Transaction, statement: Any, pairs: Sequence[tuple[int, int]]) -> list[Any]:
     rows: list[Any] = []
-    for start in range(0, len(wanted), CHUNK):
-        seqs, attempts = zip(*wanted[start : start + CHUNK], strict=True)
+    for start in range(0, len(pairs), CHUNK):
+        seqs, attempts = zip(*pairs[start : start + CHUNK], strict=True)
         params = {"seqs": padded(seqs), "attempts": padded(sorted(set(attempts)))}
         rows += (await tx.execute(statement, params)).all()
     return rows
@@ -206,13 +206,13 @@ async def trim_log(
     return sum(lines for lines, _ in rows), sum(size for _, size in rows)
 
 
-def _upsert(made: Any) -> Insert:
+def _upsert(statement: Any) -> Insert:
     """Return a statement that adds changes to the rows of attempts."""
     replaced = ("progress", "progress_at", "failure", "full_traceback")
-    values = {name: func.coalesce(made.excluded[name], details.c[name]) for name in replaced}
+    values = {name: func.coalesce(statement.excluded[name], details.c[name]) for name in replaced}
     for name in ("log_last", "log_lines", "log_bytes"):
-        values[name] = details.c[name] + made.excluded[name]
-    upsert: Insert = made.on_conflict_do_update(index_elements=["task_seq", "attempt"], set_=values)
+        values[name] = details.c[name] + statement.excluded[name]
+    upsert: Insert = statement.on_conflict_do_update(index_elements=["task_seq", "attempt"], set_=values)
     return upsert
 
 
@@ -275,7 +275,7 @@ class Lease(NamedTuple):
 async def attach(tx: Transaction, names: Mapping[UUID, str], now: datetime) -> None:
     """Set the function to call after the end of each of these new tasks."""
     for name in sorted(set(names.values())):
-        ids = [task_id for task_id, each in names.items() if each == name]
+        ids = [task_id for task_id, function in names.items() if function == name]
         values = {"on_end": name, "on_end_attempts": 0, "on_end_due_at": now}
         await tx.execute(update(tasks).where(tasks.c.id.in_(padded(ids))).values(values))
 
@@ -289,12 +289,12 @@ async def take(
     """
     leases: list[Lease] = []
     # One by one, so that none reads the calls of functions that this server does not know.
-    for name, most in names.items():
+    for name, free in names.items():
         due = select(tasks.c.id, tasks.c.on_end_attempts, tasks.c.completed_at)
         due = due.where(_HOOKED, tasks.c.on_end == name, tasks.c.on_end_due_at <= now)
         due = (
             due.order_by(tasks.c.on_end_due_at)
-            .limit(min(most, limit - len(leases)))
+            .limit(min(free, limit - len(leases)))
             .with_for_update(skip_locked=True)
         )
         rows = (await tx.execute(due)).all()

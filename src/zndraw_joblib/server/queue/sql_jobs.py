@@ -134,8 +134,8 @@ async def by_name_with_deleted(tx: Transaction, name: JobName) -> JobRecord | No
     return await _first(tx, _is_named(name))
 
 
-async def _first(tx: Transaction, *wanted: ColumnElement[bool]) -> JobRecord | None:
-    row = (await tx.execute(_SELECT.where(*wanted))).first()
+async def _first(tx: Transaction, *conditions: ColumnElement[bool]) -> JobRecord | None:
+    row = (await tx.execute(_SELECT.where(*conditions))).first()
     return None if row is None else JobRecord(*row)
 
 
@@ -347,28 +347,30 @@ def _is_unused() -> ColumnElement[bool]:
     # These are deleted in batches of their own.
     has_empty_blocks = select(blocks.c.block).where(blocks.c.job_id == jobs.c.id, blocks.c.queued == 0)
     references = [select(column).where(column == jobs.c.id) for column in _REFERENCES]
-    return and_(jobs.c.deleted, *[~each.exists() for each in (*references, has_statistics, has_empty_blocks)])
+    return and_(
+        jobs.c.deleted, *[~query.exists() for query in (*references, has_statistics, has_empty_blocks)]
+    )
 
 
-async def prune(tx: Transaction, deleted_before: datetime, after: UUID, most: int) -> tuple[int, UUID]:
-    """Delete those of the `most` soft-deleted jobs behind `after` that have no tasks and no statistics.
+async def prune(tx: Transaction, deleted_before: datetime, after: UUID, limit: int) -> tuple[int, UUID]:
+    """Delete those of the `limit` soft-deleted jobs behind `after` that have no tasks and no statistics.
 
     Return how many rows were deleted, and the id to continue behind; `FIRST` at the end. A job that another
     transaction has locked stays: it may be registered again. So does one whose counts are too many.
     """
     is_old = or_(jobs.c.deleted_at.is_(None), jobs.c.deleted_at < deleted_before)
     following = select(jobs.c.id).where(jobs.c.deleted, is_old, jobs.c.id > after).order_by(jobs.c.id)
-    ids = list((await tx.execute(following.limit(most))).scalars())
+    ids = list((await tx.execute(following.limit(limit))).scalars())
     if not ids:
         return 0, FIRST
-    chosen = select(jobs.c.id, jobs.c.deleted_at).where(jobs.c.id.in_(padded(ids)), _is_unused())
-    locked = chosen.order_by(jobs.c.id).with_for_update(skip_locked=True, of=jobs)
+    query = select(jobs.c.id, jobs.c.deleted_at).where(jobs.c.id.in_(padded(ids)), _is_unused())
+    locked = query.order_by(jobs.c.id).with_for_update(skip_locked=True, of=jobs)
     rows = (await tx.execute(locked)).all()
     # A server of an earlier release deleted these.
     if undated := [row.id for row in rows if row.deleted_at is None]:
         dated = update(jobs).where(jobs.c.id.in_(padded(undated)))
         await tx.execute(dated.values(deleted_at=await tx.now()))
-    at_end = ids[-1] if len(ids) == most else FIRST
+    at_end = ids[-1] if len(ids) == limit else FIRST
     unused = [row.id for row in rows if row.deleted_at is not None]
     if not unused:
         return 0, at_end

@@ -92,9 +92,9 @@ _OF_WORKER = select(providers.c.id).where(
 )
 
 
-def _extend(wanted: Select[Any]) -> Executable:
-    chosen = wanted.order_by(providers.c.id).with_for_update(key_share=True).cte("chosen")
-    extended = update(providers).where(providers.c.id.in_(select(chosen.c.id)))
+def _extend(query: Select[Any]) -> Executable:
+    ordered = query.order_by(providers.c.id).with_for_update(key_share=True).cte("chosen")
+    extended = update(providers).where(providers.c.id.in_(select(ordered.c.id)))
     return extended.values(connected_until=bindparam("until"))
 
 
@@ -126,10 +126,10 @@ async def add_or_lock(tx: Transaction, name: JobName, values: dict[str, Any]) ->
     statement = dialect(tx).insert(providers).values(**row).on_conflict_do_nothing()
     while True:
         is_new = (await tx.execute(statement.returning(providers.c.id))).first() is not None
-        found = (await tx.execute(_SELECT.where(is_named(name)).with_for_update())).first()
+        record = (await tx.execute(_SELECT.where(is_named(name)).with_for_update())).first()
         # Unlike a job, a provider may be deleted between the two statements.
-        if found is not None:
-            return ProviderRow(*found), is_new
+        if record is not None:
+            return ProviderRow(*record), is_new
 
 
 async def by_name(tx: Transaction, name: JobName) -> ProviderRow | None:

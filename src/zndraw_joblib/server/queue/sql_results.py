@@ -179,21 +179,21 @@ async def to_check(tx: Transaction, limit: int) -> list[Unconfirmed]:
     return [Unconfirmed(row.n, TaskStatus(row.status), row.attempt == row.current) for row in rows]
 
 
-async def checked(tx: Transaction, found: Sequence[Unconfirmed]) -> None:
+async def checked(tx: Transaction, unconfirmed: Sequence[Unconfirmed]) -> None:
     """Confirm results of completed attempts, check those of held tasks again later, and detach others.
 
     The tasks need no lock, because an attempt that has ended never runs again.
     """
     now = await tx.now()
-    numbers = padded([each.n for each in found])
+    numbers = padded([result.n for result in unconfirmed])
     await tx.execute(
         select(results.c.n).where(results.c.n.in_(numbers)).order_by(results.c.n).with_for_update()
     )
-    for each in found:
-        own = and_(results.c.n == each.n, results.c.task_seq.is_not(None))
-        if each.is_current and each.status == TaskStatus.COMPLETED:
+    for result in unconfirmed:
+        own = and_(results.c.n == result.n, results.c.task_seq.is_not(None))
+        if result.is_current and result.status == TaskStatus.COMPLETED:
             await tx.execute(update(results).where(own).values(check_at=None))
-        elif each.is_current and each.status in HELD:
+        elif result.is_current and result.status in HELD:
             await tx.execute(update(results).where(own).values(check_at=now + CHECK_INTERVAL))
         else:
             await _detach(tx, own)
@@ -266,16 +266,16 @@ async def _grow(tx: Transaction, n: int, user_id: str | None, more: int, quota: 
 
 
 class _Room(NamedTuple):
-    """A sum, which may have at most `most` bytes."""
+    """A sum, which may have at most `limit` bytes."""
 
     sums: Table
     column: ColumnElement[Any]
     key: Any
-    most: int
+    limit: int
 
 
 async def _reserve(tx: Transaction, room: _Room, n: int, more: int, rest: int) -> None:
-    sums, column, key, most = room
+    sums, column, key, limit = room
     grown: Any = dialect(tx).insert(sums).values({column: key, sums.c.size: more})
     statement: Executable = grown.on_conflict_do_update(
         index_elements=[column],
@@ -283,12 +283,12 @@ async def _reserve(tx: Transaction, room: _Room, n: int, more: int, rest: int) -
         where=sums.c.size + bindparam("wanted") <= bindparam("most"),
     ).returning(sums.c.size)
     amount = more + rest
-    params = {"more": more, "wanted": amount, "most": most}
-    if amount <= most and (await tx.execute(statement, params)).first() is not None:
+    params = {"more": more, "wanted": amount, "most": limit}
+    if amount <= limit and (await tx.execute(statement, params)).first() is not None:
         return
-    used = (await tx.execute(select(sums.c.size).where(column == key))).scalar_one_or_none() or 0
+    size = (await tx.execute(select(sums.c.size).where(column == key))).scalar_one_or_none() or 0
     loose = await _loose(tx, n, key if sums is shares else None)
-    raise NoRoom(is_share=sums is shares, is_passing=used - loose + amount <= most)
+    raise NoRoom(is_share=sums is shares, is_passing=size - loose + amount <= limit)
 
 
 async def _loose(tx: Transaction, n: int, user_id: str | None) -> int:

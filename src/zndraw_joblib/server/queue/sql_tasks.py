@@ -138,11 +138,11 @@ async def states(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskState]:
 
 async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
     """Return those of these tasks that have ended."""
-    found: list[UUID] = []
+    ended_ids: list[UUID] = []
     for start in range(0, len(ids), CHUNK):
         chunk = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
-        found += (await tx.execute(select(tasks.c.id).where(chunk, of_status(TERMINAL)))).scalars()
-    return found
+        ended_ids += (await tx.execute(select(tasks.c.id).where(chunk, of_status(TERMINAL)))).scalars()
+    return ended_ids
 
 
 async def attempts_of(tx: Transaction, seq: int) -> list[AttemptRecord]:

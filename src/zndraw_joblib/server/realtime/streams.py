@@ -467,7 +467,7 @@ class Streams:
             del followers[follower.room_id]
 
     def _all_followers(self) -> list[Follower]:
-        return [follower for each in self._followers.values() for follower in each.values()]
+        return [follower for of_loop in self._followers.values() for follower in of_loop.values()]
 
     def _on_events(self, key: str) -> None:
         room_id = key.removeprefix(_EVENTS)

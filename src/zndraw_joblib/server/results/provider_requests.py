@@ -538,10 +538,10 @@ class _WaitingRequest:
 
 async def _first(*awaitables: Any) -> None:
     """Wait for the first awaitable and cancel the others. Raises the error of the first."""
-    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
             task.result()
     finally:
         for task in tasks:

@@ -238,7 +238,7 @@ class RedisResults:
         loop = asyncio.get_running_loop()
         state = self._loops.get(loop)
         if state is None:
-            for other in [known for known in self._loops if known.is_closed()]:
+            for other in [other for other in self._loops if other.is_closed()]:
                 del self._loops[other]
             state = self._loops[loop] = _LoopState(_open_pooled(self._url), Notifier(self.get), [])
         return state

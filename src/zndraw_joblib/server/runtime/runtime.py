@@ -157,7 +157,7 @@ class Runtime:
         self._batchers: list[Batcher[Any, Any]] = []
         self.batch_items = LocalHistogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
         self._writing: set[asyncio.Task[Any]] = set()
-        submit, weight = partial(rules_idempotency.submit, known=KnownJobs()), attrgetter("weight")
+        submit, weight = partial(rules_idempotency.submit, jobs=KnownJobs()), attrgetter("weight")
         self._submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(submit)
         report = partial(rules_idempotency.report, limits=partial(LogLimits.of, settings))
         self._reports: Batcher[rules_tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
