@@ -246,7 +246,7 @@ JOBS = CursorList(
     ops.LIST_ALL_JOBS,
     "List the jobs of all rooms by full name, with their counts. `deleted` adds soft-deleted jobs.",
     "jobs",
-    [select(*JOB_COLUMNS, jobs.c.scheduled, jobs.c.full_name)],
+    [select(*[jobs.c[name] for name in JOB_COLUMNS], jobs.c.scheduled, jobs.c.full_name)],
     ["full_name"],
     _job_entries,
     {

@@ -61,6 +61,7 @@ _TYPES: dict[str, Type] = {
     "now": UtcDateTime(),
     "count": Integer(),
     "limit": Integer(),
+    "offset": BigInteger(),
     "most_bytes": Integer(),
 }
 

@@ -6,26 +6,18 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, update
+from sqlalchemy import ColumnElement
 
-from zndraw_joblib.server.db.bulk import among, padded
-from zndraw_joblib.server.db.database import Transaction, dialect, fetch_page
-from zndraw_joblib.server.db.tables import (
-    Job,
-    QueueBlock,
-    RoomCount,
-    RoomQueue,
-    Statistic,
-    Task,
-    WorkerJobLink,
-)
+from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import INTEGER, UUID_TYPE, statement
+from zndraw_joblib.server.db.tables import Job
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.operators import HOUR, MINUTE
 from zndraw_joblib.wire.policy import JobPolicy
 
 jobs = Job.__table__
-links = WorkerJobLink.__table__
 
 
 @lru_cache(maxsize=4096)
@@ -68,80 +60,141 @@ class CountChange(NamedTuple):
     later: int
 
 
-COLUMNS = [
-    jobs.c.id,
-    jobs.c.room_id,
-    jobs.c.category,
-    jobs.c.name,
-    jobs.c.schema,
-    jobs.c.created_at,
-    jobs.c.deleted,
-    jobs.c.pending,
-    jobs.c.paused,
-    jobs.c.has_lanes,
-    jobs.c.policy,
-    jobs.c.max_in_flight,
-]
-_NAME = [jobs.c.room_id, jobs.c.category, jobs.c.name]
-_SELECT = select(*COLUMNS)
-# Statements of the hot paths are built once.
-_LOCK_NAMED = (
-    select(*COLUMNS, func.now().label("now"))
-    .where(among(jobs.c.full_name, bindparam("names")), ~jobs.c.deleted)
-    .order_by(jobs.c.id)
-    .with_for_update(key_share=True)
+# The columns of a `JobRecord`.
+COLUMNS = (
+    *("id", "room_id", "category", "name", "schema", "created_at", "deleted", "pending", "paused"),
+    *("has_lanes", "policy", "max_in_flight"),
 )
-_BY_ID = (
-    select(jobs.c.id, jobs.c.fair_round, jobs.c.fair_room)
-    .where(among(jobs.c.id, bindparam("ids")))
-    .order_by(jobs.c.id)
+_SELECT = f"SELECT {', '.join(COLUMNS)} FROM joblib_job"
+_BY_NAME_WITH_DELETED = statement(f"{_SELECT} WHERE full_name = :full_name", *COLUMNS)
+_BY_NAME = statement(f"{_SELECT} WHERE full_name = :full_name AND NOT deleted", *COLUMNS)
+_BY_NAMES = statement(
+    f"{_SELECT} WHERE full_name = ANY (:all_full_name) AND NOT deleted ORDER BY id", *COLUMNS
 )
-_LOCK = _BY_ID.with_for_update(key_share=True)
-_LOCK_FREE = _BY_ID.with_for_update(key_share=True, skip_locked=True)
-_PAUSED = select(jobs.c.id).where(among(jobs.c.id, bindparam("ids")), jobs.c.paused).limit(1)
-_FULL_NAMES = select(jobs.c.id, jobs.c.full_name).where(among(jobs.c.id, bindparam("ids")))
-_LOCK_AND_FIND_PAUSED = (
-    select(jobs.c.id, jobs.c.paused)
-    .where(among(jobs.c.id, bindparam("ids")))
-    .order_by(jobs.c.id)
-    .with_for_update(key_share=True)
+_LOCK_NAMED = statement(
+    f"""
+SELECT {", ".join(COLUMNS)}, CURRENT_TIMESTAMP
+FROM joblib_job WHERE full_name = ANY (:all_full_name) AND NOT deleted
+ORDER BY id
+FOR NO KEY UPDATE
+""",
+    *(*COLUMNS, "now"),
 )
-_SET_TURN = (
-    update(jobs)
-    .where(jobs.c.id == bindparam("job"))
-    .values(fair_round=bindparam("round"), fair_room=bindparam("room"))
+_LOCK_NAMED_WITH_DELETED = statement(
+    "SELECT id FROM joblib_job WHERE full_name = ANY (:all_full_name) ORDER BY id\nFOR NO KEY UPDATE", "id"
 )
-ADD_TO_COUNTS = (
-    update(jobs)
-    .where(jobs.c.id == bindparam("job"))
-    .values(pending=jobs.c.pending + bindparam("queued"), scheduled=jobs.c.scheduled + bindparam("later"))
+_ADD = statement(
+    """
+INSERT INTO joblib_job (
+    id, room_id, category, name, schema, created_at, policy, max_in_flight,
+    deleted, pending, scheduled, paused, has_lanes, fair_round, fair_room
+) VALUES (
+    :id, :room_id, :category, :name, :schema, :created_at, :policy, :max_in_flight,
+    false, 0, 0, false, false, 0, ''
 )
+ON CONFLICT DO NOTHING
+RETURNING id
+""",
+    "id",
+)
+_LOCK_ADDED = statement(f"{_SELECT} WHERE full_name = :full_name\nFOR UPDATE", *COLUMNS)
+_COUNT_ACTIVE = statement(
+    """
+SELECT count(*) FROM (
+    SELECT id FROM joblib_job WHERE room_id = :room_id AND NOT deleted LIMIT :limit
+) AS active
+""",
+    "number",
+)
+_REGISTER = "UPDATE joblib_job SET schema = :schema, policy = :policy, max_in_flight = :max_in_flight"
+_REPLACE = statement(f"{_REGISTER} WHERE id = :id")
+_RESTORE_WITH = statement(f"{_REGISTER}, deleted = false, deleted_at = NULL, paused = false WHERE id = :id")
+_RESTORE = statement(
+    """
+UPDATE joblib_job SET deleted = false, deleted_at = NULL
+WHERE id = ANY (:all_id) AND deleted
+RETURNING room_id
+""",
+    "room_id",
+)
+_SOFT_DELETE_ORPHANS = statement(
+    f"""
+UPDATE joblib_job SET deleted = true, deleted_at = :now
+WHERE id = ANY (:all_id) AND NOT deleted AND pending = 0 AND scheduled = 0 AND room_id <> '{INTERNAL}'
+    AND NOT EXISTS (SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.job_id = joblib_job.id)
+RETURNING room_id, category, name
+""",
+    *JobName._fields,
+)
+_SERVED = statement(
+    "SELECT DISTINCT job_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id)", "job_id"
+)
+_PAUSE = statement(
+    f"""
+UPDATE joblib_job SET paused = :paused WHERE full_name = :full_name AND NOT deleted
+RETURNING {", ".join(COLUMNS)}
+""",
+    *COLUMNS,
+)
+_LOCK_AND_FIND_PAUSED = statement(
+    "SELECT id, paused FROM joblib_job WHERE id = ANY (:all_id) ORDER BY id\nFOR NO KEY UPDATE",
+    *("id", "paused"),
+)
+_PAUSED = statement("SELECT id FROM joblib_job WHERE id = ANY (:all_id) AND paused LIMIT 1", "id")
+_RECORD_PRIORITIES = statement("UPDATE joblib_job SET has_lanes = true WHERE id = :id")
+_BY_ID = "SELECT id, fair_round, fair_room FROM joblib_job WHERE id = ANY (:all_id) ORDER BY id"
+_LOCK = statement(f"{_BY_ID}\nFOR NO KEY UPDATE", *("id", "fair_round", "fair_room"))
+_LOCK_FREE = statement(f"{_BY_ID}\nFOR NO KEY UPDATE SKIP LOCKED", *("id", "fair_round", "fair_room"))
+_SET_ROUND = statement(
+    "UPDATE joblib_job SET fair_round = :fair_round, fair_room = :fair_room WHERE id = :id"
+)
+ADD_TO_COUNTS = """UPDATE joblib_job SET pending = pending + :queued, scheduled = scheduled + :later
+WHERE id = :job"""
+COUNT_TYPES = {"job": UUID_TYPE, "later": INTEGER}
+_ADD_TO_COUNTS = statement(ADD_TO_COUNTS, **COUNT_TYPES)
+_ROOMS = statement("SELECT DISTINCT room_id FROM joblib_job WHERE id = ANY (:all_id)", "room_id")
+_FULL_NAMES = statement("SELECT id, full_name FROM joblib_job WHERE id = ANY (:all_id)", *("id", "full_name"))
+_CLAIMABLE = statement(
+    """
+SELECT room_id, category, name, pending, max_in_flight FROM joblib_job WHERE pending > 0 AND NOT paused
+""",
+    *(*JobName._fields, "pending", "max_in_flight"),
+)
+_IS_VISIBLE = "room_id = ANY (:all_room_id) AND NOT deleted"
+_PAGE = statement(
+    f"{_SELECT} WHERE {_IS_VISIBLE} ORDER BY created_at DESC, id DESC LIMIT :limit OFFSET :offset", *COLUMNS
+)
+_COUNT_VISIBLE = statement(f"SELECT count(*) FROM joblib_job WHERE {_IS_VISIBLE}", "number")
+
+
+def visible_rooms(room_id: str) -> list[str]:
+    """Return the rooms whose jobs a room lists: itself and, unless it is reserved, the reserved rooms."""
+    return [room_id] if room_id in RESERVED else [room_id, GLOBAL, INTERNAL]
 
 
 def visible_from(room_id: str) -> ColumnElement[bool]:
-    """Match the jobs that a room lists: its own and, unless it is reserved, those of the reserved rooms."""
-    rooms = [room_id] if room_id in RESERVED else [room_id, GLOBAL, INTERNAL]
-    return jobs.c.room_id.in_(rooms)
+    """Match the jobs that a room lists."""
+    return jobs.c.room_id.in_(visible_rooms(room_id))
 
 
 async def by_name(tx: Transaction, name: JobName) -> JobRecord | None:
     """Return the active job of this name."""
-    return await _first(tx, _is_named(name), ~jobs.c.deleted)
+    return await _first(tx, _BY_NAME, full_name=str(name))
 
 
 async def by_name_with_deleted(tx: Transaction, name: JobName) -> JobRecord | None:
     """Return the job of this name, also if it is soft-deleted."""
-    return await _first(tx, _is_named(name))
+    return await _first(tx, _BY_NAME_WITH_DELETED, full_name=str(name))
 
 
-async def _first(tx: Transaction, *conditions: ColumnElement[bool]) -> JobRecord | None:
-    row = (await tx.execute(_SELECT.where(*conditions))).first()
+async def _first(tx: Transaction, sql: Any, **params: Any) -> JobRecord | None:
+    row = (await tx.execute(sql, params)).first()
     return None if row is None else JobRecord(*row)
 
 
 async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobName, JobRecord]:
     """Lock the active jobs of these names until the commit, and return them."""
-    rows = (await tx.execute(_LOCK_NAMED, {"names": padded([str(name) for name in names])})).all()
+    rows = (await tx.execute(_LOCK_NAMED, {"all_full_name": padded([str(name) for name in names])})).all()
     tx.record_now(rows)
     records = [JobRecord(*row[:-1]) for row in rows]
     return {job.name: job for job in records}
@@ -156,47 +209,34 @@ async def add_or_lock(
         "id": uuid4(),
         "schema": schema,
         "created_at": await tx.now(),
-        "deleted": False,
-        "pending": 0,
-        "scheduled": 0,
-        "paused": False,
-        "has_lanes": False,
-        "fair_round": 0,
-        "fair_room": "",
         **_stored(policy),
     }
-    statement = dialect(tx).insert(jobs).values(**values).on_conflict_do_nothing().returning(jobs.c.id)
     while True:
-        is_new = (await tx.execute(statement)).first() is not None
-        row = (await tx.execute(_SELECT.where(_is_named(name)).with_for_update())).first()
+        is_new = (await tx.execute(_ADD, values)).first() is not None
+        job = await _first(tx, _LOCK_ADDED, full_name=str(name))
         # A soft-deleted job may be pruned between the two statements.
-        if row is not None:
-            return JobRecord(*row), is_new
+        if job is not None:
+            return job, is_new
 
 
 async def count_active(tx: Transaction, room_id: str, limit: int) -> int:
     """Count the active jobs of a room, up to `limit`."""
-    active = select(jobs.c.id).where(jobs.c.room_id == room_id, ~jobs.c.deleted).limit(limit)
-    return int((await tx.execute(select(func.count()).select_from(active.subquery()))).scalar_one())
+    return int((await tx.execute(_COUNT_ACTIVE, {"room_id": room_id, "limit": limit})).scalar_one())
 
 
 async def restore_with(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
     """Restore a soft-deleted job with a new schema and a new policy, not paused."""
-    values = {"deleted": False, "deleted_at": None, "paused": False, "schema": schema, **_stored(policy)}
-    await tx.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+    await tx.execute(_RESTORE_WITH, {"id": job_id, "schema": schema, **_stored(policy)})
 
 
 async def replace(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
     """Replace the schema and the policy of an active job."""
-    values = {"schema": schema, **_stored(policy)}
-    await tx.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+    await tx.execute(_REPLACE, {"id": job_id, "schema": schema, **_stored(policy)})
 
 
 async def restore(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
     """Restore those of these jobs that are soft-deleted, unchanged. Return their rooms."""
-    deleted = update(jobs).where(jobs.c.id.in_(padded(job_ids)), jobs.c.deleted)
-    restored = deleted.values(deleted=False, deleted_at=None).returning(jobs.c.room_id)
-    return list((await tx.execute(restored)).scalars())
+    return list((await tx.execute(_RESTORE, {"all_id": padded(job_ids)})).scalars())
 
 
 async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[JobName]:
@@ -206,53 +246,43 @@ async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[
     """
     if not job_ids:
         return []
-    condition = jobs.c.id.in_(padded(job_ids))
     await lock(tx, job_ids)
-    served = select(links.c.job_id).where(links.c.job_id == jobs.c.id).exists()
-    orphaned = and_(
-        ~jobs.c.deleted, jobs.c.pending == 0, jobs.c.scheduled == 0, jobs.c.room_id != INTERNAL, ~served
-    )
-    statement = update(jobs).where(condition, orphaned).values(deleted=True, deleted_at=await tx.now())
-    return [JobName(*row) for row in await tx.execute(statement.returning(*_NAME))]
+    params = {"all_id": padded(job_ids), "now": await tx.now()}
+    return [JobName(*row) for row in await tx.execute(_SOFT_DELETE_ORPHANS, params)]
 
 
 async def served(tx: Transaction, job_ids: Sequence[UUID]) -> set[UUID]:
     """Return those of these jobs that have a worker."""
-    statement = select(links.c.job_id).where(links.c.job_id.in_(padded(job_ids))).distinct()
-    return set((await tx.execute(statement)).scalars())
+    return set((await tx.execute(_SERVED, {"all_job_id": padded(job_ids)})).scalars())
 
 
 async def by_names(tx: Transaction, names: Sequence[str]) -> list[JobRecord]:
     """Return the active jobs of these full names, in the order of their ids."""
-    named = jobs.c.full_name.in_(padded(names))
-    rows = await tx.execute(_SELECT.where(named, ~jobs.c.deleted).order_by(jobs.c.id))
-    return [JobRecord(*row) for row in rows]
+    return [JobRecord(*row) for row in await tx.execute(_BY_NAMES, {"all_full_name": padded(names)})]
 
 
 async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobRecord | None:
     """Pause or resume an active job. Return its new state."""
-    statement = update(jobs).where(_is_named(name), ~jobs.c.deleted).values(paused=paused)
-    row = (await tx.execute(statement.returning(*COLUMNS))).first()
-    return None if row is None else JobRecord(*row)
+    return await _first(tx, _PAUSE, full_name=str(name), paused=paused)
 
 
 async def lock_and_find_paused(tx: Transaction, job_ids: Collection[UUID]) -> set[UUID]:
     """Lock jobs until the commit, in the order of their ids. Return the ids of the paused ones."""
     if not job_ids:
         return set()
-    rows = await tx.execute(_LOCK_AND_FIND_PAUSED, {"ids": padded(sorted(job_ids))})
+    rows = await tx.execute(_LOCK_AND_FIND_PAUSED, {"all_id": padded(sorted(job_ids))})
     return {row.id for row in rows if row.paused}
 
 
 async def are_paused(tx: Transaction, job_ids: Iterable[UUID]) -> bool:
     """Return whether any of these jobs is paused."""
-    ids = {"ids": padded(sorted(set(job_ids)))}
-    return (await tx.execute(_PAUSED, ids)).first() is not None
+    params = {"all_id": padded(sorted(set(job_ids)))}
+    return (await tx.execute(_PAUSED, params)).first() is not None
 
 
 async def record_priorities(tx: Transaction, job_id: UUID) -> None:
     """Record that the queue of a job contains tasks of several priorities."""
-    await tx.execute(update(jobs).where(jobs.c.id == job_id).values(has_lanes=True))
+    await tx.execute(_RECORD_PRIORITIES, {"id": job_id})
 
 
 async def lock(tx: Transaction, job_ids: Iterable[UUID], *, skip_locked: bool = False) -> set[UUID]:
@@ -263,24 +293,24 @@ async def lock(tx: Transaction, job_ids: Iterable[UUID], *, skip_locked: bool = 
     ids = sorted(set(job_ids))
     if tx.is_sqlite or not ids:
         return set(ids)
-    return set((await tx.execute(_LOCK_FREE if skip_locked else _LOCK, {"ids": ids})).scalars())
+    return set((await tx.execute(_LOCK_FREE if skip_locked else _LOCK, {"all_id": ids})).scalars())
 
 
 async def lock_named(tx: Transaction, names: Sequence[JobName]) -> None:
     """Lock the jobs of these names, also soft-deleted ones, in the order of their ids."""
-    named = jobs.c.full_name.in_(padded([str(name) for name in names]))
-    await tx.execute(select(jobs.c.id).where(named).order_by(jobs.c.id).with_for_update(key_share=True))
+    params = {"all_full_name": padded([str(name) for name in names])}
+    await tx.execute(_LOCK_NAMED_WITH_DELETED, params)
 
 
 async def lock_turns(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, tuple[int, str]]:
     """Lock jobs as `lock` does. Return the turn of the last fair claim of each: its round and its room."""
-    rows = await tx.execute(_LOCK, {"ids": padded(sorted(set(job_ids)))})
+    rows = await tx.execute(_LOCK, {"all_id": padded(sorted(set(job_ids)))})
     return {job_id: (number, room) for job_id, number, room in rows}
 
 
 async def set_turn(tx: Transaction, job_id: UUID, turn: tuple[int, str]) -> None:
     """Record the turn of the last fair claim of a job, which the caller has locked."""
-    await tx.execute(_SET_TURN, {"job": job_id, "round": turn[0], "room": turn[1]})
+    await tx.execute(_SET_ROUND, {"id": job_id, "fair_round": turn[0], "fair_room": turn[1]})
 
 
 async def add_to_counts(tx: Transaction, changes: Mapping[UUID, CountChange]) -> None:
@@ -290,42 +320,36 @@ async def add_to_counts(tx: Transaction, changes: Mapping[UUID, CountChange]) ->
     """
     rows = [{"job": job_id, **changes[job_id]._asdict()} for job_id in sorted(changes)]
     if rows:
-        await tx.execute(ADD_TO_COUNTS, rows)
+        await tx.execute(_ADD_TO_COUNTS, rows)
 
 
 async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
     """Return the rooms of these jobs, each once."""
-    statement = select(jobs.c.room_id).where(jobs.c.id.in_(padded(job_ids))).distinct()
-    return sorted((await tx.execute(statement)).scalars())
+    return sorted((await tx.execute(_ROOMS, {"all_id": padded(job_ids)})).scalars())
 
 
 async def full_names(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, str]:
     """Return the names of jobs, also of soft-deleted ones, by id."""
-    rows = await tx.execute(_FULL_NAMES, {"ids": padded(sorted(set(job_ids)))})
+    rows = await tx.execute(_FULL_NAMES, {"all_id": padded(sorted(set(job_ids)))})
     return {job_id: name for job_id, name in rows}
 
 
 async def claimable_counts(tx: Transaction) -> dict[JobName, int]:
     """Return the jobs with pending tasks, and how many of these may be claimed at most."""
-    statement = select(*_NAME, jobs.c.pending, jobs.c.max_in_flight)
-    rows = await tx.execute(statement.where(jobs.c.pending > 0, ~jobs.c.paused))
+    rows = await tx.execute(_CLAIMABLE)
     return {JobName(*name): min(pending, limit or pending) for *name, pending, limit in rows}
 
 
 async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[JobRecord], int]:
     """Return one page of the jobs that a room lists, newest first, and the count of all."""
-    condition = and_(visible_from(room_id), ~jobs.c.deleted)
-    rows, total = await fetch_page(tx, jobs, _SELECT, condition, part)
-    return [JobRecord(*row) for row in rows], total
+    params = {"all_room_id": visible_rooms(room_id), "limit": part.limit, "offset": part.offset}
+    rows = (await tx.execute(_PAGE, params)).all()
+    return [JobRecord(*row) for row in rows], (await tx.execute(_COUNT_VISIBLE, params)).scalar_one()
 
 
 def _stored(policy: JobPolicy) -> dict[str, Any]:
     is_default = policy == JobPolicy()
     return {"policy": None if is_default else policy.model_dump_json(), "max_in_flight": policy.max_in_flight}
-
-
-def _is_named(name: JobName) -> ColumnElement[bool]:
-    return jobs.c.full_name == str(name)
 
 
 # Delete soft-deleted jobs, with their schemas, to which nothing refers.
@@ -334,22 +358,60 @@ FIRST = UUID(int=0)
 # Of so many rooms the counts are deleted at once.
 _MAX_ROOMS = 500
 
-room_counts = RoomCount.__table__
-blocks = QueueBlock.__table__
-statistics = Statistic.__table__
-_REFERENCES = [table.__table__.c.job_id for table in (Task, WorkerJobLink, RoomQueue)]
-
-
-def _is_unused() -> ColumnElement[bool]:
-    has_statistics = select(statistics.c.start).where(
-        statistics.c.resolution.in_([MINUTE, HOUR]), statistics.c.job_id == jobs.c.id
+# SQLite finds them by the index only if the condition is that of the index.
+_FOLLOWING = {
+    is_sqlite: statement(
+        f"""
+SELECT id FROM joblib_job
+WHERE deleted{" = 1" if is_sqlite else ""} AND (deleted_at IS NULL OR deleted_at < :at) AND id > :id
+ORDER BY id LIMIT :limit
+""",
+        "id",
     )
-    # These are deleted in batches of their own.
-    has_empty_blocks = select(blocks.c.block).where(blocks.c.job_id == jobs.c.id, blocks.c.queued == 0)
-    references = [select(column).where(column == jobs.c.id) for column in _REFERENCES]
-    return and_(
-        jobs.c.deleted, *[~query.exists() for query in (*references, has_statistics, has_empty_blocks)]
-    )
+    for is_sqlite in (True, False)
+}
+# Rows of these refer to a job. Empty blocks are deleted in batches of their own.
+_REFERENCES = (
+    *(f"{table} WHERE job_id" for table in ("joblib_task", "joblib_worker_job", "joblib_room_queue")),
+    f"joblib_statistic WHERE resolution IN ({MINUTE}, {HOUR}) AND job_id",
+    "joblib_queue_block WHERE queued = 0 AND job_id",
+)
+_LOCK_UNUSED = statement(
+    f"""
+SELECT id, deleted_at FROM joblib_job
+WHERE id = ANY (:all_id) AND deleted
+    {" ".join(f"AND NOT EXISTS (SELECT 1 FROM {rows} = joblib_job.id)" for rows in _REFERENCES)}
+ORDER BY id
+FOR UPDATE SKIP LOCKED
+""",
+    *("id", "deleted_at"),
+)
+_SET_DELETED_AT = statement("UPDATE joblib_job SET deleted_at = :now WHERE id = ANY (:all_id)")
+_ROOMS_WITH_COUNTS = statement(
+    """
+SELECT DISTINCT job_id, room_id FROM joblib_room_count WHERE job_id = ANY (:all_job_id)
+ORDER BY job_id, room_id LIMIT :limit
+""",
+    *("job_id", "room_id"),
+)
+_DELETE_ROOM_COUNTS = statement(
+    """
+DELETE FROM joblib_room_count WHERE room_id = ANY (:all_room_id) AND job_id = ANY (:all_job_id) RETURNING part
+""",
+    "part",
+)
+# What belongs to jobs alone.
+_DELETE_OWN = (
+    statement(
+        f"""
+DELETE FROM joblib_statistic WHERE resolution IN (0, {MINUTE}, {HOUR}) AND job_id = ANY (:all_job_id)
+RETURNING job_id
+""",
+        "job_id",
+    ),
+    statement("DELETE FROM joblib_queue_block WHERE job_id = ANY (:all_job_id) RETURNING job_id", "job_id"),
+    statement("DELETE FROM joblib_job WHERE id = ANY (:all_job_id) RETURNING id", "id"),
+)
 
 
 async def prune(tx: Transaction, deleted_before: datetime, after: UUID, limit: int) -> tuple[int, UUID]:
@@ -358,18 +420,14 @@ async def prune(tx: Transaction, deleted_before: datetime, after: UUID, limit: i
     Return how many rows were deleted, and the id to continue behind; `FIRST` at the end. A job that another
     transaction has locked stays: it may be registered again. So does one whose counts are too many.
     """
-    is_old = or_(jobs.c.deleted_at.is_(None), jobs.c.deleted_at < deleted_before)
-    following = select(jobs.c.id).where(jobs.c.deleted, is_old, jobs.c.id > after).order_by(jobs.c.id)
-    ids = list((await tx.execute(following.limit(limit))).scalars())
+    params = {"at": deleted_before, "id": after, "limit": limit}
+    ids = list((await tx.execute(_FOLLOWING[tx.is_sqlite], params)).scalars())
     if not ids:
         return 0, FIRST
-    query = select(jobs.c.id, jobs.c.deleted_at).where(jobs.c.id.in_(padded(ids)), _is_unused())
-    locked = query.order_by(jobs.c.id).with_for_update(skip_locked=True, of=jobs)
-    rows = (await tx.execute(locked)).all()
+    rows = (await tx.execute(_LOCK_UNUSED, {"all_id": padded(ids)})).all()
     # A server of an earlier release deleted these.
     if undated := [row.id for row in rows if row.deleted_at is None]:
-        dated = update(jobs).where(jobs.c.id.in_(padded(undated)))
-        await tx.execute(dated.values(deleted_at=await tx.now()))
+        await tx.execute(_SET_DELETED_AT, {"all_id": padded(undated), "now": await tx.now()})
     at_end = ids[-1] if len(ids) == limit else FIRST
     unused = [row.id for row in rows if row.deleted_at is not None]
     if not unused:
@@ -385,29 +443,18 @@ async def _delete_room_counts(tx: Transaction, job_ids: Sequence[UUID]) -> tuple
 
     All counts of a job in a room go at once: only their sum is right, and the job may be restored.
     """
-    counts = (
-        select(room_counts.c.job_id, room_counts.c.room_id)
-        .where(room_counts.c.job_id.in_(padded(job_ids)))
-        .distinct()
-    )
-    counts = counts.order_by(room_counts.c.job_id, room_counts.c.room_id).limit(_MAX_ROOMS)
-    rows = (await tx.execute(counts)).all()
+    params = {"all_job_id": padded(job_ids), "limit": _MAX_ROOMS}
+    rows = (await tx.execute(_ROOMS_WITH_COUNTS, params)).all()
     if not rows:
         return 0, None
     counted = sorted({row.job_id for row in rows})
     room_ids = sorted({row.room_id for row in rows})
-    own = and_(room_counts.c.room_id.in_(padded(room_ids)), room_counts.c.job_id.in_(padded(counted)))
-    deleted = (await tx.execute(delete(room_counts).where(own).returning(room_counts.c.part))).all()
+    params = {"all_room_id": padded(room_ids), "all_job_id": padded(counted)}
+    deleted = (await tx.execute(_DELETE_ROOM_COUNTS, params)).all()
     return len(deleted), counted[-1] if len(rows) == _MAX_ROOMS else None
 
 
 async def _delete(tx: Transaction, job_ids: Sequence[UUID]) -> int:
     """Delete jobs without tasks, and what has no meaning of its own then. Return the number of rows."""
-    own = padded(job_ids)
-    of_jobs = and_(statistics.c.resolution.in_([0, MINUTE, HOUR]), statistics.c.job_id.in_(own))
-    deleted = (await tx.execute(delete(statistics).where(of_jobs).returning(statistics.c.start))).all()
-    emptied = (
-        await tx.execute(delete(blocks).where(blocks.c.job_id.in_(own)).returning(blocks.c.lane))
-    ).all()
-    await tx.execute(delete(jobs).where(jobs.c.id.in_(own)))
-    return len(deleted) + len(emptied) + len(job_ids)
+    params = {"all_job_id": padded(job_ids)}
+    return sum([len((await tx.execute(sql, params)).all()) for sql in _DELETE_OWN])

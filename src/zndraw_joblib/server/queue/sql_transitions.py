@@ -26,7 +26,7 @@ from zndraw_joblib.server.db.bulk import among, arrays, by_column, json_rows, pa
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
-from zndraw_joblib.server.db.statements import INTEGER, UUID_TYPE, statement
+from zndraw_joblib.server.db.statements import statement
 from zndraw_joblib.server.db.tables import Attempt, Task
 from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue import (
@@ -65,7 +65,9 @@ _NEW_VALUES = {f"new_{name}": tasks.c[name] for name in _WRITTEN}
 _GIVEN = {"seq": tasks.c.seq, **_OLD, **_NEW_VALUES}
 _IS_WATCHED = literal_column(is_watched("joblib_task.room_id"), Boolean()).label("is_watched")
 # Made before the statement runs: then SQLAlchemy has memoized its columns without those of RETURNING.
-_COUNTED = sql_jobs.ADD_TO_COUNTS.returning(sql_jobs.jobs.c.paused).cte("counted")
+_COUNTED = statement(f"{sql_jobs.ADD_TO_COUNTS} RETURNING paused", "paused", **sql_jobs.COUNT_TYPES).cte(
+    "counted"
+)
 
 
 def move_statement(tx: Transaction, moves: Sequence[Move]) -> tuple[Update | None, dict[str, Any]]:
@@ -237,13 +239,11 @@ _ADD_OF_SEVERAL_JOBS = statement(f"{_ADD} SELECT {is_watched('ANY (:all_room_id)
 # If all tasks are of one job, the same statement updates that job's counts: one round trip less.
 _ADD_AND_COUNT = statement(
     f"""{_ADD}
-UPDATE joblib_job SET pending = pending + :queued, scheduled = scheduled + :later
-WHERE id = :job
+{sql_jobs.ADD_TO_COUNTS}
 RETURNING {is_watched("ANY (:all_room_id)")}
 """,
     "is_watched",
-    job=UUID_TYPE,
-    later=INTEGER,
+    **sql_jobs.COUNT_TYPES,
 )
 # For how much longer than others a task is kept whose function `on_end` no server has called.
 _HOOK_TIME, _NO_TIME = timedelta(days=7), timedelta()
