@@ -19,7 +19,7 @@ from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.process.waiters import Access, Disconnected
+from zndraw_joblib.server.process.waiters import CallerAccess, Disconnected
 from zndraw_joblib.server.queue import rules_history, rules_jobs, rules_sweep, rules_workers, sql_recount
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.server.runtime.event_queue import Publish
@@ -182,7 +182,7 @@ class Replica:
         request = JobRegisterRequest(
             category="modifiers", name=name, schema_=schema or {}, worker_id=worker, **policy
         )
-        item = rules_jobs.Registration(by, room, request)
+        item = rules_jobs.JobRegistration(by, room, request)
         async with asyncio.timeout(TIMEOUT):
             return await self.runtime.write(rules_jobs.register, item=item)
 
@@ -307,7 +307,7 @@ class Replica:
     async def get(self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None) -> TaskResponse:
         """Read a task."""
         async with asyncio.timeout(TIMEOUT):
-            return await self.runtime.get_task(task_id, wait, disconnected, Access(SUBMITTER.id))
+            return await self.runtime.get_task(task_id, wait, disconnected, CallerAccess(SUBMITTER.id))
 
     async def retire_stale(self, seconds: float = 60) -> int:
         """Remove all workers that were silent for longer than `seconds`; return their number."""

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from zndraw_joblib.server.admin import rules_searches, sql_lists
 from zndraw_joblib.server.admin.rules_searches import BulkLimits, Confirmed
 from zndraw_joblib.server.db import runtime_settings
-from zndraw_joblib.server.db.tables import AttemptDetail, Task, metadata
+from zndraw_joblib.server.db.tables import AttemptDetailRecord, Task, metadata
 from zndraw_joblib.server.process.ports import CursorPage
 from zndraw_joblib.server.queue import rules_retention
 from zndraw_joblib.server.runtime.runtime import Runtime
@@ -134,13 +134,13 @@ async def test_a_purge_of_long_logs_takes_several_batches(replica: Replica) -> N
     lines = [25_000, 25_000, 60_000, 10_000, 10_000]
     seqs = sorted(row.seq for row in await replica.rows(tasks))
     logs = [{"task_seq": seq, "attempt": 1, "log_lines": n} for seq, n in zip(seqs, lines, strict=True)]
-    await replica.add(AttemptDetail.__table__, logs)
+    await replica.add(AttemptDetailRecord.__table__, logs)
     left: list[int] = []
 
     async def write(work: Any, *args: Any) -> Any:
         result = await replica.runtime.write(work, *args)
         if work is rules_searches._apply_batch:
-            left.append(len(await replica.rows(AttemptDetail.__table__)))
+            left.append(len(await replica.rows(AttemptDetailRecord.__table__)))
         return result
 
     done = await apply(replica, Confirmed(ADMIN, BulkAction.PURGE, TaskFilter(), 0), write=write)

@@ -17,7 +17,7 @@ from rest import PROBLEM, UNKNOWN_ID, V1, AsUser, expect_problem, parse_utc
 from sqlalchemy import select
 
 from zndraw_joblib import get_result_backend, verify_readable_room, verify_writable_room
-from zndraw_joblib.server.db.tables import ProviderRecord, ProviderRequest
+from zndraw_joblib.server.db.tables import ProviderRecord, ProviderRequestRecord
 from zndraw_joblib.server.queue import sql_providers
 from zndraw_joblib.server.queue.rules_providers import MAX_PENDING_REQUESTS
 from zndraw_joblib.server.results.stores import MemoryResults
@@ -1024,7 +1024,7 @@ async def test_the_sweeper_deletes_abandoned_requests(
     hour = timedelta(hours=1)
 
     async def age(tx: Any) -> None:
-        table = ProviderRequest.__table__
+        table = ProviderRequestRecord.__table__
         old = table.c.params != '{"n":"2"}'
         await tx.execute(table.update().where(old).values(expires_at=await tx.now() - hour))
 
@@ -1032,7 +1032,7 @@ async def test_the_sweeper_deletes_abandoned_requests(
     await app.state.joblib.sweeper.cycle()
 
     async def left(tx: Any) -> list[str]:
-        return list((await tx.execute(select(ProviderRequest.__table__.c.params))).scalars())
+        return list((await tx.execute(select(ProviderRequestRecord.__table__.c.params))).scalars())
 
     assert await runtime.database.read(left) == ['{"n":"2"}']
     assert json.loads((await claim_request(client, provider["worker_id"]))["params"]) == {"n": "2"}

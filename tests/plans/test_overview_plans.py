@@ -11,7 +11,7 @@ from zndraw_joblib.server.queue import sql_occurrences
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 # The last minute of the tasks, of which the last ten have greater numbers than the floor.
-INTERVAL = sql_occurrences.Interval(
+INTERVAL = sql_occurrences.TimeRange(
     START + timedelta(seconds=TASKS - 60), START + timedelta(seconds=TASKS), TASKS - 10
 )
 

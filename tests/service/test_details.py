@@ -11,7 +11,7 @@ from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, TIMEOUT, Replica
 from sqlalchemy import update
 
-from zndraw_joblib.server.db.tables import AttemptDetail, Task, TaskLogPart
+from zndraw_joblib.server.db.tables import AttemptDetailRecord, Task, TaskLogPart
 from zndraw_joblib.server.process.ports import Identity, Page
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import (
@@ -31,7 +31,7 @@ from zndraw_joblib.wire.statuses import TaskStatus
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 TWICE: dict[str, Any] = {"max_attempts": 2, "retry_on": ["error"], "backoff": {"base_seconds": 0}}
-DETAILS, LOG = AttemptDetail.__table__, TaskLogPart.__table__
+DETAILS, LOG = AttemptDetailRecord.__table__, TaskLogPart.__table__
 
 
 def part(first: int, texts: Iterable[str]) -> LogPart:

@@ -17,7 +17,7 @@ from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.server.db.tables import Job, ProviderRequest, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.db.tables import Job, ProviderRequestRecord, Task, Worker, WorkerJobLink
 from zndraw_joblib.server.queue import rules_providers, sql_providers
 from zndraw_joblib.wire.events import TaskStatusEvent
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse
@@ -426,7 +426,7 @@ async def test_removing_a_provider_waits_for_an_open_request(replica: Replica) -
     """The removal waits for a request that is being inserted, and removes it too."""
     write, leaving = replica.runtime.write, []
     request = ProviderRegisterRequest(category="files", name="home")
-    item = rules_providers.Registration(OWNER, "lab", request)
+    item = rules_providers.ProviderRegistration(OWNER, "lab", request)
     provider, _ = await write(rules_providers.register, item=item)
     waits = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
 
@@ -441,4 +441,4 @@ async def test_removing_a_provider_waits_for_an_open_request(replica: Replica) -
     async with asyncio.timeout(TIMEOUT):
         await write(insert_request)
         await leaving[0]
-    assert await replica.rows(ProviderRequest.__table__) == []
+    assert await replica.rows(ProviderRequestRecord.__table__) == []

@@ -26,7 +26,7 @@ from zndraw_joblib.client.flows import (
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.results import ResultReader
 from zndraw_joblib.client.retry import FastRule, RetryRule
-from zndraw_joblib.client.submits import Chunk, NewTask, SubmitOptions, Submits, Submitted, checked_key
+from zndraw_joblib.client.submits import Chunk, NewTask, Submits, Submitted, TaskOptions, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
 from zndraw_joblib.wire import operations as ops
@@ -133,7 +133,7 @@ class Submitter:
         payload: Mapping[str, Any] | None = None,
         *,
         idempotency_key: str | None = None,
-        **options: Unpack[SubmitOptions],
+        **options: Unpack[TaskOptions],
     ) -> TaskHandle:
         """Submit a task; return its handle, which is its id as text.
 

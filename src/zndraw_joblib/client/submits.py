@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, Self, TypedDict
+from typing import Any, NamedTuple, Self
 from uuid import UUID, uuid4, uuid5
 
 from pydantic_core import to_jsonable_python
@@ -20,6 +20,7 @@ from zndraw_joblib.jobs.failures import encode
 from zndraw_joblib.wire.messages import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
+    SubmitOptions,
     TaskResponse,
     TaskSubmitRequest,
     TaskToSubmit,
@@ -37,19 +38,13 @@ from zndraw_joblib.wire.problems import JobNotFound, ProblemException
 
 # Proxies often refuse bodies of more than a megabyte.
 _CHUNK_BYTES = 1_000_000
-_OPTIONS = ("priority", "run_at", "delay_seconds", "expires_in_seconds", "max_attempts")
 
 
-class SubmitOptions(TypedDict, total=False):
+class TaskOptions(SubmitOptions, total=False):
     """The options of a submit, see `NewTask`."""
 
     room: str | None
     job_room: str | None
-    priority: int | None
-    run_at: datetime | None
-    delay_seconds: float | None
-    expires_in_seconds: float | None
-    max_attempts: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +70,11 @@ class NewTask:
     max_attempts: int | None = None
 
     @classmethod
-    def of(cls, job: Any, payload: Mapping[str, Any] | None, options: SubmitOptions) -> Self:
+    def of(cls, job: Any, payload: Mapping[str, Any] | None, options: TaskOptions) -> Self:
         """Return the task of a call. Raises TypeError for an unknown option, with the known ones."""
-        unknown = options.keys() - SubmitOptions.__annotations__
+        unknown = options.keys() - TaskOptions.__annotations__
         if unknown:
-            names = ", ".join(SubmitOptions.__annotations__)
+            names = ", ".join(TaskOptions.__annotations__)
             raise TypeError(
                 f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {names}. "
                 "Pass the job's parameters as one dict: submit(job, {'width': 3})"
@@ -88,7 +83,7 @@ class NewTask:
 
     def options(self) -> dict[str, Any]:
         """Return the schedule, the priority and the other options that are given."""
-        options = {name: getattr(self, name) for name in _OPTIONS}
+        options = {name: getattr(self, name) for name in SubmitOptions.__annotations__}
         return {name: value for name, value in options.items() if value is not None}
 
 

@@ -19,14 +19,13 @@ from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Clock
 from zndraw_joblib.server.db.engine import open_database
-from zndraw_joblib.server.host.api import SubmitOptions
 from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.process.ports import CursorPage, Identity
 from zndraw_joblib.server.queue import rules_details, rules_sweep, rules_tasks
 from zndraw_joblib.testing.job_runs import class_of, is_job, parsed, shown
 from zndraw_joblib.testing.workers import AppLoop, InternalTasks, TestedJob, Workers
 from zndraw_joblib.wire.events import Emission
-from zndraw_joblib.wire.messages import SweeperCycle, TaskResponse
+from zndraw_joblib.wire.messages import SubmitOptions, SweeperCycle, TaskResponse
 from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.operators import TaskFilter
 from zndraw_joblib.wire.progress import MAX_LOG_LINES

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import version
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypedDict, TypeVar
 from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
@@ -233,6 +233,16 @@ class WorkerResponse(ResponseBody):
     heartbeat_interval_seconds: float
     drain: bool = False
     tasks: list[TaskVerdict] = Field(default_factory=list)
+
+
+class SubmitOptions(TypedDict, total=False):
+    """The options of a submit that `TaskSubmitRequest` explains. Times are seconds or aware datetimes."""
+
+    priority: int | None
+    run_at: datetime | None
+    delay_seconds: float | None
+    expires_in_seconds: float | None
+    max_attempts: int | None
 
 
 class TaskSubmitRequest(RequestBody):

@@ -20,7 +20,7 @@ _KINDS = ("file", "directory")
 _TIME_FIELDS = ("mtime", "LastModified", "last_modified", "modified", "created")
 
 
-class Entry(BaseModel):
+class FolderEntry(BaseModel):
     """An entry of a folder. `type` is ``file``, ``directory``, or ``other`` for what cannot be read.
 
     `size` is in bytes; `size` and `modified` are null if unknown.
@@ -71,7 +71,7 @@ class Folder:
         if not self._is_web and not self._fs.isdir(self._root):
             raise NotADirectoryError(f"There is no folder {os.fspath(place)!r}")
 
-    def entries(self, path: str, offset: int, limit: int) -> tuple[list[Entry], int]:
+    def entries(self, path: str, offset: int, limit: int) -> tuple[list[FolderEntry], int]:
         """Return `limit` entries of a folder by name, from `offset` on, and the number of all entries.
 
         Raises FileNotFoundError, NotADirectoryError, PermissionError, OSError.
@@ -135,7 +135,7 @@ class Folder:
         """Return whether an open file is the one at a place, and no link has replaced it meanwhile."""
         return os.path.realpath(place) == place and os.path.samestat(os.fstat(file.fileno()), os.lstat(place))
 
-    def _entry(self, name: str, info: Any) -> Entry:
+    def _entry(self, name: str, info: Any) -> FolderEntry:
         shown = name.encode("utf-8", "backslashreplace").decode()
         if self._is_local:
             try:
@@ -145,7 +145,7 @@ class Folder:
                 info = {}
         kind = info.get("type") if info.get("type") in _KINDS else "other"
         size = info.get("size") if kind == "file" else None
-        return Entry(name=shown, type=str(kind), size=size, modified=_modified(info))
+        return FolderEntry(name=shown, type=str(kind), size=size, modified=_modified(info))
 
 
 def _import_fsspec() -> tuple[Any, Any]:
@@ -215,10 +215,10 @@ class FolderListing(Provider):
     offset: int = Field(default=0, ge=0)
     limit: int = Field(default=100, ge=0, le=MAX_PAGE)
 
-    def read(self, handler: Folder) -> PaginatedResponse[Entry]:
+    def read(self, handler: Folder) -> PaginatedResponse[FolderEntry]:
         """Return a page of entries: name, type, size in bytes, time of the last change."""
         items, total = handler.entries(self.path, self.offset, self.limit)
-        return PaginatedResponse[Entry](items=items, total=total, limit=self.limit, offset=self.offset)
+        return PaginatedResponse[FolderEntry](items=items, total=total, limit=self.limit, offset=self.offset)
 
 
 class FileContent(Provider):

@@ -12,7 +12,7 @@ from zndraw_joblib.server.admin import sql_statistics
 from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS, BEGINNING, TOTALS, Key, Position
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import sql_jobs, sql_occurrences
-from zndraw_joblib.server.queue.sql_occurrences import RETURNED, SUBMITTED, Interval, Occurrence
+from zndraw_joblib.server.queue.sql_occurrences import RETURNED, SUBMITTED, Occurrence, TimeRange
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.operators import HOUR, MINUTE, Counters, Histogram, Statistics
 from zndraw_joblib.wire.problems import (
@@ -92,15 +92,15 @@ async def _latest(tx: Transaction, settle: timedelta) -> datetime:
     return max(now - LATE, min(now - settle, oldest or now))
 
 
-async def _interval(tx: Transaction, position: Position, until: datetime, *, is_behind: bool) -> Interval:
-    interval = Interval(position.until, until, position.task_floor, position.attempt_floor)
+async def _interval(tx: Transaction, position: Position, until: datetime, *, is_behind: bool) -> TimeRange:
+    interval = TimeRange(position.until, until, position.task_floor, position.attempt_floor)
     if is_behind and (beyond := await sql_occurrences.after(tx, position.task_floor, until + LATE)):
         # A transaction gets its numbers within LATE after its start.
         return interval._replace(task_ceiling=beyond[0])
     return interval
 
 
-async def _next_time(tx: Transaction, interval: Interval, latest: datetime) -> datetime:
+async def _next_time(tx: Transaction, interval: TimeRange, latest: datetime) -> datetime:
     """Return the time until which nothing happened after an interval in which nothing happened."""
     created = await sql_occurrences.after(tx, interval.task_floor, interval.until)
     ended = await sql_occurrences.next_end(tx, interval.attempt_floor, interval.until)
@@ -110,7 +110,7 @@ async def _next_time(tx: Transaction, interval: Interval, latest: datetime) -> d
     return max(interval.until, min(times))
 
 
-async def _moved(tx: Transaction, position: Position, interval: Interval, until: datetime) -> Position:
+async def _moved(tx: Transaction, position: Position, interval: TimeRange, until: datetime) -> Position:
     """Return the position after an interval was read."""
     task_floor, attempt_floor = position.task_floor, position.attempt_floor
     new = position._replace(until=until)

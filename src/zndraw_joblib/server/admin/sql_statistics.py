@@ -13,8 +13,7 @@ from zndraw_joblib.server.db.tables import Job, Statistic
 from zndraw_joblib.server.queue import sql_occurrences
 from zndraw_joblib.server.queue.sql_occurrences import KEY, position
 from zndraw_joblib.server.queue.sql_task_rows import CHUNK
-from zndraw_joblib.wire.operators import MINUTE, Counters, Histogram
-from zndraw_joblib.wire.operators import Interval as StatisticInterval
+from zndraw_joblib.wire.operators import MINUTE, Counters, Histogram, Interval
 
 statistics = Statistic.__table__
 jobs = Job.__table__
@@ -169,7 +168,7 @@ def _counted(row: Any) -> dict[str, Any]:
 
 async def read(
     tx: Transaction, resolution: int, job_id: UUID, since: datetime, until: datetime
-) -> list[StatisticInterval]:
+) -> list[Interval]:
     """Return the intervals of a job, or of `ALL_JOBS`, that begin at these times, oldest first."""
     statement = select(statistics).where(
         statistics.c.resolution == resolution,
@@ -178,19 +177,17 @@ async def read(
         statistics.c.start < until,
     )
     rows = await tx.execute(statement.order_by(statistics.c.start))
-    return [StatisticInterval(start=row.start, **_counted(row)) for row in rows]
+    return [Interval(start=row.start, **_counted(row)) for row in rows]
 
 
-async def of_jobs(
-    tx: Transaction, resolution: int, since: datetime
-) -> list[tuple[str | None, StatisticInterval]]:
+async def of_jobs(tx: Transaction, resolution: int, since: datetime) -> list[tuple[str | None, Interval]]:
     """Return the intervals of all jobs since a time, each with the full name of its job.
 
     The name is None for all jobs together. The totals are those of the resolution `TOTALS` since `BEGINNING`.
     """
     statement = _NAMED.where(statistics.c.resolution == resolution, statistics.c.start >= since)
     rows = await tx.execute(statement.order_by(statistics.c.start, jobs.c.full_name))
-    return [(row.full_name, StatisticInterval(start=row.start, **_counted(row))) for row in rows]
+    return [(row.full_name, Interval(start=row.start, **_counted(row))) for row in rows]
 
 
 async def ends(tx: Transaction, since: datetime) -> list[RecentEnds]:

@@ -250,7 +250,7 @@ class AuditRecord(Base, table=True):
     request_id: str | None = Field(default=None, max_length=128)
 
 
-class AttemptDetail(Base, table=True):
+class AttemptDetailRecord(Base, table=True):
     """The progress of an attempt, the counts of its log, and the failure that ended it.
 
     `log_last` is the number of the log's last line. `log_lines` and `log_bytes` count what `TaskLogPart` has.
@@ -686,7 +686,7 @@ class ProviderWorkerLink(Base, table=True):
     content_type: str = Field(max_length=255)
 
 
-class ProviderRequest(Base, table=True):
+class ProviderRequestRecord(Base, table=True):
     """An open request to a provider. Its result is wanted until `expires_at`.
 
     `registration` is the provider's registration when it was made; `claimed_by` the worker that claimed it;

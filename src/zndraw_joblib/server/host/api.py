@@ -19,9 +19,9 @@ from collections.abc import (
 from concurrent.futures import Future as ThreadFuture
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
 from uuid import UUID
 
 from pydantic import ValidationError
@@ -57,6 +57,7 @@ from zndraw_joblib.wire.messages import (
     MAX_PAGE,
     JobSummary,
     PaginatedResponse,
+    SubmitOptions,
     TaskResponse,
     TaskToSubmit,
     TaskUpdateRequest,
@@ -76,16 +77,6 @@ from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 # The caller of a host's calls without an identity: no user of a request can have its id.
 HOST_IDENTITY = Identity(HOST, is_superuser=True)
-
-
-class SubmitOptions(TypedDict, total=False):
-    """The options of a submit that `TaskSubmitRequest` explains. Times are seconds or aware datetimes."""
-
-    priority: int | None
-    run_at: datetime | None
-    delay_seconds: float | None
-    expires_in_seconds: float | None
-    max_attempts: int | None
 
 
 def identity_of(user: Any) -> Identity:

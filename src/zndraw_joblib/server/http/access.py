@@ -23,7 +23,7 @@ from zndraw_joblib.server.internal.registry import WorkerTokens
 from zndraw_joblib.server.process.ports import Identity, ResultBackend, identity_key
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.shared_limit import SharedLimit
-from zndraw_joblib.server.process.waiters import Access
+from zndraw_joblib.server.process.waiters import CallerAccess
 from zndraw_joblib.server.queue import rules_transitions, rules_workers
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.server.queue.rules_workers import ServedRooms
@@ -469,7 +469,7 @@ def access_of(
     caller: Identity,
     recheck: Recheck | None = None,
     refused_rooms: Callable[[], Awaitable[Collection[str]]] | None = None,
-) -> Access:
+) -> CallerAccess:
     """Return the access of a caller. A check that is due, every 2 s, identifies the caller again.
 
     It runs `recheck` with a copy of the request. `refused_rooms` runs at each check.
@@ -483,7 +483,7 @@ def access_of(
             await check_again(request, caller, recheck)
         return () if refused_rooms is None else await refused_rooms()
 
-    return Access(caller.id, check)
+    return CallerAccess(caller.id, check)
 
 
 # Dependencies for a host's own routes.

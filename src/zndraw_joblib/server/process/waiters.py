@@ -22,7 +22,7 @@ async def _refuse_nothing() -> Collection[str]:
     return ()
 
 
-class Access(NamedTuple):
+class CallerAccess(NamedTuple):
     """The access of a caller, which may end while its request waits.
 
     `check` raises once it has ended; call it before the request gets anything. It returns the rooms whose
@@ -39,7 +39,7 @@ class Access(NamedTuple):
         return [] if self.user is None else [identity_key(self.user)]
 
 
-OPEN = Access()
+OPEN = CallerAccess()
 
 
 class Waiter:

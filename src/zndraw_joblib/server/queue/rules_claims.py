@@ -24,7 +24,7 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder, ClaimSlot
 from zndraw_joblib.server.queue.sql_claims import ClaimAnswer, Claimant, Demand, claim_single_statement
 from zndraw_joblib.server.queue.sql_task_rows import Move, Place, TaskRecord
-from zndraw_joblib.server.queue.sql_workers import QueueState, ServedJobs, WorkerRecord
+from zndraw_joblib.server.queue.sql_workers import ServedJobs, ServedQueue, WorkerRecord
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
 from zndraw_joblib.wire.names import GLOBAL, JobName, parse_job_name
 from zndraw_joblib.wire.problems import Forbidden, ProblemException, WorkerNotFound
@@ -135,7 +135,7 @@ async def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | P
 def _slots(
     items: Sequence[Claim],
     workers: Mapping[UUID, WorkerRecord],
-    queues: Mapping[UUID, Mapping[UUID, QueueState]],
+    queues: Mapping[UUID, Mapping[UUID, ServedQueue]],
 ) -> list[_WorkerSlot | ProblemException]:
     """Return the slots of each claim, or a problem. A claim and its repeat in one batch share their slots."""
     by_claim: dict[tuple[UUID, UUID], _WorkerSlot] = {}
@@ -224,7 +224,7 @@ def _share(slots: Sequence[_WorkerSlot]) -> None:
 
 
 async def _claim_new(
-    tx: Transaction, slots: Sequence[_WorkerSlot], queues: Mapping[UUID, Mapping[UUID, QueueState]]
+    tx: Transaction, slots: Sequence[_WorkerSlot], queues: Mapping[UUID, Mapping[UUID, ServedQueue]]
 ) -> dict[int, TaskRecord]:
     """Claim tasks for each slot and return the claimed tasks by `seq`."""
     await _apply_job_limits(tx, slots, queues)
@@ -250,7 +250,7 @@ async def _claim_new(
 
 
 async def _apply_job_limits(
-    tx: Transaction, slots: Sequence[_WorkerSlot], queues: Mapping[UUID, Mapping[UUID, QueueState]]
+    tx: Transaction, slots: Sequence[_WorkerSlot], queues: Mapping[UUID, Mapping[UUID, ServedQueue]]
 ) -> None:
     """Reduce the demand of each slot to what the limits of the jobs leave."""
     limits = {

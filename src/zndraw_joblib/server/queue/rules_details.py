@@ -14,7 +14,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import NewEvent
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import sql_details, sql_tasks
-from zndraw_joblib.server.queue.sql_details import Change, Detail, Lease, LogCounts, Part
+from zndraw_joblib.server.queue.sql_details import Change, Detail, Lease, LogCounts, StoredLogPart
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.events import Emission, TaskProgress, room_of
 from zndraw_joblib.wire.history import AttemptDetail, EventKind, NumberedLine, TaskLog
@@ -118,7 +118,7 @@ async def _add_lines(
         return {}
     counts = await sql_details.log_counts(tx, {entry.task.seq: entry.task.attempt for entry in reported})
     changes: dict[int, LogCounts] = {}
-    new: list[tuple[int, int, Part]] = []
+    new: list[tuple[int, int, StoredLogPart]] = []
     for entry in reported:
         seq, before = entry.task.seq, counts.get(entry.task.seq, LogCounts())
         lines = list(_new_lines(entry.parts, before.last))
@@ -160,7 +160,7 @@ def _newest(lines: Sequence[Line], limits: LogLimits) -> Sequence[Line]:
     return lines
 
 
-def _parts(lines: Iterable[Line], limits: LogLimits) -> Iterator[Part]:
+def _parts(lines: Iterable[Line], limits: LogLimits) -> Iterator[StoredLogPart]:
     """Return lines as parts of consecutive numbers, which are small enough to delete them one by one."""
     most_bytes = min(limits.size // _PARTS_PER_BOUND, _MAX_PART_BYTES)
     most_lines = min(limits.lines // _PARTS_PER_BOUND + 1, MAX_LOG_LINES)
@@ -177,9 +177,9 @@ def _parts(lines: Iterable[Line], limits: LogLimits) -> Iterator[Part]:
         yield _part(last, part)
 
 
-def _part(last: int, texts: Sequence[bytes]) -> Part:
+def _part(last: int, texts: Sequence[bytes]) -> StoredLogPart:
     lines = b"[%b]" % b",".join(texts)
-    return Part(last - len(texts) + 1, last, len(lines), lines.decode())
+    return StoredLogPart(last - len(texts) + 1, last, len(lines), lines.decode())
 
 
 def _change(reported: Reported, added: LogCounts | None, now: datetime) -> Change:
@@ -198,7 +198,7 @@ def _change(reported: Reported, added: LogCounts | None, now: datetime) -> Chang
     )
 
 
-def _log_event(task: TaskRecord, part: Part) -> NewEvent:
+def _log_event(task: TaskRecord, part: StoredLogPart) -> NewEvent:
     data = f'{{"attempt":{task.attempt},"first":{part.first},"lines":{part.lines}}}'
     return NewEvent(task.room_id, task.id, EventKind.LOG, data)
 

@@ -49,7 +49,7 @@ class InternalProvider(NamedTuple):
     content_type: str
 
 
-class Registration(NamedTuple):
+class ProviderRegistration(NamedTuple):
     """The request of a worker to answer the requests to a provider in a room.
 
     `add_provider()`, for a new one, raises a problem if the caller may have no further one.
@@ -61,7 +61,7 @@ class Registration(NamedTuple):
     add_provider: Callable[[], None] = lambda: None
 
 
-def check(item: Registration, allowed_categories: Sequence[str] | None) -> None:
+def check(item: ProviderRegistration, allowed_categories: Sequence[str] | None) -> None:
     """Raise the problem of a registration that is invalid whatever the database contains."""
     if item.room_id == INTERNAL:
         raise Forbidden(
@@ -78,7 +78,7 @@ def check(item: Registration, allowed_categories: Sequence[str] | None) -> None:
     rules_transitions.check_size("schema", item.request.schema_)
 
 
-async def register(tx: Transaction, item: Registration) -> tuple[ProviderResponse, bool]:
+async def register(tx: Transaction, item: ProviderRegistration) -> tuple[ProviderResponse, bool]:
     """Register a worker for a provider, in place of its current worker. Return whether it is new too.
 
     Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `Forbidden` for a provider
@@ -130,7 +130,7 @@ async def register_internal(tx: Transaction, offers: Sequence[InternalProvider],
         _publish_changed(tx, name)
 
 
-async def _worker(tx: Transaction, item: Registration) -> UUID:
+async def _worker(tx: Transaction, item: ProviderRegistration) -> UUID:
     worker_id = item.request.worker_id
     if worker_id is None:
         return await sql_workers.add(tx, item.caller.id, info=item.request.worker)
@@ -323,7 +323,7 @@ class ProviderRef(NamedTuple):
     is_pending: bool
 
 
-class Claim(NamedTuple):
+class RequestClaim(NamedTuple):
     """The claim of a worker for a request: it waits up to `wait`, and the result is due within `lease`.
 
     The caller may not serve the providers of the rooms `refused_rooms`.
@@ -425,7 +425,7 @@ def not_connected(target: ProviderRef) -> ProviderNotConnected:
     )
 
 
-async def claim(tx: Transaction, item: Claim) -> ClaimedProviderRequest | None:
+async def claim(tx: Transaction, item: RequestClaim) -> ClaimedProviderRequest | None:
     """Claim the oldest open request to the providers of a worker.
 
     Raises `WorkerNotFound`, and `Forbidden` for a worker of another user.

@@ -37,7 +37,7 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, LogLimits
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_reports import FencedReport, report_single_statement
-from zndraw_joblib.server.queue.sql_submit import Appended, KnownJob, NewKey, NewTask, append
+from zndraw_joblib.server.queue.sql_submit import Appended, KnownJob, NewKey, NewTaskRow, append
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord, TaskRow
 from zndraw_joblib.server.queue.sql_tasks import positions
 from zndraw_joblib.wire.messages import PaginatedResponse, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
@@ -469,7 +469,9 @@ async def submit_plain(
     for item, task_id in zip(items, ids, strict=True):
         item.task_id = task_id
     tasks = [
-        NewTask(task_id.hex, item.room_id, item.caller.id, to_json(item.payload).decode(), item.traceparent)
+        NewTaskRow(
+            task_id.hex, item.room_id, item.caller.id, to_json(item.payload).decode(), item.traceparent
+        )
         for task_id, item in zip(ids, items, strict=True)
     ]
     try:

@@ -24,12 +24,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.server.db.bulk import among, arrays, by_column, padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import AttemptDetail, Task, TaskLogPart, TaskResult
+from zndraw_joblib.server.db.tables import AttemptDetailRecord, Task, TaskLogPart, TaskResult
 from zndraw_joblib.server.queue.sql_task_rows import CHUNK, FULL, TaskRecord, record_of
 from zndraw_joblib.wire.progress import MAX_LOG_LINES
 
 tasks = Task.__table__
-details = AttemptDetail.__table__
+details = AttemptDetailRecord.__table__
 log = TaskLogPart.__table__
 results = TaskResult.__table__
 
@@ -44,7 +44,7 @@ class LogCounts(NamedTuple):
     size: int = 0
 
 
-class Part(NamedTuple):
+class StoredLogPart(NamedTuple):
     """Consecutive lines of a log: a JSON list of `size` bytes."""
 
     first: int
@@ -135,10 +135,10 @@ async def of_task(tx: Transaction, seq: int) -> list[Detail]:
     return [Detail(*row) for row in rows]
 
 
-async def parts(tx: Transaction, seq: int, attempt: int, after: int, limit: int) -> list[Part]:
+async def parts(tx: Transaction, seq: int, attempt: int, after: int, limit: int) -> list[StoredLogPart]:
     """Return the parts of a log that have lines after a number, in order, at most `limit` parts."""
     params = {"seq": seq, "number": attempt, "after": after, "limit": limit}
-    return [Part(*row) for row in await tx.execute(_PARTS, params)]
+    return [StoredLogPart(*row) for row in await tx.execute(_PARTS, params)]
 
 
 async def log_counts(tx: Transaction, attempts: Mapping[int, int]) -> dict[int, LogCounts]:
@@ -166,7 +166,7 @@ def _from_list(table: Table) -> postgresql.Insert:
 _ADD_PARTS = _from_list(log)
 
 
-async def add_parts(tx: Transaction, new: Iterable[tuple[int, int, Part]]) -> None:
+async def add_parts(tx: Transaction, new: Iterable[tuple[int, int, StoredLogPart]]) -> None:
     """Add parts to the logs of attempts, given by the `seq` of their tasks and their numbers."""
     rows = [{"task_seq": seq, "attempt": attempt, **part._asdict()} for seq, attempt, part in new]
     if rows and tx.is_sqlite:

@@ -44,7 +44,7 @@ SUBMITTED, RETURNED = "submitted", "returned"
 NO_CEILING = 2**62
 
 
-class Interval(NamedTuple):
+class TimeRange(NamedTuple):
     """Times from `since` on and before `until`; only tasks and attempts with greater numbers are read.
 
     Tasks have numbers up to `task_ceiling`.
@@ -86,7 +86,7 @@ class Numbers(NamedTuple):
     at: datetime
 
 
-async def read(tx: Transaction, interval: Interval) -> list[Occurrence]:
+async def read(tx: Transaction, interval: TimeRange) -> list[Occurrence]:
     """Return what happened in an interval."""
     return [Occurrence(*row) for row in await tx.execute(_GROUPED, interval._asdict())]
 
@@ -104,7 +104,7 @@ async def after(tx: Transaction, floor: int, at: datetime) -> tuple[int, datetim
     return None if row is None else (row.seq, row.created_at)
 
 
-async def last_before(tx: Transaction, interval: Interval, at: datetime) -> int:
+async def last_before(tx: Transaction, interval: TimeRange, at: datetime) -> int:
     """Return the greatest number of the tasks of an interval that were created before `at`."""
     params = {"task_floor": interval.task_floor, "task_ceiling": interval.task_ceiling, "until": at}
     last: int | None = (await tx.execute(_LAST_BEFORE, params)).scalar_one()

@@ -24,13 +24,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.server.db.bulk import among, padded
 from zndraw_joblib.server.db.database import Transaction, dialect, fetch_page
-from zndraw_joblib.server.db.tables import ProviderRecord, ProviderRequest, ProviderWorkerLink
+from zndraw_joblib.server.db.tables import ProviderRecord, ProviderRequestRecord, ProviderWorkerLink
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName
 
 providers = ProviderRecord.__table__
 links = ProviderWorkerLink.__table__
-requests = ProviderRequest.__table__
+requests = ProviderRequestRecord.__table__
 
 
 class ProviderRow(NamedTuple):

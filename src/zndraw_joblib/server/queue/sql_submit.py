@@ -31,7 +31,7 @@ class KnownJob(NamedTuple):
     policy: str | None
 
 
-class NewTask(NamedTuple):
+class NewTaskRow(NamedTuple):
     """A task without options. `id` has 32 hexadecimal digits, `payload` is JSON."""
 
     id: str
@@ -62,7 +62,7 @@ class Appended(NamedTuple):
 
 
 async def append(
-    tx: Transaction, job: KnownJob, new: Sequence[NewTask], keys: Sequence[NewKey]
+    tx: Transaction, job: KnownJob, new: Sequence[NewTaskRow], keys: Sequence[NewKey]
 ) -> Appended | None:
     """Append tasks to the queue of a job. Return None if what is assumed about the job is wrong.
 
@@ -73,7 +73,7 @@ async def append(
         return await _append_on_sqlite(tx, job, new, keys)
     params: dict[str, Any] = {**_assumptions(job), "count": len(new)}
     params["at"] = await tx.now() if tx.has_own_clock else None
-    columns = zip(NewTask._fields, zip(*new, strict=True), strict=True)
+    columns = zip(NewTaskRow._fields, zip(*new, strict=True), strict=True)
     params |= {f"all_{name}": list(values) for name, values in columns}
     if keys:
         params |= {
@@ -101,7 +101,7 @@ def _assumptions(job: KnownJob) -> dict[str, Any]:
 
 
 async def _append_on_sqlite(
-    tx: Transaction, job: KnownJob, new: Sequence[NewTask], keys: Sequence[NewKey]
+    tx: Transaction, job: KnownJob, new: Sequence[NewTaskRow], keys: Sequence[NewKey]
 ) -> Appended | None:
     if keys:
         ids = to_json([key.id.hex for key in keys]).decode()

@@ -26,7 +26,7 @@ class WorkerRecord(NamedTuple):
     max_tasks: int | None
 
 
-class QueueState(NamedTuple):
+class ServedQueue(NamedTuple):
     """How many tasks of a job are pending, how many may be held at once, and the job's room."""
 
     pending: int
@@ -149,7 +149,7 @@ _SERVING = statement(
     "SELECT job_id, worker_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id) ORDER BY worker_id",
     *("job_id", "worker_id"),
 )
-_QUEUE_COLUMNS = ("job_id", *QueueState._fields)
+_QUEUE_COLUMNS = ("job_id", *ServedQueue._fields)
 _OPEN_QUEUES = f"""
     SELECT joblib_worker_job.worker_id, joblib_worker_job.job_id,
         joblib_job.pending, joblib_job.max_in_flight, joblib_job.room_id
@@ -296,7 +296,7 @@ async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
 
 async def lock_with_queues(
     tx: Transaction, ids: Sequence[UUID]
-) -> tuple[dict[UUID, WorkerRecord], dict[UUID, dict[UUID, QueueState]]]:
+) -> tuple[dict[UUID, WorkerRecord], dict[UUID, dict[UUID, ServedQueue]]]:
     """Lock workers, as `lock` does. Return them, and by worker the jobs with pending tasks that it serves.
 
     On PostgreSQL this is one statement. If it waits for a lock, it returns the new version of the worker's
@@ -319,10 +319,10 @@ async def lock_with_queues(
         is_outdated = any(row.last_heartbeat != row.heartbeat_seen for row in rows)
     if is_outdated:
         pending = list(await tx.execute(_PENDING_QUEUES, {"all_worker_id": padded(ids)}))
-    queues: dict[UUID, dict[UUID, QueueState]] = {worker_id: {} for worker_id in locked}
+    queues: dict[UUID, dict[UUID, ServedQueue]] = {worker_id: {} for worker_id in locked}
     for worker_id, job_id, *state in pending:
         if worker_id in queues:
-            queues[worker_id][job_id] = QueueState(*state)
+            queues[worker_id][job_id] = ServedQueue(*state)
     return locked, queues
 
 

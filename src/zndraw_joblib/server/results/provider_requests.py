@@ -26,7 +26,7 @@ from zndraw_joblib.server.process.ports import (
     requests_key,
     worker_key,
 )
-from zndraw_joblib.server.process.waiters import OPEN, Access, Disconnected, Waiter
+from zndraw_joblib.server.process.waiters import OPEN, CallerAccess, Disconnected, Waiter
 from zndraw_joblib.server.queue import rules_providers
 from zndraw_joblib.server.queue.rules_providers import MAX_PENDING_REQUESTS, Asker, ProviderRef
 from zndraw_joblib.server.queue.rules_transitions import truncate_error
@@ -320,7 +320,7 @@ class ProviderRequests:
         key: ProviderRequestKey,
         wait: float,
         disconnected: Disconnected = None,
-        access: Access = OPEN,
+        access: CallerAccess = OPEN,
     ) -> CachedResult:
         """Send a request that `find_cached` did not find, and wait up to `wait` seconds for its result.
 
@@ -435,11 +435,11 @@ class ProviderRequests:
         wait: float = 0,
         disconnected: Disconnected = None,
         claim_id: UUID | None = None,
-        access: Access = OPEN,
+        access: CallerAccess = OPEN,
     ) -> ProviderClaimResponse:
         """Return the oldest request that is pending for a worker, waiting up to `wait` seconds for one."""
         lease = _LEASES * self._runtime.settings.provider_inflight_ttl_seconds
-        item = rules_providers.Claim(
+        item = rules_providers.RequestClaim(
             *(caller, worker_id, claim_id, timedelta(seconds=wait), timedelta(seconds=lease)),
             refused_rooms=await access.check(),
         )
@@ -454,7 +454,7 @@ class ProviderRequests:
         return ProviderClaimResponse(request=claimed)
 
     async def _wait_for_claim(
-        self, item: rules_providers.Claim, disconnected: Disconnected, access: Access
+        self, item: rules_providers.RequestClaim, disconnected: Disconnected, access: CallerAccess
     ) -> ClaimedProviderRequest | None:
         waiters, deadline = self._runtime.waiters, time.monotonic() + item.wait.total_seconds()
         key = requests_key(item.worker_id)
@@ -496,7 +496,7 @@ class _WaitingRequest:
     keys: CacheKeys
     old_error: bytes | None
     disconnected: Disconnected
-    access: Access
+    access: CallerAccess
     provider: ProviderRef | None = None
     recheck: ExponentialBackoff = field(
         default_factory=lambda: ExponentialBackoff(1.0, 5.0, jitter=0, growth=1.5)

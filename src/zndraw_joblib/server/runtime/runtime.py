@@ -31,7 +31,14 @@ from zndraw_joblib.server.process.ports import (
 )
 from zndraw_joblib.server.process.pubsub import PubSub
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.process.waiters import OPEN, Access, Disconnected, Waiter, Waiters, waiting_requests
+from zndraw_joblib.server.process.waiters import (
+    OPEN,
+    CallerAccess,
+    Disconnected,
+    Waiter,
+    Waiters,
+    waiting_requests,
+)
 from zndraw_joblib.server.queue import (
     rules_claims,
     rules_idempotency,
@@ -401,7 +408,7 @@ class Runtime:
         request: TaskClaimRequest,
         wait: float = 0,
         disconnected: Disconnected = None,
-        access: Access = OPEN,
+        access: CallerAccess = OPEN,
     ) -> TaskClaimResponse:
         """Claim the oldest tasks for a worker; wait up to `wait` seconds for the first.
 
@@ -429,7 +436,7 @@ class Runtime:
         keys: list[str],
         deadline: float,
         disconnected: Disconnected,
-        access: Access,
+        access: CallerAccess,
     ) -> rules_claims.ClaimResult | None:
         """Claim and wait in turns until there is a task, the deadline, or other keys to wait on."""
 
@@ -473,7 +480,7 @@ class Runtime:
         return result
 
     async def get_task(
-        self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None, access: Access = OPEN
+        self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None, access: CallerAccess = OPEN
     ) -> TaskResponse:
         """Return a task; wait up to `wait` seconds for its end."""
 
