@@ -1,17 +1,17 @@
 """The bases of the bodies of requests and responses: they decide which fields a JSON Schema requires."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import is_
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from zndraw_joblib.wire.names import unknown_text
 
-
-def is_none(value: object) -> bool:
-    """Return whether a field of a response is omitted; for `Field(exclude_if=is_none)`."""
-    return value is None
+# Whether a field of a response is omitted: for `Field(exclude_if=is_none)`. It is called for each response.
+is_none: Callable[[Any], bool] = partial(is_, None)
 
 
 def _describe_defaults(schema: dict[str, Any]) -> None:

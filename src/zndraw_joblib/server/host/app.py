@@ -21,7 +21,7 @@ from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.host.mount import InternalJobs, JobLib
 from zndraw_joblib.server.http import metrics
 from zndraw_joblib.server.http.identity import BearerTokens
-from zndraw_joblib.server.http.middleware import QueueMiddleware, keep_send, may_have_telemetry
+from zndraw_joblib.server.http.middleware import SEND, QueueMiddleware, may_have_telemetry
 from zndraw_joblib.server.http.openapi import tag_metadata
 from zndraw_joblib.server.http.pages import add_operations_page, install_exception_handlers
 from zndraw_joblib.server.http.requests import REQUEST_ID, SCOPE_KEY, request_id_of, with_header
@@ -68,8 +68,7 @@ class StandaloneApp(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; its response, and records of the log, have its id."""
-        scope["app"] = self
-        keep_send(scope, send)
+        scope["app"], scope[SEND] = self, send
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return

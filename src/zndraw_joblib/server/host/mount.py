@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from datetime import datetime
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -26,7 +25,7 @@ from zndraw_joblib.server.host import checks
 from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.http import add_routes
 from zndraw_joblib.server.http.access import Guard, RoomGuards, WorkerRooms, verify_readable_room
-from zndraw_joblib.server.http.identity import BearerTokens, identity_dependency
+from zndraw_joblib.server.http.identity import BearerTokens
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.openapi import namespace_of
 from zndraw_joblib.server.http.pages import Dashboard, add_problem_pages
@@ -39,7 +38,7 @@ from zndraw_joblib.server.internal.registry import (
     WorkerToken,
     WorkerTokens,
 )
-from zndraw_joblib.server.process.ports import Identity, ResultBackend, SessionMaker
+from zndraw_joblib.server.process.ports import ResultBackend, SessionMaker
 from zndraw_joblib.server.process.pubsub import connection_factory
 from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher, decode
@@ -49,8 +48,7 @@ from zndraw_joblib.server.results.provider_requests import ProviderRequests, Upl
 from zndraw_joblib.server.results.results import Store, TaskResults, select_result_backend
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.events import Emission
-from zndraw_joblib.wire.names import RESERVED_IDS, rooms_with_frames
-from zndraw_joblib.wire.problems import Forbidden
+from zndraw_joblib.wire.names import rooms_with_frames
 
 
 def start(name: str, loop: Any) -> asyncio.Task[None]:
@@ -209,7 +207,7 @@ class JobLib(HostApi):
     ) -> None:
         self.settings, self.clock = settings or JobLibSettings(), clock
         self.prefix, self._upgrades_tables = checks.checked_prefix(prefix), upgrade_tables
-        self.identity, self._resolve_identity = identity, identity_dependency(identity)
+        self.identity = identity
         self.guards = RoomGuards(readable_room, writable_room)
         self.runtime = runtime = Runtime(
             session_maker,
@@ -388,20 +386,6 @@ class JobLib(HostApi):
         # A host closes its own sockets.
         if self.rooms.requires_identity and self._closing_sockets is None:
             self._closing_sockets = asyncio.create_task(self.rooms.close_sockets())
-
-    async def identify(self, request: Request) -> Identity | None:
-        """Return the caller of a request; None without an identity. Raises `Forbidden` for reserved ids."""
-        if isinstance(self.identity, BearerTokens):
-            identity: Identity | None = await self.identity.identify(request)
-        else:
-            identity = await solve(request, self._resolve_identity)
-        if identity is not None and identity.id in RESERVED_IDS:
-            raise Forbidden(f"The identity {identity.id!r} is reserved for the server's code and processes")
-        return identity
-
-    async def is_valid(self, identity: Identity, at: datetime) -> bool:
-        """Return whether the access that an identity had at a time is not revoked; true if unknown."""
-        return not isinstance(self.identity, BearerTokens) or await self.identity.is_valid(identity, at)
 
     @property
     def results(self) -> ResultBackend:

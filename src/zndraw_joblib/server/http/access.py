@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from zndraw_joblib.server.admin.overviews import Overviews
 from zndraw_joblib.server.background.loops import Health, Metrics
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.http.identity import BearerTokens, identity_dependency
 from zndraw_joblib.server.http.requests import QUEUE, bytes_of_bodies, fresh_copy, solve
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.registry import WorkerTokens
@@ -33,7 +34,7 @@ from zndraw_joblib.server.results.provider_requests import ProviderRequests, Upl
 from zndraw_joblib.server.results.results import TaskResults
 from zndraw_joblib.server.runtime.problem_responses import as_problem
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.names import GLOBAL, validate_room_id
+from zndraw_joblib.wire.names import GLOBAL, RESERVED_IDS, validate_room_id
 from zndraw_joblib.wire.problems import Forbidden, InternalServerError, ProblemException, Unauthorized
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -101,8 +102,8 @@ class RoomGuards:
 
         The guards get valid ids; an override has its own rule for the id in the request.
         """
-        if self._override(request, dependency) is None:
-            validate_room_id(room_id)
+        if dependency not in request.app.dependency_overrides and dependency not in self._remembered:
+            room_id = validate_room_id(room_id)
             if self._arguments[dependency] is None:
                 return room_id
         checked = await self.check(request, dependency, room_id)
@@ -333,13 +334,22 @@ class QueueState(ABC):
         """The bytes of the bodies that this process receives."""
         return bytes_of_bodies(self.runtime.settings)
 
-    @abstractmethod
-    async def identify(self, request: Request) -> Identity | None:
-        """Return the caller of a request; None without an identity."""
+    @cached_property
+    def _identify(self) -> Callable[[Request], Awaitable[Identity | None]]:
+        if isinstance(self.identity, BearerTokens):
+            return self.identity.identify
+        return partial(solve, dependency=identity_dependency(self.identity))
 
-    @abstractmethod
+    async def identify(self, request: Request) -> Identity | None:
+        """Return the caller of a request; None without an identity. Raises `Forbidden` for reserved ids."""
+        identity = await self._identify(request)
+        if identity is not None and identity.id in RESERVED_IDS:
+            raise Forbidden(f"The identity {identity.id!r} is reserved for the server's code and processes")
+        return identity
+
     async def is_valid(self, identity: Identity, at: datetime) -> bool:
         """Return whether the access that an identity had at a time is not revoked; true if unknown."""
+        return not isinstance(self.identity, BearerTokens) or await self.identity.is_valid(identity, at)
 
     @property
     @abstractmethod
@@ -378,18 +388,20 @@ Recheck = Callable[[Request], Awaitable[object]]
 
 async def current_identity(request: Request) -> Identity:
     """Return the caller. Raises `Unauthorized` without an identity: every endpoint needs one."""
-    began = time.monotonic()
-    identity = await queue_state(request).identify(request)
+    scope, began = request.scope, time.monotonic()
+    identity = await (scope.get(QUEUE) or queue_state(request)).identify(request)
     if not isinstance(identity, Identity):
         raise Unauthorized("The request needs an identity", headers={"WWW-Authenticate": "Bearer"})
-    request.scope[CALLER], request.scope[IDENTIFIED_AT] = identity, began
+    scope[CALLER], scope[IDENTIFIED_AT] = identity, began
     return identity
 
 
 async def guarded_room(request: Request, guard: Guard) -> str:
     """Return the room of a request's path after the host's guard has passed."""
-    request.scope[ROOM_GUARD] = guard
-    return await queue_state(request).guards.resolve(request, guard, request.path_params["room_id"])
+    scope = request.scope
+    scope[ROOM_GUARD] = guard
+    room_id: str = await scope[QUEUE].guards.resolve(request, guard, scope["path_params"]["room_id"])
+    return room_id
 
 
 async def current_superuser(request: Request) -> Identity:
@@ -400,11 +412,10 @@ async def current_superuser(request: Request) -> Identity:
     return identity
 
 
-def is_trusted(request: Request, checked_at: float) -> bool:
+def is_trusted(queue: QueueState, checked_at: float) -> bool:
     """Return whether a check of the caller at a time, in monotonic seconds, is still valid."""
-    queue = queue_state(request)
-    changed_at = queue.worker_rooms.changed_at
-    return time.monotonic() < checked_at + queue.trusted_seconds and changed_at < checked_at
+    is_recent = time.monotonic() < checked_at + queue.trusted_seconds
+    return is_recent and queue.worker_rooms.changed_at < checked_at
 
 
 async def check_again(request: Request, caller: Identity, recheck: Recheck | None = None) -> None:
@@ -423,7 +434,7 @@ async def check_after_body(request: Request, recheck: Recheck | None = None) -> 
     """
     scope = request.scope
     checked_at = scope.get(IDENTIFIED_AT)
-    if checked_at is None or is_trusted(request, checked_at):
+    if checked_at is None or is_trusted(queue_state(request), checked_at):
         return
 
     async def check_room(copy: Request) -> None:
@@ -478,7 +489,7 @@ def access_of(
 
     async def check() -> Collection[str]:
         nonlocal checked
-        if not is_trusted(request, checked):
+        if not is_trusted(queue_state(request), checked):
             checked = time.monotonic()
             await check_again(request, caller, recheck)
         return () if refused_rooms is None else await refused_rooms()

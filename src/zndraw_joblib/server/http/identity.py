@@ -5,6 +5,7 @@ import hmac
 import inspect
 import logging
 import secrets
+import time
 import types
 from collections.abc import (
     AsyncGenerator,
@@ -17,14 +18,13 @@ from collections.abc import (
 )
 from dataclasses import is_dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from cachetools import TTLCache
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, SecretStr
 
-from zndraw_joblib.server.http.requests import header_values
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.wire.problems import InternalServerError, Unauthorized
 
@@ -126,10 +126,11 @@ def _certainly_lacks(kind: type, name: str) -> bool:
 
 ADMIN = Identity("admin", is_superuser=True)
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
-_CACHE_SECONDS = 3.0
 # SQLite allows 32,766 values in a statement.
 _DIGESTS_PER_QUERY = 1000
 _MAX_CACHED = 10_000
+# Headers of this length are hashed once while they are among the last.
+_MAX_HEADER = 256
 _bearer = HTTPBearer(auto_error=False, description="A token made by `zndraw-joblib token create`")
 
 
@@ -143,13 +144,23 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def _digest_in(header: bytes) -> str | None:
+    scheme, _, token = header.decode("latin-1").partition(" ")
+    return digest(token.strip()) if scheme.lower() == "bearer" and token else None
+
+
+_digest_in_short = lru_cache(maxsize=1024)(_digest_in)
+
+
 class BearerTokens:
     """The dependency that returns the identity of a bearer token.
 
     `find` returns the identity of a digest, None for an unknown one. It is cached, so a revoked token works
-    for at most 3 s more. `find_existing` returns which digests are known, and `find_named` the identity of a
-    name and since when it has its token.
+    for at most `cache_seconds` more. `find_existing` returns which digests are known, and `find_named` the
+    identity of a name and since when it has its token.
     """
+
+    cache_seconds = 3.0
 
     def __init__(
         self,
@@ -162,7 +173,8 @@ class BearerTokens:
         self._find_existing = find_existing
         self._find_named = find_named
         self._admin_digest = digest(admin_token.get_secret_value()) if admin_token else None
-        self._cached: TTLCache[str, Identity] = TTLCache(_MAX_CACHED, _CACHE_SECONDS)
+        # By digest, with the time until which it is valid.
+        self._cached: dict[str, tuple[Identity, float]] = {}
 
     async def __call__(
         self, request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -180,19 +192,23 @@ class BearerTokens:
             )
         if self._admin_digest is not None and hmac.compare_digest(hashed, self._admin_digest):
             return ADMIN
-        identity: Identity | None = self._cached.get(hashed)
+        cached = self._cached.get(hashed)
+        if cached is not None and time.monotonic() < cached[1]:
+            return cached[0]
+        identity = await self._find(hashed)
         if identity is None:
-            identity = await self._find(hashed)
-            if identity is None:
-                raise Unauthorized("The bearer token is unknown or was revoked", headers=_CHALLENGE)
-            self._cached[hashed] = identity
+            raise Unauthorized("The bearer token is unknown or was revoked", headers=_CHALLENGE)
+        if len(self._cached) >= _MAX_CACHED:
+            self._cached.clear()
+        self._cached[hashed] = identity, time.monotonic() + self.cache_seconds
         return identity
 
     def digest_of(self, request: Request) -> str | None:
         """Return the digest of a request's token, None if it has none."""
-        values = header_values(request, b"authorization")
-        scheme, _, token = values[0].partition(" ") if values else ("", "", "")
-        return digest(token.strip()) if scheme.lower() == "bearer" and token else None
+        for name, value in request.scope["headers"]:
+            if name == b"authorization":
+                return _digest_in_short(value) if len(value) <= _MAX_HEADER else _digest_in(value)
+        return None
 
     async def is_valid(self, identity: Identity, at: datetime) -> bool:
         """Return whether the token that this identity had at a time was not revoked."""

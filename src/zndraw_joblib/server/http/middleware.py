@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Match, Mount, WebSocketRoute
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from zndraw_joblib.server.http.requests import SCOPE_KEY, Rereadable, response_header, with_header
+from zndraw_joblib.server.http.requests import REQUEST_ID_HEADER, SCOPE_KEY, Rereadable, with_header
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.wire.operations import PREFIX
 
@@ -31,18 +31,6 @@ class _Entry(NamedTuple):
 
     original_route: BaseRoute
     path: str | None
-
-
-def route_path(scope: Scope) -> str:
-    """Return the path of a request without the path under which the app is mounted, as ASGI defines it."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path[len(root) :] if root and f"{path}/".startswith(f"{root}/") else path
-
-
-def is_traced(scope: Scope) -> bool:
-    """Return whether FastAPI's telemetry follows a request, which the router gives the route's path."""
-    return scope.get("fastapi.telemetry") is not None
 
 
 def tracer_provider(app: FastAPI) -> Any:
@@ -105,12 +93,9 @@ def _collect(routes: Iterable[BaseRoute], routers: dict[int, tuple[APIRouter, li
 
 # The connection of a client that does not read, which uvicorn closes by no public interface.
 
-_SEND = "zndraw_joblib.send"
-
-
-def keep_send(scope: Scope, send: Send) -> None:
-    """Let `abort` find the connection of a request whose `send` middleware replaces."""
-    scope[_SEND] = send
+# The key of the server's `send`, in the scope of a request whose `send` middleware may replace: `abort` finds
+# the connection by it.
+SEND = "zndraw_joblib.send"
 
 
 def abort(scope: Scope, send: Send) -> None:
@@ -119,7 +104,7 @@ def abort(scope: Scope, send: Send) -> None:
     If a host's middleware has replaced `send`, the connection closes only when the client reads again, or
     when the operating system drops it.
     """
-    transport: Any = getattr(getattr(scope.get(_SEND, send), "__self__", None), "transport", None)
+    transport: Any = getattr(getattr(scope.get(SEND, send), "__self__", None), "transport", None)
     if transport is not None:
         transport.abort()
 
@@ -162,16 +147,22 @@ class QueueMiddleware:
     def _find(self, scope: Scope) -> Route | None:
         """Return the route that the app's router would choose, if it is one of the queue."""
         router = self._host.router
-        if router.routes != self._routes or any(
-            included.routes != routes for included, routes in self._included
-        ):
+        if router.routes != self._routes:
             self._index(router.routes)
-        path = route_path(scope)
+        for included, routes in self._included:
+            if included.routes != routes:
+                self._index(router.routes)
+                break
+        path, root = scope["path"], scope.get("root_path")
+        # The path under which the app is mounted does not count, as ASGI defines it.
+        if root and f"{path}/".startswith(f"{root}/"):
+            path = path[len(root) :]
         for route, pattern, earlier in self._candidates.get((scope["method"], _until_noun(path)), ()):
             match = pattern.match(path)
             if match is None:
                 continue
-            if is_traced(scope) or (
+            # The router gives the route's path to FastAPI's telemetry, if that follows the request.
+            if scope.get("fastapi.telemetry") is not None or (
                 earlier and any(other.matches(scope)[0] is Match.FULL for other in earlier)
             ):
                 return None
@@ -204,7 +195,7 @@ class QueueMiddleware:
             await self._handle(error)(scope, receive, send)
         else:
             if request_id is not None:
-                response.raw_headers.append(response_header(request_id))
+                response.raw_headers.append((REQUEST_ID_HEADER, request_id.encode()))
             await response(scope, receive, send)
 
     def _handle(self, error: Exception) -> ASGIApp:

@@ -5,11 +5,12 @@ import inspect
 import os
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from secrets import token_hex
+from types import coroutine
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args
 
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Request, Response, params
@@ -123,9 +124,37 @@ async def read_body(
     Raises `UploadStalled` if it is not complete after `seconds`, and one more for each 64 KiB of it. Beyond
     the first 64 KiB it counts in `bodies` for a user; the caller gives back the `HeldBytes` of the request.
     """
+    receive, began = request.receive, asyncio.get_running_loop().time()
+    receive = getattr(receive, "source", receive)
+    chunks, size = list[bytes](), 0
+    while True:
+        steps = receive().__await__()
+        try:
+            awaited = next(steps)
+        except StopIteration as arrived:  # as nearly all bodies; these need no timer
+            message = arrived.value
+        else:
+            until = began + seconds + size / _MIN_BYTES_PER_SECOND
+            message = await _next_message(request, steps, awaited, until, seconds)
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        if size > _UNCOUNTED_BYTES:
+            request.scope.setdefault(HELD_BYTES, HeldBytes(bodies, user)).grow(size)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+async def _next_message(
+    request: Request, steps: Generator[Any, Any, Message], awaited: Any, until: float, seconds: float
+) -> Message:
+    """Return the message of a `receive` that has begun and waits."""
     try:
-        async with asyncio.timeout(seconds) as limit:
-            return await _read_in_time(request, HeldBytes(bodies, user), max_bytes, limit)
+        async with asyncio.timeout_at(until) as limit:
+            return await _continued(steps, awaited)
     except TimeoutError as error:
         if not limit.expired():
             raise
@@ -138,22 +167,21 @@ async def read_body(
         ) from error
 
 
-async def _read_in_time(request: Request, held: HeldBytes, max_bytes: int, limit: asyncio.Timeout) -> bytes:
-    chunks, size, end = list[bytes](), 0, limit.when() or 0
+@coroutine
+def _continued(steps: Generator[Any, Any, Message], awaited: Any) -> Generator[Any, Any, Message]:
+    """Await the rest of a coroutine that has begun, and waits for `awaited`."""
     while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        _check_size(size, max_bytes)
-        if size > _UNCOUNTED_BYTES:
-            request.scope[HELD_BYTES] = held
-            held.grow(size)
-        if not message.get("more_body", False):
-            return chunk if not chunks else b"".join([*chunks, chunk])
-        chunks.append(chunk)
-        limit.reschedule(end + size / _MIN_BYTES_PER_SECOND)
+        try:
+            value = yield awaited
+        except BaseException as error:
+            advance = partial(steps.throw, error)
+        else:
+            advance = partial(steps.send, value)
+        try:
+            awaited = advance()
+        except StopIteration as end:
+            message: Message = end.value
+            return message
 
 
 class Rereadable:
@@ -183,7 +211,8 @@ class RecordedBody:
         message = await self._receive()
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))
-            _check_size(self._size, self._max_bytes)
+            if self._size > self._max_bytes:
+                raise _too_large(self._max_bytes)
             self._parts.append(message)
         return message
 
@@ -211,9 +240,8 @@ def read_again(content: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def _check_size(size: int, max_bytes: int) -> None:
-    if size > max_bytes:
-        raise ContentTooLarge(f"The body has more than {max_bytes} bytes, which is the limit; send less")
+def _too_large(max_bytes: int) -> ContentTooLarge:
+    return ContentTooLarge(f"The body has more than {max_bytes} bytes, which is the limit; send less")
 
 
 # The header ``X-Request-ID``: of a request if it is valid, else a new id.
@@ -221,7 +249,7 @@ def _check_size(size: int, max_bytes: int) -> None:
 REQUEST_ID = "X-Request-ID"
 # The key of the id in the scope of a request that the standalone app answers before its other layers.
 SCOPE_KEY = "zndraw_joblib.request_id"
-_HEADER = REQUEST_ID.lower().encode()
+REQUEST_ID_HEADER = REQUEST_ID.lower().encode()
 _VALID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -242,7 +270,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 def given_request_id(scope: Scope) -> str | None:
     """Return the id in the request's header, None if it has no valid one."""
     for name, value in scope["headers"]:
-        if name == _HEADER:
+        if name == REQUEST_ID_HEADER:
             return value.decode() if _VALID.fullmatch(value) else None
     return None
 
@@ -252,17 +280,12 @@ def request_id_of(scope: Scope) -> str:
     return given_request_id(scope) or f"{_prefix}-{next(_numbers)}"
 
 
-def response_header(request_id: str) -> tuple[bytes, bytes]:
-    """Return the header of the response."""
-    return _HEADER, request_id.encode()
-
-
 def with_header(send: Send, request_id: str) -> Send:
     """Return a `send` that adds the header to the response."""
 
     async def send_with_header(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), response_header(request_id)]
+            message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id.encode())]
         await send(message)
 
     return send_with_header
@@ -302,7 +325,8 @@ class RequestCounts:
 
 # A host's dependencies, which FastAPI solves at any point of a request, by a route that is made for them.
 
-_SOLVED = "zndraw_joblib.solved"
+# The key of the values of dependencies that were solved for a request, in its scope.
+SOLVED = "zndraw_joblib.solved"
 _VALUE = "zndraw_joblib.value"
 # The key of the queue in the scope of a request that one of its routes handles.
 QUEUE = "zndraw_joblib.queue"
@@ -359,7 +383,7 @@ async def solve(request: Request, dependency: Callable[..., Any], **path_params:
         raise InternalServerError(f"FastAPI did not solve the dependency {dependency!r:.200}")
     if content is None and isinstance(request.receive, Rereadable):
         request.receive.source = body.from_start()
-    request.scope.setdefault(_SOLVED, []).append(results[0])
+    request.scope.setdefault(SOLVED, []).append(results[0])
     return results[0].value
 
 
@@ -394,7 +418,7 @@ def fresh_copy(request: Request) -> Request:
 
     A host's dependencies may store values in a request.
     """
-    scope = {name: value for name, value in request.scope.items() if name != _SOLVED}
+    scope = {name: value for name, value in request.scope.items() if name != SOLVED}
     scope["state"] = dict(scope.get("state", {}))
     return Request(scope, _no_body)
 
@@ -403,14 +427,12 @@ async def _no_body() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-def add_effects(request: Request, response: Response) -> Response:
-    """Add the cookies, headers and background tasks of solved dependencies to the response.
+def add_effects(request: Request, response: Response) -> None:
+    """Add the cookies, headers and background tasks of solved dependencies, in `SOLVED`, to the response.
 
     A header of the endpoint stays as it is.
     """
-    results: list[Solved] | None = request.scope.pop(_SOLVED, None)
-    if results is None:
-        return response
+    results: list[Solved] = request.scope.pop(SOLVED)
     own = {name for name, _ in response.raw_headers}
     for name, value in [header for solved in results for header in solved.response.raw_headers]:
         if name == b"set-cookie":
@@ -420,7 +442,6 @@ def add_effects(request: Request, response: Response) -> Response:
             response.headers[name.decode("latin-1")] = value.decode("latin-1")
     if tasks := [task for solved in results for task in solved.background_tasks]:
         response.background = BackgroundTasks(tasks)
-    return response
 
 
 def _max_body_bytes(request: Request) -> int:

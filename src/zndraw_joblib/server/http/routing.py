@@ -34,15 +34,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from zndraw_joblib.jobs.logs import log_fields
+from zndraw_joblib.jobs.logs import fields_here
 from zndraw_joblib.server.http.access import (
     CALLER,
+    IDENTIFIED_AT,
     QueueState,
     Recheck,
     check_after_body,
     current_identity,
     current_superuser,
     guarded_room,
+    is_trusted,
     queue_state,
     remember_queue,
     result_backend,
@@ -56,6 +58,7 @@ from zndraw_joblib.server.http.requests import (
     MAX_BODY_BYTES,
     QUEUE,
     SCOPE_KEY,
+    SOLVED,
     Omissible,
     RequestCounts,
     Rereadable,
@@ -101,13 +104,19 @@ class Parameter:
     """A parameter: `resolve` returns its value for a request, the fields declare it in the OpenAPI document.
 
     A field is an annotation of FastAPI and, unless it is required, a default. If it `checks_access`, the
-    operation has no other check of the caller.
+    operation has no other check of the caller. Without `header` in the request, the value is `absent`.
     """
 
     def __init__(
-        self, resolve: Resolve, *, checks_access: bool = False, **fields: tuple[Any] | tuple[Any, Any]
+        self,
+        resolve: Resolve,
+        *,
+        checks_access: bool = False,
+        header: bytes | None = None,
+        absent: Any = None,
+        **fields: tuple[Any] | tuple[Any, Any],
     ) -> None:
-        self.resolve = resolve
+        self.resolve, self.header, self.absent = resolve, header, absent
         self.checks_access = checks_access
 
         def declare() -> None:
@@ -157,17 +166,13 @@ async def receive_body(request: Request, limit: int, recheck: Recheck | None = N
 
     After a slow body, the caller and its access to the path's room are checked again, and `recheck` runs.
     """
-    queue, caller = queue_state(request), request.scope.get(CALLER)
+    scope = request.scope
+    queue, caller, checked_at = scope[QUEUE], scope.get(CALLER), scope.get(IDENTIFIED_AT)
     seconds, user = queue.runtime.settings.request_timeout_seconds, "" if caller is None else caller.id
     content = await read_body(request, seconds, queue.body_bytes, user, limit)
-    await check_after_body(request, recheck)
+    if checked_at is not None and not is_trusted(queue, checked_at):
+        await check_after_body(request, recheck)
     return content
-
-
-def _may_overflow(content: bytes) -> bool:
-    """Return whether JSON may have a number that every parser turns into infinity."""
-    digits = content.translate(_AS_ZEROS, b"+")
-    return b"e000" in digits or _MANY_DIGITS in digits
 
 
 def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
@@ -182,7 +187,9 @@ def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
         try:
             # Strict JSON: no NaN, no infinity, no lone surrogate.
             value = from_json(content, allow_inf_nan=False)
-            if _may_overflow(content):
+            # Every parser turns a number beyond the range of floats into infinity.
+            digits = content.translate(_AS_ZEROS, b"+")
+            if b"e000" in digits or _MANY_DIGITS in digits:
                 json.dumps(value, allow_nan=False)
             if value is None and not is_required:
                 return None
@@ -200,10 +207,8 @@ def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
 _KEY_HEADER = IDEMPOTENCY_KEY.lower().encode()
 
 
-def _request_key(request: Request) -> RequestKey | None:
+def _request_key(request: Request) -> RequestKey:
     values = header_values(request, _KEY_HEADER)
-    if not values:
-        return None
     if len(values) > 1:
         raise InvalidIdempotencyKey(
             f"header.{IDEMPOTENCY_KEY}: the request has it {len(values)} times; send it once"
@@ -242,7 +247,7 @@ _KEY_FIELD = Annotated[
         "requests of one caller with the same key once; a repeat gets the first response.",
     ),
 ]
-_KEY = Parameter(_request_key, idempotency_key=(_KEY_FIELD, None))
+_KEY = Parameter(_request_key, header=_KEY_HEADER, idempotency_key=(_KEY_FIELD, None))
 
 
 # Names of jobs and providers, waiting times, and pages of lists.
@@ -250,6 +255,7 @@ _KEY = Parameter(_request_key, idempotency_key=(_KEY_FIELD, None))
 MAX_OFFSET = 2**62
 MAX_PART = 200
 _PART = 50
+_PREFER = b"prefer"
 _MINIMAL = re.compile(r'\s*return\s*=\s*("?)minimal\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
 _WHOLE = re.compile(r"\d{1,19}")
 _NAME = Annotated[str, Path(description="room:category:name")]
@@ -272,11 +278,11 @@ _PREFER_MINIMAL = Annotated[
 
 
 def _preferred_seconds(request: Request) -> float | None:
-    return preferred_wait(header_values(request, b"prefer"))
+    return preferred_wait(header_values(request, _PREFER))
 
 
 def _prefers_minimal(request: Request) -> bool:
-    values = [value for header in header_values(request, b"prefer") for value in header.split(",")]
+    values = [value for header in header_values(request, _PREFER) for value in header.split(",")]
     return any(_MINIMAL.fullmatch(value) for value in values)
 
 
@@ -309,10 +315,20 @@ NamedProvider = Annotated[
     JobName, Parameter(lambda request: parse_provider_name(request.path_params["name"]), name=(_NAME,))
 ]
 Wait = Annotated[
-    float, Parameter(lambda request: _preferred_seconds(request) or 0, prefer=(_PREFER_WAIT, None))
+    float,
+    Parameter(
+        lambda request: _preferred_seconds(request) or 0,
+        header=_PREFER,
+        absent=0,
+        prefer=(_PREFER_WAIT, None),
+    ),
 ]
-PreferredWait = Annotated[float | None, Parameter(_preferred_seconds, prefer=(_PREFER_WAIT, None))]
-Minimal = Annotated[bool, Parameter(_prefers_minimal, prefer=(_PREFER_MINIMAL, None))]
+PreferredWait = Annotated[
+    float | None, Parameter(_preferred_seconds, header=_PREFER, prefer=(_PREFER_WAIT, None))
+]
+Minimal = Annotated[
+    bool, Parameter(_prefers_minimal, header=_PREFER, absent=False, prefer=(_PREFER_MINIMAL, None))
+]
 Paging = Annotated[
     Page,
     Parameter(
@@ -339,11 +355,21 @@ _BY_TOKEN = Access.STREAM_TOKEN | Access.METRICS_TOKEN
 
 
 class Step(NamedTuple):
-    """One step of a request: a function of the request, and the parameter that takes its value, if any."""
+    """One step of a request: a function of the request, and the parameter that takes its value, if any.
+
+    Without the `header` it reads, the value is `absent`.
+    """
 
     name: str | None
     resolve: Resolve
     is_async: bool
+    header: bytes | None
+    absent: Any
+
+
+def _step(name: str | None, resolve: Resolve, mark: Parameter | None = None) -> Step:
+    header, absent = (None, None) if mark is None else (mark.header, mark.absent)
+    return Step(name, resolve, inspect.iscoroutinefunction(resolve), header, absent)
 
 
 class Endpoint:
@@ -366,44 +392,42 @@ class Endpoint:
         self._marks = {name: _mark(parameter) for name, parameter in self._parameters.items()}
         _check(operation, work, self._parameters, self._marks)
         self.of_request = [name for name in self._parameters if name in _OF_REQUEST]
-        self.steps = [
-            Step(name, resolve, inspect.iscoroutinefunction(resolve))
-            for name, resolve in [*self._access(), *self._values()]
-        ]
+        self.steps = [*self._access(), *self._values()]
         self.__signature__ = _signature(dict(self._declared()))
 
     def __call__(self, **values: Any) -> Awaitable[Response]:
         """Call the function."""
         return self.work(**values)
 
-    def _access(self) -> Iterator[tuple[str | None, Resolve]]:
+    def _access(self) -> Iterator[Step]:
         """Return what checks the caller, before anything else is read."""
         access, parameters = self.operation.access, self._parameters
         for name, mark in self._marks.items():
             if mark is not None and mark.checks_access:
-                yield name, mark.resolve
+                yield _step(name, mark.resolve, mark)
         if not access & _BY_TOKEN:
             identify = current_superuser if Access.SUPERUSER in access else current_identity
-            yield "caller" if "caller" in parameters else None, identify
+            yield _step("caller" if "caller" in parameters else None, identify)
         for flag, guard in _GUARDS.items():
             if flag in access:
-                yield "room_id" if "room_id" in parameters else None, partial(guarded_room, guard=guard)
+                room = "room_id" if "room_id" in parameters else None
+                yield _step(room, partial(guarded_room, guard=guard))
 
-    def _values(self) -> Iterator[tuple[str | None, Resolve]]:
+    def _values(self) -> Iterator[Step]:
         """Return what reads the parameters: the body after all others, and then the key, a digest of both."""
         row, parameters = self.operation, self._parameters
         for name, parameter in parameters.items():
             if (mark := self._marks[name]) is not None:
                 if not mark.checks_access:
-                    yield name, mark.resolve
+                    yield _step(name, mark.resolve, mark)
             elif name == "results":
-                yield name, result_backend
+                yield _step(name, result_backend)
             elif name not in {*_OF_REQUEST, "caller", "room_id", "body", "key"}:
-                yield name, _plain(parameter)
+                yield _step(name, _plain(parameter))
         if row.body is not None:
-            yield "body", _body(row.body, is_required=not row.has_optional_body)
+            yield _step("body", _body(row.body, is_required=not row.has_optional_body))
         if "key" in parameters:
-            yield "key", _KEY.resolve
+            yield _step("key", _KEY.resolve, _KEY)
 
     def _declared(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
         """Return what FastAPI reads: annotations and defaults by name."""
@@ -461,8 +485,8 @@ class Route(APIRoute):
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        # FastAPI wraps handlers in stacks for dependencies and errors, which these routes do not use.
-        self._handler = self.get_route_handler()
+        # The host's own dependencies, and the identity.
+        self._dependencies = [depends.dependency for depends in self.dependencies if depends.dependency]
         self.counts = RequestCounts()
         # The queue whose route it is; without it, the app's first.
         self.queue: QueueState | None = None
@@ -486,47 +510,55 @@ class Route(APIRoute):
             scope[QUEUE] = self.queue
         if b"token=" in scope["query_string"] and not self.endpoint.has_free_query:
             _hide_token(scope)
+        fields = None
+        if SCOPE_KEY not in scope and (request_id := given_request_id(scope)) is not None:
+            fields = fields_here.set({**fields_here.get(), "request_id": request_id})
         try:
-            if SCOPE_KEY in scope or (request_id := given_request_id(scope)) is None:
-                response = add_effects(request, await self._handler(request))
-            else:
-                with log_fields(request_id=request_id):
-                    response = add_effects(request, await self._handler(request))
+            response = await self._work(request)
+            if SOLVED in scope:
+                add_effects(request, response)
         except Exception:
             self.counts.add(scope, BY_HOST, perf_counter() - started)
             raise
         finally:
             if HELD_BYTES in scope:
                 scope[HELD_BYTES].give_back()
+            if fields is not None:
+                fields_here.reset(fields)
         self.counts.add(scope, response.status_code, perf_counter() - started)
         return response
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler that replaces FastAPI's."""
-        work, of_request, steps = self.endpoint.work, self.endpoint.of_request, self.endpoint.steps
-        dependencies = [depends.dependency for depends in self.dependencies if depends.dependency]
-
-        async def handle(request: Request) -> Response:
-            try:
-                queue: QueueState = request.scope.get(QUEUE) or remember_queue(request)
+    async def _work(self, request: Request) -> Response:
+        """Run the steps of a request, and its function."""
+        scope, endpoint = request.scope, self.endpoint
+        try:
+            queue: QueueState = scope.get(QUEUE) or remember_queue(request)
+            headers = dict(scope["headers"])
+            if not headers.keys().isdisjoint(_OF_PAGES):
                 check_unsafe(request)
-                for dependency in dependencies:
-                    # The host's own dependencies; the identity is declared here and resolved later.
-                    if dependency is not queue.identity:
-                        await solve(request, dependency)
-                parts = {"request": request, "queue": queue, "runtime": queue.runtime}
-                values: dict[str, Any] = {name: parts[name] for name in of_request}
-                for name, resolve, is_async in steps:
+            if self._dependencies != [queue.identity]:
+                await self._solve_dependencies(request, queue)
+            parts = {"request": request, "queue": queue, "runtime": queue.runtime}
+            values = {name: parts[name] for name in endpoint.of_request}
+            for name, resolve, is_async, header, absent in endpoint.steps:
+                value = absent
+                if header is None or header in headers:
                     value = await resolve(request) if is_async else resolve(request)
-                    if name is not None:
-                        values[name] = value
-                return await work(**values)
-            except ClientDisconnect:
-                return Response(status_code=499)
-            except Exception as error:
-                return _problem_of(request, error)
+                if name is not None:
+                    values[name] = value
+            return await endpoint.work(**values)
+        except Exception as error:
+            return _problem_of(request, error)
 
-        return handle
+    async def _solve_dependencies(self, request: Request, queue: QueueState) -> None:
+        """Solve the host's own dependencies. The identity is declared here and resolved later."""
+        for dependency in self._dependencies:
+            if dependency is not queue.identity:
+                await solve(request, dependency)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler that replaces FastAPI's and its stacks for dependencies and errors."""
+        return self.respond
 
 
 # The options and the route of each operation that was made last.
@@ -555,6 +587,8 @@ def _hide_token(scope: Scope) -> None:
 
 def _problem_of(request: Request, error: Exception) -> Response:
     """Return an error as a problem. Raises it if the host handles it."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)
     if _is_handled_by_host(request, error):
         raise error
     queue: QueueState | None = request.scope.get(QUEUE)
@@ -583,8 +617,9 @@ def json_response(
     exclude: set[str] | None = None,
 ) -> Response:
     """Return a message as a response, serialised once."""
-    content = body.__pydantic_serializer__.to_json(body, by_alias=True, exclude=exclude)
-    return JsonResponse(content, status_code, headers)
+    return JsonResponse(
+        body.__pydantic_serializer__.to_json(body, by_alias=True, exclude=exclude), status_code, headers
+    )
 
 
 class JsonResponse(Response):
@@ -592,8 +627,9 @@ class JsonResponse(Response):
 
     def __init__(self, content: bytes, status_code: int, headers: dict[str, str] | None) -> None:
         self.status_code, self.body, self.background = status_code, content, None
-        items = headers.items() if headers else ()
-        self.raw_headers = [(name.lower().encode(), value.encode()) for name, value in items]
+        self.raw_headers = []
+        for name, value in headers.items() if headers else ():
+            self.raw_headers.append((name.lower().encode(), value.encode()))
         self.raw_headers += [(b"content-length", b"%d" % len(content)), _JSON]
 
 
@@ -604,17 +640,18 @@ class JsonResponse(Response):
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _READ_ONLY = b"x-joblib-read-only"
-_LOOKED_AT = frozenset({b"origin", b"sec-fetch-site", b"authorization", b"host", _READ_ONLY})
+# A request without one of these comes from no page.
+_OF_PAGES = frozenset({b"origin", b"sec-fetch-site", _READ_ONLY})
+_LOOKED_AT = _OF_PAGES | {b"authorization", b"host"}
 # A browser sends these by itself once it knows the password; a page has to send any other.
 _SENT_BY_BROWSERS = ("basic", "digest", "negotiate", "ntlm")
 
 
 def check_unsafe(request: Request) -> None:
     """Raise `Forbidden` for an unsafe request of a foreign page, or of a page that may only read."""
-    scope = request.scope
-    if scope["method"] in _SAFE:
+    if request.scope["method"] in _SAFE:
         return
-    headers = {name: value for name, value in scope["headers"] if name in _LOOKED_AT}
+    headers = {name: value for name, value in request.scope["headers"] if name in _LOOKED_AT}
     if _READ_ONLY in headers:
         raise Forbidden(
             "The request has the header X-Joblib-Read-Only, so it may change nothing: the page is read-only"

@@ -77,7 +77,9 @@ _TRACEPARENT = Annotated[
         "workers. An invalid one is ignored."
     ),
 ]
-Traceparent = Annotated[str | None, Parameter(_read_traceparent, traceparent=(_TRACEPARENT, None))]
+Traceparent = Annotated[
+    str | None, Parameter(_read_traceparent, header=_HEADER, traceparent=(_TRACEPARENT, None))
+]
 
 
 def submit_span(
