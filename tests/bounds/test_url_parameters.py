@@ -31,8 +31,9 @@ async def tls_proxy(database_url: str, certificate: Certificate) -> AsyncIterato
 async def use(database: Database) -> None:
     """Use the database as `db upgrade`, requests and the pub/sub connection do."""
     assert await schema.current(database) == schema.newest()
+    workers = await database.read(sql_workers.count)
     await database.write(sql_workers.add, owner_id="x")
-    assert await database.read(sql_workers.count) == 1
+    assert await database.read(sql_workers.count) == workers + 1
     open_pubsub = await database.pubsub_connection()
     assert open_pubsub is not None
     async with open_pubsub() as connection:
@@ -67,21 +68,19 @@ async def test_an_untrusted_certificate_is_refused(tls_proxy: SilentProxy) -> No
 
 
 @on_postgresql
-@pytest.mark.parametrize(
-    "query",
-    [
+async def test_every_query_works_with_a_parameter(database_url: str, subtests: pytest.Subtests) -> None:
+    """The parameter applies to migrations, requests and pub/sub alike."""
+    for query in [
         "application_name=web",
         "connect_timeout=3",
         "options=-c%20search_path%3Dpublic",
         "target_session_attrs=read-write",
         "prepared_statement_cache_size=0",
         "sslmode=prefer&gssencmode=disable&keepalives_idle=30",
-    ],
-)
-async def test_every_query_works_with_a_parameter(database_url: str, query: str) -> None:
-    """The parameter applies to migrations, requests and pub/sub alike."""
-    async with asyncio.timeout(TIMEOUT), connected(f"{database_url}&{query}") as database:
-        await use(database)
+    ]:
+        with subtests.test(query=query):
+            async with asyncio.timeout(TIMEOUT), connected(f"{database_url}&{query}") as database:
+                await use(database)
 
 
 @on_postgresql
@@ -99,18 +98,16 @@ async def test_parameters_reach_postgresql(database_url: str) -> None:
     await database.close()
 
 
-@pytest.mark.parametrize(
-    ("query", "named"),
-    [
+def test_a_wrong_parameter_is_named(subtests: pytest.Subtests) -> None:
+    """The error names the parameter and what to write instead, before anything connects."""
+    for query, named in [
         ("sslmod=require", "unknown parameter 'sslmod'"),
         ("sslmode=maybe", "sslmode=maybe. Use one of disable, allow"),
         ("sslrootcert=/no/such/file", "sslrootcert=/no/such/file, but there is no such file"),
         ("connect_timeout=soon", "connect_timeout=soon. Use a number"),
         ("channel_binding=require", "channel_binding=require, which the driver cannot provide"),
-    ],
-)
-def test_a_wrong_parameter_is_named(query: str, named: str) -> None:
-    """The error names the parameter and what to write instead, before anything connects."""
-    for act in (locate, open_database):
-        with pytest.raises(InvalidDatabaseUrl, match=named.replace(".", r"\.")):
-            act(f"postgresql://user:secret@host/name?{query}")
+    ]:
+        with subtests.test(query=query, named=named):
+            for act in (locate, open_database):
+                with pytest.raises(InvalidDatabaseUrl, match=named.replace(".", r"\.")):
+                    act(f"postgresql://user:secret@host/name?{query}")

@@ -1,6 +1,5 @@
 """Each rule of the checker reports a record that violates it, and no rule reports a correct record."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
@@ -186,9 +185,9 @@ def test_no_rule_reports_a_correct_record() -> None:
     assert check(correct_record()) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "rule"),
-    [
+def test_a_violation_is_reported(subtests: pytest.Subtests) -> None:
+    """The checker reports the violated rule."""
+    for change, rule in [
         (lose_a_task, "no task is lost"),
         (leave_a_task_running, "no task is lost"),
         (duplicate_a_submission, "no task is duplicated"),
@@ -206,13 +205,11 @@ def test_no_rule_reports_a_correct_record() -> None:
         (change_the_order, "submission order is kept"),
         (report_deadlocks, "no deadlock occurs"),
         (report_a_wrong_count, "kept counts are right"),
-    ],
-)
-def test_a_violation_is_reported(change: Callable[[RunRecord], None], rule: str) -> None:
-    """The checker reports the violated rule."""
-    record = correct_record()
-    change(record)
-    assert rule in {violation.rule for violation in check(record)}
+    ]:
+        with subtests.test(change=change, rule=rule):
+            record = correct_record()
+            change(record)
+            assert rule in {violation.rule for violation in check(record)}
 
 
 async def test_wrong_counts_of_a_database_are_read(database_url: str) -> None:

@@ -73,13 +73,14 @@ def test_shortened_ids_name_each_row() -> None:
     assert {line.split()[0] for line in lines[2:]} == {ID, TWIN}
 
 
-@pytest.mark.parametrize("text", ["abc", "xyzw", ID + "0", "----"])
-def test_a_prefix_of_an_id_is_checked(text: str) -> None:
+def test_a_prefix_of_an_id_is_checked(subtests: pytest.Subtests) -> None:
     """A text that no id begins with is an error before any request."""
-    with pytest.raises(Exception, match="is not an id"):
-        parse_id(text)
-    assert parse_id(ID.replace("-", "")) == parse_id(ID.upper()) == ID
-    assert parse_id("01a9b2c3d4") == "01a9b2c3-d4"
+    for text in ("abc", "xyzw", ID + "0", "----"):
+        with subtests.test(text=text):
+            with pytest.raises(Exception, match="is not an id"):
+                parse_id(text)
+            assert parse_id(ID.replace("-", "")) == parse_id(ID.upper()) == ID
+            assert parse_id("01a9b2c3d4") == "01a9b2c3-d4"
 
 
 def test_the_example_call_fits_the_schema() -> None:

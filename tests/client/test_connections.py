@@ -112,11 +112,11 @@ def test_a_broken_file_is_named(home: Path) -> None:
         find_access()
 
 
-@pytest.mark.parametrize(("url", "token"), [("localhost", None), ("http://a", "ä"), ("http://a", "")])
-def test_what_is_no_url_or_no_token_is_a_value_error(url: str, token: str | None) -> None:
+def test_what_is_no_url_or_no_token_is_a_value_error(subtests: pytest.Subtests) -> None:
     """Before any request."""
-    with pytest.raises(ValueError, match="is not"):
-        find_access(url, token)
+    for url, token in [("localhost", None), ("http://a", "ä"), ("http://a", "")]:
+        with subtests.test(url=url, token=token), pytest.raises(ValueError, match="is not"):
+            find_access(url, token)
 
 
 def test_a_client_loads_no_server_and_no_socketio() -> None:

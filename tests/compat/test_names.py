@@ -123,22 +123,20 @@ class TestValues:
             **{status: set() for status in TERMINAL_STATUSES},
         } == VALID_TRANSITIONS
 
-    @pytest.mark.parametrize(
-        ("header", "seconds"),
-        [
+    def test_the_header_prefer(self, subtests: pytest.Subtests) -> None:
+        """Its seconds, None without a wait."""
+        for header, seconds in [
             (None, None),
             ("", None),
             ("wait=5", 5),
             ("respond-async, Wait=7", 7),
             ("wait=0", 0),
             ("wait=x", None),
-        ],
-    )
-    def test_the_header_prefer(self, header: str | None, seconds: int | None) -> None:
-        """Its seconds, None without a wait."""
-        from zndraw_joblib.router import parse_prefer_wait
+        ]:
+            with subtests.test(header=header, seconds=seconds):
+                from zndraw_joblib.router import parse_prefer_wait
 
-        assert parse_prefer_wait(header) == seconds
+                assert parse_prefer_wait(header) == seconds
 
     def test_a_hash_of_parameters(self) -> None:
         """It is the id of the event that is built from the same parameters."""

@@ -219,11 +219,16 @@ class ByInstance:
         return Record(1)
 
 
-@pytest.mark.parametrize("identity", [row, model, record, named, mapping, ByInstance()])
-async def test_a_declared_type_without_the_flag_is_an_error_at_mount(sessions: Any, identity: Any) -> None:
+async def test_a_declared_type_without_the_flag_is_an_error_at_mount(
+    sessions: Any, subtests: pytest.Subtests
+) -> None:
     """The error names the attribute and what to do."""
-    with pytest.raises(TypeError, match=r"has no attribute '(id|is_superuser)'.*zndraw_joblib\.Identity"):
-        mounted(sessions, identity)
+    for identity in (row, model, record, named, mapping, ByInstance()):
+        with (
+            subtests.test(identity=identity),
+            pytest.raises(TypeError, match=r"has no attribute '(id|is_superuser)'.*zndraw_joblib\.Identity"),
+        ):
+            mounted(sessions, identity)
 
 
 class Late:

@@ -61,9 +61,9 @@ def queue(**options: Any) -> JobLib:
     return JobLib(**given)
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
+def test_unusable_parts_are_errors_at_mount(subtests: pytest.Subtests) -> None:
+    """The error names the argument."""
+    for options, match in [
         ({"identity": ROOT}, "not a function.*identity=current_user"),
         ({"identity": dict}, "has no attribute 'id'"),
         ({"readable_room": no_room}, "readable_room: 'no_room' does not take the parameter room_id"),
@@ -71,24 +71,20 @@ def queue(**options: Any) -> JobLib:
         ({"tsio": socketio.Server()}, "synchronous.*AsyncServer"),
         ({"tsio": socketio.AsyncServer}, "cannot emit"),
         ({"tsio": object()}, "cannot emit"),
-    ],
-)
-def test_unusable_parts_are_errors_at_mount(options: dict[str, Any], match: str) -> None:
-    """The error names the argument."""
-    app = FastAPI()
-    routes = list(app.routes)
-    with pytest.raises(TypeError, match=match):
-        queue(**options).mount(app)
-    assert app.routes == routes
+    ]:
+        with subtests.test(options=options, match=match):
+            app = FastAPI()
+            routes = list(app.routes)
+            with pytest.raises(TypeError, match=match):
+                queue(**options).mount(app)
+            assert app.routes == routes
 
 
-@pytest.mark.parametrize(
-    "given", [sessionmaker(), create_engine("sqlite://"), create_async_engine("sqlite+aiosqlite://"), 5]
-)
-def test_a_session_maker_opens_asynchronous_sessions(given: Any) -> None:
+def test_a_session_maker_opens_asynchronous_sessions(subtests: pytest.Subtests) -> None:
     """The error says which one to pass."""
-    with pytest.raises(TypeError, match="async_sessionmaker"):
-        queue(session_maker=given)
+    for given in (sessionmaker(), create_engine("sqlite://"), create_async_engine("sqlite+aiosqlite://"), 5):
+        with subtests.test(given=given), pytest.raises(TypeError, match="async_sessionmaker"):
+            queue(session_maker=given)
 
 
 @pytest.mark.parametrize("guard", [by_room, below, by_request])

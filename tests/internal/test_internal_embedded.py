@@ -296,15 +296,18 @@ async def test_a_report_is_repeated_until_the_database_responds(
     assert (ended["status"], ended["attempt"]) == ("completed", 1)
 
 
-@pytest.mark.parametrize("how", [*ENDINGS, *(f"validator: {how}" for how in RAISED_BY_VALIDATORS)])
-async def test_any_ending_is_reported(client: httpx.AsyncClient, how: str) -> None:
+async def test_any_ending_is_reported(client: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
     """The task fails with a text, and no slot is lost: more tasks than slots run afterwards."""
-    ended = await wait_for_end(client, await submit(client, ANY_END, how=how))
-    assert ended["status"] == "failed"
-    is_invalid = how.startswith("validator")
-    assert ended["error"].startswith("The payload does not fit AnyEnd: " if is_invalid else ENDINGS[how][1])
-    for task in [await submit(client, ANY_END) for _ in range(3)]:
-        assert (await wait_for_end(client, task))["result"] == "well"
+    for how in (*ENDINGS, *(f"validator: {how}" for how in RAISED_BY_VALIDATORS)):
+        with subtests.test(how=how):
+            ended = await wait_for_end(client, await submit(client, ANY_END, how=how))
+            assert ended["status"] == "failed"
+            is_invalid = how.startswith("validator")
+            assert ended["error"].startswith(
+                "The payload does not fit AnyEnd: " if is_invalid else ENDINGS[how][1]
+            )
+            for task in [await submit(client, ANY_END) for _ in range(3)]:
+                assert (await wait_for_end(client, task))["result"] == "well"
 
 
 @on_both

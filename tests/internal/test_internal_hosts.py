@@ -349,18 +349,16 @@ async def test_an_executor_publishes_its_last_events_before_it_stops(
         assert "completed" in [getattr(event, "status", None) for event in tsio.events]
 
 
-@pytest.mark.parametrize(
-    ("name", "category", "fault"),
-    [
+def test_an_extension_with_an_invalid_name_or_category_is_refused(
+    broker: InMemoryBroker, subtests: pytest.Subtests
+) -> None:
+    """The error names the extension."""
+    for name, category, fault in [
         ("Fine", None, "The class Fine has no category"),
         ("Fine", "mod:ifiers", "Fine cannot be an internal job"),
         ("not fine", "modifiers", "not fine cannot be an internal job"),
-    ],
-)
-def test_an_extension_with_an_invalid_name_or_category_is_refused(
-    name: str, category: Any, fault: str, broker: InMemoryBroker
-) -> None:
-    """The error names the extension."""
-    cls = type(name, (Double,), {"category": category})
-    with pytest.raises((TypeError, ValueError), match=fault):
-        register_internal_tasks(broker, [cls], Executor())
+    ]:
+        with subtests.test(name=name, category=category, fault=fault):
+            cls = type(name, (Double,), {"category": category})
+            with pytest.raises((TypeError, ValueError), match=fault):
+                register_internal_tasks(broker, [cls], Executor())

@@ -44,19 +44,22 @@ def assert_by_key(plans: list[Plan], *tables: str) -> None:
     assert {table for table in TABLES if table in text} == set(tables)
 
 
-@pytest.mark.parametrize("count", [1, 16])
-async def test_a_report_finds_the_details_of_its_attempts(explainer: Explainer, count: int) -> None:
+async def test_a_report_finds_the_details_of_its_attempts(
+    explainer: Explainer, subtests: pytest.Subtests
+) -> None:
     """It reads and writes only rows of its attempts, also where a log is at its bound."""
-    update = TaskUpdateRequest(progress=PROGRESS, log=LOG)
-    items = [rules_tasks.Report(ADMIN, task_id(RUNNING + turn), update) for turn in range(count)]
-    plans = await explainer.plans(partial(rules_tasks.report, items=items, limits=LogLimits(4)))
-    assert_by_key(plans, *TABLES)
-    assert any("DELETE FROM joblib_task_log" in plan.statement for plan in plans)
-    failed = TaskUpdateRequest(status=TaskStatus.FAILED, error="x", failure=Failure(type="KeyError"))
-    plans = await explainer.plans(
-        partial(rules_tasks.report, items=[rules_tasks.Report(ADMIN, task_id(RUNNING), failed)])
-    )
-    assert_by_key(plans, "joblib_attempt_detail")
+    for count in (1, 16):
+        with subtests.test(count=count):
+            update = TaskUpdateRequest(progress=PROGRESS, log=LOG)
+            items = [rules_tasks.Report(ADMIN, task_id(RUNNING + turn), update) for turn in range(count)]
+            plans = await explainer.plans(partial(rules_tasks.report, items=items, limits=LogLimits(4)))
+            assert_by_key(plans, *TABLES)
+            assert any("DELETE FROM joblib_task_log" in plan.statement for plan in plans)
+            failed = TaskUpdateRequest(status=TaskStatus.FAILED, error="x", failure=Failure(type="KeyError"))
+            plans = await explainer.plans(
+                partial(rules_tasks.report, items=[rules_tasks.Report(ADMIN, task_id(RUNNING), failed)])
+            )
+            assert_by_key(plans, "joblib_attempt_detail")
 
 
 async def test_a_heartbeat_finds_the_details_of_its_tasks(explainer: Explainer) -> None:

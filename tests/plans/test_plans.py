@@ -79,53 +79,62 @@ def assert_bounded(plans: list[Plan]) -> None:
             assert None not in plan.by(table), describe(plan)
 
 
-@pytest.mark.parametrize("most", [1, 256])
-async def test_a_claim_reads_the_head_of_its_queue(explainer: Explainer, most: int) -> None:
+async def test_a_claim_reads_the_head_of_its_queue(explainer: Explainer, subtests: pytest.Subtests) -> None:
     """A worker of one job reads the head of that queue, for any length, and its own links and tasks."""
-    for number in (BIG, RARE, IDLE):
-        item = rules_claims.Claim(OWNER, worker_id(number + JOBS), 15, uuid4(), most=most, start=True)
-        plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
-        assert_bounded(plans)
-        if number != IDLE:
-            assert_reads(plans, PENDING, HELD, KEY)
+    for most in (1, 256):
+        with subtests.test(most=most):
+            for number in (BIG, RARE, IDLE):
+                item = rules_claims.Claim(OWNER, worker_id(number + JOBS), 15, uuid4(), most=most, start=True)
+                plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
+                assert_bounded(plans)
+                if number != IDLE:
+                    assert_reads(plans, PENDING, HELD, KEY)
 
 
 @on_postgresql
-@pytest.mark.parametrize("most", [1, 100])
-@pytest.mark.parametrize("claimants", [1, 16])
 async def test_a_plain_claim_reads_the_head_of_its_queue(
-    explainer: Explainer, claimants: int, most: int
+    explainer: Explainer, subtests: pytest.Subtests
 ) -> None:
     """Its one statement reads that head, the held tasks of its workers, and tasks by their keys."""
-    for number in (BIG, RARE, IDLE):
-        ids = [worker_id(number + JOBS * turn) for turn in range(1, claimants + 1)]
-        items = [rules_claims.Claim(OWNER, worker, 15, uuid4(), most=most, start=True) for worker in ids]
-        plans = await explainer.plans(partial(claim_with_one_statement, items=items))
-        assert len({plan.statement for plan in plans}) == 1
-        assert_reads(plans, PENDING, HELD, "uq_joblib_task_id")
-        assert_bounded(plans)
-        for plan in plans:
-            assert {PENDING, HELD, "uq_joblib_task_id"} == plan.by("joblib_task"), describe(plan)
+    for most in (1, 100):
+        for claimants in (1, 16):
+            with subtests.test(most=most, claimants=claimants):
+                for number in (BIG, RARE, IDLE):
+                    ids = [worker_id(number + JOBS * turn) for turn in range(1, claimants + 1)]
+                    items = [
+                        rules_claims.Claim(OWNER, worker, 15, uuid4(), most=most, start=True)
+                        for worker in ids
+                    ]
+                    plans = await explainer.plans(partial(claim_with_one_statement, items=items))
+                    assert len({plan.statement for plan in plans}) == 1
+                    assert_reads(plans, PENDING, HELD, "uq_joblib_task_id")
+                    assert_bounded(plans)
+                    for plan in plans:
+                        assert {PENDING, HELD, "uq_joblib_task_id"} == plan.by("joblib_task"), describe(plan)
 
 
-@pytest.mark.parametrize("count", [16, 1000])
-async def test_a_move_finds_its_tasks_by_their_keys(explainer: Explainer, count: int) -> None:
+async def test_a_move_finds_its_tasks_by_their_keys(explainer: Explainer, subtests: pytest.Subtests) -> None:
     """Also if there are many tasks of a status and an attempt of which the statistics know none."""
+    for count in (16, 1000):
+        with subtests.test(count=count):
 
-    async def move(tx: Transaction) -> None:
-        seqs = range(61_001, 61_001 + count)
-        await tx.execute(update(Task).where(column.between(seqs[0], seqs[-1])).values(attempt=7))
-        found = await sql_tasks.lock(tx, [task_id(seq) for seq in seqs])
-        moves = [
-            (task, rules_transitions.released(task, f"for reason {task.seq}")) for task in found.values()
-        ]
-        await sql_transitions.move(tx, moves)
+            async def move(tx: Transaction) -> None:
+                seqs = range(61_001, 61_001 + count)
+                await tx.execute(update(Task).where(column.between(seqs[0], seqs[-1])).values(attempt=7))
+                found = await sql_tasks.lock(tx, [task_id(seq) for seq in seqs])
+                moves = [
+                    (task, rules_transitions.released(task, f"for reason {task.seq}"))
+                    for task in found.values()
+                ]
+                await sql_transitions.move(tx, moves)
 
-    column = Task.__table__.c.seq
-    plans = await explainer.plans(move)
-    written = [plan for plan in plans if re.search(r"UPDATE joblib_task SET .*error=", plan.statement)]
-    assert written
-    assert_reads(written, {"PRIMARY KEY", "pk_joblib_task"})
+            column = Task.__table__.c.seq
+            plans = await explainer.plans(move)
+            written = [
+                plan for plan in plans if re.search(r"UPDATE joblib_task SET .*error=", plan.statement)
+            ]
+            assert written
+            assert_reads(written, {"PRIMARY KEY", "pk_joblib_task"})
 
 
 async def test_a_dispatcher_reads_held_tasks_and_the_heads_of_its_queues(explainer: Explainer) -> None:
@@ -137,13 +146,16 @@ async def test_a_dispatcher_reads_held_tasks_and_the_heads_of_its_queues(explain
     assert_reads(plans, HELD, PENDING, KEY)
 
 
-@pytest.mark.parametrize("most", [1, 256])
-async def test_a_claim_over_many_jobs_merges_their_queues(explainer: Explainer, most: int) -> None:
+async def test_a_claim_over_many_jobs_merges_their_queues(
+    explainer: Explainer, subtests: pytest.Subtests
+) -> None:
     """A worker of all jobs reads the head of each queue; the backlog is not sorted."""
-    item = rules_claims.Claim(OWNER, worker_id(0), 15, most=most)
-    plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
-    assert_reads(plans, PENDING, KEY)
-    assert_bounded(plans)
+    for most in (1, 256):
+        with subtests.test(most=most):
+            item = rules_claims.Claim(OWNER, worker_id(0), 15, most=most)
+            plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
+            assert_reads(plans, PENDING, KEY)
+            assert_bounded(plans)
 
 
 async def test_a_batch_of_claims_reads_as_many_tasks_as_it_claims(explainer: Explainer) -> None:
@@ -155,18 +167,17 @@ async def test_a_batch_of_claims_reads_as_many_tasks_as_it_claims(explainer: Exp
         assert_bounded(plans)
 
 
-@pytest.mark.parametrize(
-    "order", [ClaimOrder(is_fair=True), ClaimOrder(room_cap=50), ClaimOrder(True, 50)], ids=str
-)
-async def test_a_claim_by_room_reads_a_few_rooms(explainer: Explainer, order: ClaimOrder) -> None:
+async def test_a_claim_by_room_reads_a_few_rooms(explainer: Explainer, subtests: pytest.Subtests) -> None:
     """It reads the next rooms along an index, their first tasks, and how many of their tasks are held."""
-    item = rules_claims.Claim(OWNER, worker_id(BIG + JOBS), 15, None, order)
-    plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
-    assert_reads(plans, "ix_joblib_task_turn", ROOM, KEY, HELD)
-    assert_bounded(plans)
-    for plan in plans:
-        assert None not in plan.by("joblib_room_queue"), describe(plan)
-    assert len({plan.statement for plan in plans}) <= 16
+    for order in (ClaimOrder(is_fair=True), ClaimOrder(room_cap=50), ClaimOrder(True, 50)):
+        with subtests.test(order=order):
+            item = rules_claims.Claim(OWNER, worker_id(BIG + JOBS), 15, None, order)
+            plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
+            assert_reads(plans, "ix_joblib_task_turn", ROOM, KEY, HELD)
+            assert_bounded(plans)
+            for plan in plans:
+                assert None not in plan.by("joblib_room_queue"), describe(plan)
+            assert len({plan.statement for plan in plans}) <= 16
 
 
 async def test_a_free_slot_reads_no_backlog(explainer: Explainer) -> None:
@@ -175,114 +186,135 @@ async def test_a_free_slot_reads_no_backlog(explainer: Explainer) -> None:
         assert plan.by("joblib_task") == set(), describe(plan)
 
 
-@pytest.mark.parametrize("count", [1, 16])
-async def test_a_submission_reads_no_task(explainer: Explainer, count: int) -> None:
+async def test_a_submission_reads_no_task(explainer: Explainer, subtests: pytest.Subtests) -> None:
     """It reads its job and inserts its rows; the length of the queue is a stored count."""
-    items = [rules_tasks.Submission(SUBMITTER, LAB, name(turn % JOBS), {"angle": 3}) for turn in range(count)]
-    for plan in await explainer.plans(partial(rules_tasks.submit, items=items)):
-        assert plan.by("joblib_task") == set(), describe(plan)
+    for count in (1, 16):
+        with subtests.test(count=count):
+            items = [
+                rules_tasks.Submission(SUBMITTER, LAB, name(turn % JOBS), {"angle": 3})
+                for turn in range(count)
+            ]
+            for plan in await explainer.plans(partial(rules_tasks.submit, items=items)):
+                assert plan.by("joblib_task") == set(), describe(plan)
 
 
-@pytest.mark.parametrize("count", [1, 16])
-async def test_idempotency_keys_are_found_by_their_digest(explainer: Explainer, count: int) -> None:
+async def test_idempotency_keys_are_found_by_their_digest(
+    explainer: Explainer, subtests: pytest.Subtests
+) -> None:
     """A submit with a key reads only its own row of the keys; the sweeper reads the oldest ones."""
-    keys = [RequestKey(uuid4(), uuid4(), timedelta(days=1), "ada") for _ in range(count)]
-    items = [rules_tasks.Submission(SUBMITTER, LAB, name(0), {"angle": 3}, key=key) for key in keys]
-    plans = await explainer.plans(partial(rules_idempotency.submit, items=items))
-    plans += await explainer.plans(
-        partial(rules_retention.prune, retention=rules_retention.KEYS, keep=timedelta(days=1), after=None)
-    )
-    surplus = rules_retention.SurplusKeys({"ada": 1})
-    plans += await explainer.plans(partial(rules_retention.prune_surplus_keys, surplus=surplus))
-    assert any(plan.by("joblib_idempotency_key") for plan in plans)
-    for plan in plans:
-        assert None not in plan.by("joblib_idempotency_key"), describe(plan)
-        assert plan.by("joblib_task") == set(), describe(plan)
+    for count in (1, 16):
+        with subtests.test(count=count):
+            keys = [RequestKey(uuid4(), uuid4(), timedelta(days=1), "ada") for _ in range(count)]
+            items = [rules_tasks.Submission(SUBMITTER, LAB, name(0), {"angle": 3}, key=key) for key in keys]
+            plans = await explainer.plans(partial(rules_idempotency.submit, items=items))
+            plans += await explainer.plans(
+                partial(
+                    rules_retention.prune, retention=rules_retention.KEYS, keep=timedelta(days=1), after=None
+                )
+            )
+            surplus = rules_retention.SurplusKeys({"ada": 1})
+            plans += await explainer.plans(partial(rules_retention.prune_surplus_keys, surplus=surplus))
+            assert any(plan.by("joblib_idempotency_key") for plan in plans)
+            for plan in plans:
+                assert None not in plan.by("joblib_idempotency_key"), describe(plan)
+                assert plan.by("joblib_task") == set(), describe(plan)
 
 
-@pytest.mark.parametrize("count", [1, 16, 256])
-async def test_a_report_finds_its_tasks_by_their_keys(explainer: Explainer, count: int) -> None:
+async def test_a_report_finds_its_tasks_by_their_keys(
+    explainer: Explainer, subtests: pytest.Subtests
+) -> None:
     """Start, end and cancellation read and write only their own rows."""
-    seqs = [60_001, 61_500, TASKS - 500] * 86
-    statuses = [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.CANCELLED] * 86
-    items = [
-        rules_tasks.Report(ADMIN, task_id(seq + turn), TaskUpdateRequest(status=status))
-        for turn, (seq, status) in enumerate(zip(seqs, statuses, strict=True))
-    ]
-    for first in range(3):
-        plans = await explainer.plans(partial(rules_tasks.report, items=items[first : first + count]))
-        assert_reads(plans, KEY)
-        assert_bounded(plans)
+    for count in (1, 16, 256):
+        with subtests.test(count=count):
+            seqs = [60_001, 61_500, TASKS - 500] * 86
+            statuses = [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.CANCELLED] * 86
+            items = [
+                rules_tasks.Report(ADMIN, task_id(seq + turn), TaskUpdateRequest(status=status))
+                for turn, (seq, status) in enumerate(zip(seqs, statuses, strict=True))
+            ]
+            for first in range(3):
+                plans = await explainer.plans(partial(rules_tasks.report, items=items[first : first + count]))
+                assert_reads(plans, KEY)
+                assert_bounded(plans)
 
 
-@pytest.mark.parametrize("wants_body", [False, True])
-@pytest.mark.parametrize("count", [1, 256])
 async def test_a_plain_report_finds_its_tasks_by_their_keys(
-    explainer: Explainer, count: int, wants_body: bool
+    explainer: Explainer, subtests: pytest.Subtests
 ) -> None:
     """Its one statement reads and writes only their own rows."""
-    items = [
-        rules_tasks.Report(
-            OWNER, task_id(61_500 + turn), TaskUpdateRequest(status=status), wants_body=wants_body
-        )
-        for turn in range(count)
-        for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED)
-    ]
-    plans = await explainer.plans(partial(rules_idempotency.report, items=items))
-    plans = [plan for plan in plans if plan.statement == plans[0].statement]
-    assert "UPDATE joblib_task" in plans[0].statement
-    assert_reads(plans, KEY)
-    assert_bounded(plans)
-    assert not any(None in plan.by("joblib_job") for plan in plans if not explainer.is_postgresql)
+    for wants_body in (False, True):
+        for count in (1, 256):
+            with subtests.test(wants_body=wants_body, count=count):
+                items = [
+                    rules_tasks.Report(
+                        OWNER, task_id(61_500 + turn), TaskUpdateRequest(status=status), wants_body=wants_body
+                    )
+                    for turn in range(count)
+                    for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED)
+                ]
+                plans = await explainer.plans(partial(rules_idempotency.report, items=items))
+                plans = [plan for plan in plans if plan.statement == plans[0].statement]
+                assert "UPDATE joblib_task" in plans[0].statement
+                assert_reads(plans, KEY)
+                assert_bounded(plans)
+                assert not any(None in plan.by("joblib_job") for plan in plans if not explainer.is_postgresql)
 
 
-@pytest.mark.parametrize("count", [1, 16])
-async def test_a_heartbeat_finds_its_workers_by_their_keys(explainer: Explainer, count: int) -> None:
+async def test_a_heartbeat_finds_its_workers_by_their_keys(
+    explainer: Explainer, subtests: pytest.Subtests
+) -> None:
     """A batch of heartbeats reads and writes only the rows of its workers."""
-    items = [rules_workers.Heartbeat(OWNER, worker_id(turn), 15) for turn in range(count)]
-    plans = await explainer.plans(partial(rules_workers.heartbeat, items=items))
-    assert_bounded(plans)
-    assert not any(plan.by("joblib_task") for plan in plans)
+    for count in (1, 16):
+        with subtests.test(count=count):
+            items = [rules_workers.Heartbeat(OWNER, worker_id(turn), 15) for turn in range(count)]
+            plans = await explainer.plans(partial(rules_workers.heartbeat, items=items))
+            assert_bounded(plans)
+            assert not any(plan.by("joblib_task") for plan in plans)
 
 
-@pytest.mark.parametrize("count", [1, 16])
 async def test_a_heartbeat_finds_the_tasks_that_it_names_by_their_keys(
-    explainer: Explainer, count: int
+    explainer: Explainer, subtests: pytest.Subtests
 ) -> None:
     """One statement reads the held tasks of a batch's workers, and one the other tasks that it names."""
-    named = [NamedTask(id=task_id(60_001 + turn), attempt=1) for turn in range(3 * count)]
-    items = [
-        rules_workers.Heartbeat(OWNER, worker_id(turn), 15, named[3 * turn : 3 * turn + 3])
-        for turn in range(count)
-    ]
-    plans = await explainer.plans(partial(rules_workers.heartbeat, items=items))
-    assert_reads(plans, HELD, KEY)
-    assert_bounded(plans)
-    assert len({plan.statement for plan in plans if plan.by("joblib_task")}) == 2
+    for count in (1, 16):
+        with subtests.test(count=count):
+            named = [NamedTask(id=task_id(60_001 + turn), attempt=1) for turn in range(3 * count)]
+            items = [
+                rules_workers.Heartbeat(OWNER, worker_id(turn), 15, named[3 * turn : 3 * turn + 3])
+                for turn in range(count)
+            ]
+            plans = await explainer.plans(partial(rules_workers.heartbeat, items=items))
+            assert_reads(plans, HELD, KEY)
+            assert_bounded(plans)
+            assert len({plan.statement for plan in plans if plan.by("joblib_task")}) == 2
 
 
-@pytest.mark.parametrize("count", [1, 200])
-async def test_a_removal_reads_only_the_held_tasks_of_its_worker(explainer: Explainer, count: int) -> None:
+async def test_a_removal_reads_only_the_held_tasks_of_its_worker(
+    explainer: Explainer, subtests: pytest.Subtests
+) -> None:
     """The removal finds its tasks among the held ones and does not read its history."""
-    ids = [worker_id(turn) for turn in range(count)]
-    plans = await explainer.plans(partial(rules_workers.retire, worker_ids=ids))
-    assert_reads(plans, HELD, KEY)
-    if count == 1:
-        assert_bounded(plans)
+    for count in (1, 200):
+        with subtests.test(count=count):
+            ids = [worker_id(turn) for turn in range(count)]
+            plans = await explainer.plans(partial(rules_workers.retire, worker_ids=ids))
+            assert_reads(plans, HELD, KEY)
+            if count == 1:
+                assert_bounded(plans)
 
 
-@pytest.mark.parametrize("stale", [0, 1, 300, WORKERS])
 async def test_stale_workers_are_found_by_their_heartbeats(
-    explainer: Explainer, engine: AsyncEngine, stale: int
+    explainer: Explainer, engine: AsyncEngine, subtests: pytest.Subtests
 ) -> None:
     """A sweep reads one batch of stale workers in the order of their heartbeats."""
-    column = Task.__table__.metadata.tables["joblib_worker"].c.last_heartbeat
-    async with engine.connect() as connection:
-        born = (await connection.execute(select(func.min(column)))).scalar_one()
-    size = rules_sweep.batch_size(is_sqlite=engine.dialect.name == "sqlite")
-    find = partial(sql_workers.lock_if_stale, cutoff=born + stale * SECOND, limit=size)
-    for plan in await explainer.plans(find):
-        assert plan.by("joblib_worker") == {"ix_joblib_worker_last_heartbeat"}, describe(plan)
+    for stale in (0, 1, 300, WORKERS):
+        with subtests.test(stale=stale):
+            column = Task.__table__.metadata.tables["joblib_worker"].c.last_heartbeat
+            async with engine.connect() as connection:
+                born = (await connection.execute(select(func.min(column)))).scalar_one()
+            size = rules_sweep.batch_size(is_sqlite=engine.dialect.name == "sqlite")
+            find = partial(sql_workers.lock_if_stale, cutoff=born + stale * SECOND, limit=size)
+            for plan in await explainer.plans(find):
+                assert plan.by("joblib_worker") == {"ix_joblib_worker_last_heartbeat"}, describe(plan)
 
 
 SWEEPS = {
@@ -291,13 +323,16 @@ SWEEPS = {
 }
 
 
-@pytest.mark.parametrize("what", SWEEPS)
-async def test_a_sweep_looks_for_tasks_among_the_held_ones(explainer: Explainer, what: str) -> None:
+async def test_a_sweep_looks_for_tasks_among_the_held_ones(
+    explainer: Explainer, subtests: pytest.Subtests
+) -> None:
     """Stuck and abandoned tasks are found without reading the history."""
-    plans = await explainer.plans(SWEEPS[what])
-    assert_reads(plans, HELD, KEY, JOB_ROOM)
-    for plan in plans:
-        assert plan.by("joblib_task") <= KEY or HELD in plan.by("joblib_task"), describe(plan)
+    for what, sweep in SWEEPS.items():
+        with subtests.test(what=what):
+            plans = await explainer.plans(sweep)
+            assert_reads(plans, HELD, KEY, JOB_ROOM)
+            for plan in plans:
+                assert plan.by("joblib_task") <= KEY or HELD in plan.by("joblib_task"), describe(plan)
 
 
 async def test_future_heartbeats_are_found_by_their_index(explainer: Explainer) -> None:
@@ -310,17 +345,18 @@ async def test_future_heartbeats_are_found_by_their_index(explainer: Explainer) 
             assert "ix_joblib_worker_last_heartbeat" in plan.by("joblib_worker"), describe(plan)
 
 
-@pytest.mark.parametrize("room", [LAB, QUIET, "nowhere"])
-@pytest.mark.parametrize("status", [None, TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.COMPLETED])
-async def test_a_page_of_a_room_is_read_in_its_order(
-    explainer: Explainer, room: str, status: TaskStatus | None
-) -> None:
+async def test_a_page_of_a_room_is_read_in_its_order(explainer: Explainer, subtests: pytest.Subtests) -> None:
     """An index returns the rows in the order of the page; nothing is sorted."""
-    index = "ix_joblib_task_room" if status is None else "ix_joblib_task_room_status"
-    for part in (Page(50, 0), Page(50, 1000)):
-        plans = await explainer.plans(partial(sql_tasks.page, room_id=room, status=status, part=part))
-        assert_totals(plans, status)
-        assert_reads([plan for plan in plans if "count(*)" not in plan.statement], index)
+    for room in (LAB, QUIET, "nowhere"):
+        for status in (None, TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.COMPLETED):
+            with subtests.test(room=room, status=status):
+                index = "ix_joblib_task_room" if status is None else "ix_joblib_task_room_status"
+                for part in (Page(50, 0), Page(50, 1000)):
+                    plans = await explainer.plans(
+                        partial(sql_tasks.page, room_id=room, status=status, part=part)
+                    )
+                    assert_totals(plans, status)
+                    assert_reads([plan for plan in plans if "count(*)" not in plan.statement], index)
 
 
 def assert_totals(plans: list[Plan], status: TaskStatus | None) -> None:
@@ -338,40 +374,45 @@ def assert_totals(plans: list[Plan], status: TaskStatus | None) -> None:
             assert re.search(r"status IN \('claimed', 'running'\)|'running'\)", plan.statement)
 
 
-@pytest.mark.parametrize("status", [TaskStatus.RUNNING, TaskStatus.COMPLETED])
-@pytest.mark.parametrize("number", [BIG, RARE, IDLE])
 async def test_a_page_of_a_jobs_other_tasks_reads_no_backlog(
-    explainer: Explainer, number: int, status: TaskStatus
+    explainer: Explainer, subtests: pytest.Subtests
 ) -> None:
     """The tasks of a job that are not pending come from the tasks of that status in the room."""
-    work = partial(sql_tasks.page, room_id=LAB, status=status, job_id=job_id(number), part=Page(50, 0))
-    plans = await explainer.plans(work)
-    assert_totals(plans, status)
-    # With statistics, PostgreSQL chooses by the number of the tasks of that job and of that status.
-    assert_reads(plans, ROOM, HELD, *([JOB_ROOM] if explainer.is_postgresql else []))
+    for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED):
+        for number in (BIG, RARE, IDLE):
+            with subtests.test(status=status, number=number):
+                work = partial(
+                    sql_tasks.page, room_id=LAB, status=status, job_id=job_id(number), part=Page(50, 0)
+                )
+                plans = await explainer.plans(work)
+                assert_totals(plans, status)
+                # With statistics, PostgreSQL chooses by the number of that job's tasks of that status.
+                assert_reads(plans, ROOM, HELD, *([JOB_ROOM] if explainer.is_postgresql else []))
 
 
-@pytest.mark.parametrize("status", [None, TaskStatus.PENDING])
-@pytest.mark.parametrize("number", [BIG, RARE, IDLE])
-async def test_a_page_of_a_job_reads_that_jobs_tasks(
-    explainer: Explainer, number: int, status: TaskStatus | None
-) -> None:
+async def test_a_page_of_a_job_reads_that_jobs_tasks(explainer: Explainer, subtests: pytest.Subtests) -> None:
     """The tasks of a job in a room come from an index that begins with both, or from the job's queue."""
-    work = partial(sql_tasks.page, room_id=LAB, status=status, job_id=job_id(number), part=Page(50, 0))
-    plans = await explainer.plans(work)
-    assert_totals(plans, status)
-    assert_reads(plans, JOB_ROOM, *([] if status is None else [PENDING, ROOM]))
+    for status in (None, TaskStatus.PENDING):
+        for number in (BIG, RARE, IDLE):
+            with subtests.test(status=status, number=number):
+                work = partial(
+                    sql_tasks.page, room_id=LAB, status=status, job_id=job_id(number), part=Page(50, 0)
+                )
+                plans = await explainer.plans(work)
+                assert_totals(plans, status)
+                assert_reads(plans, JOB_ROOM, *([] if status is None else [PENDING, ROOM]))
 
 
-@pytest.mark.parametrize("seq", [62_001, 80_001, TASKS - 10])
-async def test_a_position_is_counted_in_the_queue(explainer: Explainer, seq: int) -> None:
+async def test_a_position_is_counted_in_the_queue(explainer: Explainer, subtests: pytest.Subtests) -> None:
     """The rank of a task is a sum of the counts of blocks, and a count of few tasks in its own block.
 
     PostgreSQL may also read the block's range of the primary key.
     """
-    plans = await explainer.plans(partial(rules_tasks.get, task_id=task_id(seq)))
-    assert_no_full_scan(plans)
-    assert_ranks(plans)
+    for seq in (62_001, 80_001, TASKS - 10):
+        with subtests.test(seq=seq):
+            plans = await explainer.plans(partial(rules_tasks.get, task_id=task_id(seq)))
+            assert_no_full_scan(plans)
+            assert_ranks(plans)
 
 
 def assert_ranks(plans: list[Plan]) -> None:
@@ -400,16 +441,19 @@ def assert_no_full_scan(plans: list[Plan]) -> None:
         assert not re.search(r"SCAN joblib_task(?! USING)", plan.text), describe(plan)
 
 
-@pytest.mark.parametrize("seq", [62_001, 80_001, TASKS - 10])
-async def test_an_explanation_reads_no_backlog_and_no_history(explainer: Explainer, seq: int) -> None:
+async def test_an_explanation_reads_no_backlog_and_no_history(
+    explainer: Explainer, subtests: pytest.Subtests
+) -> None:
     """It reads the held tasks, the head of the queue, and the few tasks of the job before it."""
-    work = partial(rules_history.explain, task_id=task_id(seq), order=ClaimOrder(room_cap=1))
-    plans = await explainer.plans(work)
-    assert_no_full_scan(plans)
-    assert_ranks(plans)
-    of_explanation = [plan for plan in plans if "joblib_queue_block" not in plan.statement]
-    assert_reads(of_explanation, HELD, KEY, PENDING, JOB_ROOM, ROOM)
-    assert any(JOB_ROOM in plan.by("joblib_task") for plan in of_explanation)
+    for seq in (62_001, 80_001, TASKS - 10):
+        with subtests.test(seq=seq):
+            work = partial(rules_history.explain, task_id=task_id(seq), order=ClaimOrder(room_cap=1))
+            plans = await explainer.plans(work)
+            assert_no_full_scan(plans)
+            assert_ranks(plans)
+            of_explanation = [plan for plan in plans if "joblib_queue_block" not in plan.statement]
+            assert_reads(of_explanation, HELD, KEY, PENDING, JOB_ROOM, ROOM)
+            assert any(JOB_ROOM in plan.by("joblib_task") for plan in of_explanation)
 
 
 async def test_a_recheck_reads_only_the_awaited_tasks(explainer: Explainer) -> None:

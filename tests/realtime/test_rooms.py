@@ -20,18 +20,21 @@ async def test_a_connection_needs_a_token(server: LiveServer, by: str, transport
     assert await front.new_statuses() == ["pending"]
 
 
-@pytest.mark.parametrize("auth", [None, {}, {"token": ""}, {"token": "wrong"}, {"token": 7}, "text", ["x"]])
-async def test_a_connection_without_a_valid_token_is_refused(server: LiveServer, auth: object) -> None:
+async def test_a_connection_without_a_valid_token_is_refused(
+    server: LiveServer, subtests: pytest.Subtests
+) -> None:
     """The refusal carries the problem."""
-    client = socketio.AsyncClient(reconnection=False, request_timeout=30)
-    refused: list[dict[str, object]] = []
-    client.on("connect_error", refused.append)
-    with pytest.raises(socketio.exceptions.ConnectionError):
-        await client.connect(server.url, auth=auth, transports=["websocket"], wait_timeout=30)
-    [refusal] = refused
-    assert refusal["data"]["type"] == "/v1/problems/unauthorized"
-    assert refusal["data"]["status"] == 401
-    await client.shutdown()
+    for auth in [None, {}, {"token": ""}, {"token": "wrong"}, {"token": 7}, "text", ["x"]]:
+        with subtests.test(auth=auth):
+            client = socketio.AsyncClient(reconnection=False, request_timeout=30)
+            refused: list[dict[str, object]] = []
+            client.on("connect_error", refused.append)
+            with pytest.raises(socketio.exceptions.ConnectionError):
+                await client.connect(server.url, auth=auth, transports=["websocket"], wait_timeout=30)
+            [refusal] = refused
+            assert refusal["data"]["type"] == "/v1/problems/unauthorized"
+            assert refusal["data"]["status"] == 401
+            await client.shutdown()
 
 
 async def test_a_worker_in_the_room_of_its_job_gets_events(server: LiveServer) -> None:
@@ -74,11 +77,12 @@ async def test_a_refused_join_gets_a_problem(server: LiveServer) -> None:
     assert [await socket.new_events(), await owner.new_events()] == [[], []]
 
 
-@pytest.mark.parametrize("room", ["", "a:b", "a@b", "@nowhere", "a/b", "x" * 200, None, 5, "@*"])
-async def test_an_invalid_room_is_refused(server: LiveServer, room: object) -> None:
+async def test_an_invalid_room_is_refused(server: LiveServer, subtests: pytest.Subtests) -> None:
     """The room names that REST refuses are refused here too."""
-    front = await server.connect()
-    assert (await front.call("join_room", room_id=room))["status"] in {400, 422}
+    for room in ["", "a:b", "a@b", "@nowhere", "a/b", "x" * 200, None, 5, "@*"]:
+        with subtests.test(room=room):
+            front = await server.connect()
+            assert (await front.call("join_room", room_id=room))["status"] in {400, 422}
 
 
 async def test_the_room_of_an_unknown_provider_is_refused(server: LiveServer) -> None:

@@ -137,43 +137,43 @@ async def test_the_reason_of_a_release_is_kept(replica: Replica) -> None:
     assert (released.error, released.error_code) == ("the disk is full", "released")
 
 
-@pytest.mark.parametrize(
-    "what", [rules_task_actions.release, rules_task_actions.fail], ids=lambda what: what.__name__
-)
-async def test_the_former_holder_is_fenced_out(replica: Replica, what: Any) -> None:
+async def test_the_former_holder_is_fenced_out(replica: Replica, subtests: pytest.Subtests) -> None:
     """Its reports are refused with a reason; its heartbeat gets the verdict `lost`."""
-    job = await replica.register()
-    running = await replica.running(job)
-    assert await replica.verdicts(job.worker_id, (running.id, 1)) == [(running.id, Verdict.CONTINUE)]
-    after = await replica.act(what, running.id)
-    for status in (TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.RUNNING):
-        with pytest.raises(InvalidTaskTransition) as refused:
-            await replica.report(running.id, status, attempt=1, worker_id=job.worker_id, error="late")
-        body = refused.value.problem.model_dump()
-        assert body["reason"] == ("released" if what is rules_task_actions.release else "finished")
-        assert body["error_code"] == after.error_code
-    assert await replica.verdicts(job.worker_id, (running.id, 1)) == [(running.id, Verdict.LOST)]
-    assert await replica.get(running.id) == after
+    for what in (rules_task_actions.release, rules_task_actions.fail):
+        with subtests.test(what=what):
+            job = await replica.register(what.__name__)
+            running = await replica.running(job)
+            assert await replica.verdicts(job.worker_id, (running.id, 1)) == [(running.id, Verdict.CONTINUE)]
+            after = await replica.act(what, running.id)
+            for status in (TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.RUNNING):
+                with pytest.raises(InvalidTaskTransition) as refused:
+                    await replica.report(running.id, status, attempt=1, worker_id=job.worker_id, error="late")
+                body = refused.value.problem.model_dump()
+                assert body["reason"] == ("released" if what is rules_task_actions.release else "finished")
+                assert body["error_code"] == after.error_code
+            assert await replica.verdicts(job.worker_id, (running.id, 1)) == [(running.id, Verdict.LOST)]
+            assert await replica.get(running.id) == after
 
 
-@pytest.mark.parametrize("what", list(FROM), ids=lambda what: what.__name__)
-@pytest.mark.parametrize("fence", ["attempt", "worker"])
-async def test_an_action_may_name_the_claim(replica: Replica, what: Any, fence: str) -> None:
+async def test_an_action_may_name_the_claim(replica: Replica, subtests: pytest.Subtests) -> None:
     """An action on an older attempt, or on another worker's, is refused."""
-    job = await replica.register()
-    running = await replica.running(job)
-    await replica.act(rules_task_actions.release, running.id)
-    again = await replica.start(job.worker_id)
-    if what is rules_task_actions.retry:
-        again = await replica.report(again.id, TaskStatus.FAILED)
-    wrong = {"attempt": 1} if fence == "attempt" else {"worker_id": uuid4()}
-    right = {"attempt": 2} if fence == "attempt" else {"worker_id": job.worker_id}
-    replica.events.clear()
-    with pytest.raises(StaleReport):
-        await replica.act(what, again.id, **wrong)
-    assert replica.events == []
-    assert await replica.get(again.id) == again
-    assert (await replica.act(what, again.id, **right)).status is TO[what]
+    for what in list(FROM):
+        for fence in ("attempt", "worker"):
+            with subtests.test(what=what, fence=fence):
+                job = await replica.register(f"{what.__name__}-{fence}")
+                running = await replica.running(job)
+                await replica.act(rules_task_actions.release, running.id)
+                again = await replica.start(job.worker_id)
+                if what is rules_task_actions.retry:
+                    again = await replica.report(again.id, TaskStatus.FAILED)
+                wrong = {"attempt": 1} if fence == "attempt" else {"worker_id": uuid4()}
+                right = {"attempt": 2} if fence == "attempt" else {"worker_id": job.worker_id}
+                replica.events.clear()
+                with pytest.raises(StaleReport):
+                    await replica.act(what, again.id, **wrong)
+                assert replica.events == []
+                assert await replica.get(again.id) == again
+                assert (await replica.act(what, again.id, **right)).status is TO[what]
 
 
 async def test_a_worker_releases_its_own_tasks_only(replica: Replica) -> None:
@@ -186,28 +186,35 @@ async def test_a_worker_releases_its_own_tasks_only(replica: Replica) -> None:
     assert (await replica.get(running.id)).status is TaskStatus.RUNNING
 
 
-@pytest.mark.parametrize("how", ["failed", "cancelled", "cancelled while pending"])
-async def test_a_retried_task_gets_all_its_attempts(timed: Replica, clock: ManualClock, how: str) -> None:
+async def test_a_retried_task_gets_all_its_attempts(
+    timed: Replica, clock: ManualClock, subtests: pytest.Subtests
+) -> None:
     """Its counters restart, its attempt number continues, its former end is cleared; then it is claimed."""
-    backoff = {"base_seconds": 0}
-    job = await timed.register(max_attempts=2, retry_on=["error"], backoff=backoff)
-    ended = await end(timed, await timed.submit(job, expires_in_seconds=100), job.worker_id, how)
-    claims = ended.attempt
-    clock.advance(1000)
-    timed.events.clear()
-    retried = await timed.act(rules_task_actions.retry, ended.id, by=SUBMITTER)
-    assert (retried.status, retried.queue_position, retried.attempt) == (TaskStatus.PENDING, 1, claims)
-    assert (retried.completed_at, retried.error, retried.worker_id) == (None, None, None)
-    assert events(timed) == [
-        ("TaskStatusEvent pending", room_of("lab")),
-        ("TaskAvailable", workers_of(job.full_name)),
-    ]
-    assert await timed.fail_expired() == 0
-    for attempt in (claims + 1, claims + 2):
-        running = await timed.start(job.worker_id)
-        assert (running.id, running.attempt) == (ended.id, attempt)
-        published = await timed.report(running.id, TaskStatus.FAILED, error="again", attempt=attempt)
-    assert published.status is TaskStatus.FAILED
+    for how in ("failed", "cancelled", "cancelled while pending"):
+        with subtests.test(how=how):
+            backoff = {"base_seconds": 0}
+            job = await timed.register(max_attempts=2, retry_on=["error"], backoff=backoff)
+            ended = await end(timed, await timed.submit(job, expires_in_seconds=100), job.worker_id, how)
+            claims = ended.attempt
+            clock.advance(1000)
+            timed.events.clear()
+            retried = await timed.act(rules_task_actions.retry, ended.id, by=SUBMITTER)
+            assert (retried.status, retried.queue_position, retried.attempt) == (
+                TaskStatus.PENDING,
+                1,
+                claims,
+            )
+            assert (retried.completed_at, retried.error, retried.worker_id) == (None, None, None)
+            assert events(timed) == [
+                ("TaskStatusEvent pending", room_of("lab")),
+                ("TaskAvailable", workers_of(job.full_name)),
+            ]
+            assert await timed.fail_expired() == 0
+            for attempt in (claims + 1, claims + 2):
+                running = await timed.start(job.worker_id)
+                assert (running.id, running.attempt) == (ended.id, attempt)
+                published = await timed.report(running.id, TaskStatus.FAILED, error="again", attempt=attempt)
+            assert published.status is TaskStatus.FAILED
 
 
 async def end(timed: Replica, submitted: TaskResponse, worker: UUID | None, how: str) -> TaskResponse:
@@ -254,28 +261,29 @@ async def test_cancelling_a_retried_task_deletes_its_job_again(replica: Replica)
         assert (JobsInvalidate.__name__, room_of("@global")) in events(replica)
 
 
-@pytest.mark.parametrize("how", ["pending", "scheduled", "claimed", "running"])
 async def test_an_operator_fails_any_task_that_has_not_ended(
-    timed: Replica, clock: ManualClock, how: str
+    timed: Replica, clock: ManualClock, subtests: pytest.Subtests
 ) -> None:
     """With or without a reason; waiters are woken, and the retry policy does not apply."""
-    job = await timed.register(max_attempts=9, retry_on=["error", "timeout", "worker_lost"])
-    submitted = await timed.submit(job, delay_seconds=100 if how == "scheduled" else None)
-    if how in {"claimed", "running"}:
-        await timed.claim_task(job.worker_id)
-    if how == "running":
-        await timed.report(submitted.id, TaskStatus.RUNNING)
-    waiter = asyncio.create_task(timed.get(submitted.id, wait=LONG))
-    await wait_until_waiting(timed, 1)
-    error = "it is stuck" if how == "running" else None
-    failed = await timed.act(rules_task_actions.fail, submitted.id, error=error)
-    assert (failed.status, failed.error_code) == (TaskStatus.FAILED, "failed-by-operator")
-    assert failed.error == (error or "An operator ended the task")
-    async with asyncio.timeout(SOON):
-        assert await waiter == failed
-    clock.advance(1000)
-    assert await timed.enqueue_due() == await timed.recover_overdue() == 0
-    assert await timed.claim(job.worker_id) is None
+    for how in ("pending", "scheduled", "claimed", "running"):
+        with subtests.test(how=how):
+            job = await timed.register(max_attempts=9, retry_on=["error", "timeout", "worker_lost"])
+            submitted = await timed.submit(job, delay_seconds=100 if how == "scheduled" else None)
+            if how in {"claimed", "running"}:
+                await timed.claim_task(job.worker_id)
+            if how == "running":
+                await timed.report(submitted.id, TaskStatus.RUNNING)
+            waiter = asyncio.create_task(timed.get(submitted.id, wait=LONG))
+            await wait_until_waiting(timed, 1)
+            error = "it is stuck" if how == "running" else None
+            failed = await timed.act(rules_task_actions.fail, submitted.id, error=error)
+            assert (failed.status, failed.error_code) == (TaskStatus.FAILED, "failed-by-operator")
+            assert failed.error == (error or "An operator ended the task")
+            async with asyncio.timeout(SOON):
+                assert await waiter == failed
+            clock.advance(1000)
+            assert await timed.enqueue_due() == await timed.recover_overdue() == 0
+            assert await timed.claim(job.worker_id) is None
 
 
 async def test_only_a_superuser_acts_on_a_claimed_internal_task(replica: Replica) -> None:

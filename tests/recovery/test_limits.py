@@ -54,7 +54,6 @@ async def held(replica: Replica) -> int:
     ],
     ids=str,
 )
-@every_kind
 async def test_a_claim_of_many_stays_within_the_limits(
     replica: Replica, limits: dict[str, int], cap: int | None, count: int, reason: EmptyReason, start: bool
 ) -> None:

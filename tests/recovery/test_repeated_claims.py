@@ -62,24 +62,27 @@ async def test_a_repeated_claim_of_many_gets_what_the_worker_still_holds(timed: 
     assert [(task.id, task.attempt) for task in rest.tasks or []] == [(ids[2], 2), (ids[4], 1), (ids[5], 1)]
 
 
-@pytest.mark.parametrize("how", ["completed", "failed", "released", "lost"])
-async def test_a_claim_id_ends_with_its_claim(timed: Replica, how: str) -> None:
+async def test_a_claim_id_ends_with_its_claim(timed: Replica, subtests: pytest.Subtests) -> None:
     """After the task ended, was released or claimed again, the same `claim_id` is a new claim."""
-    job, claim_id = await timed.register(), uuid4()
-    first = await timed.submit(job)
-    await timed.claim_task(job.worker_id, claim_id=claim_id)
-    if how == "released":
-        await timed.act(rules_task_actions.release, first.id)
-        assert (await timed.claim_task(job.worker_id, claim_id=uuid4())).id == first.id
-    elif how == "lost":
-        await timed.act(rules_task_actions.release, first.id)
-        assert (await timed.claim_task((await timed.register()).worker_id, claim_id=claim_id)).attempt == 2
-    else:
-        await timed.report(first.id, TaskStatus.RUNNING)
-        await timed.report(first.id, how)
-    assert (await timed.claim_response(job.worker_id, claim_id=claim_id)).reason is EmptyReason.EMPTY
-    second = await timed.submit(job)
-    assert (await timed.claim_task(job.worker_id, claim_id=claim_id)).id == second.id
+    for how in ("completed", "failed", "released", "lost"):
+        with subtests.test(how=how):
+            job, claim_id = await timed.register(), uuid4()
+            first = await timed.submit(job)
+            await timed.claim_task(job.worker_id, claim_id=claim_id)
+            if how == "released":
+                await timed.act(rules_task_actions.release, first.id)
+                assert (await timed.claim_task(job.worker_id, claim_id=uuid4())).id == first.id
+            elif how == "lost":
+                await timed.act(rules_task_actions.release, first.id)
+                assert (
+                    await timed.claim_task((await timed.register()).worker_id, claim_id=claim_id)
+                ).attempt == 2
+            else:
+                await timed.report(first.id, TaskStatus.RUNNING)
+                await timed.report(first.id, how)
+            assert (await timed.claim_response(job.worker_id, claim_id=claim_id)).reason is EmptyReason.EMPTY
+            second = await timed.submit(job)
+            assert (await timed.claim_task(job.worker_id, claim_id=claim_id)).id == second.id
 
 
 async def test_a_claim_id_belongs_to_one_worker(timed: Replica) -> None:

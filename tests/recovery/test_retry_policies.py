@@ -65,26 +65,29 @@ async def test_there_is_no_retry_by_default(
     assert await timed.claim(job.worker_id) is None
 
 
-@pytest.mark.parametrize("retried", CAUSES)
-@pytest.mark.parametrize("how", CAUSES)
 async def test_retry_on_selects_the_retried_failures(
-    timed: Replica, clock: ManualClock, retried: str, how: str
+    timed: Replica, clock: ManualClock, subtests: pytest.Subtests
 ) -> None:
     """A task is retried after each of the three failures that its job names, and after no other."""
-    job = await timed.register(max_attempts=2, retry_on=[retried], timeout_seconds=100)
-    await timed.submit(job)
-    returned = await fail_attempt(timed, clock, job, how)
-    assert returned.status is (TaskStatus.PENDING if how == retried else TaskStatus.FAILED)
-    assert (returned.run_at is not None, returned.queue_position) == (how == retried, None)
-    code = {"worker_lost": "worker-lost", "error": "error", "timeout": "run-timeout"}[how]
-    assert returned.error_code == code
-    if how == retried:
-        assert await timed.claim(job.worker_id) is None
-        await back_in_queue(timed, clock, returned)
-        again = await timed.start(job.worker_id)
-        assert (again.id, again.attempt) == (returned.id, 2)
-        done = await timed.report(again.id, TaskStatus.COMPLETED)
-        assert (done.error, done.error_code) == (None, None)
+    for retried in CAUSES:
+        for how in CAUSES:
+            with subtests.test(retried=retried, how=how):
+                job = await timed.register(
+                    f"{retried}-{how}", max_attempts=2, retry_on=[retried], timeout_seconds=100
+                )
+                await timed.submit(job)
+                returned = await fail_attempt(timed, clock, job, how)
+                assert returned.status is (TaskStatus.PENDING if how == retried else TaskStatus.FAILED)
+                assert (returned.run_at is not None, returned.queue_position) == (how == retried, None)
+                code = {"worker_lost": "worker-lost", "error": "error", "timeout": "run-timeout"}[how]
+                assert returned.error_code == code
+                if how == retried:
+                    assert await timed.claim(job.worker_id) is None
+                    await back_in_queue(timed, clock, returned)
+                    again = await timed.start(job.worker_id)
+                    assert (again.id, again.attempt) == (returned.id, 2)
+                    done = await timed.report(again.id, TaskStatus.COMPLETED)
+                    assert (done.error, done.error_code) == (None, None)
 
 
 async def test_the_state_of_a_retried_task(timed: Replica, clock: ManualClock) -> None:
@@ -103,35 +106,34 @@ async def test_the_state_of_a_retried_task(timed: Replica, clock: ManualClock) -
     assert (await timed.get(returned.id)).queue_position == 1
 
 
-@pytest.mark.parametrize(
-    ("of_job", "of_task", "attempts"), [(3, None, 3), (3, 2, 2), (3, 1, 1), (1, 3, 3), (2, 5, 5)]
-)
 async def test_max_attempts_limits_failures_and_timeouts(
-    timed: Replica, clock: ManualClock, of_job: int, of_task: int | None, attempts: int
+    timed: Replica, clock: ManualClock, subtests: pytest.Subtests
 ) -> None:
     """The limit of the job or of the submit counts failures and timeouts."""
-    job = await timed.register(max_attempts=of_job, retry_on=CAUSES, timeout_seconds=100)
-    await timed.submit(job, max_attempts=of_task)
-    how = ["error", "timeout"] * 5
-    assert await attempts_until_the_end(timed, clock, job, how) == attempts
+    for of_job, of_task, attempts in [(3, None, 3), (3, 2, 2), (3, 1, 1), (1, 3, 3), (2, 5, 5)]:
+        with subtests.test(of_job=of_job, of_task=of_task, attempts=attempts):
+            job = await timed.register(
+                f"{of_job}-{of_task}", max_attempts=of_job, retry_on=CAUSES, timeout_seconds=100
+            )
+            await timed.submit(job, max_attempts=of_task)
+            how = ["error", "timeout"] * 5
+            assert await attempts_until_the_end(timed, clock, job, how) == attempts
 
 
-@pytest.mark.parametrize(
-    ("how", "attempts"),
-    [
+async def test_lost_workers_are_counted_apart(
+    timed: Replica, clock: ManualClock, subtests: pytest.Subtests
+) -> None:
+    """Failures and crashes do not use up each other's attempts; the third of either kind ends the task."""
+    for how, attempts in [
         (["worker_lost"] * 9, 3),
         (["error", "worker_lost", "worker_lost", "error", "error"], 5),
         (["worker_lost", "worker_lost", "error", "error", "worker_lost"], 5),
         (["error", "error", "worker_lost", "worker_lost", "error"], 5),
-    ],
-)
-async def test_lost_workers_are_counted_apart(
-    timed: Replica, clock: ManualClock, how: list[str], attempts: int
-) -> None:
-    """Failures and crashes do not use up each other's attempts; the third of either kind ends the task."""
-    job = await timed.register(max_attempts=3, retry_on=CAUSES)
-    await timed.submit(job)
-    assert await attempts_until_the_end(timed, clock, job, how) == attempts
+    ]:
+        with subtests.test(how=how, attempts=attempts):
+            job = await timed.register("-".join(how), max_attempts=3, retry_on=CAUSES)
+            await timed.submit(job)
+            assert await attempts_until_the_end(timed, clock, job, how) == attempts
 
 
 async def test_with_max_crashes_of_one_a_lost_worker_is_final(timed: Replica, clock: ManualClock) -> None:
@@ -153,26 +155,24 @@ async def test_the_default_backoff(timed: Replica, clock: ManualClock) -> None:
     assert (await fail_attempt(timed, clock, job, "error")).status is TaskStatus.FAILED
 
 
-@pytest.mark.parametrize(
-    ("backoff", "pauses"),
-    [
+async def test_a_jobs_own_backoff(timed: Replica, clock: ManualClock, subtests: pytest.Subtests) -> None:
+    """Base, factor and cap, counting crashes and failures together."""
+    for backoff, pauses in [
         ({"base_seconds": 1, "factor": 1}, [1, 1, 1]),
         ({"base_seconds": 0.5, "factor": 2}, [1, 2, 4]),
         ({"base_seconds": 10, "factor": 3, "cap_seconds": 100}, [30, 90, 100]),
         ({"base_seconds": 5, "factor": 1000, "cap_seconds": 0.25}, [0.25, 0.25, 0.25]),
-    ],
-)
-async def test_a_jobs_own_backoff(
-    timed: Replica, clock: ManualClock, backoff: dict[str, float], pauses: list[float]
-) -> None:
-    """Base, factor and cap, counting crashes and failures together."""
-    job = await timed.register(max_attempts=9, retry_on=CAUSES, backoff=backoff)
-    await timed.submit(job)
-    for pause, how in zip(pauses, ["error", "worker_lost", "error"], strict=True):
-        returned = await fail_attempt(timed, clock, job, how)
-        assert returned.run_at is not None
-        assert (returned.run_at - clock.now).total_seconds() == pytest.approx(pause, abs=1e-5)
-        await back_in_queue(timed, clock, returned)
+    ]:
+        with subtests.test(backoff=backoff, pauses=pauses):
+            job = await timed.register(
+                f"after-{len(backoff)}-{pauses[-1]}", max_attempts=9, retry_on=CAUSES, backoff=backoff
+            )
+            await timed.submit(job)
+            for pause, how in zip(pauses, ["error", "worker_lost", "error"], strict=True):
+                returned = await fail_attempt(timed, clock, job, how)
+                assert returned.run_at is not None
+                assert (returned.run_at - clock.now).total_seconds() == pytest.approx(pause, abs=1e-5)
+                await back_in_queue(timed, clock, returned)
 
 
 def test_jitter_shortens_the_pause() -> None:
@@ -343,14 +343,17 @@ async def test_a_registration_without_a_policy_keeps_it(replica: Replica) -> Non
         assert policy_of(await replica.register(by=STRANGER, **fields)) == JobPolicy(**OPINIONS)
 
 
-@pytest.mark.parametrize("field", sorted(OPINIONS))
-async def test_another_policy_of_an_active_job_is_a_conflict(replica: Replica, field: str) -> None:
+async def test_another_policy_of_an_active_job_is_a_conflict(
+    replica: Replica, subtests: pytest.Subtests
+) -> None:
     """The problem names the field, and no worker is created."""
     job = await replica.register(**OPINIONS)
-    with pytest.raises(SchemaConflict, match=f"^{field}:"):
-        await replica.register(by=STRANGER, **{field: OTHERS[field]})
-    again = await replica.register(worker=job.worker_id)
-    assert (again.workers, policy_of(again)) == ([job.worker_id], JobPolicy(**OPINIONS))
+    for field in sorted(OPINIONS):
+        with subtests.test(field=field):
+            with pytest.raises(SchemaConflict, match=f"^{field}:"):
+                await replica.register(by=STRANGER, **{field: OTHERS[field]})
+            again = await replica.register(worker=job.worker_id)
+            assert (again.workers, policy_of(again)) == ([job.worker_id], JobPolicy(**OPINIONS))
 
 
 async def test_a_restored_job_has_a_new_policy(timed: Replica, clock: ManualClock) -> None:

@@ -52,18 +52,19 @@ async def job_id(replica: Replica) -> Any:
     return (await replica.register()).id
 
 
-@pytest.mark.parametrize("constraint", BAD_TASKS)
-async def test_an_inconsistent_task_is_rejected(replica: Replica, constraint: str) -> None:
+async def test_an_inconsistent_task_is_rejected(replica: Replica, subtests: pytest.Subtests) -> None:
     """Each CHECK of the task table rejects its invalid rows by name, at INSERT and at UPDATE."""
-    good = {**GOOD_TASK, "id": uuid4(), "job_id": await job_id(replica)}
-    await replica.add(Task.__table__, [good | {"status": "failed", "completed_at": NOW}])
-    row = Task.__table__.c.id == good["id"]
-    for fault in BAD_TASKS[constraint]:
-        with pytest.raises(IntegrityError, match=f"ck_joblib_task_{constraint}"):
-            await replica.add(Task.__table__, [good | {"id": uuid4()} | fault])
-        undone = {**GOOD_TASK, "completed_at": None} | fault
-        with pytest.raises(IntegrityError, match=f"ck_joblib_task_{constraint}"):
-            await replica.execute(update(Task.__table__).where(row).values(undone))
+    for constraint, faults in BAD_TASKS.items():
+        with subtests.test(constraint=constraint):
+            good = {**GOOD_TASK, "id": uuid4(), "job_id": await job_id(replica)}
+            await replica.add(Task.__table__, [good | {"status": "failed", "completed_at": NOW}])
+            row = Task.__table__.c.id == good["id"]
+            for fault in faults:
+                with pytest.raises(IntegrityError, match=f"ck_joblib_task_{constraint}"):
+                    await replica.add(Task.__table__, [good | {"id": uuid4()} | fault])
+                undone = {**GOOD_TASK, "completed_at": None} | fault
+                with pytest.raises(IntegrityError, match=f"ck_joblib_task_{constraint}"):
+                    await replica.execute(update(Task.__table__).where(row).values(undone))
 
 
 async def test_a_count_of_pending_tasks_is_never_negative(replica: Replica) -> None:

@@ -35,18 +35,21 @@ async def all_pages(replica: Replica, page: Any, limit: int, **wanted: Any) -> l
         seen += answer.items
 
 
-@pytest.mark.parametrize("limit", [1, 10, 57, 500])
-async def test_tasks_with_equal_times_are_listed_once(replica: Replica, limit: int) -> None:
+async def test_tasks_with_equal_times_are_listed_once(replica: Replica, subtests: pytest.Subtests) -> None:
     """Every page breaks ties in the same order: the later submission first."""
     job = await replica.register()
     statuses = [TaskStatus.PENDING, TaskStatus.COMPLETED, TaskStatus.CANCELLED]
     ids = await add_tasks(replica, [task(job.id, statuses[index % 3]) for index in range(COUNT)])
-    seen = await all_pages(replica, rules_tasks.page, limit, room_id="lab", status=None)
-    assert [item.id for item in seen] == ids[::-1]
-    seen = await all_pages(replica, rules_tasks.page, limit, room_id="lab", status=TaskStatus.COMPLETED)
-    assert [item.id for item in seen] == ids[1::3][::-1]
-    seen = await all_pages(replica, rules_tasks.page, limit, room_id="lab", status=None, job=job.id)
-    assert [item.id for item in seen] == ids[::-1]
+    for limit in (1, 10, 57, 500):
+        with subtests.test(limit=limit):
+            seen = await all_pages(replica, rules_tasks.page, limit, room_id="lab", status=None)
+            assert [item.id for item in seen] == ids[::-1]
+            seen = await all_pages(
+                replica, rules_tasks.page, limit, room_id="lab", status=TaskStatus.COMPLETED
+            )
+            assert [item.id for item in seen] == ids[1::3][::-1]
+            seen = await all_pages(replica, rules_tasks.page, limit, room_id="lab", status=None, job=job.id)
+            assert [item.id for item in seen] == ids[::-1]
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
@@ -103,8 +106,9 @@ async def test_an_empty_page_has_the_total(replica: Replica) -> None:
             assert answer.total > 0
 
 
-@pytest.mark.parametrize("limit", [1, 10, 500])
-async def test_jobs_and_workers_with_equal_times_are_listed_once(replica: Replica, limit: int) -> None:
+async def test_jobs_and_workers_with_equal_times_are_listed_once(
+    replica: Replica, subtests: pytest.Subtests
+) -> None:
     """Ties among jobs and among workers are broken too."""
     worker_ids, job_ids = [uuid4() for _ in range(COUNT)], [uuid4() for _ in range(COUNT)]
     await replica.add(
@@ -122,13 +126,15 @@ async def test_jobs_and_workers_with_equal_times_are_listed_once(replica: Replic
     links = [{"worker_id": w, "job_id": j} for w, j in zip(worker_ids, job_ids, strict=True)]
     await replica.add(WorkerJobLink.__table__, links)
     names = {f"lab:modifiers:J{i}": worker_id for i, worker_id in enumerate(worker_ids)}
-    seen = await all_pages(replica, rules_jobs.page, limit, room_id="lab")
-    assert {item.full_name: item.workers for item in seen} == {n: [w] for n, w in names.items()}
-    assert len(seen) == COUNT
-    for room in (None, "lab"):
-        listed = await all_pages(replica, list_workers, limit, room_id=room)
-        assert sorted(item.id for item in listed) == sorted(worker_ids)
-        assert {item.job_count for item in listed} == {1}
+    for limit in (1, 10, 500):
+        with subtests.test(limit=limit):
+            seen = await all_pages(replica, rules_jobs.page, limit, room_id="lab")
+            assert {item.full_name: item.workers for item in seen} == {n: [w] for n, w in names.items()}
+            assert len(seen) == COUNT
+            for room in (None, "lab"):
+                listed = await all_pages(replica, list_workers, limit, room_id=room)
+                assert sorted(item.id for item in listed) == sorted(worker_ids)
+                assert {item.job_count for item in listed} == {1}
 
 
 async def test_a_room_lists_its_own_jobs_and_the_reserved_ones(replica: Replica) -> None:

@@ -57,9 +57,9 @@ class Model(BaseModel):
     day: datetime.date
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
+def test_an_array_keeps_its_values_shape_and_type(subtests: pytest.Subtests) -> None:
+    """In C order and little-endian, also if its memory is not; it can be changed."""
+    for dtype in [
         "bool",
         "uint8",
         "int64",
@@ -70,17 +70,15 @@ class Model(BaseModel):
         "complex128",
         "datetime64[s]",
         "timedelta64[ms]",
-    ],
-)
-@pytest.mark.parametrize("shape", [(), (0,), (6,), (2, 3), (0, 3)])
-def test_an_array_keeps_its_values_shape_and_type(dtype: str, shape: tuple[int, ...]) -> None:
-    """In C order and little-endian, also if its memory is not; it can be changed."""
-    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    for given in (array, np.asfortranarray(array), array.T):
-        got = back(given)
-        assert np.array_equal(got, given)
-        assert (got.dtype, got.shape) == (given.dtype.newbyteorder("="), given.shape)
-        assert got.flags.writeable
+    ]:
+        for shape in ((), (0,), (6,), (2, 3), (0, 3)):
+            with subtests.test(dtype=dtype, shape=shape):
+                array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+                for given in (array, np.asfortranarray(array), array.T):
+                    got = back(given)
+                    assert np.array_equal(got, given)
+                    assert (got.dtype, got.shape) == (given.dtype.newbyteorder("="), given.shape)
+                    assert got.flags.writeable
 
 
 def test_texts_and_objects_in_arrays() -> None:
@@ -92,9 +90,9 @@ def test_texts_and_objects_in_arrays() -> None:
     assert np.isnan(back(np.array([np.nan, 1]))[0])
 
 
-@pytest.mark.parametrize(
-    ("value", "plain"),
-    [
+def test_what_json_can_express_has_no_tag(subtests: pytest.Subtests) -> None:
+    """Front-ends read it as any other JSON."""
+    for value, plain in [
         ((1, 2), [1, 2]),
         ({1}, [1]),
         (iter([1, 2]), [1, 2]),
@@ -109,12 +107,9 @@ def test_texts_and_objects_in_arrays() -> None:
         (Color.RED, "red"),
         ([np.float32(0.5), np.int8(1), np.bool_(True)], [0.5, 1, True]),
         ({1: 2, np.int64(3): 4, (5, 6): 7, Color.RED: 8}, {"1": 2, "3": 4, "5,6": 7, "red": 8}),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_json_can_express_has_no_tag(value: Any, plain: Any) -> None:
-    """Front-ends read it as any other JSON."""
-    assert json.loads(encode(value)) == plain
+    ]:
+        with subtests.test(value=value, plain=plain):
+            assert json.loads(encode(value)) == plain
 
 
 def test_parts_of_dataclasses_and_models() -> None:
@@ -172,9 +167,9 @@ def test_atoms_with_the_results_of_their_calculator() -> None:
     assert back(atoms).calc is None
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_the_place_of_what_cannot_be_encoded_is_named(subtests: pytest.Subtests) -> None:
+    """In the error, with its class."""
+    for value, text in [
         (
             {"frames": [0, 1, {"cell": object()}]},
             "result.frames[2].cell: an object of object cannot be encoded",
@@ -187,13 +182,11 @@ def test_atoms_with_the_results_of_their_calculator() -> None:
         ({(object(),): 1}, "a field name in result"),
         ({"x": ["\ud800"]}, "result.x[0]: the text is not JSON"),
         ({float("nan"): 1}, "a field name in result: nan"),
-    ],
-)
-def test_the_place_of_what_cannot_be_encoded_is_named(value: Any, text: str) -> None:
-    """In the error, with its class."""
-    with pytest.raises(NotSerializable) as caught:
-        encode(value)
-    assert text in str(caught.value)
+    ]:
+        with subtests.test(value=value, text=text):
+            with pytest.raises(NotSerializable) as caught:
+                encode(value)
+            assert text in str(caught.value)
 
 
 def test_a_value_that_contains_itself() -> None:
@@ -237,9 +230,9 @@ def array(shape: list[int], data: Any, dtype: str = "int64") -> dict[str, Any]:
     return {"$zndraw": "ndarray", "dtype": dtype, "shape": shape, "data": data}
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_no_value_needs_far_more_memory_than_its_json(subtests: pytest.Subtests) -> None:
+    """What declares more than it contains is a ValueError with the reason, before memory is allocated."""
+    for value, text in [
         (array([200_001], ["a" * 200_000] + ["b"] * 200_000, "str"), "takes 160000800000 bytes"),
         (array([10**12], ""), "cannot reshape"),
         (array([0], "", "S1000000000"), "has no bytes"),
@@ -254,13 +247,9 @@ def array(shape: list[int], data: Any, dtype: str = "int64") -> dict[str, Any]:
         (table(2, column([None, "1"], "S1000000000")), "cannot have the dtype 'S1000000000'"),
         (table(2, column(["a" * 100_000, "b"], "S")), "cannot have the dtype 'S'"),
         ({"$zndraw": "ase.Atoms", "atoms": {**molecule("H2").todict(), "tags": [1]}}, "tags"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_no_value_needs_far_more_memory_than_its_json(value: Any, text: str) -> None:
-    """What declares more than it contains is a ValueError with the reason, before memory is allocated."""
-    with pytest.raises(ValueError, match=text):
-        decode_json(encode(value))
+    ]:
+        with subtests.test(value=value, text=text), pytest.raises(ValueError, match=text):
+            decode_json(encode(value))
 
 
 def test_texts_of_different_lengths_in_an_array() -> None:
@@ -271,17 +260,18 @@ def test_texts_of_different_lengths_in_an_array() -> None:
     assert np.array_equal(found, texts)
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_an_array_file_that_declares_more_than_it_has_is_refused(version: tuple[int, int]) -> None:
+def test_an_array_file_that_declares_more_than_it_has_is_refused(subtests: pytest.Subtests) -> None:
     """In each version of the format; a complete one is read."""
-    file = io.BytesIO()
-    np.lib.format.write_array(file, np.arange(12.0).reshape(3, 4), version)
-    content = file.getvalue()
-    assert np.array_equal(decode_content(content, "application/x-npy"), np.arange(12.0).reshape(3, 4))
-    bomb = content.replace(b"(3, 4), }        ", b"(3, 4000000000), }")
-    for invalid in (bomb, content[:-1], b"PK\x03\x04" + content, b""):
-        with pytest.raises(ValueError, match=r"96000000000 bytes should follow|not 95|magic"):
-            decode_content(invalid, "application/x-npy")
+    for version in ((1, 0), (2, 0), (3, 0)):
+        with subtests.test(version=version):
+            file = io.BytesIO()
+            np.lib.format.write_array(file, np.arange(12.0).reshape(3, 4), version)
+            content = file.getvalue()
+            assert np.array_equal(decode_content(content, "application/x-npy"), np.arange(12.0).reshape(3, 4))
+            bomb = content.replace(b"(3, 4), }        ", b"(3, 4000000000), }")
+            for invalid in (bomb, content[:-1], b"PK\x03\x04" + content, b""):
+                with pytest.raises(ValueError, match=r"96000000000 bytes should follow|not 95|magic"):
+                    decode_content(invalid, "application/x-npy")
 
 
 class Uncodable:
@@ -328,9 +318,9 @@ class OwnPath(Path):
     """A subclass of a class of the standard library."""
 
 
-@pytest.mark.parametrize(
-    ("cls", "expected"),
-    [
+def test_a_class_that_can_never_be_encoded_is_known(subtests: pytest.Subtests) -> None:
+    """Before a job returns an object of it."""
+    for cls, expected in [
         *[
             (cls, True)
             for cls in (Any, object, int, list[Cell], Frame, Model, OwnPath, Color, np.ndarray, pd.Series)
@@ -339,11 +329,9 @@ class OwnPath(Path):
         (Iterator[int], True),
         (Uncodable, False),
         (httpx.Client, False),
-    ],
-)
-def test_a_class_that_can_never_be_encoded_is_known(cls: Any, expected: bool) -> None:
-    """Before a job returns an object of it."""
-    assert can_encode(cls) is expected
+    ]:
+        with subtests.test(cls=cls, expected=expected):
+            assert can_encode(cls) is expected
 
 
 def test_a_registration_warns_of_the_return_type(caplog: pytest.LogCaptureFixture) -> None:
