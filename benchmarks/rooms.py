@@ -49,7 +49,7 @@ async def _report_claims(url: str, report: Report) -> None:
 async def _prepare(database: Database, name: str, rooms: int) -> rules_claims.Claim:
     """Submit a few tasks from each of these rooms; return a claim of them."""
     request = JobRegisterRequest(category="modifiers", name=name, schema_={})
-    item = rules_jobs.JobRegistration(_USER, GLOBAL, request)
+    item = rules_jobs.JobToRegister(_USER, GLOBAL, request)
     (job, _), _ = await database.write(rules_jobs.register, item=item)
     job_name = JobName(GLOBAL, "modifiers", name)
     rooms_of = [f"{name}-{number:05}" for number in range(rooms)] * _TASKS_PER_ROOM

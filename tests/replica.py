@@ -182,7 +182,7 @@ class Replica:
         request = JobRegisterRequest(
             category="modifiers", name=name, schema_=schema or {}, worker_id=worker, **policy
         )
-        item = rules_jobs.JobRegistration(by, room, request)
+        item = rules_jobs.JobToRegister(by, room, request)
         async with asyncio.timeout(TIMEOUT):
             return await self.runtime.write(rules_jobs.register, item=item)
 

@@ -135,7 +135,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
             category=name.category, name=name.name, schema_=schema, worker_id=worker, **_policy_fields(name)
         )
         answer = self.run_in_transaction(
-            rules_jobs.register, item=rules_jobs.JobRegistration(by, name.room_id, request)
+            rules_jobs.register, item=rules_jobs.JobToRegister(by, name.room_id, request)
         )
         if refusal is not None:
             assert answer is refusal

@@ -44,7 +44,7 @@ class LimitedActor(Actor):
         """Register a worker for one of a few providers."""
         worker = self.any_of("jobs").worker_id
         request = ProviderRegisterRequest(category="files", name=self.chance.choice("PQR"), worker_id=worker)
-        item = rules_providers.ProviderRegistration(OWNER, "lab", request)
+        item = rules_providers.ProviderToRegister(OWNER, "lab", request)
         provider, _ = await self.replica.runtime.write(rules_providers.register, item=item)
         self.known["providers"].append(provider)
 
@@ -72,7 +72,7 @@ async def test_two_replicas_with_every_limit(
     known: dict[str, list[Any]] = {"jobs": jobs, "providers": []}
     known["tasks"] = [await replicas[0].submit(job, room=room) for job in jobs for room in "xyz"]
     request = ProviderRegisterRequest(category="files", name="P", worker_id=first.worker_id)
-    item = rules_providers.ProviderRegistration(OWNER, "lab", request)
+    item = rules_providers.ProviderToRegister(OWNER, "lab", request)
     known["providers"].append((await replicas[0].runtime.write(rules_providers.register, item=item))[0])
     before = await deadlocks(engine)
     actors = [

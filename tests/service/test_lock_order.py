@@ -167,7 +167,7 @@ async def test_claims_with_every_limit(replica: Replica, recorder: LockRecorder,
 async def register_provider(replica: Replica, name: str, worker: UUID | None) -> Any:
     """Register a worker for a provider."""
     request = ProviderRegisterRequest(category="files", name=name, worker_id=worker)
-    item = rules_providers.ProviderRegistration(OWNER, "lab", request)
+    item = rules_providers.ProviderToRegister(OWNER, "lab", request)
     return (await replica.runtime.write(rules_providers.register, item=item))[0]
 
 

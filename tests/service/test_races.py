@@ -426,7 +426,7 @@ async def test_removing_a_provider_waits_for_an_open_request(replica: Replica) -
     """The removal waits for a request that is being inserted, and removes it too."""
     write, leaving = replica.runtime.write, []
     request = ProviderRegisterRequest(category="files", name="home")
-    item = rules_providers.ProviderRegistration(OWNER, "lab", request)
+    item = rules_providers.ProviderToRegister(OWNER, "lab", request)
     provider, _ = await write(rules_providers.register, item=item)
     waits = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
 

@@ -94,9 +94,9 @@ def test_invalid_registrations_are_refused_without_the_database(subtests: pytest
         with subtests.test(room=room, request_=request_, problem=problem):
             request = JobRegisterRequest(**{"category": "modifiers", "name": "Rotate", **request_})
             with pytest.raises(problem):
-                rules_jobs.check(rules_jobs.JobRegistration(OWNER, room, request), ["modifiers"])
+                rules_jobs.check(rules_jobs.JobToRegister(OWNER, room, request), ["modifiers"])
             if problem is Forbidden:
-                rules_jobs.check(rules_jobs.JobRegistration(ADMIN, room, request), ["modifiers"])
+                rules_jobs.check(rules_jobs.JobToRegister(ADMIN, room, request), ["modifiers"])
 
 
 async def test_a_job_without_workers_and_tasks_is_soft_deleted(replica: Replica) -> None:

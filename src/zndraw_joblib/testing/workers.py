@@ -147,7 +147,7 @@ class Workers:
             await self._call(self._internal.register(cls))
         else:
             request = JobRegistration(cls, room, class_policy(cls, policy_of(policy))).request(worker_id, {})
-            item = rules_jobs.JobRegistration(WORKER, room, request)
+            item = rules_jobs.JobToRegister(WORKER, room, request)
             schema = rules_jobs.check(item, self._joblib.settings.allowed_categories)
             await self._call(self._runtime.payload_validator.check_schema(schema, WORKER.id))
             registered, _ = await self._call(self._runtime.write(rules_jobs.register, item=item))

@@ -30,7 +30,7 @@ async def register_job(
 ) -> Response:
     """Register a job and the worker that serves it. Only superusers may do so in reserved rooms."""
     add_job = partial(runtime.stored.jobs.check, caller.id)
-    item = rules_jobs.JobRegistration(caller, room_id, body, runtime.settings.max_jobs_per_room, add_job)
+    item = rules_jobs.JobToRegister(caller, room_id, body, runtime.settings.max_jobs_per_room, add_job)
     schema = rules_jobs.check(item, runtime.settings.allowed_categories)
     await runtime.payload_validator.check_schema(schema, caller.id)
     if body.worker_id is None:

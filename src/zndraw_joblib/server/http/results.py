@@ -319,7 +319,7 @@ async def register_provider(
     Providers of ``@internal`` are registered by the server's own code.
     """
     add_provider = partial(runtime.stored.providers.check, caller.id)
-    item = rules_providers.ProviderRegistration(caller, room_id, body, add_provider)
+    item = rules_providers.ProviderToRegister(caller, room_id, body, add_provider)
     rules_providers.check(item, runtime.settings.allowed_provider_categories)
     if body.worker_id is None:
         await runtime.stored.take(runtime.stored.workers, caller.id, [key])

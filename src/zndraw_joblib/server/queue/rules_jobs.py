@@ -34,7 +34,7 @@ _CONFLICT_RULE = (
 )
 
 
-class JobRegistration(NamedTuple):
+class JobToRegister(NamedTuple):
     """The request of a worker to serve a job in a room, which may have `max_jobs` active ones.
 
     `add_job()`, for a job that is new or restored, raises a problem if the caller may have no further one.
@@ -47,7 +47,7 @@ class JobRegistration(NamedTuple):
     add_job: Callable[[], None] = lambda: None
 
 
-def check(item: JobRegistration, allowed_categories: Sequence[str]) -> str:
+def check(item: JobToRegister, allowed_categories: Sequence[str]) -> str:
     """Return the schema of a registration as JSON, which must be checked before the transaction.
 
     Raises the problem of a registration that is invalid whatever the database contains.
@@ -62,7 +62,7 @@ def check(item: JobRegistration, allowed_categories: Sequence[str]) -> str:
     return rules_transitions.check_size("schema", item.request.schema_)
 
 
-async def register(tx: Transaction, item: JobRegistration) -> tuple[JobResponse, bool]:
+async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
     """Register a worker for a job. Return the job, and whether it is new or restored.
 
     Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `SchemaConflict`

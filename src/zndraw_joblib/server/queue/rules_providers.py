@@ -49,7 +49,7 @@ class InternalProvider(NamedTuple):
     content_type: str
 
 
-class ProviderRegistration(NamedTuple):
+class ProviderToRegister(NamedTuple):
     """The request of a worker to answer the requests to a provider in a room.
 
     `add_provider()`, for a new one, raises a problem if the caller may have no further one.
@@ -61,7 +61,7 @@ class ProviderRegistration(NamedTuple):
     add_provider: Callable[[], None] = lambda: None
 
 
-def check(item: ProviderRegistration, allowed_categories: Sequence[str] | None) -> None:
+def check(item: ProviderToRegister, allowed_categories: Sequence[str] | None) -> None:
     """Raise the problem of a registration that is invalid whatever the database contains."""
     if item.room_id == INTERNAL:
         raise Forbidden(
@@ -78,7 +78,7 @@ def check(item: ProviderRegistration, allowed_categories: Sequence[str] | None) 
     rules_transitions.check_size("schema", item.request.schema_)
 
 
-async def register(tx: Transaction, item: ProviderRegistration) -> tuple[ProviderResponse, bool]:
+async def register(tx: Transaction, item: ProviderToRegister) -> tuple[ProviderResponse, bool]:
     """Register a worker for a provider, in place of its current worker. Return whether it is new too.
 
     Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `Forbidden` for a provider
@@ -130,7 +130,7 @@ async def register_internal(tx: Transaction, offers: Sequence[InternalProvider],
         _publish_changed(tx, name)
 
 
-async def _worker(tx: Transaction, item: ProviderRegistration) -> UUID:
+async def _worker(tx: Transaction, item: ProviderToRegister) -> UUID:
     worker_id = item.request.worker_id
     if worker_id is None:
         return await sql_workers.add(tx, item.caller.id, info=item.request.worker)

@@ -19,13 +19,13 @@ export class Problem extends Error {
 export class Unreachable extends Error {}
 
 export function url(path, query = {}) {
-  const found = new URL(`${config.value.api}${path}`, document.baseURI);
+  const address = new URL(`${config.value.api}${path}`, document.baseURI);
   for (const [name, value] of Object.entries(query)) {
-    for (const each of [value].flat()) {
-      if (each !== undefined && each !== null && each !== "") found.searchParams.append(name, String(each));
+    for (const item of [value].flat()) {
+      if (item !== undefined && item !== null && item !== "") address.searchParams.append(name, String(item));
     }
   }
-  return found;
+  return address;
 }
 
 // The headers by which a host without cookies knows the user, from a module of the host.
@@ -71,8 +71,8 @@ async function send(method, path, { query, body, headers, signal: abort } = {}) 
 
 async function fieldsOf(response) {
   try {
-    const found = parse(await response.text());
-    return found && typeof found === "object" ? found : {};
+    const fields = parse(await response.text());
+    return fields && typeof fields === "object" ? fields : {};
   } catch {
     return {};
   }
@@ -122,11 +122,11 @@ export async function readEvents(path, { query, last, signal: abort, onOpen, on 
 }
 
 function emit(block, on) {
-  const found = { event: "message", data: [], id: undefined };
+  const message = { event: "message", data: [], id: undefined };
   for (const line of block.split(/\r?\n/)) {
     const [, name, value] = /^(\w+): ?(.*)$/.exec(line) ?? [];
-    if (name === "data") found.data.push(value);
-    else if (name) found[name] = value;
+    if (name === "data") message.data.push(value);
+    else if (name) message[name] = value;
   }
-  if (found.data.length) on(found.event, parse(found.data.join("\n")), found.id);
+  if (message.data.length) on(message.event, parse(message.data.join("\n")), message.id);
 }

@@ -24,9 +24,9 @@ const WRITTEN = new Set(["payload", "result", "schema"]);
 export function parse(text) {
   const marked = text.replace(TOKEN, (token) =>
     token[0] === '"' || survives(token) ? token : JSON.stringify(MARK + token));
-  const found = JSON.parse(marked, (_, value) =>
+  const value = JSON.parse(marked, (_, value) =>
     typeof value === "string" && value.startsWith(MARK) ? new Exact(value.slice(MARK.length)) : value);
-  return marked === text ? found : relaxed(found);
+  return marked === text ? value : relaxed(value);
 }
 
 // Return a payload as it was written, for text that a user edits.
@@ -48,10 +48,10 @@ export function stringify(value, indent = 0, level = 0) {
   if (value === null || typeof value !== "object") return JSON.stringify(value) ?? "null";
   const isList = Array.isArray(value);
   const parts = isList
-    ? value.map((each) => stringify(each, indent, level + 1))
+    ? value.map((item) => stringify(item, indent, level + 1))
     : Object.entries(value)
-      .filter(([, each]) => each !== undefined)
-      .map(([name, each]) => `${JSON.stringify(name)}:${indent ? " " : ""}${stringify(each, indent, level + 1)}`);
+      .filter(([, item]) => item !== undefined)
+      .map(([name, item]) => `${JSON.stringify(name)}:${indent ? " " : ""}${stringify(item, indent, level + 1)}`);
   const [open, close] = isList ? "[]" : "{}";
   if (!parts.length) return open + close;
   // Short lists of plain values, such as positions of atoms, stay on one line.

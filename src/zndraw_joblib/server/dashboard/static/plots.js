@@ -28,9 +28,9 @@ function alone(values) {
 // The value of a CSS colour as the canvas needs it.
 function colour(element, name, alpha = 1) {
   element.style.color = `var(--${name})`;
-  const found = getComputedStyle(element).color;
+  const value = getComputedStyle(element).color;
   element.style.color = "";
-  return alpha === 1 ? found : `color-mix(in srgb, ${found} ${alpha * 100}%, transparent)`;
+  return alpha === 1 ? value : `color-mix(in srgb, ${value} ${alpha * 100}%, transparent)`;
 }
 
 // As wide as the longest label, with the tick and the gap.
@@ -55,12 +55,12 @@ function optionsFor(element, { series, format, width, sync, isIndex, least, incr
     axes: [{ ...axis, values: isIndex ? undefined : CLOCK }, { ...axis, size: labelWidth, incrs, values: (_, values) => values.map(format) }],
     series: [
       { label: "\u00a0", value: (_, at) => (at === null || at === undefined ? "" : isIndex ? String(at) : new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })) },
-      ...series.map((each) => ({
-        label: each.label,
-        stroke: colour(element, each.colour),
-        fill: each.fill ? colour(element, each.colour, 0.14) : undefined,
+      ...series.map((line) => ({
+        label: line.label,
+        stroke: colour(element, line.colour),
+        fill: line.fill ? colour(element, line.colour, 0.14) : undefined,
         width: 2,
-        dash: each.dash,
+        dash: line.dash,
         spanGaps: false,
         points: { show: false, size: 5, filter: (plot, index) => alone(plot.data[index]) },
         value: (_, value, __, index) => (index === null || index === undefined ? "" : value === null || value === undefined ? "–" : format(value)),

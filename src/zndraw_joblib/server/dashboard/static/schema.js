@@ -9,16 +9,16 @@ export const below = (pointer, name) => `${pointer}/${escaped(String(name))}`;
 
 // Follow references within the schema, and the only part of `allOf`; the words beside them stay.
 function resolved(schema, root) {
-  let found = isObject(schema) ? schema : {};
+  let current = isObject(schema) ? schema : {};
   for (let hop = 0; hop < 20; hop += 1) {
-    const { $ref: ref, allOf, ...beside } = found;
+    const { $ref: ref, allOf, ...beside } = current;
     if (typeof ref === "string" && ref.startsWith("#/")) {
       const parts = ref.slice(2).split("/").map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
       const target = parts.reduce((at, part) => at?.[part], root);
       if (!isObject(target)) return null;
-      found = { ...target, ...beside };
-    } else if (Array.isArray(allOf) && allOf.length === 1 && isObject(allOf[0])) found = { ...allOf[0], ...beside };
-    else return found;
+      current = { ...target, ...beside };
+    } else if (Array.isArray(allOf) && allOf.length === 1 && isObject(allOf[0])) current = { ...allOf[0], ...beside };
+    else return current;
   }
   return null;
 }
@@ -33,7 +33,7 @@ function withoutNull(schema, root) {
     return [resolved({ ...others[0], ...beside }, root), true];
   }
   if (Array.isArray(schema.type) && schema.type.length === 2 && schema.type.includes("null")) {
-    return [{ ...schema, type: schema.type.find((each) => each !== "null") }, true];
+    return [{ ...schema, type: schema.type.find((type) => type !== "null") }, true];
   }
   return [schema, false];
 }
@@ -44,18 +44,18 @@ const HARD = ["anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "depe
 export function nodeOf(schema, root = schema, depth = 0) {
   const first = resolved(schema, root);
   if (!first) return { kind: "json", schema: {}, isNullable: false };
-  const [found, isNullable] = withoutNull(first, root);
-  if (!found) return { kind: "json", schema: first, isNullable: false };
-  const node = { schema: found, isNullable };
-  if (found.const !== undefined) return { ...node, kind: "choice", options: [found.const] };
-  if (Array.isArray(found.enum) && found.enum.length) return { ...node, kind: "choice", options: found.enum };
-  if (HARD.some((word) => found[word] !== undefined) || depth > MAX_DEPTH) return { ...node, kind: "json" };
-  if (["string", "integer", "number", "boolean"].includes(found.type)) return { ...node, kind: found.type };
-  if (found.type === "array" && isObject(found.items)) return { ...node, kind: "array", item: nodeOf(found.items, root, depth + 1) };
-  const isGroup = (found.type === "object" || found.type === undefined) && isObject(found.properties) && Object.keys(found.properties).length;
+  const [nonNull, isNullable] = withoutNull(first, root);
+  if (!nonNull) return { kind: "json", schema: first, isNullable: false };
+  const node = { schema: nonNull, isNullable };
+  if (nonNull.const !== undefined) return { ...node, kind: "choice", options: [nonNull.const] };
+  if (Array.isArray(nonNull.enum) && nonNull.enum.length) return { ...node, kind: "choice", options: nonNull.enum };
+  if (HARD.some((word) => nonNull[word] !== undefined) || depth > MAX_DEPTH) return { ...node, kind: "json" };
+  if (["string", "integer", "number", "boolean"].includes(nonNull.type)) return { ...node, kind: nonNull.type };
+  if (nonNull.type === "array" && isObject(nonNull.items)) return { ...node, kind: "array", item: nodeOf(nonNull.items, root, depth + 1) };
+  const isGroup = (nonNull.type === "object" || nonNull.type === undefined) && isObject(nonNull.properties) && Object.keys(nonNull.properties).length;
   if (!isGroup) return { ...node, kind: "json" };
-  const needed = new Set(Array.isArray(found.required) ? found.required : []);
-  const fields = Object.entries(found.properties).map(([name, each]) => ({ name, isRequired: needed.has(name), node: nodeOf(each, root, depth + 1) }));
+  const needed = new Set(Array.isArray(nonNull.required) ? nonNull.required : []);
+  const fields = Object.entries(nonNull.properties).map(([name, field]) => ({ name, isRequired: needed.has(name), node: nodeOf(field, root, depth + 1) }));
   return { ...node, kind: "object", fields };
 }
 
@@ -65,13 +65,13 @@ const fits = { array: Array.isArray, object: isObject, string: (value) => typeof
 
 // Return what the field of a node holds for a value; for undefined, with `hasDefaults`, the schema's default.
 // Undefined if the field cannot hold the value: then only JSON can.
-export function draftOf(node, given, hasDefaults = false) {
-  const value = given === undefined && hasDefaults ? node.schema.default : given;
+export function draftOf(node, initial, hasDefaults = false) {
+  const value = initial === undefined && hasDefaults ? node.schema.default : initial;
   const isEmpty = value === undefined || (value === null && node.isNullable);
   if (!isEmpty && fits[node.kind]?.(value) === false) return undefined;
   if (node.kind === "object") return groupDraft(node, isEmpty ? {} : value, hasDefaults);
   if (node.kind === "array") {
-    const items = (isEmpty ? [] : value).map((each) => draftOf(node.item, each));
+    const items = (isEmpty ? [] : value).map((item) => draftOf(node.item, item));
     return items.includes(undefined) ? undefined : items.map(itemOf);
   }
   if (isEmpty) return "";
@@ -123,36 +123,36 @@ export function valueOf(node, draft, isRequired, problems, pointer = "") {
 const absent = (node, isRequired) => (isRequired && node.isNullable ? null : undefined);
 
 function groupValue(node, draft, isRequired, problems, pointer) {
-  const found = {};
+  const fields = {};
   for (const { name, node: field, isRequired: isNeeded } of node.fields) {
     const value = valueOf(field, draft.fields[name], isNeeded, problems, below(pointer, name));
-    if (value !== undefined) found[name] = value;
+    if (value !== undefined) fields[name] = value;
   }
-  Object.assign(found, draft.rest);
-  return Object.keys(found).length || isRequired ? found : undefined;
+  Object.assign(fields, draft.rest);
+  return Object.keys(fields).length || isRequired ? fields : undefined;
 }
 
-function pointersOf(node, draft, pointer = "", found = new Set()) {
-  found.add(pointer);
-  if (node.kind === "object") for (const { name, node: field } of node.fields) pointersOf(field, draft.fields[name], below(pointer, name), found);
-  if (node.kind === "array") draft.forEach((item, index) => pointersOf(node.item, item.draft, below(pointer, index), found));
-  return found;
+function pointersOf(node, draft, pointer = "", pointers = new Set()) {
+  pointers.add(pointer);
+  if (node.kind === "object") for (const { name, node: field } of node.fields) pointersOf(field, draft.fields[name], below(pointer, name), pointers);
+  if (node.kind === "array") draft.forEach((item, index) => pointersOf(node.item, item.draft, below(pointer, index), pointers));
+  return pointers;
 }
 
 // Return the messages by the pointer of the field that shows them: the one that they name, or the one around it.
 // Those of the whole payload have the pointer "".
 export function placed(problems, node, draft) {
-  const known = pointersOf(node, draft);
-  const found = {};
+  const pointers = pointersOf(node, draft);
+  const byPointer = {};
   for (const { pointer, message } of problems) {
     const missing = /^"(.*)" is a required property$/.exec(message)?.[1];
-    let at = missing !== undefined && known.has(below(pointer, missing)) ? below(pointer, missing) : pointer;
+    let at = missing !== undefined && pointers.has(below(pointer, missing)) ? below(pointer, missing) : pointer;
     const isMoved = at !== pointer;
-    while (!known.has(at)) at = at.slice(0, at.lastIndexOf("/"));
+    while (!pointers.has(at)) at = at.slice(0, at.lastIndexOf("/"));
     const inside = isMoved ? "" : pointer.slice(at.length);
-    (found[at] ??= []).push(isMoved ? "A value is required." : inside ? `${inside}: ${message}` : message);
+    (byPointer[at] ??= []).push(isMoved ? "A value is required." : inside ? `${inside}: ${message}` : message);
   }
-  return found;
+  return byPointer;
 }
 
 const LIMITS = [["minimum", "at least"], ["exclusiveMinimum", "more than"], ["maximum", "at most"], ["exclusiveMaximum", "less than"], ["multipleOf", "a multiple of"]];

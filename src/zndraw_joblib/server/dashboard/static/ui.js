@@ -266,14 +266,14 @@ export const Messages = () => html`<div class="toasts" aria-live="polite">
 </div>`;
 
 // A button that does `onClick`, is busy meanwhile, and shows what went wrong. With `confirm` (see `ask`) it asks first.
-export function Button({ onClick, confirm, tone = "", disabled, done, children, class: more = "", ...rest }) {
+export function Button({ onClick, confirm, tone = "", disabled, success, children, class: more = "", ...rest }) {
   const isBusy = useSignal(false);
   const run = async () => {
     if (isBusy.value || (confirm && !(await ask(confirm)))) return;
     isBusy.value = true;
     try {
       await onClick();
-      if (done) toast(done);
+      if (success) toast(success);
     } catch (error) {
       if (error.name !== "AbortError") toast(error.message, "bad");
     } finally {

@@ -33,7 +33,7 @@ export function fromNpy(buffer) {
   const start = isLong ? 12 : 10;
   const header = new TextDecoder().decode(bytes.subarray(start, start + length));
   const [, order, kind] = /'descr': '([<>|=])(\w+)'/.exec(header) ?? [];
-  const shape = (/'shape': \(([^)]*)\)/.exec(header)?.[1] ?? "").split(",").map((each) => each.trim()).filter(Boolean).map(Number);
+  const shape = (/'shape': \(([^)]*)\)/.exec(header)?.[1] ?? "").split(",").map((size) => size.trim()).filter(Boolean).map(Number);
   const isFortran = /'fortran_order': True/.test(header);
   const data = isFortran && shape.length > 1 ? null : numbers(kind, bytes.subarray(start + length), order === ">");
   return { dtype: Object.keys(NAMES).find((name) => NAMES[name] === kind) ?? kind ?? "?", shape, data };
@@ -50,18 +50,18 @@ export function fromTagged({ dtype, shape, data }) {
 }
 
 // Find the arrays in a JSON value, with the path to each: ["forces", {…}].
-export function arraysIn(value, path = "", found = []) {
-  if (isArray(value)) found.push([path || "value", value]);
+export function arraysIn(value, path = "", arrays = []) {
+  if (isArray(value)) arrays.push([path || "value", value]);
   else if (value && typeof value === "object") {
-    for (const [key, each] of Object.entries(value)) if (found.length < 8) arraysIn(each, path ? `${path}.${key}` : key, found);
+    for (const [key, item] of Object.entries(value)) if (arrays.length < 8) arraysIn(item, path ? `${path}.${key}` : key, arrays);
   }
-  return found;
+  return arrays;
 }
 
 function rangeOf(data) {
   let [low, high, sum] = [Infinity, -Infinity, 0];
-  for (const each of data) {
-    const value = Number(each);
+  for (const item of data) {
+    const value = Number(item);
     if (value < low) low = value;
     if (value > high) high = value;
     sum += value;
@@ -86,8 +86,8 @@ export function ArrayView({ name, array }) {
 
 const Line = ({ data }) => {
   const step = Math.max(1, Math.floor(data.length / 2000));
-  const indices = Array.from({ length: Math.ceil(data.length / step) }, (_, each) => each * step);
-  const values = indices.map((each) => Number(data[each]));
+  const indices = Array.from({ length: Math.ceil(data.length / step) }, (_, index) => index * step);
+  const values = indices.map((index) => Number(data[index]));
   return html`<${Plot} times=${indices} isIndex series=${[{ label: "value", colour: "accent", values }]} format=${short} summary=${`${count(data.length)} values in order`} />`;
 };
 

@@ -18,8 +18,8 @@ async function load(name, signal) {
   if (canReadAll.value) {
     // The list has the counts, and soft-deleted jobs too.
     const { items } = await get("/jobs", { room, category, name: name.split(":")[2], deleted: true, limit: 200 }, { signal });
-    const found = items.find((job) => job.full_name === name);
-    if (found) return found;
+    const entry = items.find((job) => job.full_name === name);
+    if (entry) return entry;
   }
   return get(`/rooms/${encodeURIComponent(canReadAll.value ? room : ownRoom.value || room)}/jobs/${jobPath(name)}`, {}, { signal });
 }
@@ -30,18 +30,18 @@ export function Job({ segments }) {
   const job = state.data;
   return html`<${Page} title=${name.split(":").at(-1)} actions=${job && html`<${PauseButton} job=${job} reload=${state.reload} small=${false} />
       <a class="button" href=${href("tasks", { job: name })}>All its tasks</a>`}>
-    <${Loaded} state=${state} missing=${`There is no job ${name}. Its full name is room:category:name, such as @global:modifiers:relax.`}>${(found) => html`
-      <${Summary} job=${found} />
-      <${Activity} job=${found} />
+    <${Loaded} state=${state} missing=${`There is no job ${name}. Its full name is room:category:name, such as @global:modifiers:relax.`}>${(shown) => html`
+      <${Summary} job=${shown} />
+      <${Activity} job=${shown} />
       <div class="columns">
-        ${maySubmit(found, canWriteRoom.value) && html`<${Submit} key=${stringify(found.schema ?? {})} job=${found} />`}
+        ${maySubmit(shown, canWriteRoom.value) && html`<${Submit} key=${stringify(shown.schema ?? {})} job=${shown} />`}
         <div class="stack">
-          <${Policy} job=${found} />
-          <${Section} title="Schema of the payload" actions=${html`<${Copy} text=${stringify(found.schema, 2)} label="Copy JSON" />`}>
-            <${Json} value=${found.schema} label="Schema" /><//>
+          <${Policy} job=${shown} />
+          <${Section} title="Schema of the payload" actions=${html`<${Copy} text=${stringify(shown.schema, 2)} label="Copy JSON" />`}>
+            <${Json} value=${shown.schema} label="Schema" /><//>
         </div>
       </div>
-      <${JobWorkers} job=${found} />`}<//><//>`;
+      <${JobWorkers} job=${shown} />`}<//><//>`;
 }
 
 function Summary({ job }) {
@@ -88,16 +88,16 @@ function Activity({ job }) {
   const mayRead = canReadAll.value || job.room_id === ownRoom.value;
   const state = usePoll((signal) => mayRead ? get("/statistics", { job: job.full_name, resolution: 60, since: new Date(Date.now() - 3_600_000).toISOString() }, { signal }) : null,
     [job.full_name, mayRead], 30);
-  const found = state.data?.intervals;
+  const intervals = state.data?.intervals;
   // A server without statistics, or a caller who may not read them.
-  if (!found?.length) return null;
+  if (!intervals?.length) return null;
   const until = Math.floor(Date.now() / 1000);
   const range = [until - 3600, until];
-  const { times, at } = filled(found, 60, ...range);
-  const values = (name) => at.map((each) => each?.[name] ?? 0);
-  const quantiles = (name, q) => at.map((each) => (each ? quantile(each[name], q) : null));
-  const summary = `In the last hour: ${plural(sumOf(found, "submitted"), "task")} submitted, ${count(sumOf(found, "completed"))} completed, ${count(sumOf(found, "failed"))} failed.`;
-  const [waited, ran] = ["waiting", "running"].map((name) => quantile(mergedHistogram(found, name), 0.5));
+  const { times, at } = filled(intervals, 60, ...range);
+  const values = (name) => at.map((interval) => interval?.[name] ?? 0);
+  const quantiles = (name, q) => at.map((interval) => (interval ? quantile(interval[name], q) : null));
+  const summary = `In the last hour: ${plural(sumOf(intervals, "submitted"), "task")} submitted, ${count(sumOf(intervals, "completed"))} completed, ${count(sumOf(intervals, "failed"))} failed.`;
+  const [waited, ran] = ["waiting", "running"].map((name) => quantile(mergedHistogram(intervals, name), 0.5));
   const lasted = ran === null ? "No attempt ended in the last hour." : `Half of the attempts waited less than ${duration(waited)} and ran less than ${duration(ran)}.`;
   return html`<div class="columns">
     <${Section} title="Tasks per minute"><${Plot} times=${times} range=${range} sync="job" summary=${summary} series=${[

@@ -25,8 +25,8 @@ export function PauseButton({ job, reload, small = true }) {
   if (!canOperate.value || job.deleted) return null;
   const change = (action) => () => act("POST", `/rooms/${encodeURIComponent(job.room_id)}/jobs/${jobPath(job.full_name)}/${action}`).then(reload);
   const size = small ? "small" : "";
-  if (job.paused) return html`<${Button} class=${size} tone="primary" onClick=${change("resume")} done="Workers claim its tasks again." aria-label=${`Resume ${job.full_name}`}>Resume<//>`;
-  return html`<${Button} class=${size} onClick=${change("pause")} done="The job is paused." aria-label=${`Pause ${job.full_name}`}
+  if (job.paused) return html`<${Button} class=${size} tone="primary" onClick=${change("resume")} success="Workers claim its tasks again." aria-label=${`Resume ${job.full_name}`}>Resume<//>`;
+  return html`<${Button} class=${size} onClick=${change("pause")} success="The job is paused." aria-label=${`Pause ${job.full_name}`}
     confirm=${{ title: `Pause ${job.name}?`, body: "No worker claims its tasks until you resume it. Tasks that are claimed or running continue.", action: "Pause the job" }}>Pause<//>`;
 }
 

@@ -44,11 +44,11 @@ const REMEDIES = {
 };
 
 function linksOf(finding) {
-  const found = ["task", "job", "room"].flatMap((name) => (finding[name] ? REMEDIES[name](finding) : []));
-  if (finding.code.startsWith("sweeper")) found.push(["Show the sweeper", href("sweeper")]);
-  if (finding.code === "silent-workers") found.push(["Show the workers", href("workers", { state: "silent" })]);
-  if (finding.code === "lost-attempts" && !finding.job) found.push(["Show failed tasks", href("tasks", { status: "failed", since: "1h" })]);
-  return found;
+  const remedies = ["task", "job", "room"].flatMap((name) => (finding[name] ? REMEDIES[name](finding) : []));
+  if (finding.code.startsWith("sweeper")) remedies.push(["Show the sweeper", href("sweeper")]);
+  if (finding.code === "silent-workers") remedies.push(["Show the workers", href("workers", { state: "silent" })]);
+  if (finding.code === "lost-attempts" && !finding.job) remedies.push(["Show failed tasks", href("tasks", { status: "failed", since: "1h" })]);
+  return remedies;
 }
 
 export function Findings({ findings }) {
@@ -91,36 +91,36 @@ function History({ overview }) {
     (signal) => isRecent ? null : get("/statistics", { resolution, since: new Date((Date.now() / 1000 - seconds) * 1000).toISOString() }, { signal }),
     [name], isRecent ? 3600 : 60,
   );
-  const found = isRecent ? overview.recent : polled.data?.intervals;
+  const intervals = isRecent ? overview.recent : polled.data?.intervals;
   const choice = html`<div class="set" role="group" aria-label="Period"><div>${Object.entries(RANGES).map(([key, range]) => html`
     <button key=${key} type="button" class="chip" aria-pressed=${key === name ? "true" : "false"} onClick=${() => setQuery({ range: key === "1h" ? null : key })}>${range.label}</button>`)}</div></div>`;
-  if (!found) return html`<${Section} title="History" actions=${choice}><${Loaded} state=${polled}>${() => null}<//><//>`;
-  const view = { ...filled(found, resolution, since, until), found, range: [since, until], per: resolution === 60 ? "minute" : "hour", label: label.toLowerCase() };
+  if (!intervals) return html`<${Section} title="History" actions=${choice}><${Loaded} state=${polled}>${() => null}<//><//>`;
+  const view = { ...filled(intervals, resolution, since, until), intervals, range: [since, until], per: resolution === 60 ? "minute" : "hour", label: label.toLowerCase() };
   return html`<div class="heading"><h2>The last ${view.label}</h2>${choice}</div><div class="columns plots">
     <${Throughput} ...${view} /><${Waiting} ...${view} />
     <${Running} ...${view} /><${Causes} ...${view} /></div>`;
 }
 
-function Throughput({ times, at, found, range, per, label }) {
-  const values = (name) => at.map((each) => each?.[name] ?? 0);
+function Throughput({ times, at, intervals, range, per, label }) {
+  const values = (name) => at.map((interval) => interval?.[name] ?? 0);
   const series = [
     { label: "submitted", colour: "soft", values: values("submitted"), dash: [4, 4] },
     { label: "completed", colour: "good", values: values("completed"), fill: true },
     { label: "failed", colour: "bad", values: values("failed"), fill: true },
   ];
-  const summary = `Tasks in the last ${label}: ${count(sumOf(found, "submitted"))} submitted, ${count(sumOf(found, "completed"))} completed, ${count(sumOf(found, "failed"))} failed.`;
+  const summary = `Tasks in the last ${label}: ${count(sumOf(intervals, "submitted"))} submitted, ${count(sumOf(intervals, "completed"))} completed, ${count(sumOf(intervals, "failed"))} failed.`;
   return html`<${Section} title=${`Tasks per ${per}`}><${Plot} times=${times} series=${series} range=${range} sync="overview" least=${4} incrs=${WHOLE} summary=${summary} />
     <p class="help">${summary}</p><//>`;
 }
 
 const durations = (name, title, words) =>
-  function Durations({ times, at, found, range, label }) {
-    const of = (q) => at.map((each) => (each ? quantile(each[name], q) : null));
+  function Durations({ times, at, intervals, range, label }) {
+    const of = (q) => at.map((interval) => (interval ? quantile(interval[name], q) : null));
     const series = [
       { label: "half within", colour: "accent", values: of(0.5), fill: true },
       { label: "95 % within", colour: "warn", values: of(0.95) },
     ];
-    const all = mergedHistogram(found, name);
+    const all = mergedHistogram(intervals, name);
     const median = quantile(all, 0.5);
     const summary = median === null
       ? `No task ${words[0]} in the last ${label}.`
@@ -131,15 +131,15 @@ const durations = (name, title, words) =>
 const Waiting = durations("waiting", "Waiting time", ["was claimed", "waited"]);
 const Running = durations("running", "Running time", ["ended", "ran"]);
 
-function Causes({ found, label }) {
-  const causes = causesOf(found).slice(0, 8);
-  const most = causes[0]?.[1] ?? 1;
+function Causes({ intervals, label }) {
+  const causes = causesOf(intervals).slice(0, 8);
+  const highest = causes[0]?.[1] ?? 1;
   return html`<${Section} title="Why attempts failed">${causes.length
     ? html`<ul class="bars">${causes.map(([code, size]) => html`<li key=${code}>
         <a href=${href("tasks", { error_code: code, since: "1h" })}>${code}</a><span>${count(size)}</span>
-        <meter min="0" max=${most} value=${size} aria-label=${`${code}: ${size}`}></meter></li>`)}</ul>`
+        <meter min="0" max=${highest} value=${size} aria-label=${`${code}: ${size}`}></meter></li>`)}</ul>`
     : html`<${Empty}>No attempt failed in the last ${label}.<//>`}
-    <p class="help">${plural(sumOf(found, "retried"), "failed attempt was", "failed attempts were")} repeated, ${plural(sumOf(found, "lost"), "attempt was", "attempts were")} lost, because a worker went away or time ran out.</p><//>`;
+    <p class="help">${plural(sumOf(intervals, "retried"), "failed attempt was", "failed attempts were")} repeated, ${plural(sumOf(intervals, "lost"), "attempt was", "attempts were")} lost, because a worker went away or time ran out.</p><//>`;
 }
 
 function Servers({ servers }) {

@@ -41,7 +41,7 @@ function shortened(value) {
   if (value === null || typeof value !== "object" || value.constructor !== Object) return value;
   const isTagged = typeof value.$zndraw === "string" && typeof value.data === "string" && value.data.length > 80;
   if (isTagged) return { ...value, data: `${value.data.slice(0, 24)}… (${bytes(Math.floor(value.data.length * 0.75))})` };
-  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, shortened(each)]));
+  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, shortened(item)]));
 }
 
 async function save(task) {
@@ -55,7 +55,7 @@ async function save(task) {
 function Stored({ task }) {
   const { content_type: type, size, filename, expires_at: expires, etag } = task.stored_result;
   const kind = type.split(";")[0].trim().toLowerCase();
-  const found = useSignal(null);
+  const preview = useSignal(null);
   const failed = useSignal(null);
   const canShow = size <= MAX_PREVIEW && (IMAGES.test(kind) || /json$|^text\//.test(kind) || kind === "application/x-npy");
   useEffect(() => {
@@ -67,7 +67,7 @@ function Stored({ task }) {
         const value = await contentOf(response, kind);
         if (controller.signal.aborted) return;
         address = value.image;
-        found.value = value;
+        preview.value = value;
       })
       .catch((error) => controller.signal.aborted || (failed.value = error));
     return () => {
@@ -77,7 +77,7 @@ function Stored({ task }) {
   }, [task.id, etag]);
   return html`<p class="help">${filename ?? "Without a name"}, ${type}, ${bytes(size)}${expires && html`, kept until <${Time} at=${expires} />`}</p>
     ${failed.value ? html`<${Failure} error=${failed.value} />` : !canShow ? html`<${Empty}>The page cannot show this result. Download it.<//>`
-      : found.value ? html`<${Content} ...${found.value} />` : html`<${Loading} />`}`;
+      : preview.value ? html`<${Content} ...${preview.value} />` : html`<${Loading} />`}`;
 }
 
 async function contentOf(response, kind) {

@@ -55,8 +55,8 @@ export function Submit({ job }) {
     isJson.value = false;
     return undefined;
   };
-  const fail = (found) => {
-    failure.value = found;
+  const fail = (faults) => {
+    failure.value = faults;
     edited.value = new Set();
     setTimeout(() => form.current?.querySelector("[aria-invalid]")?.focus());
   };
@@ -65,19 +65,19 @@ export function Submit({ job }) {
     const payload = isJson.value ? payloadOf(text.value, problems) : valueOf(node, draft.value, true, problems);
     const body = { payload };
     for (const [name] of OPTIONS) {
-      const given = (options.value[name] ?? "").trim();
-      if (given && !Number.isFinite(Number(given))) problems.push({ option: name, message: `${given} is no number.` });
-      else if (given) body[name] = Number(given);
+      const entered = (options.value[name] ?? "").trim();
+      if (entered && !Number.isFinite(Number(entered))) problems.push({ option: name, message: `${entered} is no number.` });
+      else if (entered) body[name] = Number(entered);
     }
     if (problems.length) return fail({ problems });
     const content = `${room.value}\n${stringify(body)}`;
     // The same task after a lost answer has the same key, so it is not submitted twice.
     lastTry.current = { content, key: lastTry.current?.content === content ? lastTry.current.key : newKey() };
     try {
-      const made = await act("POST", `/rooms/${encodeURIComponent(room.value.trim())}/tasks/${jobPath(job.full_name)}`, body, { key: lastTry.current.key });
+      const task = await act("POST", `/rooms/${encodeURIComponent(room.value.trim())}/tasks/${jobPath(job.full_name)}`, body, { key: lastTry.current.key });
       lastTry.current = null;
       toast("Submitted.");
-      go(["tasks", made.id]);
+      go(["tasks", task.id]);
     } catch (error) {
       if (!(error instanceof Unreachable)) lastTry.current = null;
       fail({ error });
@@ -135,21 +135,21 @@ const isOfFields = (error) => error.status === 422 && Array.isArray(error.fields
 
 // Where to show what is wrong: at fields of the payload, at options, or above the form.
 function placesOf({ problems, error }, node, draft, isJson, edited) {
-  const found = { fields: {}, options: {}, rest: [] };
+  const places = { fields: {}, options: {}, rest: [] };
   const ofPayload = [];
-  for (const each of problems ?? (isOfFields(error) ? error.fields.errors : [])) {
-    const option = each.option ?? (each.loc?.[0] === "body" && OPTIONS.find(([name]) => name === each.loc[1])?.[0]);
-    if (option) edited.has(option) || (found.options[option] ??= []).push(each.message);
-    else if (each.pointer !== undefined) ofPayload.push(each);
-    else found.rest.push(`${(each.loc ?? []).join(".")}: ${each.message}`);
+  for (const problem of problems ?? (isOfFields(error) ? error.fields.errors : [])) {
+    const option = problem.option ?? (problem.loc?.[0] === "body" && OPTIONS.find(([name]) => name === problem.loc[1])?.[0]);
+    if (option) edited.has(option) || (places.options[option] ??= []).push(problem.message);
+    else if (problem.pointer !== undefined) ofPayload.push(problem);
+    else places.rest.push(`${(problem.loc ?? []).join(".")}: ${problem.message}`);
   }
   if (isJson) {
-    if (ofPayload.length && !edited.has("")) found.fields[""] = ofPayload.map(({ pointer, message }) => (pointer ? `${pointer}: ${message}` : message));
-    return found;
+    if (ofPayload.length && !edited.has("")) places.fields[""] = ofPayload.map(({ pointer, message }) => (pointer ? `${pointer}: ${message}` : message));
+    return places;
   }
   const { "": whole = [], ...fields } = placed(ofPayload, node, draft);
   for (const pointer of edited) delete fields[pointer];
-  return { ...found, fields, rest: [...found.rest, ...whole] };
+  return { ...places, fields, rest: [...places.rest, ...whole] };
 }
 
 // Operators submit everywhere; others in the room that they look at.

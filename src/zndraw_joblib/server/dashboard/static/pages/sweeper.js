@@ -52,11 +52,11 @@ function Mode({ sweeper, reload }) {
 
 // What a cycle would do now, on demand: it reads as much as a cycle does.
 function Preview() {
-  const found = useSignal(null);
+  const preview = useSignal(null);
   const error = useSignal(null);
   const read = async () => {
     try {
-      found.value = { ...await get("/admin/sweeper/preview"), at: new Date().toISOString() };
+      preview.value = { ...await get("/admin/sweeper/preview"), at: new Date().toISOString() };
       error.value = null;
     } catch (problem) {
       error.value = problem;
@@ -69,7 +69,7 @@ function Preview() {
     { name: "reason", label: "Reason", render: (task) => html`<code>${task.reason}</code>` },
     { name: "due", label: "Due", render: (task) => html`<${Time} at=${task.run_at} />` },
   ];
-  const plan = found.value;
+  const plan = preview.value;
   return html`<${Section} title="What a cycle would do now" class="wide" actions=${html`<${Button} class="small" onClick=${read}>${plan ? "Read again" : "Preview"}<//>`}>
     <${Failure} error=${error.value} />
     ${!plan ? html`<p class="help">The preview changes nothing. It shows at most one batch of each kind.</p>` : html`

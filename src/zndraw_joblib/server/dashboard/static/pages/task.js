@@ -34,21 +34,21 @@ export function Task({ segments }) {
   return html`<${Page} title=${`Task ${shortId(id)}`} actions=${task && html`
       ${!isEnded && html`<${Badge} tone=${stream.isOpen ? "good" : "warn"}>${stream.isOpen ? "live" : "connecting"}<//>`}
       <${Actions} task=${task} reload=${state.reload} />`}>
-    <${Loaded} state=${state} missing=${`There is no task ${id}. Tasks that have ended are deleted after some time.`}>${({ task: found, history, explanation }) => html`
-      <${Summary} task=${found} explanation=${explanation} />
-      ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === found.attempt && progress.value.progress) || found.progress} />`}
-      <${Trouble} task=${found} history=${history} />
+    <${Loaded} state=${state} missing=${`There is no task ${id}. Tasks that have ended are deleted after some time.`}>${({ task: shown, history, explanation }) => html`
+      <${Summary} task=${shown} explanation=${explanation} />
+      ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === shown.attempt && progress.value.progress) || shown.progress} />`}
+      <${Trouble} task=${shown} history=${history} />
       <${Timeline} history=${history} />
       <div class="columns">
-        <${Section} title="Payload" actions=${html`<${Copy} text=${stringify(found.payload, 2)} label="Copy JSON" />`}>
-          <${Json} value=${found.payload} label="Payload" /><//>
-        <${Result} task=${found} />
+        <${Section} title="Payload" actions=${html`<${Copy} text=${stringify(shown.payload, 2)} label="Copy JSON" />`}>
+          <${Json} value=${shown.payload} label="Payload" /><//>
+        <${Result} task=${shown} />
       </div>
-      <${Log} id=${found.id} attempt=${found.attempt} attempts=${attemptsOf(history)} news=${news.value} isEnded=${isEnded} />`}<//><//>`;
+      <${Log} id=${shown.id} attempt=${shown.attempt} attempts=${attemptsOf(history)} news=${news.value} isEnded=${isEnded} />`}<//><//>`;
 }
 
 // The numbers of the attempts and those of their claims, the last 50, newest first.
-const attemptsOf = (history) => [...new Map(history.transitions.filter((each) => each.attempt_number).map((each) => [each.attempt_number, each.attempt]))].slice(-50).reverse();
+const attemptsOf = (history) => [...new Map(history.transitions.filter((transition) => transition.attempt_number).map((transition) => [transition.attempt_number, transition.attempt]))].slice(-50).reverse();
 
 function Summary({ task, explanation }) {
   const isWaiting = task.status === "pending";
@@ -79,13 +79,13 @@ function Progress({ progress }) {
   const { current, total, unit, message, data } = progress;
   const part = total ? Math.min(1, Number(current ?? 0) / Number(total)) : null;
   return html`<section class="card progress" aria-label="Progress"><div><strong>${message ?? "Progress"}</strong>
-      <span>${[current, total && `of ${total}`, unit, part !== null && `· ${Math.round(part * 100)} %`].filter((each) => each || each === 0).join(" ")}</span></div>
+      <span>${[current, total && `of ${total}`, unit, part !== null && `· ${Math.round(part * 100)} %`].filter((part) => part || part === 0).join(" ")}</span></div>
     <progress max="1" value=${part ?? undefined} aria-label="Progress"></progress>
     ${data && html`<details><summary>Data</summary><${Json} value=${data} label="Data of the progress" /></details>`}</section>`;
 }
 
 function Trouble({ task, history }) {
-  const detail = history.attempts.find((each) => each.attempt === task.attempt);
+  const detail = history.attempts.find((detail) => detail.attempt === task.attempt);
   const failure = detail?.failure ?? task.failure;
   const isFull = useSignal(false);
   if (!task.error && !failure) return null;
@@ -115,12 +115,12 @@ function Actions({ task, reload }) {
   };
   const failIt = () => act("POST", `/tasks/${task.id}/fail`, {}).then(reload);
   return html`
-    ${may.retry && html`<${Button} tone="primary" onClick=${run("retry")} done="The task is in its queue again.">Retry<//>`}
-    ${may.release && html`<${Button} onClick=${run("release")} done="The task is in its queue again."
+    ${may.retry && html`<${Button} tone="primary" onClick=${run("retry")} success="The task is in its queue again.">Retry<//>`}
+    ${may.release && html`<${Button} onClick=${run("release")} success="The task is in its queue again."
       confirm=${{ title: "Release the task?", body: "Its worker loses it, and another worker may claim it. This counts as no failure.", action: "Release", tone: "primary" }}>Release<//>`}
-    ${may.cancel && html`<${Button} onClick=${run("cancel")} done="The task is cancelled."
+    ${may.cancel && html`<${Button} onClick=${run("cancel")} success="The task is cancelled."
       confirm=${{ title: "Cancel the task?", body: isHeld ? "Its worker is asked to stop." : "No worker gets it.", action: "Cancel the task" }}>Cancel<//>`}
-    ${may.fail && html`<${Button} onClick=${failIt} done="The task has failed."
+    ${may.fail && html`<${Button} onClick=${failIt} success="The task has failed."
       confirm=${{ title: "Fail the task?", body: "It ends as failed, also while a worker holds it. The worker's later reports are refused.", action: "Fail the task" }}>Fail<//>`}
     ${may.submit && html`<button type="button" onClick=${() => (editing.value = true)}>Submit again …</button>`}
     ${editing.value && html`<${Resubmit} task=${task} onClose=${() => (editing.value = false)} />`}`;
@@ -140,10 +140,10 @@ function Resubmit({ task, onClose }) {
     try {
       const name = encodeURIComponent(task.job_name).replaceAll("%3A", ":");
       const body = { payload, ...(task.priority && { priority: task.priority }) };
-      const made = await act("POST", `/rooms/${encodeURIComponent(task.room_id)}/tasks/${name}`, body);
+      const copy = await act("POST", `/rooms/${encodeURIComponent(task.room_id)}/tasks/${name}`, body);
       onClose();
       toast("Submitted.");
-      go(["tasks", made.id]);
+      go(["tasks", copy.id]);
     } catch (problem) {
       error.value = problem;
     }

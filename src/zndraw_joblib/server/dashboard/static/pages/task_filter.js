@@ -20,17 +20,17 @@ function moment(text) {
 
 // The filter of the address. A caller without `all:read` sees its room only.
 export function filterOf(query) {
-  const found = {};
+  const filter = {};
   for (const name of LISTS) {
     const values = query.getAll(name).flatMap(split);
-    if (values.length) found[name] = values;
+    if (values.length) filter[name] = values;
   }
   for (const name of SINGLE) {
     const value = query.get(name);
-    if (value) found[name] = name === "since" || name === "until" ? moment(value) : value;
+    if (value) filter[name] = name === "since" || name === "until" ? moment(value) : value;
   }
-  if (!canReadAll.value && !found.room && ownRoom.value) found.room = [ownRoom.value];
-  return found;
+  if (!canReadAll.value && !filter.room && ownRoom.value) filter.room = [ownRoom.value];
+  return filter;
 }
 
 // What identifies the filter; "the last hour" stays the same while time goes on.

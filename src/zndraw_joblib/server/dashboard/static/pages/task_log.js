@@ -20,32 +20,32 @@ async function readAll(id, attempt, abort, after = 0) {
 // `news` is the last `log` event of the task's stream. `attempt` is the number of the last claim; `attempts` has the number and the
 // claim of each attempt, the last one first: a claim that never started is no attempt, and has no log.
 export function Log({ id, attempt, attempts, news, isEnded }) {
-  const chosen = useSignal(null);
-  const shown = chosen.value ?? attempts[0]?.[1] ?? attempt;
+  const selected = useSignal(null);
+  const shown = selected.value ?? attempts[0]?.[1] ?? attempt;
   const log = useSignal(null);
   const error = useSignal(null);
   useEffect(() => {
     if (!shown) return undefined;
     const controller = new AbortController();
     readAll(id, shown, controller.signal).then(
-      (found) => (log.value = { ...found, attempt: shown }),
+      (answer) => (log.value = { ...answer, attempt: shown }),
       (problem) => controller.signal.aborted || (error.value = problem),
     );
     return () => controller.abort();
   }, [id, shown]);
   useEffect(() => {
-    const known = log.value;
-    if (!news || !known || news.attempt !== known.attempt) return undefined;
-    const add = (more) => (log.value = { ...known, lines: [...known.lines, ...more].slice(-MAX_SHOWN), last: more.at(-1).n });
-    const more = news.lines.map((line, index) => ({ ...line, n: news.first + index })).filter((line) => line.n > known.last);
+    const shownLog = log.value;
+    if (!news || !shownLog || news.attempt !== shownLog.attempt) return undefined;
+    const add = (more) => (log.value = { ...shownLog, lines: [...shownLog.lines, ...more].slice(-MAX_SHOWN), last: more.at(-1).n });
+    const more = news.lines.map((line, index) => ({ ...line, n: news.first + index })).filter((line) => line.n > shownLog.last);
     if (!more.length) return undefined;
-    if (more[0].n === known.last + 1) return void add(more);
+    if (more[0].n === shownLog.last + 1) return void add(more);
     // Several events came at once, or some while the page was hidden.
     const controller = new AbortController();
-    readAll(id, known.attempt, controller.signal, known.last).then((found) => found.lines.length && add(found.lines), () => {});
+    readAll(id, shownLog.attempt, controller.signal, shownLog.last).then((answer) => answer.lines.length && add(answer.lines), () => {});
     return () => controller.abort();
   }, [news, log.value?.attempt]);
-  const choice = attempts.length > 1 && html`<label>Attempt <select value=${shown} onChange=${(event) => (chosen.value = Number(event.target.value))}>
+  const choice = attempts.length > 1 && html`<label>Attempt <select value=${shown} onChange=${(event) => (selected.value = Number(event.target.value))}>
     ${attempts.map(([number, claim]) => html`<option key=${claim} value=${claim}>${number}</option>`)}</select></label>`;
   return html`<${Section} title="Log" class="wide" actions=${choice}>
     ${error.value && html`<${Failure} error=${error.value} />`}

@@ -29,7 +29,7 @@ export function Tasks() {
   const key = keyOf(query);
   const cursor = query.get("cursor");
   const isMissingRoom = !canReadAll.value && !query.get("room") && !ownRoom.value;
-  const chosen = useMemo(() => signal(new Set()), [key, cursor]);
+  const selection = useMemo(() => signal(new Set()), [key, cursor]);
   const bulk = useSignal(null);
   const state = usePoll((abort) => isMissingRoom ? { items: [], next: null } : get("/tasks", { ...filterOf(query), cursor, limit: LIMIT }, { signal: abort }),
     [key, cursor, isMissingRoom], cursor ? 15 : 3);
@@ -42,8 +42,8 @@ export function Tasks() {
     <${TaskFilters} counts=${isCounted ? counts.data : null} />
     ${isMissingRoom ? html`<${Empty}>Name your room above. You see the tasks of rooms that you may read.<//>` : html`
       <${Loaded} state=${state}>${({ items, next }) => html`
-        ${chosen.value.size > 0 && html`<${Chosen} tasks=${items.filter((task) => chosen.value.has(task.id))} chosen=${chosen} reload=${state.reload} />`}
-        <${Table} caption="Tasks" columns=${columnsOf(items)} rows=${items} selection=${actions.length ? chosen : null}
+        ${selection.value.size > 0 && html`<${Chosen} tasks=${items.filter((task) => selection.value.has(task.id))} selection=${selection} reload=${state.reload} />`}
+        <${Table} caption="Tasks" columns=${columnsOf(items)} rows=${items} selection=${actions.length ? selection : null}
           rowLabel=${(task) => `task ${shortId(task.id)}`} empty=${nothing(query, next, cursor)} />
         <${Paging} next=${next} />`}<//>`}
     ${bulk.value && html`<${Bulk} action=${bulk.value} filter=${filterOf(query)} onClose=${() => (bulk.value = null)} onDone=${state.reload} />`}<//>`;
@@ -79,7 +79,7 @@ export const apply = {
   cancel: (id) => act("PATCH", `/tasks/${id}`, { status: "cancelled" }),
 };
 
-function Chosen({ tasks, chosen, reload }) {
+function Chosen({ tasks, selection, reload }) {
   const run = (name) => async () => {
     const allowed = tasks.filter((task) => isAllowed(task, name));
     const results = await Promise.allSettled(allowed.map((task) => apply[name](task.id)));
@@ -87,17 +87,17 @@ function Chosen({ tasks, chosen, reload }) {
     const changed = allowed.length - failed.length;
     if (changed) toast(`${plural(changed, "task")} ${ACTIONS[name].done}.`);
     if (failed.length) toast(`${plural(failed.length, "task")} not changed: ${failed[0].reason.message}`, "bad");
-    chosen.value = new Set();
+    selection.value = new Set();
     reload();
   };
-  return html`<div class="choice" role="region" aria-label="Chosen tasks"><strong>${count(chosen.value.size)} chosen</strong>
+  return html`<div class="choice" role="region" aria-label="Chosen tasks"><strong>${count(selection.value.size)} chosen</strong>
     ${Object.keys(apply).filter((name) => permitted().some(([action]) => action === name)).map((name) => {
       const size = tasks.filter((task) => isAllowed(task, name)).length;
       const { label, text } = ACTIONS[name];
       return html`<${Button} key=${name} class="small" disabled=${!size} onClick=${run(name)}
         confirm=${{ title: `${label} ${plural(size, "task")}?`, body: text, action: label, tone: name === "retry" ? "primary" : "danger" }}>${label} ${size}<//>`;
     })}
-    <button type="button" class="plain small" onClick=${() => (chosen.value = new Set())}>Choose none</button></div>`;
+    <button type="button" class="plain small" onClick=${() => (selection.value = new Set())}>Choose none</button></div>`;
 }
 
 // Shows how many tasks an action would change, and does it after a confirmation.

@@ -53,7 +53,7 @@ const isOwn = (worker) => !config.value.read_only && (canOperate.value || (worke
 export function DrainButton({ worker, reload, small = true }) {
   if (!isOwn(worker) || worker.state === "draining") return null;
   const name = worker.name ?? worker.id.slice(0, 8);
-  return html`<${Button} class=${small ? "small" : ""} aria-label=${`Drain ${name}`} done="The worker finishes its tasks and leaves."
+  return html`<${Button} class=${small ? "small" : ""} aria-label=${`Drain ${name}`} success="The worker finishes its tasks and leaves."
     onClick=${() => act("POST", `/workers/${worker.id}/drain`).then(reload)}
     confirm=${{ title: `Drain ${name}?`, body: `It claims no more tasks, finishes ${worker.held ? plural(worker.held, "task") : "what it holds"}, and leaves. It does not come back by itself.`, action: "Drain the worker" }}>Drain<//>`;
 }
@@ -95,7 +95,7 @@ export function Worker({ segments }) {
   const remove = () => act("DELETE", `/workers/${id}`).then(() => go("workers"));
   return html`<${Page} title=${present?.name ? `Worker ${present.name}` : `Worker ${id.slice(0, 8)}`} actions=${present && html`
       <${DrainButton} worker=${present} reload=${state.reload} small=${false} />
-      ${isOwn(present) && html`<${Button} onClick=${remove} done="The worker is removed."
+      ${isOwn(present) && html`<${Button} onClick=${remove} success="The worker is removed."
         confirm=${{ title: "Remove the worker?", body: "For a worker that is gone for good. It loses its tasks: they are retried or fail, as their jobs' policies say.", action: "Remove the worker" }}>Remove<//>`}`}>
     <${Loaded} state=${state} missing=${`There is no worker ${id}: it has left or was removed.`}>${(worker) => html`
       <section class="card" aria-label="Summary"><${Facts} items=${[
