@@ -9,14 +9,15 @@ from sqlalchemy import bindparam, delete, func, select, update
 
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction, dialect
-from zndraw_joblib.server.db.tables import Job, Statistic
+from zndraw_joblib.server.db.tables import Job, Statistic, StatisticPosition
 from zndraw_joblib.server.queue import sql_occurrences
-from zndraw_joblib.server.queue.sql_occurrences import KEY, position
+from zndraw_joblib.server.queue.sql_occurrences import KEY
 from zndraw_joblib.server.queue.sql_task_rows import CHUNK
 from zndraw_joblib.wire.operators import MINUTE, Counters, Histogram, Interval
 
 statistics = Statistic.__table__
 jobs = Job.__table__
+position = StatisticPosition.__table__
 
 # The job that stands for all jobs, and the `start` of the totals since the first start of a server.
 ALL_JOBS = UUID(int=0)

@@ -26,8 +26,6 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 Value = TypeVar("Value")
-# A limit that the plan knows: for an unknown one PostgreSQL expects to return a tenth of all rows.
-ONE: ColumnElement[int] = literal_column("1")
 
 
 def by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

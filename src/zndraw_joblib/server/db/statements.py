@@ -59,6 +59,7 @@ _TYPES: dict[str, Type] = {
 } | {
     "at": UtcDateTime(),
     "now": UtcDateTime(),
+    "since": UtcDateTime(),
     "count": Integer(),
     "limit": Integer(),
     "offset": BigInteger(),

@@ -4,41 +4,14 @@ Nothing is written for it except `queued_at`: a submit, an end and an earlier at
 their time. One statement reads all of them, so that they are of one state of the database.
 """
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Float,
-    Integer,
-    String,
-    and_,
-    bindparam,
-    case,
-    cast,
-    column,
-    func,
-    literal_column,
-    null,
-    or_,
-    select,
-    table,
-    union_all,
-    update,
-)
-
-from zndraw_joblib.server.db.bulk import ONE, by_template
-from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import Attempt, StatisticPosition, Task
+from zndraw_joblib.server.db.statements import BIG_INTEGER, FLOAT, statement
 from zndraw_joblib.wire.operators import BUCKET_BOUNDS, MINUTE
 from zndraw_joblib.wire.statuses import TERMINAL
-
-tasks = Task.__table__
-attempts = Attempt.__table__
 
 SUBMITTED, RETURNED = "submitted", "returned"
 NO_CEILING = 2**62
@@ -88,7 +61,7 @@ class Numbers(NamedTuple):
 
 async def read(tx: Transaction, interval: TimeRange) -> list[Occurrence]:
     """Return what happened in an interval."""
-    return [Occurrence(*row) for row in await tx.execute(_GROUPED, interval._asdict())]
+    return [Occurrence(*row) for row in await tx.execute(_GROUPED[tx.is_sqlite], interval._asdict())]
 
 
 async def numbers(tx: Transaction) -> Numbers:
@@ -100,21 +73,21 @@ async def numbers(tx: Transaction) -> Numbers:
 
 async def after(tx: Transaction, floor: int, at: datetime) -> tuple[int, datetime] | None:
     """Return the number and time of the first task of a number beyond `floor` that was created since `at`."""
-    row = (await tx.execute(_AFTER, {"task_floor": floor, "since": at})).first()
+    row = (await tx.execute(_AFTER, {"task_floor": floor, "at": at})).first()
     return None if row is None else (row.seq, row.created_at)
 
 
 async def last_before(tx: Transaction, interval: TimeRange, at: datetime) -> int:
     """Return the greatest number of the tasks of an interval that were created before `at`."""
-    params = {"task_floor": interval.task_floor, "task_ceiling": interval.task_ceiling, "until": at}
+    params = {"task_floor": interval.task_floor, "task_ceiling": interval.task_ceiling, "at": at}
     last: int | None = (await tx.execute(_LAST_BEFORE, params)).scalar_one()
     return last or interval.task_floor
 
 
 async def next_end(tx: Transaction, attempt_floor: int, at: datetime) -> datetime | None:
     """Return when the first task or earlier attempt ended since `at`; None if none did."""
-    ended = (await tx.execute(_NEXT_END, {"since": at})).scalar_one()
-    returned = (await tx.execute(_NEXT_RETURN, {"since": at, "attempt_floor": attempt_floor})).scalar_one()
+    ended = (await tx.execute(_NEXT_END, {"at": at})).scalar_one()
+    returned = (await tx.execute(_NEXT_RETURN, {"at": at, "attempt_floor": attempt_floor})).scalar_one()
     return min((time for time in (ended, returned) if time is not None), default=None)
 
 
@@ -127,138 +100,115 @@ async def oldest_transaction(tx: Transaction) -> datetime | None:
     return begun_at
 
 
-class _epoch(by_template):
-    """The seconds from 1970 to a time, with microseconds."""
-
-    type = Float()
-    postgresql = "EXTRACT(epoch FROM {0})"
-    # Its own functions for times round to milliseconds.
-    sqlite = "(strftime('%s', substr({0}, 1, 19)) + ('0' || substr({0}, 20)))"
+def _epoch(at: str, *, is_sqlite: bool) -> str:
+    """Return the seconds from 1970 to a time, with microseconds."""
+    # SQLite's own functions for times round to milliseconds.
+    on_sqlite = f"(strftime('%s', substr({at}, 1, 19)) + ('0' || substr({at}, 20)))"
+    return on_sqlite if is_sqlite else f"EXTRACT(epoch FROM {at})"
 
 
-class _minute(by_template):
-    """The minute of a time, counted from 1970."""
-
-    type = BigInteger()
-    postgresql = f"CAST(floor(EXTRACT(epoch FROM {{0}}) / {MINUTE}) AS BIGINT)"
-    sqlite = f"(strftime('%s', substr({{0}}, 1, 19)) / {MINUTE})"
-
-
-def _seconds(start: ColumnElement[Any], end: ColumnElement[Any]) -> ColumnElement[Any]:
-    return cast(_epoch(end) - _epoch(start), Float)
-
-
-def _bucket(seconds: ColumnElement[Any]) -> ColumnElement[Any]:
+def _bucket(seconds: str) -> str:
     # A microsecond is more than the error of the difference of two times.
-    rows: list[tuple[Any, Any]] = [
-        (seconds <= literal_column(str(bound + 5e-7)), literal_column(str(place)))
-        for place, bound in enumerate(BUCKET_BOUNDS)
-    ]
-    last: ColumnElement[int] = literal_column(str(len(BUCKET_BOUNDS)))
-    return case((seconds.is_(None), cast(null(), Integer)), *rows, else_=last)
+    buckets = " ".join(f"WHEN {seconds} <= {bound + 5e-7} THEN {i}" for i, bound in enumerate(BUCKET_BOUNDS))
+    return f"CASE WHEN {seconds} IS NULL THEN CAST(NULL AS integer) {buckets} ELSE {len(BUCKET_BOUNDS)} END"
 
 
-def _given(name: str) -> ColumnElement[Any]:
-    return bindparam(name, type_=UtcDateTime() if name in {"since", "until"} else BigInteger())
-
-
-def _sum(seconds: ColumnElement[Any]) -> ColumnElement[Any]:
-    return cast(func.coalesce(func.sum(case((seconds > literal_column("0"), seconds))), 0.0), Float)
+def _sum(seconds: str) -> str:
+    return f"CAST(coalesce(sum(CASE WHEN {seconds} > 0 THEN {seconds} END), 0.0) AS float)"
 
 
 # A range, also without a ceiling: PostgreSQL assumes that it has few rows, and uses the key.
-_NUMBERED = and_(tasks.c.seq > _given("task_floor"), tasks.c.seq <= _given("task_ceiling"))
-_IS_END = or_(*[attempts.c.status == literal_column(f"'{status}'") for status in sorted(TERMINAL)])
-_RETURNED_AT = case((_IS_END, attempts.c.completed_at), else_=attempts.c.ended_at)
-_ATTEMPTS = and_(
-    attempts.c.n > _given("attempt_floor"), attempts.c.n <= literal_column(str(NO_CEILING), BigInteger())
+_IS_NUMBERED = "seq > :task_floor AND seq <= :task_ceiling"
+_TERMINAL = ", ".join(f"'{status}'" for status in sorted(TERMINAL))
+_IS_END = f"joblib_attempt.status IN ({_TERMINAL})"
+_RETURNED_AT = f"CASE WHEN {_IS_END} THEN joblib_attempt.completed_at ELSE joblib_attempt.ended_at END"
+_IS_NEW_ATTEMPT = f"joblib_attempt.n > :attempt_floor AND joblib_attempt.n <= {NO_CEILING}"
+
+
+def _grouped(*, is_sqlite: bool) -> Any:
+    def seconds(start: str, end: str) -> str:
+        times = f"{_epoch(end, is_sqlite=is_sqlite)} - {_epoch(start, is_sqlite=is_sqlite)}"
+        return f"CAST({times} AS float)"
+
+    minute = "strftime('%s', substr(at, 1, 19))" if is_sqlite else "EXTRACT(epoch FROM at)"
+    minute = f"({minute} / {MINUTE})" if is_sqlite else f"CAST(floor({minute} / {MINUTE}) AS bigint)"
+    return statement(
+        f"""
+WITH happened AS (
+    SELECT '{SUBMITTED}' AS kind, job_id, created_at AS at, CAST(NULL AS varchar) AS code,
+        CAST(NULL AS float) AS waiting, CAST(NULL AS float) AS running
+    FROM joblib_task WHERE {_IS_NUMBERED} AND created_at >= :since AND created_at < :until
+    UNION ALL
+    SELECT status, job_id, completed_at, error_code,
+        {seconds("coalesce(queued_at, created_at)", "claimed_at")}, {seconds("started_at", "completed_at")}
+    FROM joblib_task WHERE completed_at >= :since AND completed_at < :until
+    UNION ALL
+    SELECT CASE WHEN {_IS_END} THEN status ELSE '{RETURNED}' END,
+        (SELECT job_id FROM joblib_task WHERE joblib_task.seq = joblib_attempt.task_seq),
+        {_RETURNED_AT}, CASE WHEN {_IS_END} THEN error_code ELSE reason END,
+        {seconds("queued_at", "claimed_at")}, {seconds("started_at", "coalesce(completed_at, ended_at)")}
+    FROM joblib_attempt WHERE {_IS_NEW_ATTEMPT} AND {_RETURNED_AT} >= :since AND {_RETURNED_AT} < :until
 )
+SELECT kind, job_id, {minute} AS minute, code, {_bucket("waiting")} AS in_waiting,
+    {_bucket("running")} AS in_running, count(*), {_sum("waiting")}, {_sum("running")}
+FROM happened GROUP BY kind, job_id, minute, code, in_waiting, in_running
+""",
+        *("kind", "job_id", "minute", "code", "in_waiting", "in_running", "number", "waits", "runs"),
+        task_ceiling=BIG_INTEGER,
+        waits=FLOAT,
+        runs=FLOAT,
+    )
 
 
-def _within(at: ColumnElement[Any]) -> ColumnElement[bool]:
-    return and_(at >= _given("since"), at < _given("until"))
-
-
-_UNKNOWN = cast(null(), Float)
-_HAPPENED = union_all(
-    select(
-        literal_column(f"'{SUBMITTED}'", String()).label("kind"),
-        tasks.c.job_id,
-        tasks.c.created_at.label("at"),
-        cast(null(), String).label("code"),
-        _UNKNOWN.label("waiting"),
-        _UNKNOWN.label("running"),
-    ).where(_NUMBERED, _within(tasks.c.created_at)),
-    select(
-        tasks.c.status,
-        tasks.c.job_id,
-        tasks.c.completed_at,
-        tasks.c.error_code,
-        _seconds(func.coalesce(tasks.c.queued_at, tasks.c.created_at), tasks.c.claimed_at),
-        _seconds(tasks.c.started_at, tasks.c.completed_at),
-    ).where(_within(tasks.c.completed_at)),
-    select(
-        case((_IS_END, attempts.c.status), else_=literal_column(f"'{RETURNED}'")),
-        select(tasks.c.job_id).where(tasks.c.seq == attempts.c.task_seq).scalar_subquery(),
-        _RETURNED_AT,
-        case((_IS_END, attempts.c.error_code), else_=attempts.c.reason),
-        _seconds(attempts.c.queued_at, attempts.c.claimed_at),
-        _seconds(attempts.c.started_at, func.coalesce(attempts.c.completed_at, attempts.c.ended_at)),
-    ).where(_ATTEMPTS, _within(_RETURNED_AT)),
-).cte("happened")
-_MINUTE = _minute(_HAPPENED.c.at)
-_GROUPS: Sequence[ColumnElement[Any]] = (
-    *(_HAPPENED.c.kind, _HAPPENED.c.job_id, _MINUTE.label("minute"), _HAPPENED.c.code),
-    *(_bucket(_HAPPENED.c.waiting).label("in_waiting"), _bucket(_HAPPENED.c.running).label("in_running")),
-)
-_GROUPED = select(
-    *_GROUPS, func.count(), _sum(_HAPPENED.c.waiting).label("waits"), _sum(_HAPPENED.c.running).label("runs")
-).group_by(*_GROUPS)
-_NUMBERS = select(
-    select(func.max(tasks.c.seq)).scalar_subquery().label("task"),
-    select(func.max(attempts.c.n)).scalar_subquery().label("attempt"),
-)
+_GROUPED = {is_sqlite: _grouped(is_sqlite=is_sqlite) for is_sqlite in (True, False)}
+_NEWEST = "(SELECT max(seq) FROM joblib_task) AS task, (SELECT max(n) FROM joblib_attempt) AS attempt"
+_NUMBERS = statement(f"SELECT {_NEWEST}", *("task", "attempt"))
 # It reads the clock after the state of the database that it returns.
-_NUMBERS_AND_TIME = _NUMBERS.add_columns(func.clock_timestamp(type_=UtcDateTime()).label("at"))
-_AFTER = (
-    select(tasks.c.seq, tasks.c.created_at)
-    .where(tasks.c.seq > _given("task_floor"), tasks.c.seq <= literal_column(str(NO_CEILING), BigInteger()))
-    .where(tasks.c.created_at >= _given("since"))
-    .order_by(tasks.c.seq)
-    .limit(ONE)
+_NUMBERS_AND_TIME = statement(f"SELECT {_NEWEST}, clock_timestamp() AS at", *("task", "attempt", "at"))
+_AFTER = statement(
+    f"""
+SELECT seq, created_at FROM joblib_task
+WHERE seq > :task_floor AND seq <= {NO_CEILING} AND created_at >= :at
+ORDER BY seq LIMIT 1
+""",
+    *("seq", "created_at"),
 )
-_LAST_BEFORE = select(func.max(tasks.c.seq)).where(_NUMBERED, tasks.c.created_at < _given("until"))
-_NEXT_END = select(func.min(tasks.c.completed_at)).where(tasks.c.completed_at >= _given("since"))
-_NEXT_RETURN = select(func.min(_RETURNED_AT)).where(_ATTEMPTS, _given("since") <= _RETURNED_AT)
-_ACTIVITY = table(
-    "pg_stat_activity", *[column(name) for name in ("xact_start", "datname", "pid", "backend_type")]
+_LAST_BEFORE = statement(
+    f"SELECT max(seq) AS seq FROM joblib_task WHERE {_IS_NUMBERED} AND created_at < :at",
+    "seq",
+    task_ceiling=BIG_INTEGER,
 )
-_OLDEST = select(func.min(_ACTIVITY.c.xact_start, type_=UtcDateTime())).where(
-    _ACTIVITY.c.datname == func.current_database(),
-    _ACTIVITY.c.pid != func.pg_backend_pid(),
-    _ACTIVITY.c.backend_type == literal_column("'client backend'"),
+_NEXT_END = statement("SELECT min(completed_at) AS at FROM joblib_task WHERE completed_at >= :at", "at")
+_NEXT_RETURN = statement(
+    f"SELECT min({_RETURNED_AT}) AS at FROM joblib_attempt WHERE {_IS_NEW_ATTEMPT} AND {_RETURNED_AT} >= :at",
+    "at",
+)
+_OLDEST = statement(
+    """
+SELECT min(xact_start) AS at FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+""",
+    "at",
 )
 
 
 # Until when the statistics have read, as the functions that delete tasks need it.
 
-position = StatisticPosition.__table__
-
-
 KEY = 1
 # Tasks that were not read yet are kept for this long.
 _KEEP_UNREAD = timedelta(minutes=10)
-_UNTIL = select(position.c.until).where(position.c.key == KEY)
-_NEWEST = {
-    "task_floor": select(func.coalesce(func.max(tasks.c.seq), 0)).scalar_subquery(),
-    "attempt_floor": select(func.coalesce(func.max(attempts.c.n), 0)).scalar_subquery(),
+_UNTIL = statement(f"SELECT until FROM joblib_statistic_position WHERE key = {KEY}", "until")
+_FLOORS = {
+    "task_floor": "(SELECT coalesce(max(seq), 0) FROM joblib_task)",
+    "attempt_floor": "(SELECT coalesce(max(n), 0) FROM joblib_attempt)",
 }
-_LOWER = update(position).values(
-    {
-        f"{prefix}{name}": func.min(position.c[f"{prefix}{name}"], newest)
+_LOWER = statement(
+    "UPDATE joblib_statistic_position SET "
+    + ", ".join(
+        f"{prefix}{name} = min({prefix}{name}, {newest})"
         for prefix in ("", "next_")
-        for name, newest in _NEWEST.items()
-    }
+        for name, newest in _FLOORS.items()
+    )
 )
 
 
