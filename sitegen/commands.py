@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any, get_args
 
-from typer.main import get_command
-
-from zndraw_joblib.cli import app
+from zndraw_joblib.cli import all_commands
 
 _INTRODUCTION = """\
 # All commands and options
@@ -17,7 +15,7 @@ Generated from the command line. [Command line](cli.md) explains how the command
 
 def page() -> str:
     """Return a section for each command: its text, its usage, a table of its arguments and options."""
-    return "\n".join([_INTRODUCTION, *_sections(get_command(app), ())])
+    return "\n".join([_INTRODUCTION, *_sections(all_commands(), ())])
 
 
 def each_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -2,7 +2,6 @@
 
 import sys
 from importlib import import_module
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -219,7 +218,7 @@ def old_name(module: str, name: str) -> Any:
     return names.get_old_name(module, name, stacklevel=3)
 
 
-class _OldPaths(MetaPathFinder):
+class _OldPaths:
     """Finds the import paths of version 0.1.x, such as `zndraw_joblib.models`, after all other finders."""
 
     def find_spec(self, full_name: str, *_: object) -> ModuleSpec | None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import typer
 
-from zndraw_joblib.cli import app
+from zndraw_joblib.cli import COMMANDS as TABLE
+from zndraw_joblib.cli import all_commands
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -16,7 +17,7 @@ def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from commands(child, f"{name} {child.name}")
 
 
-COMMANDS = dict(commands(typer.main.get_command(app), "zndraw-joblib"))
+COMMANDS = dict(commands(all_commands(), "zndraw-joblib"))
 
 
 def test_help_fits_into_80_columns(subtests: pytest.Subtests) -> None:
@@ -28,3 +29,9 @@ def test_help_fits_into_80_columns(subtests: pytest.Subtests) -> None:
         with subtests.test(name):
             assert max(map(len, text.splitlines())) <= 80
             assert "..." not in summaries
+
+
+def test_the_table_of_commands_has_their_summaries() -> None:
+    """The help of the program, which loads no command, has the first line of each command's help."""
+    summaries = {name: COMMANDS[f"zndraw-joblib {name}"].help.splitlines()[0] for name in TABLE}
+    assert summaries == {name: text for name, (_, text) in TABLE.items()}

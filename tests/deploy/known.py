@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import typer
-
-from zndraw_joblib.cli import app as command_line
+from zndraw_joblib.cli import all_commands
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.process.settings import ServerSettings
 
@@ -15,7 +13,7 @@ OTHER_VARIABLES = {"ZNDRAW_JOBLIB_URL", "ZNDRAW_JOBLIB_TOKEN", "FORWARDED_ALLOW_
 
 def parse(arguments: list[str]) -> dict[str, Any]:
     """Return the parameters of a command line without running it."""
-    command: Any = typer.main.get_command(command_line)
+    command: Any = all_commands()
     while arguments and arguments[0] in getattr(command, "commands", {}):
         command, arguments = command.commands[arguments[0]], arguments[1:]
     parameters: dict[str, Any] = command.make_context("", list(arguments)).params

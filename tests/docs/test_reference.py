@@ -3,11 +3,10 @@
 import re
 
 from sitegen import ROOT, commands
-from typer.main import get_command
 
 from zndraw_joblib import cli
 
-FOUND = list(commands.each_command(get_command(cli.app)))
+FOUND = list(commands.each_command(cli.all_commands()))
 OPTIONS = {flag for _, one in FOUND for param in one.params for flag in [*param.opts, *param.secondary_opts]}
 # Those of the program itself.
 OTHERS = {"--help", "--version", "--install-completion"}

@@ -1,28 +1,96 @@
-"""Command line for operators, worker authors and submitters. Importing it loads no server library."""
+"""Command line for operators, worker authors and submitters. A command loads its module when it is used."""
 
 import os
 import sys
-from importlib.metadata import version
-from typing import Annotated, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
-
-from zndraw_joblib.cli import doctor, jobs, operators, submit, tasks, top, worker
-from zndraw_joblib.cli.display import TyperException, print_error
-from zndraw_joblib.cli.options import show_help_without_command
-from zndraw_joblib.cli.server import commands as server_commands
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 NAME = "zndraw-joblib"
+# All commands in the order of the help: the function, or the group of commands, and the text of the help.
+COMMANDS = {
+    "serve": ("server.commands:serve", "Run a server until Ctrl-C."),
+    "worker": ("worker:worker", "Run a worker for the extensions of a module or .py file."),
+    "internal-worker": (
+        "server.commands:internal_worker",
+        "Run the internal tasks of servers that use Redis.",
+    ),
+    "share": ("worker:share", "Let a room list and read a folder until Ctrl-C."),
+    "submit": ("submit:submit", "Submit a task, and print its id."),
+    "jobs": ("jobs:jobs", "List jobs, or show a job's parameters and policy."),
+    "workers": ("worker:workers", "List workers, newest first, or show one with its tasks."),
+    "task": ("tasks:task", "Show or follow a task, or print its history, log or result."),
+    "explain": ("tasks:explain", "Explain a task's status, most important reason first."),
+    "cancel": ("tasks:cancel", "Cancel a task that has not ended."),
+    "retry": ("tasks:retry", "Queue a failed or cancelled task again."),
+    "release": ("tasks:release", "Take a task from its worker and queue it again."),
+    "fail": ("tasks:fail", "End a task as failed, without a retry."),
+    "pause": ("jobs:pause", "Stop handing out a job's tasks; running tasks continue."),
+    "resume": ("jobs:resume", "Hand out the tasks of a paused job again."),
+    "drain": ("worker:drain", "Let a worker finish its tasks, claim no more, and leave."),
+    "sweeper": ("tasks:sweeper", "Show the sweeper's state, or change it with --mode."),
+    "top": ("top:top", "Show the queue, its jobs and workers until Ctrl-C."),
+    "doctor": ("doctor:doctor", "Check a server, its database and this machine."),
+    "audit": ("operators:audit", "List what operators did, newest first."),
+    "config": ("operators:config", "List the settings in force, or explain one."),
+    "tasks": ("tasks:app", "List tasks, newest first, or change several."),
+    "token": ("server.commands:token", "Create, list and revoke the tokens of a server."),
+    "db": ("server.commands:db", "Upgrade the database, or check its version or counts."),
+}
+
+
+class Commands(TyperGroup):
+    """All commands. The help needs no more than their texts; a command that is named is loaded."""
+
+    def __init__(self, **options: Any) -> None:
+        commands = {name: TyperCommand(name, help=text) for name, (_, text) in COMMANDS.items()}
+        super().__init__(**{**options, "commands": commands})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name of the command that the arguments begin with, the loaded command, and the rest."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and _load(str(command.name)), rest
+
+
+def all_commands() -> Any:
+    """Return the group of all commands with every command loaded: `commands` then have their parameters."""
+    group: Any = get_command(app)
+    group.commands = {name: _load(name) for name in COMMANDS}
+    return group
+
+
+def show_help_without_command(context: typer.Context) -> None:
+    """Print the help of a command group if no command follows its name."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command = getattr(import_module(f"{__name__}.{module}"), attribute)
+    group = typer.Typer(callback=show_help_without_command, rich_markup_mode=None)
+    if isinstance(command, typer.Typer):
+        group.add_typer(command, name=name)
+    else:
+        group.command(name)(command)
+    loaded: Any = get_command(group)
+    return loaded.commands[name]
 
 
 def _print_version(*, is_set: bool) -> None:
     if is_set:
+        from importlib.metadata import version  # noqa: PLC0415 - it takes longer than the help
+
         typer.echo(f"zndraw-joblib {version('zndraw-joblib')}")
         raise typer.Exit
 
 
-# All commands, in the order of the help.
 app = typer.Typer(
+    cls=Commands,
     invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -43,34 +111,6 @@ def describe(
     show_help_without_command(context)
 
 
-for command in (
-    server_commands.serve,
-    worker.worker,
-    server_commands.internal_worker,
-    worker.share,
-    submit.submit,
-    jobs.jobs,
-    worker.workers,
-    tasks.task,
-    tasks.explain,
-    tasks.cancel,
-    tasks.retry,
-    tasks.release,
-    tasks.fail,
-    jobs.pause,
-    jobs.resume,
-    worker.drain,
-    tasks.sweeper,
-    top.top,
-    doctor.doctor,
-    *operators.COMMANDS,
-):
-    app.command()(command)
-app.add_typer(tasks.app, name="tasks")
-app.add_typer(server_commands.token, name="token")
-app.add_typer(server_commands.db, name="db")
-
-
 def main() -> NoReturn:
     """Run the command in `sys.argv` and exit.
 
@@ -84,16 +124,20 @@ def main() -> NoReturn:
         # The reader closed the pipe; without this, flushing the rest of the buffer at exit raises again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    except TyperException as error:
-        print_error(_message(error))
+    except Exception as error:
+        from zndraw_joblib.cli import display  # noqa: PLC0415 - only for an error
+
+        if not isinstance(error, display.TyperException):
+            raise
+        display.print_error(_message(error))
         code = error.exit_code
     sys.exit(code)
 
 
-def _message(error: TyperException) -> str:
-    message = error.format_message().replace("Value error, ", "").rstrip(".")
+def _message(error: Any) -> str:
+    message: str = error.format_message().replace("Value error, ", "").rstrip(".")
     if getattr(error, "option_name", None) == "--token":
-        fault = message.split(" (")[0].rstrip(".")
+        fault = message.split(" (", maxsplit=1)[0].rstrip(".")
         return f"{fault}. Set ZNDRAW_JOBLIB_TOKEN, which other users of the machine cannot read"
     context = getattr(error, "ctx", None)  # typer's own errors have the command that was misused
     if context is None:

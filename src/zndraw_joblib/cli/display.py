@@ -12,15 +12,14 @@ import humanize
 import typer
 from pydantic import BaseModel
 from pydantic_core import to_json
-from rich import box
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from zndraw_joblib.jobs.logs import LogFormat, applied_config, clean_text, escape_json, one_line
+from zndraw_joblib.jobs.logs import LogFormat, applied_config, clean_line, clean_text, escape_json, one_line
+from zndraw_joblib.wire.progress import Progress
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     TyperException = typer.TyperException
 else:
     # The base of typer's errors, which older versions take from another library and do not name.
@@ -88,8 +87,14 @@ class ItemTable:
         """Return the texts of all cells; with `plain`, times and durations are for programs."""
         return [[_text(value, plain=plain) for value in self.row(item).values()] for item in items]
 
-    def build(self, items: Sequence[Any], width: int, styles: Sequence[str] = ()) -> Table:
+    def build(self, items: Sequence[Any], width: int, styles: Sequence[str] = ()) -> "Table":
         """Return a table that is at most `width` wide; `styles` has one style for each item."""
+        # rich is imported where something is shown on a terminal: most commands end sooner than it loads.
+        from rich import box  # noqa: PLC0415
+        from rich.cells import cell_len  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
         lines = self.texts(items)
         texts = {name: [line[number] for line in lines] for number, name in enumerate(self.cells)}
         widths = {name: max(map(cell_len, [name, *texts[name]])) for name in self.cells}
@@ -114,7 +119,7 @@ class ItemTable:
             lines = [list(self.cells), *self.texts(items, plain=True)]
             sys.stdout.writelines("\t".join(line) + "\n" for line in lines)
         else:
-            terminal = Console(markup=False, highlight=False)
+            terminal = console(soft_wrap=False)
             terminal.print(self.build(items, terminal.width))
             if caption:
                 terminal.print(caption, style="dim")
@@ -180,6 +185,8 @@ def _excess(widths: dict[str, int], width: int) -> int:
 
 
 def _cut(text: str, column: str, size: int, table: ItemTable) -> str:
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - see `ItemTable.build`
+
     if cell_len(text) <= size or column in table.wrapped:
         return text
     if column not in table.paths:
@@ -240,6 +247,8 @@ def print_checks(checks: Sequence[CheckResult]) -> None:
             fields = (check.state, check.name, one_line(check.detail), one_line(check.remedy or ""))
             sys.stdout.write("\t".join(fields) + "\n")
         return
+    from rich.text import Text  # noqa: PLC0415 - see `ItemTable.build`
+
     terminal, width = console(), max(len(check.name) for check in checks)
     for check in checks:
         state = (f"{check.state:<8} ", _STYLES[check.state])
@@ -254,17 +263,22 @@ def print_checks(checks: Sequence[CheckResult]) -> None:
 log = logging.getLogger(__name__)
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False, soft_wrap: bool = True) -> "Console":
     """Return a console that prints text without interpreting markup."""
-    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
+    from rich.console import Console  # noqa: PLC0415 - see `ItemTable.build`
+
+    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=soft_wrap, emoji=False)
 
 
 def print_error(message: str) -> None:
     """Print why a command failed, in one line on standard error."""
     if logs_json():
         log.error("%s", one_line(message))
+    elif message.strip() and sys.stderr.isatty():
+        console(stderr=True).print("Error: ", style="bold red", end="")
+        print_note(one_line(message))
     elif message.strip():
-        console(stderr=True).print(Text("Error: ", "bold red") + Text(one_line(message)))
+        print_note(f"Error: {one_line(message)}")
 
 
 def print_note(message: str) -> None:
@@ -272,7 +286,8 @@ def print_note(message: str) -> None:
     if logs_json():
         log.info("%s", message)
     else:
-        console(stderr=True).print(clean_text(message))
+        sys.stderr.write(clean_text(message) + "\n")
+        sys.stderr.flush()
 
 
 def logs_json() -> bool:
@@ -313,3 +328,11 @@ def format_duration(duration: timedelta) -> str:
     """Return a duration like "350 ms", "2.45 s" or "3 minutes"."""
     seconds = duration.total_seconds()
     return humanize.metric(seconds, "s") if seconds < 60 else humanize.naturaldelta(duration)
+
+
+def amount_text(progress: Progress) -> str:
+    """Return an amount like "40/100 frames", "" if it is unknown."""
+    if progress.current is None:
+        return ""
+    total = "" if progress.total is None else f"/{progress.total:,}"
+    return f"{progress.current:,}{total} {clean_line(progress.unit or '')}".rstrip()

@@ -1,19 +1,13 @@
 """Follow a task until it ends: its progress, its log, and why it waits."""
 
-import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
-
 from zndraw_joblib.cli.client import AdminClient
-from zndraw_joblib.cli.display import CommandError, console, format_duration, print_note
-from zndraw_joblib.cli.task_output import amount_text, line_text, print_lines
+from zndraw_joblib.cli.display import CommandError, format_duration, print_note
+from zndraw_joblib.cli.task_output import print_lines
 from zndraw_joblib.client.retry import is_connection_error, is_missing, is_unreachable
 from zndraw_joblib.jobs.logs import one_line
 from zndraw_joblib.wire.events import TaskStatusEvent
@@ -132,61 +126,12 @@ class TaskStream:
 # The exit code of timeout(1).
 EXIT_TIMEOUT = 124
 _EXPLAIN_SECONDS = 5.0
-_SHOWN_LINES = 5
 _REMEDIES = {
     "paused": "'zndraw-joblib resume JOB' resumes it",
     "no_worker": "'zndraw-joblib worker FILE' starts one",
     "draining": "'zndraw-joblib worker FILE' starts another one",
     "not_claimed": "'zndraw-joblib worker FILE' starts one that does",
 }
-
-
-class FollowBar(Progress):
-    """The last log lines of a task, and its status and progress below them; on a terminal only."""
-
-    def __init__(self) -> None:
-        self._lines: deque[Text] = deque(maxlen=_SHOWN_LINES)
-        terminal = console(stderr=True)
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[amount]}", markup=False),
-        )
-        super().__init__(
-            *columns,
-            TimeElapsedColumn(),
-            console=terminal,
-            transient=True,
-            refresh_per_second=4,
-            disable=not terminal.is_terminal,
-            # Otherwise lines for a file or a pipe would go to the terminal.
-            redirect_stdout=sys.stdout.isatty(),
-        )
-        self._bar = self.add_task("", total=None, amount="")
-
-    def show(self, task: TaskResponse, reason: str) -> None:
-        """Show the state of a task, and why it waits."""
-        progress, is_running = task.progress, task.status == TaskStatus.RUNNING
-        message = reason if not is_running else progress.message if progress else None
-        self.update(
-            self._bar,
-            description=one_line(f"{task.status}: {message}" if message else task.status),
-            completed=(progress.current if progress else None) or 0,
-            total=progress.total if progress else None,
-            amount=amount_text(progress) if progress else "",
-        )
-
-    def add(self, lines: Sequence[NumberedLine], _: int = 0) -> None:
-        """Show log lines below the earlier ones."""
-        self._lines.extend(line_text(line) for line in lines[-_SHOWN_LINES:])
-
-    def get_renderables(self) -> Iterator[RenderableType]:
-        """Return what is shown: each log line in one line of the terminal."""
-        for line in list(self._lines):
-            shown = line.copy()
-            shown.truncate(self.console.width, overflow="ellipsis")
-            yield shown
-        yield self.make_tasks_table(self.tasks)
 
 
 class Waiting:
@@ -233,9 +178,11 @@ def follow(
     `prints_lines`: print the log lines on standard output instead. Ctrl-C and `timeout`, in seconds, end only
     the following. Raises `CommandError` with `EXIT_TIMEOUT`.
     """
+    from zndraw_joblib.cli import terminal  # noqa: PLC0415 - see `terminal`
+
     task = waiting = None
     try:
-        with FollowBar() as bar:
+        with terminal.FollowBar() as bar:
             waiting = Waiting(client)
             is_live = prints_lines or not bar.disable
             stream = TaskStream(client, task_id, print_lines if prints_lines else bar.add)

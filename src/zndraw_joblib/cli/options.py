@@ -73,10 +73,3 @@ DatabaseUrl = Annotated[
         "Default: zndraw-joblib.db in the working directory.",
     ),
 ]
-
-
-def show_help_without_command(context: typer.Context) -> None:
-    """Print the help of a command group if no command follows its name."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit

@@ -14,11 +14,10 @@ from uuid import UUID, uuid4
 
 import typer
 from pydantic import ConfigDict, ValidationError
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from zndraw_joblib.cli import following
 from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import CommandError, UsageError, console, print_json, print_note
+from zndraw_joblib.cli.display import CommandError, UsageError, print_json, print_note
 from zndraw_joblib.cli.options import AsJson, Url, check_room
 from zndraw_joblib.cli.task_output import check_completed, write_result
 from zndraw_joblib.cli.tasks import parse_duration
@@ -251,9 +250,11 @@ def submit_file(client: AdminClient, file: CheckedFile, key: str) -> None:
     The reasons of refusals go to standard error, with the numbers of the lines. Raises `CommandError` if a
     task was refused.
     """
+    from zndraw_joblib.cli import terminal  # noqa: PLC0415 - see `terminal`
+
     numbers: deque[int] = deque()
     submitted = refused = 0
-    with _progress() as progress:
+    with terminal.file_progress() as progress:
         bar = progress.add_task("Submitting", total=file.tasks)
         try:
             for results in client.submit_bodies(file.read(numbers), key):
@@ -269,21 +270,6 @@ def submit_file(client: AdminClient, file: CheckedFile, key: str) -> None:
     print_note(f"Submitted {submitted - refused:,} of {file.tasks:,} tasks of {file.name}.")
     if refused:
         raise CommandError(f"{refused:,} tasks were refused; their lines are named above")
-
-
-def _progress() -> Progress:
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    terminal = console(stderr=True)
-    # Otherwise ids for a file or a pipe would go to the terminal.
-    is_shown = sys.stdout.isatty()
-    return Progress(
-        *columns, console=terminal, transient=True, disable=not terminal.is_terminal, redirect_stdout=is_shown
-    )
 
 
 def _print_results(results: Sequence[str | ProblemException], numbers: deque[int]) -> int:

@@ -9,15 +9,12 @@ from shutil import copyfileobj
 from tempfile import TemporaryFile
 from typing import Any
 
-from rich.text import Text
-
 from zndraw_joblib.cli.client import AdminClient
 from zndraw_joblib.cli.display import (
     CommandError,
     ItemTable,
-    console,
+    amount_text,
     format_duration,
-    local_time,
     print_fields,
     print_json,
     print_note,
@@ -25,13 +22,12 @@ from zndraw_joblib.cli.display import (
 from zndraw_joblib.jobs.logs import clean_line, clean_text, escape_json
 from zndraw_joblib.wire.history import AttemptDetail, NumberedLine, TaskHistory
 from zndraw_joblib.wire.messages import TaskResponse
-from zndraw_joblib.wire.progress import Failure, LogLevel, Progress
+from zndraw_joblib.wire.progress import Failure, Progress
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 _TEXT = re.compile(r"text/|application/json\b", re.IGNORECASE)
 _JSON = re.compile(r"application/json\b", re.IGNORECASE)
 _MAX_CHARACTERS, _MAX_ITEMS = 1000, 50
-_STYLES = {LogLevel.WARNING: "yellow", LogLevel.ERROR: "red", LogLevel.CRITICAL: "bold red"}
 _CHANGES = ItemTable(
     {
         "at": "at",
@@ -101,23 +97,23 @@ def print_lines(lines: Sequence[NumberedLine], after: int) -> None:
 
     On a terminal a line is its time and text, else time, level, source and text with tabs in between.
     """
-    is_plain, terminal = not sys.stdout.isatty(), console()
+    if sys.stdout.isatty():
+        from zndraw_joblib.cli import terminal  # noqa: PLC0415 - see `terminal`
+
+        write = terminal.print_line
+    else:
+        write = _write_line
     for line in lines:
         if line.n > after + 1:
             print_note(f"{line.n - after - 1:,} lines of the log are not kept.")
         after = line.n
-        if is_plain:
-            text = clean_line(line.text).replace("\t", " ")
-            sys.stdout.write("\t".join((line.at.isoformat(), line.level, line.source, text)) + "\n")
-        else:
-            terminal.print(line_text(line))
+        write(line)
     sys.stdout.flush()
 
 
-def line_text(line: NumberedLine) -> Text:
-    """Return a log line for a terminal."""
-    at = Text(f"{local_time(line.at):%H:%M:%S} ", "dim")
-    return at + Text(clean_line(line.text), _STYLES.get(line.level, ""))
+def _write_line(line: NumberedLine) -> None:
+    text = clean_line(line.text).replace("\t", " ")
+    sys.stdout.write("\t".join((line.at.isoformat(), line.level, line.source, text)) + "\n")
 
 
 def progress_text(progress: Progress | None) -> str:
@@ -128,14 +124,6 @@ def progress_text(progress: Progress | None) -> str:
     if progress.current is not None and progress.total:
         parts[0] += f" ({progress.current / progress.total:.0%})"
     return ", ".join(part for part in (*parts, clean_line(progress.message or "")) if part)
-
-
-def amount_text(progress: Progress) -> str:
-    """Return an amount like "40/100 frames", "" if it is unknown."""
-    if progress.current is None:
-        return ""
-    total = "" if progress.total is None else f"/{progress.total:,}"
-    return f"{progress.current:,}{total} {clean_line(progress.unit or '')}".rstrip()
 
 
 def failure_text(failure: Failure) -> str:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from zndraw_joblib.cli import show_help_without_command
 from zndraw_joblib.cli.display import CommandError
-from zndraw_joblib.cli.options import DatabaseUrl, Format, Log, show_help_without_command
+from zndraw_joblib.cli.options import DatabaseUrl, Format, Log
 from zndraw_joblib.jobs.failures import missing_extra
 from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
 
