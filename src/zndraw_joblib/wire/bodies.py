@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from zndraw_joblib.wire.models import DeferredModel
 from zndraw_joblib.wire.names import unknown_text
 
 # Whether a field of a response is omitted: for `Field(exclude_if=is_none)`. It is called for each response.
@@ -56,7 +57,7 @@ def _check_keywords(cls: type[BaseModel], values: Mapping[str, Any]) -> None:
             _check_keywords(model, value)
 
 
-class ResponseBody(BaseModel):
+class ResponseBody(DeferredModel):
     """A body, or a part of one, in which the server sends every field, also those with a default."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)

@@ -5,8 +5,9 @@ from datetime import datetime
 from typing import Annotated, Any, ClassVar, NamedTuple
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, WithJsonSchema
 
+from zndraw_joblib.wire.models import DeferredModel
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL
 from zndraw_joblib.wire.progress import Progress
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -15,7 +16,7 @@ from zndraw_joblib.wire.statuses import TaskStatus
 TextId = Annotated[str, BeforeValidator(str), WithJsonSchema({"type": "string", "format": "uuid"})]
 
 
-class Event(BaseModel):
+class Event(DeferredModel):
     """A Socket.IO event. Its name on the wire is the class's `event_name`, by default its snake_case name."""
 
     model_config = ConfigDict(frozen=True)

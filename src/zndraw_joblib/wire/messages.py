@@ -15,6 +15,7 @@ from uuid import UUID
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from zndraw_joblib.wire.bodies import RequestBody, ResponseBody, is_none
+from zndraw_joblib.wire.models import DeferredModel
 from zndraw_joblib.wire.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
 from zndraw_joblib.wire.policy import Attempts, JobPolicy, Priority, Seconds
 from zndraw_joblib.wire.problems import Problem
@@ -337,7 +338,7 @@ class EmptyReason(StrEnum):
     DRAINING = "draining"
 
 
-class TaskClaimResponse(BaseModel):
+class TaskClaimResponse(DeferredModel):
     """The claimed task, or null with the reason.
 
     The response to a claim with `max` has `tasks` instead, oldest first; if there are none, with the reason.
@@ -494,7 +495,7 @@ class BatchReportRequest(RequestBody):
     reports: list[TaskReport] = Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)
 
 
-class BatchResult(BaseModel):
+class BatchResult(DeferredModel):
     """The result of one item: the `status` and the body that the request for it alone would have got.
 
     A success has the `id` of its task and, unless the request prefers ``return=minimal``, the `task`; a

@@ -32,13 +32,15 @@ ProblemException
 import re
 from typing import Any, ClassVar, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
+
+from zndraw_joblib.wire.models import DeferredModel
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _TYPE_PREFIX = "/v1/problems/"
 
 
-class Problem(BaseModel):
+class Problem(DeferredModel):
     """The body of an error response (RFC 9457); a problem may have extra members."""
 
     # A response of this server always has a type; `about:blank` is for the errors of proxies.
