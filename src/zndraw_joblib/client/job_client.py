@@ -152,7 +152,7 @@ class JobClient(Submitter, ResultReader):
         return self._rest.run(send_once(what, make, key, self._rule))
 
     def _job_room_of(self, cls: type[Any]) -> str | None:
-        """Return the room whose job a class is, None if the job has to be looked up."""
+        """Return the room of the job of a class, None if the job has to be looked up."""
         return None
 
 

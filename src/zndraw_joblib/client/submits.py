@@ -157,8 +157,8 @@ class Submitted(NamedTuple):
 class Submits:
     """Submits tasks for one client, from `room` if a call names none.
 
-    `room_of` returns the room whose job a class is, None if it has to be looked up. A name that was looked up
-    is kept for a minute.
+    `room_of` returns the room of the job of a class, None if it has to be looked up. A looked-up name is
+    kept for a minute.
     """
 
     def __init__(

@@ -209,7 +209,7 @@ Result = TypeVar("Result")
 
 
 class JobFunction(ModelMetaclass, Generic[Call, Payload, Result]):
-    """A function that is a job: an extension class whose call calls the function."""
+    """A function that is a job: an extension class that is called like the function."""
 
     category: str
     job_room: str

@@ -153,7 +153,7 @@ class TaskChannel:
     def close(self) -> None:
         """Forget everything, and keep nothing from now on."""
         content = self._content
-        # A task that runs on, although it is not this worker's any more, has its channel closed too.
+        # A task that runs on, although it is no longer this worker's, has its channel closed too.
         self._content = _closed
         if content is not None and content is not _closed:
             with content.lock:

@@ -77,7 +77,7 @@ class TaskSpan:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make the span the current one in a block, whose end does not end it."""
+        """Make the span the current one in a block. The end of the block does not end the span."""
         api = sys.modules[_CONTEXT_API]
         token = api.attach(self._context)
         try:

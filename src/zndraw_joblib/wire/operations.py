@@ -87,7 +87,7 @@ class Access(Flag):
     TASK_READ = auto()
     # Owns the task, the worker or the provider; which role may do what is in the rules.
     OWNER = auto()
-    # Is a superuser, or names rooms in the query or in the body, whose guards pass.
+    # Is a superuser, or passes the guards of the rooms that the query or the body names.
     NAMED_ROOMS = auto()
 
 

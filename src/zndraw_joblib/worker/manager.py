@@ -59,8 +59,8 @@ class JobManager(JobClient):
     with its task. The worker claims up to `prefetch` tasks ahead, but no more than it expects to start within
     about 100 ms; it releases those that wait for longer.
 
-    `tsio` is a Socket.IO client of the host, or a wrapper whose `on` takes the class of an event and whose
-    `emit` takes an event; by default that of `api`, if it has one (see `connect`). With Socket.IO the worker
+    `tsio` is a Socket.IO client of the host, or a wrapper: its `on` takes the class of an event, its
+    `emit` an event. By default it is that of `api`, if it has one (see `connect`). With Socket.IO the worker
     learns of tasks and cancellations at once.
 
     All times are seconds. A claim waits up to `long_poll` on the server (0: not at all); where the server

@@ -36,7 +36,7 @@ class TaskReports:
     """The reports of one task: its start, unless it is `started`, and its outcome, once it has one.
 
     `due` is when a start is to be reported. After a refusal nothing is sent before `not_before`. `gone`: the
-    task is not this worker's any more, or was given up.
+    task is no longer this worker's, or was given up.
     """
 
     task: ClaimedTask
@@ -119,7 +119,7 @@ log = logging.getLogger(__name__)
 
 # The start of a task that ends within this time is reported together with its end.
 _START_SECONDS = 0.003
-# Outcomes of a worker with other tasks to run are reported together: after this time, or so many at once.
+# Outcomes of a worker with other tasks to run are reported together: after this time, or this many at once.
 _GATHER_SECONDS = 0.03
 _GATHERED = 100
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
@@ -155,7 +155,7 @@ class Reporter:
 
     @property
     def is_full(self) -> bool:
-        """Return whether so many outcomes wait that no more tasks may be claimed."""
+        """Return whether too many outcomes wait to claim more tasks."""
         return len(self._waiting) >= MAX_WAITING or self._bytes >= MAX_WAITING_BYTES
 
     def begin(self, task: ClaimedTask, *, started: bool = False) -> TaskReports:

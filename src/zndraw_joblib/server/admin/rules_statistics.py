@@ -190,7 +190,6 @@ async def read(
 async def totals(tx: Transaction) -> dict[str | None, Counters]:
     """Return all that happened since the statistics began, by the full name of the job; None for all jobs.
 
-    The counts only grow, and are the same from every server. Jobs to whose tasks nothing happened are not
-    in it.
+    The counts only grow, and are the same from every server. Jobs without any event are left out.
     """
     return {name: counters for name, counters in await sql_statistics.of_jobs(tx, TOTALS, BEGINNING)}

@@ -92,7 +92,7 @@ async def token_by_name(tx: Transaction, name: str) -> TokenRecord | None:
 
 
 async def existing_tokens(tx: Transaction, digests: Collection[str]) -> set[str]:
-    """Return those of these digests that belong to a token."""
+    """Return which of these digests belong to a token."""
     return set((await tx.execute(_EXISTING, {"digests": padded(list(digests))})).scalars())
 
 

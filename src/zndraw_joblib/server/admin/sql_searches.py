@@ -227,7 +227,7 @@ def _same(name: str, column: ColumnElement[Any]) -> Condition:
 jobs = Job.__table__
 rooms = RoomCount.__table__
 
-# So many candidates are sorted; more are read along an index that has their order.
+# This many candidates are sorted; more are read along an index that has their order.
 FEW = 2_000
 # Larger windows would be hardly faster for each row, and for them PostgreSQL would sort whole large tables.
 _WINDOWS = (16, 64, 256, 1024)
@@ -249,7 +249,7 @@ class SearchPosition(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How much a search reads at most: about so many rows, and no window that ends after so many seconds.
+    """How much a search reads at most: about `rows`, and no window that ends after `seconds`.
 
     The search does not interrupt a window. After a window that took less than `grow_below` seconds, the next
     one is four times larger; after a window that took more than `shrink_above` seconds, it is smaller.

@@ -102,7 +102,7 @@ def _as_any(element: Any, compiler: SQLCompiler, **options: Any) -> str:
 
 
 class by_template(FunctionElement[Any]):
-    """A function of SQL whose text each database has as a template: `{0}` is the first argument."""
+    """A function of SQL with a template of its text for each database: `{0}` is the first argument."""
 
     postgresql: ClassVar[str]
     sqlite: ClassVar[str]

@@ -134,7 +134,7 @@ class Transaction:
         self.record_unknown()
 
     def record_watched(self, *, is_watched: bool) -> None:
-        """Record whether a room is watched whose tasks the transaction changes; `room_events.is_watched`.
+        """Record whether a room of the changed tasks is watched; see `room_events.is_watched`.
 
         Without it, the transaction asks before its commit.
         """

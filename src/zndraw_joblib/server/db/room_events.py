@@ -70,7 +70,7 @@ async def is_any_watched(execute: Execute) -> bool:
 
 
 async def append(execute: Execute, new: Sequence[NewEvent], at: datetime) -> list[str]:
-    """Number and store those of these events whose room is watched. Return these rooms.
+    """Number and store the events of watched rooms among these. Return these rooms.
 
     The rooms stay locked until the commit, in the order of their ids.
     """

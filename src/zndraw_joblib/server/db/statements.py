@@ -9,7 +9,7 @@ The text is PostgreSQL's. For SQLite five things are rewritten, so that a statem
 - `IS NOT DISTINCT FROM` becomes `IS`,
 - `octet_length(x)`, which SQLite has only since 3.43, becomes `length(CAST(x AS BLOB))`,
 - a line with `FOR UPDATE` or `FOR NO KEY UPDATE` is removed: SQLite has one writer,
-- `unindexed(x)`, a column that SQLite shall look up by no index, becomes `+x`, and on PostgreSQL `x`.
+- `unindexed(x)`, a column for which SQLite uses no index, becomes `+x`, and on PostgreSQL `x`.
 """
 
 import re

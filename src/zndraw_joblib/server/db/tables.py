@@ -393,7 +393,7 @@ class RoomStream(Base, table=True):
     max_events: int
     max_bytes: int = _column(BigInteger)
     watched_until: datetime = moment()
-    # The user for whose share the room counts.
+    # The room counts for the share of this user.
     watched_by: str | None = _optional_text()
 
 

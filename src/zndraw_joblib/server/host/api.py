@@ -244,7 +244,7 @@ class Removal:
 class HostApi(QueueState):
     """What a host's code calls. Room guards do not apply: the host decides who may do what.
 
-    `identity` is the user for whom the host acts, an object with `id` and `is_superuser`; without it the
+    `identity` is the user that the host acts for, an object with `id` and `is_superuser`; without it the
     host acts as ``@host``, a superuser. With `session`, an `AsyncSession` on the queue's database, a call is
     a part of the session's transaction: it takes effect if and when the host commits, and workers and
     clients are notified after that. The methods return the contract's models and raise its problems.

@@ -93,8 +93,8 @@ def _collect(routes: Iterable[BaseRoute], routers: dict[int, tuple[APIRouter, li
 
 # The connection of a client that does not read, which uvicorn closes by no public interface.
 
-# The key of the server's `send`, in the scope of a request whose `send` middleware may replace: `abort` finds
-# the connection by it.
+# The key of the server's `send` in the scope of a request. Middleware may replace the `send` of the request;
+# `abort` finds the connection by this one.
 SEND = "zndraw_joblib.send"
 
 

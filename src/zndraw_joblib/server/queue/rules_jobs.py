@@ -150,7 +150,7 @@ async def pending_in_rooms(tx: Transaction, room_ids: Sequence[str]) -> list[Job
 
 
 async def pending_counts(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:
-    """Return those of these jobs that have pending tasks, and how many of these may be claimed."""
+    """Return the jobs with pending tasks among these, and how many of the tasks may be claimed."""
     counts = {str(name): count for name, count in (await sql_jobs.claimable_counts(tx)).items()}
     return {name: counts[name] for name in full_names if name in counts}
 

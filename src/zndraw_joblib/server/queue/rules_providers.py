@@ -457,7 +457,7 @@ async def claim(tx: Transaction, item: RequestClaim) -> ClaimedProviderRequest |
 
 
 async def workers_with_requests(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
-    """Return those of these workers that have unclaimed requests."""
+    """Return which of these workers have unclaimed requests."""
     return await sql_providers.workers_with_unclaimed(tx, worker_ids) if worker_ids else []
 
 

@@ -131,7 +131,7 @@ async def empty_room_queues(
 
 
 async def prune_room_queues(tx: Transaction, job_id: UUID, rooms: Sequence[str]) -> int:
-    """Delete the rows of those of these rooms of a job that have no queued tasks. Return how many."""
+    """Delete the rows of rooms of a job without queued tasks, among these. Return how many."""
     return await sql_room_queues.prune(tx, job_id, rooms)
 
 

@@ -337,27 +337,27 @@ def _planned(task: TaskRecord, after: TaskRecord) -> PlannedChange:
     )
 
 
-# The mass-expiry guard: whose silent workers are kept for one cycle, because the server may be at fault.
+# The mass-expiry guard: it keeps silent workers for one cycle, if the server may be at fault.
 #
-# A fault of the server concerns the workers of most users. Workers of one user hold nobody else's recovery
-# up.
+# A fault of the server concerns the workers of most users. The workers of one user delay the recovery of no
+# other user's.
 
-# So many silent workers of a user may be a fault.
+# Fewer silent workers of a user are no sign of a fault.
 MIN_SILENT = 2
 
 
 class HeldBack(NamedTuple):
-    """Whose silent workers are kept: those of all users, or those of `users`."""
+    """The silent workers to keep: those of all users, or those of `users`."""
 
     of_all: bool
     users: frozenset[str]
 
 
 async def find(tx: Transaction, timeout: timedelta, spared: Collection[str]) -> HeldBack:
-    """Return whose workers to keep when most workers are silent. Those of users in `spared` were kept before.
+    """Return the users that keep their workers when most workers are silent, but none of the users `spared`.
 
-    They are those of all users if the workers of most users are mostly silent, and otherwise those of users
-    with mostly silent workers.
+    They are all users if the workers of most users are mostly silent, and otherwise the users with mostly
+    silent workers. Users in `spared` kept theirs in an earlier cycle.
     """
     owners = await sql_workers.count_by_owner(tx, await tx.now() - timeout)
     silent = [one for one in owners if 2 * one.silent > one.total and one.owner_id not in spared]

@@ -207,7 +207,7 @@ async def _faults(
 async def _unserved(
     tx: Transaction, items: Sequence[Submission], jobs: Mapping[JobName, JobRecord]
 ) -> set[JobName]:
-    """Return those of the jobs that need a worker and have none."""
+    """Return the jobs that need a worker and have none."""
     names = {item.job for item in items if item.requires_worker and item.job.room_id != INTERNAL}
     ids = {name: jobs[name].id for name in names if name in jobs}
     served = await sql_jobs.served(tx, list(ids.values())) if ids else set()
@@ -400,7 +400,7 @@ async def page(
 
 
 async def ended(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
-    """Return those of these tasks that have ended."""
+    """Return which of these tasks have ended."""
     return await sql_tasks.finished(tx, ids)
 
 

@@ -72,7 +72,7 @@ _stream_signer = Signer("stream_token_key", "zs_")
 
 
 class StreamTokenOwner(NamedTuple):
-    """The caller for whom a token was made, and for how many seconds more it may read a stream of a room."""
+    """The caller of a token, the room that it may read, and for how many more `seconds`."""
 
     caller: Identity
     room_id: str

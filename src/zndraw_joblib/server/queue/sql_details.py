@@ -105,7 +105,7 @@ _OF_ATTEMPT = and_(log.c.task_seq == _SEQ, log.c.attempt == _ATTEMPT)
 _AFTER = bindparam("after", type_=BigInteger())
 _PARTS = (
     select(log.c.first, log.c.last, log.c.size, log.c.lines)
-    # A part has at most so many lines: with the bound, the index finds the first one.
+    # A part has at most this number of lines: with the bound, the index finds the first one.
     .where(_OF_ATTEMPT, log.c.last > _AFTER, log.c.first > _AFTER - MAX_LOG_LINES)
     .order_by(log.c.first)
     .limit(bindparam("limit", type_=BigInteger()))

@@ -69,7 +69,7 @@ _REMOVE = statement("DELETE FROM joblib_idempotency_key WHERE id = ANY (:all_id)
 
 
 async def stored(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
-    """Return those of these keys that have an answer."""
+    """Return which of these keys have an answer."""
     return {row.id for row in await tx.execute(_FIND, {"all_id": padded(ids)})}
 
 
@@ -107,7 +107,7 @@ async def prune(tx: Transaction, before: datetime, limit: int) -> int:
 
 
 class StoredKey(NamedTuple):
-    """A stored key, and whose it is; the order of keys is that of `created_at` and `id`."""
+    """A stored key and its user; the order of keys is that of `created_at` and `id`."""
 
     created_at: datetime
     id: UUID

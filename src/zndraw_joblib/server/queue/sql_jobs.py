@@ -355,7 +355,7 @@ def _stored(policy: JobPolicy) -> dict[str, Any]:
 # Delete soft-deleted jobs, with their schemas, to which nothing refers.
 
 FIRST = UUID(int=0)
-# Of so many rooms the counts are deleted at once.
+# The counts of this many rooms are deleted at once.
 _MAX_ROOMS = 500
 
 # SQLite finds them by the index only if the condition is that of the index.

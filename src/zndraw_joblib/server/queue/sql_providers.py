@@ -456,7 +456,7 @@ async def claim(
 
 
 async def workers_with_unclaimed(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
-    """Return those of these workers whose providers have unclaimed open requests."""
+    """Return which of these workers have providers with unclaimed open requests."""
     params = {"ids": padded(worker_ids), "now": await tx.now()}
     return list((await tx.execute(_WORKERS, params)).scalars())
 

@@ -52,7 +52,7 @@ SELECT owner, count(*) FROM (
 ) AS counted WHERE owner IS NOT NULL GROUP BY owner
 """,
 )
-# The kept counts tell how many are pending. Each half of the union reads a partial index.
+# The kept counts have the number of pending ones. Each half of the union reads a partial index.
 pending_tasks = _counter(
     "SELECT coalesce(sum(pending), 0) FROM joblib_room_count",
     f"""

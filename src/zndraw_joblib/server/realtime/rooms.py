@@ -135,7 +135,7 @@ class DisconnectTracker:
 _INTERVAL_SECONDS = 1.5
 _DISCONNECT_SECONDS = 5.0
 _KEY_PREFIX = identity_key("")
-# Returns those of the given digests that belong to no token.
+# Returns which of these digests belong to no token.
 FindRevoked = Callable[[Collection[str]], Awaitable[set[str]]]
 
 
@@ -456,7 +456,7 @@ class Rooms:
             await self._access.check_served(request, caller, room_id)
 
     async def _check_served_rooms(self) -> None:
-        """End repeatedly what the sockets of workers may not serve any more, until it is cancelled."""
+        """End repeatedly what the sockets of workers may no longer serve, until it is cancelled."""
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             for sid, joined in self.disconnects.joined_rooms().items():
@@ -473,7 +473,7 @@ class Rooms:
                 await (self._end_job if room == name else self._end_provider)(sid, worker_id, name)
 
     async def _is_refused(self, sid: str, room_id: str) -> bool:
-        """Return whether the caller may not serve a room any more. A token that expired is no refusal."""
+        """Return whether the caller may no longer serve a room. A token that expired is no refusal."""
         try:
             await self._check_served(sid, await self._caller(sid), room_id)
         except Exception as error:

@@ -370,14 +370,14 @@ class Streams:
 
     @property
     def followed_rooms(self) -> list[str]:
-        """The rooms that are followed, also those that nobody reads any more."""
+        """The rooms that are followed, also those without readers."""
         return [follower.room_id for follower in self._all_followers()]
 
     @asynccontextmanager
     async def reader(
         self, caller: Identity, room_id: str, task_id: UUID | None = None
     ) -> AsyncIterator[Reader]:
-        """Open a stream of a room or of one of its tasks, whose caller may read it.
+        """Open a stream of a room, or of one of its tasks, for a caller that may read it.
 
         Raises `ServiceUnavailable` and `TooManyRequests`.
         """
@@ -454,7 +454,7 @@ class Streams:
         return followers[room_id]
 
     def _make_room(self, followers: dict[str, Follower]) -> None:
-        """Stop followers that nobody reads, the oldest first, so that there are at most `max_streams`."""
+        """Stop followers without readers, the oldest first, so that there are at most `max_streams`."""
         surplus = len(followers) + 1 - self._runtime.settings.max_streams
         idle = (follower for follower in list(followers.values()) if not follower.readers)
         for follower in islice(idle, max(0, surplus)):
