@@ -10,10 +10,18 @@ from sqlalchemy import ColumnElement, Table, and_, bindparam, case, exists, func
 from zndraw_joblib.server.db.bulk import among, padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction, fetch_page
+from zndraw_joblib.server.db.statements import statement
 from zndraw_joblib.server.db.tables import Task, Worker, WorkerJobLink
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue.sql_jobs import jobs, visible_from
-from zndraw_joblib.server.queue.sql_task_rows import IS_HELD, TaskRecord, fetch_records, select_records
+from zndraw_joblib.server.queue.sql_task_rows import (
+    IS_HELD,
+    RECORD_NAMES,
+    SELECT_RECORDS,
+    TASK_IS_HELD,
+    TaskRecord,
+    fetch_records,
+)
 from zndraw_joblib.wire.names import INTERNAL, RESERVED
 from zndraw_joblib.wire.operators import WorkerState
 
@@ -162,11 +170,12 @@ _HELD = (
     .where(IS_HELD, among(tasks.c.worker_id, bindparam("ids")))
     .group_by(tasks.c.worker_id)
 )
-_HELD_BY = (
-    select_records(bodies=False)
-    .where(IS_HELD, tasks.c.worker_id == bindparam("worker", type_=tasks.c.worker_id.type))
-    .order_by(tasks.c.seq.desc())
-    .limit(bindparam("limit"))
+_HELD_BY = statement(
+    f"""
+{SELECT_RECORDS[False]} WHERE {TASK_IS_HELD} AND joblib_task.worker_id = :worker_id
+ORDER BY joblib_task.seq DESC LIMIT :limit
+""",
+    *RECORD_NAMES,
 )
 
 # A worker that does not report its slots has one, or as many as it may hold.
@@ -248,7 +257,7 @@ async def held_counts(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, HeldCo
 
 async def held_tasks(tx: Transaction, worker_id: UUID, limit: int) -> list[TaskRecord]:
     """Return the tasks that a worker holds, without their bodies, the newest first."""
-    return await fetch_records(tx, _HELD_BY, worker=worker_id, limit=limit)
+    return await fetch_records(tx, _HELD_BY, worker_id=worker_id, limit=limit)
 
 
 async def by_state(tx: Transaction, silent_since: datetime) -> dict[WorkerState, WorkerGroup]:

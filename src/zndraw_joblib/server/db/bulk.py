@@ -9,7 +9,6 @@ from sqlalchemy import (
     Boolean,
     ColumnElement,
     Dialect,
-    Integer,
     TableValuedAlias,
     Text,
     any_,
@@ -119,12 +118,6 @@ def _fill(element: Any, compiler: SQLCompiler, **options: Any) -> str:
     return re.sub(r"\{(\d)\}", lambda match: compiler.process(clauses[int(match[1])], **options), template)
 
 
-class unindexed(by_template):
-    """A column that SQLite finds by no index. PostgreSQL decides by its statistics."""
-
-    postgresql, sqlite = "{0}", "+{0}"
-
-
 class by_database(by_template):
     """``by_database(postgresql, sqlite)``: two forms of one condition; each database reads its own index.
 
@@ -132,39 +125,6 @@ class by_database(by_template):
     """
 
     postgresql, sqlite = "({0})", "({1})"
-
-
-class places(FunctionElement[bool]):
-    """``places(index columns…, values…)``: each column has its value; order by all columns of the index.
-
-    PostgreSQL gets a range, so that only this index has the order: with equalities it may read the history
-    along the primary key. SQLite finds a place by equalities only.
-    """
-
-    inherit_cache = True  # untyped: SQLAlchemy compares a Boolean with 1 on SQLite
-
-
-@compiles(places)
-def _as_range(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    clauses = [compiler.process(clause, **options) for clause in element.clauses]
-    middle = len(clauses) // 2
-    columns, values = ", ".join(clauses[:middle]), ", ".join(clauses[middle:])
-    return f"(({columns}) >= ({values}) AND ({columns}) <= ({values}))"
-
-
-@compiles(places, "sqlite")
-def _as_equalities(element: Any, compiler: SQLCompiler, **options: Any) -> str:
-    clauses = [compiler.process(clause, **options) for clause in element.clauses]
-    middle = len(clauses) // 2
-    pairs = zip(clauses[:middle], clauses[middle:], strict=True)
-    return f"({' AND '.join(f'{column} = {value}' for column, value in pairs)})"
-
-
-class byte_size(by_template):
-    """The bytes of a text. On PostgreSQL it does not read a large one."""
-
-    type = Integer()
-    postgresql, sqlite = "octet_length({0})", "length(CAST({0} AS BLOB))"
 
 
 class contains(by_template):

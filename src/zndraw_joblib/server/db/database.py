@@ -409,13 +409,8 @@ async def fetch_page(
 
     `table` is the table that the list is about: its rows are counted and give the order.
     """
-    statement = newest_first(table, statement.where(condition)).limit(part.limit).offset(part.offset)
-    rows = (await tx.execute(statement)).all()
+    [key] = table.primary_key
+    ordered = statement.where(condition).order_by(table.c.created_at.desc(), key.desc())
+    rows = (await tx.execute(ordered.limit(part.limit).offset(part.offset))).all()
     total: int = (await tx.execute(select(func.count()).select_from(table).where(condition))).scalar_one()
     return rows, total
-
-
-def newest_first(table: Table, statement: Select[Any]) -> Select[Any]:
-    """Order a statement by creation time; the key decides between rows of the same time."""
-    [key] = table.primary_key
-    return statement.order_by(table.c.created_at.desc(), key.desc())

@@ -24,14 +24,21 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.server.db.bulk import among, arrays, by_column, padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import AttemptDetailRecord, Task, TaskLogPart, TaskResult
-from zndraw_joblib.server.queue.sql_task_rows import CHUNK, FULL, TaskRecord, record_of
+from zndraw_joblib.server.db.statements import statement
+from zndraw_joblib.server.db.tables import AttemptDetailRecord, Task, TaskLogPart
+from zndraw_joblib.server.queue.sql_task_rows import (
+    CHUNK,
+    RECORD_COLUMNS,
+    RECORD_NAMES,
+    TASKS_AND_JOBS,
+    TaskRecord,
+    record_of,
+)
 from zndraw_joblib.wire.progress import MAX_LOG_LINES
 
 tasks = Task.__table__
 details = AttemptDetailRecord.__table__
 log = TaskLogPart.__table__
-results = TaskResult.__table__
 
 _MAX_PRUNED_LINES = 50_000
 
@@ -85,12 +92,20 @@ _OF_TASKS = select(details.c.task_seq, *_COLUMNS).where(*_GIVEN)
 _COUNTS = select(
     details.c.task_seq, details.c.attempt, details.c.log_last, details.c.log_lines, details.c.log_bytes
 ).where(*_GIVEN)
-_IS_CURRENT = and_(details.c.task_seq == tasks.c.seq, details.c.attempt == tasks.c.attempt)
-_BY_ID = (
-    FULL.add_columns(*[column.label(f"detail_{column.name}") for column in _COLUMNS], results.c.n)
-    .outerjoin(details, _IS_CURRENT)
-    .outerjoin(results, results.c.task_seq == tasks.c.seq)
-    .where(tasks.c.id == bindparam("task"))
+_DETAIL_COLUMNS = Detail._fields[:-1]
+_BY_ID = statement(
+    f"""
+SELECT {RECORD_COLUMNS[True]},
+    {", ".join(f"joblib_attempt_detail.{name} AS detail_{name}" for name in _DETAIL_COLUMNS)},
+    joblib_task_result.n
+FROM {TASKS_AND_JOBS}
+LEFT JOIN joblib_attempt_detail ON joblib_attempt_detail.task_seq = joblib_task.seq
+    AND joblib_attempt_detail.attempt = joblib_task.attempt
+LEFT JOIN joblib_task_result ON joblib_task_result.task_seq = joblib_task.seq
+WHERE joblib_task.id = :id
+""",
+    *(*RECORD_NAMES, *(f"detail_{name}" for name in _DETAIL_COLUMNS), "result_n"),
+    **{f"detail_{column.name}": column.type for column in _COLUMNS},
 )
 _FIRST, _LAST = [bindparam(name, type_=BigInteger()) for name in ("first", "last")]
 _LINES_OF_TASKS = (
@@ -121,7 +136,7 @@ async def current(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, 
 
 async def by_id(tx: Transaction, task_id: UUID) -> tuple[TaskRecord, Detail | None, bool] | None:
     """Return a task, the details of its current or last attempt, and whether it has a stored result."""
-    row = (await tx.execute(_BY_ID, {"task": task_id})).one_or_none()
+    row = (await tx.execute(_BY_ID, {"id": task_id})).one_or_none()
     if row is None:
         return None
     *columns, result_n = row

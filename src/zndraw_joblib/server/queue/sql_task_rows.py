@@ -3,33 +3,20 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Integer,
-    Select,
-    and_,
-    bindparam,
-    case,
-    func,
-    literal_column,
-    null,
-    select,
-)
+from sqlalchemy import ColumnElement, and_, literal_column
 
-from zndraw_joblib.server.db.bulk import byte_size
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import as_sql
-from zndraw_joblib.server.db.tables import Job, Task
+from zndraw_joblib.server.db.tables import Task
 from zndraw_joblib.server.queue.sql_jobs import policy_of
 from zndraw_joblib.wire.names import JobName, split_name
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 tasks = Task.__table__
-jobs = Job.__table__
 
 Condition = ColumnElement[bool]
 # A task's `lane` and `seq`: its sort key in the queue of its job.
@@ -152,12 +139,9 @@ class TaskState(NamedTuple):
 
 ROW_NAMES = [*TaskRow.__dataclass_fields__]
 RECORD_NAMES = [name for name in TaskRecord.__dataclass_fields__ if name != "reason"]
-_OF_JOB: dict[str, ColumnElement[Any]] = {
-    "job_name": jobs.c.full_name.label("job_name"),
-    "policy": jobs.c.policy,
-}
+_OF_JOB = {"job_name": "joblib_job.full_name AS job_name", "policy": "joblib_job.policy"}
 # The columns of tasks in a record.
-COLUMNS = [tasks.c[name] for name in RECORD_NAMES if name not in _OF_JOB]
+COLUMNS = [name for name in RECORD_NAMES if name not in _OF_JOB]
 
 
 # The members of the enumeration by the texts in rows: ten times as fast as to call it.
@@ -165,7 +149,7 @@ _STATUSES = {status: status for status in TaskStatus}
 
 
 def record_of(values: Sequence[Any]) -> TaskRecord:
-    """Return the record of a row that `select_records` selected."""
+    """Return the record of a row of `RECORD_COLUMNS`."""
     record = object.__new__(TaskRecord)
     record.__dict__ = dict(zip(RECORD_NAMES, values, strict=True))
     record.status, record.policy = _STATUSES[record.status], policy_of(record.__dict__["policy"])
@@ -188,44 +172,28 @@ def row_columns(table: str = "joblib_task", **others: str) -> str:
     )
 
 
-def body_size() -> ColumnElement[int]:
-    """Return how many bytes payload and result of a task have together."""
-    return byte_size(tasks.c.payload) + func.coalesce(byte_size(tasks.c.result), literal_column("0"))
+# How many bytes payload and result of a task have together.
+BODY_SIZE = "octet_length(joblib_task.payload) + coalesce(octet_length(joblib_task.result), 0)"
 
 
-def if_small(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Return a column that is null if payload and result have more than `most_bytes` together."""
-    return case((body_size() <= bindparam("most_bytes", type_=Integer()), column)).label(column.name)
+def _record_column(name: str, *, bodies: bool | str) -> str:
+    if name in {"payload", "result"} and bodies is not True:
+        is_small = f"CASE WHEN {BODY_SIZE} <= :most_bytes THEN joblib_task.{name} END"
+        return f"{is_small if bodies else 'NULL'} AS {name}"
+    return _OF_JOB.get(name, f"joblib_task.{name}")
 
 
-def select_records(*, bodies: bool | Literal["small"] = True) -> Select[Any]:
-    """Select records; without `bodies`, or unless they are small, payload and result are null."""
-    bulky = {"payload", "result"}
-    columns: list[ColumnElement[Any]] = [
-        _OF_JOB[name] if name in _OF_JOB else tasks.c[name] for name in RECORD_NAMES
-    ]
-    if bodies is not True:
-        columns = [
-            column if column.name not in bulky else if_small(column) if bodies else null().label(column.name)
-            for column in columns
-        ]
-    return select(*columns).join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
+# The columns of a record as SQL. Without bodies, or unless they are small, payload and result are null.
+RECORD_COLUMNS: dict[bool | str, str] = {
+    bodies: ", ".join(_record_column(name, bodies=bodies) for name in RECORD_NAMES)
+    for bodies in (True, "small", False)
+}
+TASKS_AND_JOBS = "joblib_task JOIN joblib_job ON joblib_task.job_id = joblib_job.id"
+SELECT_RECORDS = {
+    bodies: f"SELECT {RECORD_COLUMNS[bodies]}\nFROM {TASKS_AND_JOBS}" for bodies in (True, False)
+}
 
 
-FULL = select_records()
-# The same as SQL, with or without payload and result.
-SELECT_RECORDS = {bodies: as_sql(select_records(bodies=bodies)) for bodies in (True, False)}
-
-
-async def fetch_records(tx: Transaction, statement: Select[Any], **parameters: Any) -> list[TaskRecord]:
+async def fetch_records(tx: Transaction, statement: Any, **parameters: Any) -> list[TaskRecord]:
     """Run a statement that selects records."""
     return [record_of(row) for row in await tx.execute(statement, parameters)]
-
-
-def in_queue(job_id: Any) -> Condition:
-    """Match the tasks in the queue of a job; order them by `job_id`, `lane` and `seq`.
-
-    The condition is a range, so that only the index of the queues has that order. With an equality
-    PostgreSQL may scan the primary key, and with it the whole history.
-    """
-    return and_(tasks.c.job_id >= job_id, tasks.c.job_id <= job_id, QUEUED)

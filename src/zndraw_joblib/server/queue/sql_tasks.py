@@ -3,63 +3,80 @@
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, select
-
-from zndraw_joblib.server.db.bulk import among, padded, unindexed
-from zndraw_joblib.server.db.database import Transaction, newest_first
-from zndraw_joblib.server.db.statements import BIG_INTEGER, statement
-from zndraw_joblib.server.db.tables import Attempt, Task
+from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import BIG_INTEGER, as_sql, statement
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import sql_counts
 from zndraw_joblib.server.queue.sql_counts import BLOCK_BITS
 from zndraw_joblib.server.queue.sql_task_rows import (
+    BODY_SIZE,
     CHUNK,
-    FULL,
-    IS_HELD,
+    RECORD_COLUMNS,
+    RECORD_NAMES,
+    SELECT_RECORDS,
+    TASK_IS_HELD,
     TASK_IS_QUEUED,
+    TASKS_AND_JOBS,
     TaskRecord,
     TaskState,
-    body_size,
     fetch_records,
     of_status,
     record_of,
-    select_records,
 )
 from zndraw_joblib.wire.messages import MAX_JSON_BYTES
 from zndraw_joblib.wire.problems import ContentTooLarge
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
-tasks = Task.__table__
-attempts = Attempt.__table__
-
 # SQLite takes 32766 parameters.
 _MAX_IDS = 16_384
-_BY_ID = FULL.where(tasks.c.id == bindparam("task"))
-_IS_GIVEN = among(tasks.c.id, bindparam("ids"))
+_BY_ID = statement(f"{SELECT_RECORDS[True]} WHERE joblib_task.id = :id", *RECORD_NAMES)
 _LOCKS = {
-    bodies: select_records(bodies=bodies)
-    .add_columns(func.now().label("now"))
-    .where(_IS_GIVEN)
-    .order_by(tasks.c.seq)
-    .with_for_update(of=tasks)
+    bodies: statement(
+        f"""
+SELECT {RECORD_COLUMNS[bodies]}, CURRENT_TIMESTAMP
+FROM {TASKS_AND_JOBS} WHERE joblib_task.id = ANY (:all_id)
+ORDER BY joblib_task.seq
+FOR UPDATE OF joblib_task
+""",
+        *(*RECORD_NAMES, "now"),
+    )
     for bodies in ("small", False)
 }
-_LOCK_FREE = (
-    select_records(bodies=False)
-    .where(among(tasks.c.seq, bindparam("seqs")))
-    .order_by(tasks.c.seq)
-    .with_for_update(of=tasks, skip_locked=True)
+_LOCK_FREE = statement(
+    f"""
+{SELECT_RECORDS[False]} WHERE joblib_task.seq = ANY (:all_seq)
+ORDER BY joblib_task.seq
+FOR UPDATE OF joblib_task SKIP LOCKED
+""",
+    *RECORD_NAMES,
 )
-_BODY_SIZES = select(tasks.c.id, body_size()).where(_IS_GIVEN)
-_BODIES = select(tasks.c.id, tasks.c.payload, tasks.c.result).where(_IS_GIVEN)
-_BY_CLAIMS = select_records(bodies=False).where(
-    IS_HELD, among(tasks.c.worker_id, bindparam("workers")), among(tasks.c.claim_id, bindparam("ids"))
+_BODY_SIZES = statement(
+    f"SELECT id, {BODY_SIZE} FROM joblib_task WHERE id = ANY (:all_id)", *("id", "body_size")
 )
-_STATES = select(tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attempt).where(_IS_GIVEN)
+_BODIES = statement(
+    "SELECT id, payload, result FROM joblib_task WHERE id = ANY (:all_id)", *("id", "payload", "result")
+)
+_BY_CLAIMS = statement(
+    f"""
+{SELECT_RECORDS[False]}
+WHERE {TASK_IS_HELD} AND joblib_task.worker_id = ANY (:all_worker_id)
+    AND joblib_task.claim_id = ANY (:all_claim_id)
+""",
+    *RECORD_NAMES,
+)
+_STATES = statement(
+    "SELECT id, status, worker_id, attempt FROM joblib_task WHERE id = ANY (:all_id)",
+    *("id", "status", "worker_id", "attempt"),
+)
+_ENDED = statement(
+    f"SELECT id FROM joblib_task WHERE id = ANY (:all_id) AND {as_sql(of_status(TERMINAL))}", "id"
+)
 
 
 class AttemptRecord(NamedTuple):
@@ -78,16 +95,32 @@ class AttemptRecord(NamedTuple):
     reason: str
 
 
+_ATTEMPTS = statement(
+    f"SELECT {', '.join(AttemptRecord._fields)} FROM joblib_attempt WHERE task_seq = :task_seq ORDER BY n",
+    *AttemptRecord._fields,
+)
+_COUNT_HELD = {
+    column: statement(
+        f"""
+SELECT {column}, count(*) FROM joblib_task WHERE {TASK_IS_HELD} AND {column} = ANY (:all_{column})
+GROUP BY {column}
+""",
+        *(column, "number"),
+    )
+    for column in ("worker_id", "job_id", "room_id")
+}
+
+
 async def by_id(tx: Transaction, task_id: UUID) -> TaskRecord | None:
     """Return one task."""
-    records = await fetch_records(tx, _BY_ID, task=task_id)
+    records = await fetch_records(tx, _BY_ID, id=task_id)
     return records[0] if records else None
 
 
 async def by_claims(tx: Transaction, claims: Sequence[tuple[UUID | None, UUID | None]]) -> list[TaskRecord]:
     """Return the held tasks of these (worker, claim) pairs, in the order of their queues, without payload."""
-    workers = padded([worker for worker, _ in claims])
-    records = await fetch_records(tx, _BY_CLAIMS, workers=workers, ids=padded([claim for _, claim in claims]))
+    worker_ids, claim_ids = (padded(list(ids)) for ids in zip(*claims, strict=True))
+    records = await fetch_records(tx, _BY_CLAIMS, all_worker_id=worker_ids, all_claim_id=claim_ids)
     pairs = set(claims)
     claimed = [record for record in records if (record.worker_id, record.claim_id) in pairs]
     return sorted(claimed, key=attrgetter("place"))
@@ -101,7 +134,9 @@ async def lock(
     Payload and result are None if they have more than `most_bytes` together; 0 reads none.
     """
     params: dict[str, Any] = {"most_bytes": most_bytes} if most_bytes else {}
-    rows = (await tx.execute(_LOCKS["small" if most_bytes else False], {**params, "ids": padded(ids)})).all()
+    rows = (
+        await tx.execute(_LOCKS["small" if most_bytes else False], {**params, "all_id": padded(ids)})
+    ).all()
     tx.record_now(rows)
     records = [record_of(row[:-1]) for row in rows]
     return {record.id: record for record in records}
@@ -112,18 +147,18 @@ async def lock_free(tx: Transaction, seqs: Sequence[int]) -> list[TaskRecord]:
 
     They have neither payload nor result.
     """
-    return await fetch_records(tx, _LOCK_FREE, seqs=padded(seqs))
+    return await fetch_records(tx, _LOCK_FREE, all_seq=padded(seqs))
 
 
 async def body_sizes(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, int]:
     """Return how many bytes payload and result of each of these tasks have together."""
-    rows = await tx.execute(_BODY_SIZES, {"ids": padded(ids)})
+    rows = await tx.execute(_BODY_SIZES, {"all_id": padded(ids)})
     return {task_id: size for task_id, size in rows}
 
 
 async def bodies(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, tuple[dict[str, Any], Any]]:
     """Return payload and result of these tasks."""
-    rows = await tx.execute(_BODIES, {"ids": padded(ids)})
+    rows = await tx.execute(_BODIES, {"all_id": padded(ids)})
     return {task_id: (payload, result) for task_id, payload, result in rows}
 
 
@@ -131,7 +166,7 @@ async def states(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskState]:
     """Return the states of those of these tasks that exist, by id, without a lock."""
     by_id: dict[UUID, TaskState] = {}
     for start in range(0, len(ids), _MAX_IDS):
-        rows = await tx.execute(_STATES, {"ids": padded(ids[start : start + _MAX_IDS])})
+        rows = await tx.execute(_STATES, {"all_id": padded(ids[start : start + _MAX_IDS])})
         by_id |= {row.id: TaskState(TaskStatus(row.status), row.worker_id, row.attempt) for row in rows}
     return by_id
 
@@ -140,38 +175,34 @@ async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
     """Return those of these tasks that have ended."""
     ended_ids: list[UUID] = []
     for start in range(0, len(ids), CHUNK):
-        chunk = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
-        ended_ids += (await tx.execute(select(tasks.c.id).where(chunk, of_status(TERMINAL)))).scalars()
+        ended_ids += (await tx.execute(_ENDED, {"all_id": padded(ids[start : start + CHUNK])})).scalars()
     return ended_ids
 
 
 async def attempts_of(tx: Transaction, seq: int) -> list[AttemptRecord]:
     """Return the earlier attempts of a task, oldest first."""
-    columns = [attempts.c[name] for name in AttemptRecord._fields]
-    statement = select(*columns).where(attempts.c.task_seq == seq).order_by(attempts.c.n)
-    return [AttemptRecord(*row) for row in await tx.execute(statement)]
+    return [AttemptRecord(*row) for row in await tx.execute(_ATTEMPTS, {"task_seq": seq})]
 
 
 async def held_by_workers(tx: Transaction, worker_ids: Sequence[UUID]) -> Counter[UUID]:
     """Count the tasks that each of these workers holds."""
-    return await _count_held(tx, tasks.c.worker_id, worker_ids)
+    return await _count_held(tx, "worker_id", worker_ids)
 
 
 async def held_of_jobs(tx: Transaction, job_ids: Sequence[UUID]) -> Counter[UUID]:
     """Count the held tasks of each of these jobs."""
-    return await _count_held(tx, tasks.c.job_id, job_ids)
+    return await _count_held(tx, "job_id", job_ids)
 
 
 async def held_in_rooms(tx: Transaction, rooms: Sequence[str]) -> Counter[str]:
     """Count the held tasks of each of these rooms."""
-    return await _count_held(tx, tasks.c.room_id, rooms)
+    return await _count_held(tx, "room_id", rooms)
 
 
-async def _count_held(tx: Transaction, column: ColumnElement[Any], values: Sequence[Any]) -> Counter[Any]:
+async def _count_held(tx: Transaction, column: str, values: Sequence[Any]) -> Counter[Any]:
     if not values:
         return Counter()
-    matching = (IS_HELD, column.in_(padded(values)))
-    rows = await tx.execute(select(column, func.count()).where(*matching).group_by(column))
+    rows = await tx.execute(_COUNT_HELD[column], {f"all_{column}": padded(values)})
     return Counter({key: count for key, count in rows})
 
 
@@ -188,10 +219,8 @@ async def page(
     The newest task comes first. Raises `ContentTooLarge` for a page with more than 32 MiB of payloads and
     results.
     """
-    rows, size = _PAGES[status, job_id is None]
-    params = {"room": room_id, "limit": part.limit, "offset": part.offset}
-    if job_id is not None:
-        params["job"] = job_id
+    rows, size = _page(status, is_of_room=job_id is None)
+    params = {"room_id": room_id, "job_id": job_id, "limit": part.limit, "offset": part.offset}
     if part.limit > _SMALL_PAGE:
         _check_size((await tx.execute(size, params)).scalar_one(), part)
     records = await fetch_records(tx, rows, **params)
@@ -206,31 +235,28 @@ def _check_size(characters: int, part: Page) -> None:
         )
 
 
-def _page(status: TaskStatus | None, *, is_of_room: bool) -> tuple[Select[Any], Select[Any]]:
-    """Return the statements for a page and for its size. To build and compile them takes milliseconds."""
-    conditions = [tasks.c.room_id == bindparam("room")]
+@cache
+def _page(status: TaskStatus | None, *, is_of_room: bool) -> tuple[Any, Any]:
+    """Return the statements for a page and for its size."""
+    conditions = "joblib_task.room_id = :room_id"
     if not is_of_room:
         # The newest tasks of a job are pending ones, so its index is slow for others.
         is_backlog = status in {None, TaskStatus.PENDING}
-        job: ColumnElement[Any] = tasks.c.job_id if is_backlog else unindexed(tasks.c.job_id)
-        conditions.append(job == bindparam("job", type_=tasks.c.job_id.type))
+        conditions += (
+            f" AND {'joblib_task.job_id' if is_backlog else 'unindexed(joblib_task.job_id)'} = :job_id"
+        )
     if status is not None:
-        conditions.append(of_status([status]))
-    size = func.length(tasks.c.payload) + func.coalesce(func.length(tasks.c.result), 0)
-    rows, sizes = [
-        newest_first(tasks, statement.where(*conditions))
-        .limit(bindparam("limit", type_=BigInteger()))
-        .offset(bindparam("offset", type_=BigInteger()))
-        for statement in (FULL, select(size.label("size")))
-    ]
-    return rows, select(func.coalesce(func.sum(sizes.subquery().c.size), 0))
-
-
-_PAGES = {
-    (status, is_of_room): _page(status, is_of_room=is_of_room)
-    for status in (None, *TaskStatus)
-    for is_of_room in (True, False)
-}
+        conditions += f" AND {as_sql(of_status([status]))}"
+    rest = f"""WHERE {conditions}
+ORDER BY joblib_task.created_at DESC, joblib_task.seq DESC
+LIMIT :limit OFFSET :offset"""
+    size = f"""
+SELECT coalesce(sum(size), 0) FROM (
+    SELECT length(joblib_task.payload) + coalesce(length(joblib_task.result), 0) AS size
+    FROM joblib_task {rest}
+) AS page"""
+    rows = statement(f"{SELECT_RECORDS[True]} {rest}", *RECORD_NAMES, limit=BIG_INTEGER)
+    return rows, statement(size, "size", limit=BIG_INTEGER)
 
 
 # Find the queue positions of pending tasks, counted from 1, without ranking whole queues.

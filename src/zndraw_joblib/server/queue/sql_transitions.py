@@ -212,7 +212,7 @@ WHERE {_IS_OF_WORKERS} AND {_FAILS_AT_ONCE}
 
 attempts = Attempt.__table__
 
-_INSERTED = [column.name for column in COLUMNS if column.name not in {"seq", "queued_at"}]
+_INSERTED = [name for name in COLUMNS if name not in {"seq", "queued_at"}]
 
 
 _UNIQUE_VIOLATION = "23505"
