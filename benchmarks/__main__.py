@@ -19,6 +19,7 @@ from benchmarks import (
     replicas,
     rooms,
     sdk_worker,
+    watched,
 )
 from benchmarks.bench import CONNECTIONS, Bench, databases
 from benchmarks.figures import Report, machine
@@ -40,17 +41,18 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "replicas": replicas.run,
     "streams": event_streams.run,
     "control": control.run,
+    "watched": watched.run,
 }
 # Sections that use one server after another. It is stopped before the others.
 SHARING = {"rates", "latencies", "batch", "providers"}
 # Sections that run only if they are named, because they take longer.
-ON_REQUEST = {"streams", "control"}
+ON_REQUEST = {"streams", "control", "watched"}
 
 
 _NAMES = " ".join((*SECTIONS, "peers", *DATABASES))
 _HELP = (
-    f"sections and databases: {_NAMES}. By default all but streams, control (a million tasks) and peers, on "
-    "both databases"
+    f"sections and databases: {_NAMES}. By default all but streams, watched, control (a million tasks) and "
+    "peers, on both databases"
 )
 
 

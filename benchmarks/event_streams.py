@@ -97,8 +97,8 @@ async def _latency(report: Report, url: str, count: int) -> None:
     after_response: list[float] = []
     all_have_it = asyncio.Event()
 
-    def record(at: float) -> None:
-        times.append(at)
+    def record(data: bytes) -> None:
+        times.extend([time.perf_counter()] * data.count(b"event: status\n"))
         if len(times) == count:
             all_have_it.set()
 
@@ -125,5 +125,5 @@ def _close(readers: list[EventReader]) -> None:
         reader.close()
 
 
-def _ignore(_: float) -> None:
-    """Do nothing with the time of an event."""
+def _ignore(_: bytes) -> None:
+    """Do nothing with events."""

@@ -40,9 +40,9 @@ def run(bench: Bench) -> None:
 
 
 @contextmanager
-def workers(server: str, processes: int) -> Iterator[None]:
+def workers(server: str, processes: int, module: Path = _MODULE) -> Iterator[None]:
     """Run worker processes until the end of the block."""
-    command = [sys.executable, "-m", "zndraw_joblib", "worker", str(_MODULE), "--url", server]
+    command = [sys.executable, "-m", "zndraw_joblib", "worker", str(module), "--url", server]
     command += ["--processes", str(processes), "--log-level", "warning"]
     environment = {**os.environ, "ZNDRAW_JOBLIB_TOKEN": TOKEN}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)

@@ -228,6 +228,41 @@ async def test_unwatched_rooms_cost_one_small_statement_on_sqlite(replica: Repli
     assert {sql.split(" FROM ")[1].split()[0] for sql in asked} == {"joblib_room_stream"}
 
 
+@every_kind
+@pytest.mark.parametrize("recheck_seconds", [(600.0, 600.0)])
+async def test_own_events_are_not_read_back(
+    replica: Replica, open_replica: OpenReplica, opened: list[Streams]
+) -> None:
+    """What its own server commits reaches a reader without a read, in order with what another commits."""
+    opened.append(Streams(replica.runtime))
+    streams, other = opened[0], open_replica()
+
+    async def taken(reader: Reader, count: int) -> list[Any]:
+        entries: list[Any] = []
+        while len(entries) < count:
+            await reader.wait(TIMEOUT)
+            entries += reader.take() or []
+        return [entry.task_id for entry in entries]
+
+    def reads() -> list[str]:
+        return [sql for sql, _ in statements if sql.startswith("SELECT") and "joblib_room_event" in sql]
+
+    job = await replica.register()
+    async with asyncio.timeout(TIMEOUT), streams.reader(OWNER, "lab") as reader:
+        await streams.read(reader, "lab", None)
+        own = await submit_some(replica, job, "lab", 1)
+        assert await taken(reader, 1) == own
+        statements = replica.record_statements()
+        own = await submit_some(replica, job, "lab", 5)
+        assert await taken(reader, 5) == own
+        assert statements
+        assert not reads()
+        foreign = await submit_some(other, job, "lab", 2)
+        own = await submit_some(replica, job, "lab", 1)
+        assert await taken(reader, 3) == foreign + own
+        assert reads()
+
+
 async def test_the_log_is_bounded(replica: Replica, opened: list[Streams]) -> None:
     """Writers delete the oldest events beyond the bounds in number and in bytes."""
     opened.append(Streams(replica.runtime))

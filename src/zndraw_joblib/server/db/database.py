@@ -19,9 +19,9 @@ from zndraw_joblib.jobs.logs import ExponentialBackoff, fields_here
 from zndraw_joblib.server.db import room_events
 from zndraw_joblib.server.db.errors import RepeatTransaction, is_retriable, raises_unavailable
 from zndraw_joblib.server.db.limits import Limits
-from zndraw_joblib.server.db.room_events import NewEvent
+from zndraw_joblib.server.db.room_events import EventRow, NewEvent
 from zndraw_joblib.server.process.batcher import RowLocked, locked_problem
-from zndraw_joblib.server.process.ports import OpenConnection, Page, Wake, events_key
+from zndraw_joblib.server.process.ports import OpenConnection, Page, Wake
 from zndraw_joblib.wire.events import Emission, TaskProgress, TaskStatusEvent
 from zndraw_joblib.wire.history import EventKind
 
@@ -70,6 +70,8 @@ class Transaction:
         self._is_watched: bool | None = None
         self._must_ask = False
         self.wakes: list[Wake] = []
+        # The stored events of watched rooms.
+        self.appended: dict[str, list[EventRow]] = {}
         self.due: datetime | None = None
         self.freed: list[Freed] = []
         self.actions: list[str] = []
@@ -153,8 +155,7 @@ class Transaction:
             return
         new = [event for make in self._logged for event in make()]
         if new:
-            for room_id in await room_events.append(self.execute, new, await self.now()):
-                self.wake(events_key(room_id))
+            self.appended = await room_events.append(self.execute, new, await self.now())
 
     @property
     def emissions(self) -> list[Emission]:

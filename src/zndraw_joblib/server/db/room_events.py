@@ -33,6 +33,16 @@ class NewEvent(NamedTuple):
     data: str
 
 
+class EventRow(NamedTuple):
+    """A stored event; `data` is JSON."""
+
+    n: int
+    task_id: UUID
+    at: datetime
+    kind: str
+    data: str
+
+
 def is_watched(room: str) -> str:
     """Return the SQL condition that a room is watched: one in a column, or in ``ANY (…)`` of an array."""
     return f"EXISTS (SELECT 1 FROM joblib_room_stream WHERE joblib_room_stream.room_id = {room})"
@@ -69,15 +79,16 @@ async def is_any_watched(execute: Execute) -> bool:
     return (await execute(_FIRST)).first() is not None
 
 
-async def append(execute: Execute, new: Sequence[NewEvent], at: datetime) -> list[str]:
-    """Number and store the events of watched rooms among these. Return these rooms.
+async def append(execute: Execute, new: Sequence[NewEvent], at: datetime) -> dict[str, list[EventRow]]:
+    """Number and store the events of watched rooms among these. Return them by room.
 
     The rooms stay locked until the commit, in the order of their ids.
     """
     rooms = sorted({event.room_id for event in new})
     watched = {row.room_id: row for row in await execute(_LOCK, {"rooms": padded(rooms)})}
     if not watched:
-        return []
+        return {}
+    appended: dict[str, list[EventRow]] = {room_id: [] for room_id in watched}
     last = {room_id: row.last_n for room_id, row in watched.items()}
     size = {room_id: row.size for room_id, row in watched.items()}
     rows = []
@@ -86,8 +97,9 @@ async def append(execute: Execute, new: Sequence[NewEvent], at: datetime) -> lis
             last[room_id] += 1
             length = len(data.encode())
             size[room_id] += length
-            key = {"room_id": room_id, "n": last[room_id], "task_id": task_id}
-            rows.append({**key, "at": at, "kind": kind, "size": length, "data": data})
+            row = EventRow(last[room_id], task_id, at, kind, data)
+            appended[room_id].append(row)
+            rows.append({"room_id": room_id, "size": length, **row._asdict()})
     counted = [{"room": room, "new_last": last[room], "new_size": size[room]} for room in watched]
     await execute(_COUNT, counted)
     await execute(_ADD, rows)
@@ -95,7 +107,7 @@ async def append(execute: Execute, new: Sequence[NewEvent], at: datetime) -> lis
         events = last[room_id] - row.first_n
         if events > row.max_events * _SLACK or size[room_id] > row.max_bytes * _SLACK:
             await _drop_oldest(execute, row, last[room_id])
-    return list(watched)
+    return appended
 
 
 async def _drop_oldest(execute: Execute, row: Any, last: int) -> None:

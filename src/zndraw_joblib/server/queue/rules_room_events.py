@@ -8,10 +8,11 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.room_events import EventRow
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import rules_tasks, sql_counts, sql_streams
 from zndraw_joblib.server.queue.rules_answers import status_event
-from zndraw_joblib.server.queue.sql_streams import Bounds, EventRow, Range, TooManyRooms, Watched
+from zndraw_joblib.server.queue.sql_streams import Bounds, Range, TooManyRooms, Watched
 from zndraw_joblib.wire.history import Resync, ResyncReason, RoomSnapshot
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.problems import ProblemException, ServiceUnavailable, TooManyRequests
@@ -80,7 +81,7 @@ async def transactions_under_way(tx: Transaction, longest: timedelta) -> set[str
 
 async def new_events(tx: Transaction, room_id: str, after: int) -> list[Item]:
     """Return the next events of a room after a number: none, if it returned the last ones before."""
-    return list(map(_item, await sql_streams.after(tx, room_id, after, None, _PAGE, _PAGE_BYTES)))
+    return list(map(item_of, await sql_streams.after(tx, room_id, after, None, _PAGE, _PAGE_BYTES)))
 
 
 async def read(tx: Transaction, room_id: str, task_id: UUID | None, after: int | None) -> Part:
@@ -97,7 +98,7 @@ async def read(tx: Transaction, room_id: str, task_id: UUID | None, after: int |
             rows = await sql_streams.after(tx, room_id, after, task_id, _PAGE, _PAGE_BYTES)
             is_last = len(rows) < _PAGE and (not rows or await _is_last(tx, room_id, task_id, rows[-1].n))
             following = kept.last if is_last else rows[-1].n
-            return Part(list(map(_item, rows)), following, is_last, has_ended and is_last)
+            return Part(list(map(item_of, rows)), following, is_last, has_ended and is_last)
         reason = ResyncReason.UNKNOWN if after > kept.last else ResyncReason.PRUNED
         resync = Resync(reason=reason, after=after)
     snapshot = await _room_snapshot(tx, room_id) if task is None else task
@@ -114,7 +115,8 @@ async def _room_snapshot(tx: Transaction, room_id: str) -> RoomSnapshot:
     return RoomSnapshot.model_construct(tasks=tasks, total=total)
 
 
-def _item(row: EventRow) -> Item:
+def item_of(row: EventRow) -> Item:
+    """Return an event as clients get it."""
     at = to_json(row.at).decode()
     head = f'{{"n":{row.n},"kind":"{row.kind}","task_id":"{row.task_id}","at":{at},"data":'
     return Item(row.n, row.task_id, row.kind, f"{head}{row.data}}}")

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from zndraw_joblib.server.db import room_events
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction, dialect
-from zndraw_joblib.server.db.room_events import events, streams
+from zndraw_joblib.server.db.room_events import EventRow, events, streams
 from zndraw_joblib.server.db.statements import statement
 from zndraw_joblib.server.db.tables import Task
 from zndraw_joblib.server.queue.sql_task_rows import ROW_NAMES, TaskRow, row_columns, row_of
@@ -73,16 +73,6 @@ class Range(NamedTuple):
 
     first: int
     last: int
-
-
-class EventRow(NamedTuple):
-    """An event; `data` is JSON."""
-
-    n: int
-    task_id: UUID
-    at: datetime
-    kind: str
-    data: str
 
 
 _NUMBERS = (streams.c.first_n, streams.c.last_n)

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from weakref import WeakKeyDictionary
 from pydantic_core import from_json
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, create_shared_task
+from zndraw_joblib.server.db.room_events import EventRow
 from zndraw_joblib.server.process.ports import Identity, events_key, identity_key
 from zndraw_joblib.server.process.shared_limit import SharedLimit
 from zndraw_joblib.server.queue import rules_room_events
@@ -143,7 +145,9 @@ class Reader:
 
 
 class Follower:
-    """Reads the events of one room after each wake-up, and a re-check in between for lost ones.
+    """Follows the events of one room: those that this server commits, and after a wake-up those of others.
+
+    A re-check in between finds those whose wake-up was lost.
 
     It keeps the room watched for one of its readers, and a bounded buffer of the newest events. `ready` is
     done once all transactions record their events. Then the database has a state of the room, and all that
@@ -171,6 +175,8 @@ class Follower:
         self._recent_bytes = 0
         self.last = -1
         self._is_woken = asyncio.Event()
+        self._committed: list[EventRow] = []
+        self._must_read = True
         self._touch_at = self._used_at = self._known_until = 0.0
         self._was_empty = False
         self.ready: asyncio.Future[None] = self._loop.create_future()
@@ -206,7 +212,16 @@ class Follower:
 
     def wake(self) -> None:
         """Read new events. Another thread may call it."""
+        self._must_read = True
         self._loop.call_soon_threadsafe(self._is_woken.set)
+
+    def commit(self, rows: Sequence[EventRow]) -> None:
+        """Take new events that this server has committed, so that they need not be read."""
+        if self._loop is not asyncio.get_running_loop() or len(self._committed) > _MAX_RECENT:
+            self.wake()
+            return
+        self._committed += rows
+        self._is_woken.set()
 
     def since(self, n: int, position: int) -> list[Entry] | None:
         """Return the events from a number on that follow a position; None if some are not in the buffer."""
@@ -231,6 +246,7 @@ class Follower:
                     if not self.is_exact or self._monotonic() >= self._touch_at:
                         await self._watch()
                 except Exception as error:
+                    self._must_read = True
                     logger.warning("Did not read the events of room %r; will retry: %r", self.room_id, error)
                 await self._pause(backoff)
         finally:
@@ -247,6 +263,7 @@ class Follower:
             async with asyncio.timeout(backoff.next()):
                 await self._is_woken.wait()
         except TimeoutError:
+            self._must_read = True
             if not any(reader.has_new for reader in self.readers):
                 self._clear()
         else:
@@ -287,7 +304,21 @@ class Follower:
             await asyncio.sleep(backoff.next())
             older &= await database.read_short(rules_room_events.transactions_under_way, longest)
 
+    def _take_committed(self) -> bool:
+        """Take the events that this server has committed. Return whether no others precede them."""
+        committed, self._committed = self._committed, []
+        # Concurrent commits may have been announced in another order.
+        rows = sorted((row for row in committed if row.n > self.last), key=attrgetter("n"))
+        if self._must_read or (rows and rows[-1].n - self.last != len(rows)):
+            return False
+        if rows:
+            self._push(list(map(rules_room_events.item_of, rows)))
+        return True
+
     async def _read_new(self) -> None:
+        if self._take_committed():
+            return
+        self._must_read = False
         while True:
             items = await self._runtime.database.read_short(
                 rules_room_events.new_events, self.room_id, self.last
@@ -364,6 +395,7 @@ class Streams:
         )
         runtime.waiters.subscribe(_EVENTS, self._on_events)
         runtime.waiters.subscribe(_IDENTITY, self._on_identity)
+        runtime.on_appended = self._on_appended
 
     def __len__(self) -> int:
         return len(self._open)
@@ -468,6 +500,11 @@ class Streams:
 
     def _all_followers(self) -> list[Follower]:
         return [follower for of_loop in self._followers.values() for follower in of_loop.values()]
+
+    def _on_appended(self, appended: Mapping[str, Sequence[EventRow]]) -> None:
+        for followers in list(self._followers.values()):
+            for room_id in followers.keys() & appended.keys():
+                followers[room_id].commit(appended[room_id])
 
     def _on_events(self, key: str) -> None:
         room_id = key.removeprefix(_EVENTS)

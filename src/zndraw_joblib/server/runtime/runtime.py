@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
@@ -16,6 +16,7 @@ from zndraw_joblib.jobs.logs import ExponentialBackoff
 from zndraw_joblib.server.db.database import Clock, Database, Transaction
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.db.limits import Limits
+from zndraw_joblib.server.db.room_events import EventRow
 from zndraw_joblib.server.process.batcher import MAX_WAITING, Batcher, raised
 from zndraw_joblib.server.process.ports import (
     ContentStore,
@@ -25,6 +26,7 @@ from zndraw_joblib.server.process.ports import (
     SessionMaker,
     Wake,
     claim_key,
+    events_key,
     job_key,
     slot_key,
     task_key,
@@ -134,9 +136,12 @@ class Runtime:
     """The state of one server process.
 
     `publish` sends each event after its commit, in a task of its own, unless `has_subscribers()` is false.
-    `on_events`, if set, gets them at the commit. `on_due` gets the seconds until the first task is due that
-    a transaction scheduled. A re-check finds lost wake-ups after `recheck_seconds[0]`, growing to the second.
+    `on_events`, if set, gets them at the commit; `on_appended` gets those that were stored, by room. `on_due`
+    gets the seconds until the first task is due that a transaction scheduled. A re-check finds lost wake-ups
+    after `recheck_seconds[0]`, growing to the second.
     """
+
+    on_appended: Callable[[Mapping[str, Sequence[EventRow]]], None] = staticmethod(lambda _: None)
 
     def __init__(  # noqa: PLR0913 - one argument per part that `mount` connects
         self,
@@ -263,6 +268,9 @@ class Runtime:
     def publish(self, tx: Transaction) -> None:
         """Wake waiters and queue events after the commit. No request waits for the publisher."""
         self.waiters.notify(tx.wakes)
+        if tx.appended:
+            self.on_appended(tx.appended)
+            self.pubsub.forward([Wake(events_key(room_id), None) for room_id in tx.appended])
         if (seconds := tx.seconds_until_due) is not None:
             self._on_due(seconds)
         for worker_id in {freed.worker_id for freed in tx.freed}:
