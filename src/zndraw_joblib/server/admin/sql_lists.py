@@ -321,15 +321,9 @@ async def _provider_entries(tx: Transaction, rows: Sequence[Any]) -> list[Provid
     }
     return [
         ProviderEntry(
-            id=provider.id,
-            full_name=str(provider.name),
-            schema_=provider.schema,
-            content_type=provider.content_type,
-            worker_id=provider.worker_id,
-            created_at=provider.created_at,
             connected=provider.connected_until > now,
             open_requests=open_requests.get(provider.id, 0),
-            **provider.name._asdict(),
+            **provider.shown(),
         )
         for provider in records
     ]

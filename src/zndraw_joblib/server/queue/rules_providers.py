@@ -251,15 +251,7 @@ def not_found(room_id: str, name: JobName) -> ProviderNotFound:
 
 
 def _response(provider: ProviderRow) -> ProviderResponse:
-    return ProviderResponse(
-        id=provider.id,
-        full_name=str(provider.name),
-        schema_=provider.schema,
-        content_type=provider.content_type,
-        worker_id=provider.worker_id,
-        created_at=provider.created_at,
-        **provider.name._asdict(),
-    )
+    return ProviderResponse(**provider.shown())
 
 
 class Connected(NamedTuple):

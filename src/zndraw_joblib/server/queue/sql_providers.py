@@ -56,6 +56,11 @@ class ProviderRow(NamedTuple):
         """The provider's full name."""
         return JobName(self.room_id, self.category, self.short_name)
 
+    def shown(self) -> dict[str, Any]:
+        """Return the fields of every answer about the provider."""
+        columns = {name: getattr(self, name) for name in ("id", "content_type", "worker_id", "created_at")}
+        return {**columns, "full_name": str(self.name), "schema_": self.schema, **self.name._asdict()}
+
 
 class RegistrationRecord(NamedTuple):
     """The registration of a worker for a provider."""
