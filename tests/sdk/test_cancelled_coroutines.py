@@ -25,7 +25,7 @@ Make = Callable[..., JobManager]
 def end_elsewhere(manager: JobManager, api: Connection, task_id: str, status: TaskStatus) -> None:
     """End a task as a superuser, and wait until its worker knows that."""
     RestApi(api).send_call(calls.update_task(task_id, TaskUpdateRequest(status=status)))
-    wait_until(lambda: task_id not in manager._held.ids())
+    wait_until(lambda: task_id not in manager.held_tasks)
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])

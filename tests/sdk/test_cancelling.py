@@ -56,7 +56,12 @@ def set_status(api: Connection, task_id: str, status: TaskStatus) -> None:
 
 @pytest.mark.parametrize("ending", [1, 2], ids=["returns", "raises"])
 def test_a_heartbeat_reports_a_cancellation(
-    worker: Make, room: str, cancellable: CancellableExecute, ending: int, caplog: pytest.LogCaptureFixture
+    worker: Make,
+    api: Connection,
+    room: str,
+    cancellable: CancellableExecute,
+    ending: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Without Socket.IO; the late report is dropped without a warning, and the worker continues."""
     caplog.set_level(logging.INFO)
@@ -66,7 +71,7 @@ def test_a_heartbeat_reports_a_cancellation(
     manager.register(Add, room=room)
     task_id = manager.submit(Add(a=ending), room=room)
     assert cancellable.running.wait(30)
-    set_status(manager._rest.api, task_id, TaskStatus.CANCELLED)  # type: ignore[arg-type]
+    set_status(api, task_id, TaskStatus.CANCELLED)
     assert cancellable.stopped.wait(30)
     assert manager.wait_for(manager.submit(Add(), room=room), 30).result == 0
     assert manager.get_task(task_id).status == TaskStatus.CANCELLED
@@ -145,21 +150,21 @@ def test_a_task_claimed_by_hand_is_cancelled(worker: Make, room: str, api: Conne
     manager.heartbeat()
     assert (first.cancelled.is_set(), second.cancelled.is_set()) == (True, False)
     assert end_of_second == TaskStatus.COMPLETED
-    assert manager._held.to_name() == []
+    assert manager.held_tasks == []
 
 
-def test_a_heartbeat_names_the_held_tasks(worker: Make, room: str) -> None:
+def test_a_heartbeat_names_the_held_tasks(worker: Make, api: Connection, room: str) -> None:
     """A heartbeat names a task from its claim to its report, also when the report is refused."""
     manager = worker()
     manager.register(Add, room=room)
     task_ids = [manager.submit(Add(), room=room) for _ in range(3)]
     tasks = [manager.claim(5) for _ in task_ids]
-    assert [str(task.id) for task in manager._held.to_name()] == task_ids
-    set_status(manager._rest.api, task_ids[0], TaskStatus.CANCELLED)  # type: ignore[arg-type]
+    assert manager.held_tasks == task_ids
+    set_status(api, task_ids[0], TaskStatus.CANCELLED)
     with pytest.raises(ValueError, match="cancelled"):
         manager.start(tasks[0])
     manager.fail(tasks[1], "no")
-    assert [str(task.id) for task in manager._held.to_name()] == task_ids[2:]
+    assert manager.held_tasks == task_ids[2:]
 
 
 def test_a_heartbeat_names_at_most_a_thousand_tasks() -> None:

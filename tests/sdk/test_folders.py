@@ -13,6 +13,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from zndraw_joblib.wire.problems import InvalidRequest, ProviderFailed
 from zndraw_joblib.worker.folders import FileContent, Folder, FolderListing, normalized_path, share_folder
@@ -162,7 +163,7 @@ def test_a_folder_replaced_by_a_link_while_reading_is_refused(
 ) -> None:
     """A folder becomes a link after it was checked and before the file is opened."""
     folder = Folder(home)
-    opened = folder._fs.open
+    opened = LocalFileSystem.open
     (home / "sub" / "secret").write_text("harmless")
 
     def replace_by_link(*arguments: Any) -> Any:
@@ -170,7 +171,8 @@ def test_a_folder_replaced_by_a_link_while_reading_is_refused(
         (home / "sub").symlink_to(home.parent / "outside")
         return opened(*arguments)
 
-    monkeypatch.setattr(folder._fs, "open", replace_by_link)
+    # The file system is fsspec's: nothing else runs between the check and the opening.
+    monkeypatch.setattr(LocalFileSystem, "open", replace_by_link)
     with pytest.raises(FileNotFoundError):
         content(folder, "sub/secret")
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 import httpx
-import pytest
 from waiting import wait_until
 
 from sdk.jobs import Add
@@ -63,11 +62,8 @@ def test_a_task_of_an_old_claim_runs_only_after_the_server_agreed(
     assert by == ["second"]
 
 
-def test_releases_share_one_deadline(
-    worker: Make, room: str, server: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_releases_share_one_deadline(worker: Make, room: str, server: LiveServer) -> None:
     """A slow server does not delay the stop by a request for each task that waits."""
-    monkeypatch.setattr("zndraw_joblib.worker.reports._HURRIED_SECONDS", 0.5)
     manager, held, released = worker(), HeldTasks(), []
     manager.register(Add, room=room)
     for _ in range(3):
@@ -82,7 +78,7 @@ def test_releases_share_one_deadline(
 
     with server.connect() as api:
         api.http.event_hooks["request"].append(be_slow)
-        Reports(RestApi(api), held, threading.Event()).try_release(*tasks)
+        Reports(RestApi(api), held, threading.Event(), release_seconds=0.5).try_release(*tasks)
     assert len(released) == 1
     assert held.to_name() == []
 

@@ -224,8 +224,7 @@ def with_channel(task: ClaimedTask, live: LiveReports) -> ClaimedTask:
 def test_a_thousand_calls_a_second_are_two_requests(worker: Make, api: Connection, room: str) -> None:
     """A job reports progress and logs a line each millisecond, for four seconds of a clock of its own."""
     clock = Clock()
-    live = LiveReports(RestApi(api), clock)  # type: ignore[arg-type]
-    live._thread = threading.current_thread()
+    live = LiveReports(RestApi(api), clock, has_thread=False)  # type: ignore[arg-type]
     task = with_channel(claimed(worker(), room), live)
     calls = 0
 
@@ -238,7 +237,7 @@ def test_a_thousand_calls_a_second_are_two_requests(worker: Make, api: Connectio
     clock.work = work
     work()
     with recorded(api, "/tasks/report") as bodies:
-        live._run()
+        live.run()
     assert calls >= 4000
     assert 0 < len(bodies) <= 2 * 4
     log = log_of(api, task.task_id, after=3000)
@@ -429,8 +428,7 @@ def test_a_lost_task_reports_nothing_more(worker: Make, api: Connection, room: s
     manager = worker()
     task = claimed(manager, room)
     manager.cancel(task)
-    live = LiveReports(RestApi(api), threading.Event())
-    live._thread = threading.current_thread()
+    live = LiveReports(RestApi(api), threading.Event(), has_thread=False)
     lost = with_channel(task, live)
     lost.log("late")
     with recorded(api, "/tasks/report") as bodies:
@@ -448,8 +446,7 @@ def test_lines_that_did_not_arrive_are_sent_again(
     manager = worker()
     task = claimed(manager, room)
     with server.connect() as own:
-        live = LiveReports(RestApi(own), threading.Event())
-        live._thread = threading.current_thread()
+        live = LiveReports(RestApi(own), threading.Event(), has_thread=False)
         writing = with_channel(task, live)
 
         def lose(response: httpx.Response) -> None:
@@ -471,8 +468,7 @@ def test_what_the_server_refuses_does_not_disturb_others(
     """Lines of two tasks in one request; those of one are invalid."""
     caplog.set_level(logging.WARNING)
     manager = worker()
-    live = LiveReports(RestApi(api), threading.Event())
-    live._thread = threading.current_thread()
+    live = LiveReports(RestApi(api), threading.Event(), has_thread=False)
     good, bad = (with_channel(claimed(manager, room), live) for _ in range(2))
     bad.channel.set_progress({"unit": "u" * 100})
     good.log("good")

@@ -163,7 +163,7 @@ def test_a_task_cancelled_while_it_waits_is_not_run(worker: Make, room: str, api
     def execute(task: ClaimedTask) -> None:
         ran.append(task.extension.a)
         if task.extension.a == 50:
-            held = [str(named.id) for named in manager._held.to_name()]
+            held = manager.held_tasks
             cancelled.extend(task_id for task_id in ids[51:] if task_id in held)
             for task_id in cancelled:
                 RestApi(api).send_call(

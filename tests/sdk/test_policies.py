@@ -226,7 +226,7 @@ def test_release_history_explain_and_retry(worker: Make, room: str) -> None:
     first = manager.claim(5)
     assert first is not None
     assert manager.release(first).status == TaskStatus.PENDING
-    assert manager._held.to_name() == []
+    assert manager.held_tasks == []
     assert {reason.code for reason in manager.explain(task_id).reasons} == {"queued"}
     assert manager.release(first).attempt == 1  # repeated, as after a lost response
     second = manager.claim(5)

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from sdk.proxy import Proxy, raw
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.jobs.run import Outcome
-from zndraw_joblib.wire.messages import HeartbeatRequest, TaskUpdateRequest, TaskVerdict, Verdict
+from zndraw_joblib.wire.messages import HeartbeatRequest, TaskUpdateRequest, Verdict
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.reporter import Reporter
@@ -38,11 +39,11 @@ def claimed(manager: JobManager, room: str, count: int) -> list[ClaimedTask]:
 class Running:
     """A reporter, with the thread that sends its reports, while its block is open."""
 
-    def __init__(self, api: Connection, tasks: list[ClaimedTask]) -> None:
+    def __init__(self, api: Connection, tasks: list[ClaimedTask], **options: Any) -> None:
         self.held, self.stop = HeldTasks(), threading.Event()
         self.held.add(*tasks)
         self.done: list[int] = []
-        self.reporter = Reporter(RestApi(api), self.held, self.stop, self.done.append)
+        self.reporter = Reporter(RestApi(api), self.held, self.stop, self.done.append, **options)
         self.thread = threading.Thread(target=self.reporter.run, daemon=True)
 
     @contextmanager
@@ -137,16 +138,15 @@ def test_a_success_whose_response_was_lost_is_no_lost_task(
 
 @pytest.mark.parametrize("cause", ["idle", "woken", "many"])
 def test_outcomes_of_a_busy_worker_are_reported_together(
-    worker: Make, room: str, server: LiveServer, monkeypatch: pytest.MonkeyPatch, cause: str
+    worker: Make, room: str, server: LiveServer, cause: str
 ) -> None:
     """They wait for others, but not once the worker is idle, and not if there are many."""
-    monkeypatch.setattr("zndraw_joblib.worker.reporter._GATHER_SECONDS", 1000.0)
-    monkeypatch.setattr("zndraw_joblib.worker.reporter._GATHERED", 5 if cause == "many" else 1000)
     tasks = claimed(worker(), room, 5)
+    count = 5 if cause == "many" else 1000
     requests: list[httpx.Request] = []
     with server.connect() as own:
         own.http.event_hooks["request"].append(requests.append)
-        running = Running(own, tasks)
+        running = Running(own, tasks, gather_seconds=1000.0, gather_count=count)
         with running.open():
             for number, task in enumerate(tasks):
                 entry = running.reporter.begin(task, started=True)
@@ -161,27 +161,30 @@ def test_outcomes_of_a_busy_worker_are_reported_together(
 class HeartbeatFirst:
     """Loses the first response to a task's outcome, after a heartbeat that names the task."""
 
-    def __init__(self, api: Connection, held: HeldTasks, task: ClaimedTask) -> None:
-        self._api, self._held, self._task = RestApi(api), held, task
-        self.verdicts: list[TaskVerdict] = []
+    def __init__(self, task: ClaimedTask, beat: Callable[[], None]) -> None:
+        self._task, self._beat = task, beat
+        self.verdicts: list[str] = []
+        self._has_beaten = False
 
     def __call__(self, response: httpx.Response) -> None:
         """Handle a response."""
-        if self.verdicts or response.request.url.path.rpartition("/")[2] not in {
+        if "/workers/" in response.request.url.path:
+            response.read()
+            self.verdicts += [task["verdict"] for task in response.json()["tasks"]]
+            return
+        if self._has_beaten or response.request.url.path.rpartition("/")[2] not in {
             "report",
             self._task.task_id,
         }:
             return
-        named = self._held.to_name()
-        request = HeartbeatRequest(tasks=named)
-        self.verdicts.extend(self._api.heartbeat(self._task.worker_id, request, 30).tasks)
-        self._held.apply_verdicts(named, self.verdicts)
+        self._has_beaten = True
+        self._beat()
         raise httpx.ReadError("connection reset")
 
 
 @pytest.mark.parametrize("mode", ["pipeline", "by hand"])
 def test_a_success_that_is_being_reported_is_no_lost_task(
-    worker: Make, room: str, server: LiveServer, api: Connection, caplog: pytest.LogCaptureFixture, mode: str
+    worker: Make, room: str, server: LiveServer, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
     """The server has applied it, its response is lost, and a heartbeat comes before the repeat."""
     caplog.set_level(logging.INFO)
@@ -189,9 +192,15 @@ def test_a_success_that_is_being_reported_is_no_lost_task(
         manager = worker(at=own)
         [task] = claimed(manager, room, 1)
         running = Running(own, [task])
-        held = running.held if mode == "pipeline" else manager._held
+
+        def beat() -> None:
+            named = running.held.to_name()
+            request = HeartbeatRequest(tasks=named)
+            response = RestApi(own).heartbeat(task.worker_id, request, 30)
+            running.held.apply_verdicts(named, response.tasks)
+
         manager.start(task)
-        hook = HeartbeatFirst(api, held, task)
+        hook = HeartbeatFirst(task, beat if mode == "pipeline" else manager.heartbeat)
         own.http.event_hooks["response"].append(hook)
         if mode == "pipeline":
             running.reporter.refuse(task, Outcome(b"7"))
@@ -199,8 +208,8 @@ def test_a_success_that_is_being_reported_is_no_lost_task(
                 wait_until(lambda: running.done)
         else:
             manager.complete(task, 7)
-    assert [each.verdict for each in hook.verdicts] == [Verdict.LOST]
+    assert hook.verdicts == [Verdict.LOST]
     assert not task.cancelled.is_set()
     assert "no longer held" not in caplog.text
-    assert held.to_name() == []
+    assert (running.held.ids() if mode == "pipeline" else manager.held_tasks) == []
     assert worker().get_task(task.task_id).result == 7

@@ -134,6 +134,11 @@ class JobManager(JobClient):
         return session.registrations.worker_id if session else None
 
     @property
+    def held_tasks(self) -> list[str]:
+        """The ids of the tasks that this worker holds: from their claim until their outcome is reported."""
+        return self._held.ids()
+
+    @property
     def registry(self) -> Mapping[str, type[Any]]:
         """The registered classes by the full names of their jobs."""
         jobs = dict(self._session.registrations.jobs) if self._session else {}

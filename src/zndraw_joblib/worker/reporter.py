@@ -119,9 +119,6 @@ log = logging.getLogger(__name__)
 
 # The start of a task that ends within this time is reported together with its end.
 _START_SECONDS = 0.003
-# Outcomes of a worker with other tasks to run are reported together: after this time, or this many at once.
-_GATHER_SECONDS = 0.03
-_GATHERED = 100
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_WAITING = 1000
 MAX_WAITING_BYTES = 32 * 1024 * 1024
@@ -133,12 +130,22 @@ class Reporter:
     """Sends the reports of the pipeline's tasks, one request after the other.
 
     Each report is repeated for 15 minutes while the server does not respond, unless `stop` is set. `on_done`
-    gets the number of tasks that are over: their outcomes were acknowledged, refused or given up.
+    gets the number of tasks that are over: their outcomes were acknowledged, refused or given up. Outcomes
+    of a worker with other tasks to run are reported together, after `gather_seconds` or at `gather_count`.
     """
 
     def __init__(
-        self, rest: RestApi, held: HeldTasks, stop: threading.Event, on_done: Callable[[int], None]
+        self,
+        rest: RestApi,
+        held: HeldTasks,
+        stop: threading.Event,
+        on_done: Callable[[int], None],
+        *,
+        gather_seconds: float = 0.03,
+        gather_count: int = 100,
     ) -> None:
+        self._gather_seconds = gather_seconds
+        self._gather_count = gather_count
         self._rest = rest
         self._held = held
         self._stop = stop
@@ -179,8 +186,8 @@ class Reporter:
                 entry.live_size = entry.task.channel.size
                 self._bytes += entry.size
                 self._waiting[entry] = None
-                self._is_hurried |= not is_busy or len(self._waiting) >= _GATHERED
-                entry.due = time.monotonic() + _GATHER_SECONDS
+                self._is_hurried |= not is_busy or len(self._waiting) >= self._gather_count
+                entry.due = time.monotonic() + self._gather_seconds
                 self._wake_by(0.0 if self._is_hurried else entry.due)
                 return
             self._open -= 1

@@ -57,7 +57,6 @@ log = logging.getLogger(__name__)
 
 # Longer than any restart of a server: a success that is not reported is work done twice.
 RETRY_SECONDS = 900.0
-_HURRIED_SECONDS = 5.0
 _NOT_FOUND, _CONFLICT, _TOO_LARGE, _UNPROCESSABLE = 404, 409, 413, 422
 
 
@@ -127,9 +126,12 @@ class Reports:
     A task that has ended is removed from `held`.
     """
 
-    def __init__(self, rest: RestApi, held: HeldTasks, stop: threading.Event) -> None:
+    def __init__(
+        self, rest: RestApi, held: HeldTasks, stop: threading.Event, *, release_seconds: float = 5.0
+    ) -> None:
         self._rest = rest
         self._held = held
+        self._release_seconds = release_seconds
         self._stop = stop
         self._pid = os.getpid()
         self.uploads = ResultUploads(rest, stop)
@@ -192,10 +194,10 @@ class Reports:
     def try_release(self, *tasks: ClaimedTask) -> None:
         """Put tasks back into their queues, with one request for each; log a failure.
 
-        If the server cannot be reached, or after 5 seconds, the others are not released. The server notices
-        later that this worker does not hold them.
+        If the server cannot be reached, or after `release_seconds`, the others are not released. The server
+        notices later that this worker does not hold them.
         """
-        deadline = time.monotonic() + _HURRIED_SECONDS
+        deadline = time.monotonic() + self._release_seconds
         try:
             for task in tasks:
                 remaining = deadline - time.monotonic()
@@ -316,10 +318,13 @@ class LiveReports:
 
     A heartbeat that is due meanwhile carries it. What belongs to a task that ends is sent with its outcome. A
     server that does not know such reports gets none for 5 minutes. The thread starts with the first content,
-    and ends when `stop` is set.
+    and ends when `stop` is set. Without `has_thread`, only `send_once`, `run` and heartbeats send.
     """
 
-    def __init__(self, rest: RestApi, stop: threading.Event, *, captures: bool = False) -> None:
+    def __init__(
+        self, rest: RestApi, stop: threading.Event, *, captures: bool = False, has_thread: bool = True
+    ) -> None:
+        self._has_thread = has_thread
         self._rest = rest
         self._captures = captures
         self._stop = stop
@@ -341,9 +346,9 @@ class LiveReports:
         """Send the content of a channel soon."""
         self._waiting.add(channel)
         with self._lock:
-            if self._thread is None and not self._stop.is_set():
+            if self._has_thread and self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(
-                    target=self._run, name="zndraw-joblib-live-reports", daemon=True
+                    target=self.run, name="zndraw-joblib-live-reports", daemon=True
                 )
                 # It starts in a thread of the job, whose output it must not take for its own.
                 outside_tasks(self._thread.start)
@@ -387,7 +392,8 @@ class LiveReports:
         if thread is not None:
             thread.join(seconds)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Send what arrives, until `stop` is set."""
         while not self._stop.is_set():
             self._arrived.wait()
             # Short tasks end meanwhile: what they hold needs no request of its own.

@@ -105,7 +105,7 @@ class ValidatorProcess:
 
     async def _run(self, request: list[Any], user: str, wait_seconds: float) -> list[dict[str, str]]:
         async with self._turn(user, wait_seconds):
-            is_used = self._is_running
+            is_used = self.is_running
             line = to_json(request) + b"\n"
             try:
                 return await self._answer(line)
@@ -149,11 +149,12 @@ class ValidatorProcess:
         return errors
 
     @property
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether it has a process."""
         return self._process is not None and self._process.returncode is None
 
     async def _start(self) -> tuple[asyncio.StreamWriter, asyncio.StreamReader]:
-        is_new = not self._is_running
+        is_new = not self.is_running
         self._raise_if_closed()
         if self._process is None or is_new:
             # In a session of its own, Ctrl-C on the server's terminal does not reach it.
