@@ -380,8 +380,7 @@ async def wait_until_waiting(replica: Replica, count: int) -> None:
     waiters = replica.runtime.waiters
 
     def do_wait() -> bool:
-        queues = waiters._queues.values()
-        return len(waiters) >= count and all(waiter._future is not None for one in queues for waiter in one)
+        return len(waiters) == waiters.waiting_count >= count
 
     await until(do_wait)
 

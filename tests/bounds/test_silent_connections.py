@@ -60,12 +60,22 @@ async def open_connections(pool: Any, count: int) -> None:
             await stack.enter_async_context(pool())
 
 
+async def open_pool(database: Database, count: int) -> None:
+    """Make a database open several connections: for reads that wait for each other."""
+    barrier = asyncio.Barrier(count)
+
+    async def read(_: Transaction) -> None:
+        await barrier.wait()
+
+    await asyncio.gather(*[database.read(read) for _ in range(count)])
+
+
 @pytest.mark.parametrize("what", ["read_short", "write_short"])
 async def test_silent_connections_are_replaced(
     database: PostgresDatabase, proxy: SilentProxy, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A request on a silent connection is repeated on a new one; later ones meet no silent connection."""
-    await open_connections(database._connection, 8)
+    await open_pool(database, 8)
     assert proxy.silence() == 8
     act: Any = getattr(database, what)
     async with asyncio.timeout(TIMEOUT):
@@ -117,7 +127,7 @@ async def test_a_submit_without_an_answer_is_applied_once(
 
 async def test_closing_is_bounded(database: PostgresDatabase, proxy: SilentProxy) -> None:
     """A silent connection does not keep the database from closing."""
-    await open_connections(database._connection, 4)
+    await open_pool(database, 4)
     proxy.silence()
     async with asyncio.timeout(TIMEOUT):
         await database.close()

@@ -332,7 +332,7 @@ async def test_each_queue_has_its_own_internal_jobs(tmp_path: Path) -> None:
         )
         queues[-1].mount(app)
     async with app.router.lifespan_context(app):
-        assert [queue.dispatcher._registry() for queue in queues] == registries
+        assert [queue.dispatcher.registry() for queue in queues] == registries
         assert app.state.internal_registry is registries[0]
         assert queues[1].internal_registry is registries[1]
-    assert [queue.dispatcher._registry() for queue in queues] == [None, None]
+    assert [queue.dispatcher.registry() for queue in queues] == [None, None]

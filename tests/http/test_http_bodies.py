@@ -91,11 +91,9 @@ async def test_a_body_that_is_too_large_is_not_read_completely(client: httpx.Asy
     expect_problem(await client.post(url, content=b" " * (8 * MIB), headers=JSON), 413, "content-too-large")
 
 
-async def test_one_user_leaves_bodies_to_others(
-    app: FastAPI, as_user: AsUser, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_user_leaves_bodies_to_others(app: FastAPI, as_user: AsUser, url: str) -> None:
     """Slow bodies of one user reach its share (429), those of all the limit (503); small ones pass."""
-    monkeypatch.setattr(requests, "MAX_BODIES_BYTES", 20 * MIB)
+    app.state.joblib.body_bytes = requests.bytes_of_bodies(app.state.joblib.settings, 20 * MIB)
     ada, bob, eve, kim = [await as_user(name) for name in ("ada", "bob", "eve", "kim")]
     body = b'{"payload":{}}'.ljust(4 * MIB - CUT)
     end, arrived = asyncio.Event(), asyncio.Semaphore(0)

@@ -139,7 +139,7 @@ async def test_a_purge_of_long_logs_takes_several_batches(replica: Replica) -> N
 
     async def write(work: Any, *args: Any) -> Any:
         result = await replica.runtime.write(work, *args)
-        if work is rules_searches._apply_batch:
+        if work is rules_searches.apply_batch:
             left.append(len(await replica.rows(AttemptDetailRecord.__table__)))
         return result
 
@@ -175,7 +175,7 @@ async def test_a_kill_between_two_batches_loses_nothing(replica: Replica) -> Non
 
     async def write(work: Any, *args: Any) -> Any:
         nonlocal batches
-        batches += work is rules_searches._apply_batch
+        batches += work is rules_searches.apply_batch
         if batches > 2:
             raise Killed
         return await replica.runtime.write(work, *args)

@@ -24,7 +24,6 @@ from zndraw_joblib import (
     verify_writable_room,
 )
 from zndraw_joblib.server.db.engine import open_engine, open_sessions
-from zndraw_joblib.server.realtime import rooms
 from zndraw_joblib.wire.events import providers_of, workers_of
 
 KEY = "ada"
@@ -255,9 +254,7 @@ def test_handlers_need_a_mounted_queue(host: Host) -> None:
         register_socketio_handlers(host.sio, joblib)
 
 
-async def test_a_socket_leaves_the_rooms_that_its_user_may_not_serve(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_socket_leaves_the_rooms_that_its_user_may_not_serve(database_url: str) -> None:
     """A worker whose owner lost the room gets no more events of its jobs and provider requests."""
     refused: set[str] = set()
 
@@ -266,10 +263,11 @@ async def test_a_socket_leaves_the_rooms_that_its_user_may_not_serve(
             raise Forbidden("The room is no longer yours")
         return room_id
 
-    monkeypatch.setattr(rooms, "_CHECK_SECONDS", 0.02)
     host = Host(database_url, lambda sio: sio)
     host.app.dependency_overrides[verify_writable_room] = writable
     register_socketio_handlers(host.sio, host.joblib)
+    assert host.joblib.rooms is not None
+    host.joblib.rooms.check_seconds = 0.02
     async with host.serve() as server:
         rest = await server.rest("bob")
         bob = await server.connect(auth={"token": "bob"})

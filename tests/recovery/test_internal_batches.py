@@ -9,7 +9,6 @@ import pytest
 from replica import SUBMITTER, ManualClock, Replica, internal
 
 from recovery.test_internal_dispatch import LEASE, serve
-from zndraw_joblib.server.internal import dispatcher
 from zndraw_joblib.server.queue import rules_tasks
 from zndraw_joblib.wire.messages import TaskSubmitRequest
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -26,12 +25,7 @@ def batch(length: int) -> list[rules_tasks.Submission]:
     ("is_atomic", "hangs", "sent"), [(True, False, 3), (False, False, 3), (False, True, 1)]
 )
 async def test_a_batch_waits_for_an_unavailable_broker(
-    timed: Replica,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    is_atomic: bool,
-    hangs: bool,
-    sent: int,
+    timed: Replica, clock: ManualClock, is_atomic: bool, hangs: bool, sent: int
 ) -> None:
     """Three failures in a row, or a time limit for all, end the dispatch. Later each task is sent once."""
     broker = await serve(timed)
@@ -42,14 +36,13 @@ async def test_a_batch_waits_for_an_unavailable_broker(
         raise ConnectionError("away")
 
     broker.on_call = refuse
-    with monkeypatch.context() as limits:
-        if hangs:
-            limits.setattr(dispatcher, "_SEND_SECONDS", 0.2)
-        made: list[Any] = await (
-            timed.dispatcher.submit_all(batch(10), None)
-            if is_atomic
-            else timed.dispatcher.submit_many(batch(10))
-        )
+    send_seconds = timed.dispatcher.send_seconds
+    if hangs:
+        timed.dispatcher.send_seconds = 0.2
+    made: list[Any] = await (
+        timed.dispatcher.submit_all(batch(10), None) if is_atomic else timed.dispatcher.submit_many(batch(10))
+    )
+    timed.dispatcher.send_seconds = send_seconds
     assert {task.status for task in made} == {TaskStatus.CLAIMED}
     assert len(broker.calls) == sent
     broker.on_call = None

@@ -198,11 +198,11 @@ async def test_a_worker_without_tasks_keeps_its_connection(
     valkey: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The time limit of an answer is longer than a blocking read for tasks."""
-    assert setup._WAIT_SECONDS < redis_pubsub._TIMEOUT_SECONDS
+    assert setup.WAIT_SECONDS < redis_pubsub.REDIS_SECONDS
     broker = QueueBroker(f"redis://127.0.0.1:{valkey.port}/0", "test:idle")
     listening = broker.listen()
     got = asyncio.ensure_future(anext(listening))
-    await asyncio.wait([got], timeout=setup._WAIT_SECONDS + 0.5)
+    await asyncio.wait([got], timeout=setup.WAIT_SECONDS + 0.5)
     await broker.kick(BrokerMessage(task_id="1", task_name="t", message=b"hello", labels={}))
     assert await asyncio.wait_for(got, ENOUGH) == b"hello"
     assert "Redis is unavailable" not in caplog.text

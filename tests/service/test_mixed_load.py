@@ -41,7 +41,7 @@ class Actor:
         self.known = known
         self.answers: Counter[str] = Counter()
         self.sweeper = Sweeper(replica.runtime.write, replica.runtime.settings)
-        self.sweeper.absence._since = float("-inf")  # no worker has a grace period
+        self.sweeper.absence.since = float("-inf")  # no worker has a grace period
         self.acts: dict[Callable[[], Awaitable[Any]], int] = {
             self.register: 4,
             self.submit: 10,

@@ -252,7 +252,7 @@ async def test_claims_that_are_not_plain_write_nothing(replica: Replica, subtest
 
 
 @on_postgresql
-async def test_some_batches_are_never_plain(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_some_batches_are_never_plain(replica: Replica) -> None:
     """Claims by room, of more than 2,000 tasks, with one id twice, or of two users for one worker."""
     worker = (await replica.register()).worker_id
     marked = a_claim(worker, claim_id=uuid4())
@@ -262,9 +262,12 @@ async def test_some_batches_are_never_plain(replica: Replica, monkeypatch: pytes
         [marked, marked],
         [a_claim(worker), a_claim(worker, by=STRANGER)],
     ]
-    monkeypatch.setattr("zndraw_joblib.server.queue.rules_claims.claim_with_one_statement", None)
+    statements = replica.record_statements()
     for items in batches:
         await replica.runtime.write(partial(PlainClaims().claim, items=items))
+    assert not [sql for sql, _ in statements if sql.startswith("WITH workers AS")]
+    await replica.runtime.write(partial(PlainClaims().claim, items=[a_claim(worker)]))
+    assert [sql for sql, _ in statements if sql.startswith("WITH workers AS")]
 
 
 @on_postgresql

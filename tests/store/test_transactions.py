@@ -221,7 +221,7 @@ async def short_timeouts(kind: str, database_url: str) -> AsyncIterator[Database
     if kind == "postgresql":
         own = PostgresDatabase(make_url(url), pool_size=1)
         await own.read(sql_workers.count)  # a busy machine needs longer than the timeout to connect
-        own._pool_seconds = 0.05
+        own.pool_seconds = 0.05
         yield own
         await own.close()
         return

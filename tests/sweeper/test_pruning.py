@@ -11,11 +11,10 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from sweeper.mounted_queue import MountedQueue
-from zndraw_joblib.server.background import pruner
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Statistic, Task, metadata
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import sql_jobs, sql_recount
+from zndraw_joblib.server.queue import sql_recount
 from zndraw_joblib.server.queue.rules_retention import RETENTIONS, TASKS
 
 Sessions = async_sessionmaker[AsyncSession]
@@ -115,10 +114,10 @@ async def test_a_failure_of_one_kind_stops_neither_the_others_nor_the_server(
 
 @pytest.mark.usefixtures("old_tasks")
 async def test_a_backlog_that_does_not_shrink_is_logged(
-    queue: MountedQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    queue: MountedQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The warning names the settings of the budget; a single full cycle logs nothing."""
-    monkeypatch.setattr(pruner, "_CYCLES_BEHIND", 3)
+    queue.joblib.sweeper.pruner.max_cycles_behind = 3
     queue.joblib.settings.prune_max_rows = 1000
     for warnings in (0, 0, 1, 1, 1):
         await queue.sweep()
@@ -182,17 +181,16 @@ async def test_a_job_keeps_its_id_for_a_day_after_it_was_deleted(
 
 
 async def test_the_counts_of_a_deleted_job_are_deleted_in_batches(
-    queue: MountedQueue, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+    queue: MountedQueue, sessions: Sessions
 ) -> None:
     """They are part of the budget of a cycle; a restored job has right counts in between."""
-    monkeypatch.setattr(sql_jobs, "_MAX_ROOMS", 4)
     jobs = [await queue.register(name=name) for name in ("Long", "Short")]
     for job in jobs:
         await end_worker(queue, job)
     none = dict.fromkeys(("pending", "failed", "cancelled"), 0)
     parts = [
-        {**none, "room_id": f"room-{number:02}", "job_id": UUID(job["id"]), "part": part, "total": part - 1}
-        for job, rooms in zip(jobs, (10, 1), strict=True)
+        {**none, "room_id": f"room-{number:04}", "job_id": UUID(job["id"]), "part": part, "total": part - 1}
+        for job, rooms in zip(jobs, (1250, 125), strict=True)
         for number in range(rooms)
         for part in (0, 2)
     ]
@@ -206,7 +204,7 @@ async def test_the_counts_of_a_deleted_job_are_deleted_in_batches(
         left = (await jobs_and_rest(sessions))[1]
         await queue.sweep()
         cycles += 1
-        assert left - (await jobs_and_rest(sessions))[1] <= 16
+        assert left - (await jobs_and_rest(sessions))[1] <= 2000
         assert await queue.joblib.runtime.database.run_sync(sql_recount.wrong) == []
     assert 3 <= cycles <= 5
     assert await jobs_and_rest(sessions) == [0, 0, 0, 0]

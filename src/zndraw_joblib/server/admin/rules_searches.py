@@ -249,10 +249,10 @@ async def apply(
     is_complete = True
     async for matches in _search(read_in, confirmed, limits):
         is_complete = matches.is_complete
-        # Oldest first, as `_apply_batch` handles them: a purge may handle only the first of them.
+        # Oldest first, as `apply_batch` handles them: a purge may handle only the first of them.
         rows = sorted(matches.rows, key=attrgetter("seq"))
         while rows:
-            applied = await write_in(_apply_batch, confirmed, rows, affected, skipped, entry)
+            applied = await write_in(apply_batch, confirmed, rows, affected, skipped, entry)
             affected, skipped, entry = applied.affected, applied.skipped, applied.entry
             rows = rows[applied.handled :]
     result = BulkResult(action=confirmed.action, affected=affected, skipped=skipped, is_complete=is_complete)
@@ -314,7 +314,7 @@ class _BatchCounts(NamedTuple):
     entry: int | None
 
 
-async def _apply_batch(
+async def apply_batch(
     tx: Transaction,
     confirmed: Confirmed,
     rows: Sequence[SearchRow],

@@ -15,8 +15,6 @@ from zndraw_joblib.server.queue.rules_retention import RETENTIONS, TASKS, Pruned
 logger = logging.getLogger(__name__)
 # Counting all idempotency keys reads an index of up to `max_idempotency_keys` entries.
 KEY_COUNT_SECONDS = 600
-# The number of cycles in a row with remaining old rows that is reported as a backlog.
-_CYCLES_BEHIND = 20
 Write = Callable[..., Awaitable[Any]]
 Batch = Callable[[], Awaitable[Pruned]]
 
@@ -28,6 +26,9 @@ class Pruner:
     last one ended. After each batch it pauses for as long as the batch took, so that others can write.
     `prune_content` deletes a batch of the content of task results.
     """
+
+    # The number of cycles in a row with remaining old rows that is reported as a backlog.
+    max_cycles_behind = 20
 
     def __init__(
         self,
@@ -87,11 +88,11 @@ class Pruner:
 
     def _warn_of_backlog(self, *, is_left: bool) -> None:
         self._cycles_behind = self._cycles_behind + 1 if is_left else 0
-        if self._cycles_behind == _CYCLES_BEHIND:
+        if self._cycles_behind == self.max_cycles_behind:
             logger.warning(
                 "Old rows remained after each of the last %d cycles of the sweeper: if their number grows, "
                 "raise prune_max_rows (%d) and prune_max_seconds (%g)",
-                _CYCLES_BEHIND,
+                self.max_cycles_behind,
                 self._settings.prune_max_rows,
                 self._settings.prune_max_seconds,
             )

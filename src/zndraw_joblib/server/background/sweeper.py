@@ -40,8 +40,8 @@ class AbsenceDetector:
 
     def restart(self) -> None:
         """Start to watch for absences now."""
-        self._since = self._monotonic()
-        self._last: float | None = self._since
+        self.since = self._monotonic()
+        self._last: float | None = self.since
         self._last_in_database: tuple[float, datetime] | None = None
 
     def forget(self) -> None:
@@ -51,7 +51,7 @@ class AbsenceDetector:
     @property
     def watched_seconds(self) -> float:
         """Return for how many seconds this server has watched without an absence."""
-        return self._monotonic() - self._since
+        return self._monotonic() - self.since
 
     def observe(self, database_time: datetime | None, longest_gap: float, slack: float) -> float:
         """Record that the server works now. Return the seconds of an absence before; 0 without one.
@@ -71,7 +71,7 @@ class AbsenceDetector:
                 absence = max(absence, ahead if ahead > slack else 0.0)
             self._last_in_database = at, database_time
         if absence:
-            self._since = at
+            self.since = at
         return absence
 
 
@@ -174,7 +174,7 @@ class Sweeper:
         self._pass_seconds = pass_seconds
         self.last_good = monotonic()
         self.absence = AbsenceDetector(monotonic)
-        self._pruner = Pruner(self._run, settings, monotonic, pass_seconds, prune_content)
+        self.pruner = Pruner(self._run, settings, monotonic, pass_seconds, prune_content)
         self.last_cycles: deque[Cycle] = deque(maxlen=_CYCLES_KEPT)
         # What this process did since its start.
         self.actions: Counter[str] = Counter()
@@ -206,8 +206,8 @@ class Sweeper:
             # One worker that cannot be removed is in the log; the server stays ready.
             self.last_good = self._monotonic()
         if cycle.mode is not None:
-            cycle.pruned = await self._pruner.cycle(with_tasks=cycle.mode == SweeperMode.ENFORCE)
-            cycle.errors += self._pruner.failures
+            cycle.pruned = await self.pruner.cycle(with_tasks=cycle.mode == SweeperMode.ENFORCE)
+            cycle.errors += self.pruner.failures
         self.last_cycles.append(cycle)
         self.actions.update(cycle.actions)
         is_busy = cycle.stale or cycle.counts != Counts() or cycle.pruned or cycle.errors

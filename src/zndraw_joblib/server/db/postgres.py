@@ -112,7 +112,7 @@ class PostgresDatabase(Database):
         super().__init__(clock, limits)
         self._arguments = connect_arguments(url, self._limits)
         self._pool_size = pool_size
-        self._pool_seconds = pool_seconds
+        self.pool_seconds = pool_seconds
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Pool] = WeakKeyDictionary()
         self._replaced_at = -math.inf
         self._closing: set[asyncio.Task[None]] = set()
@@ -224,9 +224,9 @@ class PostgresDatabase(Database):
     async def _connection(self) -> AsyncIterator[Any]:
         pool = await self._pool()
         try:
-            connection = await pool.acquire(timeout=self._pool_seconds)
+            connection = await pool.acquire(timeout=self.pool_seconds)
         except TimeoutError:
-            raise PoolTimeout(f"no connection of the pool was free within {self._pool_seconds:g} s") from None
+            raise PoolTimeout(f"no connection of the pool was free within {self.pool_seconds:g} s") from None
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise DBAPIError("CONNECT", None, error, connection_invalidated=True) from error
         try:

@@ -85,14 +85,14 @@ BODY = "zndraw_joblib.body"
 HELD_BYTES = "zndraw_joblib.held_bytes"
 
 
-def bytes_of_bodies(settings: JobLibSettings) -> SharedLimit:
+def bytes_of_bodies(settings: JobLibSettings, most: int = MAX_BODIES_BYTES) -> SharedLimit:
     """Return the limit of the bodies that the requests of a process have. One user may always send one."""
     return SharedLimit(
         "bytes of bodies",
         "are being received",
-        lambda: MAX_BODIES_BYTES,
-        lambda: max(MAX_BATCH_BYTES, settings.share_of(MAX_BODIES_BYTES)),
-        (f"{MAX_BODIES_BYTES} in a server process", "max_share_per_user"),
+        lambda: most,
+        lambda: max(MAX_BATCH_BYTES, settings.share_of(most)),
+        (f"{most} in a server process", "max_share_per_user"),
     )
 
 

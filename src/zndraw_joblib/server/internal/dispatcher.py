@@ -23,8 +23,6 @@ from zndraw_joblib.wire.statuses import TaskStatus
 logger = logging.getLogger(__name__)
 
 _INTERNAL_JOBS = job_key(f"{INTERNAL}:")
-# Less than a lease: what takes longer counts as a failure before another dispatcher sends it.
-_SEND_SECONDS = 20.0
 _BATCH = 100
 _MAX_FAILURES_IN_A_ROW = 3
 # More than any time in milliseconds until the year 2090. Its product with MAX_PRIORITY is exact as a float.
@@ -38,6 +36,9 @@ class Dispatcher:
     executors that take one.
     """
 
+    # Less than a lease: what takes longer counts as a failure before another dispatcher sends it.
+    send_seconds = 20.0
+
     def __init__(
         self,
         runtime: Runtime,
@@ -45,7 +46,7 @@ class Dispatcher:
         tokens: WorkerTokens | None = None,
     ) -> None:
         self._runtime = runtime
-        self._registry = registry
+        self.registry = registry
         self._tokens = tokens or WorkerTokens()
         self._confirms = runtime.batcher(rules_internal.confirm_dispatch, lambda task_id: f"task {task_id}")
         self._woken: asyncio.Event | None = None
@@ -55,7 +56,7 @@ class Dispatcher:
 
     def mode(self, job: JobName) -> DispatchMode | None:
         """Return how tasks of a job are dispatched; None for a job that is not internal or not known here."""
-        registry = self._registry() if job.room_id == INTERNAL else None
+        registry = self.registry() if job.room_id == INTERNAL else None
         handle = registry.tasks.get(str(job)) if registry is not None else None
         if registry is None or handle is None:
             return None
@@ -123,7 +124,7 @@ class Dispatcher:
     async def _send_submitted(self, task: TaskResponse, mode: DispatchMode) -> TaskResponse:
         """Send a task to its broker after its submit. Return it as it is then: it may have failed."""
         try:
-            await self._send(mode.handle, task, _SEND_SECONDS, takes_token=mode.takes_token)
+            await self._send(mode.handle, task, self.send_seconds, takes_token=mode.takes_token)
         except Exception as error:
             log_failed_work(logger, error, f"Did not dispatch task_id={task.id}", task_id=str(task.id))
             return await self._runtime.write(rules_internal.fail_dispatch, task.id)
@@ -132,7 +133,7 @@ class Dispatcher:
         return task
 
     async def _dispatch_many(self, submitted: Sequence[TaskResponse]) -> None:
-        registry = self._registry()
+        registry = self.registry()
         if registry is None or registry.free is not None:
             return
         batch = [task for task in submitted if _is_claimed_for(task, registry)]
@@ -172,7 +173,7 @@ class Dispatcher:
 
     async def dispatch(self) -> bool:
         """Send all that is due, in batches. Return whether the broker took it; the rest waits."""
-        registry = self._registry()
+        registry = self.registry()
         if registry is None or not registry.tasks:
             return True
         while (limit := _BATCH if registry.free is None else min(_BATCH, registry.free())) > 0:
@@ -214,7 +215,7 @@ class Dispatcher:
         sent: list[UUID] = []
         failures = 0
         loop = asyncio.get_running_loop()
-        until = loop.time() + _SEND_SECONDS
+        until = loop.time() + self.send_seconds
         for task in batch:
             if failures == _MAX_FAILURES_IN_A_ROW or (seconds := until - loop.time()) <= 0:
                 refused.append(task.id)

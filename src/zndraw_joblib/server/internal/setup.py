@@ -29,7 +29,7 @@ from zndraw_joblib.server.runtime.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
-_WAIT_SECONDS = 2
+WAIT_SECONDS = 2
 _PAUSE_SECONDS = 0.5
 
 
@@ -88,7 +88,7 @@ class QueueBroker(ListQueueBroker):
             client = open_redis(self._url)
             try:
                 while True:
-                    item = await client.bzpopmin([self.queue_name], timeout=_WAIT_SECONDS)
+                    item = await client.bzpopmin([self.queue_name], timeout=WAIT_SECONDS)
                     is_down = False
                     if item is not None:
                         yield item[1]

@@ -111,15 +111,15 @@ class BoundedQueue(Generic[Item]):
 # Pub/sub connections over Redis and Valkey.
 
 # How long a response may take. A blocking read must be shorter.
-_TIMEOUT_SECONDS = 5.0
+REDIS_SECONDS = 5.0
 _PING_SECONDS = 5.0
 
 
 def connection_options(url: str) -> dict[str, Any]:
     """Return the options of every connection. A connection has timeouts, and does not retry by itself."""
     options = {
-        "socket_connect_timeout": _TIMEOUT_SECONDS,
-        "socket_timeout": _TIMEOUT_SECONDS,
+        "socket_connect_timeout": REDIS_SECONDS,
+        "socket_timeout": REDIS_SECONDS,
         "retry": Retry(NoBackoff(), 0),
     }
     return options if url.startswith("unix://") else {**options, "socket_keepalive": True}

@@ -244,7 +244,6 @@ Event = TypeVar("Event", bound=events.Event)
 
 MAX_ROOMS = 1000  # of one socket
 _MAX_TOKEN_LENGTH = 4096
-_CHECK_SECONDS = 10.0  # between checks of what the sockets of workers serve
 
 
 class SocketAccess(NamedTuple):
@@ -273,6 +272,9 @@ class Rooms:
     `problem`. A socket identifies itself when it connects, by the ``Authorization`` header or by
     ``auth={"token": …}``; the server checks the identity again at each join. The host's handlers stay.
     """
+
+    # Between checks of what the sockets of workers serve.
+    check_seconds = 10.0
 
     def __init__(self, sio: Any, runtime: Runtime, access: SocketAccess) -> None:
         self.sio = sio
@@ -458,7 +460,7 @@ class Rooms:
     async def _check_served_rooms(self) -> None:
         """End repeatedly what the sockets of workers may no longer serve, until it is cancelled."""
         while True:
-            await asyncio.sleep(_CHECK_SECONDS)
+            await asyncio.sleep(self.check_seconds)
             for sid, joined in self.disconnects.joined_rooms().items():
                 try:
                     await self._leave_refused(sid, joined)
