@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from zndraw_joblib.server.db.host_sessions import from_connection
 
-# A plan may sort this many rows; a queue or a history has far more.
+# A plan may sort this many rows, such as the jobs of one worker; a queue or a history has far more.
 FEW = 3_000
 _UNKNOWN = 10**9
 
@@ -104,8 +104,11 @@ async def _sqlite_plan(connection: AsyncConnection, statement: str, parameters: 
                 plan.scans.append((table, None))
         # The reports of a request are parameters, which are few.
         plan.materialises |= line.startswith("MATERIALIZE") and line != "MATERIALIZE reports"
+    for _, parent, _, line in rows:
         if "USE TEMP B-TREE FOR" in line and "ORDER BY" in line:
-            plan.sorted_rows = _UNKNOWN
+            read = [row[3] for row in rows if row[1] == parent and row[3].startswith(("SCAN", "SEARCH"))]
+            is_of_worker = all(line.startswith("SEARCH joblib_worker_job ") for line in read)
+            plan.sorted_rows = max(plan.sorted_rows, FEW if is_of_worker else _UNKNOWN)
     return [plan]
 
 

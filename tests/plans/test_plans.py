@@ -173,7 +173,7 @@ async def test_a_claim_by_room_reads_a_few_rooms(explainer: Explainer, subtests:
         with subtests.test(order=order):
             item = rules_claims.Claim(OWNER, worker_id(BIG + JOBS), 15, None, order)
             plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
-            assert_reads(plans, "ix_joblib_task_turn", ROOM, KEY, HELD)
+            assert_reads(plans, PENDING, "ix_joblib_task_turn", ROOM, KEY, HELD)
             assert_bounded(plans)
             for plan in plans:
                 assert None not in plan.by("joblib_room_queue"), describe(plan)

@@ -284,7 +284,7 @@ async def test_an_empty_claim_returns_the_jobs_to_wait_for(replica: Replica) -> 
     assert worker is not None
     [result] = await batch(replica, (OWNER, worker))
     assert isinstance(result, ClaimResult)
-    assert sorted(map(str, result.jobs)) == ["@global:modifiers:A", "lab:modifiers:B"]
+    assert sorted(map(str, result.jobs.names)) == ["@global:modifiers:A", "lab:modifiers:B"]
     assert not result.is_contended
 
 

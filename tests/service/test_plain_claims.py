@@ -18,7 +18,13 @@ from service.test_plain_tasks import wait_for_lock
 from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Task, Worker, WorkerJobLink
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_claims, rules_task_actions
-from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult, PlainClaims, claim_with_one_statement
+from zndraw_joblib.server.queue.rules_claims import (
+    Claim,
+    ClaimResult,
+    JobSets,
+    PlainClaims,
+    claim_with_one_statement,
+)
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
 from zndraw_joblib.wire.messages import EmptyReason, JobResponse
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -26,6 +32,10 @@ from zndraw_joblib.wire.statuses import TaskStatus
 tasks, workers, jobs = Task.__table__, Worker.__table__, Job.__table__
 POLICIES: list[dict[str, Any]] = [{}, {"start_timeout_seconds": 0}, {"timeout_seconds": 12.5}]
 WRITTEN = (Task, Worker, Job, RoomCount, QueueBlock)
+
+
+# What both kinds of claims know of the jobs of workers.
+SETS = JobSets()
 
 
 def a_claim(worker: UUID | None, *, by: Identity = OWNER, **options: Any) -> Claim:
@@ -36,12 +46,12 @@ def a_claim(worker: UUID | None, *, by: Identity = OWNER, **options: Any) -> Cla
 
 async def plain(replica: Replica, *items: Claim) -> list[ClaimResult] | None:
     """Claim with one statement."""
-    return await replica.runtime.write(partial(claim_with_one_statement, items=items))
+    return await replica.runtime.write(partial(claim_with_one_statement, items=items, sets=SETS))
 
 
 async def general(replica: Replica, *items: Claim) -> list[ClaimResult]:
     """Claim with the statements for all claims."""
-    results = await replica.runtime.write(partial(rules_claims.claim, items=items))
+    results = await replica.runtime.write(partial(rules_claims.claim, items=items, sets=SETS))
     return [result for result in results if isinstance(result, ClaimResult)]
 
 
@@ -140,7 +150,7 @@ async def test_plain_claims_of_many_tasks_equal_any_other(replica: Replica, coun
             ]
             for item, numbers in zip(items, got, strict=True)
         ]
-        reasons = [(result.reason, len(result.jobs), result.is_contended) for result in results]
+        reasons = [(result.reason, len(result.jobs.names), result.is_contended) for result in results]
         left = await replica.rows(Job, jobs.c.id == job.id)
         found.append((got, held, reasons, left[0].pending))
     assert found[0] == found[1]
@@ -177,7 +187,7 @@ async def test_claims_without_a_task_equal_any_other(replica: Replica) -> None:
         EmptyReason.PAUSED,
         EmptyReason.EMPTY,
     ]
-    assert {str(name) for name in results[3].jobs} == {first.full_name, "@global:modifiers:B"}
+    assert {str(name) for name in results[3].jobs.names} == {first.full_name, "@global:modifiers:B"}
 
 
 async def _limited(replica: Replica, job: JobResponse) -> list[Claim]:
@@ -213,7 +223,7 @@ async def _repeated(replica: Replica, job: JobResponse) -> list[Claim]:
 async def _of_several_jobs(replica: Replica, job: JobResponse) -> list[Claim]:
     other = await replica.register("Other", worker=job.worker_id)
     await replica.submit(other)
-    return [a_claim(job.worker_id)]
+    return [a_claim(job.worker_id, most=2)]
 
 
 async def _of_workers_of_several_jobs(replica: Replica, job: JobResponse) -> list[Claim]:
@@ -280,10 +290,13 @@ async def test_a_plain_claim_is_one_statement(replica: Replica) -> None:
     assert await replica.claim(job.worker_id, claim_id=uuid4()) is not None
     assert [statement.is_alone for statement in statements] == [True, True]
     other = await replica.register("Other", worker=job.worker_id)
-    await add_tasks(replica, [task(each.id) for each in (job, other) for _ in range(20)])
+    await add_tasks(replica, [task(each.id) for each in (job, other) for _ in range(40)])
+    statements.clear()
+    assert await replica.claim(job.worker_id) is not None
+    assert [statement.is_alone for statement in statements] == [True]
     statements.clear()
     for _ in range(20):
-        await replica.claim(job.worker_id)
+        await replica.claim_response(job.worker_id, max=2)
     assert sum(statement.is_alone for statement in statements) == 5
 
 

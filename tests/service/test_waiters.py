@@ -9,7 +9,7 @@ import pytest
 
 from zndraw_joblib.server.process.ports import Wake
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.process.waiters import Waiter, Waiters, waiting_requests
+from zndraw_joblib.server.process.waiters import KeySet, Waiter, Waiters, waiting_requests
 from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
 
 LONG = 60.0
@@ -289,3 +289,43 @@ async def test_a_wake_up_from_another_thread_arrives(waiters: Waiters, enter: En
     async with asyncio.timeout(SOON):
         assert await waiting
     waker.join()
+
+
+async def test_waiters_of_sets_and_of_single_keys_are_woken_in_order(waiters: Waiters) -> None:
+    """A key of several sets, and a waiter's own key, have one queue: the first to come is the first woken."""
+    one, two = KeySet(["a", "b"]), KeySet(["b", "c"])
+    with ExitStack() as stack:
+        order = [
+            stack.enter_context(waiters.register(keys, shared=shared))
+            for keys, shared in ((["w1"], one), (["b"], KeySet()), (["w2"], two), (["w3"], one))
+        ]
+        assert waiters.has("c")
+        assert sorted(waiters.waited_keys) == ["a", "b", "c", "w1", "w2", "w3"]
+        assert waiters.wake("b", 2) == 0
+        assert [waiter.is_woken for waiter in order] == [True, True, False, False]
+        assert waiters.wake("a", 3) == 2
+        assert order[3].is_woken
+        assert waiters.wake("c") == 0
+        assert all(waiter.is_woken for waiter in order)
+        assert waiters.wake("b", 1) == 1
+        begin_check(waiters, order[0])
+        assert waiters.wake("a", 1) == 0
+    assert waiters.waited_keys == []
+    assert not waiters.has("a")
+
+
+async def test_the_index_of_a_set_is_kept_for_the_next_wait(
+    waiters: Waiters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sets that nobody waits for are dropped, the oldest first, once they have too many keys together."""
+    monkeypatch.setattr("zndraw_joblib.server.process.waiters._MAX_IDLE_KEYS", 5)
+    sets = [KeySet([f"{number}a", f"{number}b", "all"]) for number in range(3)]
+    for keys in sets:
+        with waiters.register(["w"], shared=keys):
+            assert waiters.has("all")
+    assert list(waiters._waiters_of) == sets[2:]
+    assert sorted(waiters._sets_of) == ["2a", "2b", "all"]
+    with waiters.register(["w"], shared=sets[0]) as first, waiters.register(["w"], shared=sets[2]):
+        assert waiters.wake("all", 1) == 0
+        assert first.is_woken
+    assert waiters.waited_keys == []

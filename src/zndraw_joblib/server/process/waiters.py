@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import NamedTuple, Protocol, TypeVar
@@ -40,6 +40,20 @@ class CallerAccess(NamedTuple):
 
 
 OPEN = CallerAccess()
+# How many keys the sets without waiters have together: they stay, because their workers wait again.
+_MAX_IDLE_KEYS = 100_000
+
+
+class KeySet:
+    """Keys on which many waiters wait: their index is built once, so a wait costs the same for any number."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self.keys = tuple(keys)
+
+
+NO_KEYS = KeySet()
 
 
 class Waiter:
@@ -48,10 +62,13 @@ class Waiter:
     `number` grows with every waiter: the queues are in the order of the numbers.
     """
 
-    __slots__ = ("_checked_for", "_future", "_loop", "_unused", "_woken", "is_evicted", "keys", "number")
+    __slots__ = (
+        *("_checked_for", "_future", "_loop", "_unused", "_woken", "is_evicted", "keys", "number", "shared"),
+    )
 
-    def __init__(self, keys: Sequence[str], number: int) -> None:
+    def __init__(self, keys: Sequence[str], number: int, shared: KeySet = NO_KEYS) -> None:
         self.keys = tuple(keys)
+        self.shared = shared
         self.number = number
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] | None = None
@@ -150,6 +167,11 @@ class Waiters:
         self._limit = limit
         self._forward = forward
         self._queues: dict[str, list[Waiter]] = {}
+        # The waiters of each set of keys, and the sets of each key. Sets stay for the next wait.
+        self._waiters_of: dict[KeySet, list[Waiter]] = {}
+        self._sets_of: dict[str, list[KeySet]] = {}
+        self._idle: dict[KeySet, None] = {}
+        self._idle_keys = 0
         self._numbers = itertools.count()
         self._subscribers: list[tuple[str, Callable[[str], None]]] = []
         self._prefixes: tuple[str, ...] = ()
@@ -171,15 +193,16 @@ class Waiters:
         user: str | None = None,
         disconnected: Disconnected = None,
         wait: Wait | None = None,
+        shared: KeySet = NO_KEYS,
     ) -> Result | None:
-        """Register under `keys`, then check and wait in turns; return the first result that `is_done`.
+        """Register under all keys, then check and wait in turns; return the first result that `is_done`.
 
         After `deadline` (monotonic seconds), or once the server stops, return the last result as it is.
         Return None where the client disconnected or a newer request took the slot. `wait` replaces the
         plain wait. `user` waits; without one it is the server, which has no limit.
         Raises `ServiceUnavailable` and `TooManyRequests` when too many requests wait.
         """
-        with self.register(keys, user) as waiter:
+        with self.register(keys, user, shared) as waiter:
             while True:
                 self.begin_check(waiter)
                 result = await check(waiter)
@@ -191,13 +214,15 @@ class Waiters:
                     return None
 
     @contextmanager
-    def register(self, keys: Sequence[str], user: str | None = None) -> Iterator[Waiter]:
+    def register(
+        self, keys: Sequence[str], user: str | None = None, shared: KeySet = NO_KEYS
+    ) -> Iterator[Waiter]:
         """Add a waiter to the queue of each key. At the end, its unused wake-ups go to the next waiters.
 
         Raises `ServiceUnavailable` and `TooManyRequests` when too many requests wait.
         """
         self._limit.take(user)
-        waiter = Waiter(keys, next(self._numbers))
+        waiter = Waiter(keys, next(self._numbers), shared)
         self._count += 1
         self._enqueue(waiter)
         try:
@@ -234,8 +259,8 @@ class Waiters:
             for prefix, notify in self._subscribers:
                 if key.startswith(prefix):
                     notify(key)
-        queue = self._queues.get(key)
-        if queue is None:
+        queue = self._waiting_on(key)
+        if not queue:
             return max(0, count or 0)
         present = len(queue)
         for waiter in queue[: present if count is None else max(0, count)]:
@@ -255,17 +280,19 @@ class Waiters:
 
     def has(self, key: str) -> bool:
         """Return whether a waiter waits on a key."""
-        return key in self._queues
+        return bool(self._waiting_on(key))
 
     @property
     def waiting_count(self) -> int:
         """How many waiters are between two checks."""
-        return len({waiter for queue in self._queues.values() for waiter in queue if waiter.is_waiting})
+        queues = itertools.chain(self._queues.values(), self._waiters_of.values())
+        return len({waiter for queue in queues for waiter in queue if waiter.is_waiting})
 
     @property
     def waited_keys(self) -> list[str]:
         """The keys on which waiters wait."""
-        return list(self._queues)
+        shared = (keys.keys for keys, queue in self._waiters_of.items() if queue)
+        return list(dict.fromkeys(itertools.chain(self._queues, *shared)))
 
     def is_over(self, deadline: float, disconnected: Disconnected) -> bool:
         """Return whether a request waits no longer: its client or its time is gone, or the server stops."""
@@ -283,22 +310,74 @@ class Waiters:
         for key in self.waited_keys:
             self.wake(key)
 
+    def _waiting_on(self, key: str) -> Sequence[Waiter]:
+        """Return the waiters of a key in order."""
+        own = self._queues.get(key, ())
+        sets = self._sets_of.get(key)
+        if sets is None:
+            return own
+        queues = [queue for queue in (own, *(self._waiters_of[keys] for keys in sets)) if queue]
+        return queues[0] if len(queues) == 1 else sorted(itertools.chain(*queues), key=_number_of)
+
     def _enqueue(self, waiter: Waiter) -> None:
         for key in waiter.keys:
-            queue = self._queues.setdefault(key, [])
-            index = _index(queue, waiter)
-            if queue[index : index + 1] != [waiter]:
-                queue.insert(index, waiter)
+            _insert(self._queues.setdefault(key, []), waiter)
+        if waiter.shared.keys:
+            _insert(self._queue_of(waiter.shared), waiter)
+
+    def _queue_of(self, keys: KeySet) -> list[Waiter]:
+        queue = self._waiters_of.get(keys)
+        if queue is None:
+            queue = self._waiters_of[keys] = []
+            for key in keys.keys:
+                self._sets_of.setdefault(key, []).append(keys)
+        elif keys in self._idle:
+            del self._idle[keys]
+            self._idle_keys -= len(keys.keys)
+        return queue
 
     def _remove(self, waiter: Waiter) -> None:
         for key in waiter.keys:
             queue = self._queues.get(key)
             if queue is not None:
-                index = _index(queue, waiter)
-                del queue[index : index + (queue[index : index + 1] == [waiter])]
+                _delete(queue, waiter)
                 if not queue:
                     del self._queues[key]
+        queue = self._waiters_of.get(waiter.shared)
+        if queue:
+            _delete(queue, waiter)
+            if not queue:
+                self._idle[waiter.shared] = None
+                self._idle_keys += len(waiter.shared.keys)
+                self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        """Drop the sets that had no waiters for the longest time."""
+        while self._idle_keys > _MAX_IDLE_KEYS:
+            keys = next(iter(self._idle))
+            del self._idle[keys], self._waiters_of[keys]
+            self._idle_keys -= len(keys.keys)
+            for key in keys.keys:
+                sets = self._sets_of[key]
+                sets.remove(keys)
+                if not sets:
+                    del self._sets_of[key]
+
+
+def _insert(queue: list[Waiter], waiter: Waiter) -> None:
+    index = _index(queue, waiter)
+    if queue[index : index + 1] != [waiter]:
+        queue.insert(index, waiter)
+
+
+def _delete(queue: list[Waiter], waiter: Waiter) -> None:
+    index = _index(queue, waiter)
+    del queue[index : index + (queue[index : index + 1] == [waiter])]
 
 
 def _index(queue: Sequence[Waiter], waiter: Waiter) -> int:
-    return bisect_left(queue, waiter.number, key=lambda other: other.number)
+    return bisect_left(queue, waiter.number, key=_number_of)
+
+
+def _number_of(waiter: Waiter) -> int:
+    return waiter.number

@@ -1,32 +1,43 @@
 """Claim the oldest pending tasks for workers, within the limits of jobs, rooms and workers."""
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
+from cachetools import LRUCache
+
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, job_key, slot_key, worker_key
+from zndraw_joblib.server.process.waiters import KeySet
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_fairness,
     rules_transitions,
     sql_claims,
     sql_expiry,
+    sql_jobs,
     sql_tasks,
     sql_transitions,
     sql_workers,
 )
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder, ClaimSlot
-from zndraw_joblib.server.queue.sql_claims import ClaimAnswer, Claimant, Demand, claim_single_statement
+from zndraw_joblib.server.queue.sql_claims import (
+    ClaimAnswer,
+    Claimant,
+    Demand,
+    QueueHead,
+    WorkerQueues,
+    claim_single_statement,
+)
 from zndraw_joblib.server.queue.sql_task_rows import Move, Place, TaskRecord
-from zndraw_joblib.server.queue.sql_workers import ServedJobs, ServedQueue, WorkerRecord
+from zndraw_joblib.server.queue.sql_workers import WorkerRecord
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
-from zndraw_joblib.wire.names import GLOBAL, JobName, parse_job_name
+from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, split_name
 from zndraw_joblib.wire.problems import Forbidden, ProblemException, WorkerNotFound
 from zndraw_joblib.wire.statuses import HELD
 
@@ -34,6 +45,81 @@ from zndraw_joblib.wire.statuses import HELD
 _MAX_EXPIRED = 500
 # All claims of a transaction together get about this many tasks, if they ask for more.
 MAX_CLAIMED = 2000
+# A claim reads a few more queues than it needs: the first ones may be paused, or others hold their tasks.
+_SPARE_QUEUES = 7
+_ALL_QUEUES = 2**31 - 1
+# How many times more is read if that was too little.
+_GROWTH = 8
+# How many names of jobs the known sets of jobs have together, and the sets without some rooms of one of them.
+_MAX_NAMES = 200_000
+_MAX_REDUCED = 16
+
+
+class JobSet:
+    """The jobs of a worker, and the keys on which its claims wait. Workers of the same jobs share it."""
+
+    __slots__ = ("_reduced", "keys", "names")
+
+    def __init__(self, names: Iterable[JobName]) -> None:
+        self.names = tuple(names)
+        self.keys = KeySet(map(job_key, self.names))
+        self._reduced: dict[frozenset[str], JobSet] = {}
+
+    def without(self, rooms: Collection[str]) -> "JobSet":
+        """Return the set without the jobs of these rooms."""
+        if not rooms:
+            return self
+        key = frozenset(rooms)
+        reduced = self._reduced.get(key)
+        if reduced is None:
+            names = [name for name in self.names if name.room_id not in key]
+            if len(self._reduced) >= _MAX_REDUCED:
+                self._reduced.clear()
+            reduced = self if len(names) == len(self.names) else JobSet(names)
+            self._reduced[key] = reduced
+        return reduced
+
+    @property
+    def is_global(self) -> bool:
+        """Whether all jobs, and at least one, are those of ``@global``."""
+        return bool(self.names) and all(name.room_id == GLOBAL for name in self.names)
+
+
+NO_JOBS = JobSet(())
+
+
+class JobSets:
+    """The sets of jobs that this server has read, by the digests of the ids of their jobs."""
+
+    def __init__(self) -> None:
+        self._sets: LRUCache[str, JobSet] = LRUCache(_MAX_NAMES, lambda jobs: 1 + len(jobs.names))
+        # The digest that each worker had last.
+        self._digests: LRUCache[UUID, str] = LRUCache(_MAX_NAMES // 10)
+
+    def of_workers(self, worker_ids: Iterable[UUID]) -> list[str]:
+        """Return the digests of the sets that these workers had last, as far as they are known."""
+        digests = (self._digests.get(worker_id) for worker_id in worker_ids)
+        return [digest for digest in digests if digest is not None and digest in self._sets]
+
+    def get(self, worker_id: UUID, digest: str, names: Iterable[str] | None = None) -> JobSet | None:
+        """Return the set of a digest, with these names if it is not known; None without them."""
+        self._digests[worker_id] = digest
+        jobs = self._sets.get(digest)
+        if jobs is None and names is not None:
+            jobs = JobSet(map(split_name, names))
+            if len(jobs.names) < _MAX_NAMES:
+                self._sets[digest] = jobs
+        return jobs
+
+    async def read(self, tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, JobSet]:
+        """Return the jobs of each of these workers. Names are read only for unknown sets."""
+        digests = await sql_workers.job_digests(tx, worker_ids)
+        sets = {worker_id: self.get(worker_id, digest) for worker_id, digest in digests.items()}
+        unknown = [worker_id for worker_id, jobs in sets.items() if jobs is None]
+        names = await sql_workers.served_jobs(tx, unknown) if unknown else {}
+        for worker_id in unknown:
+            sets[worker_id] = self.get(worker_id, digests[worker_id], map(str, names[worker_id]))
+        return {worker_id: sets.get(worker_id) or NO_JOBS for worker_id in worker_ids}
 
 
 class Claim(NamedTuple):
@@ -58,12 +144,11 @@ class Claim(NamedTuple):
         return f"worker {self.worker_id}"
 
     def empty(
-        self, names: Sequence[JobName], reason: EmptyReason, *, is_contended: bool
+        self, jobs: JobSet, reason: EmptyReason, *, is_contended: bool
     ) -> "ClaimResult | ProblemException":
         """Return the result without tasks for a worker of these jobs; a refusal if it may serve none."""
-        allowed = [name for name in names if name.room_id not in self.refused_rooms]
-        is_global = bool(names) and not allowed and all(name.room_id == GLOBAL for name in names)
-        if is_global and reason != EmptyReason.DRAINING:
+        allowed = jobs.without(self.refused_rooms)
+        if not allowed.names and reason != EmptyReason.DRAINING and jobs.is_global:
             return rules_transitions.only_superusers()
         return ClaimResult(jobs=allowed, is_contended=is_contended, reason=reason)
 
@@ -77,7 +162,7 @@ class ClaimResult:
     """
 
     tasks: list[TaskResponse] = field(default_factory=list)
-    jobs: list[JobName] = field(default_factory=list)
+    jobs: JobSet = NO_JOBS
     is_contended: bool = False
     is_left_out: bool = False
     reason: EmptyReason | None = None
@@ -87,14 +172,14 @@ class ClaimResult:
         """Whether waiting cannot change the result."""
         return bool(self.tasks) or self.reason == EmptyReason.DRAINING
 
-    def keys(self, worker_id: UUID) -> list[str]:
-        """Return the keys that an empty claim waits on.
+    def keys(self, worker_id: UUID) -> tuple[list[str], KeySet]:
+        """Return the keys that an empty claim waits on: its own, and those of its worker's jobs.
 
         A worker at its `max_tasks` does not wait on jobs: a wake-up for a new task would be lost on it.
         """
         if self.reason == EmptyReason.MAX_TASKS:
-            return [worker_key(worker_id), slot_key(worker_id)]
-        return [worker_key(worker_id), *map(job_key, self.jobs)]
+            return [worker_key(worker_id), slot_key(worker_id)], NO_JOBS.keys
+        return [worker_key(worker_id)], self.jobs.keys
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,11 +191,105 @@ class _WorkerSlot(ClaimSlot):
     may_claim_again: bool = False
 
 
-async def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | ProblemException]:
+class _OpenQueues:
+    """The queues that the claims of a transaction may get tasks from: those with the first tasks.
+
+    The `count` first tasks that a claim may get are in its `count` first queues. More are read where queues
+    are paused, refused or at their limit, or where other transactions have locked their tasks.
+    """
+
+    def __init__(self, tx: Transaction, by_worker: dict[UUID, WorkerQueues]) -> None:
+        self._tx = tx
+        self._by_worker = by_worker
+        # The jobs that are locked, once one of them has a limit, and how many more of its tasks may be held.
+        self._locked: set[UUID] = set()
+        self._free: dict[UUID, int] = {}
+        self._busy: set[UUID] = set()
+
+    async def demand(self, item: Claim, count: int) -> dict[UUID, int]:
+        """Return how many tasks a claim may get from each of `count` queues, or of all if it has fewer.
+
+        The queues are in the order of their first tasks.
+        """
+        while True:
+            heads, is_all = self._by_worker[item.worker_id]
+            demand = {
+                head.job_id: min(head.pending, self._free.get(head.job_id, head.pending))
+                for head in heads
+                if _is_open(head, item)
+            }
+            demand = {job_id: number for job_id, number in demand.items() if number}
+            if is_all or len(demand) >= count:
+                return demand
+            limit = min(_GROWTH * len(heads), _ALL_QUEUES)
+            self._by_worker |= await sql_claims.queues(self._tx, [item.worker_id], limit)
+
+    async def set_demand(self, slots: Sequence[_WorkerSlot], count: int) -> None:
+        """Set the demand of each slot to that of `count` queues, within the limits of their jobs.
+
+        If a job has a limit, all jobs are locked: those of the first queues in order, others only if they are
+        free, so that no two transactions wait for each other.
+        """
+        while True:
+            shared: dict[tuple[UUID, frozenset[str]], dict[UUID, int]] = {}
+            for slot in slots:
+                key = slot.claim.worker_id, frozenset(slot.claim.refused_rooms)
+                if key not in shared:
+                    shared[key] = await self.demand(slot.claim, count)
+                slot.demand = shared[key]
+            job_ids = {job_id for demand in shared.values() for job_id in demand}
+            limits = {
+                head.job_id: head.max_in_flight
+                for worker_id, _ in shared
+                for head in self._by_worker[worker_id].heads
+                if head.max_in_flight is not None and head.job_id in job_ids and head.job_id not in self._free
+            }
+            if not limits and not (self._locked and job_ids - self._locked):
+                break
+            await self._apply(limits, job_ids - self._locked)
+        for slot in slots:
+            for head in self._by_worker[slot.claim.worker_id].heads:
+                if self._free.get(head.job_id, head.pending) < head.pending and _is_open(head, slot.claim):
+                    slot.refusal = EmptyReason.AT_CAPACITY
+                    slot.may_claim_again = slot.may_claim_again or head.job_id in self._busy
+
+    async def _apply(self, limits: Mapping[UUID, int], job_ids: AbstractSet[UUID]) -> None:
+        locked = await sql_jobs.lock(self._tx, job_ids, skip_locked=bool(self._locked))
+        self._locked |= locked
+        self._busy |= job_ids - locked
+        self._free |= dict.fromkeys(job_ids - locked, 0)
+        self._free |= await rules_fairness.free_slots(
+            self._tx, {job_id: limit for job_id, limit in limits.items() if job_id in self._locked}
+        )
+
+    def are_all(self, slots: Iterable[_WorkerSlot]) -> bool:
+        """Return whether there are no other queues for these slots."""
+        return all(self._by_worker[slot.claim.worker_id].is_all for slot in slots)
+
+    def first(self, slot: _WorkerSlot) -> int:
+        """Return the `seq` of the first task that a slot may get."""
+        heads = self._by_worker[slot.claim.worker_id].heads
+        return next(head.seq for head in heads if head.job_id in slot.demand)
+
+    def has_paused(self, worker_id: UUID) -> bool:
+        """Return whether a job of a worker is paused and has pending tasks."""
+        return any(head.paused and head.room_id != INTERNAL for head in self._by_worker[worker_id].heads)
+
+
+def _is_open(head: QueueHead, item: Claim) -> bool:
+    return not head.paused and head.room_id != INTERNAL and head.room_id not in item.refused_rooms
+
+
+async def claim(
+    tx: Transaction, items: Sequence[Claim], sets: JobSets | None = None
+) -> list[ClaimResult | ProblemException]:
     """Give each worker the oldest tasks that it may have, in the order of the claims."""
     ids = list(dict.fromkeys(item.worker_id for item in items))
-    workers, queues = await sql_workers.lock_with_queues(tx, ids)
-    slots = _slots(items, workers, queues)
+    needed = min(MAX_CLAIMED, sum(item.most for item in items))
+    limit = _ALL_QUEUES if items[0].order.is_by_room else needed + _SPARE_QUEUES
+    workers, by_worker = await sql_claims.lock_with_queues(tx, ids, limit)
+    queues = _OpenQueues(tx, by_worker)
+    slots = await _slots(items, workers, queues, needed)
     valid = list({id(slot): slot for slot in slots if isinstance(slot, _WorkerSlot)}.values())
     await _record_heartbeats(tx, valid, workers)
     tasks = await _repeated(tx, valid)
@@ -121,21 +300,20 @@ async def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | P
     marked = {task.worker_id for task in new.values() if task.worker_id and task.claim_id}
     await sql_workers.mark_claims(tx, sorted(marked))
     empty = list(dict.fromkeys(slot.claim.worker_id for slot in valid if tasks.keys().isdisjoint(slot.seqs)))
-    jobs = await sql_workers.served_jobs(tx, empty) if empty else {}
+    jobs = await (sets or JobSets()).read(tx, empty) if empty else {}
     claimed_of = Counter(task.job_id for task in new.values())
     claimed_by = {task.worker_id for task in new.values()}
     for slot in valid:
         # The claim that it gave way to got no task in the end.
-        slot.may_claim_again = slot.gave_way and slot.claim.worker_id not in claimed_by
+        slot.may_claim_again |= slot.gave_way and slot.claim.worker_id not in claimed_by
     return [
-        _result(slot, tasks, claimed_of, jobs) if isinstance(slot, _WorkerSlot) else slot for slot in slots
+        _result(slot, tasks, claimed_of, jobs, queues) if isinstance(slot, _WorkerSlot) else slot
+        for slot in slots
     ]
 
 
-def _slots(
-    items: Sequence[Claim],
-    workers: Mapping[UUID, WorkerRecord],
-    queues: Mapping[UUID, Mapping[UUID, ServedQueue]],
+async def _slots(
+    items: Sequence[Claim], workers: Mapping[UUID, WorkerRecord], queues: _OpenQueues, needed: int
 ) -> list[_WorkerSlot | ProblemException]:
     """Return the slots of each claim, or a problem. A claim and its repeat in one batch share their slots."""
     by_claim: dict[tuple[UUID, UUID], _WorkerSlot] = {}
@@ -145,14 +323,11 @@ def _slots(
         if problem is not None:
             slots.append(problem)
             continue
-        demand = {
-            job_id: queue.pending
-            for job_id, queue in queues[item.worker_id].items()
-            if queue.room_id not in item.refused_rooms
-        }
-        refusal = None
+        demand, refusal = {}, None
         if workers[item.worker_id].draining:
-            demand, refusal = {}, EmptyReason.DRAINING
+            refusal = EmptyReason.DRAINING
+        else:
+            demand = await queues.demand(item, needed)
         slot = _WorkerSlot(claim=item, demand=demand, most=item.most, refusal=refusal)
         if item.claim_id is not None:
             slot = by_claim.setdefault((item.worker_id, item.claim_id), slot)
@@ -224,11 +399,10 @@ def _share(slots: Sequence[_WorkerSlot]) -> None:
 
 
 async def _claim_new(
-    tx: Transaction, slots: Sequence[_WorkerSlot], queues: Mapping[UUID, Mapping[UUID, ServedQueue]]
+    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues
 ) -> dict[int, TaskRecord]:
     """Claim tasks for each slot and return the claimed tasks by `seq`."""
-    await _apply_job_limits(tx, slots, queues)
-    locked = await _choose(tx, slots)
+    locked = await _choose(tx, slots, queues) if slots else {}
     now = await tx.now()
     moves: list[Move] = []
     for slot in slots:
@@ -249,84 +423,115 @@ async def _claim_new(
     return {after.seq: after for _, after in moves if after.status in HELD}
 
 
-async def _apply_job_limits(
-    tx: Transaction, slots: Sequence[_WorkerSlot], queues: Mapping[UUID, Mapping[UUID, ServedQueue]]
-) -> None:
-    """Reduce the demand of each slot to what the limits of the jobs leave."""
-    limits = {
-        job_id: queue.max_in_flight
-        for slot in slots
-        for job_id, queue in queues[slot.claim.worker_id].items()
-        if queue.max_in_flight is not None and job_id in slot.demand
-    }
-    free = await rules_fairness.free_slots(tx, limits, {job_id for slot in slots for job_id in slot.demand})
-    for slot in slots:
-        for job_id, job_free in free.items():
-            if slot.demand.get(job_id, 0) > job_free:
-                slot.demand[job_id] = job_free
-                slot.refusal = EmptyReason.AT_CAPACITY
-            if slot.demand.get(job_id) == 0:
-                del slot.demand[job_id]
-
-
-async def _choose(tx: Transaction, slots: Sequence[_WorkerSlot]) -> dict[int, TaskRecord]:
+async def _choose(
+    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues
+) -> dict[int, TaskRecord]:
     """Choose the tasks of each slot and return the locked tasks by `seq`."""
-    demand: Counter[UUID] = Counter()
-    for slot in slots:
-        for job_id, pending in slot.demand.items():
-            demand[job_id] = min(pending, demand[job_id] + slot.most)
+    await queues.set_demand(slots, sum(slot.most for slot in slots))
+    demand = _demand(slots)
     if not demand:
         return {}
     order = slots[0].claim.order
     if order.is_by_room:
         return await rules_fairness.assign(tx, [slot for slot in slots if slot.demand], demand, order)
     is_small = rules_fairness.has_few(slots)
-    if len(demand) == 1:
+    if len(demand) == 1 and queues.are_all(slots):
         [(job_id, count)] = demand.items()
         oldest = await sql_claims.lock_oldest(tx, job_id, count, bodies=is_small)
         locked = {task.seq: task for task in oldest}
-        _assign_oldest(slots, {job_id: deque(sorted(task.place for task in oldest))})
+        _assign_oldest(slots, {job_id: [task.place for task in oldest]}, {})
     else:
-        locked = await _choose_of_several(tx, slots, demand, bodies=is_small)
+        locked = await _choose_of_several(tx, slots, queues, bodies=is_small)
     if not is_small and locked:
         await rules_fairness.fit(tx, slots, locked)
     return locked
 
 
+def _demand(slots: Iterable[_WorkerSlot]) -> dict[UUID, int]:
+    """Return how many tasks of each job the slots may get together."""
+    demand: Counter[UUID] = Counter()
+    for slot in slots:
+        for job_id, pending in slot.demand.items():
+            demand[job_id] = min(pending, demand[job_id] + slot.most)
+    return demand
+
+
 async def _choose_of_several(
-    tx: Transaction, slots: Sequence[_WorkerSlot], demand: Mapping[UUID, int], *, bodies: bool
+    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues, *, bodies: bool
 ) -> dict[int, TaskRecord]:
+    count = sum(slot.most for slot in slots)
 
     async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
-        oldest = await sql_claims.oldest(
-            tx, {job_id: count + len(skipped) for job_id, count in demand.items()}
-        )
-        free = {job_id: [place for place in oldest[job_id] if place[1] not in skipped] for job_id in demand}
-        _assign_oldest(slots, {job_id: deque(places[: demand[job_id]]) for job_id, places in free.items()})
+        if count == 1 and not skipped:
+            slots[0].seqs = [queues.first(slots[0])]
+            return slots[0].seqs, []
+        if skipped:
+            await queues.set_demand(slots, count + len(skipped))
+        places = await _assign(tx, slots, count, skipped)
         seqs = [seq for slot in slots for seq in slot.seqs]
         own_seqs = set(seqs)
-        others = sorted(place for places in free.values() for place in places if place[1] not in own_seqs)
-        return seqs, [seq for _, seq in others]
+        return seqs, [seq for _, seq in sorted(places) if seq not in own_seqs]
 
     return await sql_claims.lock_chosen(tx, choose, bodies=bodies)
 
 
-def _assign_oldest(slots: Sequence[_WorkerSlot], queues: Mapping[UUID, deque[Place]]) -> None:
+async def _assign(
+    tx: Transaction, slots: Sequence[_WorkerSlot], count: int, skipped: AbstractSet[int]
+) -> list[Place]:
+    """Set the tasks of each slot, without a lock. Return the places that were read, without skipped ones."""
+    demand, spare = _demand(slots), len(skipped)
+    each = 2 + (count + spare) // max(len(demand), 1)
+    while True:
+        sizes = {job_id: min(limit + spare, each) for job_id, limit in demand.items()}
+        oldest = await sql_claims.oldest(tx, sizes)
+        # Tasks that were not read come after the last one that was read of their job.
+        ends = {
+            job_id: places[-1]
+            for job_id, places in oldest.items()
+            if len(places) == sizes[job_id] < demand[job_id] + spare
+        }
+        free = {
+            job_id: [place for place in places if place[1] not in skipped][: demand[job_id]]
+            for job_id, places in oldest.items()
+        }
+        if _assign_oldest(slots, free, ends):
+            return [place for places in free.values() for place in places]
+        each *= _GROWTH
+
+
+def _assign_oldest(
+    slots: Sequence[_WorkerSlot], places: Mapping[UUID, Sequence[Place]], ends: Mapping[UUID, Place]
+) -> bool:
+    """Give each slot the first places of its jobs, up to the first end of a job with more tasks.
+
+    Return whether these were enough.
+    """
+    merged: dict[int, tuple[deque[int], bool]] = {}
+    assigned: set[int] = set()
+    is_enough = True
     for slot in slots:
+        if id(slot.demand) not in merged:
+            end = min((ends[job_id] for job_id in slot.demand if job_id in ends), default=None)
+            own = sorted(place for job_id in slot.demand for place in places[job_id])
+            seqs = deque(place[1] for place in own if end is None or place <= end)
+            merged[id(slot.demand)] = seqs, end is None
+        seqs, is_all = merged[id(slot.demand)]
         slot.seqs = []
-        open_queues = [queues[job_id] for job_id in slot.demand if queues[job_id]]
-        while open_queues and len(slot.seqs) < slot.most:
-            first = min(open_queues, key=itemgetter(0)) if len(open_queues) > 1 else open_queues[0]
-            slot.seqs.append(first.popleft()[1])
-            if not first:
-                open_queues = [queue for queue in open_queues if queue]
+        while seqs and len(slot.seqs) < slot.most:
+            seq = seqs.popleft()
+            if seq not in assigned:
+                slot.seqs.append(seq)
+        assigned.update(slot.seqs)
+        is_enough = is_enough and (is_all or len(slot.seqs) == slot.most)
+    return is_enough
 
 
 def _result(
     slot: _WorkerSlot,
     tasks: Mapping[int, TaskRecord],
     claimed_of: Counter[UUID],
-    jobs: Mapping[UUID, ServedJobs],
+    jobs: Mapping[UUID, JobSet],
+    queues: _OpenQueues,
 ) -> ClaimResult | ProblemException:
     records = [tasks[seq] for seq in slot.seqs if seq in tasks]
     if records:
@@ -335,11 +540,11 @@ def _result(
         )
     if slot.is_left_out:
         return ClaimResult(is_contended=True, is_left_out=True)
-    served = jobs[slot.claim.worker_id]
+    worker_id = slot.claim.worker_id
     # Tasks that are pending and were not claimed here are locked by another transaction.
     is_left = any(pending > claimed_of[job_id] for job_id, pending in slot.demand.items())
-    reason = slot.refusal or (EmptyReason.PAUSED if served.is_paused else EmptyReason.EMPTY)
-    return slot.claim.empty(served.names, reason, is_contended=is_left or slot.may_claim_again)
+    reason = slot.refusal or (EmptyReason.PAUSED if queues.has_paused(worker_id) else EmptyReason.EMPTY)
+    return slot.claim.empty(jobs[worker_id], reason, is_contended=is_left or slot.may_claim_again)
 
 
 # Claim for workers of one queue without limits, as most workers are, with one statement on PostgreSQL.
@@ -356,6 +561,7 @@ class PlainClaims:
 
     def __init__(self) -> None:
         self._failed = self._left_out = 0
+        self._sets = JobSets()
 
     async def claim(self, tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | ProblemException]:
         """Do what `claims.claim` does."""
@@ -364,15 +570,15 @@ class PlainClaims:
                 self._left_out += 1
             else:
                 self._left_out = 0
-                if (results := await claim_with_one_statement(tx, items)) is not None:
+                if (results := await claim_with_one_statement(tx, items, self._sets)) is not None:
                     self._failed = 0
                     return results
                 self._failed += 1
-        return await claim(tx, items)
+        return await claim(tx, items, self._sets)
 
 
 async def claim_with_one_statement(
-    tx: Transaction, items: Sequence[Claim]
+    tx: Transaction, items: Sequence[Claim], sets: JobSets | None = None
 ) -> list[ClaimResult | ProblemException] | None:
     """Give each worker the oldest tasks of its queue. Return None if a claim is not plain."""
     claimants: dict[UUID, Claimant] = {}
@@ -387,10 +593,12 @@ async def claim_with_one_statement(
     most_bytes = (
         None if rules_fairness.are_few(item.most for item in items) else rules_fairness.MAX_PAYLOAD_BYTES
     )
-    answers = await claim_single_statement(tx, list(claimants.values()), demands, most_bytes)
+    sets = sets or JobSets()
+    digests = sets.of_workers(claimants)
+    answers = await claim_single_statement(tx, list(claimants.values()), demands, digests, most_bytes)
     if answers is None:
         return None
-    return [_plain_result(tx, item, answer) for item, answer in zip(items, answers, strict=True)]
+    return [_plain_result(tx, item, answer, sets) for item, answer in zip(items, answers, strict=True)]
 
 
 def _may_be_plain(items: Sequence[Claim]) -> bool:
@@ -405,11 +613,13 @@ def _may_be_plain(items: Sequence[Claim]) -> bool:
     )
 
 
-def _plain_result(tx: Transaction, item: Claim, answer: ClaimAnswer) -> ClaimResult | ProblemException:
+def _plain_result(
+    tx: Transaction, item: Claim, answer: ClaimAnswer, sets: JobSets
+) -> ClaimResult | ProblemException:
     if answer.tasks:
         tasks = [rules_answers.task_response(task, traceparent=task.traceparent) for task in answer.tasks]
         rules_answers.publish_changed(tx, tasks)
         return ClaimResult(tasks)
     reason = EmptyReason.PAUSED if answer.is_paused else EmptyReason.EMPTY
-    names = [parse_job_name(name) for name in answer.job_names]
-    return item.empty(names, reason, is_contended=answer.is_contended)
+    jobs = sets.get(item.worker_id, answer.jobs_digest, answer.job_names) if answer.jobs_digest else NO_JOBS
+    return item.empty(jobs or NO_JOBS, reason, is_contended=answer.is_contended)

@@ -66,8 +66,10 @@ class _JobCandidates(NamedTuple):
     is_all: bool
 
 
-async def free_slots(tx: Transaction, limits: Mapping[UUID, int], job_ids: Iterable[UUID]) -> dict[UUID, int]:
-    """Return how many more tasks of each limited job may be held.
+async def free_slots(
+    tx: Transaction, limits: Mapping[UUID, int], job_ids: Iterable[UUID] = ()
+) -> dict[UUID, int]:
+    """Return how many more tasks of each limited job may be held; lock `job_ids` before.
 
     All jobs from which this transaction claims are locked, in order. No other transaction can claim from
     them until the commit, so the count stays true, and two such transactions cannot deadlock.

@@ -236,7 +236,7 @@ async def remove_if_silent(tx: Transaction, worker_id: UUID, since: datetime) ->
 
 async def check_serves(tx: Transaction, worker_id: UUID, name: JobName) -> None:
     """Raise `JobNotFound` unless the worker serves the job."""
-    if name not in (await sql_workers.served_jobs(tx, [worker_id]))[worker_id].names:
+    if name not in (await sql_workers.served_jobs(tx, [worker_id]))[worker_id]:
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
 
 
@@ -314,7 +314,7 @@ async def unlink_job(tx: Transaction, caller: Identity, worker_id: UUID, name: J
     job = await sql_jobs.by_name_with_deleted(tx, name)
     if job is None or not await sql_workers.unlink(tx, worker_id, job.id):
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
-    # `lock_with_queues` sees by the heartbeat that a job was unlinked.
+    # `sql_claims.lock_with_queues` sees by the heartbeat that a job was unlinked.
     await sql_workers.heartbeat(tx, [worker_id])
     rules_answers.publish_jobs_changed(tx, name.room_id)
     await rules_jobs.soft_delete_orphans(tx, [job.id])

@@ -3,21 +3,22 @@
 On PostgreSQL `claim_single_statement` claims for workers that all have one queue, or none.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic_core import to_json
 
 from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, INTEGER, TEXT, UUID_TYPE, statement
-from zndraw_joblib.server.queue import sql_counts
+from zndraw_joblib.server.queue import sql_counts, sql_workers
 from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
     RECORD_NAMES,
@@ -33,6 +34,7 @@ from zndraw_joblib.server.queue.sql_task_rows import (
     row_columns,
     row_of,
 )
+from zndraw_joblib.server.queue.sql_workers import JOBS_DIGEST, WorkerRecord
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -43,6 +45,8 @@ Choose = Callable[[AbstractSet[int]], Awaitable[tuple[list[int], list[int]]]]
 _MAX_SKIPPED = 256
 # SQLite takes 32766 parameters.
 _MAX_SIZES = 2048
+# A plain claim reads so many of its worker's queues, because the first ones may be paused.
+_FIRST_QUEUES = 8
 
 
 def _first_tasks(columns: str, job_id: str, limit: str) -> str:
@@ -105,6 +109,151 @@ JOIN joblib_task AS first_tasks
     *("job_id", "lane", "seq"),
     jobs=TEXT,
 )
+
+
+# A task's place in one number, so that SQLite sorts queues by their first tasks without reading these rows.
+_SEQ_BITS = 48
+_LAST_PLACE = 2**63 - 1
+_FIRST_PLACE = f"""coalesce((
+            SELECT lane * {1 << _SEQ_BITS} + seq FROM joblib_task
+            WHERE joblib_task.job_id = joblib_worker_job.job_id AND {TASK_IS_QUEUED}
+            ORDER BY joblib_task.job_id, joblib_task.lane, joblib_task.seq LIMIT 1
+        ), {_LAST_PLACE})"""
+_HEAD_NAMES = ("worker_id", "job_id", "lane", "seq", "pending", "paused", "max_in_flight", "room_id")
+_HEAD_COLUMNS = ", ".join(f"heads.{name}" for name in _HEAD_NAMES[1:])
+_HEADS_ON_SQLITE = statement(
+    f"""
+SELECT workers.value, joblib_task.job_id, joblib_task.lane, joblib_task.seq,
+    joblib_job.pending, joblib_job.paused, joblib_job.max_in_flight, joblib_job.room_id
+FROM json_each(:workers) AS workers
+CROSS JOIN joblib_task ON joblib_task.seq IN (
+    SELECT place & {(1 << _SEQ_BITS) - 1}
+    FROM (
+        SELECT {_FIRST_PLACE} AS place FROM joblib_worker_job
+        WHERE worker_id = workers.value ORDER BY place LIMIT :limit
+    )
+    WHERE place < {_LAST_PLACE}
+)
+CROSS JOIN joblib_job ON joblib_job.id = joblib_task.job_id
+""",
+    *_HEAD_NAMES,
+    workers=TEXT,
+)
+
+
+def _heads(limit: str) -> str:
+    """Return PostgreSQL's SELECT of the queues of a row `joblib_worker` with the first tasks.
+
+    The OFFSET makes it look up each job of the worker, instead of joining all workers with all their jobs. A
+    queue that is empty is not read: its index may still have the tasks that left it.
+    """
+    return f"""
+    SELECT {_HEAD_COLUMNS}
+    FROM (
+        SELECT joblib_worker_job.job_id, first_task.lane, first_task.seq,
+            queue.pending, queue.paused, queue.max_in_flight, queue.room_id
+        FROM joblib_worker_job
+        CROSS JOIN LATERAL (
+            SELECT pending, paused, max_in_flight, room_id FROM joblib_job
+            WHERE joblib_job.id = joblib_worker_job.job_id AND pending > 0
+            OFFSET 0
+        ) AS queue
+        CROSS JOIN LATERAL ({_first_tasks("lane, seq", "joblib_worker_job.job_id", "1")}
+        ) AS first_task
+        WHERE joblib_worker_job.worker_id = joblib_worker.id
+        OFFSET 0
+    ) AS heads
+    ORDER BY heads.lane, heads.seq
+    LIMIT {limit}"""
+
+
+_LOCK_WITH_HEADS = statement(
+    f"""
+SELECT joblib_worker.id, joblib_worker.owner_id, joblib_worker.last_heartbeat, joblib_worker.draining,
+    joblib_worker.max_tasks, (
+        SELECT seen.last_heartbeat FROM joblib_worker AS seen WHERE seen.id = joblib_worker.id
+    ) AS heartbeat_seen,
+    {_HEAD_COLUMNS}, now()
+FROM joblib_worker LEFT JOIN LATERAL ({_heads(":limit")}
+) AS heads ON true
+WHERE joblib_worker.id = ANY (:all_id)
+ORDER BY joblib_worker.id
+FOR NO KEY UPDATE OF joblib_worker
+""",
+    *(*WorkerRecord._fields, "heartbeat_seen", *_HEAD_NAMES[1:], "now"),
+    heartbeat_seen=UtcDateTime(),
+)
+_HEADS_OF_WORKERS = statement(
+    f"""
+SELECT joblib_worker.id, {_HEAD_COLUMNS}
+FROM joblib_worker CROSS JOIN LATERAL ({_heads(":limit")}
+) AS heads
+WHERE joblib_worker.id = ANY (:all_id)
+""",
+    *_HEAD_NAMES,
+)
+
+
+class QueueHead(NamedTuple):
+    """A job with queued tasks, and the place of the first of them."""
+
+    job_id: UUID
+    lane: int
+    seq: int
+    pending: int
+    paused: bool
+    max_in_flight: int | None
+    room_id: str
+
+
+class WorkerQueues(NamedTuple):
+    """The queues of a worker with the first tasks, in their order. `is_all`: its other queues are empty."""
+
+    heads: list[QueueHead]
+    is_all: bool
+
+
+async def lock_with_queues(
+    tx: Transaction, ids: Sequence[UUID], limit: int
+) -> tuple[dict[UUID, WorkerRecord], dict[UUID, WorkerQueues]]:
+    """Lock workers, as `sql_workers.lock` does. Return them, and up to `limit` queues of each.
+
+    On PostgreSQL this is one statement. If it waits for a lock, it returns the new version of the worker's
+    row, but links and jobs as they were before. A transaction that unlinks a job changes the heartbeat too;
+    if the heartbeat differs between the two versions, the queues are read again.
+    """
+    if tx.is_sqlite:
+        locked = await sql_workers.lock(tx, ids)
+        return locked, await queues(tx, list(locked), limit)
+    rows = (await tx.execute(_LOCK_WITH_HEADS, {"all_id": ids, "limit": limit})).all()
+    tx.record_now(rows)
+    size = len(WorkerRecord._fields)
+    locked = {row.id: WorkerRecord(*row[:size]) for row in rows}
+    if any(row.last_heartbeat != row.heartbeat_seen for row in rows):
+        return locked, await queues(tx, list(locked), limit)
+    heads = [(row.id, *row[size + 1 : -1]) for row in rows if row.job_id is not None]
+    return locked, _by_worker(list(locked), heads, limit)
+
+
+async def queues(tx: Transaction, worker_ids: Sequence[UUID], limit: int) -> dict[UUID, WorkerQueues]:
+    """Return up to `limit` queues of each of these workers, those with the first tasks."""
+    if tx.is_sqlite:
+        workers = to_json([worker_id.hex for worker_id in worker_ids]).decode()
+        rows = await tx.execute(_HEADS_ON_SQLITE, {"workers": workers, "limit": limit})
+    else:
+        rows = await tx.execute(_HEADS_OF_WORKERS, {"all_id": worker_ids, "limit": limit})
+    return _by_worker(worker_ids, rows, limit)
+
+
+def _by_worker(
+    worker_ids: Sequence[UUID], rows: Iterable[Sequence[Any]], limit: int
+) -> dict[UUID, WorkerQueues]:
+    heads: dict[UUID, list[QueueHead]] = {worker_id: [] for worker_id in worker_ids}
+    for worker_id, *head in rows:
+        heads[worker_id].append(QueueHead(*head))
+    for of_worker in heads.values():
+        of_worker.sort(key=itemgetter(1, 2))
+    return {worker_id: WorkerQueues(own, len(own) < limit) for worker_id, own in heads.items()}
 
 
 async def lock_oldest(tx: Transaction, job_id: UUID, count: int, *, bodies: bool = True) -> list[TaskRecord]:
@@ -198,26 +347,35 @@ class Demand(NamedTuple):
 
 
 class ClaimAnswer(NamedTuple):
-    """The tasks of a claim. Without tasks: the full names of its worker's jobs, and why there are none.
+    """The tasks of a claim. Without tasks: the jobs of its worker, and why there are none.
 
+    `jobs_digest` is a digest of the jobs, None for none; there are names unless the digest was known.
     `is_contended`: a task is pending, but another transaction has locked it.
     """
 
     tasks: Sequence[TaskRow]
-    job_names: Sequence[str]
+    jobs_digest: str | None
+    job_names: Sequence[str] | None
     is_paused: bool
     is_contended: bool
 
 
 async def claim_single_statement(
-    tx: Transaction, claimants: Sequence[Claimant], demands: Sequence[Demand], most_bytes: int | None = None
+    tx: Transaction,
+    claimants: Sequence[Claimant],
+    demands: Sequence[Demand],
+    digests: Sequence[str] = (),
+    most_bytes: int | None = None,
 ) -> list[ClaimAnswer] | None:
     """Claim the first tasks of the only queue of these workers, in the order of the demands.
+
+    A lone claim of one task gets the first of all queues of its worker. `digests` are those of jobs whose
+    names need not be returned.
 
     Return None, after which nothing was written, if one of these conditions does not hold:
 
     - no worker is draining, has a limit, or got tasks for one of these ids before;
-    - all their jobs with tasks are one job, without a limit;
+    - all their jobs with tasks are one job, or there is one claim of one task; its job has no limit;
     - no task has expired or is of a watched room;
     - the payloads have up to `most_bytes` together.
     """
@@ -226,6 +384,8 @@ async def claim_single_statement(
         **_by_column(Demand._fields, demands),
         "at": await tx.now() if tx.has_own_clock else None,
         "most_bytes": most_bytes,
+        "all_digest": list(digests),
+        "is_lone": len(demands) == 1 and demands[0].task_limit == 1,
     }
     rows = await tx.execute_alone(_CLAIM, params)
     if not rows:
@@ -247,7 +407,8 @@ def _answer(demand: Demand, rows: Sequence[Any], now: datetime) -> ClaimAnswer:
         task.started_at = now if demand.is_started else None
     return ClaimAnswer(
         tasks,
-        first.job_names or (),
+        first.jobs_digest,
+        first.job_names,
         bool(first.is_paused),
         is_contended=first.has_queue and bool(first.has_more),
     )
@@ -262,6 +423,19 @@ _DEMANDS = """unnest(
         (SELECT :all_worker), (SELECT :all_holder), (SELECT :all_claim), (SELECT :all_is_started),
         (SELECT :all_task_limit)
     ) WITH ORDINALITY AS demands (worker, holder, claim, is_started, task_limit, position)"""
+# A queue of a link that is not empty. The OFFSET keeps the order: each link of a worker, then its job.
+_QUEUE_OF_LINK = f"""CROSS JOIN LATERAL (
+                SELECT id, paused, room_id FROM joblib_job
+                WHERE joblib_job.id = joblib_worker_job.job_id
+                    AND joblib_job.pending > 0 AND joblib_job.room_id <> '{INTERNAL}'
+                OFFSET 0
+            ) AS queue"""
+
+
+def _may_serve(worker: str, queue: str) -> str:
+    return f"({worker}.serves_global OR {queue}.room_id <> '{GLOBAL}')"
+
+
 # The workers without a lock: whether their claims fit, and up to two of their queues. A subquery instead of
 # EXISTS, which may become a hash of all held tasks. The list of workers is repeated, so that it reads these
 # workers alone, however few PostgreSQL knows of.
@@ -278,32 +452,52 @@ workers AS (
                 LIMIT 1
             ) IS NULL ELSE true END AS fits,
         joblib_worker.last_heartbeat < {_AT} - make_interval(secs => claimants.age) AS is_late,
-        array(
-            SELECT joblib_job.id
-            FROM joblib_worker_job JOIN joblib_job ON joblib_job.id = joblib_worker_job.job_id
+        filled.is_any,
+        CASE WHEN filled.is_any THEN array(
+            SELECT queue.id FROM joblib_worker_job {_QUEUE_OF_LINK}
             WHERE joblib_worker_job.worker_id = joblib_worker.id
-                AND joblib_job.pending > 0 AND NOT joblib_job.paused AND joblib_job.room_id <> '{INTERNAL}'
-                AND (claimants.serves_global OR joblib_job.room_id <> '{GLOBAL}')
+                AND NOT queue.paused AND {_may_serve("claimants", "queue")}
             LIMIT 2
-        ) AS queues
+        ) ELSE CAST('{{}}' AS uuid[]) END AS queues,
+        claimants.serves_global
     FROM unnest(
         (SELECT :all_claimant), (SELECT :all_owner), (SELECT :all_serves_global), (SELECT :all_age),
         (SELECT :all_is_marked)
     ) AS claimants (claimant, owner, serves_global, age, is_marked)
     JOIN joblib_worker ON joblib_worker.id = claimants.claimant
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (
+            SELECT FROM joblib_worker_job {_QUEUE_OF_LINK}
+            WHERE joblib_worker_job.worker_id = joblib_worker.id
+            OFFSET 0
+        ) AS is_any
+        OFFSET 0
+    ) AS filled
     WHERE joblib_worker.id = ANY (:all_claimant)
 )"""
 # One row if all claims fit, with their queue; the workers are locked if something is to be written. The claim
 # of a worker whose row has changed since this statement began does not fit: a claim with an id, or one that
 # ended its registration, may have committed meanwhile.
-_READY = """
+# A lone claim of one task takes the queue of its worker with the first task.
+_READY = f"""
+first_head AS (
+    SELECT heads.job_id, heads.seq
+    FROM workers AS joblib_worker CROSS JOIN LATERAL ({_heads(str(_FIRST_QUEUES))}
+    ) AS heads
+    WHERE :is_lone AND cardinality(joblib_worker.queues) > 1
+        AND NOT heads.paused AND heads.room_id <> '{INTERNAL}' AND {_may_serve("joblib_worker", "heads")}
+    ORDER BY heads.lane, heads.seq LIMIT 1
+),
 state AS (
     SELECT count(*) = cardinality(:all_claimant)
             AND bool_and(fits)
-            AND max(cardinality(queues)) <= 1
-            AND count(DISTINCT queues[1]) <= 1 AS fits,
+            AND CASE WHEN max(cardinality(queues)) > 1 THEN (SELECT count(*) FROM first_head) = 1
+                ELSE count(DISTINCT queues[1]) <= 1 END AS fits,
         bool_or(is_late OR cardinality(queues) > 0) AS must_lock,
-        (SELECT queues[1] FROM workers WHERE queues[1] IS NOT NULL LIMIT 1) AS queue
+        coalesce(
+            (SELECT job_id FROM first_head),
+            (SELECT queues[1] FROM workers WHERE queues[1] IS NOT NULL LIMIT 1)
+        ) AS queue
     FROM workers
 ),
 locked AS (
@@ -339,7 +533,9 @@ first_tasks AS ({
 counted AS (
     UPDATE joblib_job SET pending = pending - (SELECT count(*) FROM first_tasks)
     WHERE id = (SELECT queue FROM ready) AND NOT paused AND max_in_flight IS NULL
-        AND EXISTS (SELECT 1 FROM first_tasks)
+        AND EXISTS (
+            SELECT 1 FROM first_tasks WHERE seq = coalesce((SELECT seq FROM first_head), first_tasks.seq)
+        )
         AND NOT EXISTS (
             SELECT 1 FROM first_tasks WHERE expires_at <= {_AT} OR {is_watched("first_tasks.room_id")}
         )
@@ -418,15 +614,17 @@ _SERVED_JOBS = f"""joblib_worker_job JOIN joblib_job ON joblib_job.id = joblib_w
 # by comparing each row with each.
 _ANSWER = f"""
 SELECT {row_columns("claimed")},
-    CASE WHEN claimed.id IS NULL THEN array(
+    jobs.digest,
+    CASE WHEN NOT jobs.digest = ANY (:all_digest) THEN array(
         SELECT joblib_job.full_name FROM {_SERVED_JOBS} ORDER BY joblib_job.id
     ) END,
-    CASE WHEN claimed.id IS NULL THEN (
-        SELECT true FROM {_SERVED_JOBS} AND joblib_job.paused AND joblib_job.pending > 0 LIMIT 1
+    CASE WHEN claimed.id IS NULL AND claims.is_any THEN (
+        SELECT true FROM joblib_worker_job {_QUEUE_OF_LINK}
+        WHERE joblib_worker_job.worker_id = claims.worker AND queue.paused LIMIT 1
     ) END,
     claims.position, claims.has_queue, claims.has_more, now()
 FROM (
-    SELECT demands.position, demands.worker, cardinality(workers.queues) > 0 AS has_queue,
+    SELECT demands.position, demands.worker, workers.is_any, cardinality(workers.queues) > 0 AS has_queue,
         counted.pending > 0 AS has_more
     FROM {_DEMANDS}
     JOIN workers ON workers.id = demands.worker
@@ -435,13 +633,19 @@ FROM (
     WHERE ready.queue IS NULL OR counted.id IS NOT NULL
 ) AS claims
 FULL JOIN claimed ON claimed.position = claims.position
+CROSS JOIN LATERAL (
+    SELECT {JOBS_DIGEST} AS digest FROM joblib_worker_job
+    WHERE worker_id = claims.worker AND claimed.id IS NULL
+) AS jobs
 ORDER BY claims.position, claimed.rank
 """
 _CLAIM = statement(
     f"WITH {_WORKERS},{_READY},{_COUNTED},{_LISTS},{_CLAIMED},{sql_counts.COUNT_CLAIMED},{_HEARTBEATS}"
     f"{_ANSWER}",
-    *(*ROW_NAMES, "job_names", "is_paused", "position", "has_queue", "has_more", "now"),
+    *(*ROW_NAMES, "jobs_digest", "job_names", "is_paused", "position", "has_queue", "has_more", "now"),
     result=TEXT,
+    digest=TEXT,
+    is_lone=BOOLEAN,
     claimant=UUID_TYPE,
     owner=TEXT,
     serves_global=BOOLEAN,

@@ -1,14 +1,13 @@
 """Workers, and which jobs they serve."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.statements import statement
+from zndraw_joblib.server.db.statements import TEXT, statement
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD, TASK_IS_QUEUED
 from zndraw_joblib.server.queue.sql_transitions import COST_IF_LOST
 from zndraw_joblib.wire.messages import WorkerInfo
@@ -26,28 +25,12 @@ class WorkerRecord(NamedTuple):
     max_tasks: int | None
 
 
-class ServedQueue(NamedTuple):
-    """How many tasks of a job are pending, how many may be held at once, and the job's room."""
-
-    pending: int
-    max_in_flight: int | None
-    room_id: str
-
-
 class OwnerCounts(NamedTuple):
     """How many workers a user has, and how many of them are silent."""
 
     owner_id: str
     total: int
     silent: int
-
-
-@dataclass(slots=True)
-class ServedJobs:
-    """The jobs that a worker may claim from. `is_paused`: one of them is paused and has pending tasks."""
-
-    names: list[JobName]
-    is_paused: bool = False
 
 
 _INFO = [*WorkerInfo.model_fields]
@@ -137,40 +120,31 @@ _UNLINK = statement(
 )
 _SERVED_JOBS = statement(
     f"""
-SELECT joblib_worker_job.worker_id, joblib_job.room_id, joblib_job.category, joblib_job.name,
-    joblib_job.paused AND joblib_job.pending > 0
+SELECT joblib_worker_job.worker_id, joblib_job.room_id, joblib_job.category, joblib_job.name
 FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
 WHERE joblib_worker_job.worker_id = ANY (:all_worker_id) AND joblib_job.room_id <> '{INTERNAL}'
 ORDER BY joblib_job.id
 """,
-    *("worker_id", "room_id", "category", "name", "is_paused"),
+    *("worker_id", "room_id", "category", "name"),
 )
 _SERVING = statement(
     "SELECT job_id, worker_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id) ORDER BY worker_id",
     *("job_id", "worker_id"),
 )
-_QUEUE_COLUMNS = ("job_id", *ServedQueue._fields)
-_OPEN_QUEUES = f"""
-    SELECT joblib_worker_job.worker_id, joblib_worker_job.job_id,
-        joblib_job.pending, joblib_job.max_in_flight, joblib_job.room_id
-    FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
-        AND joblib_job.pending > 0 AND joblib_job.room_id <> '{INTERNAL}' AND NOT joblib_job.paused
-    WHERE joblib_worker_job.worker_id"""
-_PENDING_QUEUES = statement(f"{_OPEN_QUEUES} = ANY (:all_worker_id)", "worker_id", *_QUEUE_COLUMNS)
-# The OFFSET makes PostgreSQL look up the jobs per worker, instead of joining all workers with all their jobs.
-_LOCK_WITH_QUEUES = statement(
-    f"""
-SELECT {", ".join(f"joblib_worker.{name}" for name in WorkerRecord._fields)},
-    (SELECT seen.last_heartbeat FROM joblib_worker seen WHERE seen.id = joblib_worker.id) AS heartbeat_seen,
-    {", ".join(f"queues.{name}" for name in _QUEUE_COLUMNS)}, now()
-FROM joblib_worker LEFT JOIN LATERAL ({_OPEN_QUEUES} = joblib_worker.id OFFSET 0
-) AS queues ON true
-WHERE joblib_worker.id = ANY (:all_id)
-ORDER BY joblib_worker.id
-{_LOCK_OF_WORKER}
+# SQLite reads the ids in the order of the key. PostgreSQL adds up 64-bit hashes of the ids in any order.
+_IDS_IN_ORDER = "group_concat(job_id, '')"
+JOBS_DIGEST = "count(*) || ':' || sum(hashtextextended(CAST(joblib_worker_job.job_id AS text), 0))"
+_DIGESTS = {
+    is_sqlite: statement(
+        f"""
+SELECT worker_id, {_IDS_IN_ORDER if is_sqlite else JOBS_DIGEST} FROM joblib_worker_job
+WHERE worker_id = ANY (:all_worker_id) GROUP BY worker_id
 """,
-    *(*WorkerRecord._fields, "heartbeat_seen", *_QUEUE_COLUMNS, "now"),
-)
+        *("worker_id", "digest"),
+        digest=TEXT,
+    )
+    for is_sqlite in (True, False)
+}
 _COUNT_BY_OWNER = statement(
     """
 SELECT owner_id, count(*), count(*) FILTER (WHERE last_heartbeat < :at) FROM joblib_worker GROUP BY owner_id
@@ -294,46 +268,18 @@ async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
     return (await tx.execute(_UNLINK, {"worker_id": worker_id, "job_id": job_id})).first() is not None
 
 
-async def lock_with_queues(
-    tx: Transaction, ids: Sequence[UUID]
-) -> tuple[dict[UUID, WorkerRecord], dict[UUID, dict[UUID, ServedQueue]]]:
-    """Lock workers, as `lock` does. Return them, and by worker the jobs with pending tasks that it serves.
-
-    On PostgreSQL this is one statement. If it waits for a lock, it returns the new version of the worker's
-    row, but links and jobs as they were before. A transaction that unlinks a job changes the heartbeat too;
-    if the heartbeat differs between the two versions, the queues are read again.
-    """
-    pending: list[Sequence[Any]] = []
-    if tx.is_sqlite:
-        locked = await lock(tx, ids)
-        is_outdated = True
-    else:
-        rows = (await tx.execute(_LOCK_WITH_QUEUES, {"all_id": ids})).all()
-        tx.record_now(rows)
-        locked = {row.id: WorkerRecord(*row[: len(WorkerRecord._fields)]) for row in rows}
-        pending = [
-            (row.id, row.job_id, row.pending, row.max_in_flight, row.room_id)
-            for row in rows
-            if row.job_id is not None
-        ]
-        is_outdated = any(row.last_heartbeat != row.heartbeat_seen for row in rows)
-    if is_outdated:
-        pending = list(await tx.execute(_PENDING_QUEUES, {"all_worker_id": padded(ids)}))
-    queues: dict[UUID, dict[UUID, ServedQueue]] = {worker_id: {} for worker_id in locked}
-    for worker_id, job_id, *state in pending:
-        if worker_id in queues:
-            queues[worker_id][job_id] = ServedQueue(*state)
-    return locked, queues
-
-
-async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, ServedJobs]:
+async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, list[JobName]]:
     """Return the jobs that each worker may claim from."""
-    by_worker = {worker_id: ServedJobs([]) for worker_id in worker_ids}
-    for worker_id, *name, is_paused in await tx.execute(_SERVED_JOBS, {"all_worker_id": padded(worker_ids)}):
-        served = by_worker[worker_id]
-        served.names.append(JobName(*name))
-        served.is_paused = served.is_paused or bool(is_paused)
+    by_worker: dict[UUID, list[JobName]] = {worker_id: [] for worker_id in worker_ids}
+    for worker_id, *name in await tx.execute(_SERVED_JOBS, {"all_worker_id": padded(worker_ids)}):
+        by_worker[worker_id].append(JobName(*name))
     return by_worker
+
+
+async def job_digests(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """Return a digest of the ids of each worker's jobs. Workers without jobs are missing."""
+    rows = await tx.execute(_DIGESTS[bool(tx.is_sqlite)], {"all_worker_id": padded(worker_ids)})
+    return {worker_id: digest for worker_id, digest in rows}
 
 
 async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:

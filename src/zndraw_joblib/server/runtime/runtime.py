@@ -37,6 +37,7 @@ from zndraw_joblib.server.process.waiters import (
     OPEN,
     CallerAccess,
     Disconnected,
+    KeySet,
     Waiter,
     Waiters,
     waiting_requests,
@@ -441,12 +442,13 @@ class Runtime:
     async def _wait_for_claim(
         self,
         item: rules_claims.Claim,
-        keys: list[str],
+        keys: tuple[list[str], KeySet],
         deadline: float,
         disconnected: Disconnected,
         access: CallerAccess,
     ) -> rules_claims.ClaimResult | None:
         """Claim and wait in turns until there is a task, the deadline, or other keys to wait on."""
+        own, of_jobs = keys
 
         async def check(waiter: Waiter) -> rules_claims.ClaimResult:
             result = await self._claim_once(item._replace(refused_rooms=await access.check()))
@@ -461,18 +463,19 @@ class Runtime:
             return result.is_final or has_other_keys(result)
 
         # A client that lost its connection claims again while the server still counts it as connected.
-        self.waiters.evict_oldest(keys[0], self.settings.max_claims_per_worker)
+        self.waiters.evict_oldest(own[0], self.settings.max_claims_per_worker)
         claim_keys = [] if item.claim_id is None else [claim_key(item.claim_id)]
         for key in claim_keys:
             self.waiters.evict_oldest(key, 1)
         self.recheck.start()
         return await self.waiters.wait_until(
-            [*keys, *claim_keys, *access.keys],
+            [*own, *claim_keys, *access.keys],
             check,
             is_done,
             deadline=deadline,
             user=item.caller.id,
             disconnected=disconnected,
+            shared=of_jobs,
         )
 
     async def _claim_once(self, item: rules_claims.Claim) -> rules_claims.ClaimResult:
