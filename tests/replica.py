@@ -207,7 +207,7 @@ class Replica:
         name = parse_job_name(job if isinstance(job, str) else job.full_name)
         async with asyncio.timeout(TIMEOUT):
             request = TaskSubmitRequest(payload=payload or {}, **options)
-            return await self.dispatcher.submit(self.dispatcher.submission(by, room, name, request))
+            return await self.dispatcher.submit(self.runtime.submission(by, room, name, request))
 
     async def claim(
         self,

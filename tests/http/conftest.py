@@ -13,7 +13,6 @@ from rest import AsUser
 
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.http.identity import digest
-from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.events import Emission, Event
 
@@ -33,7 +32,7 @@ def events(app: FastAPI) -> list[Emission]:
     async def emit(event: Event, *, room: str) -> None:
         published.append(Emission(event, room))
 
-    app.state.joblib.publisher = SocketIoPublisher(SimpleNamespace(emit=emit))
+    app.state.joblib.publisher.tsio = SimpleNamespace(emit=emit)
     return published
 
 

@@ -112,7 +112,7 @@ async def test_a_large_batch_waits_for_its_events(
     job = await replica.register()
     name, request = parse_job_name(job.full_name), TaskSubmitRequest()
     for _ in range(8):
-        items = [replica.dispatcher.submission(SUBMITTER, "lab", name, request) for _ in range(201)]
+        items = [replica.runtime.submission(SUBMITTER, "lab", name, request) for _ in range(201)]
         await replica.dispatcher.submit_many(items)
     await until(lambda: len(hanging.events) == 1 + 8 * (201 + 1))
     assert replica.runtime.events.dropped == 0

@@ -25,7 +25,7 @@ async def pair(request: pytest.FixtureRequest, postgres_url: str) -> AsyncIterat
             host = Host(postgres_url, (lambda sio: sio) if request.param == "plain" else Wrapper)
             register_socketio_handlers(host.sio, host.joblib)
             servers.append(await stack.enter_async_context(host.serve()))
-        await until(lambda: all(server.runtime.pubsub.has_peers for server in servers))
+        await until(lambda: all(server.runtime.pubsub.peers for server in servers))
         yield servers[0], servers[1]
 
 

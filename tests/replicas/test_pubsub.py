@@ -140,7 +140,7 @@ async def test_a_stopped_replica_is_forgotten(add_peer: AddPeer) -> None:
     remaining, stopping = add_peer(), add_peer()
     await connected(remaining, stopping)
     await stopping.stop()
-    await until(lambda: not remaining.pubsub.has_peers)
+    await until(lambda: not remaining.pubsub.peers)
 
 
 async def test_a_lost_connection_is_reopened(

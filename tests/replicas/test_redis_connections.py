@@ -86,7 +86,7 @@ async def check_pubsub(url: str, silence: Any = None) -> None:
     (here, one), (there, two) = start_pubsub(url, []), start_pubsub(url, received)
     try:
         for _ in range(1 if silence is None else 2):
-            await until(lambda: here.has_peers and there.has_peers, ENOUGH)
+            await until(lambda: here.peers and there.peers, ENOUGH)
             received.clear()
 
             async def arrives() -> bool:

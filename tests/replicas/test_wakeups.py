@@ -35,7 +35,7 @@ async def two(
     """Return two connected replicas."""
     replicas = open_replica(), open_replica()
     running = [asyncio.create_task(each.runtime.pubsub.run(open_connection)) for each in replicas]
-    await until(lambda: all(each.runtime.pubsub.has_peers for each in replicas))
+    await until(lambda: all(each.runtime.pubsub.peers for each in replicas))
     yield replicas
     for pubsub in running:
         pubsub.cancel()

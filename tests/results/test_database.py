@@ -206,7 +206,7 @@ async def test_a_notification_reaches_other_processes(
     assert open_connection is not None
     runtimes = [open_replica().runtime for _ in range(2)]
     running = [asyncio.create_task(runtime.pubsub.run(open_connection)) for runtime in runtimes]
-    await until(lambda: all(runtime.pubsub.has_peers for runtime in runtimes))
+    await until(lambda: all(runtime.pubsub.peers for runtime in runtimes))
     here, there = [DatabaseResults(runtime, recheck_seconds=3600) for runtime in runtimes]
     for number in range(10):
         waiting = [asyncio.create_task(there.wait_for_key(f"x{number}", 2 * ENOUGH)) for _ in range(3)]

@@ -48,7 +48,7 @@ async def submit(replica: Replica, key: RequestKey, job: JobName = JOB, **payloa
         try:
             async with asyncio.timeout(TIMEOUT):
                 request = TaskSubmitRequest(payload=payload)
-                item = replica.dispatcher.submission(SUBMITTER, "lab", job, request, key)
+                item = replica.runtime.submission(SUBMITTER, "lab", job, request, key)
                 return await replica.dispatcher.submit(item)
         except RequestInProgress:
             await asyncio.sleep(0)

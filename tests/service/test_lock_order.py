@@ -259,9 +259,7 @@ async def test_watched_rooms_are_locked_last(replica: Replica, recorder: LockRec
     rooms = [f"room-{number}" for number in (3, 1, 2)]
     await watch(replica, *rooms)
     items = [
-        replica.dispatcher.submission(
-            OWNER, room, parse_job_name(job.full_name), TaskSubmitRequest(payload={})
-        )
+        replica.runtime.submission(OWNER, room, parse_job_name(job.full_name), TaskSubmitRequest(payload={}))
         for job in jobs
         for room in rooms
     ]

@@ -30,7 +30,7 @@ def item(
 ) -> Submission:
     """Return one item of a batch."""
     request, name = TaskSubmitRequest(**options), parse_job_name(job.full_name)
-    return replica.dispatcher.submission(SUBMITTER, room, name, request, key)
+    return replica.runtime.submission(SUBMITTER, room, name, request, key)
 
 
 async def submit_many(replica: Replica, items: list[Submission]) -> list[TaskResponse]:

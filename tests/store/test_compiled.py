@@ -104,7 +104,7 @@ async def test_another_sqlalchemy_is_noticed(
     assert compiled.is_usable()
     assert not isinstance(open_database(settings.database_url), EngineDatabase)
     with monkeypatch.context() as patch:
-        patch.delattr("sqlalchemy.engine.result.SimpleResultMetaData")
+        patch.delattr("sqlalchemy.sql.compiler.SQLCompiler.construct_expanded_state")
         assert not compiled.is_usable.__wrapped__()
     monkeypatch.setattr(compiled, "is_usable", lambda: False)
     app = create_app(settings)

@@ -59,7 +59,7 @@ def current_ids() -> dict[str, str]:
 
 def has_current_span() -> bool:
     """Return whether this code runs in a span."""
-    return _current_context() is not None
+    return _API in sys.modules and _current_context() is not None
 
 
 class TaskSpan:

@@ -87,6 +87,7 @@ def _parse(full_name: str, what: str, missing: type[NotFound]) -> JobName:
     return name
 
 
+@lru_cache(maxsize=1024)
 def validate_room_id(room_id: str) -> str:
     """Return `room_id` if it is valid. Raises `InvalidRoomId`.
 

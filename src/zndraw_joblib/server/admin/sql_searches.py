@@ -497,6 +497,6 @@ async def count(tx: Transaction, room_ids: Sequence[str] = ()) -> dict[TaskStatu
         row = (await tx.execute(_COUNTS_OF_ROOMS, {"rooms": padded(room_ids)})).one()
     else:
         row = (await tx.execute(_COUNTS)).one()
-    numbers: dict[str, int] = {**row._mapping}
+    numbers: dict[str, int] = row._asdict()
     numbers["completed"] = row.total - sum(numbers[status] for status in TaskStatus if status in numbers)
     return {status: max(0, int(numbers[status])) for status in TaskStatus}

@@ -22,6 +22,10 @@ class UtcDateTime(TypeDecorator[datetime]):
         """Store UTC."""
         return value if value is None else value.astimezone(UTC)
 
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Return a fast processor for SQLite."""
+        return _to_sqlite if dialect.name == "sqlite" else super().bind_processor(dialect)
+
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return a fast processor for SQLite, and none for asyncpg, whose times are in UTC already."""
         if dialect.name == "sqlite":
@@ -31,6 +35,13 @@ class UtcDateTime(TypeDecorator[datetime]):
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         """Return a time in UTC."""
         return None if value is None else _in_utc(value)
+
+
+def _to_sqlite(value: datetime | None) -> str | None:
+    """Return the text that SQLAlchemy stores."""
+    if value is None:
+        return None
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
 @lru_cache(maxsize=4096)
@@ -71,6 +82,10 @@ class JsonText(TypeDecorator[Any]):
         """Store compact JSON."""
         return None if value is None else to_json(value).decode()
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        """Return the value."""
-        return None if value is None else from_json(value)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a fast processor: drivers return text as it is."""
+        return _of_json
+
+
+def _of_json(text: str | None) -> Any:
+    return None if text is None else from_json(text)

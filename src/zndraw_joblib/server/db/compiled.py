@@ -1,19 +1,20 @@
 """Statements compiled for asyncpg and sqlite3. The only module that uses private parts of SQLAlchemy.
 
-These are `SimpleResultMetaData` and attributes of `SQLCompiler`. `is_usable` compares what they give with
-what is expected. If it differs, `open_database` runs all statements through SQLAlchemy, as in a host.
+These are attributes of `SQLCompiler`. `is_usable` compares what they give with what is expected. If it
+differs, `open_database` runs all statements through SQLAlchemy, as in a host.
 """
 
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from operator import itemgetter
+from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Float, Integer, bindparam, column, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
-from sqlalchemy.engine import IteratorResult
-from sqlalchemy.engine import result as results
+from sqlalchemy.exc import MultipleResultsFound, NoResultFound
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from zndraw_joblib.server.db.database import Rows
@@ -42,8 +43,9 @@ class CompiledStatement:
         self._fixed = dict(compiled.construct_params(_check=False))
         self._names = [(name, _bind_processor(compiled, name)) for name in compiled.positiontup or ()]
         self.result = _ResultOf(statement, ASYNCPG)
+        self.arguments = _plain_arguments(self._names, self._fixed.keys() - params.keys()) or self._arguments
 
-    def arguments(self, params: Values) -> list[Any]:
+    def _arguments(self, params: Values) -> Sequence[Any]:
         """Return the values of the statement's parameters in their order."""
         values = {**self._fixed, **params}
         return [convert(values[name]) if convert else values[name] for name, convert in self._names]
@@ -60,6 +62,8 @@ class SqliteStatement:
         self._lists = sorted({bind.key for bind in binds if bind.expanding} & params.keys())
         self._result = _ResultOf(statement, _SQLITE)
         self._forms: dict[tuple[int, ...], SqliteForm] = {}
+        # The only one of a statement without lists.
+        self.only_form = None if self._lists else SqliteForm(self._compiled, params, self._result)
 
     def form(self, params: Values) -> "SqliteForm":
         """Return the text for values with lists of these lengths."""
@@ -83,8 +87,9 @@ class SqliteForm:
         self._lists = [(name, names) for name, names in state.parameter_expansion.items() if name in params]
         names = state.positiontup or ()
         self._names = [(name, _processor(compiled, name, state.parameter_expansion)) for name in names]
+        self.arguments = _plain_arguments(self._names, [*self._fixed, *self._lists]) or self._arguments
 
-    def arguments(self, params: Values) -> list[Any]:
+    def _arguments(self, params: Values) -> Sequence[Any]:
         """Return the values of the statement's parameters in their order."""
         values = {**self._fixed, **params}
         for name, names in self._lists:
@@ -92,12 +97,63 @@ class SqliteForm:
         return [convert(values[name]) if convert else values[name] for name, convert in self._names]
 
 
+def _plain_arguments(
+    names: Sequence[tuple[str, Convert]], others: Iterable[Any]
+) -> Callable[[Values], Sequence[Any]] | None:
+    """Return a fast function for two or more parameters without conversions; None if there are `others`."""
+    if len(names) < 2 or [*others] or any(convert for _, convert in names):
+        return None
+    return itemgetter(*[name for name, _ in names])
+
+
+class Records(list[Any]):
+    """The rows of a statement, with the methods of SQLAlchemy's results that are used here."""
+
+    def all(self) -> "Records":
+        """Return the rows."""
+        return self
+
+    def scalars(self) -> "Records":
+        """Return the first value of each row."""
+        return Records([row[0] for row in self])
+
+    def first(self) -> Any:
+        """Return the first row, None without one."""
+        return self[0] if self else None
+
+    def one_or_none(self) -> Any:
+        """Return the only row, None without one. Raises `MultipleResultsFound`."""
+        if len(self) > 1:
+            raise MultipleResultsFound("A statement for one row has returned several")
+        return self[0] if self else None
+
+    def one(self) -> Any:
+        """Return the only row. Raises `NoResultFound` and `MultipleResultsFound`."""
+        if not self:
+            raise NoResultFound("A statement for one row has returned none")
+        return self.one_or_none()
+
+    def scalar(self) -> Any:
+        """Return the first value of the first row, None without one."""
+        return self[0][0] if self else None
+
+    def scalar_one(self) -> Any:
+        """Return the value of the only row. Raises as `one`."""
+        return self.one()[0]
+
+    def scalar_one_or_none(self) -> Any:
+        """Return the value of the only row, None without one. Raises as `one_or_none`."""
+        row = self.one_or_none()
+        return None if row is None else row[0]
+
+
 class _ResultOf:
-    """Turns the records of a driver into SQLAlchemy's rows."""
+    """Turns the records of a driver into named tuples."""
 
     def __init__(self, statement: Any, dialect: Any) -> None:
         columns = list(getattr(statement, "exported_columns", ()))
-        self._keys = results.SimpleResultMetaData([column.key for column in columns])
+        kind = cast("Any", namedtuple)("Row", [str(column.key) for column in columns], rename=True)
+        self._row = partial(tuple.__new__, kind)
         self._converters = [
             (place, convert)
             for place, column in enumerate(columns)
@@ -106,12 +162,12 @@ class _ResultOf:
 
     def __call__(self, records: Sequence[Any]) -> Rows:
         """Return the rows."""
-        if not (records and self._converters):
-            return IteratorResult(self._keys, map(tuple, records))
-        columns: list[Iterable[Any]] = list(zip(*records, strict=True))
-        for place, convert in self._converters:
-            columns[place] = map(convert, columns[place])
-        return IteratorResult(self._keys, zip(*columns, strict=True))
+        if records and self._converters:
+            columns: list[Iterable[Any]] = list(zip(*records, strict=True))
+            for place, convert in self._converters:
+                columns[place] = map(convert, columns[place])
+            records = zip(*columns, strict=True)  # type: ignore[assignment]
+        return cast("Rows", Records(map(self._row, records)))
 
 
 def _bind_processor(compiled: SQLCompiler, name: str) -> Convert:

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from types import ModuleType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
@@ -17,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, fields_here
 from zndraw_joblib.server.db import room_events
-from zndraw_joblib.server.db.errors import RepeatTransaction, is_retriable, raises_unavailable
+from zndraw_joblib.server.db.errors import DATABASE_ERRORS, RepeatTransaction, is_retriable, raise_unavailable
 from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.db.room_events import EventRow, NewEvent
 from zndraw_joblib.server.process.batcher import RowLocked, locked_problem
@@ -58,7 +59,8 @@ class Transaction:
     def __init__(
         self, execute: Execute, *, is_sqlite: bool, clock: Clock | None = None, alone: Execute | None = None
     ) -> None:
-        self._execute = execute
+        # Run one statement, or once for each item of a list of parameters.
+        self.execute = execute
         self._execute_alone = alone or execute
         self._clock = clock
         self._now: datetime | None = None
@@ -78,12 +80,6 @@ class Transaction:
         # The full names of providers that are removed with their workers.
         self.removed_providers: list[str] = []
         self.request_id: str | None = None
-
-    async def execute(
-        self, statement: Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
-    ) -> Rows:
-        """Run one statement, or once for each item of a list of parameters."""
-        return await self._execute(statement, parameters)
 
     async def execute_alone(self, statement: Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
         """Run the first statement, without BEGIN and COMMIT where it can be a transaction of its own.
@@ -146,6 +142,11 @@ class Transaction:
         """Record that there is an event of a room that no statement has checked for readers."""
         self._must_ask = True
 
+    @property
+    def may_have_events(self) -> bool:
+        """Whether there are events of rooms that may be watched."""
+        return bool(self._logged) and (self._must_ask or self._is_watched is not False)
+
     async def append_events(self) -> None:
         """Write the events of watched rooms in their order, as the last statements before the commit."""
         if not self._logged:
@@ -168,11 +169,9 @@ class Transaction:
         self.due = at if self.due is None else min(self.due, at)
 
     @property
-    def seconds_until_due(self) -> float | None:
-        """Return the seconds until the earliest of these times by the database's clock; None without one."""
-        if self.due is None:
-            return None
-        if self._now is None:
+    def seconds_until_due(self) -> float:
+        """Return the seconds until the earliest of these times by the database's clock; 0 without one."""
+        if self.due is None or self._now is None:
             return 0.0
         return (self.due - self._now).total_seconds() - (time.monotonic() - self._now_read_at)
 
@@ -282,7 +281,9 @@ class Database(ABC):
 
         Raises `RowLocked` if another transaction holds a lock for longer than `lock_seconds`.
         """
-        return _logged(await _retry(lambda: self._write(lambda tx: work(tx, items), is_short, lock_seconds)))
+        write = partial(self._write, lambda tx: work(tx, items), is_short, lock_seconds)
+        committed: tuple[Result, Transaction] = await _retry(write)
+        return _logged(committed) if committed[1].actions else committed
 
     def use_clock(self, clock: Clock | None) -> None:
         """Take the time of later transactions from `clock`; with None, from the database, as by default."""
@@ -355,7 +356,8 @@ def dialect(tx: Transaction) -> ModuleType:
 async def run(work: Work[Result], tx: Transaction) -> Result:
     """Do the work of a transaction up to its commit."""
     result = await work(tx)
-    await tx.append_events()
+    if tx.may_have_events:
+        await tx.append_events()
     return result
 
 
@@ -384,9 +386,8 @@ def _logged(committed: tuple[Result, Transaction]) -> tuple[Result, Transaction]
 
 
 async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
-    with raises_unavailable():
-        backoff = ExponentialBackoff(first=0.01, longest=0.1, jitter=1)
-        give_up = time.monotonic() + _RETRY_SECONDS
+    backoff, give_up = None, time.monotonic() + _RETRY_SECONDS
+    try:
         for attempt in range(1, _ATTEMPTS):
             try:
                 return await transaction()
@@ -396,8 +397,11 @@ async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
                 logger.info("Retrying a transaction (attempt=%d error=%r)", attempt, error.orig)
             except RepeatTransaction as change:
                 logger.debug("Repeating a transaction (attempt=%d): %s", attempt, change)
+            backoff = backoff or ExponentialBackoff(first=0.01, longest=0.1, jitter=1)
             await asyncio.sleep(backoff.next())
         return await transaction()
+    except DATABASE_ERRORS as error:
+        raise_unavailable(error)
 
 
 # Pagination of every list: newest first, by offset and limit.

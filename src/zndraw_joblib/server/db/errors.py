@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -46,6 +47,9 @@ class Unresponsive(Exception):
     """The database did not respond in time."""
 
 
+DATABASE_ERRORS = (DBAPIError, PoolTimeout, OSError, Unresponsive)
+
+
 @contextmanager
 def in_doubt() -> Iterator[None]:
     """Wrap a commit: after a lost connection the commit may have succeeded, so it must not run again."""
@@ -61,19 +65,24 @@ def raises_unavailable() -> Iterator[None]:
     """Raise `ServiceUnavailable` for an unavailable database, and `RowLocked` after a lock timeout."""
     try:
         yield
-    except (DBAPIError, PoolTimeout, OSError, Unresponsive) as error:
-        if isinstance(error, DBAPIError):
-            _hide_values(error)
-        if isinstance(error, ProblemException):
-            raise
-        if _state(error) == _LOCK_TIMEOUT:
-            raise RowLocked from error
-        refused = _refusal(error)
-        if not refused and not _is_unavailable(error):
-            raise
-        _unavailable.log(f"Database unavailable: {refused or _reason(error)}")
-        text = f"{refused}. {_NOT_APPLIED}" if refused else f"{_reason(error)}. {_MAYBE_APPLIED}"
-        raise ServiceUnavailable(f"Database unavailable: {text}", headers=_RETRY_AFTER) from error
+    except DATABASE_ERRORS as error:
+        raise_unavailable(error)
+
+
+def raise_unavailable(error: Exception) -> NoReturn:
+    """Raise one of `DATABASE_ERRORS` as `raises_unavailable` does."""
+    if isinstance(error, DBAPIError):
+        _hide_values(error)
+    if isinstance(error, ProblemException):
+        raise error
+    if _state(error) == _LOCK_TIMEOUT:
+        raise RowLocked from error
+    refused = _refusal(error)
+    if not refused and not _is_unavailable(error):
+        raise error
+    _unavailable.log(f"Database unavailable: {refused or _reason(error)}")
+    text = f"{refused}. {_NOT_APPLIED}" if refused else f"{_reason(error)}. {_MAYBE_APPLIED}"
+    raise ServiceUnavailable(f"Database unavailable: {text}", headers=_RETRY_AFTER) from error
 
 
 def _hide_values(error: DBAPIError) -> None:

@@ -326,9 +326,9 @@ class _Opened:
     async def _execute_alone(self, statement: Executable, values: Values) -> Rows:
         if self._has_begun or not self._may_skip_begin:
             return await self._execute_within(statement, values)
-        rows = (await self._execute(statement, values)).freeze()
-        self._is_done = bool(rows.data)
-        return rows()
+        rows = await self._execute(statement, values)
+        self._is_done = bool(rows)
+        return rows
 
     async def commit(self) -> None:
         """Commit, unless there is nothing to commit."""

@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import StaticPool
 
-from zndraw_joblib.server.db.compiled import SqliteStatement, Values
+from zndraw_joblib.server.db.compiled import SqliteStatement
 from zndraw_joblib.server.db.database import SQLITE_LOCK, Clock, Database, Rows, Transaction, Work, run
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class SqliteDatabase(Database):
         self._quick = None if is_in_memory else _open(url, 0, poolclass=StaticPool)
         if self._quick is not None:
             event.listen(self._quick, "connect", _leave_checkpoints)
-        self._quick_connection: Connection | None = None
+        self._quick_connection: tuple[Connection, sqlite3.Connection] | None = None
         self._is_quick_free = threading.Lock()
         self._commits = self._checkpointed = 0
         self._is_emptying = False
@@ -94,14 +94,14 @@ class SqliteDatabase(Database):
         if self._quick is not None:
             with self._is_quick_free:
                 if self._quick_connection is not None:
-                    self._quick_connection.close()
+                    self._quick_connection[0].close()
                     self._quick_connection = None
                 self._quick.dispose()
 
     async def _read(self, work: Work[Result], is_short: bool, *, is_snapshot: bool = False) -> Result:
         if is_short and self._quick is not None and self._is_quick_free.acquire(blocking=False):
             try:
-                return self._read_on(self._quick_one(self._quick), work)
+                return self._read_on(*self._quick_one(self._quick), work)
             except OperationalError:
                 pass  # this connection does not wait for another process that opens or recovers the file
             finally:
@@ -109,31 +109,37 @@ class SqliteDatabase(Database):
 
         def read() -> Result:
             with self._engine.connect() as connection:
+                raw = _raw(connection)
                 if not is_snapshot:
-                    return self._read_on(connection, work)
-                _raw(connection).execute("BEGIN")
+                    return self._read_on(connection, raw, work)
+                raw.execute("BEGIN")
                 try:
-                    return self._read_on(connection, work)
+                    return self._read_on(connection, raw, work)
                 finally:
-                    _raw(connection).rollback()
+                    raw.rollback()
 
         return await self._in_thread(self._reader, read)
 
-    def _read_on(self, connection: Connection, work: Work[Result]) -> Result:
+    def _read_on(self, connection: Connection, raw: sqlite3.Connection, work: Work[Result]) -> Result:
         try:
-            return _run_without_loop(work(self._transaction(connection)))
+            return _run_without_loop(work(self._transaction(connection, raw)))
         finally:
-            connection.rollback()
+            if connection.in_transaction():
+                connection.rollback()
 
     async def _write(
         self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
     ) -> tuple[Result, Transaction]:
         if self._quick is not None and self._may_be_quick(is_short):
             try:
-                connection = self._quick_one(self._quick)
-                if _has_lock(connection):
-                    result = self._run(connection, work)
-                    self._count_commit()
+                connection, raw = self._quick_one(self._quick)
+                with suppress(sqlite3.OperationalError):  # another connection holds the lock
+                    raw.execute(SQLITE_LOCK)
+                if raw.in_transaction:
+                    result = self._run(connection, raw, work)
+                    self._commits += 1
+                    if self._commits % _COMMITS_PER_CHECKPOINT == 0:
+                        self._start_checkpoint()
                     return result
             finally:
                 self._is_quick_free.release()
@@ -145,7 +151,7 @@ class SqliteDatabase(Database):
                     connection.exec_driver_sql(SQLITE_LOCK)
                 finally:
                     self._waiting_since = None
-                return self._run(connection, work)
+                return self._run(connection, _raw(connection), work)
 
         return await self._in_thread("writer", write)
 
@@ -162,16 +168,18 @@ class SqliteDatabase(Database):
             return False
         return self._is_quick_free.acquire(blocking=False)
 
-    def _quick_one(self, engine: Engine) -> Connection:
+    def _quick_one(self, engine: Engine) -> tuple[Connection, sqlite3.Connection]:
         """Return the connection of the event loop: it stays open, because opening it costs a statement."""
         if self._quick_connection is None:
-            self._quick_connection = engine.connect()
+            connection = engine.connect()
+            self._quick_connection = connection, _raw(connection)
         return self._quick_connection
 
-    def _run(self, connection: Connection, work: Work[Result]) -> tuple[Result, Transaction]:
-        raw = _raw(connection)
+    def _run(
+        self, connection: Connection, raw: sqlite3.Connection, work: Work[Result]
+    ) -> tuple[Result, Transaction]:
         try:
-            tx = self._transaction(connection)
+            tx = self._transaction(connection, raw)
             result = _run_without_loop(run(work, tx))
             try:
                 raw.commit()
@@ -179,14 +187,14 @@ class SqliteDatabase(Database):
                 raise _translated(error, "COMMIT") from error
             return result, tx
         finally:
-            # After a commit it only ends SQLAlchemy's own transaction.
             raw.rollback()
-            connection.rollback()
+            if connection.in_transaction():  # of SQLAlchemy
+                connection.rollback()
 
-    def _transaction(self, connection: Connection) -> Transaction:
-        raw = _raw(connection)
-
+    def _transaction(self, connection: Connection, raw: sqlite3.Connection) -> Transaction:
         async def execute(statement: Executable, params: Any = None) -> Rows:
+            is_many = isinstance(params, list | tuple)
+            values = params[0] if is_many else params or {}
             compiled = self._compiled.get(statement)
             if compiled is None:
                 if statement not in self._ran_once:
@@ -194,12 +202,10 @@ class SqliteDatabase(Database):
                     return connection.execute(statement, params)
                 if len(self._compiled) >= _CACHED_STATEMENTS:
                     self._compiled.clear()
-                compiled = self._compiled[statement] = SqliteStatement(statement, _first(params))
-            is_many = isinstance(params, Sequence) and len(params) != 1
-            values = _first(params)
-            form = compiled.form(values)
+                compiled = self._compiled[statement] = SqliteStatement(statement, values)
+            form = compiled.only_form or compiled.form(values)
             try:
-                if is_many:  # only for statements without a result
+                if is_many and len(params) > 1:  # only for statements without a result
                     raw.executemany(form.sql, map(form.arguments, params))
                     return form.result([])
                 return form.result(raw.execute(form.sql, form.arguments(values)).fetchall())
@@ -208,15 +214,13 @@ class SqliteDatabase(Database):
 
         return Transaction(self._observed(raw, execute), is_sqlite=True, clock=self._clock)
 
-    def _count_commit(self) -> None:
-        self._commits += 1
-        if self._commits % _COMMITS_PER_CHECKPOINT == 0:
-            try:
-                # A checkpoint waits for the disk, so it runs in a thread.
-                self._in_thread("writer", self._checkpoint)
-            except RuntimeError as error:  # the transaction is committed
-                self._checkpointed = self._commits
-                logger.warning("Could not start a thread that shortens the write-ahead log: %s", error)
+    def _start_checkpoint(self) -> None:
+        try:
+            # A checkpoint waits for the disk, so it runs in a thread.
+            self._in_thread("writer", self._checkpoint)
+        except RuntimeError as error:  # the transaction is committed
+            self._checkpointed = self._commits
+            logger.warning("Could not start a thread that shortens the write-ahead log: %s", error)
 
     def _checkpoint(self) -> None:
         """Copy the write-ahead log into the file. A long log is copied to its end, so that it starts again.
@@ -278,19 +282,6 @@ def _leave_checkpoints(connection: Any, _: object) -> None:
 
 def _raw(connection: Connection) -> sqlite3.Connection:
     return cast("sqlite3.Connection", connection.connection.driver_connection)
-
-
-def _first(params: Any) -> Values:
-    return params[0] if isinstance(params, Sequence) else params or {}
-
-
-def _has_lock(connection: Connection) -> bool:
-    """Take the write lock and return True, unless another connection holds it."""
-    try:
-        _raw(connection).execute(SQLITE_LOCK)
-    except sqlite3.OperationalError:
-        return False
-    return True
 
 
 def _translated(error: sqlite3.Error, sql: str) -> DBAPIError:

@@ -306,7 +306,7 @@ class HostApi(QueueState):
         name, task = new_task(job, payload, room, job_room, options)
         hours = self.runtime.settings.idempotency_key_hours
         key = request_key("submit", caller, idempotency_key, [task, on_end], hours)
-        item = self.dispatcher.submission(caller, task.room_id, name, task, key)
+        item = self.runtime.submission(caller, task.room_id, name, task, key)
         item.on_end = self.end_hooks.check(on_end)
 
         async def put(item: Submission) -> TaskResponse:
@@ -344,7 +344,7 @@ class HostApi(QueueState):
         hours = self.runtime.settings.idempotency_key_hours
         content = [[task for _, task in named_tasks], on_end]
         key = request_key("submit_many", caller, idempotency_key, content, hours)
-        items = [self.dispatcher.submission(caller, task.room_id, name, task) for name, task in named_tasks]
+        items = [self.runtime.submission(caller, task.room_id, name, task) for name, task in named_tasks]
         for item in items:
             item.on_end = self.end_hooks.check(on_end)
         async with self._near_names(items, session):

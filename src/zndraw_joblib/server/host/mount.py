@@ -209,15 +209,16 @@ class JobLib(HostApi):
         self.prefix, self._upgrades_tables = checks.checked_prefix(prefix), upgrade_tables
         self.identity = identity
         self.guards = RoomGuards(readable_room, writable_room)
+        self._tsio, self.publisher = tsio, SocketIoPublisher(tsio)
         self.runtime = runtime = Runtime(
             session_maker,
             self.settings,
             publish=self._publish,
-            has_subscribers=lambda: self.publisher.has_subscribers,
+            has_subscribers=self.publisher.has_subscribers,
             on_due=self._schedule,
             clock=clock,
         )
-        self._tsio, self.publisher = tsio, SocketIoPublisher(tsio, runtime.pubsub)
+        self.publisher.pubsub = runtime.pubsub
         runtime.pubsub.subscribe(self._receive)
         self._scheduler, self.worker_rooms = Scheduler(runtime.write), WorkerRooms(self.guards, runtime)
         self._connect_internal(checks.checked_worker_token(worker_token))

@@ -37,7 +37,7 @@ from zndraw_joblib.server.queue import (
     rules_tasks,
     rules_transitions,
 )
-from zndraw_joblib.server.queue.rules_idempotency import TASK, once
+from zndraw_joblib.server.queue.rules_idempotency import TASK, Repeat, once
 from zndraw_joblib.server.queue.rules_tasks import Report, Submission, has_body
 from zndraw_joblib.server.runtime.problem_responses import MAX_LISTED_ERRORS, as_problem, prefixed
 from zndraw_joblib.server.runtime.runtime import Runtime
@@ -54,7 +54,7 @@ from zndraw_joblib.wire.messages import (
     TaskToSubmit,
     TaskUpdateRequest,
 )
-from zndraw_joblib.wire.names import JobName, parse_job_name
+from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
 from zndraw_joblib.wire.operations import PREFIX
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
@@ -135,8 +135,12 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     """Submit a task of a job. The payload must fit the job's schema."""
     rules_transitions.check_size("payload", body.payload)
     with submit_span(request, traceparent, name) as trace:
-        item = queue.dispatcher.submission(caller, room_id, name, body, key, trace)
-        task = await queue.dispatcher.submit(item)
+        item = queue.runtime.submission(caller, room_id, name, body, key, trace)
+        if name.room_id == INTERNAL:
+            task = await queue.dispatcher.submit(item)
+        else:
+            answer = await queue.runtime.submit(item)
+            task = answer.result if isinstance(answer, Repeat) else answer
     headers = {"Location": f"{queue.prefix}{_TASK_PATH}{task.id}", "Retry-After": "1"}
     return json_response(task, 202, headers)
 
@@ -356,7 +360,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
                 items.append(problem)
             else:
                 item_or_all = None if body.atomic else item_key(key, index)
-                items.append(queue.dispatcher.submission(caller, room, job, task, item_or_all, trace))
+                items.append(queue.runtime.submission(caller, room, job, task, item_or_all, trace))
         outcomes = await _submit(queue, body, items, key)
     return _response(outcomes, 202, queue.prefix, is_minimal=minimal)
 

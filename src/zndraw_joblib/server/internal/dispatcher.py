@@ -9,13 +9,13 @@ from uuid import UUID
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, log_failed_work
 from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask, WorkerTokens
-from zndraw_joblib.server.process.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
+from zndraw_joblib.server.process.ports import DispatchMode, InternalTask, RequestKey, job_key
 from zndraw_joblib.server.queue import rules_internal
 from zndraw_joblib.server.queue.rules_idempotency import Repeat
 from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.messages import TaskResponse, TaskSubmitRequest
+from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import ServiceUnavailable
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -64,14 +64,20 @@ class Dispatcher:
 
     async def submit(self, item: Submission) -> TaskResponse:
         """Add a task; if its job is internal, send it to the broker. A repeated request does neither."""
+        mode = self._configure(item)
         answer = await self._runtime.submit(item)
-        return answer.result if isinstance(answer, Repeat) else await self._dispatch_new(item, answer)
+        if isinstance(answer, Repeat):
+            stored: TaskResponse = answer.result
+            return stored
+        return answer if mode is None else await self._dispatch_new(answer, mode)
 
     async def submit_many(self, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
         """Add tasks, and send those of internal jobs to the broker. A repeated request does neither.
 
         Tasks that the broker refuses stay claimed, and are dispatched later.
         """
+        for item in items:
+            self._configure(item)
         async with self._runtime.events.room(len(items)):
             answers = await self._runtime.submit_many(items)
         await self._dispatch_many([task for task in answers if isinstance(task, TaskResponse)])
@@ -79,6 +85,8 @@ class Dispatcher:
 
     async def submit_all(self, items: Sequence[Submission], key: RequestKey | None) -> list[TaskResponse]:
         """Do what `submit_many` does in one transaction. Raises the problem of the first faulty item."""
+        for item in items:
+            self._configure(item)
         async with self._runtime.events.room(len(items)):
             answer = await self._runtime.submit_all(items, key)
         if isinstance(answer, Repeat):
@@ -87,37 +95,16 @@ class Dispatcher:
         await self._dispatch_many(answer)
         return answer
 
-    def submission(
-        self,
-        caller: Identity,
-        room_id: str,
-        job: JobName,
-        request: TaskSubmitRequest,
-        key: RequestKey | None = None,
-        traceparent: str | None = None,
-    ) -> Submission:
-        """Return the task that a request submits."""
-        mode, settings = self.mode(job), self._runtime.settings
-        return Submission(
-            caller=caller,
-            room_id=room_id,
-            job=job,
-            payload=request.payload,
-            options=request,
-            is_configured=mode is not None,
-            exclusive_start=mode is not None and mode.exclusive_start,
-            is_deferred=mode is not None and mode.is_bounded,
-            is_bounded=settings.room_max_in_flight is not None,
-            requires_worker=settings.without_workers == "reject",
-            validate_payload=settings.validate_payload,
-            cross_room=settings.cross_room_jobs,
-            key=key,
-            traceparent=traceparent,
-        )
+    def _configure(self, item: Submission) -> DispatchMode | None:
+        """Set how a task is dispatched, if its job is internal. Return it."""
+        mode = self.mode(item.job) if item.job.room_id == INTERNAL else None
+        if mode is not None:
+            item.is_configured, item.exclusive_start = True, mode.exclusive_start
+            item.is_deferred = mode.is_bounded
+        return mode
 
-    async def _dispatch_new(self, item: Submission, task: TaskResponse) -> TaskResponse:
-        mode = self.mode(item.job)
-        if mode is None or mode.is_bounded or task.status != TaskStatus.CLAIMED:
+    async def _dispatch_new(self, task: TaskResponse, mode: DispatchMode) -> TaskResponse:
+        if mode.is_bounded or task.status != TaskStatus.CLAIMED:
             return task
         return await self._send_submitted(task, mode)
 

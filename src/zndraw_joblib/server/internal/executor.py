@@ -95,7 +95,7 @@ class GuardedExecutor:
                 database,
                 settings or JobLibSettings(),
                 publish=publisher,
-                has_subscribers=lambda: publisher.has_subscribers,
+                has_subscribers=publisher.has_subscribers,
             )
         self._owns_runtime = not isinstance(database, Runtime)
         self._results = InternalResults(self._runtime, is_server=not self._owns_runtime)

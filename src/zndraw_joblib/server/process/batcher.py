@@ -4,10 +4,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from types import coroutine
 from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -97,10 +98,15 @@ class Batcher(Generic[Item, Result]):
 
     async def put(self, item: Item) -> Result:
         """Return the result of `item` after its commit, or raise its problem or that of a full queue."""
-        return raised(await self._queue().put(item))
-
-    def _queue(self) -> "_Queue[Item, Result]":
         loop = asyncio.get_running_loop()
+        pending: asyncio.Future[Result | Exception] = loop.create_future()
+        (self._queues.get(loop) or self._queue(loop)).add(item, pending)
+        result = await pending
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _queue(self, loop: asyncio.AbstractEventLoop) -> "_Queue[Item, Result]":
         queue = self._queues.get(loop)
         if queue is None:
             queue = self._queues[loop] = self._new_queue()
@@ -109,7 +115,7 @@ class Batcher(Generic[Item, Result]):
     async def put_many(self, items: Sequence[Item]) -> list[Result | Exception]:
         """Return the result or the problem of each item. They join the same batches as single items."""
         together: _Together[Result | Exception] = _Together(len(items))
-        queue = self._queue()
+        queue = self._queue(asyncio.get_running_loop())
         for index, item in enumerate(items):
             part = _PartResult(together, index)
             try:
@@ -193,18 +199,14 @@ class _Queue(Generic[Item, Result]):
         """Return the tasks that commit batches."""
         return self.tasks | ({self._blocked.task} if self._blocked.task else set())
 
-    def put(self, item: Item) -> asyncio.Future[Result | Exception]:
-        future: asyncio.Future[Result | Exception] = asyncio.get_running_loop().create_future()
-        self.add(item, future)
-        return future
-
     def add(self, item: Item, pending: Pending[Result | Exception]) -> None:
         if (count := len(self._waiting) + self._blocked.count) >= self._limit.share:
             self._limit.check(item, count, (entry[0] for entry in chain(self._waiting, self._blocked)))
-        if self._blocked.has_lock_of(item):
+        if self._blocked.groups and self._blocked.has_lock_of(item):
             self._blocked.add((item, pending))
-        else:
-            self._waiting.append((item, pending))
+            return
+        self._waiting.append((item, pending))
+        if not self._is_gathering:
             self._start()
 
     def _put_back(self, entries: Sequence[Entry[Item, Result]]) -> None:
@@ -212,7 +214,9 @@ class _Queue(Generic[Item, Result]):
         self._start()
 
     def _start(self) -> None:
-        if self._waiting and not self._is_gathering and self._running < self._concurrency():
+        if not self._waiting or self._is_gathering:
+            return
+        if not self._running or self._running < self._concurrency():
             task = create_shared_task(self._run())
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
@@ -223,9 +227,14 @@ class _Queue(Generic[Item, Result]):
         batch: list[Entry[Item, Result]] = []
         try:
             while True:
-                batch = await self._next_batch()
-                patience = LOCK_SECONDS if self._blocked.is_empty else _PROMPT_SECONDS
-                results = await self._results(batch, patience)
+                try:
+                    await self._gather()
+                finally:
+                    self._is_gathering = False
+                batch = self._next_batch()
+                results = await self._results(
+                    batch, _PROMPT_SECONDS if self._blocked.groups else LOCK_SECONDS
+                )
                 for entry, result in zip(batch, results, strict=True):
                     if isinstance(result, RowLocked):
                         self._blocked.add(entry)
@@ -242,17 +251,14 @@ class _Queue(Generic[Item, Result]):
         finally:
             self._running -= 1
 
-    async def _next_batch(self) -> list[Entry[Item, Result]]:
-        try:
-            await self._gather()
-        finally:
-            self._is_gathering = False
+    def _next_batch(self) -> list[Entry[Item, Result]]:
         entries = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
         # Another batch may commit at the same time, and the items of a request apply in their order.
         while self._waiting and self._concurrency() > 1 and _is_same_request(entries[-1], self._waiting[0]):
             entries.append(self._waiting.popleft())
-        self._start()
-        if self._blocked.is_empty:
+        if self._waiting:
+            self._start()
+        if not self._blocked.groups:
             return [entry for entry in entries if not entry[1].done()]
         batch = []
         for entry in entries:
@@ -262,7 +268,8 @@ class _Queue(Generic[Item, Result]):
                 batch.append(entry)
         return batch
 
-    async def _gather(self) -> None:
+    @coroutine
+    def _gather(self) -> Generator[None, None, None]:
         """Let the event loop read the requests that have arrived, which otherwise wait for a whole batch.
 
         While requests arrive at every cycle of the loop, they join; when none does, the batch starts.
@@ -271,12 +278,12 @@ class _Queue(Generic[Item, Result]):
         while size < len(self._waiting) < MAX_BATCH:
             size = len(self._waiting)
             for _ in range(_CYCLES_TO_ARRIVE):
-                await asyncio.sleep(0)
+                yield
 
     async def _results(
         self, batch: list[Entry[Item, Result]], lock_seconds: float
     ) -> Sequence[Result | Exception]:
-        self._limit.forget()  # the batch has left the queue
+        self._limit.counts = None  # the batch has left the queue
         if not batch:
             return []
         try:
@@ -320,27 +327,23 @@ class _Blocked(Generic[Item, Result]):
         self._put_back = put_back
         self._needs = needs
         self._lock_seconds = lock_seconds
-        self._groups: dict[str, _Group[Item, Result]] = {}
+        # The items by the lock that they need, and that is known to be held.
+        self.groups: dict[str, _Group[Item, Result]] = {}
         self._turns: deque[str] = deque()
         self.task: asyncio.Task[None] | None = None
         self.count = 0
 
     def __iter__(self) -> Iterator[Entry[Item, Result]]:
-        return (entry for group in self._groups.values() for entry, _ in group.entries)
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether no lock is known to be held."""
-        return not self._groups
+        return (entry for group in self.groups.values() for entry, _ in group.entries)
 
     def has_lock_of(self, item: Item) -> bool:
         """Return whether an item needs a lock that is known to be held."""
-        return bool(self._groups) and self._needs(item) in self._groups
+        return bool(self.groups) and self._needs(item) in self.groups
 
     def add(self, entry: Entry[Item, Result]) -> None:
         """Commit an item outside the batches, together with others that need the same lock."""
         lock = self._needs(entry[0])
-        group = self._groups.setdefault(lock, _Group())
+        group = self.groups.setdefault(lock, _Group())
         group.entries.append((entry, time.monotonic() + self._lock_seconds))
         self.count += 1
         if not group.is_in_turn:
@@ -354,9 +357,9 @@ class _Blocked(Generic[Item, Result]):
         try:
             while self._turns:
                 lock = self._turns.popleft()
-                group = self._groups[lock]
+                group = self.groups[lock]
                 if await self._commit_group(lock, group):
-                    del self._groups[lock]
+                    del self.groups[lock]
                     self._put_back([entry for entry, _ in group.entries])
                     self.count -= len(group.entries)
                 elif group.entries:
@@ -365,10 +368,10 @@ class _Blocked(Generic[Item, Result]):
                     group.is_in_turn = False
                     asyncio.get_running_loop().call_later(self._lock_seconds, self._forget, lock, group)
         except BaseException:
-            for group in self._groups.values():
+            for group in self.groups.values():
                 for (_, future), _ in group.entries:
                     future.cancel()
-            self._groups.clear()
+            self.groups.clear()
             self._turns.clear()
             self.count = 0
             raise
@@ -400,5 +403,5 @@ class _Blocked(Generic[Item, Result]):
         return not any(isinstance(result, RowLocked) for result in results)
 
     def _forget(self, lock: str, group: _Group[Item, Result]) -> None:
-        if not group.is_in_turn and self._groups.get(lock) is group:
-            del self._groups[lock]
+        if not group.is_in_turn and self.groups.get(lock) is group:
+            del self.groups[lock]

@@ -208,7 +208,8 @@ class PubSub:
         self._subscribers: list[Callable[[str], None]] = []
         self._name = ""
         self._number = 0
-        self._peers: dict[str, float] = {}
+        # The names of the replicas that sent something lately, and when.
+        self.peers: dict[str, float] = {}
         self._wakes: dict[str, int | None] = {}
         self._messages: BoundedQueue[str] = BoundedQueue("messages to other servers", getsizeof)
         self._must_recheck = False
@@ -219,19 +220,9 @@ class PubSub:
         self._rechecking: asyncio.Task[None] | None = None
         self.is_open = self._is_closing = self._is_stopped = False
 
-    @property
-    def has_peers(self) -> bool:
-        """Whether another replica sent something lately."""
-        return bool(self._peers)
-
-    @property
-    def peers(self) -> frozenset[str]:
-        """The names of the replicas that sent something lately."""
-        return frozenset(self._peers)
-
     def forward(self, wakes: Sequence[Wake]) -> None:
         """Let the other replicas wake waiters of their own."""
-        if not self._peers:
+        if not self.peers:
             return
         for key, limit in wakes:
             total = self._wakes.get(key, 0)
@@ -243,7 +234,7 @@ class PubSub:
 
     def publish(self, text: str) -> None:
         """Send a text to the subscribers at each other replica, in order. The oldest are dropped first."""
-        if self._peers:
+        if self.peers:
             self._messages.put(text)
             self._notify_sender()
 
@@ -356,9 +347,9 @@ class PubSub:
 
     def _handle(self, sender: str, message: dict[str, Any]) -> None:
         if message.get("bye"):
-            self._peers.pop(sender, None)
+            self.peers.pop(sender, None)
             return
-        self._peers[sender] = time.monotonic()
+        self.peers[sender] = time.monotonic()
         if message.get("hello"):
             self._notify_sender()
         for key, limit in message.get("wake", {}).items():
@@ -371,7 +362,8 @@ class PubSub:
 
     def _drop_silent_peers(self) -> None:
         oldest = time.monotonic() - _PEER_TIMEOUT_SECONDS
-        self._peers = {name: last_seen for name, last_seen in self._peers.items() if last_seen > oldest}
+        for name in [name for name, last_seen in self.peers.items() if last_seen <= oldest]:
+            del self.peers[name]
 
     def _begin_recheck(self) -> None:
         if self._rechecking is None or self._rechecking.done():

@@ -183,6 +183,10 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
         """Return how much of a limit one user may have, at least 1."""
         return max(1, int(limit * self.max_share_per_user))
 
+    def share_of_setting(self, name: str) -> int:
+        """Return how much of the limit in a setting one user may have, at least 1."""
+        return self.share_of(getattr(self, name))
+
     @property
     def heartbeat_seconds(self) -> float:
         """The heartbeat interval of workers: by default a quarter of the timeout, so three may get lost."""

@@ -149,16 +149,13 @@ class SharedLimit:
 class QueueLimit:
     """At most `limit` items wait in a queue, `share` of them for one user.
 
-    The items of each user are counted only while at least a share waits, once after each `forget`.
+    The items of each user are counted in `counts`, only while at least a share waits, and again once `counts`
+    is None: some items have left the queue.
     """
 
     limit: int
     share: int
-    _counts: Counter[str | None] | None = None
-
-    def forget(self) -> None:
-        """Count again before the next check, because items have left the queue."""
-        self._counts = None
+    counts: Counter[str | None] | None = None
 
     def check(self, item: object, count: int, waiting: Iterable[object]) -> None:
         """Let an item wait after `count` others. `waiting` are these.
@@ -171,15 +168,15 @@ class QueueLimit:
             raise ServiceUnavailable(detail, headers=headers)
         if (user := user_of(item)) is None:
             return
-        if self._counts is None:
-            self._counts = Counter(map(user_of, waiting))
-        if (own := self._counts[user]) >= self.share:
+        if self.counts is None:
+            self.counts = Counter(map(user_of, waiting))
+        if (own := self.counts[user]) >= self.share:
             raise TooManyRequests(
                 f"{own} requests of this caller wait to be written already, which is its share "
                 "(max_share_per_user); retry later",
                 headers=headers,
             )
-        self._counts[user] += 1
+        self.counts[user] += 1
 
 
 def user_of(item: object) -> str | None:
@@ -220,11 +217,9 @@ class StoredLimit:
 
     def take_now(self, user: str, amount: int = 1) -> bool:
         """Let a user add so much if the last counts allow it. Return whether they do."""
-        self._count_if_old(amount)
-        if self._has_room(user, amount):
-            self._add(user, amount)
-            return True
-        return False
+        if time.monotonic() > self._counted_at + max(self.retry_seconds, self._pause):
+            self._count(amount)
+        return self._add(user, amount)
 
     async def take(self, user: str, amount: int = 1) -> None:
         """Let a user add so much; count again before a refusal.
@@ -236,7 +231,8 @@ class StoredLimit:
 
     async def prepare(self, user: str, amount: int = 1) -> None:
         """Count again if the last counts are old, or do not allow a user to add so much."""
-        self._count_if_old(amount)
+        if time.monotonic() > self._counted_at + max(self.retry_seconds, self._pause):
+            self._count(amount)
         is_due = time.monotonic() > self._counted_at + self._pause
         if not self._has_room(user, amount) and (is_due or self._counting is not None):
             await asyncio.shield(self._count(amount))
@@ -245,8 +241,7 @@ class StoredLimit:
 
     def check(self, user: str, amount: int = 1) -> None:
         """Let a user add so much by the last counts, also in another thread. Raises as `take` does."""
-        if self._has_room(user, amount):
-            self._add(user, amount)
+        if self._add(user, amount):
             return
         wait = self._counted_at + self._pause - time.monotonic()
         headers = {"Retry-After": str(math.ceil(max(self.retry_seconds, wait)))}
@@ -266,15 +261,16 @@ class StoredLimit:
         own = self._unattributed + self._by_user[user]
         return self._total + amount <= self.limit() and own + amount <= self.share()
 
-    def _add(self, user: str, amount: int) -> None:
+    def _add(self, user: str, amount: int) -> bool:
+        """Let a user add so much if the last counts allow it. Return whether they do."""
+        own = self._unattributed + self._by_user[user]
+        if self._total + amount > self.limit() or own + amount > self.share():
+            return False
         with self._lock:
             self._total += amount
             self._by_user[user] += amount
             self._added[user] += amount
-
-    def _count_if_old(self, amount: int) -> None:
-        if time.monotonic() > self._counted_at + max(self.retry_seconds, self._pause):
-            self._count(amount)
+        return True
 
     def _count(self, amount: int) -> asyncio.Task[None]:
         if self._counting is None:

@@ -159,13 +159,19 @@ def _forward_nothing(_: Sequence[Wake]) -> None:
 
 
 class Waiters:
-    """All waiters of a process, for the users of `limit`; `forward` gets the unused wake-ups."""
+    """All waiters of a process, for the users of `limit`.
+
+    `forward` gets the unused wake-ups while there are `peers`, other processes.
+    """
 
     def __init__(
-        self, limit: SharedLimit, forward: Callable[[Sequence[Wake]], None] = _forward_nothing
+        self,
+        limit: SharedLimit,
+        forward: Callable[[Sequence[Wake]], None] = _forward_nothing,
+        peers: Collection[str] = (),
     ) -> None:
         self._limit = limit
-        self._forward = forward
+        self._forward, self._peers = forward, peers
         self._queues: dict[str, list[Waiter]] = {}
         # The waiters of each set of keys, and the sets of each key. Sets stay for the next wait.
         self._waiters_of: dict[KeySet, list[Waiter]] = {}
@@ -275,7 +281,7 @@ class Waiters:
             missing = self.wake(key, count)
             if count is None or missing:
                 forwarded.append(Wake(key, None if count is None else missing))
-        if forwarded:
+        if forwarded and self._peers:
             self._forward(forwarded)
 
     def has(self, key: str) -> bool:

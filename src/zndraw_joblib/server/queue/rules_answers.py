@@ -127,6 +127,14 @@ def task_response(
     return construct(TaskResponse, values, _FIELDS)
 
 
+_NEW = {**_DEFAULTS, "status": TaskStatus.PENDING}
+
+
+def new_response(**values: Any) -> TaskResponse:
+    """Return a task that was just appended to its queue, without options. `values` are those that differ."""
+    return construct(TaskResponse, {**_NEW, **values}, _FIELDS)
+
+
 def changed(task: TaskResponse, **values: Any) -> TaskResponse:
     """Return a copy of a response with other values."""
     return construct(TaskResponse, vars(task) | values, _FIELDS)

@@ -102,8 +102,14 @@ async def submit(
     tx: Transaction, items: Sequence[rules_tasks.Submission], jobs: KnownJobs | None = None
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
     """Insert tasks as `tasks.submit` does; not those that an earlier attempt has inserted."""
-    written = await rules_tasks.find_written(tx, items)
-    rest = [item for index, item in enumerate(items) if index not in written] if written else items
+    written: Mapping[int, TaskResponse] = {}
+    for item in items:
+        if item.task_id is not None:
+            written = await rules_tasks.find_written(tx, items)
+            break
+    if not written:
+        return await _submit(tx, items, jobs)
+    rest = [item for index, item in enumerate(items) if index not in written]
     results = iter(await _submit(tx, rest, jobs) if rest else [])
     return [written[index] if index in written else next(results) for index in range(len(items))]
 
@@ -127,6 +133,8 @@ async def report(
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
     """Apply reports as `tasks.report` does. A stored answer has no payload either."""
     results = await rules_tasks.report_plain(tx, items, rules_tasks.most_body_bytes(items))
+    if len(results) == len(items):
+        return list(results.values())
     rest = [item for index, item in enumerate(items) if index not in results]
     work = partial(rules_tasks.report, limits=limits())
     others = iter(await _apply(tx, rest, work, _encode_task, _decode_report) if rest else [])

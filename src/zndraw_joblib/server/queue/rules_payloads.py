@@ -1,6 +1,7 @@
 """Check schemas of jobs, estimate what a check of a payload costs, and validate payloads."""
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from math import inf
@@ -8,7 +9,6 @@ from threading import Lock
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jsonschema_rs
-from cachetools import LRUCache
 from pydantic_core import from_json, to_json
 
 from zndraw_joblib.wire.problems import InvalidPayload, InvalidSchema
@@ -26,19 +26,25 @@ class SchemaCache(Generic[Value]):
         self, max_bytes: int, make: Callable[[str], Value], size_of: Callable[[str], int] = len
     ) -> None:
         self._make, self._size_of = make, size_of
-        self._values: LRUCache[str, tuple[Value, int]] = LRUCache(max_bytes, getsizeof=lambda entry: entry[1])
+        self._max_bytes, self._bytes = max_bytes, 0
+        self._values: OrderedDict[str, tuple[Value, int]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, schema: str) -> Value:
         """Return the value for a schema. Raises what `make` raises."""
         with self._lock:
             entry = self._values.get(schema)
-        if entry is None:
-            entry = self._make(schema), self._size_of(schema)
-            with self._lock:
-                if entry[1] <= self._values.maxsize:
-                    self._values[schema] = entry
-        return entry[0]
+            if entry is not None:
+                self._values.move_to_end(schema)
+                return entry[0]
+        value, size = self._make(schema), self._size_of(schema)
+        with self._lock:
+            if size <= self._max_bytes and schema not in self._values:
+                self._values[schema] = value, size
+                self._bytes += size
+                while self._bytes > self._max_bytes:
+                    self._bytes -= self._values.popitem(last=False)[1][1]
+        return value
 
 
 # Estimate the effort of validating payloads against a schema, without compiling the schema.
@@ -365,3 +371,22 @@ def _compiled_bytes(schema: str) -> int:
 
 
 _VALIDATORS = SchemaCache(_MAX_CACHED_BYTES, _compiled, _compiled_bytes)
+
+
+def _compiled_if_small(schema: str) -> jsonschema_rs.Validator | None:
+    effort = estimate_effort(schema)
+    return _VALIDATORS.get(schema) if effort.is_quick and effort.subschemas <= 1 else None
+
+
+_SMALL = SchemaCache(
+    _MAX_ESTIMATED_BYTES, _compiled_if_small, lambda schema: _BYTES_PER_CHARACTER * len(schema)
+)
+
+
+def is_surely_valid(schema: str, payload: Any) -> bool:
+    """Return whether a payload matches a schema whose check takes less time than parsing the payload.
+
+    Otherwise it may still match.
+    """
+    validator = _SMALL.get(schema)
+    return validator is not None and validator.is_valid(payload)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from zndraw_joblib.server.db.database import Database
@@ -22,13 +23,11 @@ class StoredLimits:
 
     def __init__(self, settings: JobLibSettings, database: Database, start: Start) -> None:
         def limit(what: str, setting: Setting, count: sql_shares.Count) -> StoredLimit:
-            def allowed() -> int:
-                return int(getattr(settings, setting))
-
             async def counted(enough: int) -> sql_shares.Counts:
                 return await database.read(count, enough)
 
-            return StoredLimit(what, setting, allowed, lambda: settings.share_of(allowed()), counted, start)
+            allowed, share = partial(getattr, settings, setting), partial(settings.share_of_setting, setting)
+            return StoredLimit(what, setting, allowed, share, counted, start)
 
         self._database = database
         self.workers = limit("workers", "max_workers", sql_shares.workers)

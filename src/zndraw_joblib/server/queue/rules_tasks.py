@@ -9,13 +9,13 @@ many pages of a long table's index as it has tasks.
 import os
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from cachetools import LRUCache
 from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
@@ -60,8 +60,11 @@ def new_ids(count: int) -> list[UUID]:
     """Return ids for new tasks."""
     now = time.time_ns() // 1_000_000 << 80
     random = os.urandom(10 * count)
-    numbers = [int.from_bytes(random[start : start + 10]) for start in range(0, 10 * count, 10)]
-    return [UUID(int=now | (number & ~_FIXED_BITS) | _VERSION_7) for number in numbers]
+    ids = []
+    for start in range(0, 10 * count, 10):
+        number = int.from_bytes(random[start : start + 10])
+        ids.append(UUID(int=now | (number & ~_FIXED_BITS) | _VERSION_7))
+    return ids
 
 
 # Submit, report and read tasks. Submissions and reports come in lists; each item gets its own result.
@@ -134,7 +137,8 @@ class Report(NamedTuple):
     @property
     def weight(self) -> int:
         """Return how many tasks without a log it takes as long as."""
-        return 1 + rules_details.weight(self.update.log)
+        log = self.update.log
+        return 1 if log is None else 1 + rules_details.weight(log)
 
 
 async def submit(
@@ -289,7 +293,10 @@ def most_body_bytes(items: Sequence[Report]) -> int:
 
     Beyond that the answer has none, and `load_bodies` reads them after the commit.
     """
-    return _MAX_BODY_BYTES // len(items) if any(item.wants_body for item in items) else 0
+    for item in items:
+        if item.wants_body:
+            return _MAX_BODY_BYTES // len(items)
+    return 0
 
 
 async def report(
@@ -435,11 +442,15 @@ class KnownJobs:
     """The jobs of which this server knows schema and policy, as they were in a recent transaction."""
 
     def __init__(self) -> None:
-        self._jobs: LRUCache[JobName, KnownJob] = LRUCache(_MAX_JOBS)
+        # In the order of their last use.
+        self._jobs: OrderedDict[JobName, KnownJob] = OrderedDict()
 
     def get(self, name: JobName) -> KnownJob | None:
         """Return what is known of a job."""
-        return self._jobs.get(name)
+        job = self._jobs.get(name)
+        if job is not None:
+            self._jobs.move_to_end(name)
+        return job
 
     def learn(self, jobs: Iterable[JobRecord]) -> None:
         """Remember jobs whose tasks may be plain."""
@@ -448,6 +459,8 @@ class KnownJobs:
             may_be_plain = job.room_id != INTERNAL and not job.has_lanes and job.policy.priority == 0
             if may_be_plain and len(schema) <= _MAX_SCHEMA_CHARACTERS:
                 self._jobs[job.name] = KnownJob(job.id, str(job.name), schema, job.stored_policy)
+                if len(self._jobs) > _MAX_JOBS:
+                    self._jobs.popitem(last=False)
 
     def forget(self, name: JobName) -> KnownJob | None:
         """Forget a job, until the next transaction that reads it. Return what was known of it."""
@@ -460,20 +473,20 @@ async def submit_plain(
     """Insert plain tasks. Return None, after which nothing was written, unless all are plain."""
     name = items[0].job
     job = jobs.get(name)
-    if job is None or not all(_is_plain(item, name, job.schema) for item in items):
+    if job is None:
         return None
-    keys = [item.key for item in items if item.key is not None]
-    if len({key.id for key in keys}) < len(keys):
-        return None
-    ids = [item.task_id or new for item, new in zip(items, new_ids(len(items)), strict=True)]
-    for item, task_id in zip(items, ids, strict=True):
-        item.task_id = task_id
-    tasks = [
-        NewTaskRow(
-            task_id.hex, item.room_id, item.caller.id, to_json(item.payload).decode(), item.traceparent
-        )
-        for task_id, item in zip(ids, items, strict=True)
-    ]
+    keys = set[UUID]()
+    for item in items:
+        if not _is_plain(item, name, job.schema) or (item.key is not None and item.key.id in keys):
+            return None
+        if item.key is not None:
+            keys.add(item.key.id)
+    ids, tasks = list[UUID](), list[NewTaskRow]()
+    for item, new_id in zip(items, new_ids(len(items)), strict=True):
+        task_id = item.task_id = item.task_id or new_id
+        ids.append(task_id)
+        payload = to_json(item.payload).decode()
+        tasks.append(NewTaskRow(task_id.hex, item.room_id, item.caller.id, payload, item.traceparent))
     try:
         appended = await append(tx, job, tasks, _new_keys(job, ids, items) if keys else [])
     except RepeatTransaction:
@@ -484,35 +497,28 @@ async def submit_plain(
         return None
     responses = _new_tasks(job, ids, items, appended)
     rules_answers.publish_new(tx, responses)
-    tx.wake(job_key(name), len(responses))
+    tx.wake(job_key(job.full_name), len(responses))
     return responses
 
 
 def _new_tasks(
     job: KnownJob, ids: Sequence[UUID], items: Sequence[Submission], appended: Appended
 ) -> list[TaskResponse]:
-    first = TaskRow(
-        id=ids[0],
-        job_id=job.id,
-        job_name=job.full_name,
-        room_id=items[0].room_id,
-        status=TaskStatus.PENDING,
-        created_by=items[0].caller.id,
-        payload=items[0].payload,
-        created_at=appended.at,
-    )
-    response = rules_answers.task_response(first)
-    return [
-        rules_answers.changed(
-            response,
-            id=task_id,
-            room_id=item.room_id,
-            created_by=item.caller.id,
-            payload=item.payload,
-            queue_position=position,
+    responses, position = list[TaskResponse](), appended.ahead
+    for task_id, item in zip(ids, items, strict=True):
+        position += 1
+        responses.append(
+            rules_answers.new_response(
+                id=task_id,
+                job_name=job.full_name,
+                room_id=item.room_id,
+                created_by=item.caller.id,
+                payload=item.payload,
+                created_at=appended.at,
+                queue_position=position,
+            )
         )
-        for position, (task_id, item) in enumerate(zip(ids, items, strict=True), appended.ahead + 1)
-    ]
+    return responses
 
 
 async def find_written(tx: Transaction, items: Sequence[Submission]) -> dict[int, TaskResponse]:
@@ -578,11 +584,11 @@ async def report_plain(tx: Transaction, items: Sequence[Report], most_bytes: int
     if not reports or not (tx.is_sqlite or len(reports) == len(report_of)):
         return {}
     written = {task.id: task for task in await report_single_statement(tx, reports, most_bytes)}
-    results = {
-        index: rules_answers.task_response(_reported(written[item.task_id], item.update))
-        for index, item in enumerate(items)
-        if item.task_id in written
-    }
+    results = {}
+    for index, item in enumerate(items):
+        if item.task_id in written:
+            task = _reported(written[item.task_id], item.update)
+            results[index] = rules_answers.task_response(task)
     rules_answers.publish_changed(tx, list(results.values()))
     return results
 

@@ -22,17 +22,16 @@ from zndraw_joblib.server.queue import sql_counts, sql_workers
 from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
     RECORD_NAMES,
-    ROW_NAMES,
     SELECT_RECORDS,
     TASK_IS_HELD,
     TASK_IS_PENDING,
     TASK_IS_QUEUED,
     Place,
+    ShortRows,
     TaskRecord,
     TaskRow,
     fetch_records,
     row_columns,
-    row_of,
 )
 from zndraw_joblib.server.queue.sql_workers import JOBS_DIGEST, WorkerRecord
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL
@@ -401,7 +400,7 @@ async def claim_single_statement(
 
 def _answer(demand: Demand, rows: Sequence[Any], now: datetime) -> ClaimAnswer:
     first = rows[0]
-    tasks = [row_of(row) for row in rows if row.id is not None]
+    tasks = [_ROWS.row_of(row) for row in rows if row.id is not None]
     for task in tasks:
         task.worker_id, task.claimed_at = demand.worker, now
         task.started_at = now if demand.is_started else None
@@ -571,7 +570,10 @@ lists AS (
 _RANK = "lists.ranks[width_bucket(joblib_task.seq, lists.seqs)]"
 _INDEX = f"width_bucket({_RANK}, lists.firsts)"
 # Columns that are the same for all tasks of a claim: to read them for each task costs a tenth of it.
-_SHARED = ("worker_id", "claimed_at", "started_at", "completed_at", "result")
+_ROWS = ShortRows(
+    **dict.fromkeys(("job_id", "worker_id", "claimed_at", "started_at", "completed_at")),
+    **dict.fromkeys(("result", "run_at", "expires_at")),
+)
 # The tasks are found by an array of ids, which only one index has, and by conditions that no index has:
 # otherwise a plan that is made while there are few tasks, and kept, reads the whole queue, or all tasks by an
 # index that has `seq`. Another condition would be compared with the version at the start of the statement
@@ -593,7 +595,7 @@ claimed AS (
     WHERE joblib_task.id = ANY (array(SELECT id FROM first_tasks))
         AND CASE WHEN {TASK_IS_PENDING} THEN joblib_task.seq >= lists.seqs[1] ELSE false END
     RETURNING lists.positions[{_INDEX}] AS position, {_RANK} AS rank, joblib_task.seq,
-        {row_columns(job_name="lists.full_name", **dict.fromkeys(_SHARED, "NULL"))}
+        joblib_task.job_id, {row_columns(names=_ROWS.names, job_name="lists.full_name")}
 )"""
 # Late heartbeats, and a new version of the rows of workers whose claims have ids.
 _HEARTBEATS = f"""
@@ -613,7 +615,7 @@ _SERVED_JOBS = f"""joblib_worker_job JOIN joblib_job ON joblib_job.id = joblib_w
 # A row for each task, or for each claim without one; none if the claims do not fit. A full join is never done
 # by comparing each row with each.
 _ANSWER = f"""
-SELECT {row_columns("claimed")},
+SELECT {row_columns("claimed", _ROWS.names)},
     jobs.digest,
     CASE WHEN NOT jobs.digest = ANY (:all_digest) THEN array(
         SELECT joblib_job.full_name FROM {_SERVED_JOBS} ORDER BY joblib_job.id
@@ -642,8 +644,7 @@ ORDER BY claims.position, claimed.rank
 _CLAIM = statement(
     f"WITH {_WORKERS},{_READY},{_COUNTED},{_LISTS},{_CLAIMED},{sql_counts.COUNT_CLAIMED},{_HEARTBEATS}"
     f"{_ANSWER}",
-    *(*ROW_NAMES, "jobs_digest", "job_names", "is_paused", "position", "has_queue", "has_more", "now"),
-    result=TEXT,
+    *(*_ROWS.names, "jobs_digest", "job_names", "is_paused", "position", "has_queue", "has_more", "now"),
     digest=TEXT,
     is_lone=BOOLEAN,
     claimant=UUID_TYPE,

@@ -12,9 +12,9 @@ from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import is_watched
-from zndraw_joblib.server.db.statements import TEXT, statement
+from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, statement
 from zndraw_joblib.server.process.ports import job_key
-from zndraw_joblib.server.queue.sql_task_rows import ROW_NAMES, TaskRow, row_columns, row_of
+from zndraw_joblib.server.queue.sql_task_rows import ShortRows, TaskRow, row_columns
 from zndraw_joblib.wire.statuses import TaskStatus
 
 # The fence: what a report may name of its claim, and the task must have then. Reports are refused by it in
@@ -48,6 +48,8 @@ async def report_single_statement(
     """
     if tx.is_sqlite:
         rows = await _report_on_sqlite(tx, reports, most_bytes)
+        if rows:
+            tx.record_watched(is_watched=rows[0].is_watched)
     else:
         columns = zip(FencedReport._fields, zip(*reports, strict=True), strict=True)
         params: dict[str, Any] = {f"all_{name}": list(values) for name, values in columns}
@@ -57,7 +59,7 @@ async def report_single_statement(
             tx.record_watched(is_watched=False)
     tasks = []
     for row in rows:
-        task = row_of(row)
+        task = _ROWS.row_of(row)
         tasks.append(task)
         if task.completed_at is not None:
             tx.record_freed(task.room_id, task.worker_id)
@@ -76,6 +78,9 @@ async def _report_on_sqlite(
     return (await tx.execute(_REPORT_MANY_ON_SQLITE, {**params, "rows": to_json(rows).decode()})).all()
 
 
+# The columns that the answers to these reports have.
+_ROWS = ShortRows(job_id=None, claimed_at=None, result=None, run_at=None, expires_at=None, traceparent=None)
+_NAMES = (*_ROWS.names, "max_in_flight")
 _TYPES = {"source": TEXT, "target": TEXT, "result": TEXT}
 _IS_END = f"reports.target = '{TaskStatus.COMPLETED}'"
 
@@ -112,8 +117,8 @@ FROM {reports}"""
 def _answer(full_name: str, max_in_flight: str) -> str:
     payload = """CASE WHEN :most_bytes > 0 AND octet_length(joblib_task.payload)
         + coalesce(octet_length(joblib_task.result), 0) <= :most_bytes THEN joblib_task.payload END"""
-    others = {"job_name": full_name, "payload": payload, "claimed_at": "NULL", "result": "NULL"}
-    return f"RETURNING {row_columns(**others)}, {max_in_flight}"
+    columns = row_columns(names=_ROWS.names, job_name=full_name, payload=payload)
+    return f"RETURNING {columns}, {max_in_flight}"
 
 
 # It locks the tasks in their order. The lock reads the newest version of a row that another transaction has
@@ -135,7 +140,7 @@ WITH locked AS (
 WHERE joblib_task.seq = reports.seq AND (SELECT count(*) FROM locked) = :count
 {_answer("reports.full_name", "reports.max_in_flight")}
 """,
-    *(*ROW_NAMES, "max_in_flight"),
+    *_NAMES,
     **_TYPES,
 )
 
@@ -152,10 +157,11 @@ def _report_on(reports: str) -> Any:
 WITH reports AS MATERIALIZED (SELECT {reports})
 {_write("reports", ":at")}
 WHERE joblib_task.id = reports.id AND {_may_be_written(policy)}
-{_answer(*columns)}
+{_answer(*columns)}, EXISTS (SELECT 1 FROM joblib_room_stream)
 """,
-        *(*ROW_NAMES, "max_in_flight"),
+        *(*_NAMES, "is_watched"),
         **_TYPES,
+        is_watched=BOOLEAN,
         rows=TEXT,
     )
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
-from zndraw_joblib.server.db.statements import BIG_INTEGER, INTEGER, TEXT, UUID_TYPE, statement
+from zndraw_joblib.server.db.statements import BIG_INTEGER, BOOLEAN, INTEGER, TEXT, UUID_TYPE, statement
 from zndraw_joblib.server.queue import sql_counts
 from zndraw_joblib.server.queue.sql_idempotency import lock_number
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -117,6 +117,7 @@ async def _append_on_sqlite(
     counted = (await tx.execute(_COUNT_ON_SQLITE, params)).first()
     if counted is None:
         return None
+    tx.record_watched(is_watched=bool(counted.is_watched))
     now = await tx.now()
     await tx.execute(_INSERT_ON_SQLITE, {"rows": to_json(new).decode(), "job_id": job.id, "now": now})
     await sql_counts.write_appended(tx, job.id, of_rooms)
@@ -229,10 +230,12 @@ WHERE {_IS_AS_ASSUMED}
 RETURNING pending, (
     SELECT count(*) FROM joblib_room_queue
     WHERE job_id = :job_id AND room_id IN (SELECT value FROM json_each(:rooms))
-)
+), EXISTS (SELECT 1 FROM joblib_room_stream)
 """,
     "pending",
     "listed",
+    "is_watched",
+    is_watched=BOOLEAN,
     schema=TEXT,
     rooms=TEXT,
 )

@@ -165,11 +165,28 @@ def row_of(values: Sequence[Any]) -> TaskRow:
     return row
 
 
-def row_columns(table: str = "joblib_task", **others: str) -> str:
+def row_columns(table: str = "joblib_task", names: Iterable[str] = ROW_NAMES, **others: str) -> str:
     """Return the columns of a `TaskRow` as SQL: those of the table, and `others` by their names."""
-    return ", ".join(
-        f"{others[name]} AS {name}" if name in others else f"{table}.{name}" for name in ROW_NAMES
-    )
+    return ", ".join(f"{others[name]} AS {name}" if name in others else f"{table}.{name}" for name in names)
+
+
+class ShortRows:
+    """The columns of a `TaskRow` in rows that are the same in all others: `shared` has these by name.
+
+    To read a column that is null in each row costs as much as another one.
+    """
+
+    def __init__(self, **shared: Any) -> None:
+        self._shared = shared
+        self.names = [name for name in ROW_NAMES if name not in shared]
+
+    def row_of(self, values: Sequence[Any]) -> TaskRow:
+        """Return the row of the values of these columns, which others may follow."""
+        row = object.__new__(TaskRow)
+        attributes = row.__dict__ = self._shared.copy()
+        attributes.update(zip(self.names, values))  # noqa: B905
+        row.status = _STATUSES[row.status]
+        return row
 
 
 # How many bytes payload and result of a task have together.

@@ -39,7 +39,7 @@ class PubSubManager(MessageManager):
     @property
     def has_others(self) -> bool:
         """Whether there is another replica."""
-        return self._pubsub.has_peers
+        return bool(self._pubsub.peers)
 
     def initialize(self) -> None:
         """Start to receive when the first socket connects; python-socketio calls this."""

@@ -29,7 +29,7 @@ class SocketIoPublisher:
 
     def __init__(self, tsio: Any = None, pubsub: PubSub | None = None) -> None:
         self.tsio = tsio
-        self._pubsub = pubsub
+        self.pubsub = pubsub
         self.rooms: Any = tsio if isinstance(tsio, socketio.AsyncServer) else None
 
     @property
@@ -42,24 +42,25 @@ class SocketIoPublisher:
         self.tsio = sio if self.tsio is None else self.tsio
         self.rooms = sio
 
-    @property
     def has_subscribers(self) -> bool:
-        """Whether a socket of any process may receive an event."""
-        if self.rooms is not self.tsio or self._carries:
+        """Return whether a socket of any process may receive an event."""
+        if self.rooms is None or self.rooms is not self.tsio:
+            return self.tsio is not None
+        if socketio_internals.has_subscribers(self.rooms):
             return True
-        return self.rooms is not None and socketio_internals.has_subscribers(self.rooms)
+        return self.pubsub is not None and bool(self.pubsub.peers) and self._carries
 
     @property
     def _carries(self) -> bool:
         """Return whether other processes get events only by pub/sub."""
-        is_connected = self._pubsub is not None and self._pubsub.has_peers
+        is_connected = self.pubsub is not None and bool(self.pubsub.peers)
         return is_connected and self.rooms is not None and socketio_internals.is_local(self.rooms)
 
     async def __call__(self, emissions: Iterable[Emission]) -> None:
         """Send the events in their order."""
         for emission in emissions:
-            if self._pubsub is not None and self._carries:
-                self._pubsub.publish(_encode(emission))
+            if self.pubsub is not None and self._carries:
+                self.pubsub.publish(_encode(emission))
             await self.send_here([emission])
 
     async def send_here(self, emissions: Iterable[Emission]) -> None:

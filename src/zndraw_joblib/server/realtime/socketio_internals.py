@@ -120,17 +120,20 @@ class MessageManager(AsyncPubSubManager, LocalManager, ABC):  # type: ignore[mis
             yield message
 
 
+_LOCAL = frozenset({AsyncManager, LocalManager})
+
+
 def has_subscribers(sio: Any) -> bool:
     """Return whether any process may have a connected socket."""
     manager = sio.manager
     if isinstance(manager, MessageManager):
         return manager.has_subscribers
-    return not is_local(sio) or NAMESPACE in manager.rooms
+    return NAMESPACE in manager.rooms or type(manager) not in _LOCAL
 
 
 def is_local(sio: Any) -> bool:
     """Return whether a Socket.IO server knows only the sockets of its own process."""
-    return type(sio.manager) in {AsyncManager, LocalManager}
+    return type(sio.manager) in _LOCAL
 
 
 def redis_channel(sio: Any) -> tuple[str, str] | None:

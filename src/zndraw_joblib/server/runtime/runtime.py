@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff
-from zndraw_joblib.server.db.database import Clock, Database, Transaction
+from zndraw_joblib.server.db.database import Clock, Database, Freed, Transaction
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.db.room_events import EventRow
@@ -65,8 +65,10 @@ from zndraw_joblib.wire.messages import (
     TaskClaimRequest,
     TaskClaimResponse,
     TaskResponse,
+    TaskSubmitRequest,
     WorkerResponse,
 )
+from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.problems import Forbidden, ProblemException, WorkerNotFound
 
 Pair = tuple[str, UUID]
@@ -161,7 +163,7 @@ class Runtime:
             database if isinstance(database, Database) else SessionDatabase(database, clock, limits)
         )
         self.pubsub = PubSub(self._wake, lambda: self.recheck.run())  # noqa: PLW0108 - it is made below
-        self.waiters = Waiters(waiting_requests(settings), self.pubsub.forward)
+        self.waiters = Waiters(waiting_requests(settings), self.pubsub.forward, self.pubsub.peers)
         self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
         self.events = EventQueue(settings)
         self.on_providers_removed: Callable[[list[str]], Coroutine[Any, Any, None]] | None = None
@@ -197,17 +199,19 @@ class Runtime:
         self,
         apply: Callable[[Transaction, Sequence[Item]], Awaitable[Sequence[Result | Exception]]],
         needs: Callable[[Item], str] = attrgetter("needs"),
-        tasks_of: Callable[[Item], int] = lambda _: 1,
+        tasks_of: Callable[[Item], int] | None = None,
     ) -> Batcher[Item, Result]:
         """Return a batcher that runs `apply(tx, items)` in one transaction for each batch.
 
-        `tasks_of` returns how many tasks an item concerns: a batch of many does not run on the event loop.
+        `tasks_of` returns how many tasks an item concerns, by default one: a batch of many does not run on
+        the event loop.
         """
         database, share = self.database, self.settings.share_of(MAX_WAITING)
 
         def commit(items: Sequence[Item], lock_seconds: float) -> Awaitable[Sequence[Result | Exception]]:
             self.batch_items.add(len(items))
-            is_short = sum(map(tasks_of, items)) <= _TASKS_PER_SHORT_WRITE
+            tasks = len(items) if tasks_of is None else sum(map(tasks_of, items))
+            is_short = tasks <= _TASKS_PER_SHORT_WRITE
             return self._finish_write(database.write_batch(apply, items, lock_seconds, is_short=is_short))
 
         batcher = Batcher(
@@ -268,23 +272,28 @@ class Runtime:
 
     def publish(self, tx: Transaction) -> None:
         """Wake waiters and queue events after the commit. No request waits for the publisher."""
-        self.waiters.notify(tx.wakes)
+        if tx.wakes:
+            self.waiters.notify(tx.wakes)
         if tx.appended:
             self.on_appended(tx.appended)
             self.pubsub.forward([Wake(events_key(room_id), None) for room_id in tx.appended])
-        if (seconds := tx.seconds_until_due) is not None:
-            self._on_due(seconds)
-        for worker_id in {freed.worker_id for freed in tx.freed}:
-            self.waiters.wake(slot_key(worker_id))
-        if tx.freed and self.settings.room_max_in_flight is not None:
-            # Not awaited, because the committed write must not raise its error.
-            self.start(self._wake_for_rooms([slot.room_id for slot in tx.freed], tx.wakes))
+        if tx.due is not None:
+            self._on_due(tx.seconds_until_due)
+        if tx.freed:
+            self._wake_for_slots(tx.freed, tx.wakes)
         if tx.removed_providers and self.on_providers_removed is not None:
             self.start(self.on_providers_removed(tx.removed_providers))
         if self.on_events is not None:
             self.on_events(tx.emissions)
         if self._publish is not None and self._has_subscribers():
             self.events.put(self._publish, tx.emissions)
+
+    def _wake_for_slots(self, freed: Sequence[Freed], woken: Sequence[Wake]) -> None:
+        for worker_id in {slot.worker_id for slot in freed}:
+            self.waiters.wake(slot_key(worker_id))
+        if self.settings.room_max_in_flight is not None:
+            # Not awaited, because the committed write must not raise its error.
+            self.start(self._wake_for_rooms([slot.room_id for slot in freed], woken))
 
     async def _wake_for_rooms(self, rooms: list[str], woken: Sequence[Wake]) -> None:
         """Wake one waiter for each freed slot of these rooms and each job that has pending tasks there."""
@@ -302,6 +311,31 @@ class Runtime:
     def order(self) -> ClaimOrder:
         """The order in which tasks are claimed, by the current settings."""
         return ClaimOrder(self.settings.claim_order == "fair", self.settings.room_max_in_flight)
+
+    def submission(
+        self,
+        caller: Identity,
+        room_id: str,
+        job: JobName,
+        request: TaskSubmitRequest,
+        key: RequestKey | None = None,
+        traceparent: str | None = None,
+    ) -> rules_tasks.Submission:
+        """Return the task that a request submits."""
+        settings = self.settings
+        return rules_tasks.Submission(
+            caller=caller,
+            room_id=room_id,
+            job=job,
+            payload=request.payload,
+            options=request,
+            is_bounded=settings.room_max_in_flight is not None,
+            requires_worker=settings.without_workers == "reject",
+            validate_payload=settings.validate_payload,
+            cross_room=settings.cross_room_jobs,
+            key=key,
+            traceparent=traceparent,
+        )
 
     async def submit(self, item: rules_tasks.Submission) -> OnceOrRepeat:
         """Add a task. Raises the problem that `tasks.submit` returns, or `InvalidPayload`."""
