@@ -41,7 +41,7 @@ from internal.processes import (
     wait_for_end,
 )
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.server.internal.dispatcher import _send
+from zndraw_joblib.server.internal.dispatcher import send_to_broker
 from zndraw_joblib.server.internal.registry import OrderedTask
 from zndraw_joblib.server.internal.setup import QueueBroker
 from zndraw_joblib.wire.messages import TaskResponse
@@ -348,7 +348,7 @@ async def test_the_broker_gives_out_the_highest_priority_first(valkey: Valkey) -
             priority=priority,
         )
         names[str(task.id)] = name
-        await _send(OrderedTask(broker.register_task(_nothing, name)), task, 30)
+        await send_to_broker(OrderedTask(broker.register_task(_nothing, name)), task, 30)
     taken = []
     async with aclosing(broker.listen()) as messages:
         async for message in messages:

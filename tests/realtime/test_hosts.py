@@ -179,7 +179,7 @@ async def test_joins_leave_nothing_behind(host: Host) -> None:
     async with host.serve() as server:
         ada = await server.connect(auth={"token": KEY})
         assert host.joblib.rooms is not None
-        [request] = host.joblib.rooms._requests.values()
+        [request] = host.joblib.rooms.requests.values()
         receive, keys = request.receive, set(request.scope)
         for _ in range(3):
             assert await ada.call("join_room", room_id="attic") == {}

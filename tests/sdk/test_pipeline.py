@@ -326,6 +326,7 @@ def test_a_worker_that_cannot_report_stops_claiming(
     worker: Make, room: str, server: LiveServer, api: Connection, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """Outcomes wait, bounded by number and bytes; none is lost, and no task runs twice."""
+    # A `JobManager` has no argument for it: no user needs another value.
     monkeypatch.setattr(f"zndraw_joblib.worker.reporter.{limit}", 20)
     runs: Counter[int] = Counter()
     busy = raw("503 Service Unavailable", b"busy", "text/plain")

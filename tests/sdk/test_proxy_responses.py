@@ -116,6 +116,7 @@ def test_a_result_too_large_for_the_proxy_fails_its_task(
     worker: Make, room: str, proxy: Proxy, api_by_proxy: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy's 413 is repeated for a shorter time; then the task fails with the reason."""
+    # A `JobManager` has no argument for it: no user needs another value.
     monkeypatch.setattr("zndraw_joblib.client.retry.TOO_LARGE_SECONDS", 1.0)
     manager = worker(lambda task: "x" * 1000, at=api_by_proxy)
     manager.register(Add, room=room)

@@ -116,6 +116,7 @@ def test_a_task_that_could_not_start_does_not_delay_the_stop(
 
     A stop ends the retries of this report; the task does not run.
     """
+    # A `JobManager` has no argument for it: no user needs another value.
     monkeypatch.setattr("zndraw_joblib.worker.pipeline.SURE_SECONDS", 0.0)
     live = own_server()
     ran: list[str] = []

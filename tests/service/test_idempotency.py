@@ -164,6 +164,7 @@ async def test_a_lost_race_for_a_key_is_rolled_back(
         return {}, set()
 
     with monkeypatch.context() as raced:
+        # A statement that began before another stored the key: no lock can hold it at that moment.
         raced.setattr(sql_idempotency, "lock", find_nothing)
         with pytest.raises(RequestInProgress):
             await replica.runtime.submit(rules_tasks.Submission(SUBMITTER, "lab", JOB, {}, key=key))

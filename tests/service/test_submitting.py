@@ -221,7 +221,7 @@ async def test_a_stop_waits_for_running_batches(replica: Replica) -> None:
     """Also for a batch whose callers have all disconnected."""
     job = await replica.register()
     submitting = asyncio.ensure_future(replica.submit(job))
-    while not (batches := replica.runtime._submits.batches):  # noqa: ASYNC110 - it is about the very moment
+    while not (batches := replica.runtime.submits.batches):  # noqa: ASYNC110 - it is about the very moment
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     submitting.cancel()

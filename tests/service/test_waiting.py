@@ -133,7 +133,10 @@ Hook = Callable[[], Awaitable[None]]
 
 
 def after_each_commit(replica: Replica, monkeypatch: pytest.MonkeyPatch, *hooks: Hook) -> None:
-    """Run one hook after each of the next commits, before its caller continues."""
+    """Run one hook after each of the next commits, before its caller continues.
+
+    It replaces a method, because no event of the server is between a commit and its caller.
+    """
     left, write = list(hooks), replica.runtime.database.write_batch
 
     async def write_and_hook(*work: Any, **given: Any) -> Any:

@@ -419,6 +419,7 @@ async def test_a_worker_that_cannot_be_removed_does_not_affect_readiness(
     await queue.pass_time()
     before = queue.joblib.sweeper.last_good
     with monkeypatch.context() as broken:
+        # An error in the code: the database has none that only this statement meets.
         broken.setattr(rules_sweep, "retire_stale", raise_error)
         cycle = await queue.sweep()
     assert cycle.errors == 1

@@ -226,7 +226,7 @@ class Dispatcher:
     ) -> None:
         async with asyncio.timeout(seconds):
             token = await self._tokens.mint() if takes_token else None
-            await _send(handle, task, seconds, token)
+            await send_to_broker(handle, task, seconds, token)
 
     async def _confirm(self, task_id: UUID) -> None:
         try:
@@ -256,9 +256,10 @@ def _job_name(task: TaskRecord | TaskResponse) -> str:
     return task.job_name if isinstance(task, TaskResponse) else str(task.job)
 
 
-async def _send(
+async def send_to_broker(
     handle: InternalTask, task: TaskRecord | TaskResponse, seconds: float, token: str | None = None
 ) -> None:
+    """Send a task to the broker of its job. Raises TimeoutError after `seconds`."""
     call: dict[str, Any] = {"task_id": str(task.id), "room_id": task.room_id, "payload": task.payload}
     if token is not None:
         call["token"] = token

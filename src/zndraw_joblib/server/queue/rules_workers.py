@@ -39,7 +39,7 @@ from zndraw_joblib.wire.problems import (
 from zndraw_joblib.wire.statuses import HELD, TaskStatus
 
 # How many held tasks a batch of heartbeats compares with the named ones, besides as many as are named.
-_MAX_HELD = 2000
+MAX_HELD = 2000
 _REMOVED_AT_ONCE = 50
 _NEVER = datetime.max.replace(tzinfo=UTC)
 Decide = Callable[[TaskRecord, datetime, float], TaskRecord]
@@ -159,7 +159,7 @@ async def _states(tx: Transaction, items: Sequence[Heartbeat]) -> dict[UUID, Tas
 
 async def _compare(tx: Transaction, named: Mapping[UUID, set[tuple[UUID, int]]]) -> dict[UUID, TaskState]:
     """Record which of the tasks that these workers hold are not named. Return the states of those read."""
-    held = await sql_expiry.named_tasks_of(tx, list(named), _MAX_HELD + sum(map(len, named.values())))
+    held = await sql_expiry.named_tasks_of(tx, list(named), MAX_HELD + sum(map(len, named.values())))
     now = await tx.now()
     is_named = {task: (task.id, task.attempt) in named[task.worker_id] for task in held}
     await sql_expiry.unmark(tx, [task.id for task in held if is_named[task] and task.unnamed_since])

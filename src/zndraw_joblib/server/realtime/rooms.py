@@ -280,7 +280,7 @@ class Rooms:
         self.sio = sio
         self._runtime = runtime
         self._access = access
-        self._requests: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
         self._joined: dict[str, set[str]] = {}
         self.disconnects = DisconnectTracker(runtime)
         self.presence = Presence(runtime, sio, self._enter, self._leave, self._is_connected)
@@ -311,7 +311,7 @@ class Rooms:
     @property
     def is_idle(self) -> bool:
         """Return whether no socket is connected and no grace period runs."""
-        is_tracked = self._requests or self._joined or self.supervisor.owners
+        is_tracked = self.requests or self._joined or self.supervisor.owners
         return not is_tracked and self.presence.is_idle and self.disconnects.is_idle
 
     @property
@@ -335,7 +335,7 @@ class Rooms:
         await socketio_internals.close_sockets(self.sio)
 
     async def _connect(self, hosts_handler: Any, sid: str, environ: dict[str, Any], auth: Any = None) -> Any:
-        request = self._requests[sid] = self._request(environ, auth)
+        request = self.requests[sid] = self._request(environ, auth)
         try:
             if self._access.requires_identity:
                 await self._check_identity(sid, request)
@@ -374,7 +374,7 @@ class Rooms:
 
     def _forget(self, sid: str) -> None:
         """Undo all that a disconnected socket has joined."""
-        self._requests.pop(sid, None)
+        self.requests.pop(sid, None)
         self._joined.pop(sid, None)
         self.supervisor.remove(sid)
         self.presence.disconnected(sid)
@@ -387,7 +387,7 @@ class Rooms:
             self._forget(sid)
 
     def _is_connected(self, sid: str) -> bool:
-        return sid in self._requests
+        return sid in self.requests
 
     def _handle(self, kind: type[Event], handle: Callable[[str, Event], Awaitable[None]]) -> None:
         async def handler(sid: str, data: Any = None) -> dict[str, Any]:
@@ -444,7 +444,7 @@ class Rooms:
     async def _join_room(self, sid: str, event: events.JoinRoom) -> None:
         await self._caller(sid)
         room_id = validate_room_id(event.room_id)
-        await self._access.check_readable(_copy(self._requests[sid]), room_id)
+        await self._access.check_readable(_copy(self.requests[sid]), room_id)
         await self._enter(sid, events.room_of(room_id), events.EVERY_ROOM)
 
     async def _leave_room(self, sid: str, event: events.LeaveRoom) -> None:
@@ -453,7 +453,7 @@ class Rooms:
             await self._leave(sid, events.EVERY_ROOM)
 
     async def _check_served(self, sid: str, caller: Identity, room_id: str) -> None:
-        request = self._requests.get(sid)
+        request = self.requests.get(sid)
         if request is not None and self._access.check_served is not None:
             await self._access.check_served(request, caller, room_id)
 
@@ -483,7 +483,7 @@ class Rooms:
         return False
 
     async def _caller(self, sid: str) -> Identity:
-        request = self._requests.get(sid)
+        request = self.requests.get(sid)
         caller = None if request is None else await self._identify(sid, request)
         if caller is None:
             raise Unauthorized("Joining a room needs an identity: connect with auth={'token': …}")

@@ -173,7 +173,7 @@ class Runtime:
         self.batch_items = LocalHistogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
         self._writing: set[asyncio.Task[Any]] = set()
         submit, weight = partial(rules_idempotency.submit, jobs=KnownJobs()), attrgetter("weight")
-        self._submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(submit)
+        self.submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(submit)
         report = partial(rules_idempotency.report, limits=partial(LogLimits.of, settings))
         self._reports: Batcher[rules_tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
         claim, limit = PlainClaims().claim, attrgetter("most")
@@ -342,12 +342,12 @@ class Runtime:
         user = item.caller.id  # the health check has none, and no limit
         if user and not self.stored.pending_tasks.take_now(user):
             await self._take_pending([item], [item.key])
-        return await self.payload_validator.submit_one(item, self._submits.put)
+        return await self.payload_validator.submit_one(item, self.submits.put)
 
     async def submit_many(self, items: Sequence[rules_tasks.Submission]) -> list[OnceOrRepeat | Exception]:
         """Add tasks. The result for each is that of `tasks.submit`, or `InvalidPayload`."""
         await self._take_pending(items, [item.key for item in items])
-        return await self.payload_validator.submit(items, self._submits.put_many)
+        return await self.payload_validator.submit(items, self.submits.put_many)
 
     async def submit_all(
         self,
