@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
 from metrics.scraping import ADMIN_TOKEN, Values, parsed, running, scrape, value
+from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS
 from zndraw_joblib.server.db.tables import Job, RoomCount, Server, Statistic
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.host.mount import JobLib
@@ -50,16 +51,17 @@ def of_queue(found: Values) -> Values:
     }
 
 
-def totals_of(job_id: UUID) -> dict[str, Any]:
-    """Return the totals of a job."""
+def totals_of(job_id: UUID, jobs: int = 1) -> dict[str, Any]:
+    """Return the totals of a job, or of several such jobs."""
+    numbers = {"submitted": 2**40, "completed": 4, "failed": 5, "retried": 6, "lost": 7}
     row = Statistic(
         resolution=0,
         job_id=job_id,
         start=datetime(2030, 1, 1, tzinfo=UTC),
-        **{"submitted": 2**40, "completed": 4, "failed": 5, "retried": 6, "lost": 7},
-        waiting=[1, 2, 1] + [0] * (len(BUCKET_BOUNDS) - 2),
-        running=[0] * len(BUCKET_BOUNDS) + [1],
-        running_seconds=90_000.5,
+        **{name: jobs * number for name, number in numbers.items()},
+        waiting=[jobs * number for number in (1, 2, 1)] + [0] * (len(BUCKET_BOUNDS) - 2),
+        running=[0] * len(BUCKET_BOUNDS) + [jobs],
+        running_seconds=jobs * 90_000.5,
         causes={"worker-lost": 3},
     )
     return row.model_dump()
@@ -196,6 +198,8 @@ async def add_jobs(engine: AsyncEngine, names: list[str]) -> None:
         for job in jobs
     ]
     totals = [totals_of(job["id"]) for job in (*jobs[:5], *jobs[-2:])]
+    # The row of all jobs also has those that were deleted: one of them, here.
+    totals.append(totals_of(ALL_JOBS, jobs=len(totals) + 1))
     async with engine.begin() as connection:
         await connection.execute(insert(Job.__table__), jobs)
         await connection.execute(insert(RoomCount.__table__), [count.model_dump() for count in counts])
@@ -233,7 +237,8 @@ async def test_many_jobs_with_hostile_names_are_added_up(
     assert listed == {*full_names[:500], "other"}
     assert value(found, "queued_tasks", job_name="other") == 2
     assert value(found, "tasks", job_name="other", status="failed") == 2
-    assert value(found, "tasks_finished_total", job_name="other", outcome="failed") == 10
+    assert value(found, "tasks_finished_total", job_name="other", outcome="failed") == 15
+    assert value(found, "task_waiting_seconds_count", job_name="other") == 12
     assert other.headers["content-type"].startswith("application/openmetrics-text")
     families = {family.name: family for family in openmetrics.text_string_to_metric_families(other.text)}
     queued = families["zndraw_joblib_queued_tasks"].samples

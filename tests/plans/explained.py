@@ -60,7 +60,7 @@ class Explainer:
         self, _: Any, __: Any, statement: str, parameters: Any, ___: Any, many: bool
     ) -> None:
         if self._is_recording and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", statement):
-            self._captured.append((statement, parameters[0] if many else parameters))
+            self._captured.append((statement.strip(), parameters[0] if many else parameters))
 
     @contextmanager
     def _recording(self) -> Iterator[None]:

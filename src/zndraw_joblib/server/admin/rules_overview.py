@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
@@ -405,17 +405,20 @@ class Durations:
     buckets: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
     sum: float = 0.0
 
-    def add(self, buckets: list[int], seconds: float) -> None:
-        """Add the counts of a row."""
-        self.buckets = [mine + other for mine, other in zip(self.buckets, buckets, strict=True)]
-        self.sum += seconds
+    def subtract(self, other: "Durations") -> None:
+        """Leave what is not in another histogram."""
+        self.buckets = [
+            max(0, mine - theirs) for mine, theirs in zip(self.buckets, other.buckets, strict=True)
+        ]
+        self.sum = max(0.0, self.sum - other.sum)
 
 
 @dataclass
 class JobMetrics:
     """The figures of a job, or of all jobs beyond the first ones, which have no `workers` and `is_paused`.
 
-    `workers` is null for internal jobs. `totals` counts since the statistics began.
+    `workers` is null for internal jobs. `totals` counts since the statistics began, for all jobs beyond the
+    first ones also those that were deleted.
     """
 
     tasks: dict[TaskStatus, int] = field(default_factory=lambda: dict.fromkeys(TaskStatus, 0))
@@ -427,6 +430,23 @@ class JobMetrics:
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
     waiting: Durations = field(default_factory=Durations)
     running: Durations = field(default_factory=Durations)
+
+    def count(self, row: Any) -> None:
+        """Take the totals of a row of the statistics, if there is one."""
+        if row is None:
+            return
+        self.totals = {name: getattr(row, name) for name in _COUNTERS}
+        self.waiting = Durations(row.waiting, row.waiting_seconds)
+        self.running = Durations(row.running, row.running_seconds)
+
+    def subtract(self, job: "JobMetrics") -> None:
+        """Leave the figures of all but a job."""
+        self.queued = max(0, self.queued - job.queued)
+        self.scheduled = max(0, self.scheduled - job.scheduled)
+        self.tasks = {status: max(0, number - job.tasks[status]) for status, number in self.tasks.items()}
+        self.totals = {name: max(0, number - job.totals[name]) for name, number in self.totals.items()}
+        self.waiting.subtract(job.waiting)
+        self.running.subtract(job.running)
 
 
 @dataclass
@@ -451,10 +471,11 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetric
     active, listed = groups[WorkerState.ACTIVE], await entries(tx)
     silent = sum(server.is_silent for server in listed)
     successes = [server.last_good_at for server in listed if server.last_good_at is not None]
-    totals = await sql_statistics.totals(tx)
+    first = await sql_figures.first_jobs(tx, MAX_JOBS)
+    totals = await sql_statistics.totals(tx, [job.id for job in first])
     return QueueMetrics(
-        jobs=await _jobs(tx, totals, now),
-        causes=_causes(totals),
+        jobs=await _jobs(tx, first, totals, now),
+        causes=totals[ALL_JOBS].causes if ALL_JOBS in totals else {},
         workers={state: group.workers for state, group in groups.items()},
         held_slots=sum(group.slots_used for group in groups.values()),
         free_slots=active.slots - active.slots_used,
@@ -465,46 +486,35 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetric
     )
 
 
-def _causes(totals: list[Any]) -> dict[str, int]:
-    causes: dict[str, int] = {}
-    for row in totals:
-        if row.job_id == ALL_JOBS:
-            for cause, number in row.causes.items():
-                causes[cause] = causes.get(cause, 0) + number
-    return causes
-
-
-async def _jobs(tx: Transaction, totals: list[Any], now: datetime) -> dict[str, JobMetrics]:
-    """Return the figures of each job that has tasks or can get some, the oldest jobs first."""
-    counts, claiming = await sql_counts.of_jobs(tx), await sql_figures.claiming(tx)
+async def _jobs(
+    tx: Transaction, first: Sequence[sql_figures.JobFigures], totals: Mapping[UUID, Any], now: datetime
+) -> dict[str, JobMetrics]:
+    """Return the figures of the first jobs that have tasks or can get some, and of all others together."""
+    ids = [job.id for job in first]
+    counts, claiming = await sql_counts.of_jobs(tx, ids), await sql_figures.claiming(tx, ids)
+    number, queued, scheduled = await sql_figures.job_sums(tx)
+    others = JobMetrics(_by_status(await sql_counts.of_all(tx)), queued, scheduled)
+    others.count(totals.get(ALL_JOBS))
     jobs: dict[str, JobMetrics] = {}
     by_id: dict[UUID, JobMetrics] = {}
-    for index, job in enumerate(await sql_figures.job_figures(tx)):
+    for job in first:
         of_job = counts.get(job.id, sql_counts.NO_COUNTS)
-        if job.is_deleted and of_job == sql_counts.NO_COUNTS:
-            continue
-        if index < MAX_JOBS:
-            has_workers = job.room_id != INTERNAL and not job.is_deleted
-            workers = claiming.get(job.id, 0) if has_workers else None
-            metrics = jobs[job.full_name] = JobMetrics(is_paused=job.is_paused, workers=workers)
-        else:
-            metrics = jobs.setdefault(OTHER, JobMetrics())
-        by_id[job.id] = metrics
-        metrics.queued += job.queued
-        metrics.scheduled += job.scheduled
-        for status, number in of_job:
-            metrics.tasks[TaskStatus(status)] += number
-    _add_totals(by_id, totals)
+        metrics = by_id[job.id] = JobMetrics(_by_status(of_job), job.queued, job.scheduled)
+        if job.room_id != INTERNAL and not job.is_deleted:
+            metrics.workers = claiming[job.id]
+        metrics.is_paused = job.is_paused
+        metrics.count(totals.get(job.id))
+        if not job.is_deleted or of_job != sql_counts.NO_COUNTS:
+            jobs[job.full_name] = metrics
+    if number > len(first):
+        for metrics in by_id.values():
+            others.subtract(metrics)
+        jobs[OTHER] = others
     for task in await sql_counts.of_queues(tx):
-        if (waits := by_id.get(task.job_id)) is not None:
-            waits.oldest_seconds = max(waits.oldest_seconds, (now - task.since).total_seconds())
+        waits = by_id.get(task.job_id, others)
+        waits.oldest_seconds = max(waits.oldest_seconds, (now - task.since).total_seconds())
     return jobs
 
 
-def _add_totals(by_id: dict[UUID, JobMetrics], totals: list[Any]) -> None:
-    for row in totals:
-        if (metrics := by_id.get(row.job_id)) is not None:
-            for name in _COUNTERS:
-                metrics.totals[name] += getattr(row, name)
-            metrics.waiting.add(row.waiting, row.waiting_seconds)
-            metrics.running.add(row.running, row.running_seconds)
+def _by_status(counts: StatusCounts) -> dict[TaskStatus, int]:
+    return {TaskStatus(status): number for status, number in counts}

@@ -76,6 +76,7 @@ _ALL = select(
     *(jobs.c.id, jobs.c.full_name, jobs.c.room_id, jobs.c.pending),
     *(jobs.c.scheduled, jobs.c.paused, jobs.c.deleted),
 ).order_by(jobs.c.room_id.in_(sorted(RESERVED)).desc(), jobs.c.created_at, jobs.c.id)
+_SUMS = select(func.count(), *map(_sum, (jobs.c.pending, jobs.c.scheduled)))
 
 
 async def job_totals(tx: Transaction) -> JobTotals:
@@ -93,9 +94,15 @@ async def paused_jobs(tx: Transaction, limit: int) -> list[QueuedJob]:
     return [QueuedJob(*row) for row in await tx.execute(_PAUSED.limit(limit))]
 
 
-async def job_figures(tx: Transaction) -> list[JobFigures]:
-    """Return all jobs in an order that does not change: those of reserved rooms first, then the oldest."""
-    return [JobFigures(*row) for row in await tx.execute(_ALL)]
+async def first_jobs(tx: Transaction, limit: int) -> list[JobFigures]:
+    """Return the first jobs in an order that does not change: those of reserved rooms, then the oldest."""
+    return [JobFigures(*row) for row in await tx.execute(_ALL.limit(limit))]
+
+
+async def job_sums(tx: Transaction) -> tuple[int, int, int]:
+    """Return how many jobs there are, deleted ones too, and the tasks in their queues and scheduled ones."""
+    number, queued, scheduled = map(int, (await tx.execute(_SUMS)).one())
+    return number, queued, scheduled
 
 
 # Workers: what they say about themselves, the jobs that they serve, the tasks that they hold.
@@ -187,7 +194,11 @@ _SERVICES = (
     .group_by(links.c.job_id)
 )
 # Without a join for each link: few workers are draining.
-_LINKS = select(links.c.job_id, func.count()).group_by(links.c.job_id)
+_LINKS = (
+    select(links.c.job_id, func.count())
+    .where(among(links.c.job_id, bindparam("ids")))
+    .group_by(links.c.job_id)
+)
 _DRAINING_LINKS = select(links.c.job_id).where(
     links.c.worker_id.in_(select(workers.c.id).where(workers.c.draining))
 )
@@ -277,11 +288,15 @@ async def services(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, Servi
     return {job_id: Service(number, int(slots)) for job_id, number, slots in rows}
 
 
-async def claiming(tx: Transaction) -> dict[UUID, int]:
-    """Return how many workers serve each job and are not draining; a job without workers is missing."""
-    workers_of_jobs: dict[UUID, int] = {job_id: number for job_id, number in await tx.execute(_LINKS)}
+async def claiming(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, int]:
+    """Return how many workers serve each of these jobs and are not draining."""
+    workers_of_jobs = dict.fromkeys(job_ids, 0)
+    workers_of_jobs |= {
+        job_id: number for job_id, number in await tx.execute(_LINKS, {"ids": padded(job_ids)})
+    }
     for job_id in (await tx.execute(_DRAINING_LINKS)).scalars():
-        workers_of_jobs[job_id] -= 1
+        if job_id in workers_of_jobs:
+            workers_of_jobs[job_id] -= 1
     return workers_of_jobs
 
 

@@ -1,13 +1,13 @@
 """The rows of the statistics, and the time up to which the tasks were read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import bindparam, delete, func, select, update
 
-from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.bulk import among, padded
 from zndraw_joblib.server.db.database import Transaction, dialect
 from zndraw_joblib.server.db.tables import Job, Statistic, StatisticPosition
 from zndraw_joblib.server.queue import sql_occurrences
@@ -74,7 +74,9 @@ _ENDS = (
     .group_by(jobs.c.full_name)
     .order_by(jobs.c.full_name)
 )
-_TOTALS = select(statistics).where(statistics.c.resolution == TOTALS)
+_TOTALS = select(statistics).where(
+    statistics.c.resolution == TOTALS, among(statistics.c.job_id, bindparam("ids"))
+)
 
 
 async def lock_position(tx: Transaction) -> Position | None:
@@ -197,9 +199,10 @@ async def ends(tx: Transaction, since: datetime) -> list[RecentEnds]:
     return [RecentEnds(job, *map(int, numbers)) for job, *numbers in rows]
 
 
-async def totals(tx: Transaction) -> list[Any]:
-    """Return the rows since the beginning, of each job and of `ALL_JOBS`."""
-    return list(await tx.execute(_TOTALS))
+async def totals(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, Any]:
+    """Return the rows since the beginning of these jobs, and that of `ALL_JOBS`."""
+    rows = await tx.execute(_TOTALS, {"ids": padded([ALL_JOBS, *job_ids])})
+    return {row.job_id: row for row in rows}
 
 
 async def prune(tx: Transaction, resolution: int, before: datetime) -> None:
