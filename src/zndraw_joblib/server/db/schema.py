@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ def scripts() -> Path:
     return installed if installed.is_dir() else here.parents[2] / "alembic"
 
 
+@cache
 def newest() -> str:
     """Return the version that this code needs."""
     return str(ScriptDirectory(str(scripts())).get_current_head())
@@ -127,8 +129,8 @@ def _current(connection: Connection) -> str | None:
 
 
 def _check(connection: Connection) -> str | None:
-    revision, directory = _current(connection), ScriptDirectory(str(scripts()))
-    if revision is None or revision in {script.revision for script in directory.walk_revisions()}:
+    revision = _current(connection)
+    if revision is None or revision == newest() or revision in _revisions():
         return revision
     writer = connection.execute(select(_settings.c.value).where(_settings.c.name == _UPGRADED_BY)).scalar()
     release = f"zndraw-joblib {writer}" if writer else "A newer zndraw-joblib"
@@ -137,6 +139,10 @@ def _check(connection: Connection) -> str | None:
         f"schema {newest()}) does not know. {release} upgraded it. Install that release or a newer one, or "
         "restore a backup from before its upgrade"
     )
+
+
+def _revisions() -> set[str]:
+    return {script.revision for script in ScriptDirectory(str(scripts())).walk_revisions()}
 
 
 def _upgrade(connection: Connection) -> None:
