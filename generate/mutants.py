@@ -5,10 +5,12 @@ number ends in 7, ``"*_choose_*"`` those of a function. Source and tests are cop
 ``mutmut show NAME`` prints a change with its lines.
 """
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from generate import ROOT
@@ -17,6 +19,12 @@ WORK = ROOT / ".mutants"
 MUTMUT = Path(sys.executable).with_name("mutmut")
 # Types, texts of logs and messages that only a person reads.
 LEFT_OUT = (r"\bcast\(", r"\blogger\.", r"\bTypeVar\(")
+# One replica on SQLite: the other tests have the same rules, and need more time.
+CHOSEN = ("-m", "not (processes or slow or signals or benchmark)", "-k", "not (of-a-host or two-replicas)")
+# Its five garbage collections take longer than most tests.
+QUICK = ("-p", "no:unraisableexception")
+# Databases in memory, where the system has a folder for that.
+MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder is made in it
 
 
 class Rules(NamedTuple):
@@ -32,11 +40,18 @@ MODULES = {
     "transitions": Rules(
         "server/queue/rules_transitions.py",
         (
+            "http/test_http_batches.py",
+            "http/test_http_bodies.py",
+            "http/test_http_details.py",
             "http/test_http_transitions.py",
-            "recovery/test_retry_policies.py",
             "recovery/test_actions.py",
+            "recovery/test_internal_dispatch.py",
+            "recovery/test_retry_policies.py",
             "recovery/test_time_limits.py",
+            "service/test_details.py",
+            "service/test_heartbeats.py",
             "service/test_reporting.py",
+            "sweeper/test_unnamed_tasks.py",
         ),
     ),
     "fairness": Rules(
@@ -45,6 +60,8 @@ MODULES = {
             "recovery/test_fair_scheduling.py",
             "recovery/test_limits.py",
             "recovery/test_priorities.py",
+            "recovery/test_repeated_claims.py",
+            "service/test_claiming.py",
             "service/test_payloads.py",
         ),
     ),
@@ -74,7 +91,7 @@ MODULES = {
 def _copy(folder: Path, rules: Rules) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for name in ("src", "tests", "alembic"):
+    for name in ("src", "tests", "alembic", "generate"):
         ignored = shutil.ignore_patterns("node_modules", "__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in ("pyproject.toml", "alembic.ini"):
@@ -83,9 +100,9 @@ def _copy(folder: Path, rules: Rules) -> None:
         "source_paths": ["src"],
         "only_mutate": [f"src/zndraw_joblib/{rules.path}"],
         "do_not_mutate_patterns": list(LEFT_OUT),
-        "also_copy": ["alembic", "alembic.ini"],
+        "also_copy": ["alembic", "alembic.ini", "generate"],
         "pytest_add_cli_args_test_selection": [f"tests/{test}" for test in rules.tests],
-        "pytest_add_cli_args": ["-m", "not (processes or slow or signals or benchmark)"],
+        "pytest_add_cli_args": [*CHOSEN, *QUICK],
         # A change that makes the tests this much slower is noticed.
         "timeout_multiplier": ["3"],
         "timeout_constant": ["3"],
@@ -95,8 +112,12 @@ def _copy(folder: Path, rules: Rules) -> None:
 
 
 def _mutmut(folder: Path, *args: str) -> str:
-    done = subprocess.run([MUTMUT, *args], cwd=folder, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603
-    return done.stdout
+    with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as memory:
+        env = {**os.environ, "TMPDIR": memory}
+        process = subprocess.run(  # noqa: S603
+            [MUTMUT, *args], cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=False
+        )
+    return process.stdout
 
 
 def run(name: str, pattern: str | None) -> int:
