@@ -45,6 +45,9 @@ async def test_an_atomic_batch_submits_all_or_nothing(client: httpx.AsyncClient)
     response = await client.post(SUBMIT, json={"tasks": tasks, "atomic": True})
     problem = expect_problem(response, 422, "invalid-payload")
     assert problem["detail"].startswith("tasks.1: payload/n")
+    [error] = problem["errors"]
+    assert (error["loc"], error["type"]) == (["body", "tasks", "1"], "invalid-payload")
+    assert problem["detail"] == f"tasks.1: {error['message']}"
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
     got = await results(client, SUBMIT, {"tasks": tasks[:1] * 3, "atomic": True})
     assert [each["status"] for each in got] == [202] * 3

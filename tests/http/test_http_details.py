@@ -76,9 +76,12 @@ async def test_a_stale_attempt_gets_the_same_problem(client: httpx.AsyncClient) 
     assert expect_problem(stale, 409, "stale-report")["reason"] == "taken over"
     other = await report_details(client, task, worker_id=UNKNOWN_ID, progress={"current": 1})
     expect_problem(other, 409, "stale-report")
-    assert (await report(client, task, "completed", attempt=1)).status_code == 200
+    failure = {"error": "oh", "error_code": "result-not-serializable"}
+    assert (await report(client, task, "failed", attempt=1, **failure)).status_code == 200
     late = expect_problem(await report_details(client, task, log=part(2, "late")), 409, "stale-report")
-    assert (late["reason"], late["current_status"]) == ("finished", "completed")
+    assert late["detail"] == "No worker holds the task: it is failed, attempt 1"
+    assert (late["reason"], late["error_code"]) == ("finished", "result-not-serializable")
+    assert (late["current_status"], late["current_attempt"]) == ("failed", 1)
     assert [line["text"] for line in (await log(client, task))["lines"]] == ["one"]
 
 

@@ -96,21 +96,27 @@ async def test_every_role_may_do_what_the_table_allows(client: httpx.AsyncClient
 
 
 async def test_a_refusal_has_the_state_and_a_reason(client: httpx.AsyncClient) -> None:
-    """409 has the current status, the attempt and a machine-readable reason."""
+    """409 has the current status, the attempt, a reason for programs, and what is possible or happened."""
     job = await register(client)
-    for status, target, reason in (
-        (TaskStatus.CLAIMED, "completed", "wrong order"),
-        (TaskStatus.COMPLETED, "failed", "finished"),
-        (TaskStatus.CANCELLED, "completed", "cancelled"),
+    for status, target, reason, end in (
+        (
+            TaskStatus.CLAIMED,
+            "completed",
+            "wrong order",
+            "from there it can go to running, failed, cancelled",
+        ),
+        (TaskStatus.COMPLETED, "failed", "finished", "it has ended"),
+        (TaskStatus.CANCELLED, "completed", "cancelled", "it has ended"),
+        (TaskStatus.FAILED, "completed", "finished", f"it has ended ({'x' * 200})"),
     ):
         await submit(client, job)
         task = await claim(client, job["worker_id"])
         for step in WAY[status]:
-            await report(client, task, step)
+            error = {"error": "x" * 300} if step == "failed" else {}
+            await report(client, task, step, **error)
         body = expect_problem(await report(client, task, target), 409, "invalid-task-transition")
         assert (body["current_status"], body["current_attempt"], body["reason"]) == (status, 1, reason)
-        assert status in body["detail"]
-        assert target in body["detail"]
+        assert body["detail"] == f"Cannot transition from '{status}' to '{target}': {end}"
 
 
 async def test_strangers_get_the_text_of_the_contract(client: httpx.AsyncClient, as_user: AsUser) -> None:

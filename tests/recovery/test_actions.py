@@ -190,10 +190,10 @@ async def test_a_retried_task_gets_all_its_attempts(
     timed: Replica, clock: ManualClock, subtests: pytest.Subtests
 ) -> None:
     """Its counters restart, its attempt number continues, its former end is cleared; then it is claimed."""
-    for how in ("failed", "cancelled", "cancelled while pending"):
+    backoff, retry_on = {"base_seconds": 0}, ["error", "worker_lost"]
+    for how in ("failed", "lost", "cancelled", "cancelled while pending"):
         with subtests.test(how=how):
-            backoff = {"base_seconds": 0}
-            job = await timed.register(max_attempts=2, retry_on=["error"], backoff=backoff)
+            job = await timed.register(max_attempts=2, max_crashes=2, retry_on=retry_on, backoff=backoff)
             ended = await end(timed, await timed.submit(job, expires_in_seconds=100), job.worker_id, how)
             claims = ended.attempt
             clock.advance(1000)
@@ -204,28 +204,37 @@ async def test_a_retried_task_gets_all_its_attempts(
                 1,
                 claims,
             )
-            assert (retried.completed_at, retried.error, retried.worker_id) == (None, None, None)
+            assert (retried.completed_at, retried.error, retried.error_code, retried.worker_id) == (None,) * 4
+            assert (await timed.history(ended.id))[-1] == ("pending", claims, "retried")
             assert events(timed) == [
                 ("TaskStatusEvent pending", room_of("lab")),
                 ("TaskAvailable", workers_of(job.full_name)),
             ]
             assert await timed.fail_expired() == 0
             for attempt in (claims + 1, claims + 2):
-                running = await timed.start(job.worker_id)
-                assert (running.id, running.attempt) == (ended.id, attempt)
-                published = await timed.report(running.id, TaskStatus.FAILED, error="again", attempt=attempt)
-            assert published.status is TaskStatus.FAILED
+                failed = await fail(timed, how)
+                assert (failed.id, failed.attempt) == (ended.id, attempt)
+            assert failed.status is TaskStatus.FAILED
+
+
+async def fail(timed: Replica, how: str) -> TaskResponse:
+    """Start the next task on a new worker, which then reports a failure or is lost."""
+    worker = (await timed.register()).worker_id
+    running = await timed.start(worker)
+    if how != "lost":
+        await timed.report(running.id, TaskStatus.FAILED, error="oh")
+    await timed.leave(worker)
+    return await timed.get(running.id)
 
 
 async def end(timed: Replica, submitted: TaskResponse, worker: UUID | None, how: str) -> TaskResponse:
     """End a task without success: after two attempts, during one, or before the first."""
-    if how == "failed":
+    if how in {"failed", "lost"}:
         for _ in range(2):
-            running = await timed.start(worker)
-            await timed.report(running.id, TaskStatus.FAILED, error="oh")
+            await fail(timed, how)
     elif how == "cancelled":
         await timed.start(worker)
-    if how != "failed":
+    if how.startswith("cancelled"):
         await timed.report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
     return await timed.get(submitted.id)
 

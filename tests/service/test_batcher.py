@@ -406,6 +406,39 @@ async def test_a_lock_is_forgotten_after_its_last_item() -> None:
         assert database.batches[-1] == ["a x", "b x", "c x"]
 
 
+async def test_more_items_of_a_lock_than_a_batch_takes() -> None:
+    """They are tried in bounded batches, written in their order, and none counts as waiting afterwards."""
+    database, count = LockedDatabase(), module.MAX_BATCH + 10
+    batcher: Batcher[str, str] = Batcher(
+        *(database.commit, lambda: 1, row_of), lock_seconds=60, max_waiting=count + 5
+    )
+    items = [f"a {number}" for number in range(count)]
+    for _ in range(2):
+        database.locked, database.written, database.patience = {"a"}, [], []
+        waiting = asyncio.create_task(put_all(batcher, items))
+        await until(lambda: len(database.patience) > 3)
+        database.locked = set()
+        assert await waiting == [f"done {item}" for item in items]
+        assert database.written == items
+    assert max(map(len, database.batches)) == module.MAX_BATCH
+
+
+async def test_a_cancelled_attempt_for_a_lock_cancels_the_items_of_all_locks() -> None:
+    """When the event loop cancels it, no item waits for a result, and later items are written."""
+    database = LockedDatabase()
+    database.locked = {"a", "b"}
+    batcher: Batcher[str, str] = Batcher(database.commit, lambda: 1, row_of, lock_seconds=60, max_waiting=4)
+    waiting = asyncio.create_task(put_all(batcher, ["a 1", "b 1", "a 2", "b 2"]))
+    await until(lambda: len(database.patience) > 5)
+    [trying] = batcher.batches
+    trying.cancel()
+    assert [type(answer) for answer in await waiting] == [asyncio.CancelledError] * 4
+    database.locked = set()
+    assert await put_all(batcher, ["a 3", "b 3", "a 4", "b 4"]) == [
+        f"done {item}" for item in ("a 3", "b 3", "a 4", "b 4")
+    ]
+
+
 async def test_one_batch_commits_at_a_time(batcher: "Batcher[Any, Any]", recorder: RecordingDatabase) -> None:
     """With a concurrency of one there is never a second commit, however many came before."""
     await put_all(batcher, range(3))

@@ -108,13 +108,19 @@ async def test_only_a_completed_task_has_a_result(replica: Replica, subtests: py
 
 async def test_a_long_error_text_is_truncated_and_marked(replica: Replica) -> None:
     """It has at most 64 KiB, no partial character, and no byte that PostgreSQL cannot store."""
-    running = await replica.running(await replica.register())
-    ended = await replica.report(running.id, TaskStatus.FAILED, error="\x00ä" * MAX_ERROR_BYTES)
-    assert ended.error is not None
-    assert len(ended.error.encode()) <= MAX_ERROR_BYTES
-    assert ended.error.endswith("[cut: the text was longer than 64 KiB]")
-    assert "\x00" not in ended.error
-    assert (await replica.get(running.id)).error == ended.error
+    job, mark = await replica.register(), "\n[cut: the text was longer than 64 KiB]"
+    longest = "x" * MAX_ERROR_BYTES
+    for error, stored in (
+        ("\x00ä", "\ufffdä"),
+        ("\ud800", "?"),
+        (longest, longest),
+        ("ä" * MAX_ERROR_BYTES, "ä" * ((MAX_ERROR_BYTES - len(mark)) // 2) + mark),
+        ("x" + "ä" * MAX_ERROR_BYTES, "x" + "ä" * ((MAX_ERROR_BYTES - len(mark) - 1) // 2) + mark),
+    ):
+        running = await replica.running(job)
+        ended = await replica.report(running.id, TaskStatus.FAILED, error=error)
+        assert ended.error == stored
+        assert (await replica.get(running.id)).error == stored
 
 
 async def test_a_repeated_report_changes_nothing(timed: Replica, clock: ManualClock) -> None:

@@ -98,7 +98,7 @@ def roles_of(caller: Identity, task: TaskRecord) -> frozenset[Role]:
 
 
 def decide(
-    caller: Identity, task: TaskRecord, report: TaskUpdateRequest, now: datetime, chance: float = 0.0
+    caller: Identity, task: TaskRecord, report: TaskUpdateRequest, now: datetime, chance: float
 ) -> TaskRecord:
     """Return a task after a report; the same object if the report is a repeat or has no status.
 
