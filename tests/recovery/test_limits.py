@@ -108,6 +108,10 @@ async def test_a_job_at_its_limit_blocks_no_other_job(replica: Replica) -> None:
     claimed_tasks = [(await replica.claim_task(full.worker_id)).job_name.split(":")[2] for _ in range(3)]
     assert claimed_tasks == ["Full", "Open", "Open"]
     assert (await replica.claim_response(full.worker_id)).reason is EmptyReason.AT_CAPACITY
+    other = await replica.register("Other")
+    await replica.submit(other)
+    workers = (full.worker_id, other.worker_id, other.worker_id)
+    assert await reasons(replica, *workers) == [EmptyReason.AT_CAPACITY, None, EmptyReason.EMPTY]
 
 
 async def test_a_batch_of_claims_uses_the_free_slots(replica: Replica) -> None:

@@ -250,6 +250,7 @@ async def test_claims_of_a_batch_are_served_in_their_order(replica: Replica) -> 
         (OWNER, first),
     )
     assert results(answers) == [ids[0], WorkerNotFound, ids[1], Forbidden, last, ids[2], None]
+    assert not any(answer.is_contended for answer in answers if isinstance(answer, ClaimResult))
 
 
 async def test_a_batch_over_several_jobs_leaves_no_task_unclaimed(replica: Replica) -> None:

@@ -152,13 +152,11 @@ class _PartResult(Generic[Result]):
 
     together: _Together[Result]
     _index: int
-    _is_set: bool = False
 
     def done(self) -> bool:
-        return self._is_set or self.together.future.done()
+        return self.together.future.done()
 
     def set_result(self, result: Result, /) -> None:
-        self._is_set = True
         self.together.set_result(self._index, result)
 
     def cancel(self) -> bool:
