@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,28 @@ async def test_short_writes_back_to_back_let_a_long_one_in(database_url: str, da
         assert await shorts > 0
         await impatient.close()
     assert await count(database) == 5
+
+
+async def test_a_long_write_that_waits_is_the_next(database_url: str, database: Database) -> None:
+    """Short writes that begin while it waits for another short write come after it."""
+    queue = SqliteDatabase(make_url(database_url))
+    order: list[str] = []
+
+    async def record(_: Transaction, name: str) -> None:
+        order.append(name)
+
+    async def first(tx: Transaction) -> threading.Thread:
+        """Return the thread of a long write that waits for this one."""
+        long = threading.Thread(target=lambda: asyncio.run(queue.write(record, "long")))
+        long.start()
+        while not queue._is_thread_waiting:
+            time.sleep(0)
+        await record(tx, "first")
+        return long
+
+    long, _ = await queue.write_short(first)
+    async with asyncio.timeout(TIMEOUT):
+        await queue.write_short(record, "second")
+        await asyncio.to_thread(long.join)
+    assert order == ["first", "long", "second"]
+    await queue.close()

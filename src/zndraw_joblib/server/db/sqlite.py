@@ -6,9 +6,9 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
@@ -32,8 +32,6 @@ _MOST_COMMITS = 800
 _LONG_LOG_PAGES = 2000  # 8 MB
 # How long a checkpoint may block writers while it waits for readers of an old state.
 _CHECKPOINT_PATIENCE_MS = 100
-# A transaction in the writer's thread waits this long for the lock before short writes queue up behind it.
-_FAIR_SECONDS = 0.02
 # More than the statements of the queue, with several lengths of their lists.
 _CACHED_STATEMENTS = 1024
 
@@ -56,7 +54,10 @@ class SqliteDatabase(Database):
         self._is_quick_free = threading.Lock()
         self._commits = self._checkpointed = 0
         self._is_emptying = False
-        self._waiting_since: float | None = None
+        # The transaction of this process that writes holds it. SQLite's own lock is not fair, and a waiting
+        # transaction looks at it up to every 100 ms.
+        self._may_write = threading.Lock()
+        self._is_thread_waiting = False
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._reader = "writer" if is_in_memory else "reader"
         # A statement that ran once may be built for one use, and SQLAlchemy caches such better.
@@ -81,7 +82,7 @@ class SqliteDatabase(Database):
         """Run `work` on a plain connection and commit."""
 
         def run() -> Result:
-            with self._engine.begin() as connection:
+            with self._next_to_write(), self._engine.begin() as connection:
                 return work(connection)
 
         return await self._in_thread("writer", run)
@@ -143,30 +144,35 @@ class SqliteDatabase(Database):
                     return result
             finally:
                 self._is_quick_free.release()
+                self._may_write.release()
 
         def write() -> tuple[Result, Transaction]:
-            with self._engine.connect() as connection:
-                self._waiting_since = time.monotonic()
-                try:
-                    connection.exec_driver_sql(SQLITE_LOCK)
-                finally:
-                    self._waiting_since = None
+            with self._next_to_write(), self._engine.connect() as connection:
+                connection.exec_driver_sql(SQLITE_LOCK)
                 return self._run(connection, _raw(connection), work)
 
         return await self._in_thread("writer", write)
 
+    @contextmanager
+    def _next_to_write(self) -> Iterator[None]:
+        """Write in the writer's thread, before all short writes that begin from now on."""
+        self._is_thread_waiting = True
+        with self._may_write:
+            self._is_thread_waiting = False
+            yield
+
     def _may_be_quick(self, is_short: bool) -> bool:
         """Take the connection of the event loop for a write, unless the write must wait for others.
 
-        SQLite's lock is not fair: short writes back to back would keep it from the writer's thread until
-        that fails. They wait in the thread, behind the transaction that needs the lock.
+        Then it waits in the writer's thread: first come, first served.
         """
-        if not is_short or self._is_emptying or self._commits - self._checkpointed > _MOST_COMMITS:
+        is_late = self._is_emptying or self._commits - self._checkpointed > _MOST_COMMITS
+        if not is_short or is_late or self._is_thread_waiting or not self._may_write.acquire(blocking=False):
             return False
-        since = self._waiting_since
-        if since is not None and time.monotonic() - since > _FAIR_SECONDS:
-            return False
-        return self._is_quick_free.acquire(blocking=False)
+        if self._is_quick_free.acquire(blocking=False):
+            return True
+        self._may_write.release()
+        return False
 
     def _quick_one(self, engine: Engine) -> tuple[Connection, sqlite3.Connection]:
         """Return the connection of the event loop: it stays open, because opening it costs a statement."""
