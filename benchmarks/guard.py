@@ -12,16 +12,17 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
+from uuid import UUID
 
 import psutil
 import uvloop
 
-from benchmarks import batches, scenarios
+from benchmarks import batches, many_jobs, scenarios
 from benchmarks.backlog import add_pending_tasks
 from benchmarks.bench import CONNECTIONS, databases
 from benchmarks.http_client import Rate
@@ -32,6 +33,7 @@ _ALLOWED = {"rate": 0.5, "processor time": 0.7}  # of the stored ratio
 _SECONDS = 0.3
 _BATCH = 200
 _BACKLOG = 60_000
+_TASKS_OF_MANY = 10_000
 _DEADLINE_SECONDS = 25.0
 _MIN_TRIES, _WRITE_TRIES = 3, 7
 Key = tuple[str, str]
@@ -71,15 +73,17 @@ def checks() -> Iterator[Checks]:
             uvloop.run(scenarios.submit(server, CONNECTIONS, 0.1))
             uvloop.run(add_pending_tasks(url, _BACKLOG))
             measured = [server.rpartition(":")[2], str(folder)]
-            for name, scenario in _scenarios(server).items():
+            workers = many_jobs.add_workers(server, url, many_jobs.MANY, _TASKS_OF_MANY, CONNECTIONS)
+            for name, scenario in _scenarios(server, workers).items():
                 found[kind, name] = partial(_ratios, scenario, measured, noop)
         yield found
 
 
-def _scenarios(server: str) -> dict[str, Callable[[], Rate]]:
+def _scenarios(server: str, workers: Sequence[UUID]) -> dict[str, Callable[[], Rate]]:
     return {
         "submit": lambda: uvloop.run(scenarios.submit(server, CONNECTIONS, _SECONDS)),
         "claim": lambda: uvloop.run(scenarios.claim(server, CONNECTIONS, _SECONDS)),
+        "claim of 1,000 jobs": lambda: uvloop.run(many_jobs.claim(server, workers, _SECONDS)),
         "batch submit": lambda: uvloop.run(batches.submit(server, _BATCH, _SECONDS)),
         "batch claim and report": lambda: uvloop.run(batches.claim_and_report(server, _BATCH, _SECONDS)),
     }

@@ -158,6 +158,23 @@ async def test_a_claim_over_many_jobs_merges_their_queues(
             assert_bounded(plans)
 
 
+@on_postgresql
+async def test_a_plain_claim_over_many_jobs_reads_their_heads(explainer: Explainer) -> None:
+    """Its one statement reads the first task of each queue, and no backlog."""
+    item = rules_claims.Claim(OWNER, worker_id(0), 15, uuid4(), start=True)
+    plans = await explainer.plans(partial(claim_with_one_statement, items=[item]))
+    assert len({plan.statement for plan in plans}) == 1
+    assert_reads(plans, PENDING, HELD, "uq_joblib_task_id")
+    assert_bounded(plans)
+
+
+async def test_a_digest_of_jobs_reads_the_links_of_its_workers(explainer: Explainer) -> None:
+    """And the names of the jobs are found by these links."""
+    workers = [worker_id(number) for number in range(16)]
+    for read in (sql_workers.job_digests, sql_workers.served_jobs):
+        assert_bounded(await explainer.plans(partial(read, worker_ids=workers)))
+
+
 async def test_a_batch_of_claims_reads_as_many_tasks_as_it_claims(explainer: Explainer) -> None:
     """Sixteen claims at once, of one job and of many, read the heads of their queues."""
     for crowd in ([JOBS * turn for turn in range(1, 17)], list(range(16))):

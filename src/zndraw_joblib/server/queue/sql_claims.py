@@ -140,8 +140,8 @@ CROSS JOIN joblib_job ON joblib_job.id = joblib_task.job_id
 )
 
 
-def _heads(limit: str) -> str:
-    """Return PostgreSQL's SELECT of the queues of a row `joblib_worker` with the first tasks.
+def _heads(worker_id: str, limit: str) -> str:
+    """Return PostgreSQL's SELECT of the queues of a worker with the first tasks.
 
     The OFFSET makes it look up each job of the worker, instead of joining all workers with all their jobs. A
     queue that is empty is not read: its index may still have the tasks that left it.
@@ -159,22 +159,35 @@ def _heads(limit: str) -> str:
         ) AS queue
         CROSS JOIN LATERAL ({_first_tasks("lane, seq", "joblib_worker_job.job_id", "1")}
         ) AS first_task
-        WHERE joblib_worker_job.worker_id = joblib_worker.id
+        WHERE joblib_worker_job.worker_id = {worker_id}
         OFFSET 0
     ) AS heads
     ORDER BY heads.lane, heads.seq
     LIMIT {limit}"""
 
 
+# Workers of the same jobs have the same queues, which are read for one of them.
+_HEADS_OF_SETS = f"""
+WITH sets AS (
+    SELECT worker_id, {sql_workers.JOBS_DIGEST} AS digest FROM joblib_worker_job
+    WHERE worker_id = ANY (:all_id) GROUP BY worker_id
+),
+heads AS (
+    SELECT first_workers.digest, heads.*
+    FROM (SELECT DISTINCT ON (digest) digest, worker_id AS id FROM sets) AS first_workers
+    CROSS JOIN LATERAL ({_heads("first_workers.id", ":limit")}
+    ) AS heads
+)"""
 _LOCK_WITH_HEADS = statement(
-    f"""
+    f"""{_HEADS_OF_SETS}
 SELECT joblib_worker.id, joblib_worker.owner_id, joblib_worker.last_heartbeat, joblib_worker.draining,
     joblib_worker.max_tasks, (
         SELECT seen.last_heartbeat FROM joblib_worker AS seen WHERE seen.id = joblib_worker.id
     ) AS heartbeat_seen,
     {_HEAD_COLUMNS}, now()
-FROM joblib_worker LEFT JOIN LATERAL ({_heads(":limit")}
-) AS heads ON true
+FROM joblib_worker
+LEFT JOIN sets ON sets.worker_id = joblib_worker.id
+LEFT JOIN heads ON heads.digest = sets.digest
 WHERE joblib_worker.id = ANY (:all_id)
 ORDER BY joblib_worker.id
 FOR NO KEY UPDATE OF joblib_worker
@@ -183,11 +196,8 @@ FOR NO KEY UPDATE OF joblib_worker
     heartbeat_seen=UtcDateTime(),
 )
 _HEADS_OF_WORKERS = statement(
-    f"""
-SELECT joblib_worker.id, {_HEAD_COLUMNS}
-FROM joblib_worker CROSS JOIN LATERAL ({_heads(":limit")}
-) AS heads
-WHERE joblib_worker.id = ANY (:all_id)
+    f"""{_HEADS_OF_SETS}
+SELECT sets.worker_id, {_HEAD_COLUMNS} FROM sets JOIN heads ON heads.digest = sets.digest
 """,
     *_HEAD_NAMES,
 )
@@ -236,12 +246,16 @@ async def lock_with_queues(
 
 async def queues(tx: Transaction, worker_ids: Sequence[UUID], limit: int) -> dict[UUID, WorkerQueues]:
     """Return up to `limit` queues of each of these workers, those with the first tasks."""
-    if tx.is_sqlite:
-        workers = to_json([worker_id.hex for worker_id in worker_ids]).decode()
-        rows = await tx.execute(_HEADS_ON_SQLITE, {"workers": workers, "limit": limit})
-    else:
+    if not tx.is_sqlite:
         rows = await tx.execute(_HEADS_OF_WORKERS, {"all_id": worker_ids, "limit": limit})
-    return _by_worker(worker_ids, rows, limit)
+        return _by_worker(worker_ids, rows, limit)
+    # Workers of the same jobs have the same queues, which are read for one of them.
+    digests = await sql_workers.job_digests(tx, worker_ids) if len(worker_ids) > 1 else {}
+    first_of = {digests.get(worker_id): worker_id for worker_id in worker_ids}
+    workers = to_json([worker_id.hex for worker_id in first_of.values()]).decode()
+    rows = await tx.execute(_HEADS_ON_SQLITE, {"workers": workers, "limit": limit})
+    by_worker = _by_worker(list(first_of.values()), rows, limit)
+    return {worker_id: by_worker[first_of[digests.get(worker_id)]] for worker_id in worker_ids}
 
 
 def _by_worker(
@@ -481,10 +495,10 @@ workers AS (
 _READY = f"""
 first_head AS (
     SELECT heads.job_id, heads.seq
-    FROM workers AS joblib_worker CROSS JOIN LATERAL ({_heads(str(_FIRST_QUEUES))}
+    FROM workers CROSS JOIN LATERAL ({_heads("workers.id", str(_FIRST_QUEUES))}
     ) AS heads
-    WHERE :is_lone AND cardinality(joblib_worker.queues) > 1
-        AND NOT heads.paused AND heads.room_id <> '{INTERNAL}' AND {_may_serve("joblib_worker", "heads")}
+    WHERE :is_lone AND cardinality(workers.queues) > 1
+        AND NOT heads.paused AND heads.room_id <> '{INTERNAL}' AND {_may_serve("workers", "heads")}
     ORDER BY heads.lane, heads.seq LIMIT 1
 ),
 state AS (
