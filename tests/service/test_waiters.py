@@ -291,7 +291,7 @@ async def test_a_wake_up_from_another_thread_arrives(waiters: Waiters, enter: En
     waker.join()
 
 
-async def test_waiters_of_sets_and_of_single_keys_are_woken_in_order(waiters: Waiters) -> None:
+async def testwaiters_of_sets_and_of_single_keys_are_woken_in_order(waiters: Waiters) -> None:
     """A key of several sets, and a waiter's own key, have one queue: the first to come is the first woken."""
     one, two = KeySet(["a", "b"]), KeySet(["b", "c"])
     with ExitStack() as stack:
@@ -323,8 +323,8 @@ async def test_the_index_of_a_set_is_kept_for_the_next_wait(
     for keys in sets:
         with waiters.register(["w"], shared=keys):
             assert waiters.has("all")
-    assert list(waiters._waiters_of) == sets[2:]
-    assert sorted(waiters._sets_of) == ["2a", "2b", "all"]
+    assert list(waiters.waiters_of) == sets[2:]
+    assert sorted(waiters.sets_of) == ["2a", "2b", "all"]
     with waiters.register(["w"], shared=sets[0]) as first, waiters.register(["w"], shared=sets[2]):
         assert waiters.wake("all", 1) == 0
         assert first.is_woken

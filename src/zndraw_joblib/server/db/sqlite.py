@@ -57,7 +57,7 @@ class SqliteDatabase(Database):
         # The transaction of this process that writes holds it. SQLite's own lock is not fair, and a waiting
         # transaction looks at it up to every 100 ms.
         self._may_write = threading.Lock()
-        self._is_thread_waiting = False
+        self.is_thread_waiting = False
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._reader = "writer" if is_in_memory else "reader"
         # A statement that ran once may be built for one use, and SQLAlchemy caches such better.
@@ -156,9 +156,9 @@ class SqliteDatabase(Database):
     @contextmanager
     def _next_to_write(self) -> Iterator[None]:
         """Write in the writer's thread, before all short writes that begin from now on."""
-        self._is_thread_waiting = True
+        self.is_thread_waiting = True
         with self._may_write:
-            self._is_thread_waiting = False
+            self.is_thread_waiting = False
             yield
 
     def _may_be_quick(self, is_short: bool) -> bool:
@@ -167,7 +167,7 @@ class SqliteDatabase(Database):
         Then it waits in the writer's thread: first come, first served.
         """
         is_late = self._is_emptying or self._commits - self._checkpointed > _MOST_COMMITS
-        if not is_short or is_late or self._is_thread_waiting or not self._may_write.acquire(blocking=False):
+        if not is_short or is_late or self.is_thread_waiting or not self._may_write.acquire(blocking=False):
             return False
         if self._is_quick_free.acquire(blocking=False):
             return True

@@ -174,8 +174,8 @@ class Waiters:
         self._forward, self._peers = forward, peers
         self._queues: dict[str, list[Waiter]] = {}
         # The waiters of each set of keys, and the sets of each key. Sets stay for the next wait.
-        self._waiters_of: dict[KeySet, list[Waiter]] = {}
-        self._sets_of: dict[str, list[KeySet]] = {}
+        self.waiters_of: dict[KeySet, list[Waiter]] = {}
+        self.sets_of: dict[str, list[KeySet]] = {}
         self._idle: dict[KeySet, None] = {}
         self._idle_keys = 0
         self._numbers = itertools.count()
@@ -291,13 +291,13 @@ class Waiters:
     @property
     def waiting_count(self) -> int:
         """How many waiters are between two checks."""
-        queues = itertools.chain(self._queues.values(), self._waiters_of.values())
+        queues = itertools.chain(self._queues.values(), self.waiters_of.values())
         return len({waiter for queue in queues for waiter in queue if waiter.is_waiting})
 
     @property
     def waited_keys(self) -> list[str]:
         """The keys on which waiters wait."""
-        shared = (keys.keys for keys, queue in self._waiters_of.items() if queue)
+        shared = (keys.keys for keys, queue in self.waiters_of.items() if queue)
         return list(dict.fromkeys(itertools.chain(self._queues, *shared)))
 
     def is_over(self, deadline: float, disconnected: Disconnected) -> bool:
@@ -319,10 +319,10 @@ class Waiters:
     def _waiting_on(self, key: str) -> Sequence[Waiter]:
         """Return the waiters of a key in order."""
         own = self._queues.get(key, ())
-        sets = self._sets_of.get(key)
+        sets = self.sets_of.get(key)
         if sets is None:
             return own
-        queues = [queue for queue in (own, *(self._waiters_of[keys] for keys in sets)) if queue]
+        queues = [queue for queue in (own, *(self.waiters_of[keys] for keys in sets)) if queue]
         return queues[0] if len(queues) == 1 else sorted(itertools.chain(*queues), key=_number_of)
 
     def _enqueue(self, waiter: Waiter) -> None:
@@ -332,11 +332,11 @@ class Waiters:
             _insert(self._queue_of(waiter.shared), waiter)
 
     def _queue_of(self, keys: KeySet) -> list[Waiter]:
-        queue = self._waiters_of.get(keys)
+        queue = self.waiters_of.get(keys)
         if queue is None:
-            queue = self._waiters_of[keys] = []
+            queue = self.waiters_of[keys] = []
             for key in keys.keys:
-                self._sets_of.setdefault(key, []).append(keys)
+                self.sets_of.setdefault(key, []).append(keys)
         elif keys in self._idle:
             del self._idle[keys]
             self._idle_keys -= len(keys.keys)
@@ -349,7 +349,7 @@ class Waiters:
                 _delete(queue, waiter)
                 if not queue:
                     del self._queues[key]
-        queue = self._waiters_of.get(waiter.shared)
+        queue = self.waiters_of.get(waiter.shared)
         if queue:
             _delete(queue, waiter)
             if not queue:
@@ -361,13 +361,13 @@ class Waiters:
         """Drop the sets that had no waiters for the longest time."""
         while self._idle_keys > _MAX_IDLE_KEYS:
             keys = next(iter(self._idle))
-            del self._idle[keys], self._waiters_of[keys]
+            del self._idle[keys], self.waiters_of[keys]
             self._idle_keys -= len(keys.keys)
             for key in keys.keys:
-                sets = self._sets_of[key]
+                sets = self.sets_of[key]
                 sets.remove(keys)
                 if not sets:
-                    del self._sets_of[key]
+                    del self.sets_of[key]
 
 
 def _insert(queue: list[Waiter], waiter: Waiter) -> None:
