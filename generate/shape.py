@@ -137,15 +137,42 @@ async def traced() -> dict[str, tuple[set[str], int]]:
         await database.close()
         app = create_app(settings)
         async with app.router.lifespan_context(app):
+            traced_app = TracedApp(app)
             client = httpx.AsyncClient(
-                transport=httpx.ASGITransport(app),
+                transport=httpx.ASGITransport(traced_app),
                 base_url="http://test/v1/joblib",
                 headers={"Authorization": f"Bearer {token}"},
             )
-            return await _measured(client)
+            return await _measured(client, traced_app)
 
 
-async def _measured(client: httpx.AsyncClient) -> dict[str, tuple[set[str], int]]:
+class TracedApp:
+    """An app. While `is_on`, it records the files and calls of this package that its requests run through."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.is_on = False
+        self.files: set[str] = set()
+        self.calls = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        if self.is_on:
+            sys.setprofile(self._record)
+        try:
+            await self._app(scope, receive, send)
+            # What the request left to do, like publishing its events, belongs to it.
+            await asyncio.sleep(0)
+        finally:
+            sys.setprofile(None)
+
+    def _record(self, frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            self.files.add(frame.f_code.co_filename.removeprefix(f"{PACKAGE}/"))
+            self.calls += 1
+
+
+async def _measured(client: httpx.AsyncClient, app: TracedApp) -> dict[str, tuple[set[str], int]]:
     job = {"category": "modifiers", "name": "echo", "schema": {"type": "object"}}
     worker = (await client.put("/rooms/room/jobs", json=job)).json()["worker_id"]
 
@@ -164,33 +191,20 @@ async def _measured(client: httpx.AsyncClient) -> dict[str, tuple[set[str], int]
     for _ in range(3):  # what a first request compiles and caches is not counted
         await submit()
         await (await start())()
-    counts = {"submit": await _profiled(submit)}
-    counts["claim"] = await _profiled(claim)
+    counts = {"submit": await _profiled(app, submit)}
+    counts["claim"] = await _profiled(app, claim)
     await submit()
-    counts["report"] = await _profiled(await start())
+    counts["report"] = await _profiled(app, await start())
     return counts
 
 
-async def _profiled(work: Callable[[], Awaitable[httpx.Response]]) -> tuple[set[str], int]:
-    files: set[str] = set()
-    calls = 0
-
-    def profile(frame: Any, event: str, _: Any) -> None:
-        nonlocal calls
-        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
-            files.add(frame.f_code.co_filename.removeprefix(f"{PACKAGE}/"))
-            calls += 1
-
-    sys.setprofile(profile)
-    try:
-        response = await work()
-        # What the request left to do, like publishing its events, belongs to it.
-        await asyncio.sleep(0)
-    finally:
-        sys.setprofile(None)
+async def _profiled(app: TracedApp, work: Callable[[], Awaitable[httpx.Response]]) -> tuple[set[str], int]:
+    app.is_on, app.files, app.calls = True, set(), 0
+    response = await work()
+    app.is_on = False
     if response.is_error:
         raise RuntimeError(response.text)
-    return files, calls
+    return app.files, app.calls
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from sqlalchemy import insert, update
 from zndraw_joblib.server.db.tables import Task, Worker, WorkerJobLink
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.process.ports import Identity
-from zndraw_joblib.server.queue import rules_claims, rules_transitions
+from zndraw_joblib.server.queue import rules_claims
 from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
 from zndraw_joblib.server.queue.rules_tasks import Report
@@ -153,19 +153,16 @@ async def test_a_claim_that_is_left_out_claims_again_at_once(replica: Replica) -
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_a_claim_of_many_does_not_run_on_the_event_loop(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_of_many_does_not_run_on_the_event_loop(replica: Replica) -> None:
     """A claim of hundreds of tasks runs in a thread; small claims, also many at once, do not."""
     job = await replica.register()
     ran_in: list[bool] = []
-    work = rules_transitions.claimed
 
-    def record(*args: Any, **options: Any) -> Any:
-        ran_in.append(threading.current_thread() is threading.main_thread())
-        return work(*args, **options)
+    async def record(_: Any, statement: Any, __: Any) -> None:
+        if "UPDATE joblib_task" in str(statement):
+            ran_in.append(threading.current_thread() is threading.main_thread())
 
-    monkeypatch.setattr(rules_transitions, "claimed", record)
+    replica.runtime.database.on_statement = record
     for most in (1, 500, 501, 1):
         await replica.submit(job)
         assert (await replica.claim_response(job.worker_id, max=most)).tasks

@@ -209,6 +209,8 @@ class StoredLimit:
     _by_user: Counter[str] = field(default_factory=Counter)
     # What was added since the last count began, which it may have missed.
     _added: Counter[str] = field(default_factory=Counter)
+    # The share when the last count began.
+    _share: int = 0
     _counted_at: float = -math.inf
     _pause: float = 0
     _counting: asyncio.Task[None] | None = None
@@ -219,7 +221,7 @@ class StoredLimit:
         """Let a user add so much if the last counts allow it. Return whether they do."""
         if time.monotonic() > self._counted_at + max(self.retry_seconds, self._pause):
             self._count(amount)
-        return self._add(user, amount)
+        return self._add(user, amount, self._share)
 
     async def take(self, user: str, amount: int = 1) -> None:
         """Let a user add so much; count again before a refusal.
@@ -241,7 +243,7 @@ class StoredLimit:
 
     def check(self, user: str, amount: int = 1) -> None:
         """Let a user add so much by the last counts, also in another thread. Raises as `take` does."""
-        if self._add(user, amount):
+        if self._add(user, amount, self.share()):
             return
         wait = self._counted_at + self._pause - time.monotonic()
         headers = {"Retry-After": str(math.ceil(max(self.retry_seconds, wait)))}
@@ -261,10 +263,10 @@ class StoredLimit:
         own = self._unattributed + self._by_user[user]
         return self._total + amount <= self.limit() and own + amount <= self.share()
 
-    def _add(self, user: str, amount: int) -> bool:
+    def _add(self, user: str, amount: int, share: int) -> bool:
         """Let a user add so much if the last counts allow it. Return whether they do."""
         own = self._unattributed + self._by_user[user]
-        if self._total + amount > self.limit() or own + amount > self.share():
+        if self._total + amount > self.limit() or own + amount > share:
             return False
         with self._lock:
             self._total += amount
@@ -276,7 +278,8 @@ class StoredLimit:
         if self._counting is None:
             with self._lock:
                 self._added.clear()
-            self._counting = self.start(self._read(max(0, self.share() - amount)))
+            self._share = self.share()
+            self._counting = self.start(self._read(max(0, self._share - amount)))
         return self._counting
 
     async def _read(self, enough: int) -> None:

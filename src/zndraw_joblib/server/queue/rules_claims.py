@@ -547,7 +547,7 @@ def _result(
     return slot.claim.empty(jobs[worker_id], reason, is_contended=is_left or slot.may_claim_again)
 
 
-# Claim for workers of one queue without limits, as most workers are, with one statement on PostgreSQL.
+# Claim for workers of one queue without limits, as most workers are: with one statement on PostgreSQL.
 #
 # If a claim is not plain, `claims.claim` takes the whole batch.
 
@@ -565,8 +565,9 @@ class PlainClaims:
 
     async def claim(self, tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | ProblemException]:
         """Do what `claims.claim` does."""
-        if not tx.is_sqlite and _may_be_plain(items):
-            if self._left_out < min(self._failed, _MAX_SKIPPED):
+        if _may_be_plain(items):
+            # SQLite's first statement costs little.
+            if not tx.is_sqlite and self._left_out < min(self._failed, _MAX_SKIPPED):
                 self._left_out += 1
             else:
                 self._left_out = 0
@@ -598,7 +599,12 @@ async def claim_with_one_statement(
     answers = await claim_single_statement(tx, list(claimants.values()), demands, digests, most_bytes)
     if answers is None:
         return None
-    return [_plain_result(tx, item, answer, sets) for item, answer in zip(items, answers, strict=True)]
+    rest = [item for item, answer in zip(items, answers, strict=True) if answer is None]
+    others = iter(await claim(tx, rest, sets) if rest else [])
+    return [
+        next(others) if answer is None else _plain_result(tx, item, answer, sets)
+        for item, answer in zip(items, answers, strict=True)
+    ]
 
 
 def _may_be_plain(items: Sequence[Claim]) -> bool:

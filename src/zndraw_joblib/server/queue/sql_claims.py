@@ -5,7 +5,7 @@ On PostgreSQL `claim_single_statement` claims for workers that all have one queu
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, INTEGER, TEXT, UUID_TYPE, statement
 from zndraw_joblib.server.queue import sql_counts, sql_workers
+from zndraw_joblib.server.queue.sql_jobs import policy_of
 from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
     RECORD_NAMES,
@@ -333,7 +334,8 @@ async def oldest(tx: Transaction, demand: Mapping[UUID, int]) -> dict[UUID, list
     return {job_id: sorted(of_job)[: demand[job_id]] for job_id, of_job in places.items()}
 
 
-# Claim with one statement on PostgreSQL. It checks its conditions, and writes nothing if they do not hold.
+# Claim with one statement on PostgreSQL, and with few short ones on SQLite. They check their conditions, and
+# write nothing if these do not hold.
 
 
 class Claimant(NamedTuple):
@@ -379,7 +381,7 @@ async def claim_single_statement(
     demands: Sequence[Demand],
     digests: Sequence[str] = (),
     most_bytes: int | None = None,
-) -> list[ClaimAnswer] | None:
+) -> Sequence[ClaimAnswer | None] | None:
     """Claim the first tasks of the only queue of these workers, in the order of the demands.
 
     A lone claim of one task gets the first of all queues of its worker. `digests` are those of jobs whose
@@ -391,7 +393,11 @@ async def claim_single_statement(
     - all their jobs with tasks are one job, or there is one claim of one task; its job has no limit;
     - no task has expired or is of a watched room;
     - the payloads have up to `most_bytes` together.
+
+    On SQLite the workers have few jobs, and one of the claims gets a task. The answer to others may be None.
     """
+    if tx.is_sqlite:
+        return await _claim_on_sqlite(tx, claimants, demands, most_bytes)
     params = {
         **_by_column(Claimant._fields, claimants),
         **_by_column(Demand._fields, demands),
@@ -425,6 +431,69 @@ def _answer(demand: Demand, rows: Sequence[Any], now: datetime) -> ClaimAnswer:
         bool(first.is_paused),
         is_contended=first.has_queue and bool(first.has_more),
     )
+
+
+async def _claim_on_sqlite(
+    tx: Transaction, claimants: Sequence[Claimant], demands: Sequence[Demand], most_bytes: int | None
+) -> Sequence[ClaimAnswer | None] | None:
+    claims = [demand.claim.hex for demand in demands if demand.claim is not None]
+    workers = [(claimant.claimant.hex, claimant.owner, claimant.serves_global) for claimant in claimants]
+    params = {
+        "rows": to_json(workers).decode(),
+        "claims": to_json(claims).decode() if claims else None,
+        "count": None if most_bytes is None else sum(demand.task_limit for demand in demands),
+        "now": await tx.now(),
+    }
+    rows = (await tx.execute(_QUEUES_ON_SQLITE, params)).all()
+    # Each worker has one queue, and all have the same.
+    if len(rows) != len(claimants) or len({row.job_id for row in rows}) > 1:
+        return None
+    queue, now = rows[0], await tx.now()
+    is_large = most_bytes is not None and (queue.size or 0) > most_bytes
+    if queue.max_in_flight is not None or is_large or queue.has_expired:
+        return None
+    answers, claimed = list[ClaimAnswer | None](), list[tuple[int, TaskRow]]()
+    for demand in demands:
+        tasks = await _claim_first_on_sqlite(tx, demand, queue, now)
+        claimed += tasks
+        answers.append(ClaimAnswer([task for _, task in tasks], None, None, False, False) if tasks else None)
+    if not claimed:
+        return None
+    ages = {claimant.claimant: timedelta(seconds=claimant.age) for claimant in claimants}
+    late = [row.worker_id for row in rows if row.last_heartbeat < now - ages[row.worker_id]]
+    await sql_workers.heartbeat(tx, late)
+    counted = await tx.execute(_COUNT_ON_SQLITE, {"job_id": queue.job_id, "count": len(claimed)})
+    tx.record_watched(is_watched=bool(counted.one().is_watched))
+    await sql_counts.write_claimed(tx, queue.job_id, claimed)
+    return answers
+
+
+async def _claim_first_on_sqlite(
+    tx: Transaction, demand: Demand, queue: Any, now: datetime
+) -> list[tuple[int, TaskRow]]:
+    """Claim the first tasks of a queue. Return them in its order, each after its `seq`."""
+    policy, started_at = policy_of(queue.policy), now if demand.is_started else None
+    seconds = policy.timeout_seconds if demand.is_started else policy.start_timeout_seconds or None
+    params = {
+        "job_id": queue.job_id,
+        "count": demand.task_limit,
+        "status": TaskStatus.RUNNING if demand.is_started else TaskStatus.CLAIMED,
+        "worker_id": demand.worker,
+        "worker_owner_id": demand.holder,
+        "claim_id": demand.claim,
+        "now": now,
+        "started_at": started_at,
+        "deadline": None if seconds is None else now + timedelta(seconds=seconds),
+    }
+    claimed = []
+    for row in await tx.execute(_CLAIM_FIRST_ON_SQLITE, params):
+        task = _ROWS.row_of(row)
+        task.job_name, task.worker_id = queue.full_name, demand.worker
+        task.claimed_at, task.started_at = now, started_at
+        claimed.append((row.seq, task))
+    if len(claimed) > 1:
+        claimed.sort(key=lambda entry: (entry[1].lane, entry[0]))
+    return claimed
 
 
 def _by_column(names: Sequence[str], rows: Sequence[Any]) -> dict[str, list[Any]]:
@@ -671,4 +740,63 @@ _CLAIM = statement(
     claim=UUID_TYPE,
     is_started=BOOLEAN,
     task_limit=INTEGER,
+)
+
+
+# The queues of workers that claim, on SQLite. A worker with more jobs is left to `lock_with_queues`.
+_FEW_JOBS = 8
+_QUEUES_ON_SQLITE = statement(
+    f"""
+SELECT joblib_worker.id, joblib_worker.last_heartbeat,
+    queue.id, queue.full_name, queue.policy, queue.max_in_flight,
+    CASE WHEN :count IS NOT NULL THEN (
+        SELECT sum(octet_length(payload)) FROM ({_first_tasks("payload", "queue.id", ":count")})
+    ) END,
+    EXISTS (SELECT 1 FROM joblib_task WHERE {TASK_IS_PENDING} AND expires_at <= :now)
+FROM json_each(:rows) AS claimants
+JOIN joblib_worker ON joblib_worker.id = claimants.value ->> 0
+JOIN joblib_worker_job ON joblib_worker_job.worker_id = joblib_worker.id
+JOIN joblib_job AS queue ON queue.id = joblib_worker_job.job_id
+WHERE joblib_worker.owner_id = claimants.value ->> 1
+    AND NOT joblib_worker.draining AND joblib_worker.max_tasks IS NULL
+    AND (
+        SELECT count(*) FROM (
+            SELECT 1 FROM joblib_worker_job WHERE worker_id = joblib_worker.id LIMIT {_FEW_JOBS + 1}
+        )
+    ) <= {_FEW_JOBS}
+    AND queue.pending > 0 AND NOT queue.paused AND queue.room_id <> '{INTERNAL}'
+    AND (claimants.value ->> 2 OR queue.room_id <> '{GLOBAL}')
+    AND (:claims IS NULL OR NOT EXISTS (
+        SELECT 1 FROM joblib_task
+        WHERE {TASK_IS_HELD} AND joblib_task.worker_id = joblib_worker.id
+            AND joblib_task.claim_id IN (SELECT value FROM json_each(:claims))
+    ))
+""",
+    *("worker_id", "last_heartbeat", "job_id", "full_name", "policy", "max_in_flight", "size"),
+    "has_expired",
+    rows=TEXT,
+    claims=TEXT,
+    policy=TEXT,
+    size=INTEGER,
+    has_expired=BOOLEAN,
+)
+_COUNT_ON_SQLITE = statement(
+    """
+UPDATE joblib_job SET pending = pending - :count WHERE id = :job_id
+RETURNING EXISTS (SELECT 1 FROM joblib_room_stream)
+""",
+    "is_watched",
+    is_watched=BOOLEAN,
+)
+_CLAIM_FIRST_ON_SQLITE = statement(
+    f"""
+UPDATE joblib_task SET
+    status = :status, worker_id = :worker_id, worker_owner_id = :worker_owner_id, claim_id = :claim_id,
+    attempt = attempt + 1, claimed_at = :now, started_at = :started_at, deadline = :deadline,
+    expires_at = NULL
+WHERE seq IN ({_first_tasks("joblib_task.seq", ":job_id", ":count")})
+RETURNING {row_columns(names=_ROWS.names, job_name="NULL")}, seq
+""",
+    *(*_ROWS.names, "seq"),
+    status=TEXT,
 )

@@ -4,7 +4,8 @@ A reader sums few rows instead of counting tasks. Held tasks are few; they are c
 last part reads the first tasks of queues and rooms.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import count
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from zndraw_joblib.server.queue.sql_task_rows import (
     TASK_IS_PENDING,
     TASK_IS_QUEUED,
     TaskRecord,
+    TaskRow,
     of_status,
 )
 from zndraw_joblib.wire.operators import StatusCounts
@@ -243,6 +245,24 @@ async def write_appended(tx: Transaction, job_id: UUID, of_rooms: Mapping[str, i
     ]
     await tx.execute(_ADD_ROOM, changed)
     await tx.execute(_ADD_LAST_TO_BLOCKS, {"job_id": job_id, "count": sum(of_rooms.values())})
+
+
+async def write_claimed(tx: Transaction, job_id: UUID, tasks: Iterable[tuple[int, TaskRow]]) -> None:
+    """Count tasks that SQLite has claimed from the queue of a job, each with its `seq`."""
+    rooms: Counter[str] = Counter()
+    blocks: Counter[tuple[int, int]] = Counter()
+    for seq, task in tasks:
+        rooms[task.room_id] -= 1
+        blocks[task.lane, seq >> BLOCK_BITS] -= 1
+    none = {"job_id": job_id, "part": 0, "total": 0, "failed": 0, "cancelled": 0}
+    await tx.execute(_ADD_ROOM, [{**none, "room_id": room, "pending": rooms[room]} for room in sorted(rooms)])
+    await tx.execute(
+        _ADD_BLOCK,
+        [
+            {"job_id": job_id, "lane": lane, "block": block, "queued": blocks[lane, block]}
+            for lane, block in sorted(blocks)
+        ],
+    )
 
 
 async def total(tx: Transaction, room_id: str, status: TaskStatus | None, job_id: UUID | None) -> int:

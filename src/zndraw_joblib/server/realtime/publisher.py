@@ -30,7 +30,9 @@ class SocketIoPublisher:
     def __init__(self, tsio: Any = None, pubsub: PubSub | None = None) -> None:
         self.tsio = tsio
         self.pubsub = pubsub
-        self.rooms: Any = tsio if isinstance(tsio, socketio.AsyncServer) else None
+        self.rooms: Any = None
+        if isinstance(tsio, socketio.AsyncServer):
+            self.open(tsio)
 
     @property
     def is_open(self) -> bool:
@@ -41,12 +43,13 @@ class SocketIoPublisher:
         """Send events to the rooms of `sio`, and with `sio` itself if there is no `tsio`."""
         self.tsio = sio if self.tsio is None else self.tsio
         self.rooms = sio
+        self._has_sockets = socketio_internals.subscribers_of(sio)
 
     def has_subscribers(self) -> bool:
         """Return whether a socket of any process may receive an event."""
         if self.rooms is None or self.rooms is not self.tsio:
             return self.tsio is not None
-        if socketio_internals.has_subscribers(self.rooms):
+        if self._has_sockets():
             return True
         return self.pubsub is not None and bool(self.pubsub.peers) and self._carries
 

@@ -7,6 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
+from operator import contains
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -123,12 +124,17 @@ class MessageManager(AsyncPubSubManager, LocalManager, ABC):  # type: ignore[mis
 _LOCAL = frozenset({AsyncManager, LocalManager})
 
 
-def has_subscribers(sio: Any) -> bool:
-    """Return whether any process may have a connected socket."""
+def subscribers_of(sio: Any) -> Callable[[], bool]:
+    """Return a function that returns whether any process may have a connected socket."""
     manager = sio.manager
     if isinstance(manager, MessageManager):
-        return manager.has_subscribers
-    return NAMESPACE in manager.rooms or type(manager) not in _LOCAL
+        return lambda: manager.has_subscribers
+    return partial(contains, manager.rooms, NAMESPACE) if is_local(sio) else lambda: True
+
+
+def has_subscribers(sio: Any) -> bool:
+    """Return whether any process may have a connected socket."""
+    return subscribers_of(sio)()
 
 
 def is_local(sio: Any) -> bool:
