@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from cli.program import Program
 
 HEAVY = ("alembic", "fastapi", "sqlalchemy", "sqlmodel", "starlette", "uvicorn", "zndraw_joblib.server")
@@ -48,3 +50,47 @@ def test_version_and_help(program: Program) -> None:
     version, *helps = program.run_all([["--version"], [], ["token"], ["db"]])
     assert version.out.startswith("zndraw-joblib ")
     assert all(done.code == 0 and done.out.startswith("Usage: zndraw-joblib") for done in helps)
+
+
+def modules_of(code: str, program: Program) -> set[str]:
+    """Return the names of the modules that are loaded after code has run."""
+    code = f"import sys\n{code}\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=program.env, text=True, capture_output=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+_COMMAND = "from zndraw_joblib.cli import _load\n_load({!r})"
+# What a start must not load: it is used by few processes, or later.
+UNUSED = {
+    "import zndraw_joblib": ("asyncio", "importlib.metadata", "pydantic"),
+    "from zndraw_joblib import JobManager": (
+        "httpx",
+        "numpy",
+        "rich",
+        "socketio",
+        "typer",
+        "zndraw_joblib.server",
+    ),
+    "from zndraw_joblib import cli": (
+        "httpx",
+        "pydantic",
+        "rich",
+        "zndraw_joblib.client",
+        "zndraw_joblib.wire",
+    ),
+    _COMMAND.format("worker"): (*HEAVY, "httpx", "numpy", "rich", "socketio"),
+    _COMMAND.format("submit"): (*HEAVY, "httpx", "rich", "socketio", "zndraw_joblib.worker"),
+    "import zndraw_joblib.cli.server.serve": (
+        *("alembic", "httpx", "jsonschema_rs", "rich", "taskiq", "zndraw_joblib.server.process.redis"),
+        *("zndraw_joblib.client.queue", "zndraw_joblib.worker.manager"),
+    ),
+}
+
+
+def test_a_start_loads_only_what_it_needs(program: Program, subtests: pytest.Subtests) -> None:
+    """Libraries that few processes use, or only later, are loaded when they are used."""
+    for code, unused in UNUSED.items():
+        with subtests.test(code):
+            assert modules_of(code, program).intersection(unused) == set()

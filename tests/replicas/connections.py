@@ -6,7 +6,7 @@ import pytest
 from databases import OpenDatabase
 
 from zndraw_joblib.server.process.ports import OpenConnection
-from zndraw_joblib.server.process.pubsub import open_redis_connection
+from zndraw_joblib.server.process.redis import open_redis_connection
 
 
 @pytest.fixture(params=["postgresql", "postgresql-of-a-host", "valkey"])

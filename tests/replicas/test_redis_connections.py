@@ -17,10 +17,11 @@ from waiting import until
 
 from zndraw_joblib.server.internal import setup
 from zndraw_joblib.server.internal.setup import QueueBroker
-from zndraw_joblib.server.process import pubsub as redis_pubsub
-from zndraw_joblib.server.process.pubsub import PubSub, open_redis_connection
+from zndraw_joblib.server.process import redis as redis_connections
+from zndraw_joblib.server.process.pubsub import PubSub
+from zndraw_joblib.server.process.redis import open_redis_connection
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.realtime.client_managers import RedisManager
+from zndraw_joblib.server.realtime.redis_manager import RedisManager
 from zndraw_joblib.server.results.redis import RedisResults
 
 # A silent connection is noticed after a ping and its time limit, 10 s together.
@@ -198,7 +199,7 @@ async def test_a_worker_without_tasks_keeps_its_connection(
     valkey: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The time limit of an answer is longer than a blocking read for tasks."""
-    assert setup.WAIT_SECONDS < redis_pubsub.REDIS_SECONDS
+    assert setup.WAIT_SECONDS < redis_connections.REDIS_SECONDS
     broker = QueueBroker(f"redis://127.0.0.1:{valkey.port}/0", "test:idle")
     listening = broker.listen()
     got = asyncio.ensure_future(anext(listening))

@@ -17,6 +17,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from replica import TIMEOUT
 from sqlalchemy import Connection, column, func, insert, inspect, select, table, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -734,3 +735,10 @@ async def test_postgresql_cleans_the_queue_tables_early(empty: AsyncEngine) -> N
     assert {
         (name, "fillfactor=50") for name in (*COUNTS, "joblib_attempt_detail", "joblib_room_stream")
     } <= options
+
+
+def test_the_names_of_the_migrations_are_their_versions() -> None:
+    """The newest version, and all older ones, are known without loading the migrations."""
+    revisions = [script.revision for script in ScriptDirectory(str(schema.scripts())).walk_revisions()]
+    assert schema.versions() == revisions[::-1]
+    assert schema.newest() == ScriptDirectory(str(schema.scripts())).get_current_head()

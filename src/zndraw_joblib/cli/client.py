@@ -9,7 +9,6 @@ from math import inf
 from typing import IO, Any, TypeVar
 from uuid import UUID
 
-import httpx
 import typer
 from pydantic import BaseModel
 
@@ -386,6 +385,8 @@ def find_access(url: str) -> ServerAccess:
 @contextmanager
 def open_connection(server: ServerAccess, *, realtime: bool = False) -> Iterator[Connection]:
     """Open a connection, see `connect`; errors inside the block become a `CommandError`."""
+    import httpx  # noqa: PLC0415 - see `client.connection`
+
     try:
         with connect(server.url, server.token, realtime=realtime) as connection:
             yield connection

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -13,7 +13,16 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from zndraw_joblib.jobs.logs import LogFormat, applied_config, clean_line, clean_text, escape_json, one_line
+from zndraw_joblib.jobs.logs import (
+    LogFormat,
+    applied_config,
+    clean_line,
+    clean_text,
+    describe,
+    escape_json,
+    one_line,
+    unknown_variables,
+)
 from zndraw_joblib.wire.progress import Progress
 
 if TYPE_CHECKING:
@@ -288,6 +297,16 @@ def print_note(message: str) -> None:
     else:
         sys.stderr.write(clean_text(message) + "\n")
         sys.stderr.flush()
+
+
+def warn_of_unknown(settings: Collection[str] | None = None) -> None:
+    """Log a warning for each variable that is no setting.
+
+    Without `settings` those of a server are not known: then only variables that resemble a client's variable.
+    """
+    for name, nearest in unknown_variables(settings or ()).items():
+        if settings is not None or nearest is not None:
+            log.warning("%s", describe(name, nearest))
 
 
 def logs_json() -> bool:

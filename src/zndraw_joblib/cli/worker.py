@@ -3,7 +3,6 @@
 import logging
 import time
 import traceback
-from collections.abc import Collection
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -19,6 +18,7 @@ from zndraw_joblib.cli.display import (
     print_fields,
     print_json,
     print_note,
+    warn_of_unknown,
 )
 from zndraw_joblib.cli.options import AsJson, Format, Limit, Log, Url, WorkerId, check_room
 from zndraw_joblib.cli.tasks import TASKS
@@ -27,7 +27,7 @@ from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.jobs.extensions import job_room_of
-from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold, describe, unknown_variables
+from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_BATCH, MAX_WORKER_NAME, WorkerInfo
 from zndraw_joblib.wire.names import GLOBAL, is_name
@@ -40,16 +40,6 @@ from zndraw_joblib.worker.registrations import PolicyOptions, policy_of
 from zndraw_joblib.worker.serving import ProcessConfig, RunOptions, serve, serve_processes
 
 log = logging.getLogger(__name__)
-
-
-def warn_of_unknown(settings: Collection[str] | None = None) -> None:
-    """Log a warning for each variable that is no setting.
-
-    Without `settings` those of a server are not known: then only variables that resemble a client's variable.
-    """
-    for name, nearest in unknown_variables(settings or ()).items():
-        if settings is not None or nearest is not None:
-            log.warning("%s", describe(name, nearest))
 
 
 Target = Annotated[

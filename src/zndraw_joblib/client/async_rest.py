@@ -6,15 +6,16 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
-
-import httpx
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Body, Call, Model
 from zndraw_joblib.client.connection import AsyncConnection, Explain, as_it_is, raise_explained
 from zndraw_joblib.client.flows import Flow, Pause
 from zndraw_joblib.wire.operations import Operation
+
+if TYPE_CHECKING:
+    import httpx
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class AsyncRest:
         return await self.send_call(calls.call(operation, body, **options))
 
     @asynccontextmanager
-    async def stream(self, call: Call[Any]) -> AsyncIterator[httpx.Response]:
+    async def stream(self, call: Call[Any]) -> "AsyncIterator[httpx.Response]":
         """Send a request and yield its response, whose content is read piece by piece."""
         async with self.api.http.stream(**call.request(self.api)) as response:
             self.has_reached = True

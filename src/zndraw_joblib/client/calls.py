@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote
 from uuid import UUID, uuid5
 
-import httpx
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
@@ -18,6 +18,9 @@ from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.names import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.wire.operations import PREFIX, Operation
 from zndraw_joblib.wire.problems import ProblemException, problem_for
+
+if TYPE_CHECKING:
+    import httpx
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -31,7 +34,7 @@ class AnyApiManager(Protocol):
     """A server, its client's identity and own errors: an `ApiManager`, or its asynchronous form."""
 
     @property
-    def http(self) -> httpx.Client | httpx.AsyncClient:
+    def http(self) -> "httpx.Client | httpx.AsyncClient":
         """The client, whose timeouts hold for every request."""
 
     @property
@@ -41,7 +44,7 @@ class AnyApiManager(Protocol):
     def get_headers(self) -> dict[str, str]:
         """Return the headers of identity."""
 
-    def raise_for_status(self, response: httpx.Response) -> None:
+    def raise_for_status(self, response: "httpx.Response") -> None:
         """Raise if `response` is an error."""
 
 
@@ -56,7 +59,7 @@ class Call(Generic[T]):
 
     method: str
     path: str
-    read: Callable[[httpx.Response], T]
+    read: "Callable[[httpx.Response], T]"
     body: Body = None
     wait: int = 0
     silence: float = 0
@@ -83,18 +86,18 @@ class Call(Generic[T]):
             "extensions": {"timeout": self._timeouts(server.http.timeout)},
         }
 
-    def check(self, response: httpx.Response, server: AnyApiManager) -> None:
+    def check(self, response: "httpx.Response", server: AnyApiManager) -> None:
         """Raise the client's error for an error response, `UnexpectedResponse` for another program's."""
         _raise_for_status(response, server)
         if response.request.method != self.method:  # a redirect turned it into a GET
             raise UnexpectedResponse(response)
 
-    def result(self, response: httpx.Response, server: AnyApiManager) -> T:
+    def result(self, response: "httpx.Response", server: AnyApiManager) -> T:
         """Return what a response says. Raises as `check`."""
         self.check(response, server)
         return self.read(response)
 
-    def _timeouts(self, timeout: httpx.Timeout) -> dict[str, float | None]:
+    def _timeouts(self, timeout: "httpx.Timeout") -> dict[str, float | None]:
         """Return the client's timeouts; reading is always limited and includes the wait."""
         timeouts = timeout.as_dict()
         seconds = timeouts.get("read") or _RESPONSE_SECONDS
@@ -104,7 +107,7 @@ class Call(Generic[T]):
         return {**timeouts, "read": shortened}
 
 
-def _raise_for_status(response: httpx.Response, server: AnyApiManager) -> None:
+def _raise_for_status(response: "httpx.Response", server: AnyApiManager) -> None:
     fault = None if response.is_success else read_error(response)
     try:
         server.raise_for_status(response)
@@ -125,17 +128,17 @@ def _key_of(key: str | UUID, target: str, content: object) -> str:
     return str(uuid5(key, f"{target} {content.decode() if isinstance(content, bytes) else ''}"))
 
 
-def reading(model: type[Model]) -> Callable[[httpx.Response], Model]:
+def reading(model: type[Model]) -> "Callable[[httpx.Response], Model]":
     """Return a function that reads a response as a model."""
     return lambda response: parse(model, response)
 
 
-def waiting(model: type[Model]) -> Callable[[httpx.Response], tuple[Model, int]]:
+def waiting(model: type[Model]) -> "Callable[[httpx.Response], tuple[Model, int]]":
     """Return a function that reads a model, and how many seconds the server agreed to wait."""
     return lambda response: (parse(model, response), applied_wait(response))
 
 
-def parse(model: type[Model], response: httpx.Response, *required: str) -> Model:
+def parse(model: type[Model], response: "httpx.Response", *required: str) -> Model:
     """Return a response as a model, with at least one of the fields `required` given."""
     try:
         parsed = model.model_validate_json(response.content)
@@ -146,13 +149,13 @@ def parse(model: type[Model], response: httpx.Response, *required: str) -> Model
     return parsed
 
 
-def check_empty(response: httpx.Response) -> None:
+def check_empty(response: "httpx.Response") -> None:
     """Raise `UnexpectedResponse` for a response with content."""
-    if response.status_code != httpx.codes.NO_CONTENT:
+    if response.status_code != HTTPStatus.NO_CONTENT:
         raise UnexpectedResponse(response)
 
 
-def applied_wait(response: httpx.Response) -> int:
+def applied_wait(response: "httpx.Response") -> int:
     """Return how many seconds the server agreed to wait."""
     name, _, value = response.headers.get("Preference-Applied", "").partition("=")
     return int(value) if name.strip() == "wait" and value.strip().isdigit() else 0
@@ -182,7 +185,7 @@ def call(operation: Operation[Model], body: Body = None, **options: Any) -> Call
 
 def call_reading(  # noqa: PLR0913 - one argument for each part of a request
     operation: Operation[Any],
-    read: Callable[[httpx.Response], T],
+    read: "Callable[[httpx.Response], T]",
     body: Body = None,
     *,
     query: Mapping[str, Any] | None = None,
@@ -239,7 +242,7 @@ def submit_many(body: bytes, key: str, count: int, check: Callable[[Results], ob
     `check` gets them first, and may raise.
     """
 
-    def read(response: httpx.Response) -> Results:
+    def read(response: "httpx.Response") -> Results:
         items = parse(messages.BatchResponse, response).results
         if len(items) != count:
             raise UnexpectedResponse(response)
@@ -284,7 +287,7 @@ def read_provider(
     return call_reading(ops.READ_PROVIDER, _content, room_id=room_id, name=full_name, **options)
 
 
-def stored_of(response: httpx.Response, size: int) -> progress.StoredResult:
+def stored_of(response: "httpx.Response", size: int) -> progress.StoredResult:
     """Return what the headers of a result say of it."""
     _, _, name = response.headers.get("Content-Disposition", "").partition("filename*=UTF-8''")
     return progress.StoredResult(
@@ -295,13 +298,17 @@ def stored_of(response: httpx.Response, size: int) -> progress.StoredResult:
     )
 
 
-def _content(response: httpx.Response) -> tuple[bytes, str]:
+def _content(response: "httpx.Response") -> tuple[bytes, str]:
     return response.content, response.headers.get("Content-Type", "")
 
 
 def _with(path: str, query: Mapping[str, Any]) -> str:
     params = {name: value for name, value in query.items() if value is not None}
-    return str(httpx.URL(path, params=params)) if params else path
+    if not params:
+        return path
+    import httpx  # noqa: PLC0415 - see `client.connection`
+
+    return str(httpx.URL(path, params=params))
 
 
 def _trace() -> dict[str, str]:
@@ -310,7 +317,7 @@ def _trace() -> dict[str, str]:
     return {} if traceparent is None else {TRACEPARENT: traceparent}
 
 
-def _id_or_problem(result: messages.BatchResult, response: httpx.Response) -> UUID | ProblemException:
+def _id_or_problem(result: messages.BatchResult, response: "httpx.Response") -> UUID | ProblemException:
     if result.problem is not None:
         return problem_for(result.status, result.problem.model_dump())
     if result.id is None:

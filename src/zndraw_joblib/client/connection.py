@@ -10,15 +10,17 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 from urllib.parse import urlsplit
 
-import httpx
 from platformdirs import user_config_path
 
 from zndraw_joblib.client.realtime import Realtime
 from zndraw_joblib.client.retry import read_error
 from zndraw_joblib.wire.problems import ProblemException, Unauthorized
+
+if TYPE_CHECKING:
+    import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_SECONDS = 5.0
@@ -35,7 +37,7 @@ class ApiManager(Protocol):
     """
 
     @property
-    def http(self) -> httpx.Client:
+    def http(self) -> "httpx.Client":
         """The client for every request. Several threads use it: let its pool hold several connections."""
 
     @property
@@ -45,7 +47,7 @@ class ApiManager(Protocol):
     def get_headers(self) -> dict[str, str]:
         """Return the headers of identity; called for every request, so a fresh token is used at once."""
 
-    def raise_for_status(self, response: httpx.Response) -> None:
+    def raise_for_status(self, response: "httpx.Response") -> None:
         """Raise if `response` is an error."""
 
 
@@ -55,6 +57,9 @@ class _Access:
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"The server's url must start with http:// or https://, not {url!r}")
+        # It is imported for the first connection: it takes longer to load than the rest of the client.
+        import httpx  # noqa: PLC0415
+
         self._url = url.rstrip("/")
         self._token = token
         # A proxy of the environment must not get the token of a server on this machine.
@@ -74,7 +79,7 @@ class _Access:
         """Return the header with the bearer token, if there is a token."""
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
-    def raise_for_status(self, response: httpx.Response) -> None:
+    def raise_for_status(self, response: "httpx.Response") -> None:
         """Raise the problem of an error response, as its class in `wire.problems`."""
         if not response.is_success:
             raise read_error(response)
@@ -91,15 +96,20 @@ class Connection(_Access):
 
     def __init__(self, url: str, token: str | None, timeout: float, *, realtime: bool = False) -> None:
         super().__init__(url, token, timeout)
-        self._http, self._pid = httpx.Client(**self._options), os.getpid()
+        self._http, self._pid = self._new_client(), os.getpid()
         self.tsio = Realtime(self._url, token, trust_proxies=self._is_remote) if realtime else None
 
     @property
-    def http(self) -> httpx.Client:
+    def http(self) -> "httpx.Client":
         """Return the HTTP client. A forked process gets its own: two processes cannot share a connection."""
         if self._pid != os.getpid():
-            self._http, self._pid = httpx.Client(**self._options), os.getpid()
+            self._http, self._pid = self._new_client(), os.getpid()
         return self._http
+
+    def _new_client(self) -> "httpx.Client":
+        import httpx  # noqa: PLC0415 - see `_Access`
+
+        return httpx.Client(**self._options)
 
     def close(self) -> None:
         """Close the Socket.IO connection and the HTTP client."""
@@ -118,6 +128,8 @@ class AsyncConnection(_Access):
     """The connection of an asynchronous client, with a bearer token."""
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
+        import httpx  # noqa: PLC0415 - see `_Access`
+
         super().__init__(url, token, timeout)
         self.http = httpx.AsyncClient(**self._options)
 
@@ -250,6 +262,8 @@ class ServerUnreachable(ConnectionError):
 
 def explained(access: ServerAccess, error: Exception) -> Exception:
     """Return the error for the user of a client: it names the server or the token that does not work."""
+    import httpx  # noqa: PLC0415 - see `_Access`
+
     if isinstance(error, httpx.TransportError):
         better: Exception = ServerUnreachable(
             explain_unreachable(access, error, f"the argument url or {URL_VARIABLE}")
@@ -285,7 +299,7 @@ def explain_unauthorized(access: ServerAccess, problem: ProblemException) -> str
     )
 
 
-def explain_unreachable(access: ServerAccess, error: httpx.TransportError, settings: str) -> str:
+def explain_unreachable(access: ServerAccess, error: "httpx.TransportError", settings: str) -> str:
     """Return the message that a server does not respond; `settings` names where the user sets its URL."""
     text = str(error) or type(error).__name__
     reason = text.split("] ", 1)[-1] if text.startswith("[Errno") else text

@@ -6,15 +6,16 @@ Made from `client.async_rest` by `make generate`; do not edit.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
-
-import httpx
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Body, Call, Model
 from zndraw_joblib.client.connection import ApiManager, Explain, as_it_is, raise_explained
 from zndraw_joblib.client.flows import Flow, Pause
 from zndraw_joblib.wire.operations import Operation
+
+if TYPE_CHECKING:
+    import httpx
 
 T = TypeVar("T")
 
@@ -63,7 +64,7 @@ class TaskRest:
         return self.send_call(calls.call(operation, body, **options))
 
     @contextmanager
-    def stream(self, call: Call[Any]) -> Iterator[httpx.Response]:
+    def stream(self, call: Call[Any]) -> "Iterator[httpx.Response]":
         """Send a request and yield its response, whose content is read piece by piece."""
         with self.api.http.stream(**call.request(self.api)) as response:
             self.has_reached = True

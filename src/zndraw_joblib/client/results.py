@@ -4,11 +4,10 @@ import os
 import threading
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
 from uuid import UUID, uuid4
-
-import httpx
 
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.flows import read_result
@@ -33,7 +32,7 @@ class Download:
             headers |= {"Range": f"bytes={start}-", "If-Range": self.etag}
         call = calls.call_reading(ops.READ_TASK_RESULT, lambda _: None, headers=headers, task_id=task_id)
         with rest.stream(call) as response:
-            if response.status_code != httpx.codes.PARTIAL_CONTENT:
+            if response.status_code != HTTPStatus.PARTIAL_CONTENT:
                 self.file.truncate(0)
                 self.file.seek(0)
                 self.etag = response.headers.get("ETag", "")

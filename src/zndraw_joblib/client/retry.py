@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
-
-import httpx
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zndraw_joblib.jobs.failures import text_of
 from zndraw_joblib.jobs.logs import ExponentialBackoff
@@ -21,6 +19,9 @@ from zndraw_joblib.wire.problems import (
     is_own_type,
     problem_for,
 )
+
+if TYPE_CHECKING:
+    import httpx
 
 _SHOWN_CHARACTERS = 120
 _REFUSALS = frozenset({401, 403, 423})
@@ -41,7 +42,7 @@ class UnexpectedResponse(ConnectionError):
     JSON, as applications that host the server send it.
     """
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: "httpx.Response") -> None:
         self.status = response.status_code
         self.headers = response.headers
         body = _json_of(response) if self.status in _REFUSALS else None
@@ -55,7 +56,7 @@ class UnexpectedResponse(ConnectionError):
         )
 
 
-def read_error(response: httpx.Response) -> ProblemException | UnexpectedResponse:
+def read_error(response: "httpx.Response") -> ProblemException | UnexpectedResponse:
     """Return the exception for an error response; its `headers` keep Retry-After.
 
     Only a problem of this project is a response of the server.
@@ -70,14 +71,14 @@ def read_error(response: httpx.Response) -> ProblemException | UnexpectedRespons
     return problem
 
 
-def _json_of(response: httpx.Response) -> Any:
+def _json_of(response: "httpx.Response") -> Any:
     try:
         return response.json()
     except ValueError:
         return None
 
 
-def _excerpt(response: httpx.Response) -> str:
+def _excerpt(response: "httpx.Response") -> str:
     """Return the beginning of a body in one line, without the token of the request."""
     text = " ".join(response.text.split())
     token = response.request.headers.get("Authorization", "").rpartition(" ")[2]
@@ -127,6 +128,8 @@ def status_of(error: BaseException) -> int | None:
 
 def is_connection_error(error: BaseException) -> bool:
     """Return whether the server did not respond, or a proxy responded instead."""
+    import httpx  # noqa: PLC0415 - see `client.connection`
+
     return unexpected_response_of(error) is not None or (
         problem_of(error) is None and isinstance(error, httpx.RequestError | ConnectionError | TimeoutError)
     )
@@ -155,6 +158,8 @@ def is_repeatable(error: BaseException) -> bool:
 
 def is_refused(error: BaseException) -> bool:
     """Return whether the request was not sent, because no connection was made."""
+    import httpx  # noqa: PLC0415 - see `client.connection`
+
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 

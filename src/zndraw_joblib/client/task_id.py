@@ -3,11 +3,8 @@
 import sys
 from html import escape
 from importlib import import_module
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from uuid import UUID
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Call
@@ -16,6 +13,9 @@ from zndraw_joblib.jobs.logs import one_line
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import TaskResponse, TaskUpdateRequest
 from zndraw_joblib.wire.statuses import TaskStatus
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Rest = TypeVar("Rest")
 
@@ -118,18 +118,7 @@ class Bar:
 
     def __init__(self, *, shown: bool) -> None:
         self._notebook = _NotebookBar() if shown and _is_notebook() else None
-        self._progress: Progress | None = None
-        if shown and self._notebook is None:
-            console = Console(stderr=True)
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )
-            hidden = not console.is_terminal
-            self._progress = Progress(*columns, console=console, transient=True, disable=hidden)
-            self._progress.add_task("", total=None)
+        self._progress = _terminal_bar() if shown and self._notebook is None else None
 
     def show(self, text: str, current: float, total: float | None) -> None:
         """Show that `current` of `total` are done; an unknown total is None."""
@@ -156,6 +145,23 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+
+def _terminal_bar() -> "Progress":
+    # Few clients show bars, and rich takes long to load.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar.add_task("", total=None)
+    return bar
 
 
 class _NotebookBar:

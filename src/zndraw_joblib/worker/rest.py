@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import httpx
 from pydantic import BaseModel
 
 from zndraw_joblib.client.calls import MINIMAL_JSON, Body, applied_wait, call_reading, check_empty, parse
@@ -18,6 +17,9 @@ from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.problems import ProblemException, problem_for
 
+if TYPE_CHECKING:
+    import httpx
+
 _CLIENT_ERROR = 400
 
 
@@ -28,7 +30,7 @@ class RestApi(TaskRest):
     has another key.
     """
 
-    def _request(self, operation: Operation[Any], body: Body = None, **options: Any) -> httpx.Response:
+    def _request(self, operation: Operation[Any], body: Body = None, **options: Any) -> "httpx.Response":
         return self.send_call(call_reading(operation, lambda response: response, body, **options))
 
     def _check(self, operation: Operation[Any], body: Body = None, **options: Any) -> None:
@@ -119,7 +121,7 @@ class RestApi(TaskRest):
         return self.send(ops.UPLOAD_TASK_RESULT, pieces, query=query, headers=headers, task_id=task_id)
 
 
-def _results_of(response: httpx.Response) -> list[ProblemException | None] | None:
+def _results_of(response: "httpx.Response") -> list[ProblemException | None] | None:
     """Return the problem or the success of each item of a `BatchResponse`, None if it is none."""
     try:
         items = json.loads(response.content)["results"]

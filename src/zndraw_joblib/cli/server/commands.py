@@ -1,5 +1,6 @@
 """The commands serve, internal-worker, token and db. Each imports the server when it runs."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -84,6 +85,8 @@ def serve(  # noqa: PLR0913 - each is an option
 
     A stop gives open requests and running internal tasks 5 seconds each to finish.
     """
+    # Loading frees nothing, so the garbage collector would find nothing. `serve` enables it again.
+    gc.disable()
     with needs_server():
         from zndraw_joblib.cli.server import serve  # noqa: PLC0415 - a worker's install has no server
     log = LogConfig(log_level, log_format, access_log=access_log)
@@ -105,9 +108,9 @@ def internal_worker(
     Ctrl-C or SIGTERM lets the running tasks finish, however long they take; a second one stops at once.
     """
     with needs_server():
-        from zndraw_joblib.cli.server import serve  # noqa: PLC0415 - see above
+        from zndraw_joblib.cli.server import internal_worker as process  # noqa: PLC0415 - see above
     LogConfig(log_level, log_format).apply(with_pid=True)
-    serve.run_internal_worker(database_url, concurrency)
+    process.run(database_url, concurrency)
 
 
 @token.command("create")

@@ -89,6 +89,7 @@ def serve_one(
     # The garbage collector skips frozen objects; scanning them would pause the server for 0.1 s.
     gc.collect()
     gc.freeze()
+    gc.enable()
     with suppress(KeyboardInterrupt):
         _Server(config, on_ready).run([listener])
 
@@ -101,6 +102,7 @@ def serve_several(
     Call `on_ready` when all children answer requests. A second signal kills them. A child that ends later
     is replaced. Raises `CommandError` if a child cannot start.
     """
+    gc.enable()
     supervisor = Supervisor(
         _COMMAND,
         ChildConfig.of(settings, listener, log).model_dump_json(),

@@ -1,6 +1,5 @@
-"""The commands serve and internal-worker: run until a signal. A lock allows one server per SQLite file."""
+"""The command serve: run until a signal. A lock allows one server per SQLite file."""
 
-import asyncio
 import errno
 import logging
 import os
@@ -14,17 +13,12 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from taskiq.receiver import Receiver
-
-from zndraw_joblib.cli.display import CommandError, UsageError, logs_json, print_note
+from zndraw_joblib.cli.display import CommandError, UsageError, logs_json, print_note, warn_of_unknown
 from zndraw_joblib.cli.server import database, processes, tokens
 from zndraw_joblib.cli.server.tokens import BootstrapToken
-from zndraw_joblib.cli.worker import warn_of_unknown
 from zndraw_joblib.client.connection import DEFAULT_URL, canonical_url
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.server.db import schema
-from zndraw_joblib.server.internal.registry import CannotLoadJobs
-from zndraw_joblib.server.internal.setup import QueueBroker, worker_broker
 from zndraw_joblib.server.process.settings import ServerSettings
 
 if sys.platform == "win32":
@@ -224,50 +218,3 @@ def url_of(host: str, listener: socket.socket) -> str:
     return canonical_url(
         f"http://{f'[{address}]' if ':' in address else address}:{listener.getsockname()[1]}"
     )
-
-
-# The command internal-worker: run internal tasks in this process until a signal.
-
-
-def run_internal_worker(database_url: str | None, concurrency: int | None) -> None:
-    """Run internal tasks until SIGINT or SIGTERM, and let the running ones finish. Raises `CommandError`.
-
-    A second signal ends the process at once.
-    """
-    config = database.load_settings(database_url, internal_concurrency=concurrency)
-    warn_of_unknown(ServerSettings.model_fields)
-    location = database.locate(config.database_url)
-    if location.is_sqlite:
-        raise UsageError(
-            "internal-worker cannot use SQLite, which one server process uses alone and which runs internal "
-            "tasks itself. Set --database-url postgresql://user:password@host/name "
-            "(or ZNDRAW_JOBLIB_DATABASE_URL)"
-        )
-    try:
-        broker = worker_broker(config)
-    except CannotLoadJobs as error:
-        raise UsageError(str(error)) from error
-    database.run(config.database_url, schema.prepare)
-    print_note(
-        f"Running up to {config.internal_concurrency} internal tasks of {location.text}; "
-        "Ctrl-C lets the running tasks finish."
-    )
-    asyncio.run(_work(broker, config.internal_concurrency))
-
-
-async def _work(broker: QueueBroker, concurrency: int) -> None:
-    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
-
-    def stop(number: signal.Signals) -> None:
-        if stopping.is_set():
-            os._exit(128 + number)
-        stopping.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-    broker.is_worker_process = True
-    receiver = Receiver(broker, max_async_tasks=concurrency)
-    try:
-        await receiver.listen(stopping)
-    finally:
-        await broker.shutdown()

@@ -15,11 +15,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import asyncpg
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, delete, insert, select, text
+from sqlalchemy import Connection, delete, insert, inspect, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -54,9 +50,14 @@ def scripts() -> Path:
 
 
 @cache
+def versions() -> list[str]:
+    """Return the versions that this code knows, oldest first: the names of the migrations begin with them."""
+    return sorted(file.name.partition("_")[0] for file in (scripts() / "versions").glob("*_*.py"))
+
+
 def newest() -> str:
     """Return the version that this code needs."""
-    return str(ScriptDirectory(str(scripts())).get_current_head())
+    return versions()[-1]
 
 
 async def current(database: Database) -> str | None:
@@ -124,13 +125,15 @@ async def prepare(database: Database) -> None:
 
 
 def _current(connection: Connection) -> str | None:
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    return context.get_current_revision()
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    revision: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
+    return revision
 
 
 def _check(connection: Connection) -> str | None:
     revision = _current(connection)
-    if revision is None or revision == newest() or revision in _revisions():
+    if revision is None or revision in versions():
         return revision
     writer = connection.execute(select(_settings.c.value).where(_settings.c.name == _UPGRADED_BY)).scalar()
     release = f"zndraw-joblib {writer}" if writer else "A newer zndraw-joblib"
@@ -141,11 +144,11 @@ def _check(connection: Connection) -> str | None:
     )
 
 
-def _revisions() -> set[str]:
-    return {script.revision for script in ScriptDirectory(str(scripts())).walk_revisions()}
-
-
 def _upgrade(connection: Connection) -> None:
+    # Most processes find the newest version, and need no migrations.
+    from alembic import command  # noqa: PLC0415
+    from alembic.config import Config  # noqa: PLC0415
+
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
     elif not getattr(connection.connection.driver_connection, "in_transaction", False):

@@ -27,7 +27,7 @@ from zndraw_joblib.server.http.pages import add_operations_page, install_excepti
 from zndraw_joblib.server.http.requests import REQUEST_ID, SCOPE_KEY, request_id_of, with_header
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import ServerSettings
-from zndraw_joblib.server.realtime.client_managers import PubSubManager, RedisManager
+from zndraw_joblib.server.realtime.client_managers import PubSubManager
 from zndraw_joblib.server.realtime.socketio_internals import LocalManager
 from zndraw_joblib.wire.names import IDEMPOTENCY_KEY
 from zndraw_joblib.wire.providers import REQUEST_HASH, RESULT_STATUS, WORKER_ID
@@ -185,6 +185,8 @@ def _mount_socketio(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> N
 def _client_manager(settings: ServerSettings, joblib: JobLib) -> Any:
     """Return what carries events to the sockets of other processes; on SQLite alone there are none."""
     if settings.redis_url is not None:
+        from zndraw_joblib.server.realtime.redis_manager import RedisManager  # noqa: PLC0415 - as above
+
         return RedisManager(settings.redis_url, f"{settings.redis_prefix}:socketio")
     if settings.database_url.startswith("sqlite"):
         return LocalManager()

@@ -5,22 +5,24 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from pydantic import ValidationError
-from taskiq import AsyncBroker, TaskiqEvents
 
 from zndraw_joblib.jobs.extensions import category_of
 from zndraw_joblib.server.background.host_functions import open_session
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
-from zndraw_joblib.server.internal.registry import WorkerTokens
+from zndraw_joblib.server.internal.registry import WorkerTokens, call_with_processes
 from zndraw_joblib.server.queue import rules_providers
 from zndraw_joblib.server.queue.rules_transitions import check_size
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import ProviderNotConnected, ServiceUnavailable
 from zndraw_joblib.wire.providers import ProviderRegisterRequest
+
+if TYPE_CHECKING:
+    from taskiq import AsyncBroker
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +98,7 @@ _TASK_PREFIX = "provider:"
 
 
 def register_internal_providers(
-    broker: AsyncBroker, providers: Sequence[type[Any]], executor: InternalProviderExecutor
+    broker: "AsyncBroker", providers: Sequence[type[Any]], executor: InternalProviderExecutor
 ) -> InternalProviderRegistry:
     """Register a task for each provider class with a broker, and return the registry.
 
@@ -113,10 +115,7 @@ def register_internal_providers(
     tasks: dict[str, Any] = {
         name: broker.register_task(_call(cls, executor), _TASK_PREFIX + name) for name, cls in classes.items()
     }
-    for event, method in ((TaskiqEvents.WORKER_STARTUP, "start"), (TaskiqEvents.WORKER_SHUTDOWN, "stop")):
-        handler = getattr(executor, method, None)
-        if handler is not None and handler not in broker.event_handlers[event]:
-            broker.add_event_handler(event, handler)
+    call_with_processes(broker, executor)
     return InternalProviderRegistry(tasks, classes, executor)
 
 

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
-from taskiq import AsyncBroker, TaskiqEvents
 
 from zndraw_joblib.jobs.extensions import category_of, check_job
 from zndraw_joblib.server.process.ports import InternalTask
@@ -18,6 +17,9 @@ from zndraw_joblib.server.queue import rules_internal
 from zndraw_joblib.wire.messages import JobRegisterRequest
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.policy import JobPolicy
+
+if TYPE_CHECKING:
+    from taskiq import AsyncBroker
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +132,7 @@ class InternalRegistry:
 
 
 def register_internal_tasks(
-    broker: AsyncBroker, extensions: Sequence[type[Any]], executor: InternalExecutor
+    broker: "AsyncBroker", extensions: Sequence[type[Any]], executor: InternalExecutor
 ) -> InternalRegistry:
     """Register a task for each extension with a broker, under the job's full name.
 
@@ -144,16 +146,23 @@ def register_internal_tasks(
     }
     if getattr(broker, "orders_tasks", False):
         tasks = {name: OrderedTask(task) for name, task in tasks.items()}
+    call_with_processes(broker, executor)
+    return InternalRegistry(tasks, names, executor, getattr(broker, "free", None))
+
+
+def call_with_processes(broker: "AsyncBroker", executor: Any) -> None:
+    """Let a broker call an executor's methods `start` and `stop`, if it has them, in worker processes."""
+    from taskiq import TaskiqEvents  # noqa: PLC0415 - few servers have internal jobs, and it loads much
+
     for event, method in ((TaskiqEvents.WORKER_STARTUP, "start"), (TaskiqEvents.WORKER_SHUTDOWN, "stop")):
         handler = getattr(executor, method, None)
         if handler is not None and handler not in broker.event_handlers[event]:
             broker.add_event_handler(event, handler)
-    return InternalRegistry(tasks, names, executor, getattr(broker, "free", None))
 
 
 async def offer_internal_jobs(
     write: Callable[..., Awaitable[Any]],
-    broker: AsyncBroker,
+    broker: "AsyncBroker",
     extensions: Sequence[type[Any]],
     executor: InternalExecutor,
 ) -> InternalRegistry:

@@ -22,9 +22,9 @@ from zndraw_joblib.server.internal.registry import (
     offer_of,
     register_internal_tasks,
 )
-from zndraw_joblib.server.process.pubsub import connection_options, open_redis
+from zndraw_joblib.server.process.redis import connection_options, open_redis
 from zndraw_joblib.server.process.settings import ServerSettings
-from zndraw_joblib.server.realtime.client_managers import RedisManager
+from zndraw_joblib.server.realtime.redis_manager import RedisManager
 from zndraw_joblib.server.runtime.runtime import Runtime
 
 logger = logging.getLogger(__name__)

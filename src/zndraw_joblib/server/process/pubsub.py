@@ -6,16 +6,12 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from sys import getsizeof
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
-
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, create_shared_task
 from zndraw_joblib.server.process.ports import OpenConnection, PubSubConnection, Wake
@@ -108,76 +104,7 @@ class BoundedQueue(Generic[Item]):
             )
 
 
-# Pub/sub connections over Redis and Valkey.
-
-# How long a response may take. A blocking read must be shorter.
-REDIS_SECONDS = 5.0
-_PING_SECONDS = 5.0
-
-
-def connection_options(url: str) -> dict[str, Any]:
-    """Return the options of every connection. A connection has timeouts, and does not retry by itself."""
-    options = {
-        "socket_connect_timeout": REDIS_SECONDS,
-        "socket_timeout": REDIS_SECONDS,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    return options if url.startswith("unix://") else {**options, "socket_keepalive": True}
-
-
-def open_redis(url: str) -> Any:
-    """Return a client that fails fast and does not retry by itself: its callers decide when to retry."""
-    return redis.asyncio.Redis.from_url(url, **connection_options(url))
-
-
-class RedisConnection:
-    """A `PubSubConnection` over a Redis channel. A sender receives its own texts too."""
-
-    frame_size = 1_000_000
-
-    def __init__(self, client: Any, channel: str) -> None:
-        self._client = client
-        self._channel = channel
-
-    async def send(self, text: str) -> None:
-        """Send ASCII text of at most `frame_size` characters."""
-        await self._client.publish(self._channel, text)
-
-    async def listen(self, receive: Callable[[str], None], ready: Callable[[], None]) -> None:
-        """Call `receive` with every text sent after `ready`. Raise the client's error when it disconnects."""
-        async for data in subscribed(self._client, self._channel, ready):
-            receive(data.decode())
-
-
-@asynccontextmanager
-async def open_redis_connection(url: str, channel: str) -> AsyncIterator[RedisConnection]:
-    """Open a pub/sub connection over a Redis channel."""
-    client = open_redis(url)
-    try:
-        yield RedisConnection(client, channel)
-    finally:
-        await client.aclose()
-
-
-async def subscribed(client: Any, channel: str, ready: Callable[[], None]) -> AsyncIterator[bytes]:
-    """Yield what is published on a channel after `ready` was called. Raise when the connection is lost."""
-    async with client.pubsub() as pubsub:
-        await pubsub.subscribe(channel)
-        task, is_asked = asyncio.current_task(), False
-        while task is None or not task.cancelling():  # redis-py can swallow a cancellation as a timeout
-            message = await pubsub.get_message(timeout=_PING_SECONDS)
-            if message is None:
-                if is_asked:
-                    raise redis.TimeoutError(
-                        f"Redis has not responded to a ping for {_PING_SECONDS:g} s: the connection is lost"
-                    )
-                await pubsub.ping()
-            elif message["type"] == "subscribe":
-                ready()
-            elif message["type"] == "message":
-                yield message["data"]
-            is_asked = message is None
-
+# Hints between the replicas, over a connection of any kind.
 
 _HELLO_SECONDS = 10.0
 _PEER_TIMEOUT_SECONDS = 25.0
@@ -393,5 +320,6 @@ async def connection_factory(
     """
     if settings.redis_url is None:
         return await database_factory()
+    from zndraw_joblib.server.process.redis import open_redis_connection  # noqa: PLC0415 - few servers need it
 
     return partial(open_redis_connection, settings.redis_url, f"{settings.redis_prefix}:pubsub")

@@ -153,7 +153,8 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     metrics_token: SecretStr | None = Field(default=None, min_length=16)
     trusted_origins: WordList = Field(default_factory=list)
     redis_url: RedisUrl | None = None
-    redis_prefix: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")] = "zndraw-joblib"
+    # The length is not in the pattern: pydantic would compile a copy of the class for each character, 12 MiB.
+    redis_prefix: Annotated[str, Field(pattern=r"^[\w.:-]+$", max_length=128)] = "zndraw-joblib"
 
     @model_validator(mode="before")
     @classmethod

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from math import inf
 from threading import Lock
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-import jsonschema_rs
 from pydantic_core import from_json, to_json
 
 from zndraw_joblib.wire.problems import InvalidPayload, InvalidSchema
+
+if TYPE_CHECKING:
+    import jsonschema_rs
 
 Value = TypeVar("Value")
 
@@ -303,6 +305,8 @@ def is_valid(schema: str, payload: Any) -> bool:
 
 def first_error(schema: str, payload: Any) -> dict[str, str]:
     """Return the first error of a payload that has one, without listing the others."""
+    import jsonschema_rs  # noqa: PLC0415 - see `_compiled`
+
     try:
         _VALIDATORS.get(schema).validate(payload)
     except jsonschema_rs.ValidationError as error:
@@ -320,19 +324,19 @@ def list_errors(schema: str, payload: Any) -> list[dict[str, str]]:
     ]
 
 
-def _error(error: jsonschema_rs.ValidationError) -> dict[str, str]:
+def _error(error: "jsonschema_rs.ValidationError") -> dict[str, str]:
     pointer = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in error.instance_path)
     return {"pointer": pointer[:1000], "message": _shortened(_message(error), _MAX_MESSAGE)}
 
 
-def _message(error: jsonschema_rs.ValidationError) -> str:
+def _message(error: "jsonschema_rs.ValidationError") -> str:
     """Return why a value is refused; of alternatives, like `anyOf`, why each of the first ones is."""
     alternatives = islice(getattr(error.kind, "context", None) or (), _MAX_ALTERNATIVES)
     reasons = [_reason(faults[0], len(error.instance_path)) for faults in alternatives if faults]
     return f"no alternative fits: {'; or '.join(reasons)}" if reasons else error.message
 
 
-def _reason(error: jsonschema_rs.ValidationError, depth: int) -> str:
+def _reason(error: "jsonschema_rs.ValidationError", depth: int) -> str:
     place = "/".join(map(str, error.instance_path[depth:]))
     text = _shortened(error.message, _MAX_MESSAGE // _MAX_ALTERNATIVES - len(place[:100]))
     return f"{place[:100]}: {text}" if place else text
@@ -352,7 +356,10 @@ def raise_if_invalid(errors: list[dict[str, str]]) -> None:
         raise InvalidPayload("; ".join(listed) + (f" (and {more} more)" if more > 0 else ""), errors=errors)
 
 
-def _compiled(schema: str) -> jsonschema_rs.Validator:
+def _compiled(schema: str) -> "jsonschema_rs.Validator":
+    # It is loaded for the first schema: many servers have none, and it takes 3 MiB.
+    import jsonschema_rs  # noqa: PLC0415
+
     # Offline, and with a linear-time regex engine: any user who may register a job sends schemas.
     try:
         return jsonschema_rs.validator_for(
@@ -373,7 +380,7 @@ def _compiled_bytes(schema: str) -> int:
 _VALIDATORS = SchemaCache(_MAX_CACHED_BYTES, _compiled, _compiled_bytes)
 
 
-def _compiled_if_small(schema: str) -> jsonschema_rs.Validator | None:
+def _compiled_if_small(schema: str) -> "jsonschema_rs.Validator | None":
     effort = estimate_effort(schema)
     return _VALIDATORS.get(schema) if effort.is_quick and effort.subschemas <= 1 else None
 

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, create_shared_task
 from zndraw_joblib.server.process.ports import PART_BYTES
-from zndraw_joblib.server.process.pubsub import connection_options, open_redis, subscribed
+from zndraw_joblib.server.process.redis import connection_options, open_redis, subscribed
 from zndraw_joblib.server.results import stores
 from zndraw_joblib.server.results.stores import Notifier
 from zndraw_joblib.wire.problems import ProblemException, ServiceUnavailable
