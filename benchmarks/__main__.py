@@ -14,6 +14,7 @@ from benchmarks import (
     event_streams,
     many_clients,
     many_jobs,
+    payloads,
     pending,
     providers,
     rates,
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "latencies": rates.run_latencies,
     "batch": batches.run,
     "providers": providers.run,
+    "payloads": payloads.run,
     "worker": sdk_worker.run,
     "backlog": pending.run,
     "jobs": many_jobs.run,
@@ -46,7 +48,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "watched": watched.run,
 }
 # Sections that use one server after another. It is stopped before the others.
-SHARING = {"rates", "latencies", "batch", "providers"}
+SHARING = {"rates", "latencies", "batch", "providers", "payloads"}
 # Sections that run only if they are named, because they take longer.
 ON_REQUEST = {"streams", "control", "watched"}
 

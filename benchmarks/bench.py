@@ -48,30 +48,37 @@ class Bench:
         url = self.new_url()
         return self.exits.enter_context(serving("joblib", url)), url
 
-    def empty_rate(self, count: int = CONNECTIONS) -> float:
-        """Return the rate of the no-op endpoint."""
-        return uvloop.run(scenarios.noop(self.noop, count, self.seconds / 2)).per_second
+    def empty_rate(self, count: int = CONNECTIONS, body: Any = scenarios.PAYLOAD) -> float:
+        """Return the rate of the no-op endpoint, which gets a body and sends it back."""
+        return uvloop.run(scenarios.noop(self.noop, count, self.seconds / 2, body)).per_second
 
-    def compare(self, measure: Callable[[], float], count: int = CONNECTIONS) -> tuple[float, float]:
+    def compare(
+        self, measure: Callable[[], float], count: int = CONNECTIONS, body: Any = scenarios.PAYLOAD
+    ) -> tuple[float, float]:
         """Return a rate and its ratio to the no-op, measured just before and just after, both as medians.
 
         The speed of a shared machine changes from second to second.
         """
         rates, ratios = [], []
-        after = self.empty_rate(count)
+        after = self.empty_rate(count, body)
         for _ in range(self.repeats):
             before = after
             rates.append(measure())
-            after = self.empty_rate(count)
+            after = self.empty_rate(count, body)
             ratios.append(2 * rates[-1] / (before + after))
         return median(rates), median(ratios)
 
     def scenario(
-        self, server: str, scenario: Scenario, count: int = CONNECTIONS, calls: int = 1
+        self,
+        server: str,
+        scenario: Scenario,
+        count: int = CONNECTIONS,
+        calls: int = 1,
+        body: Any = scenarios.PAYLOAD,
     ) -> tuple[float, float]:
         """Return the rate of a scenario, and its ratio to the no-op times the number of calls."""
         rate, ratio = self.compare(
-            lambda: uvloop.run(scenario(server, count, self.seconds)).per_second, count
+            lambda: uvloop.run(scenario(server, count, self.seconds)).per_second, count, body
         )
         return rate, calls * ratio
 

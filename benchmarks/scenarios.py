@@ -14,10 +14,10 @@ JOB = "@global:modifiers:Work"
 LONG_POLL = "Prefer: wait=30\r\n"
 
 
-async def noop(url: str, count: int, seconds: float) -> Rate:
+async def noop(url: str, count: int, seconds: float, body: Any = PAYLOAD) -> Rate:
     """POST the body of a submit to a FastAPI endpoint that validates it and sends it back."""
     async with connections(url, TOKEN, count) as opened:
-        return await measure(opened, lambda c: c.json("POST", "/noop/bench/work", PAYLOAD), seconds)
+        return await measure(opened, lambda c: c.json("POST", "/noop/bench/work", body), seconds)
 
 
 async def register(connection: Connection, name: str = "Work") -> str:
@@ -27,9 +27,9 @@ async def register(connection: Connection, name: str = "Work") -> str:
     return str(job["worker_id"])
 
 
-async def submit_task(connection: Connection, job: str = JOB, room: str = ROOM) -> Any:
+async def submit_task(connection: Connection, job: str = JOB, room: str = ROOM, body: Any = PAYLOAD) -> Any:
     """Submit a task and return it."""
-    return await connection.json("POST", f"{room}/tasks/{job}", PAYLOAD)
+    return await connection.json("POST", f"{room}/tasks/{job}", body)
 
 
 async def claim_task(connection: Connection, worker_id: str, headers: str = "") -> Any:
