@@ -119,7 +119,7 @@ async def _append_on_sqlite(
         return None
     tx.record_watched(is_watched=bool(counted.is_watched))
     now = await tx.now()
-    await tx.execute(_INSERT_ON_SQLITE, {"rows": to_json(new).decode(), "job_id": job.id, "now": now})
+    await _insert_on_sqlite(tx, new, {"job_id": job.id, "now": now})
     await sql_counts.write_appended(tx, job.id, of_rooms)
     if counted.listed < len(firsts):
         unlisted = {"rows": to_json(list(firsts.items())).decode(), "job_id": job.id}
@@ -128,6 +128,14 @@ async def _append_on_sqlite(
     if keys:
         await _store_keys_on_sqlite(tx, keys, now, ahead)
     return Appended(now, ahead)
+
+
+async def _insert_on_sqlite(tx: Transaction, new: Sequence[NewTaskRow], shared: dict[str, Any]) -> None:
+    if len(new) == 1 or max(len(task.payload) for task in new) > _MAX_LISTED_CHARACTERS:
+        for task in new:
+            await tx.execute(_INSERT_ONE_ON_SQLITE, {**task._asdict(), **shared})
+    else:
+        await tx.execute(_INSERT_ON_SQLITE, {"rows": to_json(new).decode(), **shared})
 
 
 async def _store_keys_on_sqlite(tx: Transaction, keys: Sequence[NewKey], now: datetime, ahead: int) -> None:
@@ -239,12 +247,24 @@ RETURNING pending, (
     schema=TEXT,
     rooms=TEXT,
 )
+_COLUMNS = """id, job_id, room_id, created_by, payload, traceparent, created_at,
+    status, attempt, lane, failures, crashes"""
+# SQLite parses each value of a list several times: for longer payloads, statements for each take less time.
+_MAX_LISTED_CHARACTERS = 3_000
+_INSERT_ONE_ON_SQLITE = statement(
+    f"""
+INSERT INTO joblib_task ({_COLUMNS})
+VALUES (
+    :id, :job_id, :room_id, :created_by, :payload, :traceparent, :now,
+    '{TaskStatus.PENDING}', 0, 0, 0, 0
+)
+""",
+    id=TEXT,
+    payload=TEXT,
+)
 _INSERT_ON_SQLITE = statement(
     f"""
-INSERT INTO joblib_task (
-    id, job_id, room_id, created_by, payload, traceparent, created_at,
-    status, attempt, lane, failures, crashes
-)
+INSERT INTO joblib_task ({_COLUMNS})
 SELECT value ->> 0, :job_id, value ->> 1, value ->> 2, value ->> 3, value ->> 4, :now,
     '{TaskStatus.PENDING}', 0, 0, 0, 0
 FROM json_each(:rows)
