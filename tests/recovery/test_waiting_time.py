@@ -82,6 +82,19 @@ async def test_a_worker_that_never_claims(timed: Replica, clock: ManualClock) ->
     assert list(await texts(timed, task.id)) == ["not_claimed", "queued"]
 
 
+async def test_a_scheduled_task_waits_from_the_time_when_it_enters_its_queue(
+    timed: Replica, clock: ManualClock
+) -> None:
+    """The time before that is no time for which its workers have not claimed it."""
+    job = await timed.register()
+    task = await timed.submit(job, delay_seconds=3600)
+    clock.advance(3601)
+    await timed.enqueue_due()
+    assert list(await texts(timed, task.id)) == ["queued"]
+    clock.advance(11)
+    assert list(await texts(timed, task.id)) == ["not_claimed", "queued"]
+
+
 async def test_no_rate_without_a_worker_that_claims(timed: Replica, clock: ManualClock) -> None:
     """A worker that drains ends what it holds, and claims no more."""
     job = await timed.register()

@@ -21,6 +21,7 @@ from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.registrations import PolicyOptions
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -72,6 +73,11 @@ def test_the_policy_of_a_class_is_sent(worker: Make, room: str, sent: Sent) -> N
         {"max_attempts": 4, "retry_on": ["error"]},
         {"max_attempts": 2, "retry_on": ["error"], "timeout_seconds": 5},
     ]
+
+
+def test_each_option_of_a_policy_is_a_keyword() -> None:
+    """`register(…)` takes what a policy has, and nothing else."""
+    assert PolicyOptions.__annotations__.keys() == JobPolicy.model_fields.keys()
 
 
 def test_only_given_fields_are_sent(worker: Make, room: str, sent: Sent, api: Connection) -> None:

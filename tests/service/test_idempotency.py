@@ -250,13 +250,15 @@ class DyingServer(ServerProcess):
 
     prelude = """
 import os, signal
-from zndraw_joblib.server.internal.dispatcher import Dispatcher
+from zndraw_joblib.server.runtime.runtime import Runtime
 
-submit = Dispatcher.submit
-async def submit_and_die(dispatcher, item):
-    await submit(dispatcher, item)
-    os.kill(os.getpid(), signal.SIGKILL)
-Dispatcher.submit = submit_and_die
+submit = Runtime.submit
+async def submit_and_die(runtime, item):
+    answer = await submit(runtime, item)
+    if item.caller.id:  # the health check has none
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+Runtime.submit = submit_and_die
 """
 
 

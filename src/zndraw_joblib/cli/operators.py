@@ -118,7 +118,3 @@ def _print_settings(settings: Settings, *, all_settings: bool) -> None:
     _SETTINGS.print(shown, caption=caption)
     for problem in settings.unknown:
         print_note(problem)
-
-
-# In the order of the help.
-COMMANDS = (audit, config)

@@ -285,6 +285,7 @@ class TaskResponse(ResponseBody):
     - `traceparent`: the trace context of its submit, if it had one; only in responses to claims.
     """
 
+    # What a new field needs is in CONTRIBUTING, "How to add a field or an option".
     id: UUID
     job_name: str
     room_id: str

@@ -60,7 +60,8 @@ class CursorList:
     """A list that is read in parts. Rows of `selects` are ordered by `keys`, columns of texts or integers.
 
     `kind` is its name in cursors, `entries` returns the items of rows, and `description` is for the OpenAPI
-    document. With more than one select, rows that are equal are one.
+    document. With more than one select, rows that are equal are one, and each filter must fit all of them.
+    Keys are neither times nor UUIDs.
     """
 
     operation: Operation[Any]

@@ -549,7 +549,7 @@ def _result(
 
 # Claim for workers of one queue without limits, as most workers are: with one statement on PostgreSQL.
 #
-# If a claim is not plain, `claims.claim` takes the whole batch.
+# If a claim is not plain, `claim` takes the whole batch.
 
 # For how many batches at most the statement is skipped after it could not serve one.
 _MAX_SKIPPED = 16
@@ -564,7 +564,7 @@ class PlainClaims:
         self._sets = JobSets()
 
     async def claim(self, tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | ProblemException]:
-        """Do what `claims.claim` does."""
+        """Do what `claim` does."""
         if _may_be_plain(items):
             # SQLite's first statement costs little.
             if not tx.is_sqlite and self._left_out < min(self._failed, _MAX_SKIPPED):

@@ -1,7 +1,7 @@
 """Why the workers of a job do not claim a waiting task, and about how long it waits."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -38,7 +38,7 @@ async def worker_reasons(
         return [_busy(task, active)]
     now = await tx.now()
     idle = [load for load in active if not load.held and now - load.created_at >= _UNCLAIMED_AFTER]
-    waited = now - await _queued_at(tx, task)
+    waited = now - (task.queued_at or task.created_at)
     if not idle or waited < _UNCLAIMED_AFTER:
         return []
     detail = (
@@ -63,11 +63,6 @@ def _busy(task: TaskRecord, active: Sequence[WorkerLoad]) -> Reason:
 def _all_workers(task: TaskRecord, loads: Sequence[WorkerLoad]) -> str:
     count = len(loads)
     return f"The only worker of {task.job} is" if count == 1 else f"All {count} workers of {task.job} are"
-
-
-async def _queued_at(tx: Transaction, task: TaskRecord) -> datetime:
-    earlier = await sql_tasks.attempts_of(tx, task.seq)
-    return max([task.created_at, *(attempt.run_at or attempt.ended_at for attempt in earlier[-1:])])
 
 
 async def estimate(tx: Transaction, task: TaskRecord, position: int) -> timedelta | None:

@@ -78,6 +78,11 @@ async def _decode_fields(tx: Transaction, fields: dict[str, Any]) -> TaskRespons
     return TaskResponse.model_validate({**fields, "payload": task.payload, "result": result})
 
 
+async def _decode_submit(item: rules_tasks.Submission, text: str) -> TaskResponse:
+    # The first request had the same payload.
+    return TaskResponse.model_validate({**from_json(text), "payload": item.payload})
+
+
 async def _decode_report(_: rules_tasks.Report, text: str) -> TaskResponse:
     return rules_answers.task_without_body(from_json(text))
 
@@ -101,7 +106,7 @@ NOTHING: Answers[None] = answers_of(None)
 async def submit(
     tx: Transaction, items: Sequence[rules_tasks.Submission], jobs: KnownJobs | None = None
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
-    """Insert tasks as `tasks.submit` does; not those that an earlier attempt has inserted."""
+    """Insert tasks as `rules_tasks.submit` does; not those that an earlier attempt has inserted."""
     written: Mapping[int, TaskResponse] = {}
     for item in items:
         if item.task_id is not None:
@@ -119,19 +124,14 @@ async def _submit(
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
     if jobs is not None and (results := await rules_tasks.submit_plain(tx, items, jobs)) is not None:
         return results
-
-    async def decode(item: rules_tasks.Submission, text: str) -> TaskResponse:
-        # The first request had the same payload.
-        return TaskResponse.model_validate({**from_json(text), "payload": item.payload})
-
     work = rules_tasks.submit if jobs is None else partial(rules_tasks.submit, learn=jobs.learn)
-    return await _apply(tx, items, work, _encode_task, decode)
+    return await _apply(tx, items, work, _encode_task, _decode_submit)
 
 
 async def report(
     tx: Transaction, items: Sequence[rules_tasks.Report], limits: Callable[[], LogLimits] = LogLimits
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
-    """Apply reports as `tasks.report` does. A stored answer has no payload either."""
+    """Apply reports as `rules_tasks.report` does. A stored answer has no payload either."""
     results = await rules_tasks.report_plain(tx, items, rules_tasks.most_body_bytes(items))
     if len(results) == len(items):
         return list(results.values())

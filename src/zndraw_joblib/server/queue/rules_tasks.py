@@ -544,7 +544,10 @@ def _is_plain(item: Submission, name: JobName, schema: str) -> bool:
 
 
 def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence[Submission]) -> list[NewKey]:
-    """Return the keys with the beginnings of their answers, which have no default values."""
+    """Return the keys with the beginnings of their answers: a `TaskResponse` without default values.
+
+    The statement adds the ends. A new field of an answer belongs here if a plain task has a value of it.
+    """
     shared_by_owner: dict[tuple[str, str], str] = {}
     keys = []
     for place, (task_id, item) in enumerate(zip(ids, items, strict=True), 1):
@@ -635,6 +638,6 @@ def _fenced_report(item: Report) -> FencedReport | None:
 
 def _joined(first: FencedReport | None, then: FencedReport | None) -> FencedReport | None:
     """Return the report of a start and an end together."""
-    if first is None or then is None or first[:4] != then[:4]:
+    if first is None or then is None or first.claim != then.claim:
         return None
     return then._replace(source=first.source) if first.target is then.source else None

@@ -18,7 +18,8 @@ from zndraw_joblib.server.queue.sql_task_rows import ShortRows, TaskRow, row_col
 from zndraw_joblib.wire.statuses import TaskStatus
 
 # The fence: what a report may name of its claim, and the task must have then. Reports are refused by it in
-# `rules_transitions.check_fence`, or written by this statement.
+# `rules_transitions.check_fence`, or written by this statement. The owner of the worker is compared besides:
+# here, and in `rules_transitions.roles_of`. Heartbeats name all of their claim: `rules_transitions.verdict`.
 FENCE = ("worker_id", "attempt")
 
 
@@ -36,6 +37,11 @@ class FencedReport(NamedTuple):
     source: TaskStatus
     target: TaskStatus
     result: str | None
+
+    @property
+    def claim(self) -> tuple[Any, ...]:
+        """The task, the owner and the fence: which claim it is about."""
+        return self[: 2 + len(FENCE)]
 
 
 async def report_single_statement(

@@ -338,14 +338,14 @@ class Runtime:
         )
 
     async def submit(self, item: rules_tasks.Submission) -> OnceOrRepeat:
-        """Add a task. Raises the problem that `tasks.submit` returns, or `InvalidPayload`."""
+        """Add a task. Raises the problem that `rules_tasks.submit` returns, or `InvalidPayload`."""
         user = item.caller.id  # the health check has none, and no limit
         if user and not self.stored.pending_tasks.take_now(user):
             await self._take_pending([item], [item.key])
         return await self.payload_validator.submit_one(item, self.submits.put)
 
     async def submit_many(self, items: Sequence[rules_tasks.Submission]) -> list[OnceOrRepeat | Exception]:
-        """Add tasks. The result for each is that of `tasks.submit`, or `InvalidPayload`."""
+        """Add tasks. The result for each is that of `rules_tasks.submit`, or `InvalidPayload`."""
         await self._take_pending(items, [item.key for item in items])
         return await self.payload_validator.submit(items, self.submits.put_many)
 
