@@ -34,6 +34,7 @@ from zndraw_joblib.server.db.database import (
 from zndraw_joblib.server.db.errors import Unresponsive, in_doubt, is_read_only
 from zndraw_joblib.server.db.limits import Limits, SingleWrites
 from zndraw_joblib.server.process.ports import OpenConnection
+from zndraw_joblib.server.process.waiters import in_time
 
 _CHANNEL = "zndraw_joblib"
 _MARK = "zndraw_joblib.session"
@@ -224,7 +225,9 @@ class PostgresDatabase(Database):
     async def _connection(self) -> AsyncIterator[Any]:
         pool = await self._pool()
         try:
-            connection = await pool.acquire(timeout=self.pool_seconds)
+            # With its own timeout asyncpg would start a task and a timer, also if a connection is free.
+            until = asyncio.get_running_loop().time() + self.pool_seconds
+            connection = await in_time(pool.acquire(), until)
         except TimeoutError:
             raise PoolTimeout(f"no connection of the pool was free within {self.pool_seconds:g} s") from None
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:

@@ -5,12 +5,11 @@ import inspect
 import os
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import count
 from secrets import token_hex
-from types import coroutine
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args
 
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Request, Response, params
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from zndraw_joblib.server.process.ports import LocalHistogram
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.shared_limit import SharedLimit
-from zndraw_joblib.server.process.waiters import Disconnected
+from zndraw_joblib.server.process.waiters import Disconnected, Expired, in_time
 from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, MAX_JSON_BYTES
 from zndraw_joblib.wire.problems import ContentTooLarge, InternalServerError, UploadStalled
 
@@ -124,18 +123,20 @@ async def read_body(
     Raises `UploadStalled` if it is not complete after `seconds`, and one more for each 64 KiB of it. Beyond
     the first 64 KiB it counts in `bodies` for a user; the caller gives back the `HeldBytes` of the request.
     """
-    receive, began = request.receive, asyncio.get_running_loop().time()
+    until, receive = asyncio.get_running_loop().time() + seconds, request.receive
     receive = getattr(receive, "source", receive)
     chunks, size = list[bytes](), 0
     while True:
-        steps = receive().__await__()
         try:
-            awaited = next(steps)
-        except StopIteration as arrived:  # as nearly all bodies; these need no timer
-            message = arrived.value
-        else:
-            until = began + seconds + size / _MIN_BYTES_PER_SECOND
-            message = await _next_message(request, steps, awaited, until, seconds)
+            message = await in_time(receive(), until + size / _MIN_BYTES_PER_SECOND)
+        except Expired as error:
+            # The rest of the body may never arrive, so the connection cannot be used again.
+            headers = {"Connection": "close"} if request.scope.get("http_version", "").startswith("1") else {}
+            raise UploadStalled(
+                f"The body of the request did not arrive within {seconds:g} s and one more for each 64 KiB "
+                "(setting request_timeout_seconds); send it again",
+                headers=headers,
+            ) from error
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunks.append(message.get("body", b""))
@@ -146,42 +147,6 @@ async def read_body(
             request.scope.setdefault(HELD_BYTES, HeldBytes(bodies, user)).grow(size)
         if not message.get("more_body", False):
             return b"".join(chunks)
-
-
-async def _next_message(
-    request: Request, steps: Generator[Any, Any, Message], awaited: Any, until: float, seconds: float
-) -> Message:
-    """Return the message of a `receive` that has begun and waits."""
-    try:
-        async with asyncio.timeout_at(until) as limit:
-            return await _continued(steps, awaited)
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        # The rest of the body may never arrive, so the connection cannot be used again.
-        headers = {"Connection": "close"} if request.scope.get("http_version", "").startswith("1") else {}
-        raise UploadStalled(
-            f"The body of the request did not arrive within {seconds:g} s and one more for each 64 KiB "
-            "(setting request_timeout_seconds); send it again",
-            headers=headers,
-        ) from error
-
-
-@coroutine
-def _continued(steps: Generator[Any, Any, Message], awaited: Any) -> Generator[Any, Any, Message]:
-    """Await the rest of a coroutine that has begun, and waits for `awaited`."""
-    while True:
-        try:
-            value = yield awaited
-        except BaseException as error:
-            advance = partial(steps.throw, error)
-        else:
-            advance = partial(steps.send, value)
-        try:
-            awaited = advance()
-        except StopIteration as end:
-            message: Message = end.value
-            return message
 
 
 class Rereadable:

@@ -1,13 +1,18 @@
-"""Requests that wait for a wake-up, in order of arrival. A waiter holds no database session."""
+"""Requests that wait for a wake-up, in order of arrival, and work with a time limit.
+
+A waiter holds no database session.
+"""
 
 import asyncio
 import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf
-from typing import NamedTuple, Protocol, TypeVar
+from types import coroutine
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from zndraw_joblib.server.process.ports import Wake, identity_key
 from zndraw_joblib.server.process.settings import JobLibSettings
@@ -387,3 +392,47 @@ def _index(queue: Sequence[Waiter], waiter: Waiter) -> int:
 
 def _number_of(waiter: Waiter) -> int:
     return waiter.number
+
+
+# Work with a time limit.
+
+
+class Expired(TimeoutError):
+    """Work took too long and was cancelled."""
+
+
+async def in_time(work: Awaitable[Result], until: float) -> Result:
+    """Return the result of work. Raises `Expired` if it takes longer than until a time of the event loop.
+
+    Work that does not wait needs no timer.
+    """
+    steps = work.__await__()
+    try:
+        awaited = next(steps)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    try:
+        async with asyncio.timeout_at(until) as limit:
+            return await _continued(steps, awaited)
+    except TimeoutError as error:
+        if limit.expired():
+            raise Expired from error
+        raise
+
+
+@coroutine
+def _continued(steps: Generator[Any, Any, Result], awaited: Any) -> Generator[Any, Any, Result]:
+    """Await the rest of a coroutine that has begun, and waits for `awaited`."""
+    while True:
+        try:
+            value = yield awaited
+        except BaseException as error:
+            advance = partial(steps.throw, error)
+        else:
+            advance = partial(steps.send, value)
+        try:
+            awaited = advance()
+        except StopIteration as end:
+            result: Result = end.value
+            return result

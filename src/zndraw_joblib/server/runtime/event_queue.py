@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from zndraw_joblib.jobs.logs import create_shared_task
 from zndraw_joblib.server.process.pubsub import BoundedQueue, QueueBounds
 from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.process.waiters import in_time
 from zndraw_joblib.wire.events import Emission, TaskAvailable
 
 logger = logging.getLogger(__name__)
@@ -144,8 +145,7 @@ class _LoopQueue:
     async def _publish(self, publish: Publish, emission: Emission) -> None:
         limit = self._settings.publish_timeout_seconds
         try:
-            async with asyncio.timeout(limit):
-                await publish([emission])
+            await in_time(publish([emission]), asyncio.get_running_loop().time() + limit)
         except TimeoutError:
             level = logging.DEBUG if self._failures else logging.WARNING
             self._failures += 1
