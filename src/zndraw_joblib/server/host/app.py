@@ -27,6 +27,7 @@ from zndraw_joblib.server.http.pages import add_operations_page, install_excepti
 from zndraw_joblib.server.http.requests import REQUEST_ID, SCOPE_KEY, request_id_of, with_header
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.realtime import socketio_internals
 from zndraw_joblib.server.realtime.client_managers import PubSubManager
 from zndraw_joblib.server.realtime.socketio_internals import LocalManager
 from zndraw_joblib.wire.names import IDEMPOTENCY_KEY
@@ -179,6 +180,7 @@ def _mount_socketio(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> N
         max_http_buffer_size=MAX_EVENT_BYTES,
     )
     joblib.open_rooms(sio, requires_identity=True, limits=settings)
+    socketio_internals.send_directly(sio)
     app.mount("/socket.io", socketio.ASGIApp(sio))
 
 

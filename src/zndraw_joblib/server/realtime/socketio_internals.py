@@ -3,27 +3,142 @@
 All have public names, but `_publish` and `_listen`, which a client manager has to define.
 """
 
+import asyncio
 import json
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from contextlib import suppress
 from functools import partial
 from operator import contains
+from time import time
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from engineio.packet import NOOP, Packet
+from engineio.exceptions import QueueEmpty
+from engineio.packet import MESSAGE, NOOP, Packet
 from socketio import AsyncManager, Server
+from socketio import packet as socketio_packet
 from socketio.async_pubsub_manager import AsyncPubSubManager
 
+logger = logging.getLogger(__name__)
 NAMESPACE = "/"
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class Outbox:
+    """Sends the packets of a client that is connected by WebSocket, in their order.
+
+    python-engineio puts each packet in a queue, from which a task of the client sends it. While that task
+    waits for a packet, an event goes to the WebSocket without the queue and the task: that is most of what
+    an event to many clients costs. A client that does not read gets its events through the queue.
+    """
+
+    def __init__(self, client: Any, send: Send) -> None:
+        self._client = client
+        self._send = send
+        self._is_waiting = False
+        self._unfinished: asyncio.Task[None] | None = None
+
+    def is_open(self, oldest_ping: float) -> bool:
+        """Return whether the client is connected, and has responded to each ping before this time."""
+        client = self._client
+        return not (client.closed or client.closing or (client.last_ping and client.last_ping < oldest_ping))
+
+    async def poll(self) -> list[Any]:
+        """Wait for packets of the queue and return them; return none at the end of the connection.
+
+        It replaces the client's own `poll`.
+        """
+        queue, server = self._client.queue, self._client.server
+        self._is_waiting = True
+        try:
+            async with asyncio.timeout(server.ping_interval + server.ping_timeout):
+                packets = [await queue.get()]
+        except (TimeoutError, asyncio.CancelledError) as error:
+            raise QueueEmpty from error
+        finally:
+            self._is_waiting = False
+        queue.task_done()
+        if self._unfinished is not None:
+            await asyncio.wait([self._unfinished])
+            self._unfinished = None
+        while packets[-1] is not None and not queue.empty():
+            packets.append(queue.get_nowait())
+            queue.task_done()
+        if packets[-1] is None and len(packets) > 1:
+            queue.put_nowait(packets.pop())
+        return [] if packets == [None] else packets
+
+    def put(self, packet: Any, message: dict[str, Any]) -> None:
+        """Send a packet, whose ASGI message this is, after those before it. It does not wait."""
+        client = self._client
+        is_next = self._is_waiting and client.upgraded and client.queue.empty()
+        if not is_next or (self._unfinished is not None and not self._unfinished.done()):
+            client.queue.put_nowait(packet)
+            return
+        steps = self._send(message).__await__()
+        try:
+            future = next(steps)
+        except StopIteration:
+            return
+        except Exception as error:
+            # The client's own tasks notice that the connection is lost.
+            logger.debug("An event was not sent: %r", error)
+            return
+        self._unfinished = asyncio.create_task(_finish(_Rest(steps, future)))
+
+
+class _Rest:
+    """The rest of an awaitable whose first step waits for a future."""
+
+    def __init__(self, steps: Generator[Any, Any, None], future: Any) -> None:
+        self._steps = steps
+        self._future = future
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        future = self._future
+        with suppress(StopIteration):
+            while True:
+                try:
+                    value = yield future
+                except BaseException as error:
+                    future = self._steps.throw(error)
+                else:
+                    future = self._steps.send(value)
+
+
+async def _finish(rest: _Rest) -> None:
+    with suppress(Exception):
+        await rest
+
+
+async def is_poll_right(client: Any) -> bool:
+    """Return whether `Outbox.poll` returns the packets of a client as its own `poll` does."""
+    answers = []
+    try:
+        for is_own in (True, False):
+            probe = type(client)(client.server, "probe")
+            poll = Outbox(probe, _send_nothing).poll if is_own else probe.poll
+            for packet in ("first", "second", None):
+                probe.queue.put_nowait(packet)
+            answers.append([await poll(), await poll(), probe.queue.empty()])
+    except Exception:
+        return False
+    return answers[0] == answers[1] == [["first", "second"], [], True]
+
+
+async def _send_nothing(_: dict[str, Any]) -> None:
+    """Send nothing."""
 
 
 class LocalManager(AsyncManager):  # type: ignore[misc]
-    """A client manager of one process that knows the rooms of each socket.
+    """A client manager of one process that knows the rooms of each socket, and sends events without tasks.
 
     python-socketio looks for a socket that disconnects in all rooms, which blocks the event loop for seconds
-    if thousands of sockets disconnect at once. It does so here too if its managers are not as expected.
+    if thousands of sockets disconnect at once. It does so here too if its managers are not as expected. It
+    also starts a task for each client that gets an event; so it does here for clients without an `Outbox`.
     """
 
     # Set below.
@@ -32,6 +147,43 @@ class LocalManager(AsyncManager):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._rooms_of: dict[tuple[str, str], set[str | None]] = {}
+        self._can_send: bool | None = None
+
+    async def add_outbox(self, client: Any, send: Send) -> None:
+        """Send events to a new client of a WebSocket by an `Outbox`, if python-engineio is as expected."""
+        if self._can_send is None:
+            self._can_send = await is_poll_right(client)
+        if self._can_send:
+            client.poll = Outbox(client, send).poll
+
+    async def emit(
+        self, event: str, data: Any, namespace: str | None, room: Any = None, *args: Any, **options: Any
+    ) -> None:
+        """Send an event to the sockets of rooms: it is encoded once, and no client waits for another one."""
+        room = options.get("to") or room
+        if not self._can_send or not isinstance(data, dict) or args or any(options.values()):
+            await super().emit(event, data, namespace, room, *args, **options)
+            return
+        encoded = self.server.packet_class(
+            socketio_packet.EVENT, namespace=namespace, data=[event, data]
+        ).encode()
+        if not isinstance(encoded, str):
+            await super().emit(event, data, namespace, room)
+            return
+        packet, sockets = Packet(MESSAGE, encoded), self.server.eio.sockets
+        message = {"type": "websocket.send", "bytes": None, "text": packet.encode()}
+        oldest_ping = time() - self.server.eio.ping_timeout
+        others = []
+        for _, eio_sid in self.get_participants(namespace or NAMESPACE, room):
+            client = sockets.get(eio_sid)
+            outbox = None if client is None else client.poll.__self__
+            if type(outbox) is Outbox and outbox.is_open(oldest_ping):
+                outbox.put(packet, message)
+            else:
+                # It knows what to do with a client that is gone.
+                others.append(asyncio.create_task(self.server.eio.send_packet(eio_sid, packet)))
+        if others:
+            await asyncio.wait(others)
 
     def basic_enter_room(
         self, sid: str, namespace: str, room: str | None, eio_sid: str | None = None
@@ -182,6 +334,19 @@ def guard_connections(sio: Any, reason_to_refuse: Callable[[], str | None]) -> N
         return reason_to_refuse() or await connect(eio_sid, environ)
 
     sio.eio.on("connect", guarded)
+
+
+def send_directly(sio: Any) -> None:
+    """Let the manager of a server, a `LocalManager`, send events to WebSockets without a task for each."""
+    connect = sio.eio.handlers["connect"]
+
+    async def with_outbox(eio_sid: str, environ: dict[str, Any]) -> Any:
+        client, send = sio.eio.sockets.get(eio_sid), environ.get("asgi.send")
+        if client is not None and environ.get("asgi.scope", {}).get("type") == "websocket":
+            await sio.manager.add_outbox(client, send)
+        return await connect(eio_sid, environ)
+
+    sio.eio.on("connect", with_outbox)
 
 
 def count_connections(sio: Any) -> int:
