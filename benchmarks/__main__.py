@@ -12,6 +12,7 @@ from benchmarks import (
     control,
     dead_workers,
     event_streams,
+    fanout,
     many_clients,
     many_jobs,
     payloads,
@@ -21,6 +22,7 @@ from benchmarks import (
     replicas,
     rooms,
     sdk_worker,
+    start,
     watched,
 )
 from benchmarks.bench import CONNECTIONS, Bench, databases
@@ -30,6 +32,7 @@ from benchmarks.servers import serving
 
 DATABASES = ("sqlite", "postgresql")
 SECTIONS: dict[str, Callable[[Bench], None]] = {
+    "start": start.run,
     "rates": rates.run,
     "latencies": rates.run_latencies,
     "batch": batches.run,
@@ -40,6 +43,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "jobs": many_jobs.run,
     "sockets": rates.run_socketio_overhead,
     "many-clients": many_clients.run,
+    "fanout": fanout.run,
     "dead-workers": dead_workers.run,
     "rooms": rooms.run,
     "replicas": replicas.run,

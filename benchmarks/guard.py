@@ -22,7 +22,7 @@ from uuid import UUID
 import psutil
 import uvloop
 
-from benchmarks import batches, many_jobs, scenarios
+from benchmarks import batches, many_jobs, scenarios, start
 from benchmarks.backlog import add_pending_tasks
 from benchmarks.bench import CONNECTIONS, databases
 from benchmarks.http_client import Rate
@@ -68,7 +68,9 @@ def checks() -> Iterator[Checks]:
         noop = stack.enter_context(serving("noop"))
         for kind in ("sqlite", "postgresql"):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            url = stack.enter_context(databases(kind, folder))()
+            new_url = stack.enter_context(databases(kind, folder))
+            url = new_url()
+            found[kind, "start"] = partial(_start, new_url())
             server = stack.enter_context(serving("joblib", url))
             uvloop.run(scenarios.submit(server, CONNECTIONS, 0.1))
             uvloop.run(add_pending_tasks(url, _BACKLOG))
@@ -97,6 +99,10 @@ def _ratios(scenario: Callable[[], Rate], processes: list[str], noop: str) -> Ra
     rate, cost = _timed(scenario, processes)
     after = _timed(empty, [noop.rpartition(":")[2]])
     return {"rate": 2 * rate / (before[0] + after[0]), "processor time": (before[1] + after[1]) / 2 / cost}
+
+
+def _start(url: str) -> Ratios:
+    return {"processor time": start.compare(url)[1]}
 
 
 def _timed(call: Callable[[], Rate], words: list[str]) -> tuple[float, float]:
