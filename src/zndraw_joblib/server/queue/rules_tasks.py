@@ -569,7 +569,7 @@ def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence[Submission]) -
 # not plain, `report` decides.
 
 # From which status a worker starts or completes a task.
-_SOURCES = {
+_SOURCES: dict[TaskStatus, TaskStatus] = {
     target: source
     for (source, target), roles in TRANSITIONS.items()
     if target in {TaskStatus.RUNNING, TaskStatus.COMPLETED} and Role.WORKER in roles
@@ -589,9 +589,9 @@ async def report_plain(tx: Transaction, items: Sequence[Report], most_bytes: int
     written = {task.id: task for task in await report_single_statement(tx, reports, most_bytes)}
     results = {}
     for index, item in enumerate(items):
-        if item.task_id in written:
-            task = _reported(written[item.task_id], item.update)
-            results[index] = rules_answers.task_response(task)
+        task = written.get(item.task_id)
+        if task is not None:
+            results[index] = rules_answers.task_response(_reported(task, item.update))
     rules_answers.publish_changed(tx, list(results.values()))
     return results
 
@@ -610,15 +610,17 @@ def _fenced_reports(items: Sequence[Report]) -> dict[UUID, FencedReport | None]:
     report_of: dict[UUID, FencedReport | None] = {}
     for item in items:
         report = _fenced_report(item)
-        if item.task_id in report_of:
-            report = _joined(report_of[item.task_id], report)
-        report_of[item.task_id] = report
+        earlier = report_of.setdefault(item.task_id, report)
+        if earlier is not report:
+            report_of[item.task_id] = _joined(earlier, report)
     return report_of
 
 
 def _fenced_report(item: Report) -> FencedReport | None:
     update = item.update
-    if update.status not in _SOURCES or item.key is not None or update.error or update.has_details:
+    if update.status is None or (source := _SOURCES.get(update.status)) is None:
+        return None
+    if item.key is not None or update.error or update.has_details:
         return None
     if update.attempt is not None and not 0 <= update.attempt <= _MAX_ATTEMPT:
         return None
@@ -626,13 +628,7 @@ def _fenced_report(item: Report) -> FencedReport | None:
     if update.status is TaskStatus.COMPLETED and update.result is not None:
         result = to_json(update.result).decode()
     return FencedReport(
-        item.task_id,
-        item.caller.id,
-        update.worker_id,
-        update.attempt,
-        _SOURCES[update.status],
-        update.status,
-        result,
+        item.task_id, item.caller.id, update.worker_id, update.attempt, source, update.status, result
     )
 
 

@@ -80,7 +80,10 @@ async def _report_on_sqlite(
     params = {"at": await tx.now(), "most_bytes": most_bytes}
     if len(reports) == 1:
         return (await tx.execute(_REPORT_ONE_ON_SQLITE, reports[0]._asdict() | params)).all()
-    rows = [[value.hex if isinstance(value, UUID) else value for value in report] for report in reports]
+    rows = [
+        (task_id.hex, owner, worker_id and worker_id.hex, *others)
+        for task_id, owner, worker_id, *others in reports
+    ]
     return (await tx.execute(_REPORT_MANY_ON_SQLITE, {**params, "rows": to_json(rows).decode()})).all()
 
 

@@ -88,7 +88,7 @@ class TaskRow:
     @property
     def attempts(self) -> int:
         """How many attempts have begun, with the present one."""
-        is_unstarted = self.status in TERMINAL and ended_unstarted(self.claimed_at, self.started_at)
+        is_unstarted = ended_unstarted(self.claimed_at, self.started_at) and self.status in TERMINAL
         return self.attempt - self.unstarted - is_unstarted
 
     @property
