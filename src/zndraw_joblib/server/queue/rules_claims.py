@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
@@ -46,7 +47,7 @@ _MAX_EXPIRED = 500
 # All claims of a transaction together get about this many tasks, if they ask for more.
 MAX_CLAIMED = 2000
 # A claim reads a few more queues than it needs: the first ones may be paused, or others hold their tasks.
-_SPARE_QUEUES = 7
+_SPARE_QUEUES = sql_claims.FIRST_QUEUES - 1
 _ALL_QUEUES = 2**31 - 1
 # How many times more is read if that was too little.
 _GROWTH = 8
@@ -281,13 +282,19 @@ def _is_open(head: QueueHead, item: Claim) -> bool:
 
 
 async def claim(
-    tx: Transaction, items: Sequence[Claim], sets: JobSets | None = None
+    tx: Transaction,
+    items: Sequence[Claim],
+    sets: JobSets | None = None,
+    first_queues: Mapping[UUID, WorkerQueues] = MappingProxyType({}),
 ) -> list[ClaimResult | ProblemException]:
-    """Give each worker the oldest tasks that it may have, in the order of the claims."""
+    """Give each worker the oldest tasks that it may have, in the order of the claims.
+
+    `first_queues` has what this transaction has read of the workers' queues.
+    """
     ids = list(dict.fromkeys(item.worker_id for item in items))
     needed = min(MAX_CLAIMED, sum(item.most for item in items))
     limit = _ALL_QUEUES if items[0].order.is_by_room else needed + _SPARE_QUEUES
-    workers, by_worker = await sql_claims.lock_with_queues(tx, ids, limit)
+    workers, by_worker = await sql_claims.lock_with_queues(tx, ids, limit, first_queues)
     queues = _OpenQueues(tx, by_worker)
     slots = await _slots(items, workers, queues, needed)
     valid = list({id(slot): slot for slot in slots if isinstance(slot, _WorkerSlot)}.values())
@@ -565,21 +572,26 @@ class PlainClaims:
 
     async def claim(self, tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | ProblemException]:
         """Do what `claim` does."""
+        first_queues: dict[UUID, WorkerQueues] = {}
         if _may_be_plain(items):
             # SQLite's first statement costs little.
             if not tx.is_sqlite and self._left_out < min(self._failed, _MAX_SKIPPED):
                 self._left_out += 1
             else:
                 self._left_out = 0
-                if (results := await claim_with_one_statement(tx, items, self._sets)) is not None:
+                results = await claim_with_one_statement(tx, items, self._sets, first_queues)
+                if results is not None:
                     self._failed = 0
                     return results
                 self._failed += 1
-        return await claim(tx, items, self._sets)
+        return await claim(tx, items, self._sets, first_queues)
 
 
 async def claim_with_one_statement(
-    tx: Transaction, items: Sequence[Claim], sets: JobSets | None = None
+    tx: Transaction,
+    items: Sequence[Claim],
+    sets: JobSets | None = None,
+    first_queues: dict[UUID, WorkerQueues] | None = None,
 ) -> list[ClaimResult | ProblemException] | None:
     """Give each worker the oldest tasks of its queue. Return None if a claim is not plain."""
     claimants: dict[UUID, Claimant] = {}
@@ -596,7 +608,9 @@ async def claim_with_one_statement(
     )
     sets = sets or JobSets()
     digests = sets.of_workers(claimants)
-    answers = await claim_single_statement(tx, list(claimants.values()), demands, digests, most_bytes)
+    answers = await claim_single_statement(
+        tx, list(claimants.values()), demands, digests, most_bytes, first_queues
+    )
     if answers is None:
         return None
     rest = [item for item, answer in zip(items, answers, strict=True) if answer is None]

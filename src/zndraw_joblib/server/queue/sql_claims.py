@@ -45,8 +45,8 @@ Choose = Callable[[AbstractSet[int]], Awaitable[tuple[list[int], list[int]]]]
 _MAX_SKIPPED = 256
 # SQLite takes 32766 parameters.
 _MAX_SIZES = 2048
-# A plain claim reads so many of its worker's queues, because the first ones may be paused.
-_FIRST_QUEUES = 8
+# A claim of one task reads so many of its worker's queues at first: some may be paused or locked.
+FIRST_QUEUES = 8
 
 
 def _first_tasks(columns: str, job_id: str, limit: str) -> str:
@@ -224,9 +224,11 @@ class WorkerQueues(NamedTuple):
 
 
 async def lock_with_queues(
-    tx: Transaction, ids: Sequence[UUID], limit: int
+    tx: Transaction, ids: Sequence[UUID], limit: int, first_queues: Mapping[UUID, WorkerQueues]
 ) -> tuple[dict[UUID, WorkerRecord], dict[UUID, WorkerQueues]]:
     """Lock workers, as `sql_workers.lock` does. Return them, and up to `limit` queues of each.
+
+    `first_queues` has those that this transaction has read on SQLite.
 
     On PostgreSQL this is one statement. If it waits for a lock, it returns the new version of the worker's
     row, but links and jobs as they were before. A transaction that unlinks a job changes the heartbeat too;
@@ -234,6 +236,8 @@ async def lock_with_queues(
     """
     if tx.is_sqlite:
         locked = await sql_workers.lock(tx, ids)
+        if limit <= FIRST_QUEUES and locked.keys() <= first_queues.keys():
+            return locked, dict(first_queues)
         return locked, await queues(tx, list(locked), limit)
     rows = (await tx.execute(_LOCK_WITH_HEADS, {"all_id": ids, "limit": limit})).all()
     tx.record_now(rows)
@@ -381,6 +385,7 @@ async def claim_single_statement(
     demands: Sequence[Demand],
     digests: Sequence[str] = (),
     most_bytes: int | None = None,
+    first_queues: dict[UUID, WorkerQueues] | None = None,
 ) -> Sequence[ClaimAnswer | None] | None:
     """Claim the first tasks of the only queue of these workers, in the order of the demands.
 
@@ -394,17 +399,20 @@ async def claim_single_statement(
     - no task has expired or is of a watched room;
     - the payloads have up to `most_bytes` together.
 
-    On SQLite the workers have few jobs, and one of the claims gets a task. The answer to others may be None.
+    On SQLite the workers have few jobs, except that of a lone claim, whose queues are added to
+    `first_queues`, and one of the claims gets a task. The answer to others may be None.
     """
     if tx.is_sqlite:
-        return await _claim_on_sqlite(tx, claimants, demands, most_bytes)
+        return await _claim_on_sqlite(
+            tx, claimants, demands, most_bytes, {} if first_queues is None else first_queues
+        )
     params = {
         **_by_column(Claimant._fields, claimants),
         **_by_column(Demand._fields, demands),
         "at": await tx.now() if tx.has_own_clock else None,
         "most_bytes": most_bytes,
         "all_digest": list(digests),
-        "is_lone": len(demands) == 1 and demands[0].task_limit == 1,
+        "is_lone": _is_lone(demands),
     }
     rows = await tx.execute_alone(_CLAIM, params)
     if not rows:
@@ -416,6 +424,10 @@ async def claim_single_statement(
     return [
         _answer(demand, list(of_claim), now) for demand, (_, of_claim) in zip(demands, claims, strict=True)
     ]
+
+
+def _is_lone(demands: Sequence[Demand]) -> bool:
+    return len(demands) == 1 and demands[0].task_limit == 1
 
 
 def _answer(demand: Demand, rows: Sequence[Any], now: datetime) -> ClaimAnswer:
@@ -434,7 +446,11 @@ def _answer(demand: Demand, rows: Sequence[Any], now: datetime) -> ClaimAnswer:
 
 
 async def _claim_on_sqlite(
-    tx: Transaction, claimants: Sequence[Claimant], demands: Sequence[Demand], most_bytes: int | None
+    tx: Transaction,
+    claimants: Sequence[Claimant],
+    demands: Sequence[Demand],
+    most_bytes: int | None,
+    first_queues: dict[UUID, WorkerQueues],
 ) -> Sequence[ClaimAnswer | None] | None:
     claims = [demand.claim.hex for demand in demands if demand.claim is not None]
     workers = [(claimant.claimant.hex, claimant.owner, claimant.serves_global) for claimant in claimants]
@@ -445,6 +461,12 @@ async def _claim_on_sqlite(
         "now": await tx.now(),
     }
     rows = (await tx.execute(_QUEUES_ON_SQLITE, params)).all()
+    if len(rows) != 1 and _is_lone(demands):
+        first_queues |= await queues(tx, [claimants[0].claimant], FIRST_QUEUES)
+        job_id = _first_queue(claimants[0], first_queues)
+        rows = (
+            [] if job_id is None else (await tx.execute(_QUEUE_ON_SQLITE, {**params, "job_id": job_id})).all()
+        )
     # Each worker has one queue, and all have the same.
     if len(rows) != len(claimants) or len({row.job_id for row in rows}) > 1:
         return None
@@ -466,6 +488,13 @@ async def _claim_on_sqlite(
     tx.record_watched(is_watched=bool(counted.one().is_watched))
     await sql_counts.write_claimed(tx, queue.job_id, claimed)
     return answers
+
+
+def _first_queue(claimant: Claimant, by_worker: Mapping[UUID, WorkerQueues]) -> UUID | None:
+    """Return the job of the first task that a worker may claim, None if it is not one of these."""
+    refused = {INTERNAL} if claimant.serves_global else {INTERNAL, GLOBAL}
+    heads = by_worker[claimant.claimant].heads
+    return next((head.job_id for head in heads if not head.paused and head.room_id not in refused), None)
 
 
 async def _claim_first_on_sqlite(
@@ -564,7 +593,7 @@ workers AS (
 _READY = f"""
 first_head AS (
     SELECT heads.job_id, heads.seq
-    FROM workers CROSS JOIN LATERAL ({_heads("workers.id", str(_FIRST_QUEUES))}
+    FROM workers CROSS JOIN LATERAL ({_heads("workers.id", str(FIRST_QUEUES))}
     ) AS heads
     WHERE :is_lone AND cardinality(workers.queues) > 1
         AND NOT heads.paused AND heads.room_id <> '{INTERNAL}' AND {_may_serve("workers", "heads")}
@@ -745,8 +774,16 @@ _CLAIM = statement(
 
 # The queues of workers that claim, on SQLite. A worker with more jobs is left to `lock_with_queues`.
 _FEW_JOBS = 8
-_QUEUES_ON_SQLITE = statement(
-    f"""
+_HAS_FEW_JOBS = f"""(
+        SELECT count(*) FROM (
+            SELECT 1 FROM joblib_worker_job WHERE worker_id = joblib_worker.id LIMIT {_FEW_JOBS + 1}
+        )
+    ) <= {_FEW_JOBS}"""
+
+
+def _queues_on_sqlite(condition: str) -> Any:
+    return statement(
+        f"""
 SELECT joblib_worker.id, joblib_worker.last_heartbeat,
     queue.id, queue.full_name, queue.policy, queue.max_in_flight,
     CASE WHEN :count IS NOT NULL THEN (
@@ -759,11 +796,7 @@ JOIN joblib_worker_job ON joblib_worker_job.worker_id = joblib_worker.id
 JOIN joblib_job AS queue ON queue.id = joblib_worker_job.job_id
 WHERE joblib_worker.owner_id = claimants.value ->> 1
     AND NOT joblib_worker.draining AND joblib_worker.max_tasks IS NULL
-    AND (
-        SELECT count(*) FROM (
-            SELECT 1 FROM joblib_worker_job WHERE worker_id = joblib_worker.id LIMIT {_FEW_JOBS + 1}
-        )
-    ) <= {_FEW_JOBS}
+    AND {condition}
     AND queue.pending > 0 AND NOT queue.paused AND queue.room_id <> '{INTERNAL}'
     AND (claimants.value ->> 2 OR queue.room_id <> '{GLOBAL}')
     AND (:claims IS NULL OR NOT EXISTS (
@@ -772,14 +805,18 @@ WHERE joblib_worker.owner_id = claimants.value ->> 1
             AND joblib_task.claim_id IN (SELECT value FROM json_each(:claims))
     ))
 """,
-    *("worker_id", "last_heartbeat", "job_id", "full_name", "policy", "max_in_flight", "size"),
-    "has_expired",
-    rows=TEXT,
-    claims=TEXT,
-    policy=TEXT,
-    size=INTEGER,
-    has_expired=BOOLEAN,
-)
+        *("worker_id", "last_heartbeat", "job_id", "full_name", "policy", "max_in_flight", "size"),
+        "has_expired",
+        rows=TEXT,
+        claims=TEXT,
+        policy=TEXT,
+        size=INTEGER,
+        has_expired=BOOLEAN,
+    )
+
+
+_QUEUES_ON_SQLITE = _queues_on_sqlite(_HAS_FEW_JOBS)
+_QUEUE_ON_SQLITE = _queues_on_sqlite("joblib_worker_job.job_id = :job_id")
 _COUNT_ON_SQLITE = statement(
     """
 UPDATE joblib_job SET pending = pending - :count WHERE id = :job_id
