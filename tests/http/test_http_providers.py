@@ -23,6 +23,7 @@ from zndraw_joblib.server.queue.rules_providers import MAX_PENDING_REQUESTS
 from zndraw_joblib.server.results.stores import MemoryResults
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.events import Emission
+from zndraw_joblib.wire.problems import ServiceUnavailable
 
 BOUND = 25
 NAME = "lab:files:home"
@@ -753,6 +754,21 @@ async def test_a_host_may_hold_the_lock_of_a_request(client: httpx.AsyncClient, 
     assert (await waiting).content == b"frame"
 
 
+async def test_one_of_many_callers_takes_the_lock(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """If it fails, another one sends the request at once."""
+    backend = HostBackend()
+    backend.refused_locks = 1
+    app.dependency_overrides[get_result_backend] = lambda: backend
+    provider = await register_provider(client)
+    await claim_request(client, provider["worker_id"])
+    waiting = [asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=20"})) for _ in range(20)]
+    claimed_request = await claim_request(client, provider["worker_id"], wait=BOUND)
+    await upload(client, provider, claimed_request["request_id"], b"data")
+    statuses = [response.status_code for response in await asyncio.gather(*waiting)]
+    assert sorted(statuses) == [200] * 19 + [503]
+    assert len([key for key in backend.locks if key.startswith("provider-inflight")]) == 2
+
+
 class HostBackend:
     """A host's backend with only the seven operations of the contract."""
 
@@ -761,6 +777,7 @@ class HostBackend:
         self.locks: list[str] = []
         self.log: list[tuple[str, str]] = []
         self.is_broken = False
+        self.refused_locks = 0
 
     async def store(self, key: str, data: bytes, ttl: int) -> None:
         """Store a value."""
@@ -780,6 +797,9 @@ class HostBackend:
     async def acquire_inflight(self, key: str, ttl: int) -> bool:
         """Acquire a lock."""
         self.locks.append(key)
+        if self.refused_locks:
+            self.refused_locks -= 1
+            raise ServiceUnavailable("no connection")
         return await self._kept.acquire_inflight(key, ttl)
 
     async def release_inflight(self, key: str) -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from databases import OpenDatabase
 from replica import ManualClock, OpenReplica, Replica
+from sqlalchemy import text
 from waiting import until
 
 from zndraw_joblib.server.db import values as store
@@ -48,6 +49,26 @@ async def test_replaced_and_deleted_values_leave_no_rows(results: DatabaseResult
     assert await counts(replica) == (1, 0)
     await results.release_inflight("a")
     assert await counts(replica) == (0, 0)
+
+
+async def test_a_repeated_lock_finds_itself(replica: Replica) -> None:
+    """After a lost connection the statement is repeated, which may have been applied."""
+    for n, is_free in ((1, True), (1, True), (2, False)):
+        assert await replica.runtime.write(store.lock, n=n, key="a", ttl=60) is is_free
+
+
+async def test_only_cached_values_and_locks_do_not_wait_for_the_disk(replica: Replica) -> None:
+    """PostgreSQL commits them lazily; results of tasks are on the disk when they are stored."""
+    if replica.runtime.database.is_sqlite:
+        return
+    statements = replica.record_statements()
+    for evicts in (True, False):
+        statements.clear()
+        results = DatabaseResults(replica.runtime, evicts=evicts)
+        await results.store("a", b"x", 60)
+        assert any("set_config" in statement.sql for statement in statements) is evicts
+    async with replica.engine.connect() as connection:
+        assert (await connection.execute(text("SHOW synchronous_commit"))).scalar_one() == "on"
 
 
 async def test_concurrent_stores_of_one_key_leave_one_value(

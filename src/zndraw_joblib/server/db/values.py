@@ -19,12 +19,14 @@ from sqlalchemy import (
     func,
     insert,
     literal_column,
+    or_,
     select,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import BIG_INTEGER, FLOAT, TEXT, statement
 from zndraw_joblib.server.db.tables import Result, ResultPart
 from zndraw_joblib.server.process.ports import PART_BYTES
 
@@ -105,8 +107,13 @@ async def drop_draft(tx: Transaction, n: int) -> None:
     await tx.execute(_DROP_PARTS, {"old": n})
 
 
-async def put(tx: Transaction, n: int, key: str, data: bytes, ttl: float) -> None:
-    """Store at most `PART_BYTES` under a key for `ttl` seconds, in place of its value."""
+async def put(tx: Transaction, n: int, key: str, data: bytes, ttl: float, *, is_durable: bool = True) -> None:
+    """Store at most `PART_BYTES` under a key for `ttl` seconds, in place of its value.
+
+    A crash of PostgreSQL may lose a value that is not `is_durable`, unless a later commit is durable.
+    """
+    if not is_durable:
+        await tx.commit_lazily()
     await _replace(tx, n, key, len(data), ttl)
     await tx.execute(insert(parts), [{"result_n": n, "part": 0, "data": data}])
 
@@ -116,15 +123,22 @@ async def remove(tx: Transaction, key: str) -> None:
     await _remove(tx, _value(key))
 
 
-async def lock(tx: Transaction, key: str, ttl: float) -> bool:
-    """Take a lock for `ttl` seconds unless it is held. Return whether it was free."""
-    row = await _row(tx, new_number(), _lock(key), None, ttl)
-    return (await tx.execute(_take_lock(tx.is_sqlite), {**row, "now": await tx.now()})).first() is not None
+# A lock of a server that lost it in a crash of PostgreSQL is free, as one that has expired: the fences of
+# what it protects refuse the second writer. So locks do not wait for the disk.
+
+
+async def lock(tx: Transaction, n: int, key: str, ttl: float) -> bool:
+    """Take the lock `n` for `ttl` seconds unless another is held. Return whether it was free."""
+    if tx.is_sqlite:
+        row = await _row(tx, n, _lock(key), None, ttl)
+        return (await tx.execute(_TAKE_LOCK_ON_SQLITE, {**row, "now": await tx.now()})).first() is not None
+    at = await tx.now() if tx.has_own_clock else None
+    return bool(await tx.execute_alone(_TAKE_LOCK, {"n": n, "key": _lock(key), "ttl": ttl, "at": at}))
 
 
 async def unlock(tx: Transaction, key: str) -> None:
     """Release a lock."""
-    await _remove(tx, _lock(key))
+    await tx.execute(_UNLOCK_ON_SQLITE if tx.is_sqlite else _UNLOCK, {"key": _lock(key)})
 
 
 async def prune(tx: Transaction, limit: int) -> int:
@@ -196,23 +210,38 @@ def _draft(n: int) -> str:
 
 
 @cache
-def _take_lock(is_sqlite: bool) -> Executable:
-    lock_row: Any = (sqlite if is_sqlite else postgresql).insert(results)
-    statement: Executable = lock_row.on_conflict_do_update(
-        index_elements=["key"],
-        set_={"n": lock_row.excluded.n, "expires_at": lock_row.excluded.expires_at},
-        where=results.c.expires_at <= bindparam("now"),
-    ).returning(results.c.n)
-    return statement
-
-
-@cache
 def _put_row(is_sqlite: bool) -> Executable:
     row: Any = (sqlite if is_sqlite else postgresql).insert(results)
     statement: Executable = row.on_conflict_do_nothing(index_elements=["key"]).returning(results.c.n)
     return statement
 
 
+_lock_row: Any = sqlite.insert(results)
+_TAKE_LOCK_ON_SQLITE: Executable = _lock_row.on_conflict_do_update(
+    index_elements=["key"],
+    set_={"n": _lock_row.excluded.n, "expires_at": _lock_row.excluded.expires_at},
+    where=or_(results.c.expires_at <= bindparam("now"), results.c.n == _lock_row.excluded.n),
+).returning(results.c.n)
+# If the connection was lost, it is repeated, and finds its own lock.
+_TAKE_LOCK = statement(
+    """
+INSERT INTO joblib_result (n, key, expires_at)
+SELECT :n, :key, coalesce(:at, now()) + make_interval(secs => :ttl)
+WHERE set_config('synchronous_commit', 'off', true) = 'off'
+ON CONFLICT (key) DO UPDATE SET n = excluded.n, expires_at = excluded.expires_at
+WHERE joblib_result.expires_at <= coalesce(:at, now()) OR joblib_result.n = excluded.n
+RETURNING n
+""",
+    "n",
+    n=BIG_INTEGER,
+    key=TEXT,
+    ttl=FLOAT,
+)
+_UNLOCK_ON_SQLITE = statement("DELETE FROM joblib_result WHERE key = :key", key=TEXT)
+_UNLOCK = statement(
+    "DELETE FROM joblib_result WHERE key = :key AND set_config('synchronous_commit', 'off', true) = 'off'",
+    key=TEXT,
+)
 _PARTS_OF = (
     select(parts.c.data, results.c.n, results.c.size, results.c.expires_at, func.now().label("now"))
     .join_from(parts, results, results.c.n == parts.c.result_n)

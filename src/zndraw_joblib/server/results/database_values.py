@@ -29,6 +29,8 @@ class DatabaseResults:
     expired values. A stream that is being stored may pause for `draft_seconds` between two parts.
 
     Unless it `evicts`, `max_cached_bytes` does not limit its values; their keys begin with `results.KEPT`.
+    Only then does PostgreSQL write them to the disk before `store` returns: cached ones are on the disk with
+    the end of their request, which commits later.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class DatabaseResults:
         await self._make_room(len(data))
         n = values.new_number()
         write = self._runtime.write_short if len(data) <= _SHORT_BYTES else self._runtime.write
-        await write(values.put, n=n, key=key, data=bytes(data), ttl=ttl)
+        await write(values.put, n=n, key=key, data=bytes(data), ttl=ttl, is_durable=not self._evicts)
 
     async def get(self, key: str) -> bytes | None:
         """Return the bytes of a key, or None."""
@@ -69,7 +71,7 @@ class DatabaseResults:
 
     async def acquire_inflight(self, key: str, ttl: int) -> bool:
         """Take a lock for at most `ttl` seconds. Return whether it was free."""
-        return await self._runtime.write_short(values.lock, key=key, ttl=ttl)
+        return await self._runtime.write_short(values.lock, n=values.new_number(), key=key, ttl=ttl)
 
     async def release_inflight(self, key: str) -> None:
         """Release a lock."""

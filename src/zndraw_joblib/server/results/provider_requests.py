@@ -20,6 +20,7 @@ from zndraw_joblib.server.process.ports import (
     Identity,
     ResultBackend,
     StreamingBackend,
+    Wake,
     claim_key,
     provider_key,
     request_wait_key,
@@ -308,6 +309,8 @@ class ProviderRequests:
     ) -> None:
         self._runtime, self._internal = runtime, internal
         self.has_unknown_subscribers = has_unknown_subscribers
+        # The locks of the requests that this process is sending.
+        self._sending: set[str] = set()
 
     async def find_cached(self, backend: ResultBackend, key: ProviderRequestKey) -> CachedResult | None:
         """Return the cached result of a request, or None. Raises `ProviderNotFound`."""
@@ -363,11 +366,29 @@ class ProviderRequests:
         user: str | None,
     ) -> CachedResult | None:
         """Send a user's request to the connected worker unless it is pending. Return a result that exists."""
+        self._check_connected(provider)
+        if provider.is_pending or keys.inflight in self._sending:
+            return None
+        self._sending.add(keys.inflight)
+        try:
+            return await self._send(backend, provider, key, keys, user)
+        except BaseException:
+            # Another caller that waits sends it.
+            self._runtime.waiters.notify([Wake(request_wait_key(key.name, key.request_hash), 1)])
+            raise
+        finally:
+            self._sending.discard(keys.inflight)
+
+    async def _send(
+        self,
+        backend: ResultBackend,
+        provider: ProviderRef,
+        key: ProviderRequestKey,
+        keys: CacheKeys,
+        user: str | None,
+    ) -> CachedResult | None:
         settings = self._runtime.settings
         ttl = settings.provider_inflight_ttl_seconds
-        self._check_connected(provider)
-        if provider.is_pending:
-            return None
         has_lock = await backend.acquire_inflight(keys.inflight, ttl)
         if not has_lock:
             if provider.age > ttl or not await self._is_lock_stale(backend, key, keys):
