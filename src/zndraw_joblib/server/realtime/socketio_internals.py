@@ -176,7 +176,7 @@ class LocalManager(AsyncManager):  # type: ignore[misc]
         others = []
         for _, eio_sid in self.get_participants(namespace or NAMESPACE, room):
             client = sockets.get(eio_sid)
-            outbox = None if client is None else client.poll.__self__
+            outbox = None if client is None else getattr(client.poll, "__self__", None)
             if type(outbox) is Outbox and outbox.is_open(oldest_ping):
                 outbox.put(packet, message)
             else:
