@@ -83,7 +83,15 @@ UNUSED = {
     _COMMAND.format("worker"): (*HEAVY, "httpx", "numpy", "rich", "socketio"),
     _COMMAND.format("submit"): (*HEAVY, "httpx", "rich", "socketio", "zndraw_joblib.worker"),
     "import zndraw_joblib.cli.server.serve": (
-        *("alembic", "httpx", "jsonschema_rs", "rich", "taskiq", "zndraw_joblib.server.process.redis"),
+        *(
+            "alembic",
+            "asyncpg",
+            "httpx",
+            "jsonschema_rs",
+            "rich",
+            "taskiq",
+            "zndraw_joblib.server.process.redis",
+        ),
         *("zndraw_joblib.client.queue", "zndraw_joblib.worker.manager"),
     ),
 }

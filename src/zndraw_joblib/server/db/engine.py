@@ -4,7 +4,6 @@ import asyncio
 import logging
 from typing import Any
 
-import asyncpg
 from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -15,7 +14,6 @@ from zndraw_joblib.server.db.asyncpg_options import InvalidDatabaseUrl, connect_
 from zndraw_joblib.server.db.database import Clock, Database
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.db.limits import Limits
-from zndraw_joblib.server.db.postgres import NotifyConnection, PostgresDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +47,8 @@ async def _share_sessions(database: Database) -> bool:
     open_connection = await database.pubsub_connection()
     if open_connection is None:
         return False
+    from zndraw_joblib.server.db.postgres import NotifyConnection  # noqa: PLC0415 - see `open_database`
+
     async with open_connection() as one, open_connection() as two:
         if not isinstance(one, NotifyConnection) or not isinstance(two, NotifyConnection):
             return False
@@ -77,6 +77,9 @@ def open_database(url: str, clock: Clock | None = None, limits: Limits | None = 
         return EngineDatabase(parsed, clock, limits)
     if parsed.get_backend_name() == "sqlite":
         return sqlite.SqliteDatabase(parsed, clock)
+    # A server on SQLite does not load asyncpg.
+    from zndraw_joblib.server.db.postgres import PostgresDatabase  # noqa: PLC0415
+
     return PostgresDatabase(parsed, clock, limits)
 
 
@@ -96,6 +99,8 @@ class EngineDatabase(SessionDatabase):
 def _limited_engine(url: URL, limits: Limits) -> AsyncEngine:
     if url.get_backend_name() == "sqlite":
         return open_engine(url.render_as_string(hide_password=False))
+    import asyncpg  # noqa: PLC0415 - see `open_database`
+
     arguments = connect_arguments(url, limits)
 
     async def connect() -> Any:

@@ -27,10 +27,9 @@ from zndraw_joblib.server.db.database import (
 )
 from zndraw_joblib.server.db.errors import RepeatTransaction, Unresponsive, in_doubt, raises_unavailable
 from zndraw_joblib.server.db.limits import Limits, SingleWrites
-from zndraw_joblib.server.db.postgres import NotifyConnection
 from zndraw_joblib.server.db.tables import Token
 from zndraw_joblib.server.process.batcher import RowLocked, locked_problem
-from zndraw_joblib.server.process.ports import OpenConnection, SessionMaker
+from zndraw_joblib.server.process.ports import OpenConnection, PubSubConnection, SessionMaker
 from zndraw_joblib.wire.problems import ServiceUnavailable
 
 Result = TypeVar("Result")
@@ -144,7 +143,9 @@ def _check_session_maker(session_maker: object) -> None:
 
 
 @asynccontextmanager
-async def _open_pubsub(engine: AsyncEngine) -> AsyncIterator[NotifyConnection]:
+async def _open_pubsub(engine: AsyncEngine) -> AsyncIterator[PubSubConnection]:
+    from zndraw_joblib.server.db.postgres import NotifyConnection  # noqa: PLC0415 - see `engine.open_database`
+
     # It connects with the host's options, and is detached so that it does not occupy the host's pool.
     async with engine.connect() as connection:
         driver = (await connection.get_raw_connection()).driver_connection

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-import asyncpg
 from sqlalchemy import Connection, delete, insert, inspect, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
@@ -269,7 +268,7 @@ async def connected(url: str) -> AsyncIterator[Database]:
             f"The database {location.text} did not answer within {_ANSWER_SECONDS:g} s. "
             "Check that it runs and that --database-url names it"
         ) from error
-    except (DBAPIError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ServiceUnavailable) as error:
+    except _database_errors() as error:
         raise UnusableDatabase(
             f"The database {location.text} cannot be used: {_reason(error)}. "
             "Check that it runs and that --database-url names it"
@@ -278,6 +277,12 @@ async def connected(url: str) -> AsyncIterator[Database]:
         raise UnusableDatabase(f"{location.text}: {error}") from error
     finally:
         await database.close()
+
+
+def _database_errors() -> tuple[type[Exception], ...]:
+    import asyncpg  # noqa: PLC0415 - see `engine.open_database`; only an error is compared with them
+
+    return DBAPIError, OSError, ServiceUnavailable, asyncpg.PostgresError, asyncpg.InterfaceError
 
 
 def _reason(error: BaseException) -> str:
