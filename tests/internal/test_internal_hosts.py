@@ -4,8 +4,10 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from uuid import UUID
 
 import httpx
 import pytest
@@ -26,7 +28,9 @@ from zndraw_joblib import (
     register_internal_jobs,
     register_internal_tasks,
 )
+from zndraw_joblib.wire.messages import TaskToSubmit
 from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.statuses import TaskStatus
 
 NAME = "@internal:modifiers:Double"
 Sessions = async_sessionmaker[AsyncSession]
@@ -126,6 +130,29 @@ async def test_jobs_may_be_registered_before_or_after_the_mount(
         assert app.state.internal_registry.extensions == {NAME: Double}
         ended = await wait_for_end(client, await submit(client, NAME, x=4))
         assert (ended["status"], ended["result"], ended["priority"]) == ("completed", 8, 3)
+
+
+@on_both
+async def test_a_host_submits_internal_tasks_in_its_own_transaction(
+    sessions: Sessions, broker: InMemoryBroker
+) -> None:
+    """They are dispatched after its commit, as those that it submits without a session."""
+    app = FastAPI()
+    joblib = mounted(app, sessions)
+    await register_internal_jobs(app, broker, [Double], Executor(), sessions)
+    async with app.router.lifespan_context(app):
+        async with sessions() as session:
+            tasks = [await joblib.submit(NAME, {"x": 1}, room="lab", session=session)]
+            several = [TaskToSubmit(room_id="lab", job_name=NAME, payload={"x": x}) for x in (2, 3)]
+            tasks += await joblib.submit_many(several, session=session)
+            await session.commit()
+        for task in tasks:
+            await until(partial(has_left_the_queue, joblib, task.id))
+
+
+async def has_left_the_queue(joblib: JobLib, task_id: UUID) -> bool:
+    """Return whether a task was dispatched."""
+    return (await joblib.get(task_id)).status != TaskStatus.PENDING
 
 
 async def test_an_executor_of_a_host_is_called_once_by_position(

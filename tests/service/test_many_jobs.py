@@ -9,14 +9,17 @@ from uuid import UUID
 import pytest
 from databases import on_postgresql
 from recovery.test_claims_of_locked_tasks import locked
-from replica import OWNER, Replica, wait_until_waiting
+from replica import OWNER, TIMEOUT, Replica, wait_until_waiting
 from seeds import add_tasks, task
 from sqlalchemy import insert, update
+from waiting import until
 
+from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import Job, Task, WorkerJobLink
-from zndraw_joblib.server.queue import rules_claims
+from zndraw_joblib.server.process.waiters import CallerAccess
+from zndraw_joblib.server.queue import rules_claims, sql_claims
 from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult, JobSets
-from zndraw_joblib.wire.messages import EmptyReason
+from zndraw_joblib.wire.messages import EmptyReason, TaskClaimRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 
 JOBS = 40
@@ -180,3 +183,57 @@ async def test_a_task_of_any_job_wakes_a_claim_that_waits_for_all(replica: Repli
         claimed = (await claiming).task
         assert claimed is not None
         assert (claimed.id, claimed.worker_id) == (submitted.id, worker)
+
+
+@on_postgresql
+async def test_queues_are_read_again_when_their_first_tasks_are_taken(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim read the first queues, and another took their tasks: the next one is the oldest of all jobs."""
+    workers, served = await workers_of_many(replica, 2)
+    ids = await add_tasks(replica, [task(job_id) for _ in range(2) for job_id in served])
+    lock_chosen, others = sql_claims.lock_chosen, iter([Claim(OWNER, workers[1], 15, most=8)])
+
+    # The other claim is committed between the two reads of this one, where no lock keeps it away.
+    async def lock_after_another(tx: Transaction, choose: Any, **options: Any) -> Any:
+        for other in others:
+            [result] = await replica.runtime.write(partial(rules_claims.claim, items=[other]))
+            assert [claimed.id for claimed in result.tasks] == ids[:8]
+        return await lock_chosen(tx, choose, **options)
+
+    monkeypatch.setattr(sql_claims, "lock_chosen", lock_after_another)
+    [result] = await replica.runtime.write(
+        partial(rules_claims.claim, items=[Claim(OWNER, workers[0], 15, most=1)])
+    )
+    assert [claimed.id for claimed in result.tasks] == ids[8:9]
+
+
+async def test_claims_of_callers_with_other_refused_rooms_wait(replica: Replica) -> None:
+    """More of them than sets are kept: none finds new keys at each check."""
+    rooms = [f"room-{number}" for number in range(20)]
+    job = await replica.register("J", rooms[0])
+    for room in rooms[1:]:
+        await replica.register("J", room, worker=job.worker_id)
+    served = [link.job_id for link in await replica.rows(WorkerJobLink.__table__)]
+    workers = [job.worker_id, *[await replica.worker() for _ in rooms[1:]]]
+    await replica.add(
+        WorkerJobLink.__table__,
+        [{"worker_id": worker, "job_id": job_id} for worker in workers[1:] for job_id in served],
+    )
+
+    async def refused(room: str) -> frozenset[str]:
+        return frozenset({room})
+
+    async with asyncio.timeout(TIMEOUT), asyncio.TaskGroup() as group:
+        for worker, room in zip(workers, rooms, strict=True):
+            access, request = (
+                CallerAccess(OWNER.id, partial(refused, room)),
+                TaskClaimRequest(worker_id=worker),
+            )
+            group.create_task(replica.runtime.claim(OWNER, request, TIMEOUT, None, access))
+        await until(lambda: replica.runtime.waiters.waiting_count == len(rooms))
+        statements = replica.record_statements()
+        await replica.submit(job, room=rooms[0])
+        await until(lambda: replica.runtime.waiters.waiting_count == len(rooms) - 1)
+        assert len(statements) < 100
+        replica.runtime.waiters.close()

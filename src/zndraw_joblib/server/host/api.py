@@ -315,7 +315,7 @@ class HostApi(QueueState):
         async with self._near_names([item], session):
             if session is None:
                 return await self.dispatcher.submit(item)
-            return await self.runtime.payload_validator.submit_one(_deferred(item), put)
+            return await self.runtime.payload_validator.submit_one(self._deferred(item), put)
 
     async def submit_many(  # noqa: PLR0913 - one keyword for each option
         self,
@@ -351,7 +351,7 @@ class HostApi(QueueState):
             if session is None:
                 return await self.dispatcher.submit_all(items, key)
             write = partial(self._write, session)
-            response = await self.runtime.submit_all(list(map(_deferred, items)), key, write)
+            response = await self.runtime.submit_all(list(map(self._deferred, items)), key, write)
         return cast("list[TaskResponse]", response.result if isinstance(response, Repeat) else response)
 
     async def get(self, task_id: UUID | str, *, session: Any = None) -> TaskResponse:
@@ -481,6 +481,11 @@ class HostApi(QueueState):
         seconds, publish = self.runtime.database.lock_seconds, self.runtime.publish
         return await write_in(session, self.clock, seconds, lambda tx: work(tx, *args, **kwargs), publish)
 
+    def _deferred(self, item: Submission) -> Submission:
+        """Let the dispatcher send a task of an internal job, after the host's commit."""
+        self.dispatcher.configure(item)
+        return replace(item, is_deferred=item.is_configured)
+
 
 def _new_task(
     index: int, task: Any, room: str | None, job_room: str | None, options: SubmitOptions
@@ -489,11 +494,6 @@ def _new_task(
         return new_task(task, None, room, job_room, options)
     except ProblemException as problem:
         raise rules_transitions.at_item(problem, "tasks", index) from problem.__cause__
-
-
-def _deferred(item: Submission) -> Submission:
-    """Let the dispatcher send a task of an internal job, after the host's commit."""
-    return replace(item, is_deferred=item.is_configured)
 
 
 async def _submit(tx: Transaction, item: Submission) -> TaskResponse:

@@ -64,7 +64,7 @@ class Dispatcher:
 
     async def submit(self, item: Submission) -> TaskResponse:
         """Add a task; if its job is internal, send it to the broker. A repeated request does neither."""
-        mode = self._configure(item)
+        mode = self.configure(item)
         answer = await self._runtime.submit(item)
         if isinstance(answer, Repeat):
             stored: TaskResponse = answer.result
@@ -77,7 +77,7 @@ class Dispatcher:
         Tasks that the broker refuses stay claimed, and are dispatched later.
         """
         for item in items:
-            self._configure(item)
+            self.configure(item)
         async with self._runtime.events.room(len(items)):
             answers = await self._runtime.submit_many(items)
         await self._dispatch_many([task for task in answers if isinstance(task, TaskResponse)])
@@ -86,7 +86,7 @@ class Dispatcher:
     async def submit_all(self, items: Sequence[Submission], key: RequestKey | None) -> list[TaskResponse]:
         """Do what `submit_many` does in one transaction. Raises the problem of the first faulty item."""
         for item in items:
-            self._configure(item)
+            self.configure(item)
         async with self._runtime.events.room(len(items)):
             answer = await self._runtime.submit_all(items, key)
         if isinstance(answer, Repeat):
@@ -95,7 +95,7 @@ class Dispatcher:
         await self._dispatch_many(answer)
         return answer
 
-    def _configure(self, item: Submission) -> DispatchMode | None:
+    def configure(self, item: Submission) -> DispatchMode | None:
         """Set how a task is dispatched, if its job is internal. Return it."""
         mode = self.mode(item.job) if item.job.room_id == INTERNAL else None
         if mode is not None:

@@ -46,7 +46,7 @@ class CallerAccess(NamedTuple):
 
 OPEN = CallerAccess()
 # How many keys the sets without waiters have together: they stay, because their workers wait again.
-_MAX_IDLE_KEYS = 100_000
+_MAX_IDLE_KEYS = 10_000
 
 
 class KeySet:

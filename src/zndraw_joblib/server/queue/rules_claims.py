@@ -53,7 +53,7 @@ _ALL_QUEUES = 2**31 - 1
 _GROWTH = 8
 # How many names of jobs the known sets of jobs have together, and the sets without some rooms of one of them.
 _MAX_NAMES = 200_000
-_MAX_REDUCED = 16
+_MAX_REDUCED = 4
 
 
 class JobSet:
@@ -75,7 +75,7 @@ class JobSet:
         if reduced is None:
             names = [name for name in self.names if name.room_id not in key]
             if len(self._reduced) >= _MAX_REDUCED:
-                self._reduced.clear()
+                del self._reduced[next(iter(self._reduced))]
             reduced = self if len(names) == len(self.names) else JobSet(names)
             self._reduced[key] = reduced
         return reduced
@@ -97,10 +97,10 @@ class JobSets:
         # The digest that each worker had last.
         self._digests: LRUCache[UUID, str] = LRUCache(_MAX_NAMES // 10)
 
-    def of_workers(self, worker_ids: Iterable[UUID]) -> list[str]:
-        """Return the digests of the sets that these workers had last, as far as they are known."""
-        digests = (self._digests.get(worker_id) for worker_id in worker_ids)
-        return [digest for digest in digests if digest is not None and digest in self._sets]
+    def of_workers(self, worker_ids: Iterable[UUID]) -> dict[str, JobSet]:
+        """Return the sets that these workers had last by their digests, as far as they are known."""
+        digests = (self._digests.get(worker_id, "") for worker_id in worker_ids)
+        return {digest: jobs for digest in digests if (jobs := self._sets.get(digest)) is not None}
 
     def get(self, worker_id: UUID, digest: str, names: Iterable[str] | None = None) -> JobSet | None:
         """Return the set of a digest, with these names if it is not known; None without them."""
@@ -262,6 +262,19 @@ class _OpenQueues:
         self._free |= await rules_fairness.free_slots(
             self._tx, {job_id: limit for job_id, limit in limits.items() if job_id in self._locked}
         )
+
+    def end(self, slot: _WorkerSlot) -> Place | None:
+        """Return the place after which queues that were not read may have tasks; None if all were read."""
+        heads, is_all = self._by_worker[slot.claim.worker_id]
+        return None if is_all else (heads[-1].lane, heads[-1].seq)
+
+    async def read_more(self, slots: Iterable[_WorkerSlot]) -> None:
+        """Read the queues again, and more of them, because the tasks of the first ones are gone."""
+        for worker_id in sorted({slot.claim.worker_id for slot in slots}):
+            heads, is_all = self._by_worker[worker_id]
+            if not is_all:
+                limit = min(_GROWTH * len(heads), _ALL_QUEUES)
+                self._by_worker |= await sql_claims.queues(self._tx, [worker_id], limit)
 
     def are_all(self, slots: Iterable[_WorkerSlot]) -> bool:
         """Return whether there are no other queues for these slots."""
@@ -474,7 +487,9 @@ async def _choose_of_several(
             return slots[0].seqs, []
         if skipped:
             await queues.set_demand(slots, count + len(skipped))
-        places = await _assign(tx, slots, count, skipped)
+        while (places := await _assign(tx, slots, count, skipped, queues)) is None:
+            await queues.read_more(slots)
+            await queues.set_demand(slots, count + len(skipped))
         seqs = [seq for slot in slots for seq in slot.seqs]
         own_seqs = set(seqs)
         return seqs, [seq for _, seq in sorted(places) if seq not in own_seqs]
@@ -483,9 +498,12 @@ async def _choose_of_several(
 
 
 async def _assign(
-    tx: Transaction, slots: Sequence[_WorkerSlot], count: int, skipped: AbstractSet[int]
-) -> list[Place]:
-    """Set the tasks of each slot, without a lock. Return the places that were read, without skipped ones."""
+    tx: Transaction, slots: Sequence[_WorkerSlot], count: int, skipped: AbstractSet[int], queues: _OpenQueues
+) -> list[Place] | None:
+    """Set the tasks of each slot, without a lock. Return the places that were read, without skipped ones.
+
+    Return None if queues that were not read may have earlier tasks.
+    """
     demand, spare = _demand(slots), len(skipped)
     each = 2 + (count + spare) // max(len(demand), 1)
     while True:
@@ -502,8 +520,18 @@ async def _assign(
             for job_id, places in oldest.items()
         }
         if _assign_oldest(slots, free, ends):
+            places_of = {place[1]: place for places in free.values() for place in places}
+            for slot in slots:
+                end = queues.end(slot)
+                if end is not None and slot.demand and _may_be_late(slot, places_of, end):
+                    return None
             return [place for places in free.values() for place in places]
         each *= _GROWTH
+
+
+def _may_be_late(slot: _WorkerSlot, places: Mapping[int, Place], end: Place) -> bool:
+    """Return whether tasks after `end`, which were not read, may come before those of a slot."""
+    return len(slot.seqs) < slot.most or any(places[seq] > end for seq in slot.seqs)
 
 
 def _assign_oldest(
@@ -607,16 +635,16 @@ async def claim_with_one_statement(
         None if rules_fairness.are_few(item.most for item in items) else rules_fairness.MAX_PAYLOAD_BYTES
     )
     sets = sets or JobSets()
-    digests = sets.of_workers(claimants)
+    last = sets.of_workers(claimants)
     answers = await claim_single_statement(
-        tx, list(claimants.values()), demands, digests, most_bytes, first_queues
+        tx, list(claimants.values()), demands, list(last), most_bytes, first_queues
     )
     if answers is None:
         return None
     rest = [item for item, answer in zip(items, answers, strict=True) if answer is None]
     others = iter(await claim(tx, rest, sets) if rest else [])
     return [
-        next(others) if answer is None else _plain_result(tx, item, answer, sets)
+        next(others) if answer is None else _plain_result(tx, item, answer, sets, last)
         for item, answer in zip(items, answers, strict=True)
     ]
 
@@ -634,12 +662,15 @@ def _may_be_plain(items: Sequence[Claim]) -> bool:
 
 
 def _plain_result(
-    tx: Transaction, item: Claim, answer: ClaimAnswer, sets: JobSets
+    tx: Transaction, item: Claim, answer: ClaimAnswer, sets: JobSets, last: Mapping[str, JobSet]
 ) -> ClaimResult | ProblemException:
     if answer.tasks:
         tasks = [rules_answers.task_response(task, traceparent=task.traceparent) for task in answer.tasks]
         rules_answers.publish_changed(tx, tasks)
         return ClaimResult(tasks)
     reason = EmptyReason.PAUSED if answer.is_paused else EmptyReason.EMPTY
-    jobs = sets.get(item.worker_id, answer.jobs_digest, answer.job_names) if answer.jobs_digest else NO_JOBS
+    jobs = None
+    if answer.jobs_digest is not None:
+        # The answer has no names of the sets in `last`, which may be forgotten by now.
+        jobs = sets.get(item.worker_id, answer.jobs_digest, answer.job_names) or last.get(answer.jobs_digest)
     return item.empty(jobs or NO_JOBS, reason, is_contended=answer.is_contended)

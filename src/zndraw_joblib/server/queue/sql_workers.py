@@ -1,5 +1,6 @@
 """Workers, and which jobs they serve."""
 
+import hashlib
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -131,9 +132,12 @@ _SERVING = statement(
     "SELECT job_id, worker_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id) ORDER BY worker_id",
     *("job_id", "worker_id"),
 )
-# SQLite reads the ids in the order of the key. PostgreSQL adds up 64-bit hashes of the ids in any order.
+# SQLite reads the ids in the order of the key, for `job_digests`. Workers of equal digests
+# get the tasks of each other's jobs, so no user may be able to make two sets with one digest.
 _IDS_IN_ORDER = "group_concat(job_id, '')"
-JOBS_DIGEST = "count(*) || ':' || sum(hashtextextended(CAST(joblib_worker_job.job_id AS text), 0))"
+JOBS_DIGEST = """encode(sha256(string_agg(
+        uuid_send(joblib_worker_job.job_id), CAST('' AS bytea) ORDER BY joblib_worker_job.job_id
+    )), 'hex')"""
 _DIGESTS = {
     is_sqlite: statement(
         f"""
@@ -279,7 +283,9 @@ async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID,
 async def job_digests(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, str]:
     """Return a digest of the ids of each worker's jobs. Workers without jobs are missing."""
     rows = await tx.execute(_DIGESTS[bool(tx.is_sqlite)], {"all_worker_id": padded(worker_ids)})
-    return {worker_id: digest for worker_id, digest in rows}
+    if not tx.is_sqlite:
+        return {worker_id: digest for worker_id, digest in rows}
+    return {worker_id: hashlib.sha256(ids.encode()).hexdigest() for worker_id, ids in rows}
 
 
 async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:

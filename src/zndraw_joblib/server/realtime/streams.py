@@ -503,8 +503,9 @@ class Streams:
 
     def _on_appended(self, appended: Mapping[str, Sequence[EventRow]]) -> None:
         for followers in list(self._followers.values()):
-            for room_id in followers.keys() & appended.keys():
-                followers[room_id].commit(appended[room_id])
+            for room_id, rows in appended.items():
+                if (follower := followers.get(room_id)) is not None:
+                    follower.commit(rows)
 
     def _on_events(self, key: str) -> None:
         room_id = key.removeprefix(_EVENTS)

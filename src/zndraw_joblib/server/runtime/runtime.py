@@ -491,7 +491,10 @@ class Runtime:
             return result
 
         def has_other_keys(result: rules_claims.ClaimResult) -> bool:
-            return not result.is_final and keys != result.keys(item.worker_id)
+            if result.is_final:
+                return False
+            new, shared = result.keys(item.worker_id)
+            return new != own or (shared is not of_jobs and shared.keys != of_jobs.keys)
 
         def is_done(result: rules_claims.ClaimResult) -> bool:
             return result.is_final or has_other_keys(result)
