@@ -151,6 +151,20 @@ async def test_the_errors_of_a_submission_have_an_order(client: httpx.AsyncClien
     assert (await ada.get(url)).json()["total"] == 0
 
 
+async def test_a_long_payload_is_returned_and_stored_as_it_was_sent(client: httpx.AsyncClient) -> None:
+    """It is encoded once for both, also if a text in it looks like a field of the response."""
+    job = await register(client)
+    payload = {"payload": {}, "é": '"payload":{}\\\x00', "list": [1, 2.5, 1e300, None, True, "x" * 5_000]}
+    url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    for sent in ({**payload, "list": []}, payload):
+        response = await client.post(url, json={"payload": sent})
+        assert int(response.headers["content-length"]) == len(response.content)
+        task = response.json()
+        stored = (await client.get(f"{V1}/tasks/{task['id']}")).json()
+        assert task["payload"] == stored["payload"] == sent
+        assert list(task) == list(stored)
+
+
 async def test_a_task_may_be_submitted_from_a_reserved_room(client: httpx.AsyncClient) -> None:
     """The room of a task may be `@global` or `@internal`."""
     job = await register(client)

@@ -19,6 +19,7 @@ from zndraw_joblib.server.http.middleware import tracer_provider
 from zndraw_joblib.server.http.requests import BODY, DisconnectWatcher, Omissible
 from zndraw_joblib.server.http.routing import (
     JSON_MEDIA_TYPE,
+    JsonResponse,
     Minimal,
     NamedJob,
     Paging,
@@ -31,6 +32,7 @@ from zndraw_joblib.server.http.routing import (
 )
 from zndraw_joblib.server.process.ports import Identity, RequestKey
 from zndraw_joblib.server.queue import (
+    rules_answers,
     rules_details,
     rules_history,
     rules_task_actions,
@@ -120,6 +122,10 @@ _TASK_PATH = PREFIX + ops.GET_TASK.path(task_id="")
 Number = Annotated[int, Query(ge=0, le=MAX_LINE_NUMBER)]
 
 
+# The response to a submit contains a longer payload as it was encoded for the database.
+_MIN_ENCODED_CHARACTERS = 1_000
+
+
 @serves(ops.SUBMIT_TASK)
 async def submit_task(  # noqa: PLR0913 - one parameter each
     request: Request,
@@ -133,16 +139,21 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     traceparent: Traceparent,
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
-    rules_transitions.check_size("payload", body.payload)
+    encoded = rules_transitions.check_size("payload", body.payload)
     with submit_span(request, traceparent, name) as trace:
         item = queue.runtime.submission(caller, room_id, name, body, key, trace)
+        item.payload_json = encoded
         if name.room_id == INTERNAL:
             task = await queue.dispatcher.submit(item)
         else:
             answer = await queue.runtime.submit(item)
             task = answer.result if isinstance(answer, Repeat) else answer
     headers = {"Location": f"{queue.prefix}{_TASK_PATH}{task.id}", "Retry-After": "1"}
-    return json_response(task, 202, headers)
+    if task.payload is not body.payload or len(encoded) < _MIN_ENCODED_CHARACTERS:
+        return json_response(task, 202, headers)
+    response = to_json(rules_answers.changed(task, payload={}), by_alias=True)
+    content = response.replace(b'"payload":{}', b'"payload":%b' % encoded.encode(), 1)
+    return JsonResponse(content, 202, headers)
 
 
 @serves(ops.CLAIM_TASK)

@@ -82,6 +82,7 @@ class Submission:
     a task once, however often it is dispatched; `is_deferred`: the dispatcher claims the task later.
     `is_bounded`: the number of held tasks of the room is limited. `requires_worker`: the job needs a worker,
     unless it is internal.
+    `payload_json`: the payload as JSON, if it is encoded already.
     `validated_schema`: a schema as JSON that the payload is known to match. `task_id`: the id that the task
     got in an earlier attempt to insert it, which may have succeeded. `traceparent`: the trace context of the
     submit. `on_end`: the name of the host's function to call after the task's end.
@@ -98,6 +99,7 @@ class Submission:
     requires_worker: bool = False
     validate_payload: bool = True
     cross_room: bool = False
+    payload_json: str | None = None
     validated_schema: str | None = None
     options: TaskSubmitRequest = field(default_factory=TaskSubmitRequest)
     key: RequestKey | None = None
@@ -485,7 +487,7 @@ async def submit_plain(
     for item, new_id in zip(items, new_ids(len(items)), strict=True):
         task_id = item.task_id = item.task_id or new_id
         ids.append(task_id)
-        payload = to_json(item.payload).decode()
+        payload = item.payload_json or to_json(item.payload).decode()
         tasks.append(NewTaskRow(task_id.hex, item.room_id, item.caller.id, payload, item.traceparent))
     try:
         appended = await append(tx, job, tasks, _new_keys(job, ids, items) if keys else [])
