@@ -32,12 +32,12 @@ from benchmarks.servers import serving
 
 DATABASES = ("sqlite", "postgresql")
 SECTIONS: dict[str, Callable[[Bench], None]] = {
-    "start": start.run,
     "rates": rates.run,
     "latencies": rates.run_latencies,
     "batch": batches.run,
     "providers": providers.run,
     "payloads": payloads.run,
+    "start": start.run,
     "worker": sdk_worker.run,
     "backlog": pending.run,
     "jobs": many_jobs.run,
