@@ -185,27 +185,30 @@ def test_no_rule_reports_a_correct_record() -> None:
     assert check(correct_record()) == []
 
 
+VIOLATIONS = [
+    (lose_a_task, "no task is lost"),
+    (leave_a_task_running, "no task is lost"),
+    (duplicate_a_submission, "no task is duplicated"),
+    (end_twice, "each task ends once"),
+    (repeat_an_attempt_number, "each task ends once"),
+    (give_an_attempt_to_two_workers, "each attempt has one worker"),
+    (accept_a_second_final_report, "one final report is accepted"),
+    (swap_results, "results belong to their attempt"),
+    (accept_a_stale_report, "stale reports are rejected"),
+    (fail_without_a_reason, "failures follow the retry policy"),
+    (remove_a_live_worker, "live workers are kept"),
+    (remove_a_worker_after_a_pause, "live workers are kept"),
+    (remove_most_workers, "the mass expiry guard holds"),
+    (overlap, "concurrency limits hold"),
+    (change_the_order, "submission order is kept"),
+    (report_deadlocks, "no deadlock occurs"),
+    (report_a_wrong_count, "kept counts are right"),
+]
+
+
 def test_a_violation_is_reported(subtests: pytest.Subtests) -> None:
     """The checker reports the violated rule."""
-    for change, rule in [
-        (lose_a_task, "no task is lost"),
-        (leave_a_task_running, "no task is lost"),
-        (duplicate_a_submission, "no task is duplicated"),
-        (end_twice, "each task ends once"),
-        (repeat_an_attempt_number, "each task ends once"),
-        (give_an_attempt_to_two_workers, "each attempt has one worker"),
-        (accept_a_second_final_report, "one final report is accepted"),
-        (swap_results, "results belong to their attempt"),
-        (accept_a_stale_report, "stale reports are rejected"),
-        (fail_without_a_reason, "failures follow the retry policy"),
-        (remove_a_live_worker, "live workers are kept"),
-        (remove_a_worker_after_a_pause, "live workers are kept"),
-        (remove_most_workers, "the mass expiry guard holds"),
-        (overlap, "concurrency limits hold"),
-        (change_the_order, "submission order is kept"),
-        (report_deadlocks, "no deadlock occurs"),
-        (report_a_wrong_count, "kept counts are right"),
-    ]:
+    for change, rule in VIOLATIONS:
         with subtests.test(change=change, rule=rule):
             record = correct_record()
             change(record)
@@ -228,5 +231,4 @@ async def test_wrong_counts_of_a_database_are_read(database_url: str) -> None:
 
 def test_each_rule_has_a_violation_above() -> None:
     """A new rule needs a record that violates it."""
-    [marks] = [mark for mark in test_a_violation_is_reported.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
-    assert {rule for _, rule in marks.args[1]} == {rule.__name__.replace("_", " ") for rule in RULES}
+    assert {rule for _, rule in VIOLATIONS} == {rule.__name__.replace("_", " ") for rule in RULES}
