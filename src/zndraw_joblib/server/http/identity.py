@@ -18,7 +18,6 @@ from collections.abc import (
 )
 from dataclasses import is_dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from fastapi import Depends, Request
@@ -129,8 +128,6 @@ _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 # SQLite allows 32,766 values in a statement.
 _DIGESTS_PER_QUERY = 1000
 _MAX_CACHED = 10_000
-# Headers of this length are hashed once while they are among the last.
-_MAX_HEADER = 256
 _bearer = HTTPBearer(auto_error=False, description="A token made by `zndraw-joblib token create`")
 
 
@@ -147,9 +144,6 @@ def digest(token: str) -> str:
 def _digest_in(header: bytes) -> str | None:
     scheme, _, token = header.decode("latin-1").partition(" ")
     return digest(token.strip()) if scheme.lower() == "bearer" and token else None
-
-
-_digest_in_short = lru_cache(maxsize=1024)(_digest_in)
 
 
 class BearerTokens:
@@ -207,7 +201,7 @@ class BearerTokens:
         """Return the digest of a request's token, None if it has none."""
         for name, value in request.scope["headers"]:
             if name == b"authorization":
-                return _digest_in_short(value) if len(value) <= _MAX_HEADER else _digest_in(value)
+                return _digest_in(value)
         return None
 
     async def is_valid(self, identity: Identity, at: datetime) -> bool:
