@@ -45,7 +45,7 @@ else ifeq ($(ARGS),fast)
 test: $(READY)
 	$(BIN)/python -m pytest $(ON_EDIT)
 else
-test: $(READY) $(PEERS) ## run all that CI runs; ARGS=fast for each edit, 4 minutes; ARGS=lowest or newest for old or new libraries
+test: $(READY) $(PEERS) ## run all that CI runs; ARGS=fast for each edit, 3 minutes; ARGS=lowest or newest for old or new libraries
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
