@@ -161,13 +161,13 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def claim(self, requests: list[tuple[UUID, Identity | None, UUID | None, tuple[int, bool]]]) -> None:
         """Claim for several workers at once, or repeat a claim, by their owners or by other users."""
         items = [
-            rules_claims.Claim(by or self._owner(worker), worker, 15, claim_id, most=most, start=start)
+            rules_claims.Claim(by or self._owner(worker), worker, 15, claim_id, task_limit=most, start=start)
             for worker, by, claim_id, (most, start) in requests
         ]
         for item, answer in zip(items, self.run_batch(rules_claims.claim, items), strict=True):
             claimed = answer if isinstance(answer, type) else [task.id for task in answer.tasks]
             assert claimed == self.ledger.claim(
-                item.caller, item.worker_id, item.claim_id, item.most, start=item.start
+                item.caller, item.worker_id, item.claim_id, item.task_limit, start=item.start
             )
 
     @rule(target=known_tasks, worker=known_workers, name=SUBMITTED_JOBS, steps=st.sampled_from([1, 2, 3, 3]))

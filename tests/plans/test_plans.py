@@ -84,7 +84,9 @@ async def test_a_claim_reads_the_head_of_its_queue(explainer: Explainer, subtest
     for most in (1, 256):
         with subtests.test(most=most):
             for number in (BIG, RARE, IDLE):
-                item = rules_claims.Claim(OWNER, worker_id(number + JOBS), 15, uuid4(), most=most, start=True)
+                item = rules_claims.Claim(
+                    OWNER, worker_id(number + JOBS), 15, uuid4(), task_limit=most, start=True
+                )
                 plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
                 assert_bounded(plans)
                 if number != IDLE:
@@ -102,7 +104,7 @@ async def test_a_plain_claim_reads_the_head_of_its_queue(
                 for number in (BIG, RARE, IDLE):
                     ids = [worker_id(number + JOBS * turn) for turn in range(1, claimants + 1)]
                     items = [
-                        rules_claims.Claim(OWNER, worker, 15, uuid4(), most=most, start=True)
+                        rules_claims.Claim(OWNER, worker, 15, uuid4(), task_limit=most, start=True)
                         for worker in ids
                     ]
                     plans = await explainer.plans(partial(claim_with_one_statement, items=items))
@@ -152,7 +154,7 @@ async def test_a_claim_over_many_jobs_merges_their_queues(
     """A worker of all jobs reads the head of each queue; the backlog is not sorted."""
     for most in (1, 256):
         with subtests.test(most=most):
-            item = rules_claims.Claim(OWNER, worker_id(0), 15, most=most)
+            item = rules_claims.Claim(OWNER, worker_id(0), 15, task_limit=most)
             plans = await explainer.plans(partial(rules_claims.claim, items=[item]))
             assert_reads(plans, PENDING, KEY)
             assert_bounded(plans)

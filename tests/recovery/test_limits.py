@@ -77,7 +77,7 @@ async def test_claims_of_many_share_the_limit_of_their_worker(replica: Replica) 
     job = await replica.register(max_tasks=5)
     assert job.worker_id is not None
     submitted = [(await replica.submit(job)).id for _ in range(9)]
-    items = [Claim(OWNER, job.worker_id, 15, most=3) for _ in range(3)]
+    items = [Claim(OWNER, job.worker_id, 15, task_limit=3) for _ in range(3)]
     answers: list[Any] = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
     claimed = [[task.id for task in answer.tasks] for answer in answers]
     assert claimed == [submitted[:3], submitted[3:5], []]

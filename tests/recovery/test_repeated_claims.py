@@ -48,7 +48,7 @@ async def test_a_repeated_claim_of_many_gets_what_the_worker_still_holds(timed: 
     job, claim_id = await timed.register(), uuid4()
     assert job.worker_id is not None
     ids = [(await timed.submit(job)).id for _ in range(6)]
-    item = Claim(OWNER, job.worker_id, 15, claim_id, most=4, start=True)
+    item = Claim(OWNER, job.worker_id, 15, claim_id, task_limit=4, start=True)
     first, again = await timed.runtime.write(lambda tx: rules_claims.claim(tx, [item, item]))
     assert isinstance(first, ClaimResult)
     assert isinstance(again, ClaimResult)

@@ -83,7 +83,7 @@ async def test_claims_in_one_transaction_get_a_bounded_number_of_tasks(replica: 
     job = await replica.register()
     assert job.worker_id is not None
     ids = await add_tasks(replica, [task(job.id) for _ in range(2500)])
-    items = [Claim(OWNER, job.worker_id, 15, most=most) for most in (1000, 1, 1000, 20, 1000)]
+    items = [Claim(OWNER, job.worker_id, 15, task_limit=most) for most in (1000, 1, 1000, 20, 1000)]
     answers = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
     found = [[task.id for task in answer.tasks] for answer in answers if isinstance(answer, ClaimResult)]
     assert [len(each) for each in found] == [659, 1, 660, 20, 660]
@@ -109,7 +109,7 @@ async def test_claims_of_large_tasks_get_a_bounded_number_of_bytes(
     ]
     ids = await add_tasks(replica, rows)
     by_fairness = ClaimOrder(is_fair=order == "fair")
-    items = [Claim(OWNER, first.worker_id, 15, most=most, order=by_fairness) for most in (11, 1)]
+    items = [Claim(OWNER, first.worker_id, 15, task_limit=most, order=by_fairness) for most in (11, 1)]
     found: dict[UUID, Any] = {}
     for sizes in ([8, 1], [11, 1]):
         answers = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))

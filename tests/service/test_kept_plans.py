@@ -27,7 +27,7 @@ async def test_a_plan_made_for_few_tasks_fits_many(replica: Replica, *, is_analy
     """Also if statistics of its few tasks are known."""
     job = await replica.register()
     assert job.worker_id is not None
-    item = Claim(OWNER, job.worker_id, 15, claim_id=uuid4(), most=9)
+    item = Claim(OWNER, job.worker_id, 15, claim_id=uuid4(), task_limit=9)
     await replica.submit(job)
     # As on the server's own connections.
     await replica.execute(text(f'ALTER DATABASE "{replica.engine.url.database}" SET enable_seqscan = off'))

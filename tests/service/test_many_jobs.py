@@ -74,7 +74,7 @@ async def test_claims_get_the_oldest_tasks_of_all_jobs(replica: Replica, is_lone
     claimed_ids: list[UUID] = []
     while len(claimed_ids) < len(ids):
         sizes = [dice.choice([1, 1, 2, 7, 60]) for _ in range(1 if is_lone else dice.randint(2, 6))]
-        items = [Claim(OWNER, dice.choice(workers), 15, most=most) for most in sizes]
+        items = [Claim(OWNER, dice.choice(workers), 15, task_limit=most) for most in sizes]
         if is_lone and sizes == [1]:  # with one statement on PostgreSQL
             answers = [[(await replica.claim_task(items[0].worker_id)).id]]
         else:
@@ -94,9 +94,9 @@ async def test_workers_of_different_jobs_share_the_tasks_of_one_batch(replica: R
     await replica.execute(insert(links).values(rows))
     ids = await add_tasks(replica, [task(job_id) for _ in range(3) for job_id in served])
     items = [
-        Claim(OWNER, other, 15, most=4),
-        Claim(OWNER, worker, 15, most=35),
-        Claim(OWNER, other, 15, most=9),
+        Claim(OWNER, other, 15, task_limit=4),
+        Claim(OWNER, worker, 15, task_limit=35),
+        Claim(OWNER, other, 15, task_limit=9),
     ]
     answers = [ids_of(result) for result in await claim(replica, *items)]
     # Ten jobs of both have the numbers 30 to 39 of each round of 40 tasks.
@@ -114,7 +114,7 @@ async def test_claims_pass_over_queues_from_which_they_may_get_nothing(replica: 
     await replica.execute(update(jobs).where(jobs.c.id.in_(served[12:24])).values(max_in_flight=1))
     await hold_one_of(replica, served[12:23])
     # One task of the job 23 may still be held, and all of those after it, unless the room is refused.
-    item = Claim(OWNER, worker, 15, most=most)
+    item = Claim(OWNER, worker, 15, task_limit=most)
     free = [oldest[46], *oldest[48:]]
     response = await replica.claim_response(worker, max=most)
     assert [claimed.id for claimed in response.tasks or []] == free[:most]
@@ -192,7 +192,7 @@ async def test_queues_are_read_again_when_their_first_tasks_are_taken(
     """A claim read the first queues, and another took their tasks: the next one is the oldest of all jobs."""
     workers, served = await workers_of_many(replica, 2)
     ids = await add_tasks(replica, [task(job_id) for _ in range(2) for job_id in served])
-    lock_chosen, others = sql_claims.lock_chosen, iter([Claim(OWNER, workers[1], 15, most=8)])
+    lock_chosen, others = sql_claims.lock_chosen, iter([Claim(OWNER, workers[1], 15, task_limit=8)])
 
     # The other claim is committed between the two reads of this one, where no lock keeps it away.
     async def lock_after_another(tx: Transaction, choose: Any, **options: Any) -> Any:
@@ -203,7 +203,7 @@ async def test_queues_are_read_again_when_their_first_tasks_are_taken(
 
     monkeypatch.setattr(sql_claims, "lock_chosen", lock_after_another)
     [result] = await replica.runtime.write(
-        partial(rules_claims.claim, items=[Claim(OWNER, workers[0], 15, most=1)])
+        partial(rules_claims.claim, items=[Claim(OWNER, workers[0], 15, task_limit=1)])
     )
     assert [claimed.id for claimed in result.tasks] == ids[8:9]
 

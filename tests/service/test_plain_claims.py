@@ -86,7 +86,10 @@ async def test_a_plain_claim_equals_any_other(
     found = []
     for job, claim in zip(both, (general, plain), strict=True):
         more = await timed.register(job.full_name.split(":")[2])
-        items = [a_claim(job.worker_id, most=2, start=start), a_claim(more.worker_id, claim_id=UUID(int=7))]
+        items = [
+            a_claim(job.worker_id, task_limit=2, start=start),
+            a_claim(more.worker_id, claim_id=UUID(int=7)),
+        ]
         results = await claim(timed, *items)
         assert results is not None
         assert [len(result.tasks) for result in results] == [2, 1]
@@ -135,9 +138,9 @@ async def test_plain_claims_of_many_tasks_equal_any_other(replica: Replica, coun
         await add_tasks(replica, rows)
         ids = [uuid4(), None, uuid4()]
         items = [
-            a_claim(job.worker_id, most=50, start=True, claim_id=ids[0]),
-            a_claim(more.worker_id, most=20, claim_id=ids[1]),
-            a_claim(more.worker_id, most=30, start=True, claim_id=ids[2]),
+            a_claim(job.worker_id, task_limit=50, start=True, claim_id=ids[0]),
+            a_claim(more.worker_id, task_limit=20, claim_id=ids[1]),
+            a_claim(more.worker_id, task_limit=30, start=True, claim_id=ids[2]),
         ]
         results = await claim(replica, *items)
         assert results is not None
@@ -223,7 +226,7 @@ async def _repeated(replica: Replica, job: JobResponse) -> list[Claim]:
 async def _of_several_jobs(replica: Replica, job: JobResponse) -> list[Claim]:
     other = await replica.register("Other", worker=job.worker_id)
     await replica.submit(other)
-    return [a_claim(job.worker_id, most=2)]
+    return [a_claim(job.worker_id, task_limit=2)]
 
 
 async def _of_workers_of_several_jobs(replica: Replica, job: JobResponse) -> list[Claim]:
@@ -234,12 +237,12 @@ async def _of_workers_of_several_jobs(replica: Replica, job: JobResponse) -> lis
 
 async def _expired(replica: Replica, job: JobResponse) -> list[Claim]:
     await replica.submit(job, expires_in_seconds=1e-6)
-    return [a_claim(job.worker_id, most=2)]
+    return [a_claim(job.worker_id, task_limit=2)]
 
 
 async def _of_large_payloads(replica: Replica, job: JobResponse) -> list[Claim]:
     await add_tasks(replica, [task(job.id, payload={"n": "x" * 2**20}) for _ in range(8)])
-    return [a_claim(job.worker_id, most=20)]
+    return [a_claim(job.worker_id, task_limit=20)]
 
 
 OTHERS = [
@@ -268,7 +271,7 @@ async def test_some_batches_are_never_plain(replica: Replica) -> None:
     marked = a_claim(worker, claim_id=uuid4())
     batches = [
         [a_claim(worker, order=ClaimOrder(is_fair=True))],
-        [a_claim(worker, most=1000)] * 2 + [a_claim(worker)],
+        [a_claim(worker, task_limit=1000)] * 2 + [a_claim(worker)],
         [marked, marked],
         [a_claim(worker), a_claim(worker, by=STRANGER)],
     ]
@@ -378,7 +381,7 @@ async def test_a_locked_task_is_passed_over(replica: Replica) -> None:
     locked, free = [await replica.submit(job) for _ in range(2)]
     async with replica.engine.connect() as other:
         await other.execute(update(tasks).where(tasks.c.id == locked.id).values(error="changed"))
-        [result] = await plain(replica, a_claim(job.worker_id, most=2)) or []
+        [result] = await plain(replica, a_claim(job.worker_id, task_limit=2)) or []
         assert [one.id for one in result.tasks] == [free.id]
         assert await plain(replica, a_claim(job.worker_id)) is None
         await other.commit()

@@ -84,14 +84,14 @@ BODY = "zndraw_joblib.body"
 HELD_BYTES = "zndraw_joblib.held_bytes"
 
 
-def bytes_of_bodies(settings: JobLibSettings, most: int = MAX_BODIES_BYTES) -> SharedLimit:
+def bytes_of_bodies(settings: JobLibSettings, max_bytes: int = MAX_BODIES_BYTES) -> SharedLimit:
     """Return the limit of the bodies that the requests of a process have. One user may always send one."""
     return SharedLimit(
         "bytes of bodies",
         "are being received",
-        lambda: most,
-        lambda: max(MAX_BATCH_BYTES, settings.share_of(most)),
-        (f"{most} in a server process", "max_share_per_user"),
+        lambda: max_bytes,
+        lambda: max(MAX_BATCH_BYTES, settings.share_of(max_bytes)),
+        (f"{max_bytes} in a server process", "max_share_per_user"),
     )
 
 

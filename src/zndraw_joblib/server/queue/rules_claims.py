@@ -124,7 +124,7 @@ class JobSets:
 
 
 class Claim(NamedTuple):
-    """A request of a worker for up to `most` tasks. `interval`: seconds between its heartbeats.
+    """A request of a worker for up to `task_limit` tasks. `interval`: seconds between its heartbeats.
 
     A repeated claim with the same `claim_id` gets the same tasks. `order` comes from the server's settings.
     With `start`, the tasks are also started. The caller may not serve the jobs of the rooms `refused_rooms`.
@@ -135,7 +135,7 @@ class Claim(NamedTuple):
     interval: float
     claim_id: UUID | None = None
     order: ClaimOrder = ClaimOrder()
-    most: int = 1
+    task_limit: int = 1
     start: bool = False
     refused_rooms: Collection[str] = frozenset()
 
@@ -305,7 +305,7 @@ async def claim(
     `first_queues` has what this transaction has read of the workers' queues.
     """
     ids = list(dict.fromkeys(item.worker_id for item in items))
-    needed = min(MAX_CLAIMED, sum(item.most for item in items))
+    needed = min(MAX_CLAIMED, sum(item.task_limit for item in items))
     limit = _ALL_QUEUES if items[0].order.is_by_room else needed + _SPARE_QUEUES
     workers, by_worker = await sql_claims.lock_with_queues(tx, ids, limit, first_queues)
     queues = _OpenQueues(tx, by_worker)
@@ -348,7 +348,7 @@ async def _slots(
             refusal = EmptyReason.DRAINING
         else:
             demand = await queues.demand(item, needed)
-        slot = _WorkerSlot(claim=item, demand=demand, most=item.most, refusal=refusal)
+        slot = _WorkerSlot(claim=item, demand=demand, task_limit=item.task_limit, refusal=refusal)
         if item.claim_id is not None:
             slot = by_claim.setdefault((item.worker_id, item.claim_id), slot)
         slots.append(slot)
@@ -403,9 +403,9 @@ async def _apply_worker_limits(
         worker_id = slot.claim.worker_id
         if not slot.demand or worker_id not in limits:
             continue
-        slot.most = min(slot.most, free[worker_id])
-        free[worker_id] -= slot.most
-        if not slot.most:
+        slot.task_limit = min(slot.task_limit, free[worker_id])
+        free[worker_id] -= slot.task_limit
+        if not slot.task_limit:
             slot.demand, slot.refusal = {}, EmptyReason.MAX_TASKS
             slot.gave_way = held[worker_id] < limits[worker_id]
 
@@ -413,9 +413,9 @@ async def _apply_worker_limits(
 def _share(slots: Sequence[_WorkerSlot]) -> None:
     """Reduce the largest claims to the same number of tasks, so that one transaction is bounded."""
     free = MAX_CLAIMED
-    for index, slot in enumerate(sorted(slots, key=attrgetter("most"))):
-        slot.most = min(slot.most, max(1, free // (len(slots) - index)))
-        free -= slot.most
+    for index, slot in enumerate(sorted(slots, key=attrgetter("task_limit"))):
+        slot.task_limit = min(slot.task_limit, max(1, free // (len(slots) - index)))
+        free -= slot.task_limit
 
 
 async def _claim_new(
@@ -447,7 +447,7 @@ async def _choose(
     tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues
 ) -> dict[int, TaskRecord]:
     """Choose the tasks of each slot and return the locked tasks by `seq`."""
-    await queues.set_demand(slots, sum(slot.most for slot in slots))
+    await queues.set_demand(slots, sum(slot.task_limit for slot in slots))
     demand = _demand(slots)
     if not demand:
         return {}
@@ -472,14 +472,14 @@ def _demand(slots: Iterable[_WorkerSlot]) -> dict[UUID, int]:
     demand: Counter[UUID] = Counter()
     for slot in slots:
         for job_id, pending in slot.demand.items():
-            demand[job_id] = min(pending, demand[job_id] + slot.most)
+            demand[job_id] = min(pending, demand[job_id] + slot.task_limit)
     return demand
 
 
 async def _choose_of_several(
     tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues, *, bodies: bool
 ) -> dict[int, TaskRecord]:
-    count = sum(slot.most for slot in slots)
+    count = sum(slot.task_limit for slot in slots)
 
     async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
         if count == 1 and not skipped:
@@ -505,9 +505,9 @@ async def _assign(
     Return None if queues that were not read may have earlier tasks.
     """
     demand, spare = _demand(slots), len(skipped)
-    each = 2 + (count + spare) // max(len(demand), 1)
+    per_job = 2 + (count + spare) // max(len(demand), 1)
     while True:
-        sizes = {job_id: min(limit + spare, each) for job_id, limit in demand.items()}
+        sizes = {job_id: min(limit + spare, per_job) for job_id, limit in demand.items()}
         oldest = await sql_claims.oldest(tx, sizes)
         # Tasks that were not read come after the last one that was read of their job.
         ends = {
@@ -526,12 +526,12 @@ async def _assign(
                 if end is not None and slot.demand and _may_be_late(slot, places_of, end):
                     return None
             return [place for places in free.values() for place in places]
-        each *= _GROWTH
+        per_job *= _GROWTH
 
 
 def _may_be_late(slot: _WorkerSlot, places: Mapping[int, Place], end: Place) -> bool:
     """Return whether tasks after `end`, which were not read, may come before those of a slot."""
-    return len(slot.seqs) < slot.most or any(places[seq] > end for seq in slot.seqs)
+    return len(slot.seqs) < slot.task_limit or any(places[seq] > end for seq in slot.seqs)
 
 
 def _assign_oldest(
@@ -552,12 +552,12 @@ def _assign_oldest(
             merged[id(slot.demand)] = seqs, end is None
         seqs, is_all = merged[id(slot.demand)]
         slot.seqs = []
-        while seqs and len(slot.seqs) < slot.most:
+        while seqs and len(slot.seqs) < slot.task_limit:
             seq = seqs.popleft()
             if seq not in assigned:
                 slot.seqs.append(seq)
         assigned.update(slot.seqs)
-        is_enough = is_enough and (is_all or len(slot.seqs) == slot.most)
+        is_enough = is_enough and (is_all or len(slot.seqs) == slot.task_limit)
     return is_enough
 
 
@@ -630,9 +630,13 @@ async def claim_with_one_statement(
         claimants[item.worker_id] = Claimant(
             *(item.worker_id, item.caller.id, serves_global, item.interval / 4, is_marked)
         )
-    demands = [Demand(item.worker_id, item.caller.id, item.claim_id, item.start, item.most) for item in items]
+    demands = [
+        Demand(item.worker_id, item.caller.id, item.claim_id, item.start, item.task_limit) for item in items
+    ]
     most_bytes = (
-        None if rules_fairness.are_few(item.most for item in items) else rules_fairness.MAX_PAYLOAD_BYTES
+        None
+        if rules_fairness.are_few(item.task_limit for item in items)
+        else rules_fairness.MAX_PAYLOAD_BYTES
     )
     sets = sets or JobSets()
     last = sets.of_workers(claimants)
@@ -655,7 +659,7 @@ def _may_be_plain(items: Sequence[Claim]) -> bool:
     return (
         not items[0].order.is_by_room
         and all(_ONLY_GLOBAL.issuperset(item.refused_rooms) for item in items)
-        and sum(item.most for item in items) <= MAX_CLAIMED
+        and sum(item.task_limit for item in items) <= MAX_CLAIMED
         and len(set(ids)) == len(ids)
         and all(callers[item.worker_id] == (item.caller.id, item.refused_rooms) for item in items)
     )

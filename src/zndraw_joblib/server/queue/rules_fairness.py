@@ -38,13 +38,13 @@ class ClaimOrder(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class ClaimSlot:
-    """Capacity for `most` tasks. `demand`: how many of each job may be claimed now; `seqs`: the choice.
+    """Capacity for `task_limit` tasks. `demand`: how many of each job may be claimed now; `seqs`: the choice.
 
     `is_left_out`: the payloads of other slots took all bytes of this transaction.
     """
 
     demand: dict[UUID, int]
-    most: int = 1
+    task_limit: int = 1
     seqs: list[int] = field(default_factory=list)
     refusal: EmptyReason | None = None
     is_left_out: bool = False
@@ -119,7 +119,7 @@ async def assign(
 
 def has_few(slots: Sequence[ClaimSlot]) -> bool:
     """Return whether the payloads of the slots' tasks need no bound."""
-    return are_few(slot.most for slot in slots if slot.demand)
+    return are_few(slot.task_limit for slot in slots if slot.demand)
 
 
 def are_few(numbers: Iterable[int]) -> bool:
@@ -182,7 +182,7 @@ def _fill(
     for slot in slots:
         slot.seqs = []
         open_jobs = [job_id for job_id in slot.demand if demand[job_id]]
-        while len(slot.seqs) < slot.most:
+        while len(slot.seqs) < slot.task_limit:
             choice = _choose(
                 {job_id: by_job[job_id].candidates for job_id in open_jobs if demand[job_id]}, free
             )

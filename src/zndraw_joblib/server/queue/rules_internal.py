@@ -182,7 +182,7 @@ async def _lock_next(
     if not demand or limit <= 0:
         return []
     if order.is_by_room:
-        slot = ClaimSlot(demand=demand, most=min(limit, sum(demand.values())))
+        slot = ClaimSlot(demand=demand, task_limit=min(limit, sum(demand.values())))
         return list((await rules_fairness.assign(tx, [slot], demand, order)).values())
     oldest = await sql_claims.oldest(tx, {job_id: min(count, limit) for job_id, count in demand.items()})
     places = sorted((place, job_id) for job_id, queue in oldest.items() for place in queue)

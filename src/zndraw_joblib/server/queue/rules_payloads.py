@@ -391,9 +391,9 @@ _SMALL = SchemaCache(
 
 
 def is_surely_valid(schema: str, payload: Any) -> bool:
-    """Return whether a payload matches a schema whose check takes less time than parsing the payload.
+    """Return whether a payload matches a small schema: checking it is faster than parsing the payload.
 
-    Otherwise it may still match.
+    False says nothing about a larger schema.
     """
     validator = _SMALL.get(schema)
     return validator is not None and validator.is_valid(payload)

@@ -176,7 +176,7 @@ class Runtime:
         self.submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(submit)
         report = partial(rules_idempotency.report, limits=partial(LogLimits.of, settings))
         self._reports: Batcher[rules_tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
-        claim, limit = PlainClaims().claim, attrgetter("most")
+        claim, limit = PlainClaims().claim, attrgetter("task_limit")
         self._claims: Batcher[rules_claims.Claim, rules_claims.ClaimResult] = self.batcher(
             claim, tasks_of=limit
         )
