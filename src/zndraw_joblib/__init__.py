@@ -123,7 +123,7 @@ _MODULES = {
     "wire.progress": ("LogLevel",),
     "wire.statuses": ("TaskStatus",),
     "jobs.task_context": ("TaskContext", "TaskLogHandler", "current_task"),
-    "jobs.extensions": ("Category", "Extension", "GiveUp", "NonRetryable", "Provider"),
+    "jobs.extensions": ("Category", "Extension", "GiveUp", "NonRetryable", "Provider", "Retry"),
     "jobs.functions": ("JobFunction", "job"),
     "client.async_queue": ("AsyncTaskHandle", "AsyncQueue"),
     "client.watching": ("TaskEvent",),

@@ -1,5 +1,6 @@
 """Many tasks in one request: each item gets the result that its own request would get."""
 
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -52,6 +53,38 @@ async def test_an_atomic_batch_submits_all_or_nothing(client: httpx.AsyncClient)
     got = await results(client, SUBMIT, {"tasks": tasks[:1] * 3, "atomic": True})
     assert [each["status"] for each in got] == [202] * 3
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 3
+
+
+@on_both
+async def test_reports_of_a_batch_end_or_postpone_retries(client: httpx.AsyncClient) -> None:
+    """As single reports do. Fields that contradict each other, or the status, are refused by name."""
+    policy = {"max_attempts": 3, "retry_on": ["error"], "non_retryable": ["ValueError"]}
+    job = await register(client, **policy)
+    await results(client, SUBMIT, {"tasks": of(job, {}, {}, {})})
+    claim = {"worker_id": job["worker_id"], "max": 3, "start": True}
+    tasks = (await client.post(CLAIM, json=claim)).json()["tasks"]
+    reports: list[dict[str, Any]] = [
+        {"error_types": ["app.Wrong", "ValueError"]},
+        {"retry_after_seconds": 600},
+        {},
+    ]
+    failed = [
+        {"id": task["id"], "status": "failed", **fields} for task, fields in zip(tasks, reports, strict=True)
+    ]
+    got = await results(client, REPORT, {"reports": failed})
+    assert [each["task"]["status"] for each in got] == ["failed", "pending", "pending"]
+    later, sooner = (datetime.fromisoformat(each["task"]["run_at"]) for each in got[1:])
+    assert later - sooner > timedelta(minutes=9)
+    url = f"{V1}/tasks/{tasks[0]['id']}"
+    for field, body in (
+        ("retry_after_seconds", {"status": "completed", "retry_after_seconds": 5}),
+        ("retry_after_seconds", {"status": "failed", "retry_after_seconds": -1}),
+        ("retry_after_seconds", {"status": "failed", "retry_after_seconds": 5, "retry": False}),
+        ("error_types", {"status": "running", "error_types": ["KeyError"]}),
+        ("error_types", {"status": "failed", "error_types": ["KeyError"] * 33}),
+    ):
+        problem = expect_problem(await client.patch(url, json=body), 422, "invalid-request")
+        assert field in problem["detail"], body
 
 
 @on_both

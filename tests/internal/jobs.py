@@ -95,19 +95,25 @@ class EndAs(Extension):
     """A job whose payload selects how it ends."""
 
     category: ClassVar[Category] = Category.SELECTION
-    policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=2, retry_on=(RetryOn.ERROR,), backoff=QUICKLY)
+    policy: ClassVar[JobPolicy] = JobPolicy(
+        max_attempts=2, retry_on=(RetryOn.ERROR,), non_retryable=("LookupError",), backoff=QUICKLY
+    )
     how: str = "well"
 
     def run(self, vis: Any, **kwargs: Any) -> Any:
         """Return a result or raise an exception."""
+        from zndraw_joblib import GiveUp, Retry
+
         if self.how == "exit":
             sys.exit(3)
-        if self.how == "interrupt":
-            raise KeyboardInterrupt
-        if self.how == "give up":
-            from zndraw_joblib import GiveUp
-
-            raise GiveUp("no use")
+        errors = {
+            "interrupt": KeyboardInterrupt(),
+            "give up": GiveUp("no use"),
+            "again": Retry(0, "busy"),
+            "key": KeyError("no use"),
+        }
+        if self.how in errors:
+            raise errors[self.how]
         if self.how == "large":
             return "x" * 1024 * 1024
         if self.how == "strange":

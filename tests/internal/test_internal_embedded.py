@@ -106,6 +106,8 @@ async def test_an_internal_task_needs_no_remote_worker(client: httpx.AsyncClient
         ("exit", "SystemExit: 3", 2),
         ("interrupt", "KeyboardInterrupt", 2),
         ("give up", "NonRetryable: no use", 1),
+        ("again", "Retry: busy", 2),
+        ("key", "KeyError: 'no use'", 1),
         ("strange", "The result cannot be sent as JSON: ", 2),
     ],
 )

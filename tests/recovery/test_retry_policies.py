@@ -1,6 +1,7 @@
 """The retry policy of a job decides what happens after a failed attempt: counts and pauses."""
 
 import asyncio
+from datetime import timedelta
 from math import exp
 from typing import Any
 from uuid import UUID
@@ -11,6 +12,7 @@ from replica import STRANGER, SUBMITTER, ManualClock, Replica
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse
 from zndraw_joblib.wire.policy import Backoff, JobPolicy
 from zndraw_joblib.wire.problems import InvalidTaskTransition, SchemaConflict, StaleReport
+from zndraw_joblib.wire.progress import Failure
 from zndraw_joblib.wire.statuses import TaskStatus
 
 TIMEOUT = 60.0
@@ -215,6 +217,48 @@ async def test_a_failure_may_be_final(timed: Replica) -> None:
     assert (ended.status, ended.error, ended.error_code) == (TaskStatus.FAILED, "bad input", "error")
 
 
+async def test_a_failure_may_set_the_pause_of_its_retry(timed: Replica, clock: ManualClock) -> None:
+    """The pause replaces the policy's, and the reason need not be in `retry_on`; the attempts are counted."""
+    job = await timed.register(max_attempts=3, retry_on=["worker_lost"])
+    await timed.submit(job)
+    for pause in (90, 0):
+        running = await timed.start(job.worker_id)
+        report = {"error": "busy", "attempt": running.attempt, "retry_after_seconds": pause}
+        returned = await timed.report(running.id, TaskStatus.FAILED, **report)
+        assert returned.run_at == (clock.now + timedelta(seconds=pause) if pause else None)
+        assert (returned.status, returned.error) == (TaskStatus.PENDING, "busy")
+        assert await timed.report(running.id, TaskStatus.FAILED, **report) == returned
+        await back_in_queue(timed, clock, returned)
+    running = await timed.start(job.worker_id)
+    ended = await timed.report(running.id, TaskStatus.FAILED, error="still busy", retry_after_seconds=90)
+    assert (ended.status, ended.error, ended.error_code) == (TaskStatus.FAILED, "still busy", "error")
+    once = await timed.register("Once")
+    running = await timed.running(once)
+    ended = await timed.report(running.id, TaskStatus.FAILED, error="busy", retry_after_seconds=1)
+    assert (ended.status, ended.error) == (TaskStatus.FAILED, "busy")
+
+
+async def test_a_policy_names_exceptions_that_are_final(timed: Replica, subtests: pytest.Subtests) -> None:
+    """By the plain or the qualified name of the class or of a base class, over the pause of a report."""
+    names = ["app.errors.Full", "LookupError", "Busy"]
+    job = await timed.register(max_attempts=9, retry_on=["error"], backoff=AT_ONCE, non_retryable=names)
+    for report, is_final in (
+        ({"error_types": ["app.errors.Full", "Exception"]}, True),
+        ({"error_types": ["other.Full", "Exception"]}, False),
+        ({"error_types": ["KeyError", "LookupError", "Exception"]}, True),
+        ({"error_types": ["Exception"], "failure": Failure(type="LookupError")}, False),
+        ({"failure": Failure(type="app.LookupError")}, True),
+        ({"error_types": ["app.Busy"], "retry_after_seconds": 5}, True),
+        ({}, False),
+    ):
+        with subtests.test(report=report):
+            running = await timed.running(job)
+            after = await timed.report(running.id, TaskStatus.FAILED, error="oh", **report)
+            assert after.status is (TaskStatus.FAILED if is_final else TaskStatus.PENDING)
+            if not is_final:
+                await timed.report(running.id, TaskStatus.CANCELLED, by=SUBMITTER)
+
+
 async def test_a_repeated_failure_changes_nothing(timed: Replica, clock: ManualClock) -> None:
     """A report that is repeated with its token gets the same answer, and no second event is published."""
     job = await timed.register(max_attempts=3, retry_on=["error"])
@@ -304,6 +348,7 @@ async def test_a_failure_after_a_release_is_no_repeat(timed: Replica, clock: Man
 OPINIONS: dict[str, Any] = {
     "max_attempts": 4,
     "retry_on": ["error", "timeout"],
+    "non_retryable": ["ValueError"],
     "backoff": {"base_seconds": 2},
     "max_crashes": 7,
     "timeout_seconds": 30,
@@ -314,6 +359,7 @@ OPINIONS: dict[str, Any] = {
 OTHERS: dict[str, Any] = {
     "max_attempts": 5,
     "retry_on": ["error"],
+    "non_retryable": [],
     "backoff": {"base_seconds": 3},
     "max_crashes": 8,
     "timeout_seconds": None,

@@ -3,6 +3,7 @@
 import json
 import queue
 from collections.abc import Callable, Iterator
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -14,13 +15,13 @@ from sdk.jobs import Add, Picky
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.client.queue import TaskHandle
-from zndraw_joblib.jobs.extensions import NonRetryable
+from zndraw_joblib.jobs.extensions import NonRetryable, Retry
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.manager import Executor, JobManager
 from zndraw_joblib.worker.registrations import PolicyOptions
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
@@ -200,6 +201,49 @@ def test_a_final_failure_is_not_retried(worker: Make, room: str, form: str) -> N
         1,
         "NonRetryable: no such file",
     )
+
+
+class Missing(KeyError):
+    """An exception of a job."""
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_a_job_asks_for_a_retry_or_for_none(
+    worker: Make, api: Connection, room: str, executor: Executor
+) -> None:
+    """`Retry` sets the pause and counts as a failed attempt; an exception of the policy is final."""
+    names = [LookupError, "Busy"]
+    manager = worker(raise_as_asked, executor=executor)
+    manager.register(Add, room=room, max_attempts=2, non_retryable=names, retry_on=["error"])
+    assert job(api, room).non_retryable == ("Busy", "LookupError")
+    again = manager.wait_for(manager.submit(Add(a=1), room=room), 30)
+    assert (again.status, again.attempt, again.error) == (TaskStatus.FAILED, 2, "Retry: the server is busy")
+    final = manager.wait_for(manager.submit(Add(a=2), room=room), 30)
+    assert (final.status, final.attempt, final.error) == (TaskStatus.FAILED, 1, "Missing: 'atom'")
+
+
+def raise_as_asked(task: ClaimedTask) -> None:
+    """Raise by the payload of the task."""
+    if task.extension.a == 1:
+        raise Retry(0.01, "the server is busy")
+    raise Missing("atom")
+
+
+def test_the_pause_of_a_retry_is_bounded() -> None:
+    """Its text names the pause unless there is a reason; a copy, as in another process, is the same."""
+    assert str(Retry(30)) == "after 30 s"
+    copied = copy(Retry(2.5, "busy"))
+    assert (copied.after_seconds, str(copied)) == (2.5, "busy")
+    for seconds in (-1, float("nan"), 1e9):
+        with pytest.raises(ValueError, match=r"^Retry: after_seconds is .* between 0 and 31536000"):
+            Retry(seconds)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "x" * 257])
+def test_a_policy_with_a_wrong_name_of_an_exception_is_refused(name: str) -> None:
+    """The error names the field."""
+    with pytest.raises(ValueError, match="non_retryable"):
+        JobPolicy(non_retryable=(name,))
 
 
 def test_an_invalid_payload_is_not_retried(worker: Make, room: str) -> None:

@@ -6,7 +6,7 @@ import traceback
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -117,6 +117,15 @@ RetryOnOption = Annotated[
         rich_help_panel=_POLICY,
     ),
 ]
+NonRetryableOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--non-retryable",
+        metavar="EXCEPTION",
+        help="The name of an exception after which a task is not tried again; may be repeated.",
+        rich_help_panel=_POLICY,
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(
@@ -173,6 +182,7 @@ def worker(  # noqa: PLR0913 - each is an option
     capture: Capture = True,
     max_attempts: MaxAttempts = None,
     retry_on: RetryOnOption = None,
+    non_retryable: NonRetryableOption = None,
     timeout: Timeout = None,
     start_timeout: StartTimeout = None,
     url: Url = DEFAULT_URL,
@@ -191,7 +201,13 @@ def worker(  # noqa: PLR0913 - each is an option
     log = LogConfig(log_level, log_format, quiet=quiet)
     log.apply()
     warn_of_unknown()
-    policy = _policy(max_attempts, retry_on, timeout, start_timeout)
+    policy = _policy(
+        max_attempts=max_attempts,
+        retry_on=retry_on,
+        non_retryable=non_retryable,
+        timeout_seconds=timeout,
+        start_timeout_seconds=start_timeout,
+    )
     options: RunOptions = {
         "concurrency": concurrency,
         "prefetch": prefetch,
@@ -247,19 +263,8 @@ def _checked(name: str | None) -> str | None:
         ) from error
 
 
-def _policy(
-    max_attempts: int | None,
-    retry_on: list[RetryOn] | None,
-    timeout: float | None,
-    start_timeout: float | None,
-) -> PolicyOptions:
+def _policy(**options: Any) -> PolicyOptions:
     """Return the options that are given. Raises `UsageError` for an invalid one."""
-    options = {
-        "max_attempts": max_attempts,
-        "retry_on": retry_on,
-        "timeout_seconds": timeout,
-        "start_timeout_seconds": start_timeout,
-    }
     policy = cast("PolicyOptions", {name: value for name, value in options.items() if value is not None})
     try:
         policy_of(policy)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, model_validator
 
 from zndraw_joblib.wire.names import GLOBAL, JobName
+from zndraw_joblib.wire.policy import YEAR_SECONDS
 
 DEFAULT_CATEGORY = "jobs"
 _JOB_METHODS = ("model_json_schema", "model_validate")
@@ -132,3 +133,24 @@ class NonRetryable(Exception):
 
 
 GiveUp = NonRetryable
+
+
+class Retry(Exception):
+    """A request for another attempt: a job raises it, and the task is tried again after `after_seconds`.
+
+    The pause replaces that of the job's policy, whose `retry_on` need not have ``error``. The attempt counts
+    as a failed one: after the last of `max_attempts` the task fails, with `reason`. Raises ValueError for a
+    pause that is negative or longer than a year.
+    """
+
+    def __init__(self, after_seconds: float, reason: str = "") -> None:
+        if not 0 <= after_seconds <= YEAR_SECONDS:
+            raise ValueError(
+                f"Retry: after_seconds is {after_seconds!r}, and must be between 0 and {YEAR_SECONDS}, a year"
+            )
+        super().__init__(after_seconds, reason)
+        self.after_seconds = after_seconds
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason or f"after {self.after_seconds:g} s"

@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from zndraw_joblib.jobs.task_channel import clean_text
-from zndraw_joblib.wire.messages import MAX_ERROR_BYTES
+from zndraw_joblib.wire.messages import MAX_ERROR_BYTES, MAX_ERROR_TYPES
+from zndraw_joblib.wire.policy import MAX_ERROR_TYPE, error_type
 from zndraw_joblib.wire.progress import MAX_TRACEBACK_CHARACTERS, Failure
 
 _TRUNCATED = " … (truncated)"
@@ -91,7 +92,7 @@ def misfit_text(cls: type[Any], error: BaseException) -> str:
 
 # Describe the exception that ended an attempt: its type, its traceback, and its notes.
 
-_MAX_TYPE, _MAX_NOTE, _MAX_NOTES = 256, 1000, 20
+_MAX_NOTE, _MAX_NOTES = 1000, 20
 _MAX_LINE = 500
 _FRAME = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
 _CUT = "\n… (truncated)\n"
@@ -111,7 +112,7 @@ def failure_of(error: BaseException, job: object = None) -> Failure:
     """
     try:
         return Failure(
-            type=clean_text(_type_of(error))[:_MAX_TYPE],
+            type=_type_name(type(error)),
             traceback=_own_traceback(error, _folder_of(job)),
             full_traceback=_text(_described(error)),
             notes=_notes(error),
@@ -119,7 +120,7 @@ def failure_of(error: BaseException, job: object = None) -> Failure:
     except BaseException as fault:
         note = f"The traceback cannot be shown: {text_of(fault)}"
         return Failure(
-            type=clean_text(type(error).__name__)[:_MAX_TYPE], notes=[clean_text(note)[:_MAX_NOTE]]
+            type=clean_text(type(error).__name__)[:MAX_ERROR_TYPE], notes=[clean_text(note)[:_MAX_NOTE]]
         )
 
 
@@ -184,13 +185,18 @@ def _notes(error: BaseException) -> list[str]:
     return [clean_text(text_of(note))[:_MAX_NOTE] for note in notes[:_MAX_NOTES]]
 
 
-def _type_of(error: BaseException) -> str:
-    cls = type(error)
-    return (
-        cls.__qualname__
-        if cls.__module__ in {"builtins", "__main__"}
-        else f"{cls.__module__}.{cls.__qualname__}"
-    )
+def error_types(error: BaseException) -> tuple[str, ...]:
+    """Return the names of an exception's class and base classes, at most 32. Never raises."""
+    classes = [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
+    try:
+        return tuple(map(_type_name, classes[:MAX_ERROR_TYPES]))
+    # A class may have a module that is no text.
+    except BaseException:
+        return ()
+
+
+def _type_name(cls: type[BaseException]) -> str:
+    return clean_text(error_type(cls))[:MAX_ERROR_TYPE]
 
 
 def missing_extra(what: str, extra: str, error: ImportError) -> str:

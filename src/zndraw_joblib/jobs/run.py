@@ -10,8 +10,8 @@ from typing import Any
 
 from zndraw_joblib.jobs.capture import running
 from zndraw_joblib.jobs.codecs import NotSerializable, decode
-from zndraw_joblib.jobs.extensions import NonRetryable
-from zndraw_joblib.jobs.failures import error_text, failure_of, misfit_text
+from zndraw_joblib.jobs.extensions import NonRetryable, Retry
+from zndraw_joblib.jobs.failures import error_text, error_types, failure_of, misfit_text
 from zndraw_joblib.jobs.forks import exit_if_forked
 from zndraw_joblib.jobs.logs import task_fields
 from zndraw_joblib.jobs.results import Content, encode_result
@@ -28,13 +28,16 @@ log = logging.getLogger(__name__)
 class Outcome:
     """How a run ended: with a result as JSON, with content to upload, or with the text of an error.
 
-    A failure with `retry` false is final, whatever the job's policy is. `failure` describes the exception,
+    A failure with `retry` false is final, whatever the job's policy is. With `retry_after_seconds` the job
+    asked for another attempt. `failure` describes the exception, `error_types` are the names of its classes,
     and `error_code` says why the result of a job was not accepted.
     """
 
     result: bytes = b"null"
     error: str | None = None
     retry: bool = True
+    retry_after_seconds: float | None = None
+    error_types: tuple[str, ...] = ()
     failure: Failure | None = None
     content: Content | None = None
     error_code: str | None = None
@@ -47,7 +50,7 @@ class Outcome:
         return {
             "status": TaskStatus.FAILED,
             "error": self.error,
-            **({} if self.retry else {"retry": False}),
+            **self._retry_fields,
             **({} if self.failure is None else {"failure": self.failure}),
             **({} if self.error_code is None else {"error_code": self.error_code}),
         }
@@ -57,12 +60,21 @@ class Outcome:
         """Return the same fields as JSON, without the braces around them."""
         if self.error is None:
             return b'"status":"completed","result":%s' % self.result
-        more = b"" if self.retry else b',"retry":false'
+        more = b",%s" % json.dumps(fields)[1:-1].encode() if (fields := self._retry_fields) else b""
         if self.failure is not None:
             more += b',"failure":' + self.failure.model_dump_json().encode()
         if self.error_code is not None:
             more += b',"error_code":"%s"' % self.error_code.encode()
         return b'"status":"failed","error":%s%s' % (json.dumps(self.error).encode(), more)
+
+    @property
+    def _retry_fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {} if self.retry else {"retry": False}
+        if self.retry_after_seconds is not None:
+            fields["retry_after_seconds"] = self.retry_after_seconds
+        if self.error_types:
+            fields["error_types"] = list(self.error_types)
+        return fields
 
 
 def make_extension(cls: type[Any], payload: Any) -> tuple[Any, str | None]:
@@ -151,8 +163,13 @@ def encoded(result: Any) -> Outcome:
 def failed(task: TaskContext, extension: Any, error: BaseException) -> Outcome:
     """Return the outcome of a run that raised `error`."""
     log.debug("Task %s raised", task.task_id, exc_info=error, extra=task_fields(task))
-    is_final = isinstance(error, NonRetryable)
-    return Outcome(error=error_text(error), retry=not is_final, failure=failure_of(error, extension))
+    return Outcome(
+        error=error_text(error),
+        retry=not isinstance(error, NonRetryable),
+        retry_after_seconds=error.after_seconds if isinstance(error, Retry) else None,
+        error_types=error_types(error),
+        failure=failure_of(error, extension),
+    )
 
 
 def end_span(span: TaskSpan | None, task: TaskContext, outcome: Outcome) -> None:

@@ -99,6 +99,7 @@ class JobRun:
     - `result`: what a client reads as the result. Raises AssertionError if the job failed.
     - `error`: the text of the failure, as the task would have it; None after a success.
     - `retry`: whether a failure may be retried; false after `NonRetryable` and for a wrong payload.
+    - `retry_after_seconds`: the pause that the job asked for with `Retry`, else None.
     - `failure`: the exception, with its traceback; None if the failure is not an exception.
     - `progress`: the last progress, None without any. `log`: the lines that the job logged, oldest first.
     - `content_type`: of a result that is stored as bytes (files, images, large values), else None.
@@ -106,6 +107,7 @@ class JobRun:
 
     error: str | None = None
     retry: bool = True
+    retry_after_seconds: float | None = None
     failure: Failure | None = None
     progress: Progress | None = None
     lines: list[LogLine] = field(default_factory=list)
@@ -208,6 +210,7 @@ def _job_run(task: ClaimedTask, outcome: Outcome) -> JobRun:
     return JobRun(
         error=outcome.error,
         retry=outcome.retry,
+        retry_after_seconds=outcome.retry_after_seconds,
         failure=outcome.failure,
         progress=Progress.model_validate(progress[-1]) if progress else None,
         lines=[LogLine.model_validate(line) for line in lines],

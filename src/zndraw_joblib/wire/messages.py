@@ -17,7 +17,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from zndraw_joblib.wire.bodies import RequestBody, ResponseBody, is_none
 from zndraw_joblib.wire.models import DeferredModel
 from zndraw_joblib.wire.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
-from zndraw_joblib.wire.policy import Attempts, JobPolicy, Priority, Seconds
+from zndraw_joblib.wire.policy import MAX_ERROR_TYPE, Attempts, Delay, JobPolicy, Priority, Seconds
 from zndraw_joblib.wire.problems import Problem
 from zndraw_joblib.wire.progress import Failure, LogPart, Progress, StoredResult
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -69,6 +69,7 @@ MAX_ERROR_BYTES = 64 * 1024
 MAX_PAGE = 500
 MAX_NAMED_TASKS = 1000
 MAX_BATCH = 1000
+MAX_ERROR_TYPES = 32
 
 
 def _name(text: str) -> str:
@@ -257,7 +258,7 @@ class TaskSubmitRequest(RequestBody):
     payload: JsonObject = Field(default_factory=dict)
     priority: Priority | None = None
     run_at: Moment | None = None
-    delay_seconds: Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False)] | None = None
+    delay_seconds: Delay | None = None
     expires_in_seconds: Seconds | None = None
     max_attempts: Attempts | None = None
 
@@ -354,9 +355,12 @@ class TaskUpdateRequest(RequestBody):
     """Report on a task. `worker_id` and `attempt`, if given, must be those of the claim.
 
     A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
-    that is held has the latter. A report with the status ``failed`` may have the exception as `failure`. A
-    failure with `retry` false is final, whatever the job's policy is; `error_code` says why a success is
-    reported as a failure.
+    that is held has the latter. `error_code` says why a success is reported as a failure.
+
+    Only a report with the status ``failed`` has the following. `failure` is the exception, and `error_types`
+    are the names of its class and base classes, which the policy's `non_retryable` may name. With `retry`
+    false the failure is final, whatever the job's policy is. With `retry_after_seconds` the task is tried
+    again after this pause, if `max_attempts` allows one more attempt.
     """
 
     status: TaskStatus | None = None
@@ -365,6 +369,10 @@ class TaskUpdateRequest(RequestBody):
     worker_id: UUID | None = None
     attempt: int | None = None
     retry: bool = True
+    retry_after_seconds: Delay | None = None
+    error_types: list[Annotated[str, Field(max_length=MAX_ERROR_TYPE)]] = Field(
+        default_factory=list, max_length=MAX_ERROR_TYPES, fail_fast=True
+    )
     error_code: Literal["result-not-serializable"] | None = None
     progress: Progress | None = None
     log: LogPart | None = None
@@ -374,8 +382,14 @@ class TaskUpdateRequest(RequestBody):
     def _not_empty(self) -> Self:
         if self.status is None and self.progress is None and self.log is None:
             raise ValueError("a report needs a status, progress or log")
-        if self.failure is not None and self.status != TaskStatus.FAILED:
-            raise ValueError("failure: only a report with the status 'failed' may have one")
+        if self.status != TaskStatus.FAILED:
+            for name in ("failure", "retry_after_seconds", "error_types"):
+                if getattr(self, name):
+                    raise ValueError(f"{name}: only a report with the status 'failed' may have one")
+        elif self.retry_after_seconds is not None and not self.retry:
+            raise ValueError(
+                "retry_after_seconds: a report with `retry` false is final; leave one of them out"
+            )
         return self
 
     @property

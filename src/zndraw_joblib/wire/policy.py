@@ -1,16 +1,18 @@
 """The policy of a job: retries after failures and lost workers, time limits, concurrency, priority."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from math import e
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from zndraw_joblib.wire.bodies import CheckedKeywords, RequestBody
 
 MAX_PRIORITY = 1000
-_YEAR_SECONDS = 31_536_000
-Seconds = Annotated[float, Field(gt=0, le=_YEAR_SECONDS, allow_inf_nan=False)]
+YEAR_SECONDS = 31_536_000
+Seconds = Annotated[float, Field(gt=0, le=YEAR_SECONDS, allow_inf_nan=False)]
+Delay = Annotated[float, Field(ge=0, le=YEAR_SECONDS, allow_inf_nan=False)]
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Attempts = Annotated[int, Field(ge=1, le=1000)]
 
@@ -28,6 +30,38 @@ def _each_once(reasons: tuple[RetryOn, ...]) -> tuple[RetryOn, ...]:
 
 
 RetryReasons = Annotated[tuple[RetryOn, ...], AfterValidator(_each_once)]
+MAX_ERROR_TYPE = 256
+
+
+def error_type(cls: type[BaseException]) -> str:
+    """Return the name of an exception's class: qualified, unless it is built in or of the main program."""
+    if cls.__module__ in {"builtins", "__main__"}:
+        return cls.__qualname__
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _name_of(value: Any) -> Any:
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return error_type(value)
+    return value.removeprefix("builtins.") if isinstance(value, str) else value
+
+
+def _without_spaces(name: str) -> str:
+    if not name.isprintable() or " " in name:
+        raise ValueError("the name of an exception's class has printable characters without spaces")
+    return name
+
+
+def _sorted_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(set(names)))
+
+
+ErrorType = Annotated[
+    str,
+    BeforeValidator(_name_of),
+    AfterValidator(_without_spaces),
+    Field(min_length=1, max_length=MAX_ERROR_TYPE),
+]
 
 
 class Backoff(CheckedKeywords, RequestBody):
@@ -39,9 +73,9 @@ class Backoff(CheckedKeywords, RequestBody):
 
     model_config = ConfigDict(frozen=True)
 
-    base_seconds: Annotated[float, Field(ge=0, le=_YEAR_SECONDS, allow_inf_nan=False)] = 1.0
+    base_seconds: Delay = 1.0
     factor: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = e
-    cap_seconds: Annotated[float, Field(ge=0, le=_YEAR_SECONDS, allow_inf_nan=False)] = e**10
+    cap_seconds: Delay = e**10
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     def pause(self, failed: int, chance: float) -> float:
@@ -59,6 +93,8 @@ class JobPolicy(CheckedKeywords, RequestBody):
     - `max_attempts`: how many attempts of a task may fail or exceed `timeout_seconds`; with 1 there is no
       retry, also not after a lost worker.
     - `retry_on`: the reasons after which a task is tried again.
+    - `non_retryable`: the names of exceptions, plain or qualified, after which a task is not tried again, as
+      after exceptions of their subclasses.
     - `max_crashes`: a task fails when it has lost this many workers. They are counted apart from failures:
       so a task that kills its workers ends, and a restart of workers does not use up attempts.
     - `timeout_seconds`: the time limit of an attempt.
@@ -69,9 +105,19 @@ class JobPolicy(CheckedKeywords, RequestBody):
 
     max_attempts: Attempts = 1
     retry_on: RetryReasons = (RetryOn.WORKER_LOST,)
+    non_retryable: Annotated[
+        tuple[ErrorType, ...], Field(max_length=100, fail_fast=True), AfterValidator(_sorted_names)
+    ] = ()
     backoff: Backoff = Backoff()
     max_crashes: Attempts = 3
     timeout_seconds: Seconds | None = None
-    start_timeout_seconds: Annotated[float, Field(ge=0, le=_YEAR_SECONDS, allow_inf_nan=False)] = 60.0
+    start_timeout_seconds: Delay = 60.0
     max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     priority: Priority = 0
+
+    def is_final(self, error_types: Iterable[str]) -> bool:
+        """Return whether `non_retryable` names one of these classes of an exception."""
+        return bool(self.non_retryable) and any(
+            name in self.non_retryable or name.rpartition(".")[2] in self.non_retryable
+            for name in error_types
+        )

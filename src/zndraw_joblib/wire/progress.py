@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import to_json
 
 from zndraw_joblib.wire.bodies import RequestBody, ResponseBody
+from zndraw_joblib.wire.policy import MAX_ERROR_TYPE
 
 MAX_LOG_LINES = 1000
 MAX_LINE_CHARACTERS = 8192
@@ -87,7 +88,7 @@ class Failure(RequestBody):
     - `notes`: what was added to the exception with ``add_note``.
     """
 
-    type: Annotated[str, Field(max_length=256)]
+    type: Annotated[str, Field(max_length=MAX_ERROR_TYPE)]
     traceback: Annotated[str, Field(max_length=MAX_TRACEBACK_CHARACTERS)] = ""
     full_traceback: Annotated[str, Field(max_length=MAX_TRACEBACK_CHARACTERS)] = ""
     notes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20, fail_fast=True)] = (

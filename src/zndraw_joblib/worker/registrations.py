@@ -41,6 +41,7 @@ class PolicyOptions(TypedDict, total=False):
 
     max_attempts: int
     retry_on: Iterable[RetryOn | str]
+    non_retryable: Iterable[type[BaseException] | str]
     backoff: Backoff
     max_crashes: int
     timeout_seconds: float | None

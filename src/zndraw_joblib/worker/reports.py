@@ -27,7 +27,7 @@ from zndraw_joblib.client.retry import (
     status_of,
 )
 from zndraw_joblib.jobs.capture import outside_tasks
-from zndraw_joblib.jobs.failures import error_text, failure_of
+from zndraw_joblib.jobs.failures import error_text
 from zndraw_joblib.jobs.forks import check_not_forked
 from zndraw_joblib.jobs.logs import task_fields
 from zndraw_joblib.jobs.results import Content
@@ -165,8 +165,11 @@ class Reports:
 
     def fail(self, task: ClaimedTask, error: object, *, retry: bool = True) -> TaskResponse:
         """Report a failure; `error` is a text or an exception. Without `retry` the failure is final."""
-        failure = failure_of(error, task.extension) if isinstance(error, BaseException) else None
-        return self._fail(task, Outcome(error=error_text(error), retry=retry, failure=failure))
+        if isinstance(error, BaseException):
+            outcome = failed(task, task.extension, error)
+        else:
+            outcome = Outcome(error=error_text(error))
+        return self._fail(task, outcome if retry else replace(outcome, retry=False, retry_after_seconds=None))
 
     def _fail(self, task: ClaimedTask, outcome: Outcome) -> TaskResponse:
         log.info("Task %s failed: %s", task.task_id, outcome.error, extra=task_fields(task))

@@ -123,7 +123,7 @@ def decide(
         return started(task, now)
     error = truncate_error(report.error)
     if target == TaskStatus.FAILED:
-        after = failed(task, RetryOn.ERROR, error, now, chance, may_retry=report.retry)
+        after = failed(task, RetryOn.ERROR, error, now, chance, report)
         return after if report.error_code is None else after.changed(error_code=report.error_code)
     result = {"result": report.result} if target == TaskStatus.COMPLETED else {}
     return ended(task, target, now, error, None, **result)
@@ -297,30 +297,39 @@ def failed(
     error: str | None,
     now: datetime,
     chance: float,
-    *,
-    may_retry: bool = True,
+    report: TaskUpdateRequest | None = None,
 ) -> TaskRecord:
     """Return a task after a failed attempt: pending again if its policy allows a retry, else failed.
 
-    `chance`, between 0 and 1, determines the jitter of the pause.
+    `chance`, between 0 and 1, determines the jitter of the policy's pause. The report of a failure may be
+    final, or have a pause of its own: then the job asked for a retry, and `retry_on` does not matter.
     """
     crashed = cause == RetryOn.WORKER_LOST
     failures, crashes = task.failures + (not crashed), task.crashes + crashed
     code = _CODES.get(cause, ERROR)
     counts: dict[str, Any] = {"failures": failures, "crashes": crashes}
-    if may_retry and _has_attempts_left(task, cause, **counts):
-        pause = task.policy.backoff.pause(failures + crashes, chance)
+    pause = None if report is None else report.retry_after_seconds
+    is_reason = pause is not None or cause in task.policy.retry_on
+    is_final = report is not None and _is_final(task, report)
+    if is_reason and not is_final and _has_attempts_left(task, **counts, is_crash=crashed):
+        if pause is None:
+            pause = task.policy.backoff.pause(failures + crashes, chance)
         return requeued(task, code, error=error, run_at=_after(now, pause or None), **counts)
     return ended(task, TaskStatus.FAILED, now, error, code, **counts)
 
 
-def _has_attempts_left(task: TaskRecord, cause: RetryOn, failures: int, crashes: int) -> bool:
+def _is_final(task: TaskRecord, report: TaskUpdateRequest) -> bool:
+    types = report.error_types or ([] if report.failure is None else [report.failure.type])
+    return not report.retry or task.policy.is_final(types)
+
+
+def _has_attempts_left(task: TaskRecord, failures: int, crashes: int, *, is_crash: bool) -> bool:
     policy = task.policy
     max_attempts = task.max_attempts or policy.max_attempts
     # With one attempt a crash is not retried either, whatever `max_crashes` says.
-    if max_attempts == 1 or cause not in policy.retry_on:
+    if max_attempts == 1:
         return False
-    return crashes < policy.max_crashes if cause == RetryOn.WORKER_LOST else failures < max_attempts
+    return crashes < policy.max_crashes if is_crash else failures < max_attempts
 
 
 def worker_lost(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:

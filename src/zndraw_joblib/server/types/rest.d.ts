@@ -1678,6 +1678,11 @@ export interface components {
              * @description Default: `["worker_lost"]`.
              */
             retry_on: components["schemas"]["RetryOn"][];
+            /**
+             * Non Retryable
+             * @description Default: `[]`.
+             */
+            non_retryable: string[];
             /** @description Default: `{"base_seconds": 1.0, "factor": 2.718281828459045, "cap_seconds": 22026.465794806703, "jitter": 0.0}`. */
             backoff: components["schemas"]["Backoff"];
             /**
@@ -1775,6 +1780,11 @@ export interface components {
              * @description Default: `["worker_lost"]`.
              */
             retry_on?: components["schemas"]["RetryOn"][];
+            /**
+             * Non Retryable
+             * @description Default: `[]`.
+             */
+            non_retryable?: string[];
             /** @description Default: `{"base_seconds": 1.0, "factor": 2.718281828459045, "cap_seconds": 22026.465794806703, "jitter": 0.0}`. */
             backoff?: components["schemas"]["Backoff"];
             /**
@@ -1828,6 +1838,11 @@ export interface components {
              * @description Default: `["worker_lost"]`.
              */
             retry_on: components["schemas"]["RetryOn"][];
+            /**
+             * Non Retryable
+             * @description Default: `[]`.
+             */
+            non_retryable: string[];
             /** @description Default: `{"base_seconds": 1.0, "factor": 2.718281828459045, "cap_seconds": 22026.465794806703, "jitter": 0.0}`. */
             backoff: components["schemas"]["Backoff"];
             /**
@@ -2853,6 +2868,10 @@ export interface components {
              * @description Default: `true`.
              */
             retry?: boolean;
+            /** Retry After Seconds */
+            retry_after_seconds?: number | null;
+            /** Error Types */
+            error_types?: string[];
             /** Error Code */
             error_code?: "result-not-serializable" | null;
             progress?: components["schemas"]["Progress"] | null;
@@ -3032,9 +3051,12 @@ export interface components {
          * @description Report on a task. `worker_id` and `attempt`, if given, must be those of the claim.
          *
          *     A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
-         *     that is held has the latter. A report with the status ``failed`` may have the exception as `failure`. A
-         *     failure with `retry` false is final, whatever the job's policy is; `error_code` says why a success is
-         *     reported as a failure.
+         *     that is held has the latter. `error_code` says why a success is reported as a failure.
+         *
+         *     Only a report with the status ``failed`` has the following. `failure` is the exception, and `error_types`
+         *     are the names of its class and base classes, which the policy's `non_retryable` may name. With `retry`
+         *     false the failure is final, whatever the job's policy is. With `retry_after_seconds` the task is tried
+         *     again after this pause, if `max_attempts` allows one more attempt.
          */
         TaskUpdateRequest: {
             status?: components["schemas"]["TaskStatus"] | null;
@@ -3051,6 +3073,10 @@ export interface components {
              * @description Default: `true`.
              */
             retry?: boolean;
+            /** Retry After Seconds */
+            retry_after_seconds?: number | null;
+            /** Error Types */
+            error_types?: string[];
             /** Error Code */
             error_code?: "result-not-serializable" | null;
             progress?: components["schemas"]["Progress"] | null;
@@ -6040,6 +6066,9 @@ export interface operations {
                      *       "max_attempts": 3,
                      *       "retry_on": [
                      *         "worker_lost"
+                     *       ],
+                     *       "non_retryable": [
+                     *         "ValueError"
                      *       ],
                      *       "backoff": {
                      *         "base_seconds": 1,

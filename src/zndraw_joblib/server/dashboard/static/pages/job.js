@@ -75,6 +75,7 @@ function Policy({ job }) {
   return html`<${Section} title="Policy"><${Facts} items=${[
     ["Attempts", count(job.max_attempts)],
     ["Tried again after", job.retry_on.map((reason) => WHY[reason] ?? reason).join(", ") || "nothing"],
+    ["Never tried again after", job.non_retryable?.join(", ") || "no exception in particular"],
     ["Lost workers at most", count(job.max_crashes)],
     ["Pause before the next attempt", html`${duration(backoff.base_seconds)} × ${Number(backoff.factor.toFixed(3))}<sup>n</sup>, at most ${duration(backoff.cap_seconds)}${backoff.jitter ? `, up to ${Math.round(backoff.jitter * 100)} % less` : ""}`],
     ["Time limit of an attempt", job.timeout_seconds ? duration(job.timeout_seconds) : "none"],
