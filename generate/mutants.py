@@ -1,28 +1,42 @@
 """Change the rules, one place at a time, and list the changes that no test notices.
 
 ``make mutants ARGS=batcher`` names a module. A second argument limits the changes: ``"*7"`` takes those whose
-number ends in 7, ``"*_choose_*"`` those of a function. Source and tests are copied to .mutants. There,
-``mutmut show NAME`` prints a change with its lines.
+number ends in 7, ``"*_choose_*"`` those of a function. Source and tests are copied to .mutants.
+
+mutmut writes the changes. One process imports the tests, migrates a database, runs each test once to learn
+which functions it needs, and forks for each change. A child runs the tests of the changed function until one
+fails. Those that noticed most changes before run first.
 """
 
+import ast
 import os
 import shutil
-import subprocess
 import sys
+import threading
+from argparse import ArgumentParser
+from collections import Counter
+from difflib import unified_diff
+from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import NamedTuple
+
+import pytest
 
 from generate import ROOT
 
 WORK = ROOT / ".mutants"
-MUTMUT = Path(sys.executable).with_name("mutmut")
 # Types, texts of logs and messages that only a person reads.
 LEFT_OUT = (r"\bcast\(", r"\blogger\.", r"\bTypeVar\(")
 # One replica on SQLite: the other tests have the same rules, and need more time.
 CHOSEN = ("-m", "not (processes or slow or signals or benchmark)", "-k", "not (of-a-host or two-replicas)")
-# Its five garbage collections take longer than most tests.
-QUICK = ("-p", "no:unraisableexception")
+# The garbage collections of `unraisableexception` take longer than most tests. A test that hangs, notices.
+QUICK = (
+    *("-q", "-s", "-p", "no:unraisableexception", "-p", "no:cacheprovider", "-o", "timeout=30"),
+    *("-o", "tmp_path_retention_policy=failed"),
+)
+MAX_SECONDS = 200
 # Databases in memory, where the system has a folder for that.
 MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder is made in it
 
@@ -57,7 +71,7 @@ MODULES = {
     "fairness": Rules(
         "server/queue/rules_fairness.py",
         (
-            "recovery/test_fair_scheduling.py",
+            "recovery/test_claim_orders.py",
             "recovery/test_limits.py",
             "recovery/test_priorities.py",
             "recovery/test_repeated_claims.py",
@@ -68,6 +82,7 @@ MODULES = {
     "claims": Rules(
         "server/queue/rules_claims.py",
         (
+            "recovery/test_claim_orders.py",
             "recovery/test_limits.py",
             "recovery/test_pausing.py",
             "recovery/test_repeated_claims.py",
@@ -99,58 +114,129 @@ def _copy(folder: Path, rules: Rules) -> None:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in ("pyproject.toml", "alembic.ini"):
         shutil.copy2(ROOT / name, folder)
-    options: dict[str, list[str]] = {
-        "source_paths": ["src"],
-        "only_mutate": [f"src/zndraw_joblib/{rules.path}"],
-        "do_not_mutate_patterns": list(LEFT_OUT),
-        "also_copy": ["alembic", "alembic.ini", "generate"],
-        "pytest_add_cli_args_test_selection": [f"tests/{test}" for test in rules.tests],
-        "pytest_add_cli_args": [*CHOSEN, *QUICK],
-        # A change that makes the tests this much slower is noticed.
-        "timeout_multiplier": ["3"],
-        "timeout_constant": ["3"],
+    patterns = "".join(f"\n    {pattern}" for pattern in LEFT_OUT)
+    config = f"[mutmut]\nsource_paths = src\ndo_not_mutate_patterns ={patterns}\n"
+    (folder / "setup.cfg").write_text(config, encoding="utf-8")
+
+
+def _mutate(path: Path) -> dict[str, list[str]]:
+    """Write all changes into a module, and return the lines of its functions and of their changes."""
+    from mutmut.mutation.file_mutation import mutate_file_contents  # noqa: PLC0415 - it reads setup.cfg
+
+    code = mutate_file_contents(str(path), path.read_text(encoding="utf-8")).code
+    path.write_text(code, encoding="utf-8")
+    lines = code.splitlines()
+    return {
+        node.name: lines[node.lineno : node.end_lineno]
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and "__mutmut_" in node.name
     }
-    lines = [f"{name} =" + "".join(f"\n    {value}" for value in values) for name, values in options.items()]
-    (folder / "setup.cfg").write_text("[mutmut]\n" + "\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _mutmut(folder: Path, *args: str) -> str:
-    with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as memory:
-        env = {**os.environ, "TMPDIR": memory}
-        process = subprocess.run(  # noqa: S603
-            [MUTMUT, *args], cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=False
-        )
-    return process.stdout
+class Run:
+    """A plugin of pytest that runs the collected tests once, and then for each change in a child process."""
+
+    def __init__(self, module: str, names: list[str], children: int) -> None:
+        self.module, self.names, self.children = module, names, children
+        self.results: dict[str, str] = {}
+        self.running: dict[int, tuple[str, int]] = {}
+        self.counts: Counter[int] = Counter()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run the tests."""
+        tests, seconds = self._measure(session)
+        for name in self.names:
+            while len(self.running) >= self.children:
+                self._wait(session)
+            indexes = tests.get(f"{self.module}.{name.partition('__mutmut_')[0]}", set())
+            rates = {index: (self.counts[index] + 0.01) / (seconds[index] + 0.01) for index in indexes}
+            self._start(session, name, sorted(indexes, key=lambda index: -rates[index]))
+        while self.running:
+            self._wait(session)
+        return True
+
+    @staticmethod
+    def _run(session: pytest.Session, index: int) -> bool:
+        item = session.items[index]
+        # Fixtures of the session remain.
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=session)
+        return not session.testsfailed
+
+    def _measure(self, session: pytest.Session) -> tuple[dict[str, set[int]], list[float]]:
+        """Run each test once; return the tests of each function, and their seconds."""
+        from mutmut.state import state  # noqa: PLC0415
+
+        tests: dict[str, set[int]] = {}
+        seconds = []
+        os.environ["MUTANT_UNDER_TEST"] = "stats"
+        for index in range(len(session.items)):
+            start = perf_counter()
+            if not self._run(session, index):
+                sys.exit(f"{session.items[index].nodeid} fails without a change")
+            seconds.append(perf_counter() - start)
+            for function in state()._stats:
+                tests.setdefault(function, set()).add(index)
+            state()._stats.clear()
+        return tests, seconds
+
+    def _start(self, session: pytest.Session, name: str, indexes: list[int]) -> None:
+        read, write = os.pipe()
+        if pid := os.fork():
+            os.close(write)
+            self.running[pid] = name, read
+            return
+        timer = threading.Timer(MAX_SECONDS, os._exit, [1])
+        timer.daemon = True
+        timer.start()
+        os.environ["MUTANT_UNDER_TEST"] = f"{self.module}.{name}"
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        for index in indexes:
+            os.write(write, f"{index} ".encode())
+            if not self._run(session, index):
+                os._exit(1)
+        os._exit(0)
+
+    def _wait(self, session: pytest.Session) -> None:
+        pid, status = os.wait()
+        name, pipe = self.running.pop(pid)
+        indexes = os.read(pipe, 65536).split()
+        os.close(pipe)
+        self.results[name] = "survived" if indexes else "no tests"
+        if status and indexes:
+            index = int(indexes[-1])
+            self.counts[index] += 1
+            self.results[name] = session.items[index].nodeid
+        print(f"{name}: {self.results[name]}", file=sys.stderr, flush=True)
 
 
-def run(name: str, pattern: str | None) -> int:
-    """Print the changes of a module that no test notices, and return their number."""
+def run(name: str, pattern: str, children: int) -> None:
+    """Print the changes of a module that no test notices."""
     rules = MODULES[name]
     folder = WORK / name
     _copy(folder, rules)
-    module = rules.path.removesuffix(".py").replace("/", ".")
-    pattern_args = [f"zndraw_joblib.{module}.{pattern}"] if pattern else []
-    log = _mutmut(folder, "run", "--max-children", "2", *pattern_args)
-    results = _mutmut(folder, "results", "--all", "true").split("\n")
-    status = {
-        mutant.strip(): result.strip() for mutant, _, result in (line.partition(": ") for line in results)
-    }
-    survivors = [mutant for mutant, result in status.items() if result in {"survived", "no tests"}]
-    for mutant in survivors:
-        diff = _mutmut(folder, "show", mutant).splitlines()
-        print(f"{mutant.rpartition('.')[2]}: {status[mutant]}")
-        print(*(line for line in diff if line[:1] in "+-" and line[:3] not in {"+++", "---"}), sep="\n")
-    if all(result in {"", "not checked"} for result in status.values()):
-        sys.exit(log)
-    tried = sum(result not in {"", "not checked"} for result in status.values())
-    print(f"{name}: {len(survivors)} of {tried} changes were not noticed")
-    return len(survivors)
+    os.chdir(folder)
+    sys.path[:0] = [str(folder / "src"), str(folder / "tests"), str(folder)]
+    functions = _mutate(folder / "src" / "zndraw_joblib" / rules.path)
+    names = [key for key in functions if not key.endswith("_orig") and fnmatch(key, pattern)]
+    plugin = Run("zndraw_joblib." + rules.path.removesuffix(".py").replace("/", "."), names, children)
+    with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as os.environ["TMPDIR"]:
+        pytest.main([*CHOSEN, *QUICK, *(f"tests/{test}" for test in rules.tests)], [plugin])
+    survivors = [key for key, result in plugin.results.items() if result in {"survived", "no tests"}]
+    for key in survivors:
+        print(f"{key}: {plugin.results[key]}")
+        before, after = functions[key.partition("__mutmut_")[0] + "__mutmut_orig"], functions[key]
+        diff = list(unified_diff(before, after, lineterm="", n=0))[2:]
+        print(*(line for line in diff if not line.startswith("@@")), sep="\n")
+    print(f"{name}: {len(survivors)} of {len(plugin.results)} changes were not noticed")
 
 
 if __name__ == "__main__":
-    _names = [name for name in sys.argv[1:] if name in MODULES]
-    _patterns = [name for name in sys.argv[1:] if name not in MODULES]
-    if len(_patterns) > 1 or not _names:
-        sys.exit(f"Name a module of {', '.join(MODULES)}, and optionally a pattern of changes, such as '*7'")
-    for _name in _names:
-        run(_name, _patterns[0] if _patterns else None)
+    _parser = ArgumentParser(description="List the changes of a module that no test notices.")
+    _parser.add_argument("module", choices=MODULES)
+    _parser.add_argument("pattern", nargs="?", default="*", help="such as '*7', or '*_choose_*'")
+    _parser.add_argument("--children", type=int, default=2)
+    _args = _parser.parse_args()
+    run(_args.module, _args.pattern, _args.children)
