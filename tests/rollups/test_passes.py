@@ -53,6 +53,23 @@ async def test_replicas_beside_each_other_count_each_task_once(
     assert [await totals(each) for each in replicas] == [found] * 3
 
 
+async def test_an_end_that_is_reported_late_is_counted(timed: Replica, clock: ManualClock) -> None:
+    """A worker says for how long: the statistics have not read that time yet."""
+    await update(timed, rules_statistics.SETTLE)
+    clock.advance(20)
+    job = await timed.register(max_attempts=2, retry_on=["error"])
+    tasks = [await timed.running(job) for _ in range(4)]
+    clock.advance(20)
+    await update(timed, rules_statistics.SETTLE)
+    for task, seconds in zip(tasks[:3], (0.5, 2, 600), strict=True):
+        await timed.report(task.id, TaskStatus.COMPLETED, ended_ago=seconds)
+    await timed.report(tasks[3].id, TaskStatus.FAILED, error="oh", ended_ago=2)
+    clock.advance(4)
+    await update(timed, rules_statistics.SETTLE)
+    found = await totals(timed)
+    assert (found.completed, found.retried, found.running.count) == (3, 1, 4)
+
+
 async def test_a_pass_that_is_rolled_back_counts_nothing(timed: Replica, clock: ManualClock) -> None:
     """As after a kill: the next pass reads the same time again."""
     await update(timed)
@@ -61,7 +78,7 @@ async def test_a_pass_that_is_rolled_back_counts_nothing(timed: Replica, clock: 
     clock.advance(1)
 
     async def fail(tx: object) -> None:
-        done = await rules_statistics.advance(tx, RETENTION)  # type: ignore[arg-type]
+        done = await rules_statistics.advance(tx, RETENTION, NOW)  # type: ignore[arg-type]
         assert done.number == 6
         raise RuntimeError("killed")
 

@@ -66,6 +66,23 @@ def watched(server: LiveServer) -> Iterator[tuple[Connection, Requests]]:
         yield api, Requests(api)
 
 
+@pytest.mark.parametrize("seconds", [0, 0.02])
+def test_times_are_those_of_each_run(worker: Make, room: str, api: Connection, seconds: float) -> None:
+    """One after the other in one slot, although ends are reported together."""
+    pause = threading.Event()
+    manager = worker(lambda _: pause.wait(seconds), prefetch=20)
+    manager.register(Add, room=room)
+    ids = submit(api, room, [{"a": number} for number in range(30)])
+    assert manager.wait_for(ids[-1], 30).status == TaskStatus.COMPLETED
+    wait_until(lambda: manager.tasks(room, status=TaskStatus.COMPLETED, limit=1).total == 30)
+    tasks = sorted(manager.tasks(room, limit=30).items, key=lambda task: ids.index(str(task.id)))
+    times = [(task.started_at, task.completed_at) for task in tasks if task.started_at and task.completed_at]
+    assert len(set(times)) == 30
+    assert all((end - start).total_seconds() >= max(seconds, 1e-6) for start, end in times)
+    # A report takes longer on its way than another one.
+    assert sum((end - start).total_seconds() for start, end in times) < 30 * seconds + 3
+
+
 def test_many_short_tasks_need_few_requests(
     worker: Make, room: str, api: Connection, watched: tuple[Connection, Requests]
 ) -> None:

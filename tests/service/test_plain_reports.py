@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from databases import every_kind, on_postgresql
-from replica import OWNER, SUBMITTER, TIMEOUT, Replica
+from replica import OWNER, SUBMITTER, TIMEOUT, ManualClock, Replica
 from sqlalchemy import select, update
 from waiting import until
 
-from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.db.tables import Attempt, Task
 from zndraw_joblib.server.queue import rules_idempotency, rules_tasks
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskUpdateRequest
 from zndraw_joblib.wire.problems import InvalidTaskTransition, StaleReport
@@ -98,6 +99,66 @@ async def test_it_equals_the_general_path(replica: Replica, subtests: pytest.Sub
                 assert plain == await run(lambda items: replica.runtime.write(rules_tasks.report, items))
                 assert [answer["status"] for answer in plain[0]] == statuses
                 assert [event["status"] for event in plain[1]] == statuses
+
+
+@every_kind
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "general"])
+@pytest.mark.parametrize(
+    ("ages", "times"),
+    [
+        ((0.5, 0.25), (-0.5, -0.25)),
+        ((None, None), (0, 0)),
+        ((None, 0.25), (0, 0)),
+        ((0.5, None), (-0.5, 0)),
+        ((50, 0.25), (-30, -0.25)),
+        ((0.25, 0.5), (-0.25, -0.25)),
+        ((20, 15), (-7, -2)),
+    ],
+    ids=["run", "none", "end", "start", "before-claim", "end-first", "late"],
+)
+@pytest.mark.parametrize("is_joined", [True, False], ids=["together", "one-by-one"])
+async def test_times_are_those_of_the_run(
+    timed: Replica,
+    clock: ManualClock,
+    ages: tuple[float | None, float | None],
+    times: tuple[float, float],
+    *,
+    is_plain: bool,
+    is_joined: bool,
+) -> None:
+    """Not of the report: each task of a batch has its own. Nothing is before the claim or long ago."""
+    job = await timed.register()
+    tasks = [await claimed(timed, job) for _ in range(2)]
+    clock.advance(30)
+    of_run = dict(zip(("started_ago", "ended_ago"), ages, strict=True))
+    starts = [report(tasks[0].id, RUNNING, **of_run), report(tasks[1].id, RUNNING)]
+    ends = [report(tasks[0].id, COMPLETED, **of_run), report(tasks[1].id, COMPLETED)]
+    for batch in [starts + ends] if is_joined else [starts, ends]:
+        if is_plain:
+            await many(timed, *batch)
+        else:
+            await timed.runtime.write(rules_tasks.report, batch)
+    now = clock()
+    [first, second] = [await timed.get(task.id) for task in tasks]
+    expected = tuple(now + timedelta(seconds=seconds) for seconds in times)
+    assert (first.started_at, first.completed_at) == expected
+    assert (second.started_at, second.completed_at) == (now, now)
+
+
+async def test_an_attempt_ends_when_its_run_did(timed: Replica, clock: ManualClock) -> None:
+    """Also if the task returns to its queue, which it does at the report."""
+    job = await timed.register(max_attempts=2, retry_on=["error"], backoff={"base_seconds": 0})
+    task = await claimed(timed, job)
+    clock.advance(30)
+    ages = {"started_ago": 1.5, "ended_ago": 0.5}
+    await many(
+        timed, report(task.id, RUNNING, **ages), report(task.id, TaskStatus.FAILED, error="oh", **ages)
+    )
+    [row] = await timed.rows(Attempt.__table__)
+    seconds = [(clock() - at).total_seconds() for at in (row.started_at, row.ended_at)]
+    assert seconds == [1.5, 0.5]
+    [queued] = await timed.rows(TASKS)
+    assert queued.queued_at == clock()
 
 
 @on_postgresql

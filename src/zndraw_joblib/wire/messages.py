@@ -351,6 +351,10 @@ class TaskClaimResponse(DeferredModel):
     reason: EmptyReason | None = None
 
 
+# Longer than any run: about 30 years.
+SecondsAgo = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+
+
 class TaskUpdateRequest(RequestBody):
     """Report on a task. `worker_id` and `attempt`, if given, must be those of the claim.
 
@@ -361,6 +365,10 @@ class TaskUpdateRequest(RequestBody):
     are the names of its class and base classes, which the policy's `non_retryable` may name. With `retry`
     false the failure is final, whatever the job's policy is. With `retry_after_seconds` the task is tried
     again after this pause, if `max_attempts` allows one more attempt.
+
+    `started_ago` and `ended_ago` are how many seconds before this request the run began and ended, by the
+    worker's monotonic clock: `started_at` and `completed_at` are when that was, instead of when the report
+    arrives. An end counts as at most 2 seconds ago, and nothing as before the claim.
     """
 
     status: TaskStatus | None = None
@@ -377,6 +385,8 @@ class TaskUpdateRequest(RequestBody):
     progress: Progress | None = None
     log: LogPart | None = None
     failure: Failure | None = None
+    started_ago: SecondsAgo | None = None
+    ended_ago: SecondsAgo | None = None
 
     @model_validator(mode="after")
     def _not_empty(self) -> Self:

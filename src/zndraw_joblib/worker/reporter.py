@@ -35,13 +35,15 @@ from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks
 class TaskReports:
     """The reports of one task: its start, unless it is `started`, and its outcome, once it has one.
 
-    `due` is when a start is to be reported. After a refusal nothing is sent before `not_before`. `gone`: the
-    task is no longer this worker's, or was given up.
+    `due` is when a start is to be reported, `began` and `ended` are when the task ran. After a refusal
+    nothing is sent before `not_before`. `gone`: the task is no longer this worker's, or was given up.
     """
 
     task: ClaimedTask
     due: float = 0.0
     started: bool = False
+    began: float | None = None
+    ended: float = 0.0
     outcome: Outcome | None = None
     gone: bool = False
     is_replaced: bool = False
@@ -88,22 +90,32 @@ class Sent:
         """Return each report as JSON, for `RestApi.report_tasks`."""
         task = self.entry.task
         token = f'{{"id":"{task.task_id}","attempt":{task.attempt},'.encode()
-        reports = [token + b'"status":"running"}'] if self.with_start else []
+        ages = b"".join(b'"%s":%.6f,' % (name.encode(), ago) for name, ago in self.ages.items())
+        reports = [token + ages + b'"status":"running"}'] if self.with_start else []
         reports += [token + live.json + b"}" for live in self.live[:-1]]
         if self.outcome is not None:
             last = self.live[-1].json + b"," if self.live else b""
-            reports.append(token + last + self.outcome.json + b"}")
+            reports.append(token + ages + last + self.outcome.json + b"}")
         return reports
+
+    @property
+    def ages(self) -> dict[str, Any]:
+        """Return the fields that say how many seconds ago the run began and ended."""
+        if self.entry.began is None:
+            return {}
+        now = time.monotonic()
+        began = {"started_ago": now - self.entry.began}
+        return began if self.outcome is None else began | {"ended_ago": now - self.entry.ended}
 
     def updates(self) -> Iterator[TaskUpdateRequest]:
         """Yield each report as the body of a request of its own."""
         task = self.entry.task
         token: dict[str, Any] = {"worker_id": task.worker_id, "attempt": task.attempt}
         if self.with_start:
-            yield TaskUpdateRequest(status=TaskStatus.RUNNING, **token)
+            yield TaskUpdateRequest(status=TaskStatus.RUNNING, **token, **self.ages)
         if self.outcome is not None:
             last = self.live[-1].fields if self.live else {}
-            yield TaskUpdateRequest(**token, **self.outcome.fields, **last)
+            yield TaskUpdateRequest(**token, **self.ages, **self.outcome.fields, **last)
 
 
 def size_of(outcome: Outcome) -> int:
@@ -167,7 +179,8 @@ class Reporter:
 
     def begin(self, task: ClaimedTask, *, started: bool = False) -> TaskReports:
         """Report the start of a task, unless it has `started` or ends within a few milliseconds."""
-        entry = TaskReports(task, time.monotonic() + _START_SECONDS, started)
+        now = time.monotonic()
+        entry = TaskReports(task, now + _START_SECONDS, started, now)
         with self._change:
             self._open += 1
             if not started:
@@ -181,13 +194,13 @@ class Reporter:
         A worker is busy while another task waits for the slot of this one.
         """
         with self._change:
-            entry.outcome = outcome
+            entry.outcome, entry.ended = outcome, time.monotonic()
             if not entry.gone:
                 entry.live_size = entry.task.channel.size
                 self._bytes += entry.size
                 self._waiting[entry] = None
                 self._is_hurried |= not is_busy or len(self._waiting) >= self._gather_count
-                entry.due = time.monotonic() + self._gather_seconds
+                entry.due = entry.ended + self._gather_seconds
                 self._wake_by(0.0 if self._is_hurried else entry.due)
                 return
             self._open -= 1
@@ -196,7 +209,9 @@ class Reporter:
 
     def refuse(self, task: ClaimedTask, outcome: Outcome) -> None:
         """Report the outcome of a task that has not begun."""
-        self.end(self.begin(task, started=True), outcome)
+        entry = self.begin(task, started=True)
+        entry.began = None
+        self.end(entry, outcome)
 
     def wake(self) -> None:
         """Report what waits now; notice that `stop` was set."""

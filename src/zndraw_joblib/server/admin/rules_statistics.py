@@ -11,7 +11,7 @@ from typing import NamedTuple
 from zndraw_joblib.server.admin import sql_statistics
 from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS, BEGINNING, TOTALS, Key, Position
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.queue import sql_jobs, sql_occurrences
+from zndraw_joblib.server.queue import rules_transitions, sql_jobs, sql_occurrences
 from zndraw_joblib.server.queue.sql_occurrences import RETURNED, SUBMITTED, Occurrence, TimeRange
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.operators import HOUR, MINUTE, Counters, Histogram, Statistics
@@ -27,8 +27,8 @@ from zndraw_joblib.wire.statuses import TaskStatus
 
 # A transaction of PostgreSQL counts if it ends within this time after its start.
 LATE = timedelta(minutes=2)
-# A transaction that has just started may not yet be listed as open.
-SETTLE = timedelta(seconds=1)
+# A transaction that has just started may not yet be listed as open, and what it writes may have ended before.
+SETTLE = timedelta(seconds=1 + rules_transitions.MAX_ENDED_AGO)
 _LONGEST = timedelta(minutes=5)
 # If nothing happens, the position moves this often.
 _IDLE = timedelta(seconds=30)
@@ -83,13 +83,14 @@ async def advance(tx: Transaction, retention: StatisticsRetention, settle: timed
 async def _latest(tx: Transaction, settle: timedelta) -> datetime:
     """Return the time before which all transactions have ended: what happened before is complete.
 
-    The time of a row is that of the start of its transaction.
+    The time of a row is that of the start of its transaction; that of an end may be up to `MAX_ENDED_AGO`
+    earlier.
     """
     now = await tx.now()
     if tx.is_sqlite or tx.has_own_clock:
-        return now  # this transaction holds the only lock for writes
+        return now - settle  # this transaction holds the only lock for writes
     oldest = await sql_occurrences.oldest_transaction(tx)
-    return max(now - LATE, min(now - settle, oldest or now))
+    return max(now - LATE, min(now, oldest or now) - settle)
 
 
 async def _interval(tx: Transaction, position: Position, until: datetime, *, is_behind: bool) -> TimeRange:

@@ -629,13 +629,13 @@ def _fenced_report(item: Report) -> FencedReport | None:
     result = None
     if update.status is TaskStatus.COMPLETED and update.result is not None:
         result = to_json(update.result).decode()
-    return FencedReport(
-        item.task_id, item.caller.id, update.worker_id, update.attempt, source, update.status, result
-    )
+    claim = (item.task_id, item.caller.id, update.worker_id, update.attempt)
+    return FencedReport(*claim, source, update.status, result, *rules_transitions.ages(update))
 
 
 def _joined(first: FencedReport | None, then: FencedReport | None) -> FencedReport | None:
     """Return the report of a start and an end together."""
-    if first is None or then is None or first.claim != then.claim:
+    if first is None or then is None or first.claim != then.claim or first.target is not then.source:
         return None
-    return then._replace(source=first.source) if first.target is then.source else None
+    started_ago = first.started_ago if then.started_ago is None else then.started_ago
+    return then._replace(source=first.source, started_ago=started_ago)

@@ -119,14 +119,46 @@ def decide(
         return task
     if not may_move(roles, task.status, target):
         raise _refusal(task, target)
+    started_at, ended_at = _run_times(task, report, now)
     if target == TaskStatus.RUNNING:
-        return started(task, now)
+        return started(task, now).changed(started_at=started_at or now)
     error = truncate_error(report.error)
     if target == TaskStatus.FAILED:
         after = failed(task, RetryOn.ERROR, error, now, chance, report)
-        return after if report.error_code is None else after.changed(error_code=report.error_code)
+        is_over = after.status is TaskStatus.FAILED
+        also = {"started_at": started_at, "completed_at": ended_at} if is_over else {"ended_at": ended_at}
+        return after.changed(error_code=report.error_code or after.error_code, **also)
     result = {"result": report.result} if target == TaskStatus.COMPLETED else {}
-    return ended(task, target, now, error, None, **result)
+    return ended(task, target, ended_at, error, None, started_at=started_at, **result)
+
+
+def _run_times(
+    task: TaskRecord, report: TaskUpdateRequest, now: datetime
+) -> tuple[datetime | None, datetime]:
+    """Return when a run started, None if it has not, and when it ended; not before the claim."""
+
+    def past(seconds: float) -> datetime:
+        return max(task.claimed_at or task.created_at, now - timedelta(seconds=seconds))
+
+    started_ago, ended_ago = ages(report)
+    started_at = task.started_at
+    if started_ago is not None and (started_at is not None or report.status == TaskStatus.RUNNING):
+        started_at = past(started_ago)
+    ended_at = now if ended_ago is None else past(ended_ago)
+    return started_at, max(ended_at, started_at or ended_at)
+
+
+def ages(report: TaskUpdateRequest) -> tuple[float | None, float | None]:
+    """Return how many seconds ago a run started and ended, by its report; an end at most `MAX_ENDED_AGO`.
+
+    Of an earlier end the start is as much later, so that the run took as long.
+    """
+    started_ago, ended_ago = report.started_ago, report.ended_ago
+    if ended_ago is not None and ended_ago > MAX_ENDED_AGO:
+        if started_ago is not None:
+            started_ago = max(0.0, started_ago - ended_ago) + MAX_ENDED_AGO
+        ended_ago = MAX_ENDED_AGO
+    return started_ago, ended_ago
 
 
 def verdict(task: TaskState | None, worker_id: UUID, attempt: int) -> Verdict:
@@ -204,6 +236,8 @@ def _reason(status: TaskStatus) -> str:
 
 # The state changes of a task that need no database: claims, ends, retries and deadlines.
 
+# Statistics read what ended this many seconds ago.
+MAX_ENDED_AGO = 2.0
 ERROR = "error"
 DISCONNECTED = "Worker disconnected"
 UNNAMED = "The worker is alive, but did not name the task in its heartbeats: it has lost the task"

@@ -5,6 +5,7 @@ Reports that need more, such as a deadline, are left to `sql_transitions.move`.
 """
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import is_watched
-from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, statement
+from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, TEXT, statement
 from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue.sql_task_rows import ShortRows, TaskRow, row_columns
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -26,8 +27,8 @@ FENCE = ("worker_id", "attempt")
 class FencedReport(NamedTuple):
     """A report that moves a held task from `source` to `target`, by the owner of its worker.
 
-    From claimed to completed it starts and ends at the same time. It has a field for each column of the
-    fence, None if it does not name that. `result` is JSON.
+    It has a field for each column of the fence, None if it does not name that. `result` is JSON. The run
+    started and ended this many seconds ago: None for now, or for a start that is stored.
     """
 
     id: UUID
@@ -37,6 +38,8 @@ class FencedReport(NamedTuple):
     source: TaskStatus
     target: TaskStatus
     result: str | None
+    started_ago: float | None = None
+    ended_ago: float | None = None
 
     @property
     def claim(self) -> tuple[Any, ...]:
@@ -77,20 +80,33 @@ async def report_single_statement(
 async def _report_on_sqlite(
     tx: Transaction, reports: Sequence[FencedReport], most_bytes: int
 ) -> Sequence[Any]:
-    params = {"at": await tx.now(), "most_bytes": most_bytes}
+    at = await tx.now()
+    params = {"at": at, "most_bytes": most_bytes}
     if len(reports) == 1:
-        return (await tx.execute(_REPORT_ONE_ON_SQLITE, reports[0]._asdict() | params)).all()
+        *others, started, ended = reports[0]
+        values = zip(_ON_SQLITE, (*others, _past(at, started), _past(at, ended)), strict=True)
+        return (await tx.execute(_REPORT_ONE_ON_SQLITE, dict(values) | params)).all()
     rows = [
-        (task_id.hex, owner, worker_id and worker_id.hex, *others)
-        for task_id, owner, worker_id, *others in reports
+        (task_id.hex, owner, worker_id and worker_id.hex, *others, _past(at, started), _past(at, ended))
+        for task_id, owner, worker_id, *others, started, ended in reports
     ]
     return (await tx.execute(_REPORT_MANY_ON_SQLITE, {**params, "rows": to_json(rows).decode()})).all()
+
+
+def _past(at: datetime, seconds: float | None) -> str | None:
+    """Return a time as SQLite stores it."""
+    if seconds is None:
+        return None
+    return (at - timedelta(seconds=seconds)).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
 # The columns that the answers to these reports have.
 _ROWS = ShortRows(job_id=None, claimed_at=None, result=None, run_at=None, expires_at=None, traceparent=None)
 _NAMES = (*_ROWS.names, "max_in_flight")
-_TYPES = {"source": TEXT, "target": TEXT, "result": TEXT}
+_TYPES = {name: TEXT for name in ("source", "target", "result", "started", "ended")}
+_TYPES |= {"started_ago": FLOAT, "ended_ago": FLOAT}
+# SQLite gets the times themselves.
+_ON_SQLITE = (*FencedReport._fields[:-2], "started", "ended")
 _IS_END = f"reports.target = '{TaskStatus.COMPLETED}'"
 
 
@@ -110,12 +126,16 @@ def _may_be_written(policy: str) -> str:
             OR (joblib_task.error IS NULL AND joblib_task.error_code IS NULL))"""
 
 
-def _write(reports: str, at: str) -> str:
+def _write(reports: str, at: str, past: str, later: str) -> str:
+    """Return the UPDATE. `past` is a time of a report by its name, and `later` the later one of two times."""
+    start = past.format("started")
+    started = f"""CASE WHEN {start} IS NULL THEN coalesce(joblib_task.started_at, {at})
+        ELSE {later}(coalesce(joblib_task.claimed_at, joblib_task.created_at), {start}) END"""
     return f"""
 UPDATE joblib_task SET
     status = reports.target,
-    started_at = coalesce(joblib_task.started_at, {at}),
-    completed_at = CASE WHEN {_IS_END} THEN {at} END,
+    started_at = {started},
+    completed_at = CASE WHEN {_IS_END} THEN {later}({started}, coalesce({past.format("ended")}, {at})) END,
     error = CASE WHEN NOT {_IS_END} THEN joblib_task.error END,
     error_code = CASE WHEN NOT {_IS_END} THEN joblib_task.error_code END,
     deadline = NULL,
@@ -130,12 +150,14 @@ def _answer(full_name: str, max_in_flight: str) -> str:
     return f"RETURNING {columns}, {max_in_flight}"
 
 
+_AT = "coalesce(:at, now())"
 # It locks the tasks in their order. The lock reads the newest version of a row that another transaction has
 # changed meanwhile. The UPDATE must not compare more than the key: it compares the older version first.
 _REPORT = statement(
     f"""
 WITH locked AS (
-    SELECT joblib_task.seq, reports.target, reports.result, joblib_job.full_name, joblib_job.max_in_flight
+    SELECT joblib_task.seq, reports.target, reports.result, reports.started_ago, reports.ended_ago,
+        joblib_job.full_name, joblib_job.max_in_flight
     FROM unnest({", ".join(f"(SELECT :all_{name})" for name in FencedReport._fields)})
         AS reports ({", ".join(FencedReport._fields)})
     JOIN joblib_task ON joblib_task.id = reports.id
@@ -145,7 +167,7 @@ WITH locked AS (
     ORDER BY joblib_task.seq
     FOR UPDATE OF joblib_task
 )
-{_write("locked AS reports", "coalesce(:at, now())")}
+{_write("locked AS reports", _AT, f"({_AT} - reports.{{}}_ago * interval '1 second')", "greatest")}
 WHERE joblib_task.seq = reports.seq AND (SELECT count(*) FROM locked) = :count
 {_answer("reports.full_name", "reports.max_in_flight")}
 """,
@@ -164,7 +186,7 @@ def _report_on(reports: str) -> Any:
     return statement(
         f"""
 WITH reports AS MATERIALIZED (SELECT {reports})
-{_write("reports", ":at")}
+{_write("reports", ":at", "reports.{}", "max")}
 WHERE joblib_task.id = reports.id AND {_may_be_written(policy)}
 {_answer(*columns)}, EXISTS (SELECT 1 FROM joblib_room_stream)
 """,
@@ -175,8 +197,8 @@ WHERE joblib_task.id = reports.id AND {_may_be_written(policy)}
     )
 
 
-_REPORT_ONE_ON_SQLITE = _report_on(", ".join(f":{name} AS {name}" for name in FencedReport._fields))
+_REPORT_ONE_ON_SQLITE = _report_on(", ".join(f":{name} AS {name}" for name in _ON_SQLITE))
 _REPORT_MANY_ON_SQLITE = _report_on(
-    ", ".join(f"value ->> {index} AS {name}" for index, name in enumerate(FencedReport._fields))
+    ", ".join(f"value ->> {index} AS {name}" for index, name in enumerate(_ON_SQLITE))
     + " FROM json_each(:rows)"
 )

@@ -106,7 +106,8 @@ class TaskRow:
 class TaskRecord(TaskRow):
     """A task's whole row, with the policy of its job.
 
-    `reason` is set on a task that is about to return to its queue: why it returns.
+    A task that is about to return to its queue has two more: the `reason`, and when its attempt `ended_at` if
+    that was before now.
     """
 
     seq: int
@@ -119,6 +120,7 @@ class TaskRecord(TaskRow):
     queued_at: datetime | None = None
     policy: JobPolicy = field(default_factory=JobPolicy)
     reason: str | None = None
+    ended_at: datetime | None = None
 
     @property
     def place(self) -> Place:
@@ -138,7 +140,7 @@ class TaskState(NamedTuple):
 
 
 ROW_NAMES = [*TaskRow.__dataclass_fields__]
-RECORD_NAMES = [name for name in TaskRecord.__dataclass_fields__ if name != "reason"]
+RECORD_NAMES = [name for name in TaskRecord.__dataclass_fields__ if name not in {"reason", "ended_at"}]
 _OF_JOB = {"job_name": "joblib_job.full_name AS job_name", "policy": "joblib_job.policy"}
 # The columns of tasks in a record.
 COLUMNS = [name for name in RECORD_NAMES if name not in _OF_JOB]
@@ -153,7 +155,7 @@ def record_of(values: Sequence[Any]) -> TaskRecord:
     record = object.__new__(TaskRecord)
     record.__dict__ = dict(zip(RECORD_NAMES, values, strict=True))
     record.status, record.policy = _STATUSES[record.status], policy_of(record.__dict__["policy"])
-    record.reason = None
+    record.reason = record.ended_at = None
     return record
 
 

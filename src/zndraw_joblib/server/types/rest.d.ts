@@ -2877,6 +2877,10 @@ export interface components {
             progress?: components["schemas"]["Progress"] | null;
             log?: components["schemas"]["LogPart"] | null;
             failure?: components["schemas"]["Failure"] | null;
+            /** Started Ago */
+            started_ago?: number | null;
+            /** Ended Ago */
+            ended_ago?: number | null;
             /**
              * Id
              * Format: uuid
@@ -3057,6 +3061,10 @@ export interface components {
          *     are the names of its class and base classes, which the policy's `non_retryable` may name. With `retry`
          *     false the failure is final, whatever the job's policy is. With `retry_after_seconds` the task is tried
          *     again after this pause, if `max_attempts` allows one more attempt.
+         *
+         *     `started_ago` and `ended_ago` are how many seconds before this request the run began and ended, by the
+         *     worker's monotonic clock: `started_at` and `completed_at` are when that was, instead of when the report
+         *     arrives. An end counts as at most 2 seconds ago, and nothing as before the claim.
          */
         TaskUpdateRequest: {
             status?: components["schemas"]["TaskStatus"] | null;
@@ -3082,6 +3090,10 @@ export interface components {
             progress?: components["schemas"]["Progress"] | null;
             log?: components["schemas"]["LogPart"] | null;
             failure?: components["schemas"]["Failure"] | null;
+            /** Started Ago */
+            started_ago?: number | null;
+            /** Ended Ago */
+            ended_ago?: number | null;
         };
         /**
          * TaskVerdict
