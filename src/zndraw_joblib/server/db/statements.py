@@ -8,12 +8,12 @@ The text is PostgreSQL's. For SQLite five things are rewritten, so that a statem
 - `x = ANY (:all_name)` becomes `x IN (…)` with one placeholder for each value,
 - `IS NOT DISTINCT FROM` becomes `IS`,
 - `octet_length(x)`, which SQLite has only since 3.43, becomes `length(CAST(x AS BLOB))`,
-- a line with `FOR UPDATE` or `FOR NO KEY UPDATE` is removed: SQLite has one writer,
+- a line with `FOR UPDATE`, `FOR NO KEY UPDATE` or `FOR KEY SHARE` is removed: SQLite has one writer,
 - `unindexed(x)`, a column for which SQLite uses no index, becomes `+x`, and on PostgreSQL `x`.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -49,7 +49,7 @@ UUID_TYPE: Type = Uuid()
 
 _PARAMETER = re.compile(r"(?<![:\w\\]):(\w+)(?![:\w])")
 _LIST = re.compile(r"= ANY \(:all_(\w+)\)")
-_LOCK = re.compile(r"\n *FOR (NO KEY )?UPDATE\b.*")
+_LOCK = re.compile(r"\n *FOR (UPDATE|NO KEY UPDATE|KEY SHARE)\b.*")
 _BYTES = re.compile(r"\boctet_length\(([\w.]+)\)")
 _UNINDEXED = re.compile(r"\bunindexed\(([\w.]+)\)")
 _TYPES: dict[str, Type] = {
@@ -104,6 +104,18 @@ def _bound(clause: TextClause, types: dict[str, Type], lists: Collection[str] = 
             for name in names
         ]
     )
+
+
+def one_row(names: Sequence[str]) -> str:
+    """Return the columns and the values of an INSERT of one row, each a parameter with the column's name."""
+    return f"({', '.join(names)})\nVALUES ({', '.join(f':{name}' for name in names)})"
+
+
+def listed_rows(names: Sequence[str]) -> str:
+    """Return the columns and the rows of an INSERT on PostgreSQL; `bulk.by_column` makes the parameters."""
+    columns = ", ".join(names)
+    lists = ", ".join(f"(SELECT :all_{name})" for name in names)
+    return f"({columns})\nSELECT {columns} FROM unnest({lists}) AS new ({columns})"
 
 
 def as_sql(clause: ClauseElement) -> str:

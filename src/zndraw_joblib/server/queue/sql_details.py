@@ -5,27 +5,10 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Insert,
-    Integer,
-    Table,
-    and_,
-    bindparam,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
-from sqlalchemy.dialects import postgresql, sqlite
-
-from zndraw_joblib.server.db.bulk import among, arrays, by_column, padded
+from zndraw_joblib.server.db.bulk import by_column, padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.statements import statement
-from zndraw_joblib.server.db.tables import AttemptDetailRecord, Task, TaskLogPart
+from zndraw_joblib.server.db.statements import BIG_INTEGER, listed_rows, one_row, statement
+from zndraw_joblib.server.db.tables import AttemptDetailRecord
 from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
     RECORD_COLUMNS,
@@ -35,10 +18,6 @@ from zndraw_joblib.server.queue.sql_task_rows import (
     record_of,
 )
 from zndraw_joblib.wire.progress import MAX_LOG_LINES
-
-tasks = Task.__table__
-details = AttemptDetailRecord.__table__
-log = TaskLogPart.__table__
 
 _MAX_PRUNED_LINES = 50_000
 
@@ -86,13 +65,16 @@ class Change(NamedTuple):
     log_bytes: int
 
 
-_COLUMNS = [details.c[name] for name in Detail._fields if name != "full_traceback"]
-_GIVEN = (among(details.c.task_seq, bindparam("seqs")), among(details.c.attempt, bindparam("attempts")))
-_OF_TASKS = select(details.c.task_seq, *_COLUMNS).where(*_GIVEN)
-_COUNTS = select(
-    details.c.task_seq, details.c.attempt, details.c.log_last, details.c.log_lines, details.c.log_bytes
-).where(*_GIVEN)
 _DETAIL_COLUMNS = Detail._fields[:-1]
+_OF_ATTEMPTS = "WHERE task_seq = ANY (:all_task_seq) AND attempt = ANY (:all_attempt)"
+_OF_TASKS = statement(
+    f"SELECT task_seq, {', '.join(_DETAIL_COLUMNS)} FROM joblib_attempt_detail {_OF_ATTEMPTS}",
+    *("task_seq", *_DETAIL_COLUMNS),
+)
+_COUNTS = statement(
+    f"SELECT task_seq, attempt, log_last, log_lines, log_bytes FROM joblib_attempt_detail {_OF_ATTEMPTS}",
+    *("task_seq", "attempt", "log_last", "log_lines", "log_bytes"),
+)
 _BY_ID = statement(
     f"""
 SELECT {RECORD_COLUMNS[True]},
@@ -105,26 +87,69 @@ LEFT JOIN joblib_task_result ON joblib_task_result.task_seq = joblib_task.seq
 WHERE joblib_task.id = :id
 """,
     *(*RECORD_NAMES, *(f"detail_{name}" for name in _DETAIL_COLUMNS), "result_n"),
-    **{f"detail_{column.name}": column.type for column in _COLUMNS},
+    **{f"detail_{name}": AttemptDetailRecord.__table__.c[name].type for name in _DETAIL_COLUMNS},
 )
-_FIRST, _LAST = [bindparam(name, type_=BigInteger()) for name in ("first", "last")]
-_LINES_OF_TASKS = (
-    select(details.c.task_seq, func.sum(details.c.log_lines))
-    # Without statistics, PostgreSQL scans the whole table for a long list alone.
-    .where(details.c.task_seq.between(_FIRST, _LAST), among(details.c.task_seq, bindparam("seqs")))
-    .group_by(details.c.task_seq)
+# Without statistics, PostgreSQL scans the whole table for a long list alone.
+_IS_NEAR = "task_seq BETWEEN :first AND :last AND task_seq = ANY (:all_task_seq)"
+_NEAR_TYPES = {"first": BIG_INTEGER, "last": BIG_INTEGER}
+_LINES_OF_TASKS = statement(
+    f"SELECT task_seq, sum(log_lines) FROM joblib_attempt_detail WHERE {_IS_NEAR} GROUP BY task_seq",
+    *("task_seq", "log_lines"),
+    **_NEAR_TYPES,
 )
-_SEQ, _ATTEMPT = bindparam("seq", type_=BigInteger()), bindparam("number", type_=Integer())
-_ALL = select(*_COLUMNS, details.c.full_traceback).where(details.c.task_seq == _SEQ)
-_OF_ATTEMPT = and_(log.c.task_seq == _SEQ, log.c.attempt == _ATTEMPT)
-_AFTER = bindparam("after", type_=BigInteger())
-_PARTS = (
-    select(log.c.first, log.c.last, log.c.size, log.c.lines)
-    # A part has at most this number of lines: with the bound, the index finds the first one.
-    .where(_OF_ATTEMPT, log.c.last > _AFTER, log.c.first > _AFTER - MAX_LOG_LINES)
-    .order_by(log.c.first)
-    .limit(bindparam("limit", type_=BigInteger()))
+_PRUNE = [
+    statement(f"DELETE FROM {table} WHERE {_IS_NEAR}", **_NEAR_TYPES)
+    for table in ("joblib_task_log", "joblib_attempt_detail")
+]
+_FORGET = [
+    statement(f"DELETE FROM {table} WHERE task_seq = :task_seq AND attempt <= :attempt")
+    for table in ("joblib_task_log", "joblib_attempt_detail")
+]
+_ALL = statement(
+    f"""
+SELECT {", ".join(Detail._fields)} FROM joblib_attempt_detail WHERE task_seq = :task_seq ORDER BY attempt
+""",
+    *Detail._fields,
 )
+_OF_ATTEMPT = "task_seq = :task_seq AND attempt = :attempt"
+# A part has at most this number of lines: with the bound, the index finds the first one.
+_PARTS = statement(
+    f"""
+SELECT first, last, size, lines FROM joblib_task_log
+WHERE {_OF_ATTEMPT} AND last > :after AND first > :after - {MAX_LOG_LINES}
+ORDER BY first LIMIT :limit
+""",
+    *StoredLogPart._fields,
+    after=BIG_INTEGER,
+)
+_LOG_COLUMNS = ("task_seq", "attempt", *StoredLogPart._fields)
+_ADD_PART = statement(f"INSERT INTO joblib_task_log {one_row(_LOG_COLUMNS)}")
+_ADD_PARTS = statement(f"INSERT INTO joblib_task_log {listed_rows(_LOG_COLUMNS)}")
+_TRIM = statement(
+    f"""
+DELETE FROM joblib_task_log
+WHERE {_OF_ATTEMPT} AND first <= (
+    SELECT max(ranked.first) FROM (
+        SELECT first, sum(size) OVER (ORDER BY first DESC) AS size,
+            sum(last - first + 1) OVER (ORDER BY first DESC) AS lines
+        FROM joblib_task_log WHERE {_OF_ATTEMPT}
+    ) AS ranked
+    WHERE ranked.size > :most_bytes OR ranked.lines > :most_lines
+)
+RETURNING last - first + 1, size
+""",
+    *("count", "size"),
+    most_bytes=BIG_INTEGER,
+    most_lines=BIG_INTEGER,
+)
+_REPLACED = ("progress", "progress_at", "failure", "full_traceback")
+_COUNTED = ("log_last", "log_lines", "log_bytes")
+_ADD_TO_DETAIL = f"""
+ON CONFLICT (task_seq, attempt) DO UPDATE SET
+    {", ".join(f"{name} = coalesce(excluded.{name}, joblib_attempt_detail.{name})" for name in _REPLACED)},
+    {", ".join(f"{name} = joblib_attempt_detail.{name} + excluded.{name}" for name in _COUNTED)}"""
+_WRITE_ONE = statement(f"INSERT INTO joblib_attempt_detail {one_row(Change._fields)} {_ADD_TO_DETAIL}")
+_WRITE = statement(f"INSERT INTO joblib_attempt_detail {listed_rows(Change._fields)} {_ADD_TO_DETAIL}")
 
 
 async def current(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, Detail]:
@@ -140,19 +165,18 @@ async def by_id(tx: Transaction, task_id: UUID) -> tuple[TaskRecord, Detail | No
     if row is None:
         return None
     *columns, result_n = row
-    record, detail = columns[: -len(_COLUMNS)], columns[-len(_COLUMNS) :]
+    record, detail = columns[: -len(_DETAIL_COLUMNS)], columns[-len(_DETAIL_COLUMNS) :]
     return record_of(record), None if detail[0] is None else Detail(*detail), result_n is not None
 
 
 async def of_task(tx: Transaction, seq: int) -> list[Detail]:
     """Return the details of the attempts of a task, oldest first, with the full tracebacks."""
-    rows = await tx.execute(_ALL.order_by(details.c.attempt), {"seq": seq})
-    return [Detail(*row) for row in rows]
+    return [Detail(*row) for row in await tx.execute(_ALL, {"task_seq": seq})]
 
 
 async def parts(tx: Transaction, seq: int, attempt: int, after: int, limit: int) -> list[StoredLogPart]:
     """Return the parts of a log that have lines after a number, in order, at most `limit` parts."""
-    params = {"seq": seq, "number": attempt, "after": after, "limit": limit}
+    params = {"task_seq": seq, "attempt": attempt, "after": after, "limit": limit}
     return [StoredLogPart(*row) for row in await tx.execute(_PARTS, params)]
 
 
@@ -166,88 +190,42 @@ async def _select(tx: Transaction, statement: Any, pairs: Sequence[tuple[int, in
     rows: list[Any] = []
     for start in range(0, len(pairs), CHUNK):
         seqs, attempts = zip(*pairs[start : start + CHUNK], strict=True)
-        params = {"seqs": padded(seqs), "attempts": padded(sorted(set(attempts)))}
+        params = {"all_task_seq": padded(seqs), "all_attempt": padded(sorted(set(attempts)))}
         rows += (await tx.execute(statement, params)).all()
     return rows
-
-
-def _from_list(table: Table) -> postgresql.Insert:
-    """Return PostgreSQL's statement that inserts the rows of a list."""
-    names = table.c.keys()
-    columns = arrays({name: table.c[name].type for name in names})
-    return postgresql.insert(table).from_select(names, select(*[columns.c[name] for name in names]))
-
-
-_ADD_PARTS = _from_list(log)
 
 
 async def add_parts(tx: Transaction, new: Iterable[tuple[int, int, StoredLogPart]]) -> None:
     """Add parts to the logs of attempts, given by the `seq` of their tasks and their numbers."""
     rows = [{"task_seq": seq, "attempt": attempt, **part._asdict()} for seq, attempt, part in new]
     if rows and tx.is_sqlite:
-        await tx.execute(insert(log), rows)
+        await tx.execute(_ADD_PART, rows)
     elif rows:
         await tx.execute(_ADD_PARTS, by_column(rows))
-
-
-_RANKED = (
-    select(
-        log.c.first,
-        func.sum(log.c.size).over(order_by=log.c.first.desc()).label("size"),
-        func.sum(log.c.last - log.c.first + 1).over(order_by=log.c.first.desc()).label("lines"),
-    )
-    .where(_OF_ATTEMPT)
-    .subquery()
-)
-_IS_TOO_MUCH = or_(
-    _RANKED.c.size > bindparam("most_bytes", type_=BigInteger()),
-    _RANKED.c.lines > bindparam("most_lines", type_=BigInteger()),
-)
-_TRIM = (
-    delete(log)
-    .where(
-        _OF_ATTEMPT, log.c.first <= select(func.max(_RANKED.c.first)).where(_IS_TOO_MUCH).scalar_subquery()
-    )
-    .returning(log.c.last - log.c.first + 1, log.c.size)
-)
 
 
 async def trim_log(
     tx: Transaction, seq: int, attempt: int, *, most_lines: int, most_bytes: int
 ) -> tuple[int, int]:
     """Delete the oldest parts of a log beyond these bounds; return the deleted lines and bytes."""
-    params = {"seq": seq, "number": attempt, "most_lines": most_lines, "most_bytes": most_bytes}
+    params = {"task_seq": seq, "attempt": attempt, "most_lines": most_lines, "most_bytes": most_bytes}
     rows = (await tx.execute(_TRIM, params)).all()
     return sum(lines for lines, _ in rows), sum(size for _, size in rows)
-
-
-def _upsert(statement: Any) -> Insert:
-    """Return a statement that adds changes to the rows of attempts."""
-    replaced = ("progress", "progress_at", "failure", "full_traceback")
-    values = {name: func.coalesce(statement.excluded[name], details.c[name]) for name in replaced}
-    for name in ("log_last", "log_lines", "log_bytes"):
-        values[name] = details.c[name] + statement.excluded[name]
-    upsert: Insert = statement.on_conflict_do_update(index_elements=["task_seq", "attempt"], set_=values)
-    return upsert
-
-
-_UPSERT = _upsert(sqlite.insert(details))
-_UPSERT_MANY = _upsert(_from_list(details))
 
 
 async def write(tx: Transaction, changes: Sequence[Change]) -> None:
     """Write changes of the details of attempts of different tasks."""
     rows = [change._asdict() for change in changes]
     if tx.is_sqlite:
-        await tx.execute(_UPSERT, rows)
+        await tx.execute(_WRITE_ONE, rows)
     else:
-        await tx.execute(_UPSERT_MANY, by_column(rows))
+        await tx.execute(_WRITE, by_column(rows))
 
 
 async def forget(tx: Transaction, seq: int, newest: int) -> None:
     """Delete the details of the attempts of a task up to the number `newest`."""
-    for table in (log, details):
-        await tx.execute(delete(table).where(table.c.task_seq == seq, table.c.attempt <= newest))
+    for forget_rows in _FORGET:
+        await tx.execute(forget_rows, {"task_seq": seq, "attempt": newest})
 
 
 async def first_to_prune(tx: Transaction, seqs: Sequence[int]) -> Sequence[int]:
@@ -255,8 +233,7 @@ async def first_to_prune(tx: Transaction, seqs: Sequence[int]) -> Sequence[int]:
     lines: dict[int, int] = {}
     for start in range(0, len(seqs), CHUNK):
         chunk = seqs[start : start + CHUNK]
-        params = {"seqs": padded(chunk), "first": min(chunk), "last": max(chunk)}
-        lines |= {seq: count for seq, count in await tx.execute(_LINES_OF_TASKS, params)}
+        lines |= {seq: count for seq, count in await tx.execute(_LINES_OF_TASKS, _near(chunk))}
     total = 0
     for place, seq in enumerate(seqs):
         total += lines.get(seq, 0)
@@ -267,15 +244,45 @@ async def first_to_prune(tx: Transaction, seqs: Sequence[int]) -> Sequence[int]:
 
 async def prune(tx: Transaction, seqs: Sequence[int]) -> None:
     """Delete the details of all attempts of these tasks, whose values of `seq` are close to each other."""
-    for table in (log, details):
-        # As for `_LINES_OF_TASKS`.
-        is_near = table.c.task_seq.between(min(seqs), max(seqs))
-        await tx.execute(delete(table).where(is_near, table.c.task_seq.in_(padded(seqs))))
+    for prune_rows in _PRUNE:
+        await tx.execute(prune_rows, _near(seqs))
+
+
+def _near(seqs: Sequence[int]) -> dict[str, Any]:
+    return {"all_task_seq": padded(seqs), "first": min(seqs), "last": max(seqs)}
 
 
 # The functions of a host to call after the end of a task: their names, leases and attempts.
 
-_HOOKED = and_(tasks.c.on_end.is_not(None), tasks.c.completed_at.is_not(None))
+_HOOKED = "on_end IS NOT NULL AND completed_at IS NOT NULL AND on_end = :on_end"
+_IS_CURRENT = "id = :id AND on_end_attempts = :on_end_attempts AND completed_at = :completed_at"
+_ATTACH = statement(
+    """
+UPDATE joblib_task SET on_end = :on_end, on_end_attempts = 0, on_end_due_at = :on_end_due_at
+WHERE id = ANY (:all_id)
+"""
+)
+_LOCK_DUE = statement(
+    f"""
+SELECT id, on_end_attempts, completed_at FROM joblib_task WHERE {_HOOKED} AND on_end_due_at <= :now
+ORDER BY on_end_due_at LIMIT :limit
+FOR UPDATE SKIP LOCKED
+""",
+    *("id", "on_end_attempts", "completed_at"),
+)
+_TAKE = statement(
+    """
+UPDATE joblib_task SET on_end_attempts = on_end_attempts + 1, on_end_due_at = :on_end_due_at
+WHERE id = ANY (:all_id)
+"""
+)
+_NEXT_DUE = statement(f"SELECT min(on_end_due_at) FROM joblib_task WHERE {_HOOKED}", "on_end_due_at")
+_FINISH = statement(
+    f"""
+UPDATE joblib_task SET on_end = NULL, on_end_attempts = NULL, on_end_due_at = NULL WHERE {_IS_CURRENT}
+"""
+)
+_POSTPONE = statement(f"UPDATE joblib_task SET on_end_due_at = :on_end_due_at WHERE {_IS_CURRENT}")
 
 
 class Lease(NamedTuple):
@@ -291,8 +298,7 @@ async def attach(tx: Transaction, names: Mapping[UUID, str], now: datetime) -> N
     """Set the function to call after the end of each of these new tasks."""
     for name in sorted(set(names.values())):
         ids = [task_id for task_id, function in names.items() if function == name]
-        values = {"on_end": name, "on_end_attempts": 0, "on_end_due_at": now}
-        await tx.execute(update(tasks).where(tasks.c.id.in_(padded(ids))).values(values))
+        await tx.execute(_ATTACH, {"all_id": padded(ids), "on_end": name, "on_end_due_at": now})
 
 
 async def take(
@@ -305,21 +311,14 @@ async def take(
     leases: list[Lease] = []
     # One by one, so that none reads the calls of functions that this server does not know.
     for name, free in names.items():
-        due = select(tasks.c.id, tasks.c.on_end_attempts, tasks.c.completed_at)
-        due = due.where(_HOOKED, tasks.c.on_end == name, tasks.c.on_end_due_at <= now)
-        due = (
-            due.order_by(tasks.c.on_end_due_at)
-            .limit(min(free, limit - len(leases)))
-            .with_for_update(skip_locked=True)
-        )
-        rows = (await tx.execute(due)).all()
+        params = {"on_end": name, "now": now, "limit": min(free, limit - len(leases))}
+        rows = await tx.execute(_LOCK_DUE, params)
         leases += [Lease(row.id, name, row.on_end_attempts + 1, row.completed_at) for row in rows]
         if len(leases) == limit:
             break
     if leases:
         ids = padded([lease.task_id for lease in leases])
-        values = {"on_end_attempts": tasks.c.on_end_attempts + 1, "on_end_due_at": until}
-        await tx.execute(update(tasks).where(tasks.c.id.in_(ids)).values(values))
+        await tx.execute(_TAKE, {"all_id": ids, "on_end_due_at": until})
     return leases
 
 
@@ -327,26 +326,20 @@ async def next_due(tx: Transaction, names: Collection[str]) -> datetime | None:
     """Return when the next call of these functions is due; None without one."""
     times: list[datetime] = []
     for name in names:
-        first = select(func.min(tasks.c.on_end_due_at)).where(_HOOKED, tasks.c.on_end == name)
-        if (due := (await tx.execute(first)).scalar()) is not None:
+        if (due := (await tx.execute(_NEXT_DUE, {"on_end": name})).scalar()) is not None:
             times.append(due)
     return min(times, default=None)
 
 
 async def finish(tx: Transaction, lease: Lease) -> None:
     """Record that there is no further call; not if the task has got another end since."""
-    values = {"on_end": None, "on_end_attempts": None, "on_end_due_at": None}
-    await tx.execute(update(tasks).where(_is_current(lease)).values(values))
+    await tx.execute(_FINISH, _as_params(lease))
 
 
 async def postpone(tx: Transaction, lease: Lease, until: datetime) -> None:
     """Set when to call the function again."""
-    await tx.execute(update(tasks).where(_is_current(lease)).values(on_end_due_at=until))
+    await tx.execute(_POSTPONE, {**_as_params(lease), "on_end_due_at": until})
 
 
-def _is_current(lease: Lease) -> ColumnElement[bool]:
-    return and_(
-        tasks.c.id == lease.task_id,
-        tasks.c.on_end_attempts == lease.attempt,
-        tasks.c.completed_at == lease.completed_at,
-    )
+def _as_params(lease: Lease) -> dict[str, Any]:
+    return {"id": lease.task_id, "on_end_attempts": lease.attempt, "completed_at": lease.completed_at}
