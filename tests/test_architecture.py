@@ -97,7 +97,7 @@ def test_only_modules_of_sql_import_sqlalchemy() -> None:
         path for path in FILES for name in imported(path) if name.split(".")[0] in {"sqlalchemy", "sqlmodel"}
     }
     assert [name_of(path) for path in sorted(users) if not may_use_sql(path)] == []
-    assert {"server/db/tables.py", "server/queue/sql_details.py"} <= {name_of(path) for path in users}
+    assert {"server/db/tables.py", "server/queue/sql_transitions.py"} <= {name_of(path) for path in users}
 
 
 def test_http_calls_rules_and_never_sql() -> None:

@@ -14,7 +14,7 @@ from seeds import seconds
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
-from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Task
+from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Task, TaskResult, TaskResultShare
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import (
     rules_retention,
@@ -23,11 +23,11 @@ from zndraw_joblib.server.queue import (
     sql_counts,
     sql_recount,
 )
-from zndraw_joblib.server.queue.sql_results import results, shares
 from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.statuses import TaskStatus
 
 rooms, blocks, jobs = RoomCount.__table__, QueueBlock.__table__, Job.__table__
+results, shares = TaskResult.__table__, TaskResultShare.__table__
 
 
 async def totals(replica: Replica, room: str = "lab", job: UUID | None = None) -> dict[str, int]:

@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic_core import from_json, to_json
-from sqlalchemy import ColumnElement, Integer, Select, bindparam, func, select, tuple_, union
+from sqlalchemy import ColumnElement, Integer, Select, bindparam, select, tuple_, union
 
 from zndraw_joblib.server.admin.sql_figures import Service, services
-from zndraw_joblib.server.db.bulk import among, padded
+from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import RoomCount
+from zndraw_joblib.server.db.statements import statement
+from zndraw_joblib.server.db.tables import ProviderRecord, RoomCount
 from zndraw_joblib.server.process.ports import CursorPage
 from zndraw_joblib.server.queue import sql_counts
 from zndraw_joblib.server.queue.sql_audit import audit
 from zndraw_joblib.server.queue.sql_jobs import COLUMNS as JOB_COLUMNS
 from zndraw_joblib.server.queue.sql_jobs import JobRecord, jobs
-from zndraw_joblib.server.queue.sql_providers import COLUMNS, NAME, ProviderRow, requests
+from zndraw_joblib.server.queue.sql_providers import COLUMNS, ProviderRow
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import CursorResponse, Name
 from zndraw_joblib.wire.names import validate_room_id
@@ -96,8 +97,8 @@ async def read(
         types = [int if isinstance(column.type, Integer) else str for column in cursor_list.columns]
         after = decode_cursor(cursor_list.kind, page.cursor, types)
         params |= {f"after_{key}": value for key, value in zip(cursor_list.keys, after, strict=True)}
-    statement = _statement(cursor_list, names, is_first=page.cursor is None)
-    rows = (await tx.execute(statement, params | {"limit": page.limit + 1})).all()
+    query = _statement(cursor_list, names, is_first=page.cursor is None)
+    rows = (await tx.execute(query, params | {"limit": page.limit + 1})).all()
     following = None
     if len(rows) > page.limit:
         rows = rows[: page.limit]
@@ -112,8 +113,7 @@ def _statement(cursor_list: CursorList, filters: tuple[str, ...], *, is_first: b
     """Return the statement for the first rows of a list, or for those after a cursor."""
     conditions = [cursor_list.filters[name].condition for name in filters]
     first, *others = [
-        _part(statement.where(*conditions), cursor_list, is_first=is_first)
-        for statement in cursor_list.selects
+        _part(query.where(*conditions), cursor_list, is_first=is_first) for query in cursor_list.selects
     ]
     if not others:
         return first
@@ -121,19 +121,19 @@ def _statement(cursor_list: CursorList, filters: tuple[str, ...], *, is_first: b
     return _ordered(select(united), cursor_list)
 
 
-def _part(statement: Select[Any], cursor_list: CursorList, *, is_first: bool) -> Select[Any]:
+def _part(query: Select[Any], cursor_list: CursorList, *, is_first: bool) -> Select[Any]:
     if not is_first:
-        columns = [statement.selected_columns[key] for key in cursor_list.keys]
+        columns = [query.selected_columns[key] for key in cursor_list.keys]
         after = [bindparam(f"after_{column.key}", type_=column.type) for column in columns]
         place, bound = (tuple_(*columns), tuple_(*after)) if after[1:] else (columns[0], after[0])
-        statement = statement.where(place < bound if cursor_list.is_descending else place > bound)
-    return _ordered(statement, cursor_list)
+        query = query.where(place < bound if cursor_list.is_descending else place > bound)
+    return _ordered(query, cursor_list)
 
 
-def _ordered(statement: Select[Any], cursor_list: CursorList) -> Select[Any]:
-    columns = [statement.selected_columns[key] for key in cursor_list.keys]
+def _ordered(query: Select[Any], cursor_list: CursorList) -> Select[Any]:
+    columns = [query.selected_columns[key] for key in cursor_list.keys]
     order = [column.desc() for column in columns] if cursor_list.is_descending else columns
-    return statement.order_by(*order).limit(bindparam("limit"))
+    return query.order_by(*order).limit(bindparam("limit"))
 
 
 # Cursors: where the next request of a list continues, as opaque text.
@@ -263,17 +263,19 @@ JOBS = CursorList(
 # The rooms that have tasks or active jobs, with their counts.
 
 room_counts = RoomCount.__table__
-_JOBS_OF_ROOMS = (
-    select(jobs.c.room_id, func.count())
-    .where(among(jobs.c.room_id, bindparam("rooms")), ~jobs.c.deleted)
-    .group_by(jobs.c.room_id)
+_JOBS_OF_ROOMS = statement(
+    """
+SELECT room_id, count(*) FROM joblib_job WHERE room_id = ANY (:all_room_id) AND NOT deleted GROUP BY room_id
+""",
+    *("room_id", "number"),
 )
 
 
 async def _room_entries(tx: Transaction, rows: Sequence[Any]) -> list[RoomEntry]:
     rooms = [row.room_id for row in rows]
     jobs_of_rooms: dict[str, int] = {
-        room_id: number for room_id, number in await tx.execute(_JOBS_OF_ROOMS, {"rooms": padded(rooms)})
+        room_id: number
+        for room_id, number in await tx.execute(_JOBS_OF_ROOMS, {"all_room_id": padded(rooms)})
     }
     counts, held = await sql_counts.of_rooms(tx, rooms)
     oldest = await sql_counts.oldest_of_rooms(tx, rooms)
@@ -303,20 +305,20 @@ ROOMS = CursorList(
 
 # The providers of all rooms, with their open requests.
 
-_OPEN_REQUESTS = (
-    select(requests.c.provider_id, func.count())
-    .where(
-        among(requests.c.provider_id, bindparam("ids")),
-        requests.c.expires_at > bindparam("now", type_=requests.c.expires_at.type),
-    )
-    .group_by(requests.c.provider_id)
+_OPEN_REQUESTS = statement(
+    """
+SELECT provider_id, count(*) FROM joblib_provider_call
+WHERE provider_id = ANY (:all_provider_id) AND expires_at > :now
+GROUP BY provider_id
+""",
+    *("provider_id", "number"),
 )
 
 
 async def _provider_entries(tx: Transaction, rows: Sequence[Any]) -> list[ProviderEntry]:
     records = [ProviderRow(*row) for row in rows]
     now = await tx.now()
-    params = {"ids": padded([provider.id for provider in records]), "now": now}
+    params = {"all_provider_id": padded([provider.id for provider in records]), "now": now}
     open_requests: dict[UUID, int] = {
         provider_id: number for provider_id, number in await tx.execute(_OPEN_REQUESTS, params)
     }
@@ -334,8 +336,8 @@ PROVIDERS = CursorList(
     ops.LIST_ALL_PROVIDERS,
     "List the providers of all rooms by full name, with their open requests.",
     "providers",
-    [select(*COLUMNS)],
-    [column.key for column in NAME],
+    [select(*[ProviderRecord.__table__.c[name] for name in COLUMNS])],
+    ["room_id", "category", "name"],
     _provider_entries,
 )
 

@@ -105,9 +105,8 @@ async def register(tx: Transaction, item: ProviderToRegister) -> tuple[ProviderR
     if not is_new:
         if provider.worker_id == worker_id:
             values["connected_until"] = max(connected_until, provider.connected_until)
-        await sql_providers.update_row(tx, provider.id, **values)
         provider = provider._replace(**values)
-        await sql_providers.reassign(tx, provider.id, provider.registration)
+        await sql_providers.replace(tx, provider)
         await notify_pending(tx, provider.id, name, worker_id)
     await sql_providers.link(tx, provider.id, registration)
     _publish_changed(tx, name)
@@ -117,16 +116,19 @@ async def register(tx: Transaction, item: ProviderToRegister) -> tuple[ProviderR
 async def register_internal(tx: Transaction, offers: Sequence[InternalProvider], owner_id: str) -> None:
     """Insert or update internal providers. They have no worker."""
     for name, schema, content_type in sorted(offers, key=lambda offer: str(offer.name)):
-        fields = {"schema": schema, "content_type": content_type, "owner_id": owner_id, "worker_id": None}
-        registration = uuid4()
-        values = {**fields, "registration": registration, "connected_until": await tx.now()}
+        fields: dict[str, Any] = {
+            "schema": schema,
+            "content_type": content_type,
+            "owner_id": owner_id,
+            "worker_id": None,
+        }
+        values = {**fields, "registration": uuid4(), "connected_until": await tx.now()}
         provider, is_new = await sql_providers.add_or_lock(tx, name, values)
         if not is_new:
             if all(getattr(provider, field) == value for field, value in fields.items()):
                 continue
             await sql_providers.unlink(tx, provider.id)
-            await sql_providers.update_row(tx, provider.id, **values)
-            await sql_providers.reassign(tx, provider.id, registration)
+            await sql_providers.replace(tx, provider._replace(**values))
         _publish_changed(tx, name)
 
 
@@ -198,10 +200,8 @@ async def _use_newest_registration(tx: Transaction, provider: ProviderRow) -> bo
     elif newest.worker_id == provider.worker_id:
         return True
     else:
-        registration, connected_until = uuid4(), await tx.now() + GRACE
-        values = {**newest._asdict(), "registration": registration, "connected_until": connected_until}
-        await sql_providers.update_row(tx, provider.id, **values)
-        await sql_providers.reassign(tx, provider.id, registration)
+        provider = provider._replace(**newest._asdict(), registration=uuid4())
+        await sql_providers.replace(tx, provider._replace(connected_until=await tx.now() + GRACE))
         await notify_pending(tx, provider.id, provider.name, newest.worker_id)
     _publish_changed(tx, provider.name)
     return newest is not None

@@ -2,35 +2,14 @@
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import (
-    ColumnElement,
-    Executable,
-    Select,
-    and_,
-    bindparam,
-    case,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
-from sqlalchemy.dialects import postgresql, sqlite
-
-from zndraw_joblib.server.db.bulk import among, padded
-from zndraw_joblib.server.db.database import Transaction, dialect, fetch_page
-from zndraw_joblib.server.db.tables import ProviderRecord, ProviderRequestRecord, ProviderWorkerLink
+from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import UUID_TYPE, one_row, statement
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName
-
-providers = ProviderRecord.__table__
-links = ProviderWorkerLink.__table__
-requests = ProviderRequestRecord.__table__
 
 
 class ProviderRow(NamedTuple):
@@ -70,68 +49,99 @@ class RegistrationRecord(NamedTuple):
     content_type: str
 
 
-NAME = [providers.c.room_id, providers.c.category, providers.c.name]
-COLUMNS = [
-    providers.c.id,
-    *NAME,
-    providers.c.schema,
-    providers.c.content_type,
-    providers.c.owner_id,
-    providers.c.worker_id,
-    providers.c.registration,
-    providers.c.created_at,
-    providers.c.connected_until,
+# The columns of a `ProviderRow`.
+COLUMNS = tuple(["name" if field == "short_name" else field for field in ProviderRow._fields])
+_SELECT = f"SELECT {', '.join(COLUMNS)} FROM joblib_provider"
+_IS_NAMED = "room_id = :room_id AND category = :category AND name = :name"
+_BY_NAME = statement(f"{_SELECT} WHERE {_IS_NAMED}", *COLUMNS)
+_LOCK_NAMED = statement(f"{_SELECT} WHERE {_IS_NAMED}\nFOR UPDATE", *COLUMNS)
+# The first statement of a transaction selects the time too.
+_SELECT_WITH_TIME = f"SELECT {', '.join(COLUMNS)}, CURRENT_TIMESTAMP FROM joblib_provider"
+_BY_ID = statement(f"{_SELECT_WITH_TIME} WHERE id = :id", *COLUMNS, "now")
+_BY_IDS = f"{_SELECT_WITH_TIME} WHERE id = ANY (:all_id) ORDER BY id"
+_LOCK = statement(f"{_BY_IDS}\nFOR NO KEY UPDATE", *COLUMNS, "now")
+_LOCK_SHARED = statement(f"{_BY_IDS}\nFOR KEY SHARE", *COLUMNS, "now")
+_LOCK_ALONE = statement("SELECT id FROM joblib_provider WHERE id = :id\nFOR UPDATE", "id")
+_ADD = statement(f"INSERT INTO joblib_provider {one_row(COLUMNS)} ON CONFLICT DO NOTHING RETURNING id", "id")
+_REPLACE = statement(
+    """
+UPDATE joblib_provider SET
+    schema = :schema, content_type = :content_type, owner_id = :owner_id, worker_id = :worker_id,
+    registration = :registration, connected_until = :connected_until
+WHERE id = :id
+"""
+)
+_REMOVE = [
+    statement("DELETE FROM joblib_provider_call WHERE provider_id = :id"),
+    statement("DELETE FROM joblib_provider_worker WHERE provider_id = :id"),
+    statement("DELETE FROM joblib_provider WHERE id = :id"),
 ]
-_SELECT = select(*COLUMNS)
-# Statements of the hot paths are built once. The first one of a transaction selects the time too.
-_BY_ID = select(*COLUMNS, func.now().label("now")).where(providers.c.id == bindparam("id"))
-_LOCK = (
-    select(*COLUMNS, func.now().label("now"))
-    .where(among(providers.c.id, bindparam("ids")))
-    .order_by(providers.c.id)
-    .with_for_update(key_share=True)
+# Both parameters are null if no providers are hidden.
+_IS_HIDDEN = "room_id IS NOT DISTINCT FROM :room_id AND category IS NOT DISTINCT FROM :category"
+_IS_LISTED = f"room_id = ANY (:all_room_id) AND NOT ({_IS_HIDDEN})"
+_PAGE = statement(
+    f"{_SELECT} WHERE {_IS_LISTED} ORDER BY created_at DESC, id DESC LIMIT :limit OFFSET :offset", *COLUMNS
 )
-_LOCK_SHARED = _LOCK.with_for_update(key_share=True, read=True)
-_OF_WORKER = select(providers.c.id).where(
-    providers.c.worker_id == bindparam("worker"), providers.c.connected_until < bindparam("until")
+_COUNT_LISTED = statement(f"SELECT count(*) FROM joblib_provider WHERE {_IS_LISTED}", "number")
+_CURRENT_WORKERS = statement(
+    "SELECT id, worker_id FROM joblib_provider WHERE id = ANY (:all_id)", *("id", "worker_id")
 )
 
 
-def _extend(query: Select[Any]) -> Executable:
-    ordered = query.order_by(providers.c.id).with_for_update(key_share=True).cte("chosen")
-    extended = update(providers).where(providers.c.id.in_(select(ordered.c.id)))
-    return extended.values(connected_until=bindparam("until"))
-
-
-_EXTEND = _extend(_OF_WORKER)
-_EXTEND_SOME = _extend(_OF_WORKER.where(among(providers.c.id, bindparam("ids"))))
-_EXTEND_ELSEWHERE = _extend(_OF_WORKER.where(~among(providers.c.room_id, bindparam("refused"))))
-# A row that a host has written by itself has no registration.
-_LINKED = (
-    select(links.c.provider_id)
-    .where(among(links.c.worker_id, bindparam("ids")))
-    .union_all(select(providers.c.id).where(among(providers.c.worker_id, bindparam("ids"))))
+def _set_connected(condition: str) -> str:
+    return f"""
+WITH locked AS (
+    SELECT id FROM joblib_provider WHERE worker_id = :worker_id AND {condition}
+    ORDER BY id
+    FOR NO KEY UPDATE
 )
-_UNLINK = delete(links).where(among(links.c.worker_id, bindparam("ids")))
+UPDATE joblib_provider SET connected_until = :connected_until WHERE id IN (SELECT id FROM locked)
+"""
 
 
-def visible_from(room_id: str) -> ColumnElement[bool]:
-    """Match the providers that a room lists: its own, and those of ``@global`` and ``@internal``."""
-    return providers.c.room_id.in_(sorted({room_id, GLOBAL, INTERNAL}))
-
-
-def is_named(name: JobName) -> ColumnElement[bool]:
-    """Match the provider of this name."""
-    return and_(*[providers.c[part] == value for part, value in name._asdict().items()])
+_IS_EARLIER, _IS_LATER = "connected_until < :connected_until", "connected_until > :connected_until"
+_IS_SOME, _IS_ELSEWHERE = "id = ANY (:all_id)", "NOT (room_id = ANY (:all_room_id))"
+_EXTEND = statement(_set_connected(_IS_EARLIER))
+_EXTEND_SOME = statement(_set_connected(f"{_IS_EARLIER} AND {_IS_SOME}"))
+_EXTEND_ELSEWHERE = statement(_set_connected(f"{_IS_EARLIER} AND {_IS_ELSEWHERE}"))
+_END, _END_SOME = (
+    statement(f"{_set_connected(condition)}RETURNING room_id, category, name", *JobName._fields)
+    for condition in (_IS_LATER, f"{_IS_LATER} AND {_IS_SOME}")
+)
+# The registrations of workers for providers. A row that a host has written by itself has none.
+_LINK = statement(
+    f"INSERT INTO joblib_provider_worker {one_row(('provider_id', *RegistrationRecord._fields))}"
+)
+_IS_LINK = "provider_id = :provider_id AND worker_id = :worker_id"
+_UNLINK = {
+    True: statement(f"DELETE FROM joblib_provider_worker WHERE {_IS_LINK} RETURNING n", "n"),
+    False: statement("DELETE FROM joblib_provider_worker WHERE provider_id = :provider_id RETURNING n", "n"),
+}
+_UNLINK_WORKERS = statement("DELETE FROM joblib_provider_worker WHERE worker_id = ANY (:all_worker_id)")
+_LINKED = statement(
+    """
+SELECT provider_id FROM joblib_provider_worker WHERE worker_id = ANY (:all_worker_id)
+UNION ALL
+SELECT id FROM joblib_provider WHERE worker_id = ANY (:all_worker_id)
+""",
+    "provider_id",
+)
+_IS_LINKED = statement(f"SELECT n FROM joblib_provider_worker WHERE {_IS_LINK}", "n")
+_NEWEST = statement(
+    f"""
+SELECT {", ".join(RegistrationRecord._fields)} FROM joblib_provider_worker
+WHERE provider_id = :provider_id ORDER BY n DESC LIMIT 1
+""",
+    *RegistrationRecord._fields,
+)
 
 
 async def add_or_lock(tx: Transaction, name: JobName, values: dict[str, Any]) -> tuple[ProviderRow, bool]:
     """Insert the provider of this name unless it exists. Return it, locked, and whether it is new."""
     row = {"id": uuid4(), "created_at": await tx.now(), **name._asdict(), **values}
-    statement = dialect(tx).insert(providers).values(**row).on_conflict_do_nothing()
     while True:
-        is_new = (await tx.execute(statement.returning(providers.c.id))).first() is not None
-        record = (await tx.execute(_SELECT.where(is_named(name)).with_for_update())).first()
+        is_new = (await tx.execute(_ADD, row)).first() is not None
+        record = (await tx.execute(_LOCK_NAMED, row)).first()
         # Unlike a job, a provider may be deleted between the two statements.
         if record is not None:
             return ProviderRow(*record), is_new
@@ -139,7 +149,7 @@ async def add_or_lock(tx: Transaction, name: JobName, values: dict[str, Any]) ->
 
 async def by_name(tx: Transaction, name: JobName) -> ProviderRow | None:
     """Return the provider of this name."""
-    row = (await tx.execute(_SELECT.where(is_named(name)))).first()
+    row = (await tx.execute(_BY_NAME, name._asdict())).first()
     return None if row is None else ProviderRow(*row)
 
 
@@ -152,23 +162,23 @@ async def by_id(tx: Transaction, provider_id: UUID) -> ProviderRow | None:
 
 async def lock(tx: Transaction, ids: Sequence[UUID], *, shared: bool = False) -> list[ProviderRow]:
     """Lock and return those of these providers that exist; a `shared` lock only prevents their deletion."""
-    rows = (await tx.execute(_LOCK_SHARED if shared else _LOCK, {"ids": padded(ids)})).all()
+    rows = (await tx.execute(_LOCK_SHARED if shared else _LOCK, {"all_id": padded(ids)})).all()
     tx.record_now(rows)
     return [ProviderRow(*row[:-1]) for row in rows]
 
 
-async def update_row(tx: Transaction, provider_id: UUID, **values: Any) -> None:
-    """Write columns of a provider."""
-    await tx.execute(update(providers).where(providers.c.id == provider_id).values(**values))
+async def replace(tx: Transaction, provider: ProviderRow) -> None:
+    """Write a locked provider with a new registration, and assign its open requests to this, unclaimed."""
+    row = provider._asdict()
+    await tx.execute(_REPLACE, row)
+    await tx.execute(_REASSIGN, row)
 
 
 async def remove(tx: Transaction, provider_id: UUID) -> None:
     """Delete a provider, which the caller has locked, with its registrations and its open requests."""
     # A transaction that adds a request holds a shared lock. Waiting for it leaves no request behind.
-    await tx.execute(select(providers.c.id).where(providers.c.id == provider_id).with_for_update())
-    for table in (requests, links):
-        await tx.execute(delete(table).where(table.c.provider_id == provider_id))
-    await tx.execute(delete(providers).where(providers.c.id == provider_id))
+    for locks_or_removes in (_LOCK_ALONE, *_REMOVE):
+        await tx.execute(locks_or_removes, {"id": provider_id})
 
 
 async def page(
@@ -178,49 +188,44 @@ async def page(
 
     Those of the room and category `hidden` are left out.
     """
-    condition = visible_from(room_id)
-    if hidden is not None:
-        room, category = hidden
-        condition = and_(condition, or_(providers.c.room_id != room, providers.c.category != category))
-    rows, total = await fetch_page(tx, providers, _SELECT, condition, part)
-    return [ProviderRow(*row) for row in rows], total
+    room, category = hidden or (None, None)
+    rooms = padded(sorted({room_id, GLOBAL, INTERNAL}))
+    params = {"all_room_id": rooms, "room_id": room, "category": category, **part._asdict()}
+    rows = (await tx.execute(_PAGE, params)).all()
+    return [ProviderRow(*row) for row in rows], (await tx.execute(_COUNT_LISTED, params)).scalar_one()
 
 
 async def link(tx: Transaction, provider_id: UUID, registration: RegistrationRecord) -> None:
     """Store a registration as the newest one of a provider."""
     await unlink(tx, provider_id, registration.worker_id)
-    await tx.execute(insert(links), [{"provider_id": provider_id, **registration._asdict()}])
+    await tx.execute(_LINK, {"provider_id": provider_id, **registration._asdict()})
 
 
 async def unlink(tx: Transaction, provider_id: UUID, worker_id: UUID | None = None) -> bool:
     """Delete the registration of a worker, or all of them. Return whether there was one."""
-    conditions = [links.c.provider_id == provider_id]
-    if worker_id is not None:
-        conditions.append(links.c.worker_id == worker_id)
-    return bool((await tx.execute(delete(links).where(*conditions).returning(links.c.n))).all())
+    params = {"provider_id": provider_id, "worker_id": worker_id}
+    return bool((await tx.execute(_UNLINK[worker_id is not None], params)).all())
 
 
 async def lock_and_unlink(tx: Transaction, worker_ids: Sequence[UUID]) -> list[ProviderRow]:
     """Delete all registrations of these workers. Return their providers, locked."""
-    params = {"ids": padded(worker_ids)}
+    params = {"all_worker_id": padded(worker_ids)}
     ids = sorted(set((await tx.execute(_LINKED, params)).scalars()))
     unlinked = await lock(tx, ids) if ids else []
     if ids:
-        await tx.execute(_UNLINK, params)
+        await tx.execute(_UNLINK_WORKERS, params)
     return unlinked
 
 
 async def is_linked(tx: Transaction, provider_id: UUID, worker_id: UUID) -> bool:
     """Return whether a worker is registered for a provider."""
-    conditions = links.c.provider_id == provider_id, links.c.worker_id == worker_id
-    return (await tx.execute(select(links.c.n).where(*conditions))).first() is not None
+    params = {"provider_id": provider_id, "worker_id": worker_id}
+    return (await tx.execute(_IS_LINKED, params)).first() is not None
 
 
 async def newest_registration(tx: Transaction, provider_id: UUID) -> RegistrationRecord | None:
     """Return the newest registration of a provider."""
-    columns = [links.c[name] for name in RegistrationRecord._fields]
-    statement = select(*columns).where(links.c.provider_id == provider_id).order_by(links.c.n.desc())
-    row = (await tx.execute(statement.limit(1))).first()
+    row = (await tx.execute(_NEWEST, {"provider_id": provider_id})).first()
     return None if row is None else RegistrationRecord(*row)
 
 
@@ -235,11 +240,11 @@ async def extend_connection(
 
     For all its providers, or only for some of them, or only for those in none of the refused rooms.
     """
-    params = {"worker": worker_id, "until": until}
+    params = {"worker_id": worker_id, "connected_until": until}
     if only:
-        await tx.execute(_EXTEND_SOME, {**params, "ids": padded(only)})
+        await tx.execute(_EXTEND_SOME, {**params, "all_id": padded(only)})
     elif refused_rooms:
-        await tx.execute(_EXTEND_ELSEWHERE, {**params, "refused": padded([*refused_rooms])})
+        await tx.execute(_EXTEND_ELSEWHERE, {**params, "all_room_id": padded([*refused_rooms])})
     else:
         await tx.execute(_EXTEND, params)
 
@@ -251,21 +256,16 @@ async def end_connection(
 
     Return the names of the providers that changed.
     """
-    conditions = [providers.c.worker_id == worker_id, providers.c.connected_until > at]
+    params = {"worker_id": worker_id, "connected_until": at}
     if only:
-        conditions.append(providers.c.id.in_(padded(only)))
-    locked = (
-        select(providers.c.id).where(*conditions).order_by(providers.c.id).with_for_update(key_share=True)
-    )
-    statement = update(providers).where(providers.c.id.in_(select(locked.cte("locked").c.id)))
-    statement = statement.values(connected_until=at).returning(*NAME)
-    return [JobName(*row) for row in await tx.execute(statement)]
+        params["all_id"] = padded(only)
+    return [JobName(*row) for row in await tx.execute(_END_SOME if only else _END, params)]
 
 
 async def current_workers(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, UUID]:
     """Return the worker that answers the requests of each provider."""
-    statement = select(providers.c.id, providers.c.worker_id).where(providers.c.id.in_(padded(ids)))
-    return {provider_id: worker_id for provider_id, worker_id in await tx.execute(statement)}
+    rows = await tx.execute(_CURRENT_WORKERS, {"all_id": padded(ids)})
+    return {provider_id: worker_id for provider_id, worker_id in rows}
 
 
 # Requests to providers that have no result yet.
@@ -295,82 +295,105 @@ class OpenRequest(NamedTuple):
     expires_at: datetime
 
 
-_NAMED = [providers.c[part] == bindparam(part) for part in JobName._fields]
-_PROVIDER_AND_REQUEST = (
-    select(
-        *COLUMNS,
-        requests.c.registration.label("request_registration"),
-        requests.c.expires_at.label("request_expires_at"),
-        func.now().label("now"),
+_PROVIDER_AND_REQUEST = statement(
+    f"""
+SELECT {", ".join(f"joblib_provider.{name}" for name in COLUMNS)},
+    joblib_provider_call.registration AS request_registration, joblib_provider_call.expires_at,
+    CURRENT_TIMESTAMP
+FROM joblib_provider LEFT JOIN joblib_provider_call
+    ON joblib_provider_call.provider_id = joblib_provider.id
+    AND joblib_provider_call.request_hash = :request_hash
+WHERE {_IS_NAMED}
+""",
+    *(*COLUMNS, "request_registration", "expires_at", "now"),
+    request_registration=UUID_TYPE,
+)
+_COUNT = statement(
+    """
+SELECT count(*), count(CASE WHEN user_id = :user_id THEN 1 END) FROM joblib_provider_call
+WHERE provider_id = :provider_id AND expires_at > :now
+""",
+    *("total", "own"),
+)
+_REQUEST_COLUMNS = (
+    *("provider_id", "request_hash", "params", "registration", "sent_at", "expires_at", "user_id"),
+)
+_RENEWED = ("registration", "sent_at", "expires_at", "user_id")
+_OPEN = statement(
+    f"""
+INSERT INTO joblib_provider_call {one_row(_REQUEST_COLUMNS)}
+ON CONFLICT (provider_id, request_hash) DO UPDATE
+SET {", ".join(f"{name} = excluded.{name}" for name in _RENEWED)}
+WHERE joblib_provider_call.expires_at <= excluded.sent_at
+    OR joblib_provider_call.registration <> excluded.registration
+RETURNING n
+""",
+    "n",
+)
+_SELECT_REQUESTS = """
+SELECT n, provider_id, request_hash, params, room_id, category, name
+FROM joblib_provider_call JOIN joblib_provider ON joblib_provider_call.provider_id = joblib_provider.id"""
+_BY_CLAIM = statement(
+    f"{_SELECT_REQUESTS} WHERE claimed_by = :claimed_by AND claim_id = :claim_id", *RequestRecord._fields
+)
+_UNCLAIMED = statement(
+    f"""
+{_SELECT_REQUESTS}
+WHERE provider_id = :provider_id AND expires_at > :now AND claimed_at IS NULL
+ORDER BY n LIMIT :limit
+""",
+    *RequestRecord._fields,
+)
+_REASSIGN = statement(
+    """
+UPDATE joblib_provider_call
+SET registration = :registration, claimed_by = NULL, claimed_at = NULL, claim_id = NULL
+WHERE provider_id = :id
+"""
+)
+_REMOVE_REQUEST = statement(
+    "DELETE FROM joblib_provider_call WHERE provider_id = :provider_id AND request_hash = :request_hash"
+)
+_LOCK_OLDEST, _LOCK_OLDEST_ELSEWHERE = (
+    statement(
+        f"""
+{_SELECT_REQUESTS}
+WHERE worker_id = :worker_id AND expires_at > :now AND (claimed_at IS NULL OR claimed_at < :since){condition}
+ORDER BY n LIMIT 1
+FOR UPDATE OF joblib_provider_call SKIP LOCKED
+""",
+        *RequestRecord._fields,
     )
-    .outerjoin_from(
-        providers,
-        requests,
-        and_(requests.c.provider_id == providers.c.id, requests.c.request_hash == bindparam("hash")),
-    )
-    .where(*_NAMED)
+    for condition in ("", f" AND {_IS_ELSEWHERE}")
 )
-_COUNT = (
-    select(func.count(), func.count(case((requests.c.user_id == bindparam("user"), 1))))
-    .select_from(requests)
-    .where(requests.c.provider_id == bindparam("provider"), requests.c.expires_at > bindparam("now"))
+_CLAIM = statement(
+    """
+UPDATE joblib_provider_call SET claimed_by = :worker_id, claimed_at = :now, claim_id = :claim_id WHERE n = :n
+"""
 )
-_REMOVE = delete(requests).where(
-    requests.c.provider_id == bindparam("provider"), requests.c.request_hash == bindparam("hash")
+_WORKERS = statement(
+    """
+SELECT DISTINCT worker_id
+FROM joblib_provider_call JOIN joblib_provider ON joblib_provider_call.provider_id = joblib_provider.id
+WHERE worker_id = ANY (:all_worker_id) AND claimed_at IS NULL AND expires_at > :now
+""",
+    "worker_id",
 )
-_SELECT_REQUESTS = select(
-    requests.c.n, requests.c.provider_id, requests.c.request_hash, requests.c.params, *NAME
-).join_from(requests, providers, requests.c.provider_id == providers.c.id)
-_BY_CLAIM = _SELECT_REQUESTS.where(
-    requests.c.claimed_by == bindparam("worker"), requests.c.claim_id == bindparam("claim")
+_LOCK_EXPIRED = statement(
+    """
+SELECT n FROM joblib_provider_call WHERE expires_at < :at ORDER BY expires_at LIMIT :limit
+FOR UPDATE SKIP LOCKED
+""",
+    "n",
 )
-_LOCK_OLDEST = (
-    _SELECT_REQUESTS.where(
-        providers.c.worker_id == bindparam("worker"),
-        requests.c.expires_at > bindparam("now"),
-        or_(requests.c.claimed_at.is_(None), requests.c.claimed_at < bindparam("lost_before")),
-    )
-    .order_by(requests.c.n)
-    .limit(1)
-    .with_for_update(of=requests, skip_locked=True)
-)
-_LOCK_OLDEST_ELSEWHERE = _LOCK_OLDEST.where(~among(providers.c.room_id, bindparam("refused")))
-_CLAIM = (
-    update(requests)
-    .where(requests.c.n == bindparam("number"))
-    .values(claimed_by=bindparam("worker"), claimed_at=bindparam("now"), claim_id=bindparam("claim"))
-)
-_WORKERS = (
-    select(providers.c.worker_id)
-    .join_from(requests, providers, requests.c.provider_id == providers.c.id)
-    .where(
-        among(providers.c.worker_id, bindparam("ids")),
-        requests.c.claimed_at.is_(None),
-        requests.c.expires_at > bindparam("now"),
-    )
-    .distinct()
-)
-
-
-@cache
-def _add(is_sqlite: bool) -> Executable:
-    added: Any = (sqlite if is_sqlite else postgresql).insert(requests)
-    renewed = {name: added.excluded[name] for name in ("registration", "sent_at", "expires_at", "user_id")}
-    is_over = or_(
-        requests.c.expires_at <= added.excluded.sent_at,
-        requests.c.registration != added.excluded.registration,
-    )
-    statement: Executable = added.on_conflict_do_update(
-        index_elements=["provider_id", "request_hash"], set_=renewed, where=is_over
-    ).returning(requests.c.n)
-    return statement
+_REMOVE_REQUESTS = statement("DELETE FROM joblib_provider_call WHERE n = ANY (:all_n)")
 
 
 async def provider_and_request(
     tx: Transaction, name: JobName, request_hash: str
 ) -> tuple[ProviderRow, OpenRequest | None] | None:
     """Return the provider of this name, and its open request of this hash if there is one."""
-    rows = (await tx.execute(_PROVIDER_AND_REQUEST, {**name._asdict(), "hash": request_hash})).all()
+    rows = (await tx.execute(_PROVIDER_AND_REQUEST, {**name._asdict(), "request_hash": request_hash})).all()
     tx.record_now(rows)
     if not rows:
         return None
@@ -397,41 +420,30 @@ async def add(
         "expires_at": until,
         "user_id": user_id,
     }
-    return (await tx.execute(_add(tx.is_sqlite), row)).first() is not None
+    return (await tx.execute(_OPEN, row)).first() is not None
 
 
 async def count(tx: Transaction, provider_id: UUID, user_id: str | None) -> tuple[int, int]:
     """Count the open requests of a provider, and those of them that a user has opened."""
-    params = {"provider": provider_id, "now": await tx.now(), "user": user_id}
+    params = {"provider_id": provider_id, "now": await tx.now(), "user_id": user_id}
     total, own = (await tx.execute(_COUNT, params)).one()
     return total, own
 
 
 async def unclaimed(tx: Transaction, provider_id: UUID, limit: int) -> list[RequestRecord]:
     """Return the open requests of a provider that no worker has claimed, oldest first."""
-    conditions = [requests.c.provider_id == provider_id, requests.c.expires_at > await tx.now()]
-    statement = (
-        _SELECT_REQUESTS.where(*conditions, requests.c.claimed_at.is_(None))
-        .order_by(requests.c.n)
-        .limit(limit)
-    )
-    return [RequestRecord(*row) for row in await tx.execute(statement)]
-
-
-async def reassign(tx: Transaction, provider_id: UUID, registration: UUID) -> None:
-    """Assign the open requests of a provider to a new registration, unclaimed."""
-    values = {"registration": registration, "claimed_by": None, "claimed_at": None, "claim_id": None}
-    await tx.execute(update(requests).where(requests.c.provider_id == provider_id).values(**values))
+    params = {"provider_id": provider_id, "now": await tx.now(), "limit": limit}
+    return [RequestRecord(*row) for row in await tx.execute(_UNCLAIMED, params)]
 
 
 async def remove_request(tx: Transaction, provider_id: UUID, request_hash: str) -> None:
     """Delete a request."""
-    await tx.execute(_REMOVE, {"provider": provider_id, "hash": request_hash})
+    await tx.execute(_REMOVE_REQUEST, {"provider_id": provider_id, "request_hash": request_hash})
 
 
 async def by_claim(tx: Transaction, worker_id: UUID, claim_id: UUID) -> RequestRecord | None:
     """Return the request that a worker has claimed with this claim id."""
-    row = (await tx.execute(_BY_CLAIM, {"worker": worker_id, "claim": claim_id})).first()
+    row = (await tx.execute(_BY_CLAIM, {"claimed_by": worker_id, "claim_id": claim_id})).first()
     return None if row is None else RequestRecord(*row)
 
 
@@ -447,29 +459,26 @@ async def claim(
     A request that was claimed longer than `lease` ago may be claimed again.
     """
     now = await tx.now()
-    params = {"worker": worker_id, "now": now}
-    statement: Any = _LOCK_OLDEST
-    limits: dict[str, Any] = {"lost_before": now - lease}
+    params = {"worker_id": worker_id, "now": now, "since": now - lease}
     if refused_rooms:
-        statement, limits["refused"] = _LOCK_OLDEST_ELSEWHERE, padded([*refused_rooms])
-    row = (await tx.execute(statement, {**params, **limits})).first()
+        params["all_room_id"] = padded([*refused_rooms])
+    row = (await tx.execute(_LOCK_OLDEST_ELSEWHERE if refused_rooms else _LOCK_OLDEST, params)).first()
     if row is None:
         return None
     record = RequestRecord(*row)
-    await tx.execute(_CLAIM, {**params, "number": record.n, "claim": claim_id})
+    await tx.execute(_CLAIM, {"worker_id": worker_id, "now": now, "n": record.n, "claim_id": claim_id})
     return record
 
 
 async def workers_with_unclaimed(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
     """Return which of these workers have providers with unclaimed open requests."""
-    params = {"ids": padded(worker_ids), "now": await tx.now()}
+    params = {"all_worker_id": padded(worker_ids), "now": await tx.now()}
     return list((await tx.execute(_WORKERS, params)).scalars())
 
 
 async def prune(tx: Transaction, before: datetime, limit: int) -> int:
     """Delete up to `limit` requests that expired before a time. Return how many."""
-    old = select(requests.c.n).where(requests.c.expires_at < before).order_by(requests.c.expires_at)
-    ids = (await tx.execute(old.limit(limit).with_for_update(skip_locked=True))).scalars().all()
-    if ids:
-        await tx.execute(delete(requests).where(requests.c.n.in_(padded(ids))))
-    return len(ids)
+    rows = (await tx.execute(_LOCK_EXPIRED, {"at": before, "limit": limit})).scalars().all()
+    if rows:
+        await tx.execute(_REMOVE_REQUESTS, {"all_n": padded(rows)})
+    return len(rows)

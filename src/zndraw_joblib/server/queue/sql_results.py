@@ -9,18 +9,12 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Executable, Table, and_, bindparam, delete, func, insert, select, update
-
-from zndraw_joblib.server.db.bulk import among, padded
-from zndraw_joblib.server.db.database import Transaction, dialect
-from zndraw_joblib.server.db.tables import Task, TaskResult, TaskResultShare, TaskResultTotal
+from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import BIG_INTEGER, INTEGER, TEXT, Type, statement
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.progress import StoredResult
 from zndraw_joblib.wire.statuses import HELD, TaskStatus
-
-results = TaskResult.__table__
-shares = TaskResultShare.__table__
-totals = TaskResultTotal.__table__
 
 _TOTAL_ID = 1
 # The result of an attempt that ends without completing is kept at most this long after its end.
@@ -108,21 +102,146 @@ class NewUpload(NamedTuple):
     announced: int
 
 
+class _Sums(NamedTuple):
+    """A table of sums: the statement that adds to one if it stays in its bound, and that which reads it."""
+
+    add: Any
+    read: Any
+
+
+def _sums(table: str, column: str, kind: Type) -> _Sums:
+    add = statement(
+        f"""
+INSERT INTO {table} ({column}, size) VALUES (:key, :size)
+ON CONFLICT ({column}) DO UPDATE SET size = {table}.size + excluded.size
+WHERE {table}.size + :needed <= :bound
+RETURNING size
+""",
+        "size",
+        key=kind,
+        size=BIG_INTEGER,
+        needed=BIG_INTEGER,
+        bound=BIG_INTEGER,
+    )
+    return _Sums(add, statement(f"SELECT size FROM {table} WHERE {column} = :key", "size", key=kind))
+
+
+_SHARES = _sums("joblib_task_result_share", "user_id", TEXT)
+_TOTAL = _sums("joblib_task_result_total", "id", BIG_INTEGER)
+_FREE_SHARE = statement(
+    "UPDATE joblib_task_result_share SET size = size - :size WHERE user_id = :user_id", size=BIG_INTEGER
+)
+_DROP_SHARE = statement("DELETE FROM joblib_task_result_share WHERE user_id = :user_id AND size = 0")
+_FREE_TOTAL = statement("UPDATE joblib_task_result_total SET size = size - :size", size=BIG_INTEGER)
+
+_IS_UPLOAD = "n = :n AND task_seq IS NULL AND content_key IS NOT NULL"
+_IS_ALIVE = "expires_at > :now"
+_BEGIN = statement(
+    """
+INSERT INTO joblib_task_result (attempt, content_key, size, content_type, etag, expires_at, user_id)
+VALUES (0, :content_key, :size, '', '', :expires_at, :user_id)
+RETURNING n
+""",
+    "n",
+    size=BIG_INTEGER,
+)
+_GROW = statement(
+    f"UPDATE joblib_task_result SET size = size + :size WHERE {_IS_UPLOAD} RETURNING user_id",
+    "user_id",
+    size=BIG_INTEGER,
+)
+_EXTEND = statement(
+    f"""
+UPDATE joblib_task_result SET expires_at = :expires_at WHERE {_IS_UPLOAD} AND {_IS_ALIVE} RETURNING n
+""",
+    "n",
+)
+_LOCK_UPLOAD = statement(
+    f"""
+SELECT size, content_key, user_id FROM joblib_task_result WHERE {_IS_UPLOAD} AND {_IS_ALIVE}
+FOR UPDATE
+""",
+    *("size", "content_key", "user_id"),
+)
+_FINISH = statement(
+    """
+UPDATE joblib_task_result SET
+    task_seq = :task_seq, attempt = :attempt, size = :size, content_type = :content_type, etag = :etag,
+    filename = :filename, expires_at = :expires_at, check_at = :check_at
+WHERE n = :n
+""",
+    size=BIG_INTEGER,
+)
+_ABANDON = statement(
+    f"UPDATE joblib_task_result SET expires_at = :now WHERE {_IS_UPLOAD} RETURNING content_key", "content_key"
+)
+
+
+def _detaching(condition: str) -> tuple[Any, Any]:
+    return (
+        statement(f"DELETE FROM joblib_task_result WHERE {condition} AND content_key IS NULL"),
+        statement(
+            f"""
+UPDATE joblib_task_result SET task_seq = NULL, check_at = NULL, expires_at = :now WHERE {condition}
+"""
+        ),
+    )
+
+
+_IS_OF_TASK = "n = :n AND task_seq IS NOT NULL"
+_DETACH = _detaching("task_seq = ANY (:all_task_seq)")
+_DETACH_ONE = _detaching(_IS_OF_TASK)
+_TO_CHECK = statement(
+    """
+SELECT joblib_task_result.n, joblib_task_result.attempt, joblib_task.status, joblib_task.attempt AS current
+FROM joblib_task_result JOIN joblib_task ON joblib_task.seq = joblib_task_result.task_seq
+WHERE check_at <= :now ORDER BY check_at LIMIT :limit
+""",
+    *("n", "attempt", "status", "current"),
+    current=INTEGER,
+)
+_LOCK = statement("SELECT n FROM joblib_task_result WHERE n = ANY (:all_n) ORDER BY n\nFOR UPDATE", "n")
+_SET_CHECK = statement(f"UPDATE joblib_task_result SET check_at = :check_at WHERE {_IS_OF_TASK}")
+_OF_TASKS = statement(
+    f"""
+SELECT {", ".join(ResultRecord._fields)} FROM joblib_task_result WHERE task_seq = ANY (:all_task_seq)
+""",
+    *ResultRecord._fields,
+)
+_EXPIRED = statement(
+    """
+SELECT n, content_key FROM joblib_task_result WHERE content_key IS NOT NULL AND expires_at <= :now
+ORDER BY expires_at LIMIT :limit
+""",
+    *Deletable._fields,
+)
+_LOCK_CONTENT = statement(
+    """
+SELECT n, size, user_id FROM joblib_task_result WHERE n = ANY (:all_n) AND content_key IS NOT NULL
+ORDER BY n
+FOR UPDATE
+""",
+    *("n", "size", "user_id"),
+)
+_REMOVE = statement("DELETE FROM joblib_task_result WHERE n = ANY (:all_n) AND task_seq IS NULL")
+_FORGET = statement("UPDATE joblib_task_result SET content_key = NULL WHERE n = ANY (:all_n)")
+# Other uploads, and content that is to be deleted.
+_LOOSE_OF_ALL = f"""
+SELECT coalesce(sum(size + {RESULT_BYTES}), 0) FROM joblib_task_result
+WHERE task_seq IS NULL AND content_key IS NOT NULL AND n <> :n"""
+_LOOSE = {
+    True: statement(_LOOSE_OF_ALL, "size"),
+    False: statement(f"{_LOOSE_OF_ALL} AND user_id = :user_id", "size"),
+}
+
+
 async def begin(tx: Transaction, new: NewUpload, quota: Quota, lease: timedelta) -> int:
     """Insert an upload. Return its number. Raises `NoRoom` if there is none for its announced size.
 
     Unless `extend` is called, its content may be deleted after `lease`.
     """
-    row = {
-        "attempt": 0,
-        "content_key": new.content_key,
-        "size": new.reserved,
-        "content_type": "",
-        "etag": "",
-        "expires_at": await tx.now() + lease,
-        "user_id": new.user_id,
-    }
-    n: int = (await tx.execute(insert(results).returning(results.c.n), [row])).scalar_one()
+    row = {"content_key": new.content_key, "size": new.reserved, "user_id": new.user_id}
+    n: int = (await tx.execute(_BEGIN, {**row, "expires_at": await tx.now() + lease})).scalar_one()
     rest = max(0, new.announced - new.reserved)
     await _grow(tx, n, new.user_id, new.reserved + RESULT_BYTES, quota, rest)
     return n
@@ -130,7 +249,7 @@ async def begin(tx: Transaction, new: NewUpload, quota: Quota, lease: timedelta)
 
 async def reserve(tx: Transaction, n: int, more: int, quota: Quota) -> None:
     """Reserve more bytes for an upload. Raises `NoRoom`, and LookupError if the upload has expired."""
-    row = (await tx.execute(_GROW, {"own": n, "more": more})).first()
+    row = (await tx.execute(_GROW, {"n": n, "size": more})).first()
     if row is None:
         raise LookupError(f"the upload {n} has expired")
     await _grow(tx, n, row.user_id, more, quota)
@@ -139,7 +258,7 @@ async def reserve(tx: Transaction, n: int, more: int, quota: Quota) -> None:
 async def extend(tx: Transaction, n: int, lease: timedelta) -> bool:
     """Extend an upload by `lease`. Return whether its content was not to be deleted yet."""
     now = await tx.now()
-    return (await tx.execute(_EXTEND, {"own": n, "now": now, "until": now + lease})).first() is not None
+    return (await tx.execute(_EXTEND, {"n": n, "now": now, "expires_at": now + lease})).first() is not None
 
 
 async def finish(
@@ -150,32 +269,31 @@ async def finish(
     Raises `NoRoom`, and LookupError if the upload has expired.
     """
     now = await tx.now()
-    row = (await tx.execute(_LOCK_UPLOAD, {"own": n, "now": now})).first()
+    row = (await tx.execute(_LOCK_UPLOAD, {"n": n, "now": now})).first()
     if row is None:
         raise LookupError(f"the upload {n} has expired")
     await detach(tx, [task_seq])
     expires_at = now + quota.keep
     values = {"task_seq": task_seq, "attempt": attempt, **new._asdict(), "expires_at": expires_at}
-    values["check_at"] = now + CHECK_INTERVAL
-    await tx.execute(update(results).where(results.c.n == n).values(values))
+    await tx.execute(_FINISH, {**values, "check_at": now + CHECK_INTERVAL, "n": n})
     await _grow(tx, n, row.user_id, new.size - row.size, quota)
     return ResultRecord(task_seq, attempt, row.content_key, **new._asdict(), expires_at=expires_at)
 
 
 async def detach(tx: Transaction, task_seqs: Sequence[int]) -> None:
     """Take the results of these tasks away from them; their content is deleted later."""
-    await _detach(tx, results.c.task_seq.in_(padded(task_seqs)))
+    await _detach(tx, _DETACH, {"all_task_seq": padded(task_seqs)})
 
 
-async def _detach(tx: Transaction, own: ColumnElement[bool]) -> None:
-    await tx.execute(delete(results).where(own, results.c.content_key.is_(None)))
-    detached = {"task_seq": None, "check_at": None, "expires_at": await tx.now()}
-    await tx.execute(update(results).where(own).values(detached))
+async def _detach(tx: Transaction, detaching: tuple[Any, Any], params: dict[str, Any]) -> None:
+    removes, detaches = detaching
+    await tx.execute(removes, params)
+    await tx.execute(detaches, {**params, "now": await tx.now()})
 
 
 async def to_check(tx: Transaction, limit: int) -> list[Unconfirmed]:
     """Return results whose `check_at` has passed."""
-    rows = await tx.execute(_TO_CHECK.limit(limit), {"now": await tx.now()})
+    rows = await tx.execute(_TO_CHECK, {"now": await tx.now(), "limit": limit})
     return [Unconfirmed(row.n, TaskStatus(row.status), row.attempt == row.current) for row in rows]
 
 
@@ -185,30 +303,26 @@ async def checked(tx: Transaction, unconfirmed: Sequence[Unconfirmed]) -> None:
     The tasks need no lock, because an attempt that has ended never runs again.
     """
     now = await tx.now()
-    numbers = padded([result.n for result in unconfirmed])
-    await tx.execute(
-        select(results.c.n).where(results.c.n.in_(numbers)).order_by(results.c.n).with_for_update()
-    )
+    await tx.execute(_LOCK, {"all_n": padded([result.n for result in unconfirmed])})
     for result in unconfirmed:
-        own = and_(results.c.n == result.n, results.c.task_seq.is_not(None))
         if result.is_current and result.status == TaskStatus.COMPLETED:
-            await tx.execute(update(results).where(own).values(check_at=None))
+            await tx.execute(_SET_CHECK, {"n": result.n, "check_at": None})
         elif result.is_current and result.status in HELD:
-            await tx.execute(update(results).where(own).values(check_at=now + CHECK_INTERVAL))
+            await tx.execute(_SET_CHECK, {"n": result.n, "check_at": now + CHECK_INTERVAL})
         else:
-            await _detach(tx, own)
+            await _detach(tx, _DETACH_ONE, {"n": result.n})
 
 
 async def abandon(tx: Transaction, n: int) -> str | None:
     """Let the content of an upload be deleted; return its key. Return None if it is a task's result."""
     now = await tx.now()
-    key: str | None = (await tx.execute(_ABANDON, {"own": n, "now": now})).scalar_one_or_none()
+    key: str | None = (await tx.execute(_ABANDON, {"n": n, "now": now})).scalar_one_or_none()
     return key
 
 
 async def of_tasks(tx: Transaction, task_seqs: Sequence[int]) -> dict[int, ResultRecord]:
     """Return the results of tasks by `seq`, also those whose content has expired."""
-    rows = await tx.execute(_OF_TASKS, {"seqs": padded(task_seqs)})
+    rows = await tx.execute(_OF_TASKS, {"all_task_seq": padded(task_seqs)})
     return {row.task_seq: ResultRecord(*row) for row in rows}
 
 
@@ -227,30 +341,27 @@ async def current(tx: Transaction, tasks: Sequence[TaskRecord]) -> dict[UUID, St
 
 async def expired(tx: Transaction, limit: int) -> list[Deletable]:
     """Return content that is to be deleted, the oldest first."""
-    rows = await tx.execute(_EXPIRED.limit(limit), {"now": await tx.now()})
+    rows = await tx.execute(_EXPIRED, {"now": await tx.now(), "limit": limit})
     return [Deletable(*row) for row in rows]
 
 
 async def forget(tx: Transaction, numbers: Sequence[int]) -> None:
     """Record that the content of these rows was deleted. Tasks keep the row of a result that has expired."""
-    condition = and_(results.c.n.in_(padded(numbers)), results.c.content_key.is_not(None))
-    columns = (results.c.n, results.c.size, results.c.user_id)
-    locked = select(*columns).where(condition).order_by(results.c.n).with_for_update()
-    rows = (await tx.execute(locked)).all()
+    rows = (await tx.execute(_LOCK_CONTENT, {"all_n": padded(numbers)})).all()
     if not rows:
         return
     freed: Counter[str | None] = Counter()
     for row in rows:
         freed[row.user_id] += row.size + RESULT_BYTES
-    own = results.c.n.in_(padded([row.n for row in rows]))
-    await tx.execute(delete(results).where(own, results.c.task_seq.is_(None)))
-    await tx.execute(update(results).where(own).values(content_key=None))
+    params = {"all_n": padded([row.n for row in rows])}
+    await tx.execute(_REMOVE, params)
+    await tx.execute(_FORGET, params)
     await _free(tx, freed)
 
 
 async def total(tx: Transaction) -> int:
     """Return the size of all content, with that of uploads that are under way."""
-    size: int | None = (await tx.execute(select(totals.c.size))).scalar_one_or_none()
+    size: int | None = (await tx.execute(_TOTAL.read, {"key": _TOTAL_ID})).scalar_one_or_none()
     return size or 0
 
 
@@ -260,86 +371,36 @@ async def _grow(tx: Transaction, n: int, user_id: str | None, more: int, quota: 
         await _free(tx, {user_id: -more})
         return
     if user_id is not None:
-        room = _Room(shares, shares.c.user_id, user_id, quota.max_share)
-        await _reserve(tx, room, n, more, rest)
-    await _reserve(tx, _Room(totals, totals.c.id, _TOTAL_ID, quota.max_total), n, more, rest)
+        await _reserve(tx, _Sum(_SHARES, user_id, quota.max_share), n, more, rest)
+    await _reserve(tx, _Sum(_TOTAL, _TOTAL_ID, quota.max_total), n, more, rest)
 
 
-class _Room(NamedTuple):
-    """A sum, which may have at most `limit` bytes."""
+class _Sum(NamedTuple):
+    """A sum, which may have at most `bound` bytes: that of a user, or that of all."""
 
-    sums: Table
-    column: ColumnElement[Any]
-    key: Any
-    limit: int
+    table: _Sums
+    key: str | int
+    bound: int
 
 
-async def _reserve(tx: Transaction, room: _Room, n: int, more: int, rest: int) -> None:
-    sums, column, key, limit = room
-    grown: Any = dialect(tx).insert(sums).values({column: key, sums.c.size: more})
-    statement: Executable = grown.on_conflict_do_update(
-        index_elements=[column],
-        set_={"size": sums.c.size + bindparam("more")},
-        where=sums.c.size + bindparam("wanted") <= bindparam("most"),
-    ).returning(sums.c.size)
-    amount = more + rest
-    params = {"more": more, "wanted": amount, "most": limit}
-    if amount <= limit and (await tx.execute(statement, params)).first() is not None:
+async def _reserve(tx: Transaction, row: _Sum, n: int, more: int, rest: int) -> None:
+    params = {"key": row.key, "size": more, "needed": more + rest, "bound": row.bound}
+    if more + rest <= row.bound and (await tx.execute(row.table.add, params)).first() is not None:
         return
-    size = (await tx.execute(select(sums.c.size).where(column == key))).scalar_one_or_none() or 0
-    loose = await _loose(tx, n, key if sums is shares else None)
-    raise NoRoom(is_share=sums is shares, is_passing=size - loose + amount <= limit)
+    size = (await tx.execute(row.table.read, {"key": row.key})).scalar_one_or_none() or 0
+    user_id = row.key if isinstance(row.key, str) else None
+    loose = await _loose(tx, n, user_id)
+    raise NoRoom(is_share=user_id is not None, is_passing=size - loose + more + rest <= row.bound)
 
 
 async def _loose(tx: Transaction, n: int, user_id: str | None) -> int:
     """Return the bytes of other uploads, and of content that is to be deleted; of a user, or of all."""
-    own = and_(results.c.task_seq.is_(None), results.c.content_key.is_not(None), results.c.n != n)
-    if user_id is not None:
-        own = and_(own, results.c.user_id == user_id)
-    size = func.coalesce(func.sum(results.c.size + RESULT_BYTES), 0)
-    return int((await tx.execute(select(size).where(own))).scalar_one())
+    return int((await tx.execute(_LOOSE[user_id is None], {"n": n, "user_id": user_id})).scalar_one())
 
 
 async def _free(tx: Transaction, freed: Mapping[str | None, int]) -> None:
     """Subtract bytes that are no longer stored from the sums."""
     for user_id, size in sorted((user_id, size) for user_id, size in freed.items() if user_id is not None):
-        own = and_(shares.c.user_id == user_id)
-        await tx.execute(update(shares).where(own).values(size=shares.c.size - size))
-        await tx.execute(delete(shares).where(own, shares.c.size == 0))
-    await tx.execute(update(totals).values(size=totals.c.size - sum(freed.values())))
-
-
-_COLUMNS = [results.c[name] for name in ResultRecord._fields]
-_OF_TASKS = select(*_COLUMNS).where(among(results.c.task_seq, bindparam("seqs")))
-_IS_UPLOAD = and_(
-    results.c.n == bindparam("own"), results.c.task_seq.is_(None), results.c.content_key.is_not(None)
-)
-_IS_ALIVE = results.c.expires_at > bindparam("now")
-_EXTEND = (
-    update(results).where(_IS_UPLOAD, _IS_ALIVE).values(expires_at=bindparam("until")).returning(results.c.n)
-)
-_GROW = (
-    update(results)
-    .where(_IS_UPLOAD)
-    .values(size=results.c.size + bindparam("more"))
-    .returning(results.c.user_id)
-)
-_TO_CHECK = (
-    select(results.c.n, results.c.attempt, Task.__table__.c.status, Task.__table__.c.attempt.label("current"))
-    .join_from(results, Task.__table__, Task.__table__.c.seq == results.c.task_seq)
-    .where(results.c.check_at <= bindparam("now"))
-    .order_by(results.c.check_at)
-)
-_LOCK_UPLOAD = (
-    select(results.c.size, results.c.content_key, results.c.user_id)
-    .where(_IS_UPLOAD, _IS_ALIVE)
-    .with_for_update()
-)
-_ABANDON = (
-    update(results).where(_IS_UPLOAD).values(expires_at=bindparam("now")).returning(results.c.content_key)
-)
-_EXPIRED = (
-    select(results.c.n, results.c.content_key)
-    .where(results.c.content_key.is_not(None), results.c.expires_at <= bindparam("now"))
-    .order_by(results.c.expires_at)
-)
+        await tx.execute(_FREE_SHARE, {"user_id": user_id, "size": size})
+        await tx.execute(_DROP_SHARE, {"user_id": user_id})
+    await tx.execute(_FREE_TOTAL, {"size": sum(freed.values())})
