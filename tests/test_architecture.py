@@ -173,7 +173,7 @@ def test_the_queue_alone_writes_tasks() -> None:
         ("sql_reports.py", "update"),
         ("sql_details.py", "update"),
         ("sql_submit.py", "insert"),
-        ("sql_claims.py", "update"),
+        ("sql_claim_statements.py", "update"),
         ("sql_recount.py", "update"),
     }
 
@@ -185,7 +185,11 @@ def test_a_statement_that_sets_a_status_has_a_guard() -> None:
         for name, sql in static_statements()
         if re.search(r"UPDATE joblib_task SET[^;]*?\bstatus = ", sql)
     }
-    assert {name for name, _ in setting} == {"sql_claims.py", "sql_reports.py", "sql_transitions.py"}
+    assert {name for name, _ in setting} == {
+        "sql_claim_statements.py",
+        "sql_reports.py",
+        "sql_transitions.py",
+    }
     for _, sql in setting:
         assert re.search(r"joblib_task\.status (= |IN \()", sql), sql
 

@@ -27,14 +27,13 @@ from zndraw_joblib.server.queue import (
     sql_workers,
 )
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder, ClaimSlot
-from zndraw_joblib.server.queue.sql_claims import (
+from zndraw_joblib.server.queue.sql_claim_statements import (
     ClaimAnswer,
     Claimant,
     Demand,
-    QueueHead,
-    WorkerQueues,
     claim_single_statement,
 )
+from zndraw_joblib.server.queue.sql_claims import QueueHead, WorkerQueues
 from zndraw_joblib.server.queue.sql_task_rows import Move, Place, TaskRecord
 from zndraw_joblib.server.queue.sql_workers import WorkerRecord
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
