@@ -83,6 +83,18 @@ async def test_events_of_a_failed_or_cancelled_task(recorder: Recorder, ending: 
     assert await recorder.new_events() == expected
 
 
+async def test_a_cancellation_reaches_the_worker_of_a_room_without_front_ends(recorder: Recorder) -> None:
+    """Statuses of a room without sockets are not made, except those that go to other rooms too."""
+    job = await recorder.add_worker("A")
+    task = await submit(recorder.rest, job, "cellar")
+    await claim(recorder.rest, job["worker_id"])
+    await recorder.new_events()
+    await report(recorder.rest, task, "running")
+    assert await recorder.new_events() == {}
+    await report(recorder.rest, task, "cancelled")
+    assert await recorder.new_events() == {"A": ["cancelled"]}
+
+
 async def test_events_of_a_cancelled_pending_task(recorder: Recorder) -> None:
     """Only its room gets the event, because no worker holds the task."""
     job = await recorder.add_worker("A")

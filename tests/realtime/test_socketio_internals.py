@@ -24,8 +24,11 @@ async def test_the_manager_knows_the_sockets_and_rooms_of_this_process(server: L
     assert socketio_internals.has_subscribers(sio)
     assert socketio_internals.may_have_members(sio, ["room:attic", "room:lab"])
     assert not socketio_internals.may_have_members(sio, ["room:attic"])
+    reaches = server.joblib.publisher.reach()
+    assert (reaches("room:lab"), reaches("room:attic")) == (True, False)
     await socket.disconnect()
     await until(lambda: not socketio_internals.has_subscribers(sio))
+    assert server.joblib.publisher.reach() is None
 
 
 async def test_events_of_empty_rooms_are_not_sent_without_other_replicas() -> None:

@@ -22,7 +22,7 @@ from zndraw_joblib.server.db.errors import DATABASE_ERRORS, RepeatTransaction, i
 from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.db.room_events import EventRow, NewEvent
 from zndraw_joblib.server.process.batcher import RowLocked, locked_problem
-from zndraw_joblib.server.process.ports import OpenConnection, Page, Wake
+from zndraw_joblib.server.process.ports import OpenConnection, Page, Reaches, Wake, reaches_all
 from zndraw_joblib.wire.events import Emission, TaskProgress, TaskStatusEvent
 from zndraw_joblib.wire.history import EventKind
 
@@ -68,7 +68,7 @@ class Transaction:
         self._now_read_at = 0.0
         self.is_sqlite = is_sqlite
         self._emissions: dict[object, Callable[[], Emission]] = {}
-        self._more_emissions: list[Callable[[], list[Emission]]] = []
+        self._more_emissions: list[Callable[[Reaches], list[Emission]]] = []
         self._logged: list[Callable[[], list[NewEvent]]] = []
         self._is_watched: bool | None = None
         self._must_ask = False
@@ -130,10 +130,10 @@ class Transaction:
         if of_task:
             self._logged.append(lambda: _events_of([make()]))
 
-    def emit_many(self, make: Callable[[], list[Emission]]) -> None:
-        """Record events of tasks without keys. `make` runs only if they are published."""
+    def emit_many(self, make: Callable[[Reaches], list[Emission]]) -> None:
+        """Record events of tasks without keys. `make` returns those that may reach a client."""
         self._more_emissions.append(make)
-        self._logged.append(lambda: _events_of(make()))
+        self._logged.append(lambda: _events_of(make(reaches_all)))
 
     def record_event(self, make: Callable[[], NewEvent]) -> None:
         """Record an event for the event log of a room alone. `make` runs only if the room may be watched."""
@@ -170,7 +170,11 @@ class Transaction:
     @property
     def emissions(self) -> list[Emission]:
         """The events to publish after the commit, in order; those without keys first."""
-        more = [emission for make in self._more_emissions for emission in make()]
+        return self.emissions_to(reaches_all)
+
+    def emissions_to(self, reaches: Reaches) -> list[Emission]:
+        """Return the same events, where there are many without those that reach no client."""
+        more = [emission for make in self._more_emissions for emission in make(reaches)]
         return more + [make() for make in self._emissions.values()]
 
     def record_due(self, at: datetime) -> None:

@@ -214,7 +214,7 @@ class JobLib(HostApi):
             session_maker,
             self.settings,
             publish=self._publish,
-            has_subscribers=self.publisher.has_subscribers,
+            reach=self.publisher.reach,
             on_due=self._schedule,
             clock=clock,
         )

@@ -92,10 +92,7 @@ class GuardedExecutor:
         else:
             publisher = SocketIoPublisher(tsio)
             self._runtime = Runtime(
-                database,
-                settings or JobLibSettings(),
-                publish=publisher,
-                has_subscribers=publisher.has_subscribers,
+                database, settings or JobLibSettings(), publish=publisher, reach=publisher.reach
             )
         self._owns_runtime = not isinstance(database, Runtime)
         self._results = InternalResults(self._runtime, is_server=not self._owns_runtime)

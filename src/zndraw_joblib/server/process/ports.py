@@ -30,6 +30,15 @@ class RequestKey(NamedTuple):
     user_id: str
 
 
+# Whether an event to a Socket.IO room may reach a client.
+Reaches = Callable[[str], bool]
+
+
+def reaches_all(_: str) -> bool:
+    """Return that an event to any room may reach a client."""
+    return True
+
+
 class Wake(NamedTuple):
     """Wake the first `limit` waiters of `key`; all of them where it is None."""
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import Page, job_key, task_key
+from zndraw_joblib.server.process.ports import Page, Reaches, job_key, task_key
 from zndraw_joblib.server.queue import rules_details
 from zndraw_joblib.server.queue.sql_details import Detail
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskRow
@@ -147,7 +147,7 @@ def task_without_body(fields: dict[str, Any]) -> TaskResponse:
 
 def publish_changed(tx: Transaction, tasks: Sequence[TaskResponse | TaskRow]) -> None:
     """Publish new statuses to the tasks' rooms after the commit; wake the waiters of ended tasks."""
-    tx.emit_many(lambda: list(map(_status_emission, tasks)))
+    tx.emit_many(lambda reaches: [_status_emission(task) for task in tasks if _has_audience(task, reaches)])
     for task in tasks:
         if task.status in TERMINAL:
             tx.wake(task_key(task.id))
@@ -155,7 +155,22 @@ def publish_changed(tx: Transaction, tasks: Sequence[TaskResponse | TaskRow]) ->
 
 def publish_new(tx: Transaction, tasks: Sequence[TaskResponse]) -> None:
     """Publish new plain tasks after the commit: to their rooms and to the workers of their job."""
-    tx.emit_many(lambda: [make(task) for task in tasks for make in (_status_emission, _available_emission)])
+
+    def make(reaches: Reaches) -> list[Emission]:
+        emissions = []
+        for task in tasks:
+            if _has_audience(task, reaches):
+                emissions.append(_status_emission(task))
+            if reaches(workers_of(task.job_name)):
+                emissions.append(_available_emission(task))
+        return emissions
+
+    tx.emit_many(make)
+
+
+def _has_audience(task: TaskResponse | TaskRow, reaches: Reaches) -> bool:
+    """Return whether the status of a task may reach a client. A cancellation also goes to its worker."""
+    return reaches(room_of(task.room_id)) or task.status is TaskStatus.CANCELLED
 
 
 def publish_status(

@@ -8,6 +8,7 @@ from typing import Any
 import socketio
 from pydantic_core import from_json, to_json, to_jsonable_python
 
+from zndraw_joblib.server.process.ports import Reaches, reaches_all
 from zndraw_joblib.server.process.pubsub import PubSub
 from zndraw_joblib.server.realtime import socketio_internals
 from zndraw_joblib.wire.events import Emission, Event, audience
@@ -45,13 +46,16 @@ class SocketIoPublisher:
         self.rooms = sio
         self._has_sockets = socketio_internals.subscribers_of(sio)
 
-    def has_subscribers(self) -> bool:
-        """Return whether a socket of any process may receive an event."""
+    def reach(self) -> Reaches | None:
+        """Return a function that returns whether a socket of any process may be in a room.
+
+        None if there is no socket.
+        """
         if self.rooms is None or self.rooms is not self.tsio:
-            return self.tsio is not None
-        if self._has_sockets():
-            return True
-        return self.pubsub is not None and bool(self.pubsub.peers) and self._carries
+            return None if self.tsio is None else reaches_all
+        if self._carries:
+            return reaches_all
+        return socketio_internals.may_have_member(self.rooms) if self._has_sockets() else None
 
     @property
     def _carries(self) -> bool:

@@ -22,6 +22,8 @@ from socketio import AsyncManager, Server
 from socketio import packet as socketio_packet
 from socketio.async_pubsub_manager import AsyncPubSubManager
 
+from zndraw_joblib.server.process.ports import Reaches, reaches_all
+
 logger = logging.getLogger(__name__)
 NAMESPACE = "/"
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -306,13 +308,17 @@ def redis_channel(sio: Any) -> tuple[str, str] | None:
     return parts.netloc.rpartition("@")[2] or parts.path, sio.manager.channel
 
 
-def may_have_members(sio: Any, rooms: Iterable[str]) -> bool:
-    """Return whether a socket of any process may be in one of these rooms."""
+def may_have_member(sio: Any) -> Reaches:
+    """Return a function that returns whether a socket of any process may be in a room now."""
     manager = sio.manager
     if manager.has_others if isinstance(manager, MessageManager) else not is_local(sio):
-        return True
-    occupied = manager.rooms.get(NAMESPACE, {})
-    return any(room in occupied for room in rooms)
+        return reaches_all
+    return partial(contains, manager.rooms.get(NAMESPACE, {}))
+
+
+def may_have_members(sio: Any, rooms: Iterable[str]) -> bool:
+    """Return whether a socket of any process may be in one of these rooms."""
+    return any(map(may_have_member(sio), rooms))
 
 
 def find_handler(sio: Any, event: str) -> Any:

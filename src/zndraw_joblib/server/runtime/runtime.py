@@ -22,12 +22,14 @@ from zndraw_joblib.server.process.ports import (
     ContentStore,
     Identity,
     LocalHistogram,
+    Reaches,
     RequestKey,
     SessionMaker,
     Wake,
     claim_key,
     events_key,
     job_key,
+    reaches_all,
     slot_key,
     task_key,
 )
@@ -138,7 +140,8 @@ _TASKS_PER_SHORT_WRITE = 500
 class Runtime:
     """The state of one server process.
 
-    `publish` sends each event after its commit, in a task of its own, unless `has_subscribers()` is false.
+    `publish` sends each event that `reach()` lets through after its commit, in a task of its own; none if it
+    returns None.
     `on_events`, if set, gets them at the commit; `on_appended` gets those that were stored, by room. `on_due`
     gets the seconds until the first task is due that a transaction scheduled. A re-check finds lost wake-ups
     after `recheck_seconds[0]`, growing to the second.
@@ -152,7 +155,7 @@ class Runtime:
         settings: JobLibSettings,
         *,
         publish: Publish | None = None,
-        has_subscribers: Callable[[], bool] = lambda: True,
+        reach: Callable[[], Reaches | None] = lambda: reaches_all,
         on_due: Callable[[float], None] = lambda _: None,
         clock: Clock | None = None,
         recheck_seconds: tuple[float, float] = (1.0, 5.0),
@@ -167,7 +170,7 @@ class Runtime:
         self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
         self.events = EventQueue(settings)
         self.on_providers_removed: Callable[[list[str]], Coroutine[Any, Any, None]] | None = None
-        self._publish, self._has_subscribers, self._on_due = publish, has_subscribers, on_due
+        self._publish, self._reach, self._on_due = publish, reach, on_due
         self.on_events: Callable[[Sequence[Emission]], None] | None = None
         self._batchers: list[Batcher[Any, Any]] = []
         self.batch_items = LocalHistogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
@@ -285,8 +288,8 @@ class Runtime:
             self.start(self.on_providers_removed(tx.removed_providers))
         if self.on_events is not None:
             self.on_events(tx.emissions)
-        if self._publish is not None and self._has_subscribers():
-            self.events.put(self._publish, tx.emissions)
+        if self._publish is not None and (reaches := self._reach()) is not None:
+            self.events.put(self._publish, tx.emissions_to(reaches))
 
     def _wake_for_slots(self, freed: Sequence[Freed], woken: Sequence[Wake]) -> None:
         for worker_id in {slot.worker_id for slot in freed}:
