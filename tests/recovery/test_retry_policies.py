@@ -1,12 +1,14 @@
 """The retry policy of a job decides what happens after a failed attempt: counts and pauses."""
 
 import asyncio
+import json
 from datetime import timedelta
 from math import exp
 from typing import Any
 from uuid import UUID
 
 import pytest
+from pydantic import ValidationError
 from replica import STRANGER, SUBMITTER, ManualClock, Replica
 
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse
@@ -248,7 +250,7 @@ async def test_a_policy_names_exceptions_that_are_final(timed: Replica, subtests
         ({"error_types": ["KeyError", "LookupError", "Exception"]}, True),
         ({"error_types": ["Exception"], "failure": Failure(type="LookupError")}, False),
         ({"failure": Failure(type="app.LookupError")}, True),
-        ({"error_types": ["app.Busy"], "retry_after_seconds": 5}, True),
+        ({"error_types": ["app.errors.Busy"], "retry_after_seconds": 5}, True),
         ({}, False),
     ):
         with subtests.test(report=report):
@@ -257,6 +259,23 @@ async def test_a_policy_names_exceptions_that_are_final(timed: Replica, subtests
             assert after.status is (TaskStatus.FAILED if is_final else TaskStatus.PENDING)
             if not is_final:
                 await timed.report(running.id, TaskStatus.CANCELLED, by=SUBMITTER)
+
+
+def test_the_names_of_exceptions_in_a_policy() -> None:
+    """Classes have their qualified names, built-in ones and those of the main program their plain names."""
+    of_program = type("Full", (Exception,), {"__module__": "__main__"})
+    names: Any = (ValueError, json.JSONDecodeError, of_program, "builtins.KeyError", "app.Busy")
+    policy = JobPolicy(non_retryable=names)
+    assert policy.non_retryable == (
+        "Full",
+        "KeyError",
+        "ValueError",
+        "app.Busy",
+        "json.decoder.JSONDecodeError",
+    )
+    for name in ("app Busy", "app\nBusy", int, 5):
+        with pytest.raises(ValidationError, match=r"printable characters without spaces|valid string"):
+            JobPolicy(non_retryable=(name,))  # type: ignore[arg-type]
 
 
 async def test_a_repeated_failure_changes_nothing(timed: Replica, clock: ManualClock) -> None:

@@ -328,6 +328,8 @@ class LockedDatabase:
         self.batches: list[list[str]] = []
         self.patience: list[float] = []
         self.written: list[str] = []
+        # Each refused batch, and how many batches had begun by then.
+        self.refused: list[tuple[list[str], int]] = []
 
     async def commit(self, items: Sequence[str], lock_seconds: float) -> list[str]:
         """Raise `RowLocked` after a while if another transaction holds a row."""
@@ -335,6 +337,7 @@ class LockedDatabase:
         self.patience.append(lock_seconds)
         if self.locked & set(map(row_of, items)):
             await asyncio.sleep(lock_seconds / 10)
+            self.refused.append((list(items), len(self.batches)))
             raise RowLocked
         self.written += items
         return [f"done {item}" for item in items]
@@ -404,6 +407,36 @@ async def test_a_lock_is_forgotten_after_its_last_item() -> None:
         await asyncio.sleep(0)  # the lock is forgotten in the next cycle
         assert await put_all(batcher, ["a x", "b x", "c x"]) == ["done a x", "done b x", "done c x"]
         assert database.batches[-1] == ["a x", "b x", "c x"]
+
+
+async def test_a_lock_stays_known_after_its_last_item() -> None:
+    """Meanwhile later items of its row wait apart from others, each for its own time."""
+    database = LockedDatabase()
+    database.locked = {"a"}
+    batcher: Batcher[str, str] = Batcher(database.commit, lambda: 1, row_of, lock_seconds=0.5)
+    for number in range(3):
+        answers = await put_all(batcher, [f"a {number}", f"b {number}"])
+        assert [type(answer) for answer in answers] == [ServiceUnavailable, str]
+    assert [batch for batch in database.batches if len(batch) > 1] == [["a 0", "b 0"]]
+
+
+async def test_locks_take_turns_and_new_ones_come_first() -> None:
+    """The rows of a refused batch are tried before those that were locked when they were tried alone."""
+    database = LockedDatabase()
+    database.locked = {"a", "b", "c"}
+    batcher: Batcher[str, str] = Batcher(database.commit, lambda: 1, row_of, lock_seconds=60)
+    waiting = [asyncio.create_task(put_all(batcher, ["a 1", "b 1", "c 1"]))]
+    await until(lambda: len(database.batches) > 12)
+    single = [batch[0] for batch in database.batches[1:]]
+    assert all(len({*single[start : start + 3]}) == 3 for start in range(len(single) - 2))
+    database.locked.add("d")
+    waiting.append(asyncio.create_task(put_all(batcher, ["d 1", "e 1"])))
+    await until(lambda: "e 1" in database.written)
+    [begun] = [begun for items, begun in database.refused if items == ["d 1", "e 1"]]
+    assert sorted(database.batches[begun : begun + 2]) == [["d 1"], ["e 1"]]
+    database.locked = set()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*waiting)
 
 
 async def test_more_items_of_a_lock_than_a_batch_takes() -> None:
