@@ -1,6 +1,6 @@
 """Change the rules, one place at a time, and list the changes that no test notices.
 
-``make mutants ARGS=batcher`` names a module. A second argument limits the changes: ``"*7"`` takes those whose
+``make mutants ARGS=batcher`` names a module. Further arguments limit the changes: ``"*7"`` takes those whose
 number ends in 7, ``"*_choose_*"`` those of a function. Source and tests are copied to .mutants.
 
 mutmut writes the changes. One process imports the tests, migrates a database, runs each test once to learn
@@ -9,6 +9,7 @@ fails. Those that noticed most changes before run first.
 """
 
 import ast
+import gc
 import os
 import shutil
 import sys
@@ -29,14 +30,15 @@ from generate import ROOT
 WORK = ROOT / ".mutants"
 # Types, texts of logs and messages that only a person reads.
 LEFT_OUT = (r"\bcast\(", r"\blogger\.", r"\bTypeVar\(")
-# One replica on SQLite: the other tests have the same rules, and need more time.
-CHOSEN = ("-m", "not (processes or slow or signals or benchmark)", "-k", "not (of-a-host or two-replicas)")
+# One replica on SQLite, and with --postgresql all kinds of databases: they need more time.
+ON_SQLITE = ("-m", "not (processes or slow or signals or benchmark)", "-k", "not (of-a-host or two-replicas)")
+ON_ALL = ("-m", "not (slow or signals or benchmark)")
 # The garbage collections of `unraisableexception` take longer than most tests. A test that hangs, notices.
 QUICK = (
-    *("-q", "-s", "-p", "no:unraisableexception", "-p", "no:cacheprovider", "-o", "timeout=30"),
+    *("-q", "-s", "-p", "no:unraisableexception", "-p", "no:cacheprovider", "-o", "timeout=60"),
     *("-o", "tmp_path_retention_policy=failed"),
 )
-MAX_SECONDS = 200
+MAX_SECONDS = 600
 # Databases in memory, where the system has a folder for that.
 MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder is made in it
 
@@ -136,25 +138,32 @@ def _mutate(path: Path) -> dict[str, list[str]]:
 class Run:
     """A plugin of pytest that runs the collected tests once, and then for each change in a child process."""
 
-    def __init__(self, module: str, names: list[str], children: int) -> None:
-        self.module, self.names, self.children = module, names, children
+    def __init__(self, module: str, names: list[str], children: int, limit: int) -> None:
+        self.module, self.names, self.children, self.limit = module, names, children, limit
         self.results: dict[str, str] = {}
-        self.running: dict[int, tuple[str, int]] = {}
+        self.running: dict[int, tuple[str, int, float]] = {}
+        # How many changes each test noticed, and how many seconds that and its run without a change took.
         self.counts: Counter[int] = Counter()
+        self.seconds: list[float] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the tests."""
-        tests, seconds = self._measure(session)
+        tests = self._measure(session)
+        # Garbage collections of the children skip, and so do not copy, the memory of this process.
+        gc.collect()
+        gc.freeze()
         for name in self.names:
             while len(self.running) >= self.children:
                 self._wait(session)
             indexes = tests.get(f"{self.module}.{name.partition('__mutmut_')[0]}", set())
-            rates = {index: (self.counts[index] + 0.01) / (seconds[index] + 0.01) for index in indexes}
-            self._start(session, name, sorted(indexes, key=lambda index: -rates[index]))
+            self._start(session, name, sorted(indexes, key=self._rate, reverse=True)[: self.limit])
         while self.running:
             self._wait(session)
         return True
+
+    def _rate(self, index: int) -> float:
+        return (self.counts[index] + 0.01) / (self.seconds[index] + 0.01)
 
     @staticmethod
     def _run(session: pytest.Session, index: int) -> bool:
@@ -163,28 +172,27 @@ class Run:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=session)
         return not session.testsfailed
 
-    def _measure(self, session: pytest.Session) -> tuple[dict[str, set[int]], list[float]]:
-        """Run each test once; return the tests of each function, and their seconds."""
+    def _measure(self, session: pytest.Session) -> dict[str, set[int]]:
+        """Run each test once; return the tests of each function."""
         from mutmut.state import state  # noqa: PLC0415
 
         tests: dict[str, set[int]] = {}
-        seconds = []
         os.environ["MUTANT_UNDER_TEST"] = "stats"
         for index in range(len(session.items)):
             start = perf_counter()
             if not self._run(session, index):
                 sys.exit(f"{session.items[index].nodeid} fails without a change")
-            seconds.append(perf_counter() - start)
+            self.seconds.append(perf_counter() - start)
             for function in state()._stats:
                 tests.setdefault(function, set()).add(index)
             state()._stats.clear()
-        return tests, seconds
+        return tests
 
     def _start(self, session: pytest.Session, name: str, indexes: list[int]) -> None:
         read, write = os.pipe()
         if pid := os.fork():
             os.close(write)
-            self.running[pid] = name, read
+            self.running[pid] = name, read, perf_counter()
             return
         timer = threading.Timer(MAX_SECONDS, os._exit, [1])
         timer.daemon = True
@@ -201,18 +209,19 @@ class Run:
 
     def _wait(self, session: pytest.Session) -> None:
         pid, status = os.wait()
-        name, pipe = self.running.pop(pid)
+        name, pipe, start = self.running.pop(pid)
         indexes = os.read(pipe, 65536).split()
         os.close(pipe)
         self.results[name] = "survived" if indexes else "no tests"
         if status and indexes:
             index = int(indexes[-1])
             self.counts[index] += 1
+            self.seconds[index] += perf_counter() - start
             self.results[name] = session.items[index].nodeid
         print(f"{name}: {self.results[name]}", file=sys.stderr, flush=True)
 
 
-def run(name: str, pattern: str, children: int) -> None:
+def run(name: str, patterns: list[str], chosen: tuple[str, ...], children: int, limit: int) -> None:
     """Print the changes of a module that no test notices."""
     rules = MODULES[name]
     folder = WORK / name
@@ -220,10 +229,11 @@ def run(name: str, pattern: str, children: int) -> None:
     os.chdir(folder)
     sys.path[:0] = [str(folder / "src"), str(folder / "tests"), str(folder)]
     functions = _mutate(folder / "src" / "zndraw_joblib" / rules.path)
-    names = [key for key in functions if not key.endswith("_orig") and fnmatch(key, pattern)]
-    plugin = Run("zndraw_joblib." + rules.path.removesuffix(".py").replace("/", "."), names, children)
+    names = [key for key in functions if not key.endswith("_orig")]
+    names = [key for key in names if any(fnmatch(key, pattern) for pattern in patterns)]
+    plugin = Run("zndraw_joblib." + rules.path.removesuffix(".py").replace("/", "."), names, children, limit)
     with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as os.environ["TMPDIR"]:
-        pytest.main([*CHOSEN, *QUICK, *(f"tests/{test}" for test in rules.tests)], [plugin])
+        pytest.main([*chosen, *QUICK, *(f"tests/{test}" for test in rules.tests)], [plugin])
     survivors = [key for key, result in plugin.results.items() if result in {"survived", "no tests"}]
     for key in survivors:
         print(f"{key}: {plugin.results[key]}")
@@ -236,7 +246,9 @@ def run(name: str, pattern: str, children: int) -> None:
 if __name__ == "__main__":
     _parser = ArgumentParser(description="List the changes of a module that no test notices.")
     _parser.add_argument("module", choices=MODULES)
-    _parser.add_argument("pattern", nargs="?", default="*", help="such as '*7', or '*_choose_*'")
+    _parser.add_argument("patterns", nargs="*", default=["*"], help="such as '*7', or '*_choose_*'")
+    _parser.add_argument("--postgresql", action="store_true", help="run the tests of all databases")
     _parser.add_argument("--children", type=int, default=2)
+    _parser.add_argument("--tests", type=int, default=10_000, help="the most tests for one change")
     _args = _parser.parse_args()
-    run(_args.module, _args.pattern, _args.children)
+    run(_args.module, _args.patterns, ON_ALL if _args.postgresql else ON_SQLITE, _args.children, _args.tests)

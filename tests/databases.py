@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import subprocess
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -64,6 +65,8 @@ class PostgresDatabases:
         self.url = url
         self._numbers = itertools.count()
         self._free: list[str] = []
+        # `make mutants` forks after it has started the server.
+        os.register_at_fork(after_in_child=self._free.clear)
         self._objects: str | None = None
 
     def sync_no_files(self) -> None:
@@ -80,7 +83,7 @@ class PostgresDatabases:
 
     def create(self, *, empty: bool = False) -> str:
         """Create a database, migrated or without tables; return its name."""
-        name = f"test_{next(self._numbers)}"
+        name = f"test_{os.getpid()}_{next(self._numbers)}"
         self._execute("postgres", f"CREATE DATABASE {name}" + ("" if empty else f" TEMPLATE {_TEMPLATE}"))
         return name
 
