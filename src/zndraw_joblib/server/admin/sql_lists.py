@@ -19,12 +19,11 @@ from zndraw_joblib.server.admin.sql_figures import Service, services
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import statement
-from zndraw_joblib.server.db.tables import ProviderRecord, RoomCount
+from zndraw_joblib.server.db.tables import AuditRecord, Job, ProviderRecord, RoomCount
 from zndraw_joblib.server.process.ports import CursorPage
 from zndraw_joblib.server.queue import sql_counts
-from zndraw_joblib.server.queue.sql_audit import audit
 from zndraw_joblib.server.queue.sql_jobs import COLUMNS as JOB_COLUMNS
-from zndraw_joblib.server.queue.sql_jobs import JobRecord, jobs
+from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_providers import COLUMNS, ProviderRow
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import CursorResponse, Name
@@ -167,6 +166,8 @@ def decode_cursor(kind: str, text: str, types: Sequence[type[str] | type[int]]) 
 
 # The audit trail.
 
+audit = AuditRecord.__table__
+
 
 async def _audit_entries(_: Transaction, rows: Sequence[Any]) -> list[AuditEntry]:
     return [AuditEntry.model_construct(**row._asdict()) for row in rows]
@@ -191,6 +192,8 @@ AUDIT = CursorList(
 
 
 # The jobs of all rooms, with their counts.
+
+jobs = Job.__table__
 
 
 async def _job_entries(tx: Transaction, rows: Sequence[Any]) -> list[JobEntry]:

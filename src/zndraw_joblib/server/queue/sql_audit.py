@@ -3,20 +3,15 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, bindparam, delete, insert, select, update
-
-from zndraw_joblib.server.db.bulk import among, padded
+from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import metadata
+from zndraw_joblib.server.db.statements import one_row, statement
 
-audit = metadata.tables["joblib_audit"]
-
-_ADD = insert(audit).returning(audit.c.n)
-_SET_DETAIL = (
-    update(audit)
-    .where(audit.c.n == bindparam("own_n"))
-    .values(detail=bindparam("detail", type_=audit.c.detail.type))
-)
+_COLUMNS = ("at", "actor", "action", "room_id", "target", "detail", "request_id")
+_ADD = statement(f"INSERT INTO joblib_audit {one_row(_COLUMNS)} RETURNING n", "n")
+_SET_DETAIL = statement("UPDATE joblib_audit SET detail = :detail WHERE n = :n")
+_FIRST = statement("SELECT n, at FROM joblib_audit ORDER BY n LIMIT :limit", *("n", "at"))
+_REMOVE = statement("DELETE FROM joblib_audit WHERE n = ANY (:all_n)")
 
 
 async def add_audit(tx: Transaction, **values: Any) -> int:
@@ -27,11 +22,7 @@ async def add_audit(tx: Transaction, **values: Any) -> int:
 
 async def set_audit_detail(tx: Transaction, number: int, detail: dict[str, Any]) -> None:
     """Replace the detail of a row."""
-    await tx.execute(_SET_DETAIL, {"own_n": number, "detail": detail})
-
-
-_FIRST = select(audit.c.n, audit.c.at).order_by(audit.c.n).limit(bindparam("limit", type_=BigInteger()))
-_DELETE = delete(audit).where(among(audit.c.n, bindparam("numbers")))
+    await tx.execute(_SET_DETAIL, {"n": number, "detail": detail})
 
 
 async def prune_audit(tx: Transaction, before: datetime, limit: int) -> int:
@@ -42,5 +33,5 @@ async def prune_audit(tx: Transaction, before: datetime, limit: int) -> int:
     first = await tx.execute(_FIRST, {"limit": limit})
     numbers = [row.n for row in first if row.at < before]
     if numbers:
-        await tx.execute(_DELETE, {"numbers": padded(numbers)})
+        await tx.execute(_REMOVE, {"all_n": padded(numbers)})
     return len(numbers)

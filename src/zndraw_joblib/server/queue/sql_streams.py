@@ -4,34 +4,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import (
-    BigInteger,
-    Integer,
-    Interval,
-    Select,
-    String,
-    Text,
-    bindparam,
-    column,
-    delete,
-    exists,
-    func,
-    literal_column,
-    or_,
-    select,
-    table,
-    update,
-)
+from sqlalchemy import Interval
 
 from zndraw_joblib.server.db import room_events
 from zndraw_joblib.server.db.column_types import UtcDateTime
-from zndraw_joblib.server.db.database import Transaction, dialect
-from zndraw_joblib.server.db.room_events import EventRow, events, streams
-from zndraw_joblib.server.db.statements import statement
-from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.room_events import EventRow
+from zndraw_joblib.server.db.statements import BIG_INTEGER, BOOLEAN, TEXT, one_row, statement
 from zndraw_joblib.server.queue.sql_task_rows import ROW_NAMES, TaskRow, row_columns, row_of
-
-tasks = Task.__table__
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PRUNED_ROWS = 1000
@@ -75,13 +55,114 @@ class Range(NamedTuple):
     last: int
 
 
-_NUMBERS = (streams.c.first_n, streams.c.last_n)
-_KEEP = update(streams).where(streams.c.room_id == bindparam("room")).returning(*_NUMBERS)
-_ROOMS = select(streams.c.room_id).limit(bindparam("most", type_=BigInteger()))
-_COUNT = select(func.count()).select_from(_ROOMS.subquery())
-_OF_USER = _ROOMS.where(streams.c.watched_by == bindparam("user"))
-_COUNT_OF_USER = select(func.count()).select_from(_OF_USER.subquery())
-_HAS_TASKS = select(exists().where(tasks.c.room_id == bindparam("room")))
+_NUMBERS = ("first_n", "last_n")
+_KEEP = statement(
+    """
+UPDATE joblib_room_stream SET
+    watched_until = :watched_until, max_events = :max_events, max_bytes = :max_bytes,
+    watched_by = coalesce(:watched_by, watched_by)
+WHERE room_id = :room_id
+RETURNING first_n, last_n
+""",
+    *_NUMBERS,
+)
+_COLUMNS = (
+    *("room_id", "first_n", "last_n", "size", "max_events", "max_bytes", "watched_until", "watched_by"),
+)
+# Another server may have begun to watch the room meanwhile.
+_ADD = statement(
+    f"""
+INSERT INTO joblib_room_stream {one_row(_COLUMNS)}
+ON CONFLICT (room_id) DO UPDATE SET
+    watched_until = excluded.watched_until, max_events = excluded.max_events, max_bytes = excluded.max_bytes,
+    watched_by = coalesce(excluded.watched_by, joblib_room_stream.watched_by)
+RETURNING first_n, last_n
+""",
+    *_NUMBERS,
+)
+_COUNT, _COUNT_OF_USER = (
+    statement(
+        f"SELECT count(*) FROM (SELECT room_id FROM joblib_room_stream {where} LIMIT :limit) AS watched",
+        "number",
+    )
+    for where in ("", "WHERE watched_by = :watched_by")
+)
+_HAS_TASKS = statement(
+    "SELECT EXISTS (SELECT 1 FROM joblib_task WHERE room_id = :room_id)", "has_tasks", has_tasks=BOOLEAN
+)
+# Of PostgreSQL.
+_HOLDERS = statement(
+    """
+SELECT pg_locks.virtualtransaction
+FROM pg_locks LEFT JOIN pg_stat_activity ON pg_stat_activity.pid = pg_locks.pid
+WHERE pg_locks.locktype = 'relation'
+    AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND pg_locks.relation = to_regclass('joblib_room_stream')
+    AND pg_locks.pid <> pg_backend_pid()
+    AND (
+        pg_stat_activity.backend_xid IS NOT NULL OR pg_stat_activity.xact_start IS NULL
+        OR pg_stat_activity.xact_start > clock_timestamp() - :longest
+    )
+""",
+    "virtualtransaction",
+    longest=Interval(),
+)
+_RANGE = statement("SELECT first_n, last_n FROM joblib_room_stream WHERE room_id = :room_id", *_NUMBERS)
+_PAGES = {
+    is_of_task: statement(
+        f"""
+SELECT {", ".join(EventRow._fields)} FROM (
+    SELECT {", ".join(EventRow._fields)}, sum(size) OVER (ORDER BY n) - size AS earlier_bytes
+    FROM joblib_room_event
+    WHERE room_id = :room_id AND n > :after{" AND task_id = :task_id" if is_of_task else ""}
+    ORDER BY n LIMIT :limit
+) AS numbered
+WHERE earlier_bytes < :max_bytes ORDER BY n
+""",
+        *EventRow._fields,
+        after=BIG_INTEGER,
+    )
+    for is_of_task in (True, False)
+}
+_NEWEST = statement(
+    f"""
+SELECT {row_columns(job_name="joblib_job.full_name", payload="NULL", result="NULL")}
+FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
+WHERE joblib_task.room_id = :room_id
+ORDER BY joblib_task.room_id, joblib_task.created_at DESC, joblib_task.seq DESC
+LIMIT :limit
+""",
+    *ROW_NAMES,
+)
+_OVERDUE = statement(
+    """
+SELECT room_id, first_n, last_n, watched_until FROM joblib_room_stream
+WHERE room_id > :previous AND (watched_until < :now OR :before > (
+    SELECT at FROM joblib_room_event
+    WHERE joblib_room_event.room_id = joblib_room_stream.room_id AND n > joblib_room_stream.first_n
+    ORDER BY n LIMIT 1
+))
+ORDER BY room_id LIMIT 1
+FOR UPDATE OF joblib_room_stream SKIP LOCKED
+""",
+    *("room_id", "first_n", "last_n", "watched_until"),
+    previous=TEXT,
+    before=UtcDateTime(),
+)
+_OLD = statement(
+    f"""
+SELECT count(*), max(n) FROM (
+    SELECT n, at FROM joblib_room_event WHERE room_id = :room_id ORDER BY n LIMIT {_PRUNED_ROWS}
+) AS first_events
+WHERE at < :before
+""",
+    *("count", "n"),
+    before=UtcDateTime(),
+)
+_REMOVE = (
+    statement("DELETE FROM joblib_room_event WHERE room_id = :room_id"),
+    statement("DELETE FROM joblib_room_stream WHERE room_id = :room_id"),
+)
 
 
 async def watch(tx: Transaction, room_id: str, bounds: Bounds, user: str | None = None) -> Watched:
@@ -92,55 +173,24 @@ async def watch(tx: Transaction, room_id: str, bounds: Bounds, user: str | None 
     another event.
     """
     now, keep = await tx.now(), bounds.keep
-    if not (await tx.execute(_HAS_TASKS, {"room": room_id})).scalar_one():
+    if not (await tx.execute(_HAS_TASKS, {"room_id": room_id})).scalar_one():
         keep = min(keep, _KEEP_EMPTY)
-    row = {"watched_until": now + keep, "max_events": bounds.max_events, "max_bytes": bounds.max_bytes}
-    if user is not None:
-        row["watched_by"] = user
-    found = (await tx.execute(_KEEP.values(row), {"room": room_id})).first()
-    if found is None:
+    row: dict[str, Any] = {"room_id": room_id, "watched_until": now + keep, "watched_by": user}
+    row |= {"max_events": bounds.max_events, "max_bytes": bounds.max_bytes}
+    numbers = (await tx.execute(_KEEP, row)).first()
+    if numbers is None:
         await _check_bounds(tx, bounds, user)
         first = (now - _EPOCH) // timedelta(microseconds=1)
-        new = dialect(tx).insert(streams).values(**row, room_id=room_id, first_n=first, last_n=first, size=0)
-        # Another server may have begun to watch the room meanwhile.
-        added = new.on_conflict_do_update(index_elements=["room_id"], set_=row)
-        found = (await tx.execute(added.returning(*_NUMBERS))).one()
-    return Watched(found.first_n, found.last_n, keep)
+        numbers = (await tx.execute(_ADD, {**row, "first_n": first, "last_n": first, "size": 0})).one()
+    return Watched(numbers.first_n, numbers.last_n, keep)
 
 
 async def _check_bounds(tx: Transaction, bounds: Bounds, user: str | None) -> None:
-    if (await tx.execute(_COUNT, {"most": bounds.max_rooms})).scalar_one() >= bounds.max_rooms:
+    if (await tx.execute(_COUNT, {"limit": bounds.max_rooms})).scalar_one() >= bounds.max_rooms:
         raise TooManyRooms(is_share=False)
-    params = {"most": bounds.max_share, "user": user}
+    params = {"limit": bounds.max_share, "watched_by": user}
     if user is not None and (await tx.execute(_COUNT_OF_USER, params)).scalar_one() >= bounds.max_share:
         raise TooManyRooms(is_share=True)
-
-
-_locks = table(
-    "pg_locks",
-    *(column(name, String()) for name in ("locktype", "virtualtransaction")),
-    *(column(name, Integer()) for name in ("pid", "relation", "database")),
-)
-_activity = table(
-    "pg_stat_activity", column("pid", Integer()), column("backend_xid"), column("xact_start", UtcDateTime())
-)
-_databases = table("pg_database", column("oid", Integer()), column("datname", String()))
-_IS_CURRENT = _databases.c.datname == func.current_database(type_=String())
-_HOLDERS = (
-    select(_locks.c.virtualtransaction)
-    .select_from(_locks.outerjoin(_activity, _activity.c.pid == _locks.c.pid))
-    .where(
-        _locks.c.locktype == literal_column("'relation'"),
-        _locks.c.database == select(_databases.c.oid).where(_IS_CURRENT).scalar_subquery(),
-        _locks.c.relation == func.to_regclass(literal_column(f"'{streams.name}'"), type_=Integer()),
-        _locks.c.pid != func.pg_backend_pid(type_=Integer()),
-        or_(
-            _activity.c.backend_xid.is_not(None),
-            _activity.c.xact_start.is_(None),
-            _activity.c.xact_start > func.clock_timestamp() - bindparam("longest", type_=Interval()),
-        ),
-    )
-)
 
 
 async def transactions_under_way(tx: Transaction, longest: timedelta) -> set[str]:
@@ -155,83 +205,23 @@ async def transactions_under_way(tx: Transaction, longest: timedelta) -> set[str
     return set((await tx.execute(_HOLDERS, {"longest": longest})).scalars())
 
 
-_RANGE = select(*_NUMBERS).where(streams.c.room_id == bindparam("room"))
-
-
 async def kept(tx: Transaction, room_id: str) -> Range | None:
     """Return which events of a room are kept, None if it is not watched."""
-    row = (await tx.execute(_RANGE, {"room": room_id})).first()
+    row = (await tx.execute(_RANGE, {"room_id": room_id})).first()
     return None if row is None else Range(*row)
-
-
-def _page(*, is_of_task: bool) -> Select[Any]:
-    conditions = [events.c.room_id == bindparam("room"), events.c.n > bindparam("after")]
-    if is_of_task:
-        conditions.append(events.c.task_id == bindparam("task"))
-    before = (func.sum(events.c.size).over(order_by=events.c.n) - events.c.size).label("before")
-    limit = bindparam("limit", type_=BigInteger())
-    numbered = select(events, before).where(*conditions).order_by(events.c.n).limit(limit).subquery()
-    columns = [numbered.c[name] for name in EventRow._fields]
-    return select(*columns).where(numbered.c.before < bindparam("most")).order_by(numbered.c.n)
-
-
-_PAGES = {is_of_task: _page(is_of_task=is_of_task) for is_of_task in (True, False)}
 
 
 async def after(
     tx: Transaction, room_id: str, n: int, task_id: UUID | None, limit: int, max_bytes: int
 ) -> list[EventRow]:
     """Return the next events after a number: of a room, or of one of its tasks. At least one, if there is."""
-    params = {"room": room_id, "after": n, "limit": limit, "most": max_bytes}
-    if task_id is not None:
-        params["task"] = task_id
+    params = {"room_id": room_id, "after": n, "limit": limit, "max_bytes": max_bytes, "task_id": task_id}
     return [EventRow(*row) for row in await tx.execute(_PAGES[task_id is not None], params)]
-
-
-_NEWEST = statement(
-    f"""
-SELECT {row_columns(job_name="joblib_job.full_name", payload="NULL", result="NULL")}
-FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
-WHERE joblib_task.room_id = :room_id
-ORDER BY joblib_task.room_id, joblib_task.created_at DESC, joblib_task.seq DESC
-LIMIT :limit
-""",
-    *ROW_NAMES,
-)
 
 
 async def newest_tasks(tx: Transaction, room_id: str, limit: int) -> list[TaskRow]:
     """Return the newest tasks of a room, newest first, without payload and result."""
     return [row_of(row) for row in await tx.execute(_NEWEST, {"room_id": room_id, "limit": limit})]
-
-
-_OLDEST_AT = (
-    select(events.c.at)
-    .where(events.c.room_id == streams.c.room_id, events.c.n > streams.c.first_n)
-    .order_by(events.c.n)
-    .limit(1)
-    .scalar_subquery()
-)
-_OVERDUE = (
-    select(streams.c.room_id, streams.c.first_n, streams.c.last_n, streams.c.watched_until)
-    .where(
-        streams.c.room_id > bindparam("previous", type_=Text()),
-        or_(streams.c.watched_until < bindparam("now"), bindparam("before") > _OLDEST_AT),
-    )
-    .order_by(streams.c.room_id)
-    .limit(1)
-    .with_for_update(skip_locked=True, of=streams)
-)
-_FIRST_EVENTS = (
-    select(events.c.n, events.c.at)
-    .where(events.c.room_id == bindparam("room"))
-    .order_by(events.c.n)
-    .limit(_PRUNED_ROWS)
-    .subquery()
-)
-_OLD = select(func.count(), func.max(_FIRST_EVENTS.c.n)).where(_FIRST_EVENTS.c.at < bindparam("before"))
-_DELETE_EVENTS = delete(events).where(events.c.room_id == bindparam("room"))
-_DELETE = delete(streams).where(streams.c.room_id == bindparam("room"))
 
 
 async def prune(tx: Transaction, before: datetime, after_room: str) -> tuple[int, str | None]:
@@ -244,10 +234,10 @@ async def prune(tx: Transaction, before: datetime, after_room: str) -> tuple[int
     row = (await tx.execute(_OVERDUE, params)).first()
     if row is None:
         return 0, None
-    room = {"room": row.room_id}
+    room = {"room_id": row.room_id}
     if row.watched_until < now:
-        await tx.execute(_DELETE_EVENTS, room)
-        await tx.execute(_DELETE, room)
+        for removes in _REMOVE:
+            await tx.execute(removes, room)
         return 1 + row.last_n - row.first_n, row.room_id
     count, upto = (await tx.execute(_OLD, {**room, "before": before})).one()
     if count:

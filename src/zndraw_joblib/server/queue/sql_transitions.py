@@ -12,9 +12,7 @@ from sqlalchemy import (
     Select,
     Update,
     bindparam,
-    delete,
     func,
-    insert,
     literal_column,
     null,
     select,
@@ -26,8 +24,8 @@ from zndraw_joblib.server.db.bulk import among, arrays, by_column, json_rows, pa
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
-from zndraw_joblib.server.db.statements import statement
-from zndraw_joblib.server.db.tables import Attempt, Task
+from zndraw_joblib.server.db.statements import as_sql, one_row, statement
+from zndraw_joblib.server.db.tables import Task
 from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue import (
     sql_counts,
@@ -210,19 +208,12 @@ WHERE {_IS_OF_WORKERS} AND {_FAILS_AT_ONCE}
 
 # Insert tasks, change their status and delete them.
 
-attempts = Attempt.__table__
-
 _INSERTED = [name for name in COLUMNS if name not in {"seq", "queued_at"}]
 
 
 _UNIQUE_VIOLATION = "23505"
 _UNCHANGED = sql_jobs.CountChange(0, 0)
-_INSERT_ON_SQLITE = statement(
-    f"""
-INSERT INTO joblib_task ({", ".join(_INSERTED)})
-VALUES ({", ".join(f":{name}" for name in _INSERTED)})
-"""
-)
+_INSERT_ON_SQLITE = statement(f"INSERT INTO joblib_task {one_row(_INSERTED)}")
 _ADDED_TO_QUEUES = f"added WHERE status = '{TaskStatus.PENDING}' AND run_at IS NULL"
 _ADD = f"""
 WITH added AS (
@@ -245,6 +236,27 @@ RETURNING {is_watched("ANY (:all_room_id)")}
     "is_watched",
     **sql_jobs.COUNT_TYPES,
 )
+_ATTEMPT_COLUMNS = (
+    *("task_seq", "attempt", "status", "worker_id", "claimed_at", "started_at", "completed_at", "ended_at"),
+    *("run_at", "error_code", "error", "reason", "queued_at"),
+)
+_ADD_ATTEMPT = statement(f"INSERT INTO joblib_attempt {one_row(_ATTEMPT_COLUMNS)}")
+_FOLLOWING = statement(
+    """
+SELECT seq, created_at, completed_at, on_end FROM joblib_task WHERE seq > :seq ORDER BY seq LIMIT :limit
+""",
+    *("seq", "created_at", "completed_at", "on_end"),
+)
+_LOCK_ENDED = statement(
+    f"""
+SELECT seq, room_id, job_id, status FROM joblib_task
+WHERE seq = ANY (:all_seq) AND completed_at < :at AND {as_sql(of_status(TERMINAL))}
+FOR UPDATE SKIP LOCKED
+""",
+    *("seq", "room_id", "job_id", "status"),
+)
+_REMOVE_ATTEMPTS = statement("DELETE FROM joblib_attempt WHERE task_seq = ANY (:all_task_seq)")
+_REMOVE = statement("DELETE FROM joblib_task WHERE seq = ANY (:all_seq)")
 # For how much longer than others a task is kept whose function `on_end` no server has called.
 _HOOK_TIME, _NO_TIME = timedelta(days=7), timedelta()
 
@@ -330,7 +342,7 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
     _record_effects(tx, merged.values())
     ended = [_attempt(before, after, await tx.now()) for before, after in moves if _requeues(before, after)]
     if ended:
-        await tx.execute(insert(attempts), ended)
+        await tx.execute(_ADD_ATTEMPT, ended)
     return is_paused
 
 
@@ -435,9 +447,7 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
     kept for a week longer. Return how many, and the `seq` to continue from: None once the tasks are younger
     than that time.
     """
-    columns = (tasks.c.seq, tasks.c.created_at, tasks.c.completed_at, tasks.c.on_end)
-    chunk = select(*columns).where(tasks.c.seq > after)
-    rows = (await tx.execute(chunk.order_by(tasks.c.seq).limit(limit))).all()
+    rows = (await tx.execute(_FOLLOWING, {"seq": after, "limit": limit})).all()
     if not rows or rows[0].created_at >= before:
         return 0, None
     ended = [row for row in rows if row.completed_at is not None]
@@ -457,9 +467,8 @@ async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -
     before = before if unread is None else min(before, unread)
     deleted, changes = 0, CountChanges()
     for start in range(0, len(seqs), CHUNK):
-        condition = (tasks.c.seq.in_(padded(seqs[start : start + CHUNK])), tasks.c.completed_at < before)
-        free = select(tasks.c.seq, tasks.c.room_id, tasks.c.job_id, tasks.c.status).where(*condition)
-        rows = (await tx.execute(free.where(of_status(TERMINAL)).with_for_update(skip_locked=True))).all()
+        params = {"all_seq": padded(seqs[start : start + CHUNK]), "at": before}
+        rows = (await tx.execute(_LOCK_ENDED, params)).all()
         if not rows:
             continue
         chunk = [row.seq for row in rows]
@@ -467,9 +476,9 @@ async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -
         for row in rows:
             changes.delete(row.room_id, row.job_id, TaskStatus(row.status))
         await sql_details.prune(tx, chunk)
-        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(padded(chunk))))
+        await tx.execute(_REMOVE_ATTEMPTS, {"all_task_seq": padded(chunk)})
         await sql_results.detach(tx, chunk)
-        await tx.execute(delete(tasks).where(tasks.c.seq.in_(padded(chunk))))
+        await tx.execute(_REMOVE, {"all_seq": padded(chunk)})
     if deleted:
         await sql_counts.write_pruned(tx, changes)
         await sql_occurrences.lower_floors(tx)
