@@ -5,17 +5,13 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Table, and_, bindparam, case, exists, func, literal_column, select
-
-from zndraw_joblib.server.db.bulk import among, padded
+from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
-from zndraw_joblib.server.db.database import Transaction, fetch_page
-from zndraw_joblib.server.db.statements import statement
-from zndraw_joblib.server.db.tables import Task, Worker, WorkerJobLink
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import INTEGER, TEXT, UUID_TYPE, statement
 from zndraw_joblib.server.process.ports import Page
-from zndraw_joblib.server.queue.sql_jobs import jobs, visible_from
+from zndraw_joblib.server.queue.sql_jobs import visible_rooms
 from zndraw_joblib.server.queue.sql_task_rows import (
-    IS_HELD,
     RECORD_NAMES,
     SELECT_RECORDS,
     TASK_IS_HELD,
@@ -24,8 +20,6 @@ from zndraw_joblib.server.queue.sql_task_rows import (
 )
 from zndraw_joblib.wire.names import INTERNAL, RESERVED
 from zndraw_joblib.wire.operators import WorkerState
-
-links = WorkerJobLink.__table__
 
 
 class JobTotals(NamedTuple):
@@ -57,26 +51,36 @@ class JobFigures(NamedTuple):
     is_deleted: bool
 
 
-def _sum(number: ColumnElement[Any]) -> ColumnElement[int]:
-    return func.coalesce(func.sum(number), 0)
-
-
-_TOTALS = select(
-    func.count(), *map(_sum, (case((jobs.c.paused, 1), else_=0), jobs.c.pending, jobs.c.scheduled))
-).where(~jobs.c.deleted)
-_QUEUED = (
-    select(jobs.c.id, jobs.c.full_name, jobs.c.pending)
-    .where(~jobs.c.deleted, jobs.c.pending > 0)
-    .order_by(jobs.c.pending.desc(), jobs.c.full_name)
+_TOTALS = statement(
+    """
+SELECT count(*), coalesce(sum(CASE WHEN paused THEN 1 ELSE 0 END), 0),
+    coalesce(sum(pending), 0), coalesce(sum(scheduled), 0)
+FROM joblib_job WHERE NOT deleted
+""",
+    *JobTotals._fields,
 )
-_IS_SERVED = select(links.c.job_id).where(links.c.job_id == jobs.c.id).exists()
-_UNSERVED = _QUEUED.where(jobs.c.room_id != INTERNAL, ~_IS_SERVED)
-_PAUSED = _QUEUED.where(jobs.c.paused)
-_ALL = select(
-    *(jobs.c.id, jobs.c.full_name, jobs.c.room_id, jobs.c.pending),
-    *(jobs.c.scheduled, jobs.c.paused, jobs.c.deleted),
-).order_by(jobs.c.room_id.in_(sorted(RESERVED)).desc(), jobs.c.created_at, jobs.c.id)
-_SUMS = select(func.count(), *map(_sum, (jobs.c.pending, jobs.c.scheduled)))
+_IS_SERVED = "EXISTS (SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.job_id = joblib_job.id)"
+_UNSERVED, _PAUSED = (
+    statement(
+        f"""
+SELECT id, full_name, pending FROM joblib_job WHERE NOT deleted AND pending > 0 AND {condition}
+ORDER BY pending DESC, full_name LIMIT :limit
+""",
+        *QueuedJob._fields,
+    )
+    for condition in (f"room_id <> '{INTERNAL}' AND NOT {_IS_SERVED}", "paused")
+)
+_FIRST = statement(
+    f"""
+SELECT id, full_name, room_id, pending, scheduled, paused, deleted FROM joblib_job
+ORDER BY room_id IN ({", ".join(f"'{room}'" for room in sorted(RESERVED))}) DESC, created_at, id LIMIT :limit
+""",
+    *("id", "full_name", "room_id", "pending", "scheduled", "paused", "deleted"),
+)
+_SUMS = statement(
+    "SELECT count(*), coalesce(sum(pending), 0), coalesce(sum(scheduled), 0) FROM joblib_job",
+    *("jobs", "pending", "scheduled"),
+)
 
 
 async def job_totals(tx: Transaction) -> JobTotals:
@@ -86,17 +90,17 @@ async def job_totals(tx: Transaction) -> JobTotals:
 
 async def unserved_jobs(tx: Transaction, limit: int) -> list[QueuedJob]:
     """Return the jobs with queued tasks that no worker serves, those with most tasks first."""
-    return [QueuedJob(*row) for row in await tx.execute(_UNSERVED.limit(limit))]
+    return [QueuedJob(*row) for row in await tx.execute(_UNSERVED, {"limit": limit})]
 
 
 async def paused_jobs(tx: Transaction, limit: int) -> list[QueuedJob]:
     """Return the paused jobs with queued tasks, those with most tasks first."""
-    return [QueuedJob(*row) for row in await tx.execute(_PAUSED.limit(limit))]
+    return [QueuedJob(*row) for row in await tx.execute(_PAUSED, {"limit": limit})]
 
 
 async def first_jobs(tx: Transaction, limit: int) -> list[JobFigures]:
     """Return the first jobs in an order that does not change: those of reserved rooms, then the oldest."""
-    return [JobFigures(*row) for row in await tx.execute(_ALL.limit(limit))]
+    return [JobFigures(*row) for row in await tx.execute(_FIRST, {"limit": limit})]
 
 
 async def job_sums(tx: Transaction) -> tuple[int, int, int]:
@@ -106,9 +110,6 @@ async def job_sums(tx: Transaction) -> tuple[int, int, int]:
 
 
 # Workers: what they say about themselves, the jobs that they serve, the tasks that they hold.
-
-workers = Worker.__table__
-tasks = Task.__table__
 
 
 class WorkerListing(NamedTuple):
@@ -164,18 +165,44 @@ class HeldCounts(NamedTuple):
 
 
 _NO_WORKERS = WorkerGroup(0, 0, 0, 0, 0)
-_job_count = select(func.count()).where(links.c.worker_id == workers.c.id).scalar_subquery()
-_LISTED = select(*[workers.c[name] for name in WorkerListing._fields[:-1]], _job_count.label("job_count"))
-_SERVED = (
-    select(links.c.worker_id, jobs.c.room_id, jobs.c.full_name)
-    .join_from(links, jobs, links.c.job_id == jobs.c.id)
-    .where(among(links.c.worker_id, bindparam("ids")))
-    .order_by(jobs.c.full_name)
+_LISTED = f"""
+SELECT {", ".join(WorkerListing._fields[:-1])},
+    (SELECT count(*) FROM joblib_worker_job WHERE joblib_worker_job.worker_id = joblib_worker.id) AS job_count
+FROM joblib_worker"""
+_SERVES_A_ROOM = """
+WHERE EXISTS (
+    SELECT 1 FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
+    WHERE joblib_worker_job.worker_id = joblib_worker.id
+        AND NOT joblib_job.deleted AND joblib_job.room_id = ANY (:all_room_id)
+)"""
+_PAGES, _COUNTS = (
+    {
+        is_of_room: statement(f"{start}{_SERVES_A_ROOM if is_of_room else ''}{end}", *columns)
+        for is_of_room in (True, False)
+    }
+    for start, end, columns in (
+        (_LISTED, "\nORDER BY created_at DESC, id DESC LIMIT :limit OFFSET :offset", WorkerListing._fields),
+        ("SELECT count(*) FROM joblib_worker", "", ["number"]),
+    )
 )
-_HELD = (
-    select(tasks.c.worker_id, func.count(), func.count(tasks.c.started_at))
-    .where(IS_HELD, among(tasks.c.worker_id, bindparam("ids")))
-    .group_by(tasks.c.worker_id)
+_BY_ID = statement(f"{_LISTED} WHERE id = :id", *WorkerListing._fields)
+_SERVED = statement(
+    """
+SELECT joblib_worker_job.worker_id, joblib_job.room_id, joblib_job.full_name
+FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
+WHERE joblib_worker_job.worker_id = ANY (:all_worker_id)
+ORDER BY joblib_job.full_name
+""",
+    *WorkerJob._fields,
+)
+_HELD = statement(
+    f"""
+SELECT worker_id, count(*), count(started_at) FROM joblib_task
+WHERE {TASK_IS_HELD} AND worker_id = ANY (:all_worker_id)
+GROUP BY worker_id
+""",
+    *("worker_id", "held", "running"),
+    running=INTEGER,
 )
 _HELD_BY = statement(
     f"""
@@ -186,53 +213,54 @@ ORDER BY joblib_task.seq DESC LIMIT :limit
 )
 
 # A worker that does not report its slots has one, or as many as it may hold.
-_SLOTS = func.coalesce(workers.c.slots, workers.c.max_tasks, 1)
-_SERVICES = (
-    select(links.c.job_id, func.count(), func.sum(_SLOTS))
-    .join_from(links, workers, links.c.worker_id == workers.c.id)
-    .where(among(links.c.job_id, bindparam("ids")))
-    .group_by(links.c.job_id)
+_SLOTS = "coalesce(joblib_worker.slots, joblib_worker.max_tasks, 1)"
+_SERVICES = statement(
+    f"""
+SELECT joblib_worker_job.job_id, count(*), sum({_SLOTS})
+FROM joblib_worker_job JOIN joblib_worker ON joblib_worker_job.worker_id = joblib_worker.id
+WHERE joblib_worker_job.job_id = ANY (:all_job_id)
+GROUP BY joblib_worker_job.job_id
+""",
+    *("job_id", "workers", "slots"),
 )
 # Without a join for each link: few workers are draining.
-_LINKS = (
-    select(links.c.job_id, func.count())
-    .where(among(links.c.job_id, bindparam("ids")))
-    .group_by(links.c.job_id)
+_LINKS = statement(
+    "SELECT job_id, count(*) FROM joblib_worker_job WHERE job_id = ANY (:all_job_id) GROUP BY job_id",
+    *("job_id", "number"),
 )
-_DRAINING_LINKS = select(links.c.job_id).where(
-    links.c.worker_id.in_(select(workers.c.id).where(workers.c.draining))
+_DRAINING_LINKS = statement(
+    """
+SELECT job_id FROM joblib_worker_job WHERE worker_id IN (SELECT id FROM joblib_worker WHERE draining)
+""",
+    "job_id",
 )
-_STATE = case(
-    (
-        workers.c.last_heartbeat < bindparam("silent_since", type_=UtcDateTime()),
-        literal_column(f"'{WorkerState.SILENT}'"),
-    ),
-    (workers.c.draining, literal_column(f"'{WorkerState.DRAINING}'")),
-    else_=literal_column(f"'{WorkerState.ACTIVE}'"),
-).label("state")
-_STATES = select(_STATE, func.count(), func.sum(_SLOTS)).group_by(literal_column("state"))
-# In the order of the index of held tasks, so that no other index and no scan has it.
-_held_tasks = (
-    select(tasks.c.worker_id, tasks.c.started_at)
-    .where(IS_HELD)
-    .order_by(tasks.c.worker_id)
-    .limit(2**31)
-    .subquery()
+_STATE = f"""CASE
+        WHEN joblib_worker.last_heartbeat < :silent_since THEN '{WorkerState.SILENT}'
+        WHEN joblib_worker.draining THEN '{WorkerState.DRAINING}'
+        ELSE '{WorkerState.ACTIVE}'
+    END AS state"""
+_STATES = statement(
+    f"SELECT {_STATE}, count(*), sum({_SLOTS}) FROM joblib_worker GROUP BY state",
+    *("state", "workers", "slots"),
+    silent_since=UtcDateTime(),
 )
-_busy = (
-    select(
-        _held_tasks.c.worker_id,
-        func.count().label("held"),
-        func.count(_held_tasks.c.started_at).label("running"),
-    )
-    .group_by(_held_tasks.c.worker_id)
-    .subquery()
-)
-_USED, _RUNNING = [case((count < _SLOTS, count), else_=_SLOTS) for count in (_busy.c.held, _busy.c.running)]
-_BUSY_STATES = (
-    select(_STATE, func.sum(_busy.c.held), func.sum(_USED), func.sum(_RUNNING))
-    .join_from(_busy, workers, workers.c.id == _busy.c.worker_id)
-    .group_by(literal_column("state"))
+# The held tasks are in the order of their index, so that no other index and no scan has it.
+_BUSY_STATES = statement(
+    f"""
+SELECT {_STATE}, sum(busy.held),
+    sum(CASE WHEN busy.held < {_SLOTS} THEN busy.held ELSE {_SLOTS} END),
+    sum(CASE WHEN busy.running < {_SLOTS} THEN busy.running ELSE {_SLOTS} END)
+FROM (
+    SELECT worker_id, count(*) AS held, count(started_at) AS running FROM (
+        SELECT worker_id, started_at FROM joblib_task WHERE {TASK_IS_HELD} ORDER BY worker_id LIMIT {2**31}
+    ) AS held_tasks
+    GROUP BY worker_id
+) AS busy JOIN joblib_worker ON joblib_worker.id = busy.worker_id
+GROUP BY state
+""",
+    *("state", "held", "slots_used", "running"),
+    silent_since=UtcDateTime(),
+    running=INTEGER,
 )
 
 
@@ -241,28 +269,28 @@ async def workers_page(tx: Transaction, room_id: str | None, part: Page) -> tupl
 
     With a room, only workers that serve a job which the room lists.
     """
-    condition = and_(True)
+    params: dict[str, Any] = part._asdict()
     if room_id is not None:
-        served = and_(links.c.worker_id == workers.c.id, ~jobs.c.deleted, visible_from(room_id))
-        condition = exists().where(served, links.c.job_id == jobs.c.id)
-    rows, total = await fetch_page(tx, workers, _LISTED, condition, part)
+        params["all_room_id"] = padded(visible_rooms(room_id))
+    rows = (await tx.execute(_PAGES[room_id is not None], params)).all()
+    total: int = (await tx.execute(_COUNTS[room_id is not None], params)).scalar_one()
     return [WorkerListing(*row) for row in rows], total
 
 
 async def worker_by_id(tx: Transaction, worker_id: UUID) -> WorkerListing | None:
     """Return a worker."""
-    row = (await tx.execute(_LISTED.where(workers.c.id == worker_id))).first()
+    row = (await tx.execute(_BY_ID, {"id": worker_id})).first()
     return None if row is None else WorkerListing(*row)
 
 
 async def served_jobs(tx: Transaction, ids: Sequence[UUID]) -> list[WorkerJob]:
     """Return the jobs that these workers serve, by full name."""
-    return [WorkerJob(*row) for row in await tx.execute(_SERVED, {"ids": padded(ids)})]
+    return [WorkerJob(*row) for row in await tx.execute(_SERVED, {"all_worker_id": padded(ids)})]
 
 
 async def held_counts(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, HeldCounts]:
     """Return how many tasks each of these workers holds; a worker without one is missing."""
-    rows = await tx.execute(_HELD, {"ids": padded(ids)})
+    rows = await tx.execute(_HELD, {"all_worker_id": padded(ids)})
     return {worker_id: HeldCounts(*numbers) for worker_id, *numbers in rows}
 
 
@@ -284,7 +312,7 @@ async def by_state(tx: Transaction, silent_since: datetime) -> dict[WorkerState,
 
 async def services(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, Service]:
     """Return how many workers and slots serve each job; a job without workers is missing."""
-    rows = await tx.execute(_SERVICES, {"ids": padded(job_ids)})
+    rows = await tx.execute(_SERVICES, {"all_job_id": padded(job_ids)})
     return {job_id: Service(number, int(slots)) for job_id, number, slots in rows}
 
 
@@ -292,7 +320,7 @@ async def claiming(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, int]:
     """Return how many workers serve each of these jobs and are not draining."""
     workers_of_jobs = dict.fromkeys(job_ids, 0)
     workers_of_jobs |= {
-        job_id: number for job_id, number in await tx.execute(_LINKS, {"ids": padded(job_ids)})
+        job_id: number for job_id, number in await tx.execute(_LINKS, {"all_job_id": padded(job_ids)})
     }
     for job_id in (await tx.execute(_DRAINING_LINKS)).scalars():
         if job_id in workers_of_jobs:
@@ -306,26 +334,49 @@ async def claiming(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, int]:
 _CANDIDATES = 20_000
 
 
+def _within(table: str, column: str) -> dict[bool, Any]:
+    """Return the statements for rows with ids in a range, all or those with some values in a column."""
+    return {
+        is_filtered: statement(
+            f"""
+SELECT id FROM (
+    SELECT id, {column} FROM {table} WHERE id >= :first AND id <= :last ORDER BY id DESC LIMIT :candidates
+) AS near{f" WHERE {column} = ANY (:all_value)" if is_filtered else ""}
+ORDER BY id DESC LIMIT :limit
+""",
+            "id",
+            first=UUID_TYPE,
+            last=UUID_TYPE,
+            candidates=INTEGER,
+            value=TEXT,
+        )
+        for is_filtered in (True, False)
+    }
+
+
+_TASKS_WITHIN = _within("joblib_task", "room_id")
+_WORKERS_WITHIN = _within("joblib_worker", "owner_id")
+
+
 async def tasks_with(
     tx: Transaction, first: UUID, last: UUID, rooms: Sequence[str], limit: int
 ) -> list[UUID]:
     """Return up to `limit` tasks with ids in a range, the last first, of these rooms or of all."""
-    return await _within(tx, tasks, (first, last), "room_id", rooms, limit)
+    return await _find(tx, _TASKS_WITHIN, (first, last), rooms, limit)
 
 
 async def workers_with(
     tx: Transaction, first: UUID, last: UUID, owners: Sequence[str], limit: int
 ) -> list[UUID]:
     """Return up to `limit` workers with ids in a range, the last first, of these owners or of all."""
-    return await _within(tx, workers, (first, last), "owner_id", owners, limit)
+    return await _find(tx, _WORKERS_WITHIN, (first, last), owners, limit)
 
 
-async def _within(
-    tx: Transaction, table: Table, span: tuple[UUID, UUID], name: str, values: Sequence[Any], limit: int
+async def _find(
+    tx: Transaction, within: dict[bool, Any], span: tuple[UUID, UUID], values: Sequence[str], limit: int
 ) -> list[UUID]:
-    ids = select(table.c.id, table.c[name]).where(table.c.id >= span[0], table.c.id <= span[1])
-    near = ids.order_by(table.c.id.desc()).limit(_CANDIDATES if values else limit).subquery()
-    statement = select(near.c.id).order_by(near.c.id.desc()).limit(limit)
+    params: dict[str, Any] = {"first": span[0], "last": span[1], "limit": limit}
+    params["candidates"] = _CANDIDATES if values else limit
     if values:
-        statement = statement.where(near.c[name].in_(values))
-    return list((await tx.execute(statement)).scalars())
+        params["all_value"] = padded(values)
+    return list((await tx.execute(within[bool(values)], params)).scalars())

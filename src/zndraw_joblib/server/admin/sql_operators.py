@@ -5,56 +5,69 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import bindparam, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from zndraw_joblib.server.db.bulk import among, padded
-from zndraw_joblib.server.db.database import Database, Transaction, dialect
-from zndraw_joblib.server.db.tables import Server, SweepCycle, Token
+from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.database import Database, Transaction
+from zndraw_joblib.server.db.statements import one_row, statement
+from zndraw_joblib.server.db.tables import Server, SweepCycle
 
-servers = Server.__table__
-cycles = SweepCycle.__table__
+_SERVER, _CYCLE = Server.__table__.c.keys(), SweepCycle.__table__.c.keys()
+_PUT_SERVER = statement(
+    f"""
+INSERT INTO joblib_server {one_row(_SERVER)}
+ON CONFLICT (id) DO UPDATE SET
+    {", ".join(f"{name} = excluded.{name}" for name in _SERVER if name not in {"id", "started_at"})}
+"""
+)
+_ADD_CYCLE = statement(f"INSERT INTO joblib_sweep_cycle {one_row([name for name in _CYCLE if name != 'n'])}")
+_REMOVE_SERVER = statement("DELETE FROM joblib_server WHERE id = :id")
+_PRUNE_SERVERS = statement("DELETE FROM joblib_server WHERE seen_at < :at")
+_PRUNE_CYCLES = statement("DELETE FROM joblib_sweep_cycle WHERE at < :at")
+_LIMIT_CYCLES = statement(
+    "DELETE FROM joblib_sweep_cycle WHERE n <= (SELECT max(n) FROM joblib_sweep_cycle) - :limit"
+)
+_SEEN_SINCE = statement(
+    f"SELECT {', '.join(_SERVER)} FROM joblib_server WHERE seen_at >= :at ORDER BY started_at, id", *_SERVER
+)
+_LAST_CYCLES = statement(
+    f"SELECT {', '.join(_CYCLE)} FROM joblib_sweep_cycle ORDER BY n DESC LIMIT :limit", *_CYCLE
+)
 
 
 async def put_server(tx: Transaction, row: Mapping[str, Any]) -> None:
     """Insert or replace the row of a server; its `started_at` stays."""
-    added = dialect(tx).insert(servers).values(dict(row))
-    changing = {name: added.excluded[name] for name in row if name not in {"id", "started_at"}}
-    await tx.execute(added.on_conflict_do_update(index_elements=["id"], set_=changing))
+    await tx.execute(_PUT_SERVER, row)
 
 
 async def add_cycle(tx: Transaction, row: Mapping[str, Any]) -> None:
     """Insert the summary of a cycle."""
-    await tx.execute(insert(cycles), [dict(row)])
+    await tx.execute(_ADD_CYCLE, row)
 
 
 async def remove_server(tx: Transaction, server_id: UUID) -> None:
     """Delete a server. Its cycles stay."""
-    await tx.execute(delete(servers).where(servers.c.id == server_id))
+    await tx.execute(_REMOVE_SERVER, {"id": server_id})
 
 
 async def prune_servers(tx: Transaction, *, seen_since: datetime, cycles_since: datetime, limit: int) -> None:
     """Delete servers that were not seen since a time, old cycles, and all but the newest `limit` cycles."""
-    await tx.execute(delete(servers).where(servers.c.seen_at < seen_since))
-    await tx.execute(delete(cycles).where(cycles.c.at < cycles_since))
-    newest = select(func.max(cycles.c.n)).scalar_subquery()
-    await tx.execute(delete(cycles).where(cycles.c.n <= newest - limit))
+    await tx.execute(_PRUNE_SERVERS, {"at": seen_since})
+    await tx.execute(_PRUNE_CYCLES, {"at": cycles_since})
+    await tx.execute(_LIMIT_CYCLES, {"limit": limit})
 
 
 async def seen_since(tx: Transaction, at: datetime) -> list[Any]:
     """Return the rows of the servers that have reported since a time, the oldest first."""
-    statement = select(servers).where(servers.c.seen_at >= at).order_by(servers.c.started_at, servers.c.id)
-    return list(await tx.execute(statement))
+    return list(await tx.execute(_SEEN_SINCE, {"at": at}))
 
 
 async def last_cycles(tx: Transaction, limit: int) -> list[Any]:
     """Return the rows of the last cycles of all servers, newest first."""
-    return list(await tx.execute(select(cycles).order_by(cycles.c.n.desc()).limit(limit)))
+    return list(await tx.execute(_LAST_CYCLES, {"limit": limit}))
 
 
 # Bearer tokens of the standalone server. Only the SHA-256 of a token is stored.
-
-tokens = Token.__table__
 
 
 class TokenRecord(NamedTuple):
@@ -65,52 +78,57 @@ class TokenRecord(NamedTuple):
     created_at: datetime
 
 
-_EXISTING = select(tokens.c.digest).where(among(tokens.c.digest, bindparam("digests")))
-_SELECT = select(tokens.c.name, tokens.c.is_superuser, tokens.c.created_at)
+_SELECT = "SELECT name, is_superuser, created_at FROM joblib_token"
+_BY_DIGEST = statement(f"{_SELECT} WHERE digest = :digest", *TokenRecord._fields)
+_BY_NAME = statement(f"{_SELECT} WHERE name = :name", *TokenRecord._fields)
+_LIST = statement(f"{_SELECT} ORDER BY name", *TokenRecord._fields)
+_EXISTING = statement("SELECT digest FROM joblib_token WHERE digest = ANY (:all_digest)", "digest")
+_COUNT = statement("SELECT count(*) FROM joblib_token", "number")
+_IS_TAKEN = statement("SELECT name FROM joblib_token WHERE name = :name OR digest = :digest", "name")
+_ADD = statement(f"INSERT INTO joblib_token {one_row(('name', 'digest', 'is_superuser', 'created_at'))}")
+_REMOVE = statement("DELETE FROM joblib_token WHERE name = :name RETURNING name", "name")
 
 
 async def add_token(tx: Transaction, name: str, digest: str, *, is_superuser: bool) -> bool:
     """Store a token's digest. Return whether the name was free."""
-    same = select(tokens.c.name).where((tokens.c.name == name) | (tokens.c.digest == digest))
-    if (await tx.execute(same)).first() is not None:
-        return False
     row = {"name": name, "digest": digest, "is_superuser": is_superuser, "created_at": await tx.now()}
-    await tx.execute(insert(tokens), [row])
+    if (await tx.execute(_IS_TAKEN, row)).first() is not None:
+        return False
+    await tx.execute(_ADD, row)
     return True
 
 
 async def token_by_digest(tx: Transaction, digest: str) -> TokenRecord | None:
     """Return the token with this digest."""
-    row = (await tx.execute(_SELECT.where(tokens.c.digest == digest))).first()
+    row = (await tx.execute(_BY_DIGEST, {"digest": digest})).first()
     return None if row is None else TokenRecord(*row)
 
 
 async def token_by_name(tx: Transaction, name: str) -> TokenRecord | None:
     """Return the token with this name."""
-    row = (await tx.execute(_SELECT.where(tokens.c.name == name))).first()
+    row = (await tx.execute(_BY_NAME, {"name": name})).first()
     return None if row is None else TokenRecord(*row)
 
 
 async def existing_tokens(tx: Transaction, digests: Collection[str]) -> set[str]:
     """Return which of these digests belong to a token."""
-    return set((await tx.execute(_EXISTING, {"digests": padded(list(digests))})).scalars())
+    return set((await tx.execute(_EXISTING, {"all_digest": padded(list(digests))})).scalars())
 
 
 async def list_tokens(tx: Transaction) -> list[TokenRecord]:
     """Return all tokens by name."""
-    return [TokenRecord(*row) for row in await tx.execute(_SELECT.order_by(tokens.c.name))]
+    return [TokenRecord(*row) for row in await tx.execute(_LIST)]
 
 
 async def count_tokens(tx: Transaction) -> int:
     """Count the tokens."""
-    number: int = (await tx.execute(select(func.count()).select_from(tokens))).scalar_one()
+    number: int = (await tx.execute(_COUNT)).scalar_one()
     return number
 
 
 async def remove_token(tx: Transaction, name: str) -> bool:
     """Delete a token. Return whether it existed."""
-    deleted = delete(tokens).where(tokens.c.name == name).returning(tokens.c.name)
-    return (await tx.execute(deleted)).first() is not None
+    return (await tx.execute(_REMOVE, {"name": name})).first() is not None
 
 
 async def add_first_token(database: Database, name: str, digest: str) -> bool:

@@ -5,19 +5,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import bindparam, delete, func, select, update
-
-from zndraw_joblib.server.db.bulk import among, padded
-from zndraw_joblib.server.db.database import Transaction, dialect
-from zndraw_joblib.server.db.tables import Job, Statistic, StatisticPosition
+from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import BIG_INTEGER, INTEGER, one_row, statement
+from zndraw_joblib.server.db.tables import Statistic
 from zndraw_joblib.server.queue import sql_occurrences
 from zndraw_joblib.server.queue.sql_occurrences import KEY
 from zndraw_joblib.server.queue.sql_task_rows import CHUNK
 from zndraw_joblib.wire.operators import MINUTE, Counters, Histogram, Interval
-
-statistics = Statistic.__table__
-jobs = Job.__table__
-position = StatisticPosition.__table__
 
 # The job that stands for all jobs, and the `start` of the totals since the first start of a server.
 ALL_JOBS = UUID(int=0)
@@ -55,28 +50,62 @@ class RecentEnds(NamedTuple):
     lost: int
 
 
-_COLUMNS = [position.c[name] for name in Position._fields]
-_LOCK = select(*_COLUMNS).where(position.c.key == KEY).with_for_update(skip_locked=True)
+_LOCK = statement(
+    f"""
+SELECT {", ".join(Position._fields)} FROM joblib_statistic_position WHERE key = {KEY}
+FOR UPDATE SKIP LOCKED
+""",
+    *Position._fields,
+)
+_BEGIN = statement(
+    f"INSERT INTO joblib_statistic_position {one_row(('key', *Position._fields))} ON CONFLICT DO NOTHING",
+    key=INTEGER,
+)
+_MOVE = statement(
+    f"""
+UPDATE joblib_statistic_position SET {", ".join(f"{name} = :{name}" for name in Position._fields)}
+WHERE key = {KEY}
+"""
+)
 _NUMBERS = ("submitted", "completed", "failed", "cancelled", "retried", "lost")
-_CHANGING = [column.name for column in statistics.c if not column.primary_key]
-_NAMED = select(statistics, jobs.c.full_name).join_from(
-    statistics, jobs, statistics.c.job_id == jobs.c.id, isouter=True
+_COLUMNS = Statistic.__table__.c.keys()
+_CHANGING = [name for name in _COLUMNS if name not in Key._fields]
+_WRITE = statement(
+    f"""
+INSERT INTO joblib_statistic {one_row(_COLUMNS)}
+ON CONFLICT ({", ".join(Key._fields)}) DO UPDATE SET
+    {", ".join(f"{name} = excluded.{name}" for name in _CHANGING)}
+""",
+    failed=BIG_INTEGER,
+    cancelled=BIG_INTEGER,
 )
-
-_ENDS = (
-    select(jobs.c.full_name, *[func.sum(statistics.c[name]) for name in RecentEnds._fields[1:]])
-    .join_from(statistics, jobs, statistics.c.job_id == jobs.c.id)
-    .where(
-        statistics.c.resolution == MINUTE,
-        statistics.c.start >= bindparam("since", type_=statistics.c.start.type),
-        statistics.c.failed + statistics.c.lost + statistics.c.completed > 0,
-    )
-    .group_by(jobs.c.full_name)
-    .order_by(jobs.c.full_name)
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM joblib_statistic WHERE resolution ="
+_AT_START = statement(f"{_SELECT} :resolution AND start = :start AND job_id = ANY (:all_job_id)", *_COLUMNS)
+_READ = statement(
+    f"{_SELECT} :resolution AND job_id = :job_id AND start >= :since AND start < :until ORDER BY start",
+    *_COLUMNS,
 )
-_TOTALS = select(statistics).where(
-    statistics.c.resolution == TOTALS, among(statistics.c.job_id, bindparam("ids"))
+_TOTALS = statement(f"{_SELECT} {TOTALS} AND job_id = ANY (:all_job_id)", *_COLUMNS)
+_OF_JOBS = statement(
+    f"""
+SELECT {", ".join(_COLUMNS)}, full_name
+FROM joblib_statistic LEFT JOIN joblib_job ON joblib_statistic.job_id = joblib_job.id
+WHERE resolution = :resolution AND start >= :since
+ORDER BY start, full_name
+""",
+    *(*_COLUMNS, "full_name"),
 )
+_ENDS = statement(
+    f"""
+SELECT full_name, sum(completed), sum(failed), sum(lost)
+FROM joblib_statistic JOIN joblib_job ON joblib_statistic.job_id = joblib_job.id
+WHERE resolution = {MINUTE} AND start >= :since AND failed + lost + completed > 0
+GROUP BY full_name ORDER BY full_name
+""",
+    *RecentEnds._fields,
+)
+_OLDEST = statement("SELECT min(start) FROM joblib_statistic WHERE resolution = :resolution", "start")
+_PRUNE = statement("DELETE FROM joblib_statistic WHERE resolution = :resolution AND start < :until")
 
 
 async def lock_position(tx: Transaction) -> Position | None:
@@ -85,8 +114,7 @@ async def lock_position(tx: Transaction) -> Position | None:
     if row is not None:
         return Position(*row)
     first = await position_now(tx)
-    added = dialect(tx).insert(position).values(key=KEY, **first._asdict())
-    await tx.execute(added.on_conflict_do_nothing())
+    await tx.execute(_BEGIN, {"key": KEY, **first._asdict()})
     return None
 
 
@@ -100,7 +128,7 @@ async def position_now(tx: Transaction) -> Position:
 
 async def move_position(tx: Transaction, new: Position) -> None:
     """Store the position, which is locked."""
-    await tx.execute(update(position).where(position.c.key == KEY).values(**new._asdict()))
+    await tx.execute(_MOVE, new._asdict())
 
 
 async def add(tx: Transaction, changes: Mapping[Key, Counters]) -> None:
@@ -112,12 +140,8 @@ async def add(tx: Transaction, changes: Mapping[Key, Counters]) -> None:
         for job_id in job_ids:
             key = Key(resolution, job_id, start)
             rows[key] = _added(stored.get(job_id, Counters()), changes[key])
-    insert = dialect(tx).insert(statistics)
-    upsert = insert.on_conflict_do_update(
-        index_elements=list(Key._fields), set_={name: insert.excluded[name] for name in _CHANGING}
-    )
     if rows:
-        await tx.execute(upsert, [{**key._asdict(), **_stored(counters)} for key, counters in rows.items()])
+        await tx.execute(_WRITE, [{**key._asdict(), **_stored(counters)} for key, counters in rows.items()])
 
 
 async def _of_jobs(
@@ -125,11 +149,9 @@ async def _of_jobs(
 ) -> dict[UUID, Counters]:
     counters: dict[UUID, Counters] = {}
     for first in range(0, len(job_ids), CHUNK):
-        of_jobs = statistics.c.job_id.in_(padded(job_ids[first : first + CHUNK]))
-        statement = select(statistics).where(
-            statistics.c.resolution == resolution, statistics.c.start == start, of_jobs
-        )
-        counters |= {row.job_id: Counters(**_counted(row)) for row in await tx.execute(statement)}
+        ids = padded(job_ids[first : first + CHUNK])
+        rows = await tx.execute(_AT_START, {"resolution": resolution, "start": start, "all_job_id": ids})
+        counters |= {row.job_id: Counters(**_counted(row)) for row in rows}
     return counters
 
 
@@ -173,13 +195,8 @@ async def read(
     tx: Transaction, resolution: int, job_id: UUID, since: datetime, until: datetime
 ) -> list[Interval]:
     """Return the intervals of a job, or of `ALL_JOBS`, that begin at these times, oldest first."""
-    statement = select(statistics).where(
-        statistics.c.resolution == resolution,
-        statistics.c.job_id == job_id,
-        statistics.c.start >= since,
-        statistics.c.start < until,
-    )
-    rows = await tx.execute(statement.order_by(statistics.c.start))
+    params = {"resolution": resolution, "job_id": job_id, "since": since, "until": until}
+    rows = await tx.execute(_READ, params)
     return [Interval(start=row.start, **_counted(row)) for row in rows]
 
 
@@ -188,8 +205,7 @@ async def of_jobs(tx: Transaction, resolution: int, since: datetime) -> list[tup
 
     The name is None for all jobs together. The totals are those of the resolution `TOTALS` since `BEGINNING`.
     """
-    statement = _NAMED.where(statistics.c.resolution == resolution, statistics.c.start >= since)
-    rows = await tx.execute(statement.order_by(statistics.c.start, jobs.c.full_name))
+    rows = await tx.execute(_OF_JOBS, {"resolution": resolution, "since": since})
     return [(row.full_name, Interval(start=row.start, **_counted(row))) for row in rows]
 
 
@@ -201,14 +217,13 @@ async def ends(tx: Transaction, since: datetime) -> list[RecentEnds]:
 
 async def totals(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, Any]:
     """Return the rows since the beginning of these jobs, and that of `ALL_JOBS`."""
-    rows = await tx.execute(_TOTALS, {"ids": padded([ALL_JOBS, *job_ids])})
+    rows = await tx.execute(_TOTALS, {"all_job_id": padded([ALL_JOBS, *job_ids])})
     return {row.job_id: row for row in rows}
 
 
 async def prune(tx: Transaction, resolution: int, before: datetime) -> None:
     """Delete a batch of the intervals that begin before a time, the oldest first."""
-    of_resolution = statistics.c.resolution == resolution
-    oldest = (await tx.execute(select(func.min(statistics.c.start)).where(of_resolution))).scalar_one()
+    params = {"resolution": resolution}
+    oldest = (await tx.execute(_OLDEST, params)).scalar_one()
     if oldest is not None and oldest < before:
-        until = min(before, oldest + _PRUNED_AT_ONCE[resolution])
-        await tx.execute(delete(statistics).where(of_resolution, statistics.c.start < until))
+        await tx.execute(_PRUNE, {**params, "until": min(before, oldest + _PRUNED_AT_ONCE[resolution])})

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Executable, Row, Select, Table, func, select, true
+from sqlalchemy import Connection, Executable, func, select, true
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Result as SqlResult
 from sqlalchemy.exc import DBAPIError
@@ -22,7 +22,7 @@ from zndraw_joblib.server.db.errors import DATABASE_ERRORS, RepeatTransaction, i
 from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.db.room_events import EventRow, NewEvent
 from zndraw_joblib.server.process.batcher import RowLocked, locked_problem
-from zndraw_joblib.server.process.ports import OpenConnection, Page, Reaches, Wake, reaches_all
+from zndraw_joblib.server.process.ports import OpenConnection, Reaches, Wake, reaches_all
 from zndraw_joblib.wire.events import Emission, TaskProgress, TaskStatusEvent
 from zndraw_joblib.wire.history import EventKind
 
@@ -415,20 +415,3 @@ async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
         return await transaction()
     except DATABASE_ERRORS as error:
         raise_unavailable(error)
-
-
-# Pagination of every list: newest first, by offset and limit.
-
-
-async def fetch_page(
-    tx: Transaction, table: Table, statement: Select[Any], condition: ColumnElement[bool], part: Page
-) -> tuple[Sequence[Row[*tuple[Any, ...]]], int]:
-    """Return one page of the rows of `statement` that match `condition`, and the count of all matches.
-
-    `table` is the table that the list is about: its rows are counted and give the order.
-    """
-    [key] = table.primary_key
-    ordered = statement.where(condition).order_by(table.c.created_at.desc(), key.desc())
-    rows = (await tx.execute(ordered.limit(part.limit).offset(part.offset))).all()
-    total: int = (await tx.execute(select(func.count()).select_from(table).where(condition))).scalar_one()
-    return rows, total

@@ -6,18 +6,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement
-
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import INTEGER, UUID_TYPE, statement
-from zndraw_joblib.server.db.tables import Job
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.operators import HOUR, MINUTE
 from zndraw_joblib.wire.policy import JobPolicy
-
-jobs = Job.__table__
 
 
 @lru_cache(maxsize=4096)
@@ -170,11 +165,6 @@ _COUNT_VISIBLE = statement(f"SELECT count(*) FROM joblib_job WHERE {_IS_VISIBLE}
 def visible_rooms(room_id: str) -> list[str]:
     """Return the rooms whose jobs a room lists: itself and, unless it is reserved, the reserved rooms."""
     return [room_id] if room_id in RESERVED else [room_id, GLOBAL, INTERNAL]
-
-
-def visible_from(room_id: str) -> ColumnElement[bool]:
-    """Match the jobs that a room lists."""
-    return jobs.c.room_id.in_(visible_rooms(room_id))
 
 
 async def by_name(tx: Transaction, name: JobName) -> JobRecord | None:
