@@ -13,6 +13,8 @@ import pytest
 import uvicorn
 from rest import NO_TASK, V1, claim, get_task, register, submit
 from servers import ServerProcess
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from waiting import until
 
 from zndraw_joblib.server.host.app import create_app
@@ -27,10 +29,13 @@ def database_url(sqlite_url: str) -> str:
 
 
 @asynccontextmanager
-async def serving(settings: ServerSettings) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime]]:
-    """Serve on a real port; return a client and the runtime."""
+async def serving(
+    settings: ServerSettings, http: Any = "auto"
+) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime]]:
+    """Serve on a real port by a protocol of uvicorn; return a client and the runtime."""
     app = create_app(settings)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, http=http)
+    server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         headers = {"Authorization": f"Bearer {settings.admin_token.get_secret_value()}"}
@@ -48,6 +53,45 @@ async def port(settings: ServerSettings) -> AsyncIterator[tuple[httpx.AsyncClien
     """Serve while the test runs."""
     async with serving(settings) as served:
         yield served
+
+
+class RecordedWrites:
+    """A transport that records what is written to it."""
+
+    def __init__(self, transport: Any, writes: list[bytes]) -> None:
+        self._transport = transport
+        self._writes = writes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Record what is written."""
+        self._writes.append(data)
+        self._transport.write(data)
+
+
+@pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
+async def test_a_response_is_one_write(settings: ServerSettings, protocol: Any) -> None:
+    """The client wakes up once for the head and the body, also where the connection closes then."""
+    writes: list[bytes] = []
+
+    class Recording(protocol):  # type: ignore[misc]
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(RecordedWrites(transport, writes))
+
+    async with serving(settings, Recording) as (client, _):
+        job = await register(client)
+        payload = {"text": "x" * 1000}
+        for headers in ({}, {"Connection": "close"}):
+            writes.clear()
+            url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+            response = await client.post(url, json={"payload": payload}, headers=headers)
+            assert response.json()["payload"] == payload
+            assert len(writes) == 1
+            assert writes[0].endswith(response.content)
+            # Another request uses the same connection, or a new one.
+            assert (await client.get(response.headers["Location"])).json()["payload"] == payload
 
 
 async def close_sockets(request: "asyncio.Task[Any]") -> None:

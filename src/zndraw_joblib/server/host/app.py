@@ -21,10 +21,10 @@ from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.host.mount import InternalJobs, JobLib
 from zndraw_joblib.server.http import metrics
 from zndraw_joblib.server.http.identity import BearerTokens
-from zndraw_joblib.server.http.middleware import SEND, QueueMiddleware, may_have_telemetry
+from zndraw_joblib.server.http.middleware import QueueMiddleware, may_have_telemetry
 from zndraw_joblib.server.http.openapi import tag_metadata
 from zndraw_joblib.server.http.pages import add_operations_page, install_exception_handlers
-from zndraw_joblib.server.http.requests import REQUEST_ID, SCOPE_KEY, request_id_of, with_header
+from zndraw_joblib.server.http.requests import REQUEST_ID, SCOPE_KEY, SEND, request_id_of, with_header
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.realtime import socketio_internals

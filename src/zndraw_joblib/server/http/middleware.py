@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Match, Mount, WebSocketRoute
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from zndraw_joblib.server.http.requests import REQUEST_ID_HEADER, SCOPE_KEY, Rereadable, with_header
+from zndraw_joblib.server.http.requests import REQUEST_ID_HEADER, SCOPE_KEY, SEND, Rereadable, with_header
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.wire.operations import PREFIX
 
@@ -92,10 +92,6 @@ def _collect(routes: Iterable[BaseRoute], routers: dict[int, tuple[APIRouter, li
 
 
 # The connection of a client that does not read, which uvicorn closes by no public interface.
-
-# The key of the server's `send` in the scope of a request. Middleware may replace the `send` of the request;
-# `abort` finds the connection by this one.
-SEND = "zndraw_joblib.send"
 
 
 def abort(scope: Scope, send: Send) -> None:

@@ -214,6 +214,9 @@ def _too_large(max_bytes: int) -> ContentTooLarge:
 REQUEST_ID = "X-Request-ID"
 # The key of the id in the scope of a request that the standalone app answers before its other layers.
 SCOPE_KEY = "zndraw_joblib.request_id"
+# The key of the server's `send` in the scope of a request. Middleware may replace the `send` of the request;
+# the connection of uvicorn is found by this one.
+SEND = "zndraw_joblib.send"
 REQUEST_ID_HEADER = REQUEST_ID.lower().encode()
 _VALID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 

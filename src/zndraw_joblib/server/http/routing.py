@@ -58,6 +58,7 @@ from zndraw_joblib.server.http.requests import (
     MAX_BODY_BYTES,
     QUEUE,
     SCOPE_KEY,
+    SEND,
     SOLVED,
     Omissible,
     RequestCounts,
@@ -607,6 +608,8 @@ def _is_handled_by_host(request: Request, error: Exception) -> bool:
 
 JSON_MEDIA_TYPE = "application/json"
 _JSON = (b"content-type", JSON_MEDIA_TYPE.encode())
+# A longer body is not worth a copy.
+_MAX_JOINED_BYTES = 64 * 1024
 
 
 def json_response(
@@ -631,6 +634,49 @@ class JsonResponse(Response):
         for name, value in headers.items() if headers else ():
             self.raw_headers.append((name.lower().encode(), value.encode()))
         self.raw_headers += [(b"content-length", b"%d" % len(content)), _JSON]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, in one write if it is short and the server is uvicorn."""
+        cycle: Any = getattr(scope.get(SEND, send), "__self__", None)
+        transport = getattr(cycle, "transport", None)
+        # Background tasks run after the response.
+        if transport is None or self.background is not None or len(self.body) > _MAX_JOINED_BYTES:
+            await super().__call__(scope, receive, send)
+            return
+        joined = cycle.transport = _JoinedWrites(transport)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            cycle.transport = transport
+            joined.flush()
+
+
+class _JoinedWrites:
+    """A transport that writes the head and the body of a response at once.
+
+    uvicorn writes the head first, for which the client wakes up, to wait again for the body.
+    """
+
+    __slots__ = ("_parts", "_transport")
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def flush(self) -> None:
+        if self._parts:
+            self._transport.write(b"".join(self._parts))
+            self._parts.clear()
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
 
 
 # Requests that a page of another origin sends with the cookies of the user's browser.

@@ -18,7 +18,6 @@ from zndraw_joblib.server.http.access import QueueState, access_of, check_task_r
 from zndraw_joblib.server.http.middleware import tracer_provider
 from zndraw_joblib.server.http.requests import BODY, DisconnectWatcher, Omissible
 from zndraw_joblib.server.http.routing import (
-    JSON_MEDIA_TYPE,
     JsonResponse,
     Minimal,
     NamedJob,
@@ -457,7 +456,7 @@ def _response(outcomes: Sequence[Outcome], status: int, prefix: str, *, is_minim
     results = [_result(outcome, status, prefix, is_minimal=is_minimal) for outcome in outcomes]
     _cut_errors(results)
     headers = {"Preference-Applied": "return=minimal"} if is_minimal else None
-    return Response(to_json({"results": results}), headers=headers, media_type=JSON_MEDIA_TYPE)
+    return JsonResponse(to_json({"results": results}), 200, headers)
 
 
 def _cut_errors(results: Sequence[dict[str, Any]]) -> None:
