@@ -148,9 +148,9 @@ def static_statements() -> Iterator[tuple[str, str]]:
 
 
 def test_the_queue_alone_writes_tasks() -> None:
-    """Only six modules insert, update or delete tasks.
+    """Only seven modules insert, update or delete tasks.
 
-    `sql_details` updates columns of its own alone, and `sql_recount` a count of claims.
+    `sql_details` and `sql_unique` update columns of their own alone, and `sql_recount` a count of claims.
     """
     is_task = {
         "joblib_task",
@@ -175,6 +175,7 @@ def test_the_queue_alone_writes_tasks() -> None:
         ("sql_submit.py", "insert"),
         ("sql_claim_statements.py", "update"),
         ("sql_recount.py", "update"),
+        ("sql_unique.py", "update"),
     }
 
 

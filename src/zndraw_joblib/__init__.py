@@ -27,6 +27,8 @@ _MODULES = {
         "build_task_status_emission",
     ),
     "wire.messages": (
+        "Debounce",
+        "Unique",
         "HeartbeatRequest",
         "JobRegisterRequest",
         "JobResponse",
@@ -58,6 +60,7 @@ _MODULES = {
         "FailedByOperator",
         "ContentTooLarge",
         "DispatchFailed",
+        "DuplicateTask",
         "Forbidden",
         "IdempotencyKeyReused",
         "InternalJobNotConfigured",

@@ -180,7 +180,7 @@ def test_fields_with_defaults_are_optional_in_requests_and_present_in_responses(
         if name.endswith("Request") or name in {"Backoff", "Failure", "LogLine", "TaskFilter"}:
             with_default = [field for field, one in schema["properties"].items() if "default" in one]
             assert with_default == [], name
-    sometimes = {"progress", "failure", "stored_result", "traceparent"}
+    sometimes = {"progress", "failure", "stored_result", "traceparent", "unique_key", "duplicate"}
     assert set(schemas["TaskResponse"]["properties"]) - set(schemas["TaskResponse"]["required"]) == sometimes
 
 

@@ -20,10 +20,12 @@ from zndraw_joblib.jobs.failures import encode
 from zndraw_joblib.wire.messages import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
+    Debounce,
     SubmitOptions,
     TaskResponse,
     TaskSubmitRequest,
     TaskToSubmit,
+    Unique,
 )
 from zndraw_joblib.wire.names import (
     DEFAULT_ROOM,
@@ -68,6 +70,8 @@ class NewTask:
     delay_seconds: float | None = None
     expires_in_seconds: float | None = None
     max_attempts: int | None = None
+    unique: Unique | Mapping[str, Any] | None = None
+    debounce: Debounce | Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, job: Any, payload: Mapping[str, Any] | None, options: TaskOptions) -> Self:

@@ -5,6 +5,7 @@ The server ignores unknown fields of a request.
 
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -14,7 +15,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from zndraw_joblib.wire.bodies import RequestBody, ResponseBody, is_none
+from zndraw_joblib.wire.bodies import CheckedKeywords, RequestBody, ResponseBody, is_none
 from zndraw_joblib.wire.models import DeferredModel
 from zndraw_joblib.wire.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
 from zndraw_joblib.wire.policy import MAX_ERROR_TYPE, Attempts, Delay, JobPolicy, Priority, Seconds
@@ -237,6 +238,50 @@ class WorkerResponse(ResponseBody):
     tasks: list[TaskVerdict] = Field(default_factory=list)
 
 
+MAX_UNIQUE_KEY = 255
+
+
+class Unique(CheckedKeywords, RequestBody):
+    """Submit a task only if no other task of its job holds the same key.
+
+    - `key`: by default the SHA-256, as hexadecimal digits, of the payload's canonical JSON (RFC 8785).
+    - `scope`: `room` if each room has keys of its own, `job` if all rooms of the job share them.
+    - `until`: the task holds the key until it has `ended`, also while it waits for a retry, or until it has
+      `started` for the first time.
+    - `for_seconds`: instead of `until`, the task holds the key for this time from its submit, even if it ends
+      earlier or later.
+    - `on_conflict`: with `return`, the answer is the task that holds the key, with `duplicate`. With `reject`
+      it is the problem `duplicate-task`. With `replace`, a task that is pending gets the new payload and
+      options, and keeps its id and its place in the queue; otherwise it is like `return`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    key: Annotated[str, _Printable, Field(min_length=1, max_length=MAX_UNIQUE_KEY)] | None = None
+    scope: Literal["job", "room"] = "room"
+    until: Literal["started", "ended"] = "ended"
+    for_seconds: Seconds | None = None
+    on_conflict: Literal["return", "reject", "replace"] = "return"
+
+    @model_validator(mode="after")
+    def _one_span(self) -> Self:
+        if self.for_seconds is not None and "until" in self.model_fields_set:
+            raise ValueError("give until or for_seconds, not both")
+        return self
+
+
+class Debounce(CheckedKeywords, RequestBody):
+    """Run a unique task `seconds` after the last of its submits, each of which replaces the payload.
+
+    It enters its queue at the latest `max_seconds` after the first submit.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    seconds: Seconds
+    max_seconds: Seconds | None = None
+
+
 class SubmitOptions(TypedDict, total=False):
     """The options of a submit that `TaskSubmitRequest` explains. Times are seconds or aware datetimes."""
 
@@ -245,6 +290,8 @@ class SubmitOptions(TypedDict, total=False):
     delay_seconds: float | None
     expires_in_seconds: float | None
     max_attempts: int | None
+    unique: Unique | Mapping[str, Any] | None
+    debounce: Debounce | Mapping[str, Any] | None
 
 
 class TaskSubmitRequest(RequestBody):
@@ -252,7 +299,8 @@ class TaskSubmitRequest(RequestBody):
 
     `priority` and `max_attempts` override those of the job. The task enters its queue at `run_at`, or
     `delay_seconds` from now, by default at once. It fails if no worker claims it within `expires_in_seconds`
-    from now.
+    from now. With `unique`, no second task with the same key is submitted; with `debounce` besides, each
+    submit with the key postpones the task and replaces its payload.
     """
 
     payload: JsonObject = Field(default_factory=dict)
@@ -261,12 +309,24 @@ class TaskSubmitRequest(RequestBody):
     delay_seconds: Delay | None = None
     expires_in_seconds: Seconds | None = None
     max_attempts: Attempts | None = None
+    unique: Unique | None = Field(default=None, exclude_if=is_none)
+    debounce: Debounce | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _one_time(self) -> Self:
         if self.run_at is not None and self.delay_seconds is not None:
             raise ValueError("give run_at or delay_seconds, not both")
+        if self.debounce is not None:
+            self._check_debounce()
         return self
+
+    def _check_debounce(self) -> None:
+        if self.unique is None:
+            raise ValueError("debounce: it needs unique, which names the key of the submits to join")
+        if self.run_at is not None or self.delay_seconds is not None:
+            raise ValueError("debounce: it sets the time of the task; remove run_at and delay_seconds")
+        if "on_conflict" in self.unique.model_fields_set and self.unique.on_conflict != "replace":
+            raise ValueError("debounce: each submit replaces the task; remove unique.on_conflict")
 
 
 class TaskResponse(ResponseBody):
@@ -284,6 +344,9 @@ class TaskResponse(ResponseBody):
       there are any.
     - `stored_result`: the result, if it is kept as bytes.
     - `traceparent`: the trace context of its submit, if it had one; only in responses to claims.
+    - `unique_key`: the key that no other task may hold at the same time, only in responses to submits and to
+      requests that read tasks, and only if there is one.
+    - `duplicate`: true in the response to a submit that made no task, because this one holds its key.
     """
 
     # What a new field needs is in CONTRIBUTING, "How to add a field or an option".
@@ -310,6 +373,8 @@ class TaskResponse(ResponseBody):
     failure: Failure | None = Field(default=None, exclude_if=is_none)
     stored_result: StoredResult | None = Field(default=None, exclude_if=is_none)
     traceparent: str | None = Field(default=None, exclude_if=is_none)
+    unique_key: str | None = Field(default=None, exclude_if=is_none)
+    duplicate: Literal[True] | None = Field(default=None, exclude_if=is_none)
 
 
 class TaskClaimRequest(RequestBody):

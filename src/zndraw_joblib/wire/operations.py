@@ -172,7 +172,7 @@ _UPLOAD: Problems = (*_BODY, p.TooManyRequests)
 _RESULT: Problems = (*_TASK, p.ResultNotFound, p.ResultExpired, p.RangeNotSatisfiable)
 _SUBMIT: Problems = (
     *(*_JOB, *_TASK, p.InvalidPayload, p.TooManyRequests),
-    *(p.InternalJobNotConfigured, p.NoWorkersAvailable),
+    *(p.InternalJobNotConfigured, p.NoWorkersAvailable, p.DuplicateTask),
 )
 _PROVIDER_REQUEST: Problems = (
     *(*_PROVIDER, p.ContentTooLarge, p.TooManyRequests, p.ProviderNotConnected),
@@ -207,7 +207,7 @@ RELEASE_TASK = Operation("release_task", "POST", "/tasks/{task_id}/release",
     body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
 RETRY_TASK = Operation("retry_task", "POST", "/tasks/{task_id}/retry",
     "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
-    body=m.TaskActionRequest, has_optional_body=True, problems=(*_REPORT, p.TooManyRequests))
+    body=m.TaskActionRequest, has_optional_body=True, problems=(*_REPORT, p.TooManyRequests, p.DuplicateTask))
 FAIL_TASK = Operation("fail_task", "POST", "/tasks/{task_id}/fail",
     "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
     body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)

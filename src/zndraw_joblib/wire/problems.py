@@ -9,7 +9,8 @@ ProblemException
 │   └── JobNotFound, WorkerNotFound, TaskNotFound, ProviderNotFound, ResultNotFound
 ├── MethodNotAllowed                         405
 ├── Conflict                                 409  ValueError
-│   ├── SchemaConflict, StaleResult, RequestInProgress, NoWorkersAvailable, InvalidTaskTransition
+│   ├── SchemaConflict, StaleResult, RequestInProgress, NoWorkersAvailable, DuplicateTask,
+│   │   InvalidTaskTransition
 │   │   └── StaleReport
 │   └── WorkerLost, StartTimeout, RunTimeout, TaskExpired, InternalTimeout, Released, Retried,
 │       FailedByOperator, ResultNotSerializable: never a response; the `error_code` of a task
@@ -200,6 +201,10 @@ class RequestInProgress(Conflict):
 
 class NoWorkersAvailable(Conflict):
     """No worker serves the job, and the server accepts no task without one (setting `without_workers`)."""
+
+
+class DuplicateTask(Conflict):
+    """Another task holds the unique key; `task_id` is its id."""
 
 
 class InvalidTaskTransition(Conflict):
@@ -433,6 +438,7 @@ REMEDIES: dict[type[ProblemException], str] = {
     Retried: f"No action is needed: a worker claims the task again. {_ERROR_CODE}",
     FailedByOperator: f"The task's `error` has the operator's reason. {_ERROR_CODE}",
     ResultNotSerializable: f"Return JSON values, arrays or tables, or bytes from the job. {_ERROR_CODE}",
+    DuplicateTask: "Wait for the task that holds the key, or submit with another `on_conflict`.",
     NoWorkersAvailable: "Start a worker of the job, or submit the task later.",
     StaleResult: "Drop the result: no client waits for it.",
     ResultExpired: "Submit the task again, or raise the setting.",

@@ -18,6 +18,7 @@ from zndraw_joblib.server.queue import (
     rules_audit,
     rules_jobs,
     rules_transitions,
+    rules_unique,
     sql_details,
     sql_jobs,
     sql_tasks,
@@ -334,17 +335,20 @@ async def apply_batch(
         before = await tx.now() + timedelta(seconds=1)
         count = await sql_transitions.delete_ended(tx, [task.seq for task in same], before)
     else:
-        await _move(tx, confirmed.action, same)
-        count = len(same)
+        count = await _move(tx, confirmed.action, same)
     affected, skipped = affected + count, skipped + len(rows) - count
     return _BatchCounts(len(rows), affected, skipped, await _record(tx, confirmed, affected, skipped, entry))
 
 
-async def _move(tx: Transaction, action: BulkAction, tasks: Sequence[TaskRecord]) -> None:
+async def _move(tx: Transaction, action: BulkAction, tasks: Sequence[TaskRecord]) -> int:
+    """Move the tasks, but none that is retried and whose unique key another task holds. Return how many."""
     now = await tx.now()
     moves: list[Move] = [(task, _after(action, task, now)) for task in tasks]
+    if action is BulkAction.RETRY:
+        refused = await rules_unique.retake(tx, [after for _, after in moves])
+        moves = [(task, after) for task, after in moves if task.seq not in refused]
     if not moves:
-        return
+        return 0
     await sql_transitions.move(tx, moves)
     after = [moved for _, moved in moves]
     await rules_jobs.restore_needed(tx, after)
@@ -353,6 +357,7 @@ async def _move(tx: Transaction, action: BulkAction, tasks: Sequence[TaskRecord]
         rules_answers.publish_status(tx, task, queue_positions.get(task.id))
     emptied = {before.job_id for before, _ in moves if before.status is TaskStatus.PENDING}
     await rules_jobs.soft_delete_orphans(tx, sorted(emptied))
+    return len(moves)
 
 
 def _after(action: BulkAction, task: TaskRecord, now: datetime) -> TaskRecord:

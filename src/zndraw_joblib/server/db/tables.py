@@ -423,6 +423,15 @@ def _among(column: str, values: frozenset[TaskStatus]) -> str:
 _FULL_NAME = "room_id || ':' || category || ':' || name"
 _QUEUED = "status = 'pending' AND run_at IS NULL"
 _HOOKED = "on_end IS NOT NULL AND completed_at IS NOT NULL"
+# A task holds its key until it ends or starts for the first time; or, without `unique_until`, until a later
+# submit finds that its time is over. A retry by hand may let it hold the key again.
+KEY_IS_HELD = f"""unique_id IS NOT NULL AND (unique_until IS NULL OR (completed_at IS NULL AND (
+    unique_until = 'ended'
+    OR (
+        started_at IS NULL
+        AND attempt = unstarted + CASE WHEN status = '{TaskStatus.CLAIMED}' THEN 1 ELSE 0 END
+    )
+)))"""
 _UNSUCCESSFUL = _among("status", frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED}))
 
 
@@ -514,6 +523,9 @@ class Task(Base, table=True):
     is in no queue. `failures` and `crashes` count failed attempts, `unstarted` claims that never started. A
     held task must have started, or ended, by its `deadline`. `worker_id` and `worker_owner_id` outlive the
     worker. `queued_at` is null until the task enters its queue again, `on_end` after it was called.
+
+    `unique_id` is the digest of the unique key `unique_text`. The task holds the key until it has ended or
+    started, as `unique_until` says, or until `unique_expires_at`.
     """
 
     __tablename__ = "joblib_task"
@@ -545,6 +557,13 @@ class Task(Base, table=True):
             "on_end IS NOT NULL AND completed_at IS NOT NULL",
             "on_end",
             "on_end_due_at",
+        ),
+        Index(
+            "uq_joblib_task_unique_id",
+            "unique_id",
+            unique=True,
+            postgresql_where=text(KEY_IS_HELD),
+            sqlite_where=text(KEY_IS_HELD),
         ),
     )
 
@@ -579,6 +598,10 @@ class Task(Base, table=True):
     on_end: str | None = _optional_text()
     on_end_attempts: int | None = None
     on_end_due_at: datetime | None = moment(nullable=True)
+    unique_id: UUID | None = _column(Uuid, optional=True)
+    unique_text: str | None = _optional_text()
+    unique_until: str | None = _optional_text()
+    unique_expires_at: datetime | None = moment(nullable=True)
 
 
 class RoomQueue(Base, table=True):

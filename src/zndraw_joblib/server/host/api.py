@@ -310,6 +310,7 @@ class HostApi(QueueState):
         item.on_end = self.end_hooks.check(on_end)
 
         async def put(item: Submission) -> TaskResponse:
+            rules_tasks.set_payload_keys([item])
             return await self._write(session, _submit, item)
 
         async with self._near_names([item], session):
@@ -499,7 +500,10 @@ def _new_task(
 async def _submit(tx: Transaction, item: Submission) -> TaskResponse:
     [result] = await rules_idempotency.submit(tx, [item])
     response = raised(result)
-    return cast("TaskResponse", response.result if isinstance(response, Repeat) else response)
+    task = cast("TaskResponse", response.result if isinstance(response, Repeat) else response)
+    if not rules_tasks.has_body(task):
+        await rules_tasks.load_body(tx, task)
+    return task
 
 
 async def _report(tx: Transaction, item: Report) -> TaskResponse:

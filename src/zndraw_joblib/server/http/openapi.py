@@ -228,6 +228,14 @@ REQUESTS: dict[Operation[Any], Examples] = {
     ops.SUBMIT_TASK: {
         "task": ("Run as soon as possible", {"payload": {"angle": 90}}),
         "scheduled": ("Run in a minute", {"payload": {"angle": 90}, "delay_seconds": 60, "priority": 10}),
+        "unique": (
+            "Run once, 2 s after the last submit with this key",
+            {
+                "payload": {"angle": 90},
+                "unique": {"key": "rotate", "until": "started"},
+                "debounce": {"seconds": 2, "max_seconds": 10},
+            },
+        ),
     },
     ops.SUBMIT_TASKS: {
         "tasks": (

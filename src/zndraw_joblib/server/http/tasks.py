@@ -57,7 +57,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
 from zndraw_joblib.wire.operations import PREFIX
-from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.wire.problems import DuplicateTask, ProblemException
 from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
@@ -125,7 +125,10 @@ Number = Annotated[int, Query(ge=0, le=MAX_LINE_NUMBER)]
 _MIN_ENCODED_CHARACTERS = 1_000
 
 
-@serves(ops.SUBMIT_TASK)
+@serves(
+    ops.SUBMIT_TASK,
+    responses={200: {"model": TaskResponse, "description": "The task that holds the unique key already"}},
+)
 async def submit_task(  # noqa: PLR0913 - one parameter each
     request: Request,
     queue: QueueState,
@@ -148,11 +151,26 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
             answer = await queue.runtime.submit(item)
             task = answer.result if isinstance(answer, Repeat) else answer
     headers = {"Location": f"{queue.prefix}{_TASK_PATH}{task.id}", "Retry-After": "1"}
+    if task.duplicate:
+        await _check_duplicate(request, caller, room_id, task)
+        return json_response(task, 200, headers)
     if task.payload is not body.payload or len(encoded) < _MIN_ENCODED_CHARACTERS:
         return json_response(task, 202, headers)
     response = to_json(rules_answers.changed(task, payload={}), by_alias=True)
     content = response.replace(b'"payload":{}', b'"payload":%b' % encoded.encode(), 1)
     return JsonResponse(content, 202, headers)
+
+
+async def _check_duplicate(request: Request, caller: Identity, room_id: str, task: TaskResponse) -> None:
+    """Raise `DuplicateTask` if the task that holds a submit's key is of a room that they may not read."""
+    if task.room_id != room_id:
+        try:
+            await check_task_readable(request, caller, task.id, task.room_id)
+        except (ProblemException, HTTPException) as error:
+            raise DuplicateTask(
+                f"Task {task.id} of another room, which you may not read, holds the unique key",
+                task_id=str(task.id),
+            ) from error
 
 
 @serves(ops.CLAIM_TASK)
@@ -372,7 +390,22 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
                 item_or_all = None if body.atomic else item_key(key, index)
                 items.append(queue.runtime.submission(caller, room, job, task, item_or_all, trace))
         outcomes = await _submit(queue, body, items, key)
+    if any(isinstance(outcome, TaskResponse) and outcome.duplicate for outcome in outcomes):
+        outcomes = [
+            await _readable(request, caller, task.room_id, outcome)
+            for task, outcome in zip(body.tasks, outcomes, strict=True)
+        ]
     return _response(outcomes, 202, queue.prefix, is_minimal=minimal)
+
+
+async def _readable(request: Request, caller: Identity, room_id: str, outcome: Outcome) -> Outcome:
+    """Return the outcome of a submit, or its refusal if it is a task that the caller may not read."""
+    if isinstance(outcome, TaskResponse) and outcome.duplicate:
+        try:
+            await _check_duplicate(request, caller, room_id, outcome)
+        except DuplicateTask as problem:
+            return problem
+    return outcome
 
 
 async def _submit(
@@ -473,5 +506,5 @@ def _result(outcome: Outcome, status: int, prefix: str, *, is_minimal: bool) -> 
     if isinstance(outcome, Exception):
         problem = prefixed(as_problem(outcome).problem, prefix)
         return {"status": problem.status, "problem": problem.model_dump(exclude_none=True)}
-    result: dict[str, Any] = {"status": status, "id": outcome.id}
+    result: dict[str, Any] = {"status": 200 if outcome.duplicate else status, "id": outcome.id}
     return result if is_minimal or not has_body(outcome) else {**result, "task": outcome}

@@ -69,7 +69,7 @@ class Dispatcher:
         if isinstance(answer, Repeat):
             stored: TaskResponse = answer.result
             return stored
-        return answer if mode is None else await self._dispatch_new(answer, mode)
+        return answer if mode is None or answer.duplicate else await self._dispatch_new(answer, mode)
 
     async def submit_many(self, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
         """Add tasks, and send those of internal jobs to the broker. A repeated request does neither.
@@ -249,7 +249,8 @@ class Dispatcher:
 
 
 def _is_claimed_for(task: TaskResponse, registry: InternalRegistry) -> bool:
-    return task.status == TaskStatus.CLAIMED and task.job_name in registry.tasks
+    is_new = task.status == TaskStatus.CLAIMED and not task.duplicate
+    return is_new and task.job_name in registry.tasks
 
 
 def _job_name(task: TaskRecord | TaskResponse) -> str:

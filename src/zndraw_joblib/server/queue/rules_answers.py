@@ -103,11 +103,12 @@ def task_response(
     detail: Detail | None = None,
     stored: StoredResult | None = None,
     traceparent: str | None = None,
+    unique_key: str | None = None,
 ) -> TaskResponse:
     """Return a task as responses contain it: the fields that its row has, and those made of others.
 
     It has the `detail` of its attempt and its `stored` result, if they were read; the response to a claim
-    has its `traceparent`.
+    has its `traceparent`, the response to a submit or a read its `unique_key`.
     """
     values = {**_DEFAULTS, **vars(task)}
     for name in _INNER[type(task)]:
@@ -116,7 +117,7 @@ def task_response(
     values["priority"] = -task.lane
     values["queue_position"] = position
     values["stored_result"] = stored
-    values["traceparent"] = traceparent
+    values["traceparent"], values["unique_key"] = traceparent, unique_key
     if task.status is not TaskStatus.PENDING:
         values["run_at"] = None
     if detail is not None:

@@ -78,9 +78,12 @@ async def _decode_fields(tx: Transaction, fields: dict[str, Any]) -> TaskRespons
     return TaskResponse.model_validate({**fields, "payload": task.payload, "result": result})
 
 
-async def _decode_submit(item: rules_tasks.Submission, text: str) -> TaskResponse:
+async def _decode_submit(tx: Transaction, item: rules_tasks.Submission, text: str) -> TaskResponse:
+    fields = from_json(text)
+    if "duplicate" in fields:
+        return await _decode_fields(tx, fields)
     # The first request had the same payload.
-    return TaskResponse.model_validate({**from_json(text), "payload": item.payload})
+    return TaskResponse.model_validate({**fields, "payload": item.payload})
 
 
 async def _decode_report(_: rules_tasks.Report, text: str) -> TaskResponse:
@@ -125,7 +128,7 @@ async def _submit(
     if jobs is not None and (results := await rules_tasks.submit_plain(tx, items, jobs)) is not None:
         return results
     work = rules_tasks.submit if jobs is None else partial(rules_tasks.submit, learn=jobs.learn)
-    return await _apply(tx, items, work, _encode_task, _decode_submit)
+    return await _apply(tx, items, work, _encode_task, partial(_decode_submit, tx))
 
 
 async def report(

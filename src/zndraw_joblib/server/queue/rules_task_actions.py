@@ -12,6 +12,7 @@ from zndraw_joblib.server.queue import (
     rules_audit,
     rules_jobs,
     rules_transitions,
+    rules_unique,
     sql_jobs,
     sql_tasks,
     sql_transitions,
@@ -108,6 +109,9 @@ async def _apply(
     after = decide(task, action, await tx.now())
     # Lock the job, so that it is not deleted while a task returns to its queue.
     await sql_jobs.lock_by_names(tx, [task.job])
+    if task.status in TERMINAL:
+        for refusal in (await rules_unique.retake(tx, [after])).values():
+            raise refusal
     await sql_transitions.move(tx, [(task, after)])
     await rules_jobs.restore_needed(tx, [after])
     if task.status == TaskStatus.PENDING:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -28,6 +29,7 @@ from zndraw_joblib.server.queue import (
     rules_jobs,
     rules_payloads,
     rules_transitions,
+    rules_unique,
     sql_details,
     sql_jobs,
     sql_results,
@@ -35,12 +37,20 @@ from zndraw_joblib.server.queue import (
     sql_transitions,
 )
 from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, LogLimits
+from zndraw_joblib.server.queue.rules_unique import Duplicate
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_reports import FencedReport, report_single_statement
 from zndraw_joblib.server.queue.sql_submit import Appended, KnownJob, NewKey, NewTaskRow, append
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord, TaskRow
 from zndraw_joblib.server.queue.sql_tasks import positions
-from zndraw_joblib.wire.messages import PaginatedResponse, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
+from zndraw_joblib.wire.messages import (
+    PaginatedResponse,
+    SubmitOptions,
+    TaskResponse,
+    TaskSubmitRequest,
+    TaskUpdateRequest,
+    Unique,
+)
 from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.problems import (
     InternalJobNotConfigured,
@@ -85,7 +95,8 @@ class Submission:
     `payload_json`: the payload as JSON, if it is encoded already.
     `validated_schema`: a schema as JSON that the payload is known to match. `task_id`: the id that the task
     got in an earlier attempt to insert it, which may have succeeded. `traceparent`: the trace context of the
-    submit. `on_end`: the name of the host's function to call after the task's end.
+    submit. `on_end`: the name of the host's function to call after the task's end. `payload_key`: the unique
+    key that the payload has, if the submit needs it and it was computed already, or why it has none.
     """
 
     caller: Identity
@@ -106,6 +117,7 @@ class Submission:
     task_id: UUID | None = None
     traceparent: str | None = None
     on_end: str | None = None
+    payload_key: str | ProblemException | None = None
 
     @property
     def needs(self) -> str:
@@ -143,6 +155,10 @@ class Report(NamedTuple):
         return 1 if log is None else 1 + rules_details.weight(log)
 
 
+# A new task, another task that holds the submit's key, or why there is none.
+_Outcome = TaskRecord | Duplicate | Exception
+
+
 async def submit(
     tx: Transaction, items: Sequence[Submission], learn: Callable[[Iterable[JobRecord]], None] | None = None
 ) -> list[TaskResponse | Exception]:
@@ -156,38 +172,97 @@ async def submit(
         learn(jobs.values())
     now = await tx.now()
     faults = await _faults(tx, items, jobs)
-    tasks_or_faults = [
-        fault or _task(item, jobs[item.job], now) for item, fault in zip(items, faults, strict=True)
+    holders = await _key_holders(tx, items, faults, now)
+    outcomes = [
+        fault or _task_or_duplicate(item, jobs[item.job], now, holders)
+        for item, fault in zip(items, faults, strict=True)
     ]
-    tasks = [task for task in tasks_or_faults if isinstance(task, TaskRecord)]
+    tasks, replaced = await _write_submits(tx, outcomes, holders)
+    await _attach_hooks(tx, items, outcomes, now)
+    duplicates = {outcome.task.id: outcome.task for outcome in outcomes if isinstance(outcome, Duplicate)}
+    position_of = await _submitted_positions(tx, jobs, tasks, replaced, list(duplicates.values()))
+    for task in (*tasks, *replaced):
+        rules_answers.publish_status(tx, task, position_of.get(task.id))
+    for item, outcome in zip(items, outcomes, strict=True):
+        if item.is_deferred and isinstance(outcome, TaskRecord) and outcome.status is TaskStatus.CLAIMED:
+            tx.wake(job_key(outcome.job), 1)
+    return [_submit_result(outcome, position_of) for outcome in outcomes]
+
+
+async def _write_submits(
+    tx: Transaction, outcomes: Sequence[_Outcome], holders: rules_unique.KeyHolders | None
+) -> tuple[list[TaskRecord], list[TaskRecord]]:
+    """Insert the new tasks and write those that were replaced. Return both."""
+    tasks = [outcome for outcome in outcomes if isinstance(outcome, TaskRecord)]
+    moves: list[Move] = []
+    if holders is not None:
+        tasks = [holders.latest(task) for task in tasks]
+        await holders.write_freed(tx)
+        moves = await holders.write_replaced(tx)
+        await sql_transitions.move(tx, moves)
     if tasks:
         await sql_transitions.add(tx, tasks)
-    await _attach_hooks(tx, items, tasks_or_faults, now)
-    positions_by_priority = await _positions_by_priority(tx, tasks, jobs)
-    pending = {job.id: job.pending for job in jobs.values()}
-    results: list[TaskResponse | Exception] = []
-    for item, task in zip(items, tasks_or_faults, strict=True):
-        if isinstance(task, Exception):
-            results.append(task)
-            continue
-        if item.is_deferred and task.status == TaskStatus.CLAIMED:
-            tx.wake(job_key(task.job), 1)
-        position = None
-        if task.is_queued:
-            position = pending[task.job_id] = pending[task.job_id] + 1
-        position = positions_by_priority.get(task.id, position)
-        rules_answers.publish_status(tx, task, position)
-        results.append(rules_answers.task_response(task, position))
-    return results
+    return tasks, [after for _, after in moves]
+
+
+def _submit_result(outcome: _Outcome, position_of: Mapping[UUID, int]) -> TaskResponse | Exception:
+    if isinstance(outcome, Exception):
+        return outcome
+    task = outcome.task if isinstance(outcome, Duplicate) else outcome
+    position = position_of.get(task.id) if task.is_queued else None
+    response = rules_answers.task_response(task, position, unique_key=task.unique_text)
+    return rules_answers.changed(response, duplicate=True) if isinstance(outcome, Duplicate) else response
+
+
+async def _key_holders(
+    tx: Transaction, items: Sequence[Submission], faults: Sequence[Exception | None], now: datetime
+) -> rules_unique.KeyHolders | None:
+    """Return the tasks that hold the keys of these items; None without keys."""
+    submits = [
+        _unique_submit(item, item.options.unique)
+        for item, fault in zip(items, faults, strict=True)
+        if fault is None and item.options.unique is not None
+    ]
+    if not submits:
+        return None
+    return await rules_unique.KeyHolders.of(tx, submits, now, _MAX_BODY_BYTES // len(submits))
+
+
+def set_payload_keys(items: Iterable[Submission]) -> None:
+    """Compute the unique keys of payloads, which takes 100 ms for a payload of 1 MiB."""
+    for item in items:
+        rule = item.options.unique
+        if rule is not None and rule.key is None and item.payload_key is None:
+            try:
+                item.payload_key = rules_unique.payload_key(item.payload)
+            except ProblemException as problem:
+                item.payload_key = problem
+
+
+def _unique_submit(item: Submission, rule: Unique) -> rules_unique.Submit:
+    text = rule.key or str(item.payload_key)
+    return rules_unique.Submit(
+        rules_unique.key_of(rule, text, item.job, item.room_id), item.options, item.room_id
+    )
+
+
+def _task_or_duplicate(
+    item: Submission, job: JobRecord, now: datetime, holders: rules_unique.KeyHolders | None
+) -> _Outcome:
+    if holders is None or item.options.unique is None:
+        return _task(item, job, now)
+    # After a lost answer, the repeated transaction finds the task by its id.
+    item.task_id = item.task_id or new_ids(1)[0]
+    return holders.submit(_unique_submit(item, item.options.unique), partial(_task, item, job, now))
 
 
 async def _attach_hooks(
-    tx: Transaction, items: Sequence[Submission], tasks: Sequence[TaskRecord | Exception], now: datetime
+    tx: Transaction, items: Sequence[Submission], outcomes: Sequence[_Outcome], now: datetime
 ) -> None:
     names = {
-        task.id: item.on_end
-        for item, task in zip(items, tasks, strict=True)
-        if item.on_end is not None and isinstance(task, TaskRecord)
+        outcome.id: item.on_end
+        for item, outcome in zip(items, outcomes, strict=True)
+        if item.on_end is not None and isinstance(outcome, TaskRecord)
     }
     await sql_details.attach(tx, names, now)
 
@@ -232,6 +307,8 @@ def _check(item: Submission, schema: str | None, unserved: Collection[JobName]) 
                 f"No worker serves job {str(item.job)!r}, and the server accepts no task without one "
                 "(setting without_workers); start a worker, or submit it later"
             )
+        if isinstance(item.payload_key, ProblemException):
+            raise item.payload_key
     except ProblemException as problem:
         return problem
     if item.validate_payload and schema not in {item.validated_schema, rules_payloads.ANY_PAYLOAD}:
@@ -239,23 +316,41 @@ def _check(item: Submission, schema: str | None, unserved: Collection[JobName]) 
     return None
 
 
-async def _positions_by_priority(
-    tx: Transaction, tasks: Sequence[TaskRecord], jobs: Mapping[JobName, JobRecord]
+async def _submitted_positions(
+    tx: Transaction,
+    jobs: Mapping[JobName, JobRecord],
+    tasks: Sequence[TaskRecord],
+    replaced: Sequence[TaskRecord],
+    duplicates: Sequence[TaskRecord],
 ) -> dict[UUID, int]:
-    """Return the positions of new tasks in queues with several priorities, which need not be the last."""
+    """Return the positions of new, replaced and duplicate tasks in their queues.
+
+    New ones are the last, except in queues with several priorities, or with tasks that were replaced.
+    """
     for job in jobs.values():
         if not job.has_lanes and any(task.job_id == job.id and task.lane for task in tasks):
             await sql_jobs.record_priorities(tx, job.id)
     mixed = {job.id for job in jobs.values() if job.has_lanes} | {task.job_id for task in tasks if task.lane}
+    mixed |= {task.job_id for task in replaced}
+    pending = {job.id: job.pending for job in jobs.values()}
+    position_of: dict[UUID, int] = {}
+    for task in tasks:
+        if task.is_queued and task.job_id not in mixed:
+            position_of[task.id] = pending[task.job_id] = pending[task.job_id] + 1
     ids = [task.id for task in tasks if task.job_id in mixed]
-    return await positions(tx, list((await sql_tasks.lock(tx, ids, 0)).values())) if ids else {}
+    records = list((await sql_tasks.lock(tx, ids, 0)).values()) if ids else []
+    # New tasks that a later item of the batch names have no number here.
+    records += {task.id: task for task in (*duplicates, *replaced) if task.seq}.values()
+    return position_of | (await positions(tx, records) if records else {})
 
 
 def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
     options, policy = item.options, job.policy
-    run_at = options.run_at
+    run_at, debounce = options.run_at, options.debounce
     if options.delay_seconds is not None:
         run_at = now + timedelta(seconds=options.delay_seconds)
+    if debounce is not None:
+        run_at = now + timedelta(seconds=min(debounce.seconds, debounce.max_seconds or debounce.seconds))
     if run_at is not None and run_at <= now:
         run_at = None
     expires_at = None
@@ -389,7 +484,9 @@ async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     task, detail, has_stored = record
     queue_positions = await positions(tx, [task])
     stored = await sql_results.current(tx, [task]) if has_stored else {}
-    return rules_answers.task_response(task, queue_positions.get(task.id), detail, stored.get(task.id))
+    return rules_answers.task_response(
+        task, queue_positions.get(task.id), detail, stored.get(task.id), unique_key=task.unique_text
+    )
 
 
 async def page(
@@ -401,7 +498,8 @@ async def page(
     stored = await sql_results.current(tx, records)
     items = [
         rules_answers.task_response(
-            task, queue_positions.get(task.id), detail_of.get(task.id), stored.get(task.id)
+            *(task, queue_positions.get(task.id), detail_of.get(task.id), stored.get(task.id)),
+            unique_key=task.unique_text,
         )
         for task in records
     ]
@@ -437,7 +535,7 @@ def reporter(item: Report, task: TaskResponse) -> UUID | None:
 _MAX_JOBS = 1000
 # The statement contains the schema.
 _MAX_SCHEMA_CHARACTERS = 16_384
-_OPTIONS = frozenset({"priority", "run_at", "delay_seconds", "expires_in_seconds", "max_attempts"})
+_OPTIONS = frozenset(SubmitOptions.__annotations__)
 
 
 class KnownJobs:
@@ -530,7 +628,9 @@ async def find_written(tx: Transaction, items: Sequence[Submission]) -> dict[int
     queue_positions = await positions(tx, list(records.values())) if records else {}
     written = {}
     for task_id, record in records.items():
-        written[indexes[task_id]] = rules_answers.task_response(record, queue_positions.get(task_id))
+        written[indexes[task_id]] = rules_answers.task_response(
+            record, queue_positions.get(task_id), unique_key=record.unique_text
+        )
         rules_answers.publish_status(tx, record, queue_positions.get(task_id), is_new=False)
     return written
 

@@ -118,6 +118,10 @@ class TaskRecord(TaskRow):
     crashes: int = 0
     claim_id: UUID | None = None
     queued_at: datetime | None = None
+    unique_id: UUID | None = None
+    unique_text: str | None = None
+    unique_until: str | None = None
+    unique_expires_at: datetime | None = None
     policy: JobPolicy = field(default_factory=JobPolicy)
     reason: str | None = None
     ended_at: datetime | None = None

@@ -345,12 +345,20 @@ class Runtime:
         user = item.caller.id  # the health check has none, and no limit
         if user and not self.stored.pending_tasks.take_now(user):
             await self._take_pending([item], [item.key])
-        return await self.payload_validator.submit_one(item, self.submits.put)
+        if item.options.unique is None:
+            return await self.payload_validator.submit_one(item, self.submits.put)
+        await self._set_payload_keys([item])
+        answer = await self.payload_validator.submit_one(item, self.submits.put)
+        await self._load_duplicates([answer])
+        return answer
 
     async def submit_many(self, items: Sequence[rules_tasks.Submission]) -> list[OnceOrRepeat | Exception]:
         """Add tasks. The result for each is that of `rules_tasks.submit`, or `InvalidPayload`."""
         await self._take_pending(items, [item.key for item in items])
-        return await self.payload_validator.submit(items, self.submits.put_many)
+        await self._set_payload_keys(items)
+        answers = await self.payload_validator.submit(items, self.submits.put_many)
+        await self._load_duplicates(answers)
+        return answers
 
     async def submit_all(
         self,
@@ -375,11 +383,25 @@ class Runtime:
             tasks: list[TaskResponse] = response.result if isinstance(response, Repeat) else response
             return tasks
 
+        await self._set_payload_keys(items)
         results = await self.payload_validator.submit(items, put, is_atomic=True)
         for index, result in enumerate(results):
             if isinstance(result, ProblemException):
                 raise rules_transitions.at_item(result, "tasks", index)
+        await self._load_duplicates(results, write)
         return repeat or [raised(result) for result in results]
+
+    async def _set_payload_keys(self, items: Sequence[rules_tasks.Submission]) -> None:
+        if any(item.options.unique is not None and item.options.unique.key is None for item in items):
+            await asyncio.to_thread(rules_tasks.set_payload_keys, items)
+
+    async def _load_duplicates(
+        self, answers: Sequence[OnceOrRepeat | Exception], read: Write | None = None
+    ) -> None:
+        """Read the payloads of large tasks that hold the keys of submits."""
+        tasks = [answer for answer in answers if isinstance(answer, TaskResponse)]
+        if without := [task for task in tasks if task.duplicate and not rules_tasks.has_body(task)]:
+            await (read or self.database.read)(rules_tasks.load_bodies, without)
 
     async def _take_pending(
         self, items: Sequence[rules_tasks.Submission], keys: Sequence[RequestKey | None]

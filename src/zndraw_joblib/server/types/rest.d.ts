@@ -1442,6 +1442,18 @@ export interface components {
             params: string;
         };
         /**
+         * Debounce
+         * @description Run a unique task `seconds` after the last of its submits, each of which replaces the payload.
+         *
+         *     It enters its queue at the latest `max_seconds` after the first submit.
+         */
+        Debounce: {
+            /** Seconds */
+            seconds: number;
+            /** Max Seconds */
+            max_seconds?: number | null;
+        };
+        /**
          * EmptyReason
          * @description Why a claim got no task.
          *
@@ -2903,6 +2915,9 @@ export interface components {
          *       there are any.
          *     - `stored_result`: the result, if it is kept as bytes.
          *     - `traceparent`: the trace context of its submit, if it had one; only in responses to claims.
+         *     - `unique_key`: the key that no other task may hold at the same time, only in responses to submits and to
+         *       requests that read tasks, and only if there is one.
+         *     - `duplicate`: true in the response to a submit that made no task, because this one holds its key.
          */
         TaskResponse: {
             /**
@@ -2964,6 +2979,10 @@ export interface components {
             stored_result?: components["schemas"]["StoredResult"] | null;
             /** Traceparent */
             traceparent?: string | null;
+            /** Unique Key */
+            unique_key?: string | null;
+            /** Duplicate */
+            duplicate?: true | null;
         };
         /**
          * TaskStatus
@@ -3008,7 +3027,8 @@ export interface components {
          *
          *     `priority` and `max_attempts` override those of the job. The task enters its queue at `run_at`, or
          *     `delay_seconds` from now, by default at once. It fails if no worker claims it within `expires_in_seconds`
-         *     from now.
+         *     from now. With `unique`, no second task with the same key is submitted; with `debounce` besides, each
+         *     submit with the key postpones the task and replaces its payload.
          */
         TaskSubmitRequest: {
             /** Payload */
@@ -3025,6 +3045,8 @@ export interface components {
             expires_in_seconds?: number | null;
             /** Max Attempts */
             max_attempts?: number | null;
+            unique?: components["schemas"]["Unique"] | null;
+            debounce?: components["schemas"]["Debounce"] | null;
         };
         /**
          * TaskToSubmit
@@ -3045,6 +3067,8 @@ export interface components {
             expires_in_seconds?: number | null;
             /** Max Attempts */
             max_attempts?: number | null;
+            unique?: components["schemas"]["Unique"] | null;
+            debounce?: components["schemas"]["Debounce"] | null;
             /** Room Id */
             room_id: string;
             /** Job Name */
@@ -3133,6 +3157,44 @@ export interface components {
             error: string | null;
             /** Run At */
             run_at: string | null;
+        };
+        /**
+         * Unique
+         * @description Submit a task only if no other task of its job holds the same key.
+         *
+         *     - `key`: by default the SHA-256, as hexadecimal digits, of the payload's canonical JSON (RFC 8785).
+         *     - `scope`: `room` if each room has keys of its own, `job` if all rooms of the job share them.
+         *     - `until`: the task holds the key until it has `ended`, also while it waits for a retry, or until it has
+         *       `started` for the first time.
+         *     - `for_seconds`: instead of `until`, the task holds the key for this time from its submit, even if it ends
+         *       earlier or later.
+         *     - `on_conflict`: with `return`, the answer is the task that holds the key, with `duplicate`. With `reject`
+         *       it is the problem `duplicate-task`. With `replace`, a task that is pending gets the new payload and
+         *       options, and keeps its id and its place in the queue; otherwise it is like `return`.
+         */
+        Unique: {
+            /** Key */
+            key?: string | null;
+            /**
+             * Scope
+             * @description Default: `"room"`.
+             * @enum {string}
+             */
+            scope?: "job" | "room";
+            /**
+             * Until
+             * @description Default: `"ended"`.
+             * @enum {string}
+             */
+            until?: "started" | "ended";
+            /** For Seconds */
+            for_seconds?: number | null;
+            /**
+             * On Conflict
+             * @description Default: `"return"`.
+             * @enum {string}
+             */
+            on_conflict?: "return" | "reject" | "replace";
         };
         /**
          * Verdict
@@ -3337,6 +3399,7 @@ export type BulkPreviewRequest = components['schemas']['BulkPreviewRequest'];
 export type BulkRequest = components['schemas']['BulkRequest'];
 export type BulkResult = components['schemas']['BulkResult'];
 export type ClaimedProviderRequest = components['schemas']['ClaimedProviderRequest'];
+export type Debounce = components['schemas']['Debounce'];
 export type EmptyReason = components['schemas']['EmptyReason'];
 export type EventKind = components['schemas']['EventKind'];
 export type Failure = components['schemas']['Failure'];
@@ -3415,6 +3478,7 @@ export type TaskToSubmit = components['schemas']['TaskToSubmit'];
 export type TaskUpdateRequest = components['schemas']['TaskUpdateRequest'];
 export type TaskVerdict = components['schemas']['TaskVerdict'];
 export type Transition = components['schemas']['Transition'];
+export type Unique = components['schemas']['Unique'];
 export type Verdict = components['schemas']['Verdict'];
 export type Version = components['schemas']['Version'];
 export type WorkerDetail = components['schemas']['WorkerDetail'];
@@ -3633,6 +3697,15 @@ export interface operations {
             };
         };
         responses: {
+            /** @description The task that holds the unique key already */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskResponse"];
+                };
+            };
             /** @description Accepted */
             202: {
                 headers: {
@@ -3716,7 +3789,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `no-workers-available`, `request-in-progress` */
+            /** @description `duplicate-task`, `no-workers-available`, `request-in-progress` */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -4616,7 +4689,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `invalid-task-transition`, `request-in-progress`, `stale-report` */
+            /** @description `duplicate-task`, `invalid-task-transition`, `request-in-progress`, `stale-report` */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -5023,7 +5096,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `no-workers-available`, `request-in-progress` */
+            /** @description `duplicate-task`, `no-workers-available`, `request-in-progress` */
             409: {
                 headers: {
                     [name: string]: unknown;
