@@ -9,8 +9,8 @@ from zndraw_joblib.server.results.stores import Notifier, SingleFlight, rechunk
 from zndraw_joblib.wire.problems import ServiceUnavailable
 
 
-async def test_a_caller_that_joins_a_read_late_reads_again_if_it_found_nothing() -> None:
-    """The shared read may have begun before the value was stored."""
+async def test_a_caller_during_a_read_waits_for_the_next() -> None:
+    """The first read may have begun before the value was stored."""
     stored: bytes | None = None
     reads, began, proceed = 0, asyncio.Event(), asyncio.Event()
 
@@ -33,6 +33,27 @@ async def test_a_caller_that_joins_a_read_late_reads_again_if_it_found_nothing()
     assert reads == 2
     assert await single_flight("a") == b"1"
     assert reads == 3
+
+
+async def test_callers_share_the_read_that_begins_after_them() -> None:
+    """Also its error. Those that come during a read share the next one."""
+    reads, proceed = 0, asyncio.Event()
+
+    async def read(key: str) -> bytes:
+        nonlocal reads
+        reads += 1
+        await proceed.wait()
+        raise ServiceUnavailable(f"{key}{reads}")
+
+    single_flight = SingleFlight(read)
+    first = [asyncio.create_task(single_flight("a")) for _ in range(20)]
+    await until(lambda: reads == 1)
+    second = [asyncio.create_task(single_flight("a")) for _ in range(20)]
+    second[0].cancel()
+    await asyncio.sleep(0)
+    proceed.set()
+    results = await asyncio.gather(*first, *second[1:], return_exceptions=True)
+    assert [str(result) for result in results] == ["a1"] * 20 + ["a2"] * 19
 
 
 async def test_a_failed_recheck_does_not_end_a_wait() -> None:

@@ -279,11 +279,12 @@ class PostgresDatabase(Database):
         return Transaction(execute, is_sqlite=False, clock=self._clock)
 
     def _open(self, connection: Any, lock_seconds: float) -> "_Opened":
-        begin = "BEGIN"
-        if is_patient := lock_seconds != self._limits.session_lock:
+        begin, own = "BEGIN", self._limits.session_lock
+        if lock_seconds != own:
             begin += f"; SET LOCAL lock_timeout = {milliseconds(lock_seconds)}"
         execute = self._observed(connection, partial(self._execute, connection))
-        return _Opened(connection, execute, begin, may_skip_begin=not is_patient, clock=self._clock)
+        # A statement without BEGIN that may wait for longer is repeated after a lock timeout.
+        return _Opened(connection, execute, begin, may_skip_begin=lock_seconds >= own, clock=self._clock)
 
     async def _execute(
         self, connection: Any, statement: Executable, params: Values | Sequence[Values] | None = None

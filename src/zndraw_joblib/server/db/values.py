@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     Executable,
     Integer,
+    LargeBinary,
     and_,
     bindparam,
     delete,
@@ -25,6 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
+from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BIG_INTEGER, FLOAT, TEXT, statement
 from zndraw_joblib.server.db.tables import Result, ResultPart
@@ -63,6 +65,15 @@ async def head(tx: Transaction, key: str) -> ValueHead | None:
     """Return the number, the size and the first part of a value."""
     rows = await _current(tx, _HEAD, key)
     return ValueHead(rows[0].n, rows[0].size, rows[0].data) if rows else None
+
+
+async def heads(tx: Transaction, keys: Sequence[str]) -> dict[str, ValueHead]:
+    """Return the number, the size and the first part of each of these values that exists, by its key."""
+    names = {_value(key): key for key in keys}
+    rows = (await tx.execute(_HEADS, {"all_key": padded([*names])})).all()
+    tx.record_now(rows)
+    now = await tx.now()
+    return {names[row.key]: ValueHead(row.n, row.size, row.data) for row in rows if row.expires_at > now}
 
 
 async def _current(tx: Transaction, statement: Executable, key: str) -> Sequence[Any]:
@@ -112,7 +123,11 @@ async def put(tx: Transaction, n: int, key: str, data: bytes, ttl: float, *, is_
 
     A crash of PostgreSQL may lose a value that is not `is_durable`, unless a later commit is durable.
     """
-    if not is_durable:
+    if not is_durable and not tx.is_sqlite:
+        at = await tx.now() if tx.has_own_clock else None
+        params = {"n": n, "key": _value(key), "size": len(data), "ttl": ttl, "at": at, "data": data}
+        if await tx.execute_alone(_PUT_NEW, params):
+            return
         await tx.commit_lazily()
     await _replace(tx, n, key, len(data), ttl)
     await tx.execute(insert(parts), [{"result_n": n, "part": 0, "data": data}])
@@ -138,7 +153,8 @@ async def lock(tx: Transaction, n: int, key: str, ttl: float) -> bool:
 
 async def unlock(tx: Transaction, key: str) -> None:
     """Release a lock."""
-    await tx.execute(_UNLOCK_ON_SQLITE if tx.is_sqlite else _UNLOCK, {"key": _lock(key)})
+    params = {"key": _lock(key)}
+    await (tx.execute(_UNLOCK_ON_SQLITE, params) if tx.is_sqlite else tx.execute_alone(_UNLOCK, params))
 
 
 async def prune(tx: Transaction, limit: int) -> int:
@@ -239,8 +255,31 @@ RETURNING n
 )
 _UNLOCK_ON_SQLITE = statement("DELETE FROM joblib_result WHERE key = :key", key=TEXT)
 _UNLOCK = statement(
-    "DELETE FROM joblib_result WHERE key = :key AND set_config('synchronous_commit', 'off', true) = 'off'",
+    """
+DELETE FROM joblib_result WHERE key = :key AND set_config('synchronous_commit', 'off', true) = 'off'
+RETURNING n
+""",
+    "n",
     key=TEXT,
+)
+# It does nothing if the key has a value, or had one that has expired.
+_PUT_NEW = statement(
+    """
+WITH added AS (
+    INSERT INTO joblib_result (n, key, size, expires_at)
+    SELECT :n, :key, :size, coalesce(:at, now()) + make_interval(secs => :ttl)
+    WHERE set_config('synchronous_commit', 'off', true) = 'off'
+    ON CONFLICT (key) DO NOTHING
+    RETURNING n
+)
+INSERT INTO joblib_result_part (result_n, part, data) SELECT n, 0, :data FROM added RETURNING result_n
+""",
+    "result_n",
+    n=BIG_INTEGER,
+    key=TEXT,
+    size=BIG_INTEGER,
+    data=LargeBinary(),
+    ttl=FLOAT,
 )
 _PARTS_OF = (
     select(parts.c.data, results.c.n, results.c.size, results.c.expires_at, func.now().label("now"))
@@ -249,6 +288,19 @@ _PARTS_OF = (
 )
 _BYTES = _PARTS_OF.order_by(parts.c.part)
 _HEAD = _PARTS_OF.where(parts.c.part == literal_column("0"))
+_HEADS = statement(
+    """
+SELECT joblib_result.key, joblib_result.n, joblib_result.size, joblib_result_part.data,
+    joblib_result.expires_at, CURRENT_TIMESTAMP AS now
+FROM joblib_result JOIN joblib_result_part ON joblib_result_part.result_n = joblib_result.n
+WHERE joblib_result.key = ANY (:all_key) AND joblib_result_part.part = 0
+""",
+    *("key", "n", "size", "data", "expires_at", "now"),
+    key=TEXT,
+    n=BIG_INTEGER,
+    size=BIG_INTEGER,
+    data=LargeBinary(),
+)
 _PART = select(parts.c.data).where(parts.c.result_n == bindparam("n"), parts.c.part == bindparam("part"))
 _GROW = (
     update(results)

@@ -378,6 +378,13 @@ async def create(
     Raises `ProviderNotFound`, and `TooManyRequests` for a provider with too many open requests, or if the
     user has opened its share of them.
     """
+    if not tx.is_sqlite:
+        worker_id = await sql_providers.add_on_postgresql(
+            *(tx, target.id, request_hash, params, lifetime, asker.user, MAX_PENDING_REQUESTS, asker.share)
+        )
+        if worker_id is not None:
+            _publish_request(tx, target, worker_id, request_hash, params)
+            return False
     provider = await _lock(tx, target)
     total, own = await sql_providers.count(tx, target.id, asker.user)
     if total >= MAX_PENDING_REQUESTS:
@@ -390,10 +397,17 @@ async def create(
         return False
     if provider.worker_id is None:
         return True
+    _publish_request(tx, target, provider.worker_id, request_hash, params)
+    return False
+
+
+def _publish_request(
+    tx: Transaction, target: ProviderRef, worker_id: UUID, request_hash: str, params: str
+) -> None:
+    """Notify the provider's worker of a request after the commit."""
     event = ProviderRequest(request_id=request_hash, provider_name=str(target.name), params=params)
     tx.emit((target.id, request_hash), lambda: Emission(event, providers_of(event.provider_name)))
-    tx.wake(requests_key(provider.worker_id), 1)
-    return False
+    tx.wake(requests_key(worker_id), 1)
 
 
 def _too_many(target: ProviderRef, has: str) -> TooManyRequests:
@@ -422,6 +436,8 @@ async def claim(tx: Transaction, item: RequestClaim) -> ClaimedProviderRequest |
 
     Raises `WorkerNotFound`, and `Forbidden` for a worker of another user.
     """
+    # A claim that is lost in a crash of PostgreSQL has ended before its lease: the request is claimed again.
+    await tx.commit_lazily()
     worker = (await sql_workers.lock(tx, [item.worker_id])).get(item.worker_id)
     if worker is None:
         raise WorkerNotFound(f"Worker {item.worker_id} not found")
@@ -487,10 +503,11 @@ async def complete(tx: Transaction, target: ProviderRef, request_hash: str) -> N
 
     Raises `ProviderNotFound`, and `StaleResult` if the provider was registered again since it was read.
     """
-    provider = await _lock(tx, target)
-    if provider.registration != target.registration:
-        raise _stale(target.name)
-    await sql_providers.remove_request(tx, target.id, request_hash)
+    if not await sql_providers.remove_request_of(tx, target.id, target.registration, request_hash):
+        provider = await _lock(tx, target)
+        if provider.registration != target.registration:
+            raise _stale(target.name)
+        await sql_providers.remove_request(tx, target.id, request_hash)
     room = room_of(target.name.room_id)
     event = ProviderResultReady(provider_name=str(target.name), request_hash=request_hash)
     tx.emit((target.id, request_hash), partial(Emission, event, room))

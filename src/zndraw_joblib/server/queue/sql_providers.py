@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.statements import UUID_TYPE, one_row, statement
+from zndraw_joblib.server.db.statements import FLOAT, INTEGER, TEXT, UUID_TYPE, one_row, statement
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName
 
@@ -319,13 +319,14 @@ _REQUEST_COLUMNS = (
     *("provider_id", "request_hash", "params", "registration", "sent_at", "expires_at", "user_id"),
 )
 _RENEWED = ("registration", "sent_at", "expires_at", "user_id")
+_RENEW = f"""ON CONFLICT (provider_id, request_hash) DO UPDATE
+SET {", ".join(f"{name} = excluded.{name}" for name in _RENEWED)}
+WHERE joblib_provider_call.expires_at <= excluded.sent_at
+    OR joblib_provider_call.registration <> excluded.registration"""
 _OPEN = statement(
     f"""
 INSERT INTO joblib_provider_call {one_row(_REQUEST_COLUMNS)}
-ON CONFLICT (provider_id, request_hash) DO UPDATE
-SET {", ".join(f"{name} = excluded.{name}" for name in _RENEWED)}
-WHERE joblib_provider_call.expires_at <= excluded.sent_at
-    OR joblib_provider_call.registration <> excluded.registration
+{_RENEW}
 RETURNING n
 """,
     "n",
@@ -387,6 +388,44 @@ FOR UPDATE SKIP LOCKED
     "n",
 )
 _REMOVE_REQUESTS = statement("DELETE FROM joblib_provider_call WHERE n = ANY (:all_n)")
+# The locks are those of `_LOCK_SHARED`. A request that is lost in a crash of PostgreSQL is sent again.
+_OPEN_ALONE = statement(
+    f"""
+WITH target AS (
+    SELECT id, registration, worker_id, coalesce(:at, now()) AS sent_at FROM joblib_provider
+    WHERE id = :provider_id AND worker_id IS NOT NULL
+        AND set_config('synchronous_commit', 'off', true) = 'off'
+    FOR KEY SHARE
+), counted AS (
+    SELECT count(*) AS total, count(*) FILTER (WHERE user_id = :user_id) AS own FROM joblib_provider_call
+    WHERE provider_id = :provider_id AND expires_at > coalesce(:at, now())
+), added AS (
+    INSERT INTO joblib_provider_call ({", ".join(_REQUEST_COLUMNS)})
+    SELECT id, :request_hash, :params, registration, sent_at,
+        sent_at + make_interval(secs => :lifetime), :user_id
+    FROM target, counted WHERE total < :most AND own < :share
+    {_RENEW}
+    RETURNING n
+)
+SELECT worker_id FROM target, added
+""",
+    "worker_id",
+    lifetime=FLOAT,
+    most=INTEGER,
+    share=INTEGER,
+    params=TEXT,
+)
+_REMOVE_ALONE = statement(
+    """
+WITH target AS (
+    SELECT id FROM joblib_provider WHERE id = :provider_id AND registration = :registration FOR KEY SHARE
+)
+DELETE FROM joblib_provider_call USING target
+WHERE joblib_provider_call.provider_id = target.id AND joblib_provider_call.request_hash = :request_hash
+RETURNING joblib_provider_call.n
+""",
+    "n",
+)
 
 
 async def provider_and_request(
@@ -421,6 +460,48 @@ async def add(
         "user_id": user_id,
     }
     return (await tx.execute(_OPEN, row)).first() is not None
+
+
+async def add_on_postgresql(  # noqa: PLR0913, PLR0917 - one argument per condition and value
+    tx: Transaction,
+    provider_id: UUID,
+    request_hash: str,
+    params: str,
+    lifetime: timedelta,
+    user_id: str | None,
+    most: int,
+    share: int,
+) -> UUID | None:
+    """Open a request of a user in one statement, and return the provider's worker.
+
+    Return None, after which nothing was written, if the request is open already, if the provider has no
+    worker or does not exist, or if it has `most` open requests, or the user has opened `share` of them.
+    """
+    values = {
+        "provider_id": provider_id,
+        "request_hash": request_hash,
+        "params": params,
+        "lifetime": lifetime.total_seconds(),
+        "user_id": user_id,
+        "most": most,
+        "share": share,
+        "at": await tx.now() if tx.has_own_clock else None,
+    }
+    rows = await tx.execute_alone(_OPEN_ALONE, values)
+    return rows[0].worker_id if rows else None
+
+
+async def remove_request_of(
+    tx: Transaction, provider_id: UUID, registration: UUID, request_hash: str
+) -> bool:
+    """Delete a request of the provider's current registration, in one statement on PostgreSQL.
+
+    Return whether there was one; otherwise nothing was written.
+    """
+    if tx.is_sqlite:
+        return False
+    values = {"provider_id": provider_id, "registration": registration, "request_hash": request_hash}
+    return bool(await tx.execute_alone(_REMOVE_ALONE, values))
 
 
 async def count(tx: Transaction, provider_id: UUID, user_id: str | None) -> tuple[int, int]:

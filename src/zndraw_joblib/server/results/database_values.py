@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff
@@ -46,6 +46,7 @@ class DatabaseResults:
         self._draft_seconds = draft_seconds
         self._recheck_seconds = recheck_seconds
         self._shared_get = SingleFlight(self.get)
+        self._shared_heads = SingleFlight(self._read_heads)
         self._unchecked_bytes: float = math.inf
 
     async def store(self, key: str, data: bytes, ttl: int) -> None:
@@ -64,6 +65,13 @@ class DatabaseResults:
         if head is None or len(head.first) == head.size:
             return None if head is None else head.first
         return await self._runtime.database.read(values.read, key=key)
+
+    async def snapshot(self, keys: tuple[str, ...]) -> "Snapshot":
+        """Read several keys at one time, in one statement; concurrent callers share it."""
+        return Snapshot(await self._shared_heads(keys), self._chunks)
+
+    async def _read_heads(self, keys: tuple[str, ...]) -> dict[str, values.ValueHead]:
+        return await self._runtime.database.read_short(values.heads, keys=keys)
 
     async def delete(self, key: str) -> None:
         """Remove a key."""
@@ -175,6 +183,27 @@ class DatabaseResults:
             f"The upload of a result paused for more than {self._draft_seconds} s; try again.",
             headers={"Retry-After": "1"},
         )
+
+
+class Snapshot:
+    """The values of some keys at one time. Those that `get` returns fit into one part."""
+
+    def __init__(
+        self,
+        heads: dict[str, values.ValueHead],
+        chunks: Callable[[values.ValueHead, int], AsyncIterator[bytes]],
+    ) -> None:
+        self._heads, self._chunks = heads, chunks
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the bytes of a key, or None."""
+        head = self._heads.get(key)
+        return None if head is None else head.first
+
+    async def open_stream(self, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
+        """Return the size of a value and its parts. The iterator raises if the value is replaced."""
+        head = self._heads.get(key)
+        return None if head is None else (head.size, self._chunks(head, 0))
 
 
 def _waiter_key(key: str) -> str:

@@ -32,6 +32,7 @@ from zndraw_joblib.server.queue import rules_providers
 from zndraw_joblib.server.queue.rules_providers import MAX_PENDING_REQUESTS, Asker, ProviderRef
 from zndraw_joblib.server.queue.rules_transitions import truncate_error
 from zndraw_joblib.server.results import stores
+from zndraw_joblib.server.results.database_values import DatabaseResults, Snapshot
 from zndraw_joblib.server.results.results import IncomingBytes, etag_of, unavailable
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.names import INTERNAL, JobName
@@ -107,26 +108,40 @@ def cache_keys(name: JobName, request_hash: str) -> CacheKeys:
     )
 
 
-async def find(backend: ResultBackend, provider: ProviderRef, keys: CacheKeys) -> CachedResult | None:
+async def snapshot_of(backend: ResultBackend, keys: CacheKeys) -> ResultBackend | Snapshot:
+    """Return the values of a request at one time if the backend can read them together, else the backend."""
+    if not isinstance(backend, DatabaseResults):
+        return backend
+    return await backend.snapshot((keys.meta, keys.result, keys.problem, keys.error))
+
+
+async def find(
+    backend: ResultBackend,
+    provider: ProviderRef,
+    keys: CacheKeys,
+    source: ResultBackend | Snapshot | None = None,
+) -> CachedResult | None:
     """Return the result of the provider's current registration; remove one of an earlier registration.
 
-    Raises the problem that the provider uploaded in place of a result.
+    It reads from `source`, by default a new snapshot. Raises the problem that the provider uploaded in place
+    of a result.
     """
-    meta = await backend.get(keys.meta)
+    source = source or await snapshot_of(backend, keys)
+    meta = await source.get(keys.meta)
     if not _is_current(meta, provider):
         await backend.delete(keys.result)
         await backend.delete(keys.meta)
         return None
     fields = json.loads(meta) if meta is not None else {}
-    opened = await _open(backend, keys.result)
+    opened = await _open(source, keys.result)
     if opened is None:
-        await _raise_problem(backend, provider, keys)
+        await _raise_problem(source, provider, keys)
         return None
     return CachedResult(*opened, fields.get("content_type", provider.content_type), fields.get("etag"))
 
 
-async def _raise_problem(backend: ResultBackend, provider: ProviderRef, keys: CacheKeys) -> None:
-    stored = await backend.get(keys.problem)
+async def _raise_problem(source: ResultBackend | Snapshot, provider: ProviderRef, keys: CacheKeys) -> None:
+    stored = await source.get(keys.problem)
     if stored is not None and _is_current(stored, provider):
         problem = Problem.model_validate(json.loads(stored)["problem"])
         error = ProviderExecutionFailed(problem.detail)
@@ -139,10 +154,10 @@ def _is_current(meta: bytes | None, provider: ProviderRef) -> bool:
     return meta is None or json.loads(meta)["registration"] == str(provider.registration)
 
 
-async def _open(backend: ResultBackend, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
-    if isinstance(backend, StreamingBackend):
-        return await backend.open_stream(key)
-    data = await backend.get(key)
+async def _open(source: ResultBackend | Snapshot, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
+    if isinstance(source, Snapshot | StreamingBackend):
+        return await source.open_stream(key)
+    data = await source.get(key)
     return None if data is None else (len(data), stores.stream(data))
 
 
@@ -181,7 +196,7 @@ async def store_problem(
     await backend.delete(keys.meta)
 
 
-async def get_error(backend: ResultBackend, keys: CacheKeys) -> bytes | None:
+async def get_error(backend: ResultBackend | Snapshot, keys: CacheKeys) -> bytes | None:
     """Return the latest error of a request, or None. Two errors are never equal."""
     return await backend.get(keys.error)
 
@@ -309,6 +324,7 @@ class ProviderRequests:
     ) -> None:
         self._runtime, self._internal = runtime, internal
         self.has_unknown_subscribers = has_unknown_subscribers
+        self._shared_provider = stores.SingleFlight(self._read_provider)
         # The locks of the requests that this process is sending.
         self._sending: set[str] = set()
 
@@ -352,6 +368,11 @@ class ProviderRequests:
 
     async def find_provider(self, key: ProviderRequestKey) -> ProviderRef:
         """Return the provider of a request. Raises `ProviderNotFound`."""
+        # SQLite reads it here and now: to share the read would take longer.
+        is_alone = self._runtime.database.is_sqlite
+        return await (self._read_provider(key) if is_alone else self._shared_provider(key))
+
+    async def _read_provider(self, key: ProviderRequestKey) -> ProviderRef:
         cross_room = self._runtime.settings.cross_room_jobs
         return await self._runtime.database.read_short(
             rules_providers.find, key.room_id, key.name, key.request_hash, cross_room=cross_room
@@ -550,8 +571,9 @@ class _WaitingRequest:
 
     async def _find_result(self, provider: ProviderRef) -> CachedResult | None:
         """Return the result of the request. Raises its error, unless that is `old_error`."""
-        result = await find(self.backend, provider, self.keys)
-        error = None if result else await get_error(self.backend, self.keys)
+        source = await snapshot_of(self.backend, self.keys)
+        result = await find(self.backend, provider, self.keys, source)
+        error = None if result else await get_error(source, self.keys)
         if error is not None and error != self.old_error:
             raise as_problem(provider, error)
         return result

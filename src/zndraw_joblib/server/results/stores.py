@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
 from cachetools import TLRUCache
 
+from zndraw_joblib.jobs.logs import create_shared_task
 from zndraw_joblib.server.process.ports import PART_BYTES
 from zndraw_joblib.wire.problems import ProblemException, ServiceUnavailable
 
@@ -46,26 +48,44 @@ def _split(data: bytes, first: int = 0) -> Iterator[bytes]:
 # Waiting for a key of a result backend, and one read for all callers that want the same key.
 
 Read = Callable[[str], Awaitable[bytes | None]]
+Key = TypeVar("Key")
+Value_co = TypeVar("Value_co", covariant=True)
 
 
-class SingleFlight:
-    """A read function that concurrent callers share: one read serves all callers of an event loop."""
+class SingleFlight(Generic[Key, Value_co]):
+    """A read function that concurrent callers share: a read serves all callers that came before it began.
 
-    def __init__(self, read: Read) -> None:
+    It reads one key once at a time in an event loop, so the callers that come meanwhile share the next read.
+    """
+
+    def __init__(self, read: Callable[[Key], Awaitable[Value_co]]) -> None:
         self._read = read
-        self._reads: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Future[bytes | None]] = {}
+        self._next: dict[tuple[asyncio.AbstractEventLoop, Key], asyncio.Task[Value_co]] = {}
+        self._running: dict[tuple[asyncio.AbstractEventLoop, Key], asyncio.Task[Value_co]] = {}
 
-    async def __call__(self, key: str) -> bytes | None:
-        """Return the value that the key has at some time during the call, or None."""
+    async def __call__(self, key: Key) -> Value_co:
+        """Return what a read returns that began during the call. Raises its error."""
         place = (asyncio.get_running_loop(), key)
-        reading = self._reads.get(place)
+        reading = self._next.get(place)
         if reading is None:
-            reading = self._reads[place] = asyncio.ensure_future(self._read(key))
-            reading.add_done_callback(lambda _: self._reads.pop(place, None))
-            return await asyncio.shield(reading)
-        value = await asyncio.shield(reading)
-        # The shared read began before this call, perhaps before the value was stored.
-        return await self._read(key) if value is None else value
+            reading = self._next[place] = create_shared_task(self._begin(place))
+            reading.add_done_callback(partial(self._forget, place))
+        return await asyncio.shield(reading)
+
+    async def _begin(self, place: tuple[asyncio.AbstractEventLoop, Key]) -> Value_co:
+        if (running := self._running.get(place)) is not None:
+            await asyncio.wait([running])
+        self._running[place] = self._next.pop(place)
+        return await self._read(place[1])
+
+    def _forget(
+        self, place: tuple[asyncio.AbstractEventLoop, Key], reading: "asyncio.Task[Value_co]"
+    ) -> None:
+        for readings in (self._next, self._running):
+            if readings.get(place) is reading:
+                del readings[place]
+        if not reading.cancelled():
+            reading.exception()  # its callers may all be cancelled
 
 
 class KeyWaiter:
