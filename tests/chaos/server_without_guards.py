@@ -40,7 +40,7 @@ def find_before_removing(*, check_again: bool) -> None:
 
     async def find_then_sweep(self: Any, cycle: sweeper.Cycle) -> None:
         # A cycle in the grace period removes no worker, whatever it finds.
-        if self.grace_remaining > sweeper._TIMER_TOLERANCE:
+        if self.grace_remaining > sweeper.TIMER_TOLERANCE:
             return await sweep_workers(self, cycle)
         timeout = timedelta(seconds=self._settings.worker_timeout_seconds)
         find = partial(rules_sweep.stale_workers, timeout=timeout)

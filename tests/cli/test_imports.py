@@ -61,7 +61,7 @@ def modules_of(code: str, program: Program) -> set[str]:
     return set(done.stdout.split())
 
 
-_COMMAND = "from zndraw_joblib.cli import _load\n_load({!r})"
+_COMMAND = "from zndraw_joblib.cli import load\nload({!r})"
 # What a start must not load: it is used by few processes, or later.
 UNUSED = {
     "import zndraw_joblib": ("asyncio", "importlib.metadata", "pydantic"),

@@ -142,7 +142,7 @@ def test_the_bar_of_the_sdk_is_safe(queue: Queue, tmp_path: Path) -> None:
     program = Program(tmp_path)
     (tmp_path / "bar.py").write_text(
         "from zndraw_joblib.client.task_id import Bar\n"
-        f"with Bar(shown=True) as bar:\n    bar.show({EVIL!r}, 1, 2)\n    bar._progress.refresh()\n"
+        f"with Bar(shown=True) as bar:\n    bar.show({EVIL!r}, 1, 2)\n    bar.progress.refresh()\n"
     )
     terminal = OnTerminal(program, module="bar")
     terminal.end()

@@ -23,7 +23,7 @@ def stub_of(module: str) -> str:
     imports, renamed = set(), []
     for name, known in NAMES[module].items():
         where, _, value = known.target.partition(":")
-        if where == "zndraw_joblib":  # the types of its names are in the modules that it loads
+        if where == "zndraw_joblib":  # its names load these modules
             where = f"zndraw_joblib.{zndraw_joblib._MODULE_OF[value]}"
         imports.add(f"from {where} import {value} as {value}\n")
         renamed += [f"{name} = {value}\n"] if name != value else []

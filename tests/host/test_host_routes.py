@@ -164,6 +164,7 @@ async def own() -> dict[str, bool]:
 def included(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with the names that FastAPI has for included routers, and as if it had others."""
     if request.param == "unknown":
+        # Another FastAPI cannot be installed for one test.
         monkeypatch.setattr(middleware, "_included", lambda _: None)
 
 

@@ -161,7 +161,7 @@ async def test_a_user_is_not_refused_for_what_others_may_have(runtime: Runtime) 
     limit = StoredLimit("tasks", "max_tasks", lambda: 20, lambda: 10, count, runtime.start, pauses=pauses)
     assert limit.take_now("ada")
     await is_first.wait()
-    limit._by_user["bob"] = 9
+    assert limit.take_now("bob", 9)
     large = asyncio.create_task(limit.take("bob", 5))
     await asyncio.sleep(0)
     may_end.set()

@@ -138,7 +138,7 @@ async def test_another_engineio_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     assert await is_poll_right(AsyncSocket(sio.eio, "probe"))
     sio = socketio.AsyncServer(async_mode="asgi", client_manager=LocalManager())
-    sio.manager._can_send = False
+    sio.manager.can_send = False
     browser = Browser(sio, "one")
     await browser.join(sio.manager, "lab")
     assert browser.socket.poll.__self__ is browser.socket

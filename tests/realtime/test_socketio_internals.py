@@ -38,7 +38,7 @@ async def test_events_of_empty_rooms_are_not_sent_without_other_replicas() -> No
     await sio.manager.connect("eio", socketio_internals.NAMESPACE)
     assert socketio_internals.has_subscribers(sio)
     assert not socketio_internals.may_have_members(sio, ["room:attic"])
-    pubsub._receive('other 1 1 {"hello": true}')
+    pubsub.receive('other 1 1 {"hello": true}')
     assert socketio_internals.may_have_members(sio, ["room:attic"])
 
 
@@ -173,7 +173,7 @@ async def test_a_disconnect_looks_only_into_own_rooms() -> None:
         del mine.rooms["/"]["other"]
         assert shape_of(mine, sids[0]) == shape_of(theirs, sids[1])
     assert (mine.rooms["/"], theirs.rooms) == ({}, {})
-    assert (mine.pending_disconnect, mine._rooms_of) == ({}, {})
+    assert (mine.pending_disconnect, mine.rooms_of) == ({}, {})
 
 
 async def test_managers_that_are_not_as_expected_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,13 +223,13 @@ async def test_a_free_slot_wakes_one_waiting_claim(replica: Replica, free: Any, 
 
 def counting(replica: Replica) -> list[int]:
     """Count the claims that check the database from now on."""
-    looked, claim_once = [0], replica.runtime._claim_once
+    looked, claim_once = [0], replica.runtime.claim_once
 
     async def counted(item: Claim) -> ClaimResult:
         looked[0] += 1
         return await claim_once(item)
 
-    replica.runtime._claim_once = counted  # type: ignore[method-assign]
+    replica.runtime.claim_once = counted  # type: ignore[method-assign]
     return looked
 
 

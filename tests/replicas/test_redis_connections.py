@@ -108,6 +108,7 @@ async def check_manager(url: str, silence: Any = None) -> None:
     """Send a Socket.IO message from one server to another one, again after `silence()`."""
     here, there = RedisManager(url, "test:socketio"), RedisManager(url, "test:socketio")
     received: list[bytes] = []
+    others = asyncio.all_tasks()
 
     async def receive() -> None:
         async for message in there.receive():
@@ -125,10 +126,10 @@ async def check_manager(url: str, silence: Any = None) -> None:
         silence()
         received.clear()
         await until(arrives, ENOUGH)
-    receiving.cancel()
-    assert here._sending is not None
-    here._sending.cancel()
-    await asyncio.wait([receiving, here._sending])
+    running = {receiving, *asyncio.all_tasks()} - others
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
 
 
 async def check_broker(url: str, silence: Any = None) -> None:

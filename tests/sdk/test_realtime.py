@@ -189,7 +189,7 @@ def test_a_refused_join_is_logged_once(
     name = f"{room}:modifiers:Add"
     for unserved in (f"{room}:modifiers:Other", f"{room}:modifiers:Others"):
         subscriptions.join(unserved, manager.worker_id)
-        subscriptions._on_connect()
+        subscriptions.on_connect()
     wait_until(lambda: len(warnings(caplog)) == 2)
     assert all("does not serve" in line for line in warnings(caplog))
     assert not subscriptions.heartbeat_due.is_set()

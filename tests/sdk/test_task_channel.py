@@ -182,7 +182,7 @@ def test_a_forked_process_keeps_nothing_and_does_not_wait() -> None:
     """Its parent's thread may hold a lock for ever."""
     channel = TaskChannel()
     channel.add([Line(0, "one")])
-    content = channel._content
+    content = channel.content
     assert content is not None
     with content.lock:
         pid = os.fork()

@@ -163,13 +163,13 @@ async def test_simultaneous_reports_write_one_heartbeat(
     job = await replica.register()
     held = [await replica.running(job) for _ in range(5)]
     runtime, written = replica.runtime, list[Heartbeat]()
-    put = runtime._heartbeats.put
+    put = runtime.heartbeats.put
 
     async def record(item: Heartbeat) -> WorkerResponse:
         written.append(item)
         return await put(item)
 
-    monkeypatch.setattr(runtime._heartbeats, "put", record)
+    monkeypatch.setattr(runtime.heartbeats, "put", record)
     for user in (OWNER, STRANGER):
         runtime.force_heartbeat(job.worker_id)
         written.clear()

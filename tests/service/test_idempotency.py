@@ -188,6 +188,7 @@ async def test_old_keys_are_pruned_in_batches(
     timed: Replica, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sweeper removes keys that are older than the setting, a bounded number in each transaction."""
+    # All rules of retention share it.
     monkeypatch.setattr(rules_retention, "BATCH", 3)
     await timed.register()
     old = [new_key() for _ in range(5)]
@@ -214,6 +215,7 @@ async def test_beyond_the_limit_the_users_with_most_keys_lose_their_oldest(
     timed: Replica, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 12 keys 9 stay, the newest of each user: 4 of 7, 4 of 4 and the only one."""
+    # All rules of retention share it.
     monkeypatch.setattr(rules_retention, "BATCH", 3)
     await timed.register()
     keys: dict[str, list[RequestKey]] = {"ada": [], "bob": [], "eve": []}

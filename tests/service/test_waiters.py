@@ -314,11 +314,9 @@ async def testwaiters_of_sets_and_of_single_keys_are_woken_in_order(waiters: Wai
     assert not waiters.has("a")
 
 
-async def test_the_index_of_a_set_is_kept_for_the_next_wait(
-    waiters: Waiters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_index_of_a_set_is_kept_for_the_next_wait() -> None:
     """Sets that nobody waits for are dropped, the oldest first, once they have too many keys together."""
-    monkeypatch.setattr("zndraw_joblib.server.process.waiters._MAX_IDLE_KEYS", 5)
+    waiters = Waiters(waiting_requests(JobLibSettings()), max_idle_keys=5)
     sets = [KeySet([f"{number}a", f"{number}b", "all"]) for number in range(3)]
     for keys in sets:
         with waiters.register(["w"], shared=keys):

@@ -52,13 +52,13 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name of the command that the arguments begin with, the loaded command, and the rest."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and _load(str(command.name)), rest
+        return name, command and load(str(command.name)), rest
 
 
 def all_commands() -> Any:
     """Return the group of all commands with every command loaded: `commands` then have their parameters."""
     group: Any = get_command(app)
-    group.commands = {name: _load(name) for name in COMMANDS}
+    group.commands = {name: load(name) for name in COMMANDS}
     return group
 
 
@@ -69,7 +69,8 @@ def show_help_without_command(context: typer.Context) -> None:
         raise typer.Exit
 
 
-def _load(name: str) -> Any:
+def load(name: str) -> Any:
+    """Import the module of a command, and return the command."""
     module, _, attribute = COMMANDS[name][0].partition(":")
     command = getattr(import_module(f"{__name__}.{module}"), attribute)
     group = typer.Typer(callback=show_help_without_command, rich_markup_mode=None)

@@ -118,17 +118,15 @@ class Bar:
 
     def __init__(self, *, shown: bool) -> None:
         self._notebook = _NotebookBar() if shown and _is_notebook() else None
-        self._progress = _terminal_bar() if shown and self._notebook is None else None
+        self.progress = _terminal_bar() if shown and self._notebook is None else None
 
     def show(self, text: str, current: float, total: float | None) -> None:
         """Show that `current` of `total` are done; an unknown total is None."""
         text = one_line(text[:_MAX_TEXT])
         if self._notebook is not None:
             self._notebook.show(text, current, total)
-        elif self._progress is not None:
-            self._progress.update(
-                self._progress.task_ids[0], description=text, completed=current, total=total
-            )
+        elif self.progress is not None:
+            self.progress.update(self.progress.task_ids[0], description=text, completed=current, total=total)
 
     def show_task(self, task: TaskResponse) -> None:
         """Show the status and the progress of a task."""
@@ -138,13 +136,13 @@ class Bar:
         self.show(message, current or 0, total)
 
     def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
+        if self.progress is not None:
+            self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self.progress is not None:
+            self.progress.stop()
 
 
 def _terminal_bar() -> "Progress":

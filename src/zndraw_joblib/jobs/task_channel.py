@@ -77,7 +77,7 @@ class TaskChannel:
     Nothing is kept after `close`, nor in a forked process.
     """
 
-    __slots__ = ("_content", "_forks", "attempt", "captures", "on_content", "task_id", "worker_id")
+    __slots__ = ("_forks", "attempt", "captures", "content", "on_content", "task_id", "worker_id")
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class TaskChannel:
         self.captures = captures
         self.on_content = on_content
         self._forks = _forks
-        self._content: _Content | None = None
+        self.content: _Content | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the content and the callback out of pickles and deep copies."""
@@ -103,7 +103,7 @@ class TaskChannel:
     @property
     def size(self) -> int:
         """Return about how many bytes of log lines wait to be reported."""
-        content = self._content
+        content = self.content
         return 0 if content is None else content.size
 
     def set_progress(self, changes: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class TaskChannel:
 
     def finish(self) -> None:
         """Add the lines whose end was not written."""
-        if self._content is not None:
+        if self.content is not None:
             self._change(lambda content: content.end_partial_lines())
 
     def take(self) -> LiveReport | None:
@@ -128,7 +128,7 @@ class TaskChannel:
 
         Until then the next call returns the same lines again. It has at most 1,000 lines or about 64 KiB.
         """
-        content = self._content
+        content = self.content
         if content is None:
             return None
         with content.lock:
@@ -136,7 +136,7 @@ class TaskChannel:
 
     def take_all(self) -> Sequence[LiveReport]:
         """Return all reports."""
-        content = self._content
+        content = self.content
         if content is None:
             return ()
         with content.lock:
@@ -144,7 +144,7 @@ class TaskChannel:
 
     def acknowledge(self, *reports: LiveReport) -> None:
         """Forget what has been reported."""
-        content = self._content
+        content = self.content
         if content is not None:
             with content.lock:
                 for report in reports:
@@ -152,9 +152,9 @@ class TaskChannel:
 
     def close(self) -> None:
         """Forget everything, and keep nothing from now on."""
-        content = self._content
+        content = self.content
         # A task that runs on, although it is no longer this worker's, has its channel closed too.
-        self._content = _closed
+        self.content = _closed
         if content is not None and content is not _closed:
             with content.lock:
                 content.close()
@@ -163,7 +163,7 @@ class TaskChannel:
         # In a forked process a lock may be held forever.
         if self._forks != _forks:
             return
-        content = self._content or self._start()
+        content = self.content or self._start()
         if content.is_closed:
             return
         with content.lock:
@@ -175,7 +175,7 @@ class TaskChannel:
 
     def notice_again(self) -> None:
         """Call `on_content` for the next content, and at once if something waits already."""
-        content = self._content
+        content = self.content
         if content is None:
             return
         with content.lock:
@@ -185,9 +185,9 @@ class TaskChannel:
 
     def _start(self) -> "_Content":
         with _start_lock:
-            if self._content is None:
-                self._content = _Content()
-            return self._content
+            if self.content is None:
+                self.content = _Content()
+            return self.content
 
 
 class TakenReport(NamedTuple):

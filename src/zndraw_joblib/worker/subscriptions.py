@@ -194,7 +194,7 @@ class Subscriptions:
         self._tsio = tsio
         self._shared: SharedHandlers | None = None
         self._handlers = {
-            "connect": self._on_connect,
+            "connect": self.on_connect,
             "disconnect": self._on_disconnect,
             TaskAvailable.event_name: self._on_task_available,
             TaskStatusEvent.event_name: self._on_task_status,
@@ -265,7 +265,8 @@ class Subscriptions:
         joined = self._joined.get(key)
         return joined is not None and joined[0] == join
 
-    def _on_connect(self, *_: Any) -> None:
+    def on_connect(self, *_: Any) -> None:
+        """Join again after the connection was made, and let the worker ask for what it has missed."""
         for key, (join, _leave) in list(self._joined.items()):
             if self._is_current(key, join):
                 self._emit_join(key, join)

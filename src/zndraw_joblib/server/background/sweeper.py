@@ -84,7 +84,7 @@ ReportCycle = Callable[[SweeperCycle, float, float], Awaitable[None]]
 
 PASS_SECONDS = 60.0
 # A timer may fire slightly early; that must not cost a whole interval.
-_TIMER_TOLERANCE = 0.01
+TIMER_TOLERANCE = 0.01
 _MIN_SLACK_SECONDS = 1.0
 _CYCLES_KEPT = 20
 # After a batch, the sweeper yields for this many cycles of the event loop, enough to answer a request.
@@ -290,7 +290,7 @@ class Sweeper:
 
     @property
     def _may_expire(self) -> bool:
-        return self.grace_remaining <= _TIMER_TOLERANCE
+        return self.grace_remaining <= TIMER_TOLERANCE
 
     async def _guard(self, cycle: Cycle, work: Awaitable[None]) -> bool:
         try:

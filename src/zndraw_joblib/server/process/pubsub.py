@@ -204,7 +204,7 @@ class PubSub:
     async def _use(self, connection: PubSubConnection) -> None:
         async with asyncio.TaskGroup() as group:
             is_listening = asyncio.Event()
-            listening = group.create_task(connection.listen(self._receive, is_listening.set))
+            listening = group.create_task(connection.listen(self.receive, is_listening.set))
             async with asyncio.timeout(_SEND_SECONDS):
                 await is_listening.wait()
             self.is_open = True
@@ -255,7 +255,8 @@ class PubSub:
         parts = [text[start : start + body_size] for start in range(0, len(text), body_size)]
         return [f"{self._name} {self._number} {len(parts)} {part}" for part in parts]
 
-    def _receive(self, frame: str) -> None:
+    def receive(self, frame: str) -> None:
+        """Pass on the message of another process, once all its frames have come."""
         # Other programs may publish on the channel: ignore texts that are not frames.
         with suppress(ValueError, TypeError, AttributeError):
             sender, number, count, part = frame.split(" ", 3)

@@ -45,8 +45,6 @@ class CallerAccess(NamedTuple):
 
 
 OPEN = CallerAccess()
-# How many keys the sets without waiters have together: they stay, because their workers wait again.
-_MAX_IDLE_KEYS = 10_000
 
 
 class KeySet:
@@ -166,7 +164,8 @@ def _forward_nothing(_: Sequence[Wake]) -> None:
 class Waiters:
     """All waiters of a process, for the users of `limit`.
 
-    `forward` gets the unused wake-ups while there are `peers`, other processes.
+    `forward` gets the unused wake-ups while there are `peers`, other processes. Sets of keys without waiters
+    stay, because their workers wait again; they have at most `max_idle_keys` together.
     """
 
     def __init__(
@@ -174,8 +173,10 @@ class Waiters:
         limit: SharedLimit,
         forward: Callable[[Sequence[Wake]], None] = _forward_nothing,
         peers: Collection[str] = (),
+        max_idle_keys: int = 10_000,
     ) -> None:
         self._limit = limit
+        self._max_idle_keys = max_idle_keys
         self._forward, self._peers = forward, peers
         self._queues: dict[str, list[Waiter]] = {}
         # The waiters of each set of keys, and the sets of each key. Sets stay for the next wait.
@@ -364,7 +365,7 @@ class Waiters:
 
     def _drop_idle(self) -> None:
         """Drop the sets that had no waiters for the longest time."""
-        while self._idle_keys > _MAX_IDLE_KEYS:
+        while self._idle_keys > self._max_idle_keys:
             keys = next(iter(self._idle))
             del self._idle[keys], self.waiters_of[keys]
             self._idle_keys -= len(keys.keys)

@@ -148,14 +148,14 @@ class LocalManager(AsyncManager):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._rooms_of: dict[tuple[str, str], set[str | None]] = {}
-        self._can_send: bool | None = None
+        self.rooms_of: dict[tuple[str, str], set[str | None]] = {}
+        self.can_send: bool | None = None
 
     async def add_outbox(self, client: Any, send: Send) -> None:
         """Send events to a new client of a WebSocket by an `Outbox`, if python-engineio is as expected."""
-        if self._can_send is None:
-            self._can_send = await is_poll_right(client)
-        if self._can_send:
+        if self.can_send is None:
+            self.can_send = await is_poll_right(client)
+        if self.can_send:
             client.poll = Outbox(client, send).poll
 
     async def emit(
@@ -163,7 +163,7 @@ class LocalManager(AsyncManager):  # type: ignore[misc]
     ) -> None:
         """Send an event to the sockets of rooms: it is encoded once, and no client waits for another one."""
         room = options.get("to") or room
-        if not self._can_send or not isinstance(data, dict) or args or any(options.values()):
+        if not self.can_send or not isinstance(data, dict) or args or any(options.values()):
             await super().emit(event, data, namespace, room, *args, **options)
             return
         encoded = self.server.packet_class(
@@ -192,12 +192,12 @@ class LocalManager(AsyncManager):  # type: ignore[misc]
     ) -> None:
         """Add a socket to a room; None is the room of all sockets."""
         super().basic_enter_room(sid, namespace, room, eio_sid)
-        self._rooms_of.setdefault((namespace, sid), set()).add(room)
+        self.rooms_of.setdefault((namespace, sid), set()).add(room)
 
     def basic_leave_room(self, sid: str, namespace: str, room: str | None) -> None:
         """Remove a socket from a room."""
         super().basic_leave_room(sid, namespace, room)
-        self._rooms_of.get((namespace, sid), set()).discard(room)
+        self.rooms_of.get((namespace, sid), set()).discard(room)
 
     def basic_disconnect(self, sid: str, namespace: str, **options: Any) -> None:
         """Remove a socket from its rooms, and what is stored for it."""
@@ -205,7 +205,7 @@ class LocalManager(AsyncManager):  # type: ignore[misc]
             super().basic_disconnect(sid, namespace, **options)
             return
         rooms = self.rooms.get(namespace, {})
-        own = {room: rooms[room] for room in self._rooms_of.pop((namespace, sid), ()) if room in rooms}
+        own = {room: rooms[room] for room in self.rooms_of.pop((namespace, sid), ()) if room in rooms}
         self.rooms[namespace] = dict(own)
         super().basic_disconnect(sid, namespace, **options)
         for room, members in own.items():

@@ -184,7 +184,7 @@ class Runtime:
             claim, tasks_of=limit
         )
         beat = partial(rules_workers.heartbeat, limits=partial(LogLimits.of, settings))
-        self._heartbeats: Batcher[rules_workers.Heartbeat, WorkerResponse] = self.batcher(
+        self.heartbeats: Batcher[rules_workers.Heartbeat, WorkerResponse] = self.batcher(
             beat, tasks_of=weight
         )
         self.payload_validator = PayloadValidator(share=settings.share_of)
@@ -453,7 +453,7 @@ class Runtime:
         """
         interval, is_on = self.settings.heartbeat_seconds, self.settings.unnamed_task_seconds is not None
         item = rules_workers.Heartbeat(caller, worker_id, interval, named, max_tasks, is_on, refused)
-        response = await self._heartbeats.put(item)
+        response = await self.heartbeats.put(item)
         self._last_heartbeats.add(worker_id)  # only now: a heartbeat of another user is refused
         return response
 
@@ -490,7 +490,7 @@ class Runtime:
             refused_rooms=await access.check(),
         )
         deadline = time.monotonic() + wait
-        result: rules_claims.ClaimResult | None = await self._claim_once(item)
+        result: rules_claims.ClaimResult | None = await self.claim_once(item)
         while result is not None and not result.is_final and not self.waiters.is_over(deadline, disconnected):
             result = await self._wait_for_claim(item, result.keys(worker_id), deadline, disconnected, access)
         tasks, reason = (result.tasks, result.reason) if result else ([], None)
@@ -510,7 +510,7 @@ class Runtime:
         own, of_jobs = keys
 
         async def check(waiter: Waiter) -> rules_claims.ClaimResult:
-            result = await self._claim_once(item._replace(refused_rooms=await access.check()))
+            result = await self.claim_once(item._replace(refused_rooms=await access.check()))
             if not has_other_keys(result):
                 waiter.record(job_key(result.tasks[0].job_name) if result.tasks else None)
             return result
@@ -540,7 +540,8 @@ class Runtime:
             shared=of_jobs,
         )
 
-    async def _claim_once(self, item: rules_claims.Claim) -> rules_claims.ClaimResult:
+    async def claim_once(self, item: rules_claims.Claim) -> rules_claims.ClaimResult:
+        """Claim without a wait; repeat a claim that got no task because of others."""
         backoff = ExponentialBackoff(self.settings.claim_base_delay_seconds, _MAX_CLAIM_PAUSE, jitter=0.5)
         for _ in range(self.settings.claim_max_attempts):
             result = await self._claims.put(item)
