@@ -306,7 +306,7 @@ async def test_a_claim_counts_as_a_heartbeat(timed: Replica, clock: ManualClock)
     job = await timed.register()
     interval = timed.runtime.settings.heartbeat_seconds
     born = clock.now
-    for late, noted in ((interval / 8, 0), (interval / 2, interval / 2)):
+    for late, noted in ((interval * 0.24, 0), (interval * 0.26, interval * 0.26)):
         clock.now = born
         clock.advance(late)
         await timed.claim(job.worker_id)

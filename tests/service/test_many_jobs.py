@@ -4,7 +4,7 @@ import asyncio
 import random
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from databases import on_postgresql
@@ -18,7 +18,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import Job, Task, WorkerJobLink
 from zndraw_joblib.server.process.waiters import CallerAccess
 from zndraw_joblib.server.queue import rules_claims, sql_claims
-from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult, JobSets
+from zndraw_joblib.server.queue.rules_claims import NO_JOBS, Claim, ClaimResult, JobSets
 from zndraw_joblib.wire.messages import EmptyReason, TaskClaimRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -156,6 +156,38 @@ async def test_the_names_of_jobs_are_read_once_for_all_workers(replica: Replica)
     await replica.unlink_job(workers[0], job)
     [back] = await claim(replica, Claim(OWNER, workers[0], 15), sets=sets)
     assert back.jobs is first.jobs
+
+
+def test_known_sets_of_jobs_are_shared_and_bounded() -> None:
+    """By digest up to a number of names, and by refused rooms up to four for each set."""
+    names, sets, workers = (
+        ["@global:modifiers:A", "lab:modifiers:B"],
+        JobSets(max_names=10),
+        [uuid4(), uuid4()],
+    )
+    jobs = sets.get(workers[0], "first", names)
+    assert jobs is not None
+    assert sets.get(workers[1], "first") is jobs
+    assert sets.of_workers([*workers, uuid4()]) == {"first": jobs}
+    reduced = jobs.without(["lab"])
+    assert [*map(str, reduced.names)] == names[:1]
+    assert [jobs.is_global, reduced.is_global, NO_JOBS.is_global] == [False, True, False]
+    assert jobs.without(["other"]) is jobs.without([]) is jobs
+    for number in range(2):
+        jobs.without([f"room {number}"])
+        assert jobs.without({"lab"}) is reduced
+    jobs.without(["room 3"])
+    assert jobs.without({"lab"}) is not reduced
+    large = sets.get(workers[0], "large", [f"@global:modifiers:J{number}" for number in range(10)])
+    assert large is not None
+    assert sets.get(workers[0], "large") is None
+    assert sets.get(workers[0], "first") is jobs
+    for digest in "abc":
+        sets.get(workers[0], digest, names)
+    assert [sets.get(workers[1], digest) is None for digest in ("first", "a", "b", "c")] == [
+        True,
+        *[False] * 3,
+    ]
 
 
 @on_postgresql

@@ -193,6 +193,28 @@ async def test_claims_without_a_task_equal_any_other(replica: Replica) -> None:
     assert {str(name) for name in results[3].jobs.names} == {first.full_name, "@global:modifiers:B"}
 
 
+async def test_new_and_repeated_and_empty_claims_share_a_batch(replica: Replica) -> None:
+    """Each has its result in the order of the claims; the jobs to wait for are read once."""
+    job, other, drained = [await replica.register(name) for name in ("A", "B", "A")]
+    ids = [(await replica.submit(job)).id for _ in range(4)]
+    await replica.drain(drained.worker_id)
+    marked = a_claim(job.worker_id, claim_id=uuid4())
+    rest = [a_claim(each.worker_id) for each in (job, other, drained)]
+    claims = PlainClaims()
+    found = []
+    for items in ([marked], [rest[0], marked, *rest[1:]], [marked, *rest], rest[1:2]):
+        found += await replica.runtime.write(partial(claims.claim, items=items))
+    results = [result for result in found if isinstance(result, ClaimResult)]
+    expected = [ids[0], ids[1], ids[0], None, None, ids[0], ids[2], None, None, None]
+    assert [next((one.id for one in result.tasks), None) for result in results] == expected
+    empty = [result for result in results if not result.tasks]
+    assert [result.reason for result in empty] == [EmptyReason.EMPTY, EmptyReason.DRAINING] * 2 + [
+        EmptyReason.EMPTY
+    ]
+    assert [str(name) for name in empty[0].jobs.names] == [other.full_name]
+    assert empty[0].jobs is empty[2].jobs is empty[4].jobs
+
+
 async def _limited(replica: Replica, job: JobResponse) -> list[Claim]:
     await replica.execute(update(jobs).values(max_in_flight=5))
     return [a_claim(job.worker_id)]

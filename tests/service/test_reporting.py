@@ -13,7 +13,9 @@ from sqlalchemy import update
 from zndraw_joblib.server.db.tables import Task
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_tasks
+from zndraw_joblib.wire.events import TaskStatusEvent
 from zndraw_joblib.wire.messages import MAX_ERROR_BYTES, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.wire.policy import Backoff
 from zndraw_joblib.wire.problems import (
     Forbidden,
     InvalidTaskTransition,
@@ -255,3 +257,17 @@ async def test_a_cancelled_task_is_not_claimed(replica: Replica) -> None:
     claimed = await replica.claim(job.worker_id)
     assert claimed is not None
     assert claimed.id == second.id
+
+
+async def test_the_position_of_a_task_that_is_tried_again(replica: Replica) -> None:
+    """The answer and the event of its failure have the position in the queue, as a read has."""
+    job = await replica.register(max_attempts=2, retry_on=["error"], backoff=Backoff(base_seconds=0))
+    running = await replica.running(job)
+    await replica.submit(job, priority=5)
+    await replica.submit(job)
+    replica.events.clear()
+    failed = await replica.report(running.id, TaskStatus.FAILED, error="oh")
+    assert (failed.status, failed.queue_position) == (TaskStatus.PENDING, 2)
+    events = [event for event, _ in replica.events if isinstance(event, TaskStatusEvent)]
+    assert [event.queue_position for event in events] == [2]
+    assert await replica.get(running.id) == failed

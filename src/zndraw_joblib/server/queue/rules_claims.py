@@ -50,8 +50,7 @@ _SPARE_QUEUES = sql_claims.FIRST_QUEUES - 1
 _ALL_QUEUES = 2**31 - 1
 # How many times more is read if that was too little.
 _GROWTH = 8
-# How many names of jobs the known sets of jobs have together, and the sets without some rooms of one of them.
-_MAX_NAMES = 200_000
+# How many sets without some rooms are known of a set of jobs.
 _MAX_REDUCED = 4
 
 
@@ -89,12 +88,15 @@ NO_JOBS = JobSet(())
 
 
 class JobSets:
-    """The sets of jobs that this server has read, by the digests of the ids of their jobs."""
+    """The sets of jobs that this server has read, by the digests of the ids of their jobs.
 
-    def __init__(self) -> None:
-        self._sets: LRUCache[str, JobSet] = LRUCache(_MAX_NAMES, lambda jobs: 1 + len(jobs.names))
+    They have up to `max_names` names of jobs together.
+    """
+
+    def __init__(self, max_names: int = 200_000) -> None:
+        self._sets: LRUCache[str, JobSet] = LRUCache(max_names, lambda jobs: 1 + len(jobs.names))
         # The digest that each worker had last.
-        self._digests: LRUCache[UUID, str] = LRUCache(_MAX_NAMES // 10)
+        self._digests: LRUCache[UUID, str] = LRUCache(max_names // 10)
 
     def of_workers(self, worker_ids: Iterable[UUID]) -> dict[str, JobSet]:
         """Return the sets that these workers had last by their digests, as far as they are known."""
@@ -107,7 +109,7 @@ class JobSets:
         jobs = self._sets.get(digest)
         if jobs is None and names is not None:
             jobs = JobSet(map(split_name, names))
-            if len(jobs.names) < _MAX_NAMES:
+            if len(jobs.names) < self._sets.maxsize:
                 self._sets[digest] = jobs
         return jobs
 
@@ -421,7 +423,7 @@ async def _claim_new(
     tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues
 ) -> dict[int, TaskRecord]:
     """Claim tasks for each slot and return the claimed tasks by `seq`."""
-    locked = await _choose(tx, slots, queues) if slots else {}
+    locked = await _choose(tx, slots, queues)
     now = await tx.now()
     moves: list[Move] = []
     for slot in slots:
