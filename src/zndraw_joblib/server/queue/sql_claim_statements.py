@@ -18,12 +18,18 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, INTEGER, TEXT, UUID_TYPE, statement
 from zndraw_joblib.server.queue import sql_counts, sql_workers
-from zndraw_joblib.server.queue.sql_claims import FIRST_QUEUES, WorkerQueues, first_tasks, heads_of, queues
+from zndraw_joblib.server.queue.sql_claims import (
+    FIRST_QUEUES,
+    WorkerQueues,
+    first_block,
+    first_tasks,
+    heads_of,
+    queues,
+)
 from zndraw_joblib.server.queue.sql_jobs import policy_of
 from zndraw_joblib.server.queue.sql_task_rows import (
     TASK_IS_HELD,
     TASK_IS_PENDING,
-    TASK_IS_QUEUED,
     ShortRows,
     TaskRow,
     row_columns,
@@ -292,6 +298,7 @@ _COUNTED_COLUMNS = f"""id, full_name, pending,
         {_AT} + make_interval(secs => CAST(
             CAST(policy AS json) ->> 'timeout_seconds' AS float
         )) AS end_by"""
+_HAS_LANES = "(SELECT has_lanes FROM joblib_job WHERE joblib_job.id = (SELECT queue FROM ready))"
 # The first tasks of the queue, which it locks; it skips locked ones. Then the job: no row if it is paused or
 # has a limit now, or if a task does not fit.
 _COUNTED = f"""
@@ -300,11 +307,14 @@ demand AS (
     FROM {_DEMANDS} JOIN workers ON workers.id = demands.worker
     WHERE cardinality(workers.queues) > 0
 ),
+first_block AS ({first_block("(SELECT queue FROM ready)", _HAS_LANES)}
+),
 first_tasks AS ({
     first_tasks(
         "seq, id, lane, expires_at, room_id, octet_length(payload) AS size",
         "(SELECT queue FROM ready)",
         "(SELECT coalesce(sum(task_limit), 0) FROM demand)",
+        ("(SELECT lane FROM first_block)", "(SELECT seq FROM first_block)"),
     )
 }
     FOR UPDATE OF joblib_task SKIP LOCKED
@@ -385,6 +395,18 @@ heartbeats AS (
 )"""
 
 
+# A worker with more jobs has many. To look for the first block of each would cost more than it saves.
+_FEW_JOBS = 8
+
+
+def _has_few_jobs(worker_id: str) -> str:
+    return f"""(
+        SELECT count(*) FROM (
+            SELECT 1 FROM joblib_worker_job WHERE worker_id = {worker_id} LIMIT {_FEW_JOBS + 1}
+        ) AS links
+    ) <= {_FEW_JOBS}"""
+
+
 def _served_jobs(worker_id: str) -> str:
     return f"""joblib_worker_job JOIN joblib_job ON joblib_job.id = joblib_worker_job.job_id
         WHERE joblib_worker_job.worker_id = {worker_id} AND joblib_job.room_id <> '{INTERNAL}'"""
@@ -442,6 +464,7 @@ _CLAIM = statement(
 
 # One claim of one task. The queue is that of the worker's first task. If it is the only one, the first task
 # that no other transaction has locked is claimed.
+_HAS_FEW_JOBS = _has_few_jobs(":worker")
 _IS_OPEN = f"""NOT paused AND room_id <> '{INTERNAL}' AND (:serves_global OR room_id <> '{GLOBAL}')"""
 _CLAIM_ONE = statement(
     f"""
@@ -456,7 +479,7 @@ WITH worker AS (
         last_heartbeat < {_AT} - make_interval(secs => :age) AS is_late
     FROM joblib_worker WHERE id = :worker
 ),
-heads AS ({heads_of(":worker", str(FIRST_QUEUES))}
+heads AS ({heads_of(":worker", str(FIRST_QUEUES), _HAS_FEW_JOBS)}
 ),
 state AS (
     SELECT worker.fits AND (queues.open > 0 OR queues.number < {FIRST_QUEUES}) AS fits,
@@ -476,19 +499,23 @@ locked AS (
     FOR NO KEY UPDATE
 ),
 ready AS (
-    SELECT head.job_id, head.lane, head.seq
+    SELECT head.*
     FROM state
-    LEFT JOIN (SELECT job_id, lane, seq FROM heads WHERE {_IS_OPEN} ORDER BY lane, seq LIMIT 1) AS head
+    LEFT JOIN (SELECT job_id, lane, seq, has_lanes FROM heads WHERE {
+        _IS_OPEN
+    } ORDER BY lane, seq LIMIT 1) AS head
         ON true
     WHERE state.fits
         AND (NOT state.must_lock OR (SELECT version FROM locked) = (SELECT version FROM worker))
 ),
-first_task AS (
-    SELECT seq, id, expires_at, room_id FROM joblib_task
-    WHERE (joblib_task.job_id, joblib_task.lane, joblib_task.seq) >= (SELECT job_id, lane, seq FROM ready)
-        AND joblib_task.job_id <= (SELECT job_id FROM ready) AND {TASK_IS_QUEUED}
-    ORDER BY joblib_task.job_id, joblib_task.lane, joblib_task.seq
-    LIMIT 1
+first_task AS ({
+        first_tasks(
+            "seq, id, expires_at, room_id",
+            "(SELECT job_id FROM ready)",
+            "1",
+            ("(SELECT lane FROM ready)", "(SELECT CASE WHEN NOT has_lanes THEN seq END FROM ready)"),
+        )
+    }
     FOR UPDATE OF joblib_task SKIP LOCKED
 ),
 counted AS (
@@ -518,7 +545,7 @@ claimed AS (
     RETURNING joblib_task.seq, joblib_task.job_id,
         {row_columns(names=_ROWS.names, job_name="counted.full_name")}
 ),
-{sql_counts.COUNT_CLAIMED},
+{sql_counts.COUNT_CLAIMED_ONE},
 heartbeats AS (
     UPDATE joblib_worker
     SET last_heartbeat = CASE WHEN (SELECT is_late FROM worker) THEN {_AT} ELSE last_heartbeat END
@@ -548,14 +575,6 @@ WHERE ready.job_id IS NULL OR claimed.id IS NOT NULL
 
 
 # The queues of workers that claim, on SQLite. A worker with more jobs is left to `lock_with_queues`.
-_FEW_JOBS = 8
-_HAS_FEW_JOBS = f"""(
-        SELECT count(*) FROM (
-            SELECT 1 FROM joblib_worker_job WHERE worker_id = joblib_worker.id LIMIT {_FEW_JOBS + 1}
-        )
-    ) <= {_FEW_JOBS}"""
-
-
 def _queues_on_sqlite(condition: str) -> Any:
     return statement(
         f"""
@@ -590,7 +609,7 @@ WHERE joblib_worker.owner_id = claimants.value ->> 1
     )
 
 
-_QUEUES_ON_SQLITE = _queues_on_sqlite(_HAS_FEW_JOBS)
+_QUEUES_ON_SQLITE = _queues_on_sqlite(_has_few_jobs("joblib_worker.id"))
 _QUEUE_ON_SQLITE = _queues_on_sqlite("joblib_worker_job.job_id = :job_id")
 _COUNT_ON_SQLITE = statement(
     """

@@ -13,6 +13,7 @@ from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import TEXT, statement
 from zndraw_joblib.server.queue import sql_workers
+from zndraw_joblib.server.queue.sql_counts import BLOCK_BITS
 from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
     RECORD_NAMES,
@@ -28,23 +29,46 @@ Choose = Callable[[AbstractSet[int]], Awaitable[tuple[list[int], list[int]]]]
 
 # A claim passes over about this many tasks that other transactions have locked.
 _MAX_SKIPPED = 256
+_FIRST_LANE = -(2**31)
 # SQLite takes 32766 parameters.
 _MAX_SIZES = 2048
 # A claim of one task reads so many of its worker's queues at first: some may be paused or locked.
 FIRST_QUEUES = 8
 
 
-def first_tasks(columns: str, job_id: str, limit: str) -> str:
+def first_tasks(columns: str, job_id: str, limit: str, after: tuple[str, str] | None = None) -> str:
     """Return the SELECT of the first tasks in the queue of a job.
 
     The job is a range, so that only the index of the queues has the order. With an equality PostgreSQL may
-    scan the primary key, and with it the whole history.
+    scan the primary key, and with it the whole history. `after` are bounds of the lanes and of the numbers of
+    all its tasks, as of `first_block`.
     """
+    bounds = ""
+    if after is not None:
+        lane, seq = after
+        bounds = f"""
+        AND joblib_task.lane >= coalesce({lane}, {_FIRST_LANE}) AND joblib_task.seq >= coalesce({seq}, 0)"""
     return f"""
     SELECT {columns} FROM joblib_task
-    WHERE joblib_task.job_id >= {job_id} AND joblib_task.job_id <= {job_id} AND {TASK_IS_QUEUED}
+    WHERE joblib_task.job_id >= {job_id} AND joblib_task.job_id <= {job_id} AND {TASK_IS_QUEUED}{bounds}
     ORDER BY joblib_task.job_id, joblib_task.lane, joblib_task.seq
     LIMIT {limit}"""
+
+
+def first_block(job_id: str, has_lanes: str, condition: str = "true") -> str:
+    """Return PostgreSQL's SELECT of the lane and the lowest `seq` of the first block with tasks of a queue.
+
+    While a transaction keeps an old snapshot, the index of a queue keeps the tasks that left it. A claim that
+    starts at this block passes over few of them. The counts of blocks are exact in each snapshot; where they
+    are wrong, as before a repair, tasks may be late, but without a block a claim reads all. Of a job that has
+    lanes only the lane is a bound.
+    """
+    return f"""
+    SELECT lane, CASE WHEN {has_lanes} THEN 0 ELSE block << {BLOCK_BITS} END AS seq
+    FROM joblib_queue_block
+    WHERE joblib_queue_block.job_id = {job_id} AND queued > 0 AND {condition}
+    ORDER BY lane, block
+    LIMIT 1"""
 
 
 _LOCK_OLDEST = {
@@ -126,25 +150,35 @@ CROSS JOIN joblib_job ON joblib_job.id = joblib_task.job_id
 )
 
 
-def heads_of(worker_id: str, limit: str) -> str:
+def heads_of(worker_id: str, limit: str, has_few_jobs: str | None = None) -> str:
     """Return PostgreSQL's SELECT of the queues of a worker with the first tasks.
 
     The OFFSET makes it look up each job of the worker, instead of joining all workers with all their jobs. A
-    queue that is empty is not read: its index may still have the tasks that left it.
+    queue that is empty is not read: its index may still have the tasks that left it. If `has_few_jobs` holds,
+    each queue is read from its first block; then there is also the column `has_lanes`.
     """
+    job_id = "joblib_worker_job.job_id"
+    first_task = f"""CROSS JOIN LATERAL ({first_tasks("lane, seq", job_id, "1")}
+        ) AS first_task"""
+    columns, others = "pending, paused, max_in_flight, room_id", ""
+    if has_few_jobs is not None:
+        after = "first_block.lane", "first_block.seq"
+        first_task = f"""LEFT JOIN LATERAL ({first_block(job_id, "queue.has_lanes", has_few_jobs)}
+        ) AS first_block ON true
+        CROSS JOIN LATERAL ({first_tasks("lane, seq", job_id, "1", after)}
+        ) AS first_task"""
+        columns, others = f"{columns}, has_lanes", ", heads.has_lanes"
     return f"""
-    SELECT {_HEAD_COLUMNS}
+    SELECT {_HEAD_COLUMNS}{others}
     FROM (
-        SELECT joblib_worker_job.job_id, first_task.lane, first_task.seq,
-            queue.pending, queue.paused, queue.max_in_flight, queue.room_id
+        SELECT joblib_worker_job.job_id, first_task.lane, first_task.seq, queue.*
         FROM joblib_worker_job
         CROSS JOIN LATERAL (
-            SELECT pending, paused, max_in_flight, room_id FROM joblib_job
+            SELECT {columns} FROM joblib_job
             WHERE joblib_job.id = joblib_worker_job.job_id AND pending > 0
             OFFSET 0
         ) AS queue
-        CROSS JOIN LATERAL ({first_tasks("lane, seq", "joblib_worker_job.job_id", "1")}
-        ) AS first_task
+        {first_task}
         WHERE joblib_worker_job.worker_id = {worker_id}
         OFFSET 0
     ) AS heads

@@ -64,20 +64,29 @@ counted_blocks AS (
     GROUP BY job_id, lane, seq >> {BLOCK_BITS}
     {ADD_TO_BLOCK}
 )"""
-# They count the tasks of one job that `claimed` returns, which left its queue.
-COUNT_CLAIMED = f"""
+
+
+def _count_claimed(number: str, by_room: str = "", by_block: str = "") -> str:
+    return f"""
 counted_rooms AS (
     INSERT INTO joblib_room_count (room_id, job_id, part, total, pending, failed, cancelled)
-    SELECT room_id, job_id, 0, 0, -count(*), 0, 0
-    FROM claimed GROUP BY room_id, job_id
+    SELECT room_id, job_id, 0, 0, -{number}, 0, 0
+    FROM claimed {by_room}
     {ADD_TO_ROOM}
 ),
 counted_blocks AS (
     INSERT INTO joblib_queue_block (job_id, lane, block, queued)
-    SELECT job_id, lane, seq >> {BLOCK_BITS}, -count(*)
-    FROM claimed GROUP BY job_id, lane, seq >> {BLOCK_BITS}
+    SELECT job_id, lane, seq >> {BLOCK_BITS}, -{number}
+    FROM claimed {by_block}
     {ADD_TO_BLOCK}
 )"""
+
+
+# They count the tasks of one job that `claimed` returns, which left its queue: all, or the only one.
+COUNT_CLAIMED = _count_claimed(
+    "count(*)", "GROUP BY room_id, job_id", f"GROUP BY job_id, lane, seq >> {BLOCK_BITS}"
+)
+COUNT_CLAIMED_ONE = _count_claimed("1")
 
 
 class CountChanges:
