@@ -14,25 +14,29 @@ import uvloop
 
 from benchmarks.backlog import add_pending_tasks
 from benchmarks.bench import Bench
-from benchmarks.http_client import Connection, connections
-from benchmarks.scenarios import ROOM, submit_task
+from benchmarks.http_client import Connection, connections, quantiles
+from benchmarks.scenarios import LONG_POLL, ROOM, V1, submit_task
 from benchmarks.servers import TOKEN, serving
 
 _PROCESSES = (1, 4)
 _MAX_TASKS_PER_SECOND = 15_000
 _SECONDS = 0.7  # of one measurement
 _MEASUREMENTS = 3
+_LONE_TASKS = 200
 _START_SECONDS = 30.0
 _MODULE = Path(__file__).with_name("empty_job.py")
 
 
 def run(bench: Bench) -> None:
-    """Report how many empty tasks per second one worker process and four execute."""
+    """Report how many empty tasks per second one worker process and four execute, and how long one takes."""
     url = bench.new_url()
     with serving("joblib", url) as server:
         for processes in _PROCESSES:
             before = bench.empty_rate()
             with workers(server, processes):
+                if processes == 1:
+                    for name, time_ms in zip(("p50", "p95"), uvloop.run(_lone_tasks(server)), strict=True):
+                        bench.report.add(f"lone task, submit to completed, {name}", time_ms, "ms")
                 rates = uvloop.run(executed_rates(server, url, _MEASUREMENTS))
             ratio = 2 * median(rates) / (before + bench.empty_rate())
             name = "1 process" if processes == 1 else f"{processes} processes"
@@ -65,6 +69,19 @@ async def _wait_for_workers(server: str, processes: int) -> None:
         while not await _completed(connection):
             assert time.monotonic() < deadline, "The workers did not complete the first task in time"
             await asyncio.sleep(0.05)
+
+
+async def _lone_tasks(server: str) -> tuple[float, float]:
+    """Return p50 and p95 in ms from a submit until a client sees that an idle worker completed the task."""
+    times: list[float] = []
+    async with connections(server, TOKEN, 1) as (connection,):
+        for _ in range(_LONE_TASKS):
+            await asyncio.sleep(0.01)  # the worker claims again
+            begin = time.perf_counter()
+            task = await submit_task(connection)
+            await connection.json("GET", f"{V1}/tasks/{task['id']}", None, LONG_POLL)
+            times.append(time.perf_counter() - begin)
+    return quantiles(times)
 
 
 async def executed_rates(server: str, url: str, measurements: int) -> list[float]:
