@@ -737,6 +737,37 @@ async def test_postgresql_cleans_the_queue_tables_early(empty: AsyncEngine) -> N
     } <= options
 
 
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+async def test_large_values_are_stored_as_they_are(empty: AsyncEngine) -> None:
+    """A payload that was compressed before the upgrade from 0022 stays; a new one is not compressed."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id, payload = uuid4(), {"text": "x" * 100_000}
+    job = {
+        "id": job_id,
+        "room_id": "lab",
+        "category": "modifiers",
+        "name": "A",
+        "schema": {},
+        "created_at": at,
+    }
+    task = {"job_id": job_id, "room_id": "lab", "created_by": "ada", "created_at": at, "payload": payload}
+    sizes = text("SELECT pg_column_size(payload) FROM joblib_task ORDER BY seq")
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0022")
+        await add(connection, {"joblib_job": job, "joblib_task": task | {"id": uuid4()}})
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
+    async with empty.begin() as connection:
+        await add(connection, {"joblib_task": task | {"id": uuid4()}})
+        before, after = (await connection.execute(sizes)).scalars()
+        assert before < 10_000
+        assert after > 100_000
+        await connection.run_sync(migrate, command.downgrade, "0022")
+        await add(connection, {"joblib_task": task | {"id": uuid4()}})
+        assert (await connection.execute(sizes)).scalars().all() == [before, after, before]
+        stored = await connection.execute(text("SELECT payload FROM joblib_task"))
+        assert len(set(stored.scalars())) == 1
+
+
 def test_the_names_of_the_migrations_are_their_versions() -> None:
     """The newest version, and all older ones, are known without loading the migrations."""
     revisions = [script.revision for script in ScriptDirectory(str(schema.scripts())).walk_revisions()]
