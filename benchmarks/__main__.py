@@ -24,6 +24,7 @@ from benchmarks import (
     sdk_worker,
     start,
     watched,
+    writes,
 )
 from benchmarks.bench import CONNECTIONS, Bench, databases
 from benchmarks.figures import Report, machine
@@ -37,6 +38,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "batch": batches.run,
     "providers": providers.run,
     "payloads": payloads.run,
+    "writes": writes.run,
     "start": start.run,
     "worker": sdk_worker.run,
     "backlog": pending.run,
