@@ -13,6 +13,7 @@ from rest import V1, AsUser, expect_problem, register, submit
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
 from zndraw_joblib import JobLib, JobLibSettings
+from zndraw_joblib.server.admin.rules_statistics import SETTLE
 from zndraw_joblib.server.process.ports import Identity
 
 
@@ -113,12 +114,12 @@ async def test_statistics_of_a_job_and_of_all(engine: AsyncEngine, clock: Manual
         await fail_tasks(client, one, 2)
         clock.advance(3600)
         await submit(client, two)
-        clock.advance(1)
+        clock.advance(4)
         while (await joblib.rollups.update()).is_behind:
             pass
         everything = await get(client, "/statistics", resolution=3600)
         assert [(each["submitted"], each["failed"]) for each in everything["intervals"]] == [(2, 2), (1, 0)]
-        assert everything["until"] == clock.now.isoformat().replace("+00:00", "Z")
+        assert everything["until"] == (clock.now - SETTLE).isoformat().replace("+00:00", "Z")
         of_one = await get(client, "/statistics", job=one["full_name"], resolution=3600)
         assert of_one["job_id"] == one["id"]
         [interval] = of_one["intervals"]

@@ -4,13 +4,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from databases import every_kind
+from databases import every_kind, on_postgresql
 from replica import ADMIN, OWNER, Replica
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from zndraw_joblib import Worker, cleanup_stale_workers, cleanup_worker
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.room_events import events
+from zndraw_joblib.server.db.room_events import events, streams
 from zndraw_joblib.server.queue import rules_task_actions, rules_tasks, sql_streams
 from zndraw_joblib.server.queue.sql_streams import Bounds
 from zndraw_joblib.wire.messages import TaskActionRequest, TaskUpdateRequest
@@ -63,6 +63,31 @@ async def test_reports_of_several_rooms(replica: Replica) -> None:
     ]
     await replica.runtime.write(partial(rules_tasks.report, items=items))
     assert sorted(await recorded(replica)) == ["log", "progress"]
+
+
+@on_postgresql
+async def test_events_of_several_rooms_are_one_statement(replica: Replica) -> None:
+    """It numbers the events of each watched room without a gap, in their order, and counts their bytes."""
+    job = await replica.register()
+    held = []
+    for room in ("lab", "attic", "lab", "hall"):
+        await replica.submit(job, room=room)
+        held.append(await replica.start(job.worker_id))
+    await watch(replica, "lab", "attic")
+    items = [
+        rules_tasks.Report(OWNER, task.id, TaskUpdateRequest(attempt=1, status=TaskStatus.COMPLETED))
+        for task in held
+    ]
+    statements = replica.record_statements()
+    await replica.runtime.write(partial(rules_tasks.report, items=items))
+    assert len([sql for sql, _ in statements if "joblib_room_event" in sql]) == 1
+    rows = await replica.rows(events)
+    for room in await replica.rows(streams):
+        numbers = [row.n for row in rows if row.room_id == room.room_id]
+        assert numbers == list(range(room.first_n + 1, room.last_n + 1))
+        assert room.size == sum(row.size for row in rows if row.room_id == room.room_id) > 0
+    of_lab = sorted((row for row in rows if row.room_id == "lab"), key=lambda row: row.n)
+    assert [row.task_id for row in of_lab] == [held[0].id, held[2].id]
 
 
 async def test_an_end_and_a_retry_in_one_transaction(replica: Replica) -> None:

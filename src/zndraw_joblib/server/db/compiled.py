@@ -10,17 +10,16 @@ from functools import cache, partial
 from operator import itemgetter
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Float, Integer, bindparam, column, select
+from sqlalchemy import ColumnElement, Float, Integer, Result, bindparam, column, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
 from sqlalchemy.exc import MultipleResultsFound, NoResultFound
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from zndraw_joblib.server.db.database import Rows
-
 Values = Mapping[str, Any]
 Convert = Callable[[Any], Any] | None
+Rows = Result[*tuple[Any, ...]]
 
 ASYNCPG: Any = asyncpg_dialect()  # type: ignore[no-untyped-call]
 _SQLITE: Any = sqlite_dialect()

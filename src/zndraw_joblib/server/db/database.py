@@ -13,17 +13,17 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Executable, func, select, true
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Result as SqlResult
 from sqlalchemy.exc import DBAPIError
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, fields_here
 from zndraw_joblib.server.db import room_events
+from zndraw_joblib.server.db.compiled import Rows
 from zndraw_joblib.server.db.errors import DATABASE_ERRORS, RepeatTransaction, is_retriable, raise_unavailable
 from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.db.room_events import EventRow, NewEvent
 from zndraw_joblib.server.process.batcher import RowLocked, locked_problem
 from zndraw_joblib.server.process.ports import OpenConnection, Reaches, Wake, reaches_all
-from zndraw_joblib.wire.events import Emission, TaskProgress, TaskStatusEvent
+from zndraw_joblib.wire.events import Emission, TaskProgress, TaskStatusEvent, audience
 from zndraw_joblib.wire.history import EventKind
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ Result = TypeVar("Result")
 Items = TypeVar("Items")
 P = ParamSpec("P")
 Clock = Callable[[], datetime]
-Rows = SqlResult[*tuple[Any, ...]]
 Execute = Callable[..., Awaitable[Rows]]
 Work = Callable[["Transaction"], Awaitable[Result]]
 # Gets the driver's connection, a statement that has run on it, and its parameters.
@@ -165,7 +164,9 @@ class Transaction:
             return
         new = [event for make in self._logged for event in make()]
         if new:
-            self.appended = await room_events.append(self.execute, new, await self.now())
+            self.appended = await room_events.append(
+                self.execute, new, await self.now(), is_sqlite=self.is_sqlite
+            )
 
     @property
     def emissions(self) -> list[Emission]:
@@ -173,9 +174,10 @@ class Transaction:
         return self.emissions_to(reaches_all)
 
     def emissions_to(self, reaches: Reaches) -> list[Emission]:
-        """Return the same events, where there are many without those that reach no client."""
+        """Return the same events without those that reach no client. Of many it does not make these."""
         more = [emission for make in self._more_emissions for emission in make(reaches)]
-        return more + [make() for make in self._emissions.values()]
+        others = [make() for make in self._emissions.values()]
+        return more + [emission for emission in others if any(map(reaches, audience(emission)))]
 
     def record_due(self, at: datetime) -> None:
         """Record that a scheduled task is due at a time."""

@@ -20,13 +20,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from zndraw_joblib.server.db.asyncpg_options import connect_arguments, milliseconds, prepare
-from zndraw_joblib.server.db.compiled import CompiledStatement, Values
+from zndraw_joblib.server.db.compiled import CompiledStatement, Rows, Values
 from zndraw_joblib.server.db.database import (
     CONCURRENT_BATCHES,
     Clock,
     Database,
     Execute,
-    Rows,
     Transaction,
     Work,
     run,

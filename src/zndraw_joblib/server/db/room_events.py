@@ -14,6 +14,7 @@ from uuid import UUID
 from sqlalchemy import bindparam, delete, func, insert, select, update
 
 from zndraw_joblib.server.db.bulk import among, padded
+from zndraw_joblib.server.db.statements import statement
 from zndraw_joblib.server.db.tables import RoomEvent, RoomStream
 
 streams = RoomStream.__table__
@@ -48,6 +49,7 @@ def is_watched(room: str) -> str:
     return f"EXISTS (SELECT 1 FROM joblib_room_stream WHERE joblib_room_stream.room_id = {room})"
 
 
+_LIMITS = ("room_id", "first_n", "last_n", "size", "max_events", "max_bytes")
 _FIRST = select(streams.c.room_id).limit(1)
 _LOCK = (
     select(streams)
@@ -72,6 +74,30 @@ _TRIM = (
     .where(streams.c.room_id == bindparam("room"))
     .values(first_n=bindparam("upto"), size=streams.c.size - bindparam("freed"))
 )
+# It locks the rooms in their order, and numbers the events by the newest versions of their rows.
+_APPEND = statement(
+    f"""
+WITH locked AS (
+    SELECT room_id, last_n FROM joblib_room_stream WHERE room_id = ANY (:all_room_id)
+    ORDER BY room_id
+    FOR NO KEY UPDATE
+), added AS (
+    SELECT locked.room_id, task_id, kind, data, octet_length(data) AS size,
+        locked.last_n + row_number() OVER (PARTITION BY new.room_id ORDER BY position) AS n
+    FROM unnest({", ".join(f"(SELECT :all_{name})" for name in NewEvent._fields)})
+        WITH ORDINALITY AS new ({", ".join(NewEvent._fields)}, position)
+    JOIN locked ON locked.room_id = new.room_id
+), inserted AS (
+    INSERT INTO joblib_room_event (room_id, n, task_id, at, kind, data, size)
+    SELECT room_id, n, task_id, :at, kind, data, size FROM added
+)
+UPDATE joblib_room_stream SET last_n = last_n + sums.number, size = joblib_room_stream.size + sums.size
+FROM (SELECT room_id, count(*) AS number, sum(size) AS size FROM added GROUP BY room_id) AS sums
+WHERE joblib_room_stream.room_id = sums.room_id
+RETURNING {", ".join(f"joblib_room_stream.{name}" for name in _LIMITS)}
+""",
+    *_LIMITS,
+)
 
 
 async def is_any_watched(execute: Execute) -> bool:
@@ -79,11 +105,15 @@ async def is_any_watched(execute: Execute) -> bool:
     return (await execute(_FIRST)).first() is not None
 
 
-async def append(execute: Execute, new: Sequence[NewEvent], at: datetime) -> dict[str, list[EventRow]]:
+async def append(
+    execute: Execute, new: Sequence[NewEvent], at: datetime, *, is_sqlite: bool
+) -> dict[str, list[EventRow]]:
     """Number and store the events of watched rooms among these. Return them by room.
 
     The rooms stay locked until the commit, in the order of their ids.
     """
+    if not is_sqlite:
+        return await _append_on_postgresql(execute, new, at)
     rooms = sorted({event.room_id for event in new})
     watched = {row.room_id: row for row in await execute(_LOCK, {"rooms": padded(rooms)})}
     if not watched:
@@ -104,10 +134,34 @@ async def append(execute: Execute, new: Sequence[NewEvent], at: datetime) -> dic
     await execute(_COUNT, counted)
     await execute(_ADD, rows)
     for room_id, row in watched.items():
-        events = last[room_id] - row.first_n
-        if events > row.max_events * _SLACK or size[room_id] > row.max_bytes * _SLACK:
-            await _drop_oldest(execute, row, last[room_id])
+        await _trim_if_full(execute, row, last[room_id], size[room_id])
     return appended
+
+
+async def _append_on_postgresql(
+    execute: Execute, new: Sequence[NewEvent], at: datetime
+) -> dict[str, list[EventRow]]:
+    columns = zip(NewEvent._fields, zip(*new, strict=True), strict=True)
+    params = {f"all_{name}": list(values) for name, values in columns}
+    rows = (await execute(_APPEND, {**params, "at": at})).all()
+    events_of: dict[str, list[NewEvent]] = {row.room_id: [] for row in rows}
+    for event in new:
+        if event.room_id in events_of:
+            events_of[event.room_id].append(event)
+    appended = {}
+    for row in rows:
+        added = events_of[row.room_id]
+        first = row.last_n - len(added) + 1
+        appended[row.room_id] = [
+            EventRow(n, event.task_id, at, event.kind, event.data) for n, event in enumerate(added, first)
+        ]
+        await _trim_if_full(execute, row, row.last_n, row.size)
+    return appended
+
+
+async def _trim_if_full(execute: Execute, row: Any, last: int, size: int) -> None:
+    if last - row.first_n > row.max_events * _SLACK or size > row.max_bytes * _SLACK:
+        await _drop_oldest(execute, row, last)
 
 
 async def _drop_oldest(execute: Execute, row: Any, last: int) -> None:

@@ -17,8 +17,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import StaticPool
 
-from zndraw_joblib.server.db.compiled import SqliteStatement
-from zndraw_joblib.server.db.database import SQLITE_LOCK, Clock, Database, Rows, Transaction, Work, run
+from zndraw_joblib.server.db.compiled import Rows, SqliteStatement
+from zndraw_joblib.server.db.database import SQLITE_LOCK, Clock, Database, Transaction, Work, run
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

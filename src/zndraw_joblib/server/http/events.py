@@ -40,6 +40,7 @@ from zndraw_joblib.server.http.routing import (
     serves,
 )
 from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.waiters import Expired, in_time
 from zndraw_joblib.server.queue import rules_tokens
 from zndraw_joblib.server.queue.rules_room_events import Part
 from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, Reader, format_sse_event
@@ -300,10 +301,10 @@ class EventStream(Response):
         await self._send(send, _RETRY)
 
     async def _send(self, send: Send, body: bytes, *, more_body: bool = True) -> None:
+        until = asyncio.get_running_loop().time() + self._send_seconds
         try:
-            async with asyncio.timeout(self._send_seconds):
-                await send({"type": "http.response.body", "body": body, "more_body": more_body})
-        except TimeoutError:
+            await in_time(send({"type": "http.response.body", "body": body, "more_body": more_body}), until)
+        except Expired:
             raise _ClientStopped from None
 
 

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from pydantic_core import from_json
-
 from zndraw_joblib.jobs.logs import ExponentialBackoff, create_shared_task
 from zndraw_joblib.server.db.room_events import EventRow
 from zndraw_joblib.server.process.ports import Identity, events_key, identity_key
@@ -34,6 +32,7 @@ _PAUSE_SECONDS = 0.005
 _MAX_TOUCH_SECONDS = 60.0
 _MAX_RECENT = 1000
 _MAX_RECENT_BYTES = 512 * 1024
+_ENDS = [f'"status":"{status}"' for status in sorted(TERMINAL)]
 
 
 # Keeps the connection of an idle stream open: a comment.
@@ -63,7 +62,8 @@ class Entry(NamedTuple):
 
 def entry_of(item: Item) -> Entry:
     """Return an event in the format of Server-Sent Events."""
-    is_end = item.kind == EventKind.STATUS and from_json(item.json)["data"]["status"] in TERMINAL
+    # In a text within the JSON the quotes are escaped.
+    is_end = item.kind == EventKind.STATUS and any(end in item.json for end in _ENDS)
     return Entry(item.task_id, format_sse_event(data_str=item.json, event=item.kind, id=str(item.n)), is_end)
 
 
@@ -177,6 +177,7 @@ class Follower:
         self._is_woken = asyncio.Event()
         self._committed: list[EventRow] = []
         self._must_read = True
+        self._is_pausing = False
         self._touch_at = self._used_at = self._known_until = 0.0
         self._was_empty = False
         self.ready: asyncio.Future[None] = self._loop.create_future()
@@ -220,8 +221,12 @@ class Follower:
         if self._loop is not asyncio.get_running_loop() or len(self._committed) > _MAX_RECENT:
             self.wake()
             return
-        self._committed += rows
-        self._is_woken.set()
+        follows = not self._committed and (rows[0].n, rows[-1].n) == (self.last + 1, self.last + len(rows))
+        if follows and self._is_pausing and not self._must_read and self.is_exact:
+            self._push(list(map(rules_room_events.item_of, rows)))
+        else:
+            self._committed += rows
+            self._is_woken.set()
 
     def since(self, n: int, position: int) -> list[Entry] | None:
         """Return the events from a number on that follow a position; None if some are not in the buffer."""
@@ -258,8 +263,9 @@ class Follower:
 
     async def _pause(self, backoff: ExponentialBackoff) -> None:
         """Wait until there may be new events."""
-        await asyncio.sleep(_PAUSE_SECONDS)
+        self._is_pausing = True
         try:
+            await asyncio.sleep(_PAUSE_SECONDS)
             async with asyncio.timeout(backoff.next()):
                 await self._is_woken.wait()
         except TimeoutError:
@@ -269,6 +275,8 @@ class Follower:
         else:
             backoff.reset()
             self._is_woken.clear()
+        finally:
+            self._is_pausing = False
 
     async def _watch(self, *, has_gap: bool = False) -> None:
         """Keep the room watched. Begin anew if the log is new, or lacks events that were not read."""
@@ -336,7 +344,8 @@ class Follower:
         new = list(map(entry_of, items))
         first = self.last + 1
         if self._was_empty:
-            self._touch_at = 0.0  # its events are kept for longer now
+            self._was_empty, self._touch_at = False, 0.0  # its events are kept for longer now
+            self._is_woken.set()
         self.last += len(new)
         self._recent += new
         self._recent_bytes += sum(len(entry.sse) for entry in new)
