@@ -50,7 +50,13 @@ INVARIANTS = {
     "a remote job without workers and pending tasks is not soft-deleted": """
         SELECT count(*) FROM joblib_job j
         WHERE NOT j.deleted AND j.room_id <> '@internal' AND j.pending + j.scheduled = 0
+          AND coalesce(without_workers, 'forget') = 'forget'
           AND NOT EXISTS (SELECT 1 FROM joblib_worker_job l WHERE l.job_id = j.id)""",
+    "a time without workers is recorded of a job with one, or missing of a remote job without": """
+        SELECT count(*) FROM joblib_job j
+        WHERE NOT deleted AND room_id <> '@internal' AND (unserved_since IS NULL) <> EXISTS (
+            SELECT 1 FROM joblib_worker_job l WHERE l.job_id = j.id
+        )""",
     "the active worker of a provider is not its newest one": """
         SELECT count(*) FROM joblib_provider p WHERE NOT EXISTS (
           SELECT 1 FROM joblib_provider_worker l WHERE l.provider_id = p.id AND l.worker_id = p.worker_id

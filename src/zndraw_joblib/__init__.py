@@ -122,7 +122,7 @@ _MODULES = {
         "request_hash",
     ),
     "wire.history": ("Reason", "TaskExplanation", "TaskHistory", "Transition"),
-    "wire.policy": ("Backoff", "RetryOn", "JobPolicy"),
+    "wire.policy": ("Backoff", "RetryOn", "JobPolicy", "WithoutWorkers"),
     "wire.progress": ("LogLevel",),
     "wire.statuses": ("TaskStatus",),
     "jobs.task_context": ("TaskContext", "TaskLogHandler", "current_task"),

@@ -144,7 +144,8 @@ def test_the_command_says_why_a_task_waits(reporting: Stack) -> None:
     assert (done.code, done.out) == (124, "")
     paused, unserved, error = done.err.splitlines()
     assert "is paused; 'zndraw-joblib resume idle:analysis:Idle' resumes it." in paused
-    assert "No worker serves idle:analysis:Idle; 'zndraw-joblib worker FILE' starts one." in unserved
+    assert "No worker serves idle:analysis:Idle since " in unserved
+    assert "UTC; 2 tasks wait in its queue; 'zndraw-joblib worker FILE' starts one." in unserved
     assert "is pending after 1 s: Job idle:analysis:Idle is paused. The task goes on" in error
 
 

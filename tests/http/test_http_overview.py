@@ -79,6 +79,11 @@ async def test_findings_are_first_and_have_remedies(engine: AsyncEngine, clock: 
         clock.advance(700)
         await joblib.rollups.update()
         found = await get(client, "/overview")
+        unserved_since = found["findings"][0]["since"]
+        assert found["findings"][0]["detail"] == (
+            f"No worker serves {unserved} since {datetime.fromisoformat(unserved_since):%Y-%m-%d %H:%M} UTC: "
+            "1 task in its queue."
+        )
         codes = [(finding["code"], finding["job"], finding["severity"]) for finding in found["findings"]]
         assert codes == [
             ("job-without-workers", unserved, "critical"),

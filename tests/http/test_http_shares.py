@@ -124,6 +124,20 @@ async def test_jobs_without_workers_count_for_who_keeps_them(
     assert (await offer(bob, "jobs", "E")).status_code == 201
 
 
+async def test_jobs_that_stay_without_workers_count_for_who_registered_them(
+    as_user: AsUser, settings: ServerSettings, runtime: Runtime
+) -> None:
+    """A user cannot fill the queue with jobs of workers that leave; nobody has more from it."""
+    settings.max_jobs = 8
+    count_at_once(runtime.stored.jobs)
+    ada, bob = await as_user("ada"), await as_user("bob")
+    for name in "ABCD":
+        job = (await offer(ada, "jobs", name, without_workers="queue")).json()
+        await ada.delete(f"{V1}/workers/{job['worker_id']}")
+    expect_share(await offer(ada, "jobs", "E"), "max_jobs")
+    assert (await offer(bob, "jobs", "E")).status_code == 201
+
+
 async def test_what_other_servers_add_is_counted(runtime: Runtime, settings: ServerSettings) -> None:
     """A count in the background finds it; until then, and after an error, only what was added here counts."""
     settings.max_workers = 4

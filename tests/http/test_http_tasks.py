@@ -1,5 +1,6 @@
 """Tasks over HTTP: submissions, claims, reports and lists."""
 
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -269,11 +270,19 @@ async def test_a_failure_has_an_error_text(client: httpx.AsyncClient, events: li
 async def test_a_server_may_refuse_tasks_that_no_worker_serves(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
-    """409 names the job and the setting; by default such a task waits."""
+    """409 names the job and the setting; by default such a task waits, and the queue says since when."""
     job = await register(client)
     await submit(client, job)
     await client.delete(f"{V1}/workers/{job['worker_id']}")
-    await submit(client, job)
+    waiting = await submit(client, job)
+    [reason, _] = (await client.get(f"{V1}/tasks/{waiting['id']}/explain")).json()["reasons"]
+    found = (await client.get(f"{V1}/rooms/lab/jobs/{job['full_name']}")).json()
+    since = datetime.fromisoformat(found["unserved_since"])
+    assert reason == {
+        "code": "no_worker",
+        "detail": f"No worker serves {job['full_name']} since {since:%Y-%m-%d %H:%M:%S} UTC; 2 tasks wait in "
+        "its queue",
+    }
     url, body = f"{V1}/rooms/lab/tasks", {"job_name": job["full_name"], "payload": {}}
     settings.without_workers = "reject"
     problem = expect_problem(

@@ -10,7 +10,9 @@ from uuid import UUID
 import pytest
 from pydantic import ValidationError
 from replica import STRANGER, SUBMITTER, ManualClock, Replica
+from waiting import until
 
+from zndraw_joblib.server.db.tables import AuditRecord
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse
 from zndraw_joblib.wire.policy import Backoff, JobPolicy
 from zndraw_joblib.wire.problems import InvalidTaskTransition, SchemaConflict, StaleReport
@@ -374,6 +376,7 @@ OPINIONS: dict[str, Any] = {
     "start_timeout_seconds": 5,
     "max_in_flight": 3,
     "priority": 9,
+    "without_workers": "queue",
 }
 OTHERS: dict[str, Any] = {
     "max_attempts": 5,
@@ -385,6 +388,7 @@ OTHERS: dict[str, Any] = {
     "start_timeout_seconds": 0,
     "max_in_flight": None,
     "priority": 0,
+    "without_workers": "reject",
 }
 
 
@@ -408,22 +412,40 @@ async def test_a_registration_without_a_policy_keeps_it(replica: Replica) -> Non
         assert policy_of(await replica.register(by=STRANGER, **fields)) == JobPolicy(**OPINIONS)
 
 
-async def test_another_policy_of_an_active_job_is_a_conflict(
+async def test_the_latest_registration_updates_the_policy(
     replica: Replica, subtests: pytest.Subtests
 ) -> None:
-    """The problem names the field, and no worker is created."""
+    """Only the fields that it names and that differ; each update is in the audit trail."""
     job = await replica.register(**OPINIONS)
+    current = dict(OPINIONS)
     for field in sorted(OPINIONS):
         with subtests.test(field=field):
-            with pytest.raises(SchemaConflict, match=f"^{field}:"):
-                await replica.register(by=STRANGER, **{field: OTHERS[field]})
+            current[field] = OTHERS[field]
+            updated = await replica.register(by=STRANGER, **{field: OTHERS[field]})
             again = await replica.register(worker=job.worker_id)
-            assert (again.workers, policy_of(again)) == ([job.worker_id], JobPolicy(**OPINIONS))
+            assert policy_of(updated) == policy_of(again) == JobPolicy(**current)
+            [*_, entry] = await replica.rows(AuditRecord.__table__)
+            assert (entry.action, entry.actor, entry.target) == ("job.policy", STRANGER.id, job.full_name)
+            assert set(entry.detail) == {field}
+    assert len(await replica.rows(AuditRecord.__table__)) == len(OPINIONS)
+
+
+async def test_a_higher_concurrency_limit_wakes_waiting_claims(timed: Replica) -> None:
+    """A claim that waits gets a task as soon as a registration has raised `max_in_flight`."""
+    job = await timed.register(max_in_flight=1)
+    for _ in range(2):
+        await timed.submit(job)
+    await timed.claim_task(job.worker_id)
+    other = await timed.register()
+    waiting = asyncio.create_task(timed.claim(other.worker_id, wait=30))
+    await until(lambda: len(timed.runtime.waiters) == 1)
+    await timed.register(max_in_flight=2)
+    assert await waiting is not None
 
 
 async def test_a_restored_job_has_a_new_policy(timed: Replica, clock: ManualClock) -> None:
     """Neither the former policy nor a pause is kept."""
-    job = await timed.register(**OPINIONS)
+    job = await timed.register(**OPINIONS | {"without_workers": "forget"})
     await timed.pause(job)
     await timed.leave(job.worker_id)
     back, is_new = await timed.register_job(max_attempts=2)
@@ -441,8 +463,8 @@ async def test_pending_tasks_keep_a_job_and_its_policy(timed: Replica, clock: Ma
     await timed.leave(job.worker_id)
     returned = await timed.get(submitted.id)
     assert returned.status is TaskStatus.PENDING
-    with pytest.raises(SchemaConflict, match="max_attempts"):
-        await timed.register(max_attempts=2)
+    with pytest.raises(SchemaConflict, match="another schema"):
+        await timed.register(schema={"type": "object"})
     back, is_new = await timed.register_job()
     assert (is_new, back.max_attempts) == (False, 3)
     await back_in_queue(timed, clock, returned)

@@ -11,11 +11,15 @@ from pydantic import BaseModel
 
 from sdk.function_jobs import later, refuse, scale, where
 from sdk.jobs import Add
+from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.client.submits import NewTask
-from zndraw_joblib.wire.problems import InvalidPayload, SchemaConflict
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.policy import WithoutWorkers
+from zndraw_joblib.wire.problems import InvalidPayload
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.loading import load_extensions
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.serving import Runner
 
 Make = Callable[..., JobManager]
@@ -46,7 +50,7 @@ def test_functions_run_in_threads_in_processes_and_on_an_event_loop(
     assert found[2].result == ["hi", thread, ids[2]]
 
 
-def test_a_job_sets_its_room_and_its_policy(worker: Make, room: str) -> None:
+def test_a_job_sets_its_room_and_its_policy(worker: Make, api: Connection, room: str) -> None:
     """They hold where the registration, or the submit, gives no others."""
     manager = worker(Runner())
     manager.register(refuse)
@@ -62,8 +66,13 @@ def test_a_job_sets_its_room_and_its_policy(worker: Make, room: str) -> None:
     files = re.findall(r'File ".*/(\w+/\w+\.py)"', failed.failure.traceback or "")
     assert files == ["sdk/function_jobs.py"]
     assert manager.wait_for(manager.submit(where.task(), room=room), 30).status == TaskStatus.COMPLETED
-    with pytest.raises(SchemaConflict, match="max_attempts"):
-        worker().register(where, room=room, max_attempts=4)
+    rest = RestApi(api)
+    full_name = f"{room}:analysis:Where"
+    found = rest.send(ops.GET_JOB, room_id=room, name=full_name)
+    assert (found.without_workers, found.priority) == (WithoutWorkers.QUEUE, 5)
+    worker().register(where, room=room, max_attempts=4, without_workers="reject")
+    found = rest.send(ops.GET_JOB, room_id=room, name=full_name)
+    assert (found.without_workers, found.max_attempts) == (WithoutWorkers.REJECT, 4)
     other = worker()  # it has registered nothing
     ids = other.submit_many([refuse.task("a"), NewTask(refuse.task("b"), priority=1)], atomic=True)
     assert {other.wait_for(task_id, 30).room_id for task_id in ids} == {"quiet"}

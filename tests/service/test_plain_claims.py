@@ -12,7 +12,7 @@ import pytest
 from databases import on_postgresql
 from replica import OWNER, STRANGER, ManualClock, Replica
 from seeds import add_tasks, task
-from sqlalchemy import Executable, delete, select, update
+from sqlalchemy import Executable, delete, func, select, update
 
 from service.test_plain_tasks import wait_for_lock
 from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Task, Worker, WorkerJobLink
@@ -353,7 +353,8 @@ async def test_a_registration_that_ends_during_the_claim_wins(replica: Replica) 
     job = await replica.register()
     await replica.submit(job)
     beat = update(workers).values(last_heartbeat=workers.c.last_heartbeat)
-    async with uncommitted(replica, beat, delete(WorkerJobLink)):
+    unserved = update(Job).values(unserved_since=func.now())
+    async with uncommitted(replica, beat, delete(WorkerJobLink), unserved):
         claiming = asyncio.create_task(replica.claim(job.worker_id))
     assert await claiming is None
 

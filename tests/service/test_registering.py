@@ -1,6 +1,9 @@
 """Registration of jobs; a job without workers and pending tasks is soft-deleted, and can be restored."""
 
+import asyncio
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from uuid import uuid4
 
 import pytest
@@ -10,12 +13,14 @@ from zndraw_joblib.server.db.tables import Job, Worker, WorkerJobLink
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import rules_jobs, rules_tasks
 from zndraw_joblib.wire.events import Emission, JobsInvalidate, room_of
-from zndraw_joblib.wire.messages import JobRegisterRequest
+from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
+from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import (
     Forbidden,
     InvalidCategory,
     JobNotFound,
+    ProblemException,
     SchemaConflict,
     WorkerNotFound,
 )
@@ -125,6 +130,111 @@ async def test_a_job_with_pending_tasks_stays_until_they_end(replica: Replica) -
     await replica.report(waiting[1].id, TaskStatus.CANCELLED, by=SUBMITTER)
     assert await active(replica) == []
     assert Emission(JobsInvalidate(), room_of("lab")) in replica.events
+
+
+async def test_the_policy_decides_what_becomes_of_a_job_without_workers(
+    pair: list[Replica], subtests: pytest.Subtests
+) -> None:
+    """Alone and in batches, for jobs that this server knows from submits, with the setting as the default."""
+    settings = [replica.runtime.settings for replica in pair]
+    for policy, default in product((None, *WithoutWorkers), WithoutWorkers):
+        with subtests.test(policy=policy, default=default):
+            for each in settings:
+                each.without_workers = default
+            job = await pair[0].register(f"J-{policy}-{default}", without_workers=policy)
+            for replica in pair:
+                await replica.submit(job)
+                await replica.report((await replica.start(job.worker_id)).id, TaskStatus.COMPLETED)
+            assert (await pair[0].register(job.name, worker=job.worker_id)).unserved_since is None
+            await pair[0].leave(job.worker_id)
+            for replica in pair:
+                outcomes = [await outcome(replica, job), *await outcomes_of_batch(replica, job)]
+                assert set(outcomes) == {
+                    {"forget": "job-not-found", "reject": "no-workers-available"}.get(
+                        policy or default, TaskStatus.PENDING
+                    )
+                }
+            [row] = [row for row in await pair[0].rows(Job.__table__) if row.id == job.id]
+            assert row.deleted == ((policy or default) == "forget")
+            assert row.unserved_since is not None
+            back = await pair[1].register(job.name)
+            assert (back.id, back.unserved_since) == (job.id, None)
+            assert await outcome(pair[0], job) == TaskStatus.PENDING
+            await empty(pair[0], back)
+            for each in settings:
+                each.without_workers = WithoutWorkers.FORGET
+            await pair[0].register(job.name, worker=back.worker_id, without_workers="forget")
+            await pair[0].leave(back.worker_id)
+
+
+async def outcome(replica: Replica, job: JobResponse) -> str:
+    """Return the status of a task that is submitted, or the problem."""
+    try:
+        return (await replica.submit(job)).status
+    except ProblemException as problem:
+        return problem.problem_id()
+
+
+async def outcomes_of_batch(replica: Replica, job: JobResponse) -> list[str]:
+    """Return the outcomes of two tasks that are submitted in one batch."""
+    items = [
+        replica.runtime.submission(SUBMITTER, "lab", parse_job_name(job.full_name), TaskSubmitRequest())
+    ] * 2
+    items = [replace(item) for item in items]
+    results = await replica.runtime.submit_many(items)
+    return [r.problem_id() if isinstance(r, ProblemException) else r.status for r in results]
+
+
+async def empty(replica: Replica, job: JobResponse) -> None:
+    """Complete all tasks of a job."""
+    while (task := await replica.claim(job.worker_id)) is not None:
+        await replica.report(task.id, TaskStatus.RUNNING)
+        await replica.report(task.id, TaskStatus.COMPLETED)
+
+
+async def test_an_older_known_policy_does_not_accept_what_is_rejected(pair: list[Replica]) -> None:
+    """A server that submitted tasks of a job reads its new policy, which another server has registered."""
+    job = await pair[1].register(room="lab")
+    await empty_after_submits(pair[1], job)
+    await pair[0].register(room="lab", worker=job.worker_id, without_workers="reject")
+    await pair[0].leave(job.worker_id)
+    assert await outcome(pair[1], job) == "no-workers-available"
+
+
+async def empty_after_submits(replica: Replica, job: JobResponse) -> None:
+    """Submit and complete two tasks, so that the server knows the job."""
+    for _ in range(2):
+        await replica.submit(job)
+    await empty(replica, job)
+
+
+async def test_an_unused_job_without_workers_takes_another_schema(replica: Replica) -> None:
+    """Also one that stays by its policy; not while a task waits, nor while another worker serves it."""
+    job = await replica.register(schema=SCHEMA, without_workers="queue")
+    with pytest.raises(SchemaConflict):
+        await replica.register(schema={})
+    await replica.leave(job.worker_id)
+    assert (await replica.register(schema={})).id == job.id
+    [link] = await replica.rows(WorkerJobLink.__table__)
+    task = await replica.submit(job)
+    await replica.leave(link.worker_id)
+    with pytest.raises(SchemaConflict):
+        await replica.register(schema=SCHEMA)
+    await replica.report(task.id, TaskStatus.CANCELLED, by=SUBMITTER)
+    assert (await replica.register(schema=SCHEMA)).schema_ == SCHEMA
+
+
+async def test_workers_come_and_go_at_once(pair: list[Replica]) -> None:
+    """The time without workers is recorded exactly while there is none, whatever commits first."""
+    for turn in range(12):
+        job = await pair[0].register(f"T-{turn}", without_workers="queue")
+        _, other = await asyncio.gather(pair[1].leave(job.worker_id), pair[0].register(f"T-{turn}"))
+        [row] = [row for row in await pair[0].rows(Job.__table__) if row.id == job.id]
+        assert (row.unserved_since, row.deleted) == (None, False)
+        last = await pair[1].register(f"T-{turn}")
+        await asyncio.gather(pair[0].leave(last.worker_id), pair[1].leave(other.worker_id))
+        [row] = [row for row in await pair[0].rows(Job.__table__) if row.id == job.id]
+        assert row.unserved_since is not None
 
 
 async def test_a_registration_restores_a_soft_deleted_job(replica: Replica) -> None:

@@ -694,6 +694,38 @@ async def test_a_deleted_job_was_deleted_at_the_upgrade(empty: AsyncEngine) -> N
             assert await counts(connection, ["joblib_job"]) == [2]
 
 
+async def test_a_job_without_workers_has_none_since_the_upgrade(empty: AsyncEngine) -> None:
+    """The upgrade from 0023 sets the time of active remote jobs without workers; a downgrade keeps all."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"category": "modifiers", "schema": {}, "created_at": at, "room_id": "lab", "deleted": False}
+    worker = {"id": uuid4(), "owner_id": "ada", "created_at": at, "last_heartbeat": at}
+    changes: dict[str, dict[str, Any]] = {
+        "A-served": {},
+        "B-unserved": {},
+        "C-deleted": {"deleted": True},
+        "D-internal": {"room_id": "@internal"},
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0023")
+        await add(connection, {"joblib_worker": worker})
+        for name, fields in changes.items():
+            row = job | {"id": uuid4(), "name": name} | fields
+            await add(connection, {"joblib_job": row})
+            if name == "A-served":
+                await add(connection, {"joblib_worker_job": {"worker_id": worker["id"], "job_id": row["id"]}})
+    for _ in range(2):
+        before = datetime.now(UTC)
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            jobs = metadata.tables["joblib_job"]
+            rows = (await connection.execute(select(jobs.c.unserved_since).order_by(jobs.c.name))).scalars()
+            served, unserved, *others = rows
+            assert [served, *others] == [None] * 3
+            assert abs(unserved - before) < timedelta(minutes=5)
+            await connection.run_sync(migrate, command.downgrade, "0023")
+            assert await counts(connection, ["joblib_job"]) == [4]
+
+
 async def test_stored_answers_count_for_no_user(empty: AsyncEngine) -> None:
     """Answers that were stored before the upgrade from 0020 stay, and new ones have their users."""
     at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)

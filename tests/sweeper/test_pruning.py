@@ -246,6 +246,31 @@ async def test_a_job_may_be_registered_while_it_is_deleted(queue: MountedQueue) 
         await end_worker(queue, again)
 
 
+async def test_a_job_without_workers_is_forgotten_after_a_time(queue: MountedQueue) -> None:
+    """Unless a worker serves it, or a task of it is pending; the time counts from the last worker's end."""
+    queue.joblib.settings.keep_unserved_jobs_days = 3
+    names = ("Left", "Waiting", "Served", "Back")
+    left, waiting, served, back = [await queue.register(name=name, without_workers="queue") for name in names]
+    await queue.submit(waiting)
+    for job in (left, waiting, back):
+        await end_worker(queue, job)
+    queue.clock.advance(2 * 86_400)
+    await queue.heartbeat(served["worker_id"])
+    again = await queue.register(name="Back")
+    await queue.sweep()
+    assert all([await queue.is_active(job) for job in (left, waiting, served, back)])
+    await end_worker(queue, again)
+    queue.clock.advance(1.5 * 86_400)
+    await queue.heartbeat(served["worker_id"])
+    await queue.sweep()
+    assert [await queue.is_active(job) for job in (left, waiting, served, back)] == [False, True, True, True]
+    queue.joblib.settings.keep_unserved_jobs_days = None
+    queue.clock.advance(9 * 86_400)
+    await queue.heartbeat(served["worker_id"])
+    await queue.sweep()
+    assert await queue.is_active(back)
+
+
 def test_each_kind_of_old_rows_has_its_table_column_and_setting() -> None:
     """Only rows without a time of their own have no column, and each time to keep them is at least 0."""
     for retention in RETENTIONS:

@@ -30,6 +30,7 @@ def print_job(job: JobResponse) -> None:
     summary = str(schema.get("description") or "").split("\n\n")[0] or None
     print_fields(
         {"job": job.full_name, "about": summary, "paused": job.paused, "workers": len(job.workers)}
+        | {"no worker since": job.unserved_since}
         | _policy(job)
     )
     parameters = [_parameter(schema, name, field) for name, field in _fields(schema).items()]

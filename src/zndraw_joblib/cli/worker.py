@@ -32,7 +32,7 @@ from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_BATCH, MAX_WORKER_NAME, WorkerInfo
 from zndraw_joblib.wire.names import GLOBAL, is_name
 from zndraw_joblib.wire.operators import WorkerSummary
-from zndraw_joblib.wire.policy import RetryOn
+from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
 from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager
@@ -141,6 +141,15 @@ StartTimeout = Annotated[
         rich_help_panel=_POLICY,
     ),
 ]
+WithoutWorkersOption = Annotated[
+    WithoutWorkers | None,
+    typer.Option(
+        "--without-workers",
+        help="What becomes of the jobs while no worker serves them: tasks wait (queue, the default), submits "
+        "are refused (reject), or the job is forgotten.",
+        rich_help_panel=_POLICY,
+    ),
+]
 Capture = Annotated[
     bool, typer.Option("--capture/--no-capture", help="Write what a job prints to the log of its task.")
 ]
@@ -185,6 +194,7 @@ def worker(  # noqa: PLR0913 - each is an option
     non_retryable: NonRetryableOption = None,
     timeout: Timeout = None,
     start_timeout: StartTimeout = None,
+    without_workers: WithoutWorkersOption = None,
     url: Url = DEFAULT_URL,
     log_level: Log = LogThreshold.INFO,
     log_format: Format = LogFormat.TEXT,
@@ -201,13 +211,9 @@ def worker(  # noqa: PLR0913 - each is an option
     log = LogConfig(log_level, log_format, quiet=quiet)
     log.apply()
     warn_of_unknown()
-    policy = _policy(
-        max_attempts=max_attempts,
-        retry_on=retry_on,
-        non_retryable=non_retryable,
-        timeout_seconds=timeout,
-        start_timeout_seconds=start_timeout,
-    )
+    times = {"timeout_seconds": timeout, "start_timeout_seconds": start_timeout}
+    retries = {"max_attempts": max_attempts, "retry_on": retry_on, "non_retryable": non_retryable}
+    policy = _policy(**times, **retries, without_workers=without_workers)
     options: RunOptions = {
         "concurrency": concurrency,
         "prefetch": prefetch,

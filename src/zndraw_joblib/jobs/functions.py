@@ -28,7 +28,7 @@ from pydantic.fields import FieldInfo
 from zndraw_joblib.jobs.extensions import DEFAULT_CATEGORY, Category, Extension
 from zndraw_joblib.jobs.task_context import TaskContext
 from zndraw_joblib.wire.names import GLOBAL, is_name, validate_room_id
-from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
 
 _GOOGLE = re.compile(r"^(?:Args|Arguments|Parameters):$")
 _GOOGLE_ENTRY = re.compile(r"^\*{0,2}(\w+)(?: *\([^)]*\))?: *(.*)$")
@@ -288,12 +288,12 @@ def job(
     `TaskContext` gets the running task, and one named `vis` what the worker's ``--context`` returns.
 
     `name` is the last part of the job's full name, by default the function's; `policy` and `room` hold where
-    the registration gives no others. A call still calls the function; `area.task(width=3)` is a task of it,
+    the registration gives no others. Unless `policy` sets `without_workers`, tasks wait while no worker
+    serves the job. A call still calls the function; `area.task(width=3)` is a task of it,
     to submit. Raises TypeError for a function that cannot be a job; it names the parameter and the remedy.
     """
     attributes: dict[str, Any] = {"category": _checked_category(category), "job_room": validate_room_id(room)}
-    if policy is not None:
-        attributes["policy"] = _checked_policy(policy)
+    attributes["policy"] = queuing(_checked_policy(policy or JobPolicy()))
 
     def decorate(function: Any) -> Any:
         _check_function(function)
@@ -355,6 +355,13 @@ def _unusable(function: Callable[..., Any], signature: JobSignature, error: Pyda
             remedy = "use a type that JSON can express, or a validator with json_schema_input_type"
             return wrong_parameter(function, name, why, remedy)
     return TypeError(f"@job: {function.__qualname__}() has no JSON Schema: {error.message}")
+
+
+def queuing(policy: JobPolicy) -> JobPolicy:
+    """Return a policy that lets tasks wait for a worker, unless it sets `without_workers`."""
+    if "without_workers" in policy.model_fields_set:
+        return policy
+    return policy.model_copy(update={"without_workers": WithoutWorkers.QUEUE})
 
 
 def _checked_policy(policy: JobPolicy) -> JobPolicy:

@@ -152,7 +152,8 @@ class JobResponse(SchemaBody, JobPolicy, ResponseBody):
     """A job. `workers` are the ids of the workers that serve it.
 
     `worker_id` is the registering worker, only in the response to a registration. `paused`: an operator has
-    paused the job, so none of its tasks are claimed.
+    paused the job, so none of its tasks are claimed. `unserved_since` is when its last worker left, null
+    while one serves it.
     """
 
     id: UUID
@@ -163,6 +164,7 @@ class JobResponse(SchemaBody, JobPolicy, ResponseBody):
     workers: list[UUID]
     worker_id: UUID | None = None
     paused: bool = False
+    unserved_since: datetime | None = None
 
 
 class JobSummary(ResponseBody):

@@ -273,6 +273,7 @@ class JobEntry(SchemaBody, JobPolicy, ResponseBody):
     """A job with its counts. `workers` is the number of workers that serve it, `slots` the sum of theirs.
 
     `oldest_waiting_at` is when the oldest task of its queue was created, null if the queue is empty.
+    `unserved_since` is when its last worker left, null while one serves it.
     """
 
     id: UUID
@@ -289,6 +290,7 @@ class JobEntry(SchemaBody, JobPolicy, ResponseBody):
     scheduled: int
     counts: StatusCounts
     oldest_waiting_at: datetime | None = None
+    unserved_since: datetime | None = None
 
 
 class RoomEntry(ResponseBody):

@@ -64,6 +64,18 @@ ErrorType = Annotated[
 ]
 
 
+class WithoutWorkers(StrEnum):
+    """What becomes of a job without workers.
+
+    `forget`: it is soft-deleted with its last worker, or later with its last pending task; a submit then gets
+    404. `reject`: it stays, and a submit gets 409 `no-workers-available`. `queue`: it stays, and tasks wait.
+    """
+
+    FORGET = "forget"
+    REJECT = "reject"
+    QUEUE = "queue"
+
+
 class Backoff(CheckedKeywords, RequestBody):
     """The pause before the next attempt: ``min(cap_seconds, base_seconds * factor ** failed)``.
 
@@ -101,6 +113,8 @@ class JobPolicy(CheckedKeywords, RequestBody):
     - `start_timeout_seconds`: a claimed task that is not started in time goes back to its queue; 0 for never.
     - `max_in_flight`: the concurrency limit, how many tasks of the job may be claimed or running.
     - `priority`: of the job's tasks; a higher one is claimed first.
+    - `without_workers`: what becomes of the job when no worker serves it; null for the server's default,
+      which is the setting of that name.
     """
 
     max_attempts: Attempts = 1
@@ -114,6 +128,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     start_timeout_seconds: Delay = 60.0
     max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     priority: Priority = 0
+    without_workers: WithoutWorkers | None = None
 
     def is_final(self, error_types: Iterable[str]) -> bool:
         """Return whether `non_retryable` names one of these classes of an exception."""

@@ -200,7 +200,7 @@ class RequestInProgress(Conflict):
 
 
 class NoWorkersAvailable(Conflict):
-    """No worker serves the job, and the server accepts no task without one (setting `without_workers`)."""
+    """No worker serves the job, and it accepts no task without one (`without_workers`, policy or setting)."""
 
 
 class DuplicateTask(Conflict):

@@ -21,7 +21,7 @@ from zndraw_joblib.wire.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.wire.names import unknown_text
-from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
+from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn, WithoutWorkers
 from zndraw_joblib.wire.problems import WorkerNotFound
 from zndraw_joblib.wire.providers import ProviderRegisterRequest, ProviderResponse
 from zndraw_joblib.worker.reports import LiveReports
@@ -48,6 +48,7 @@ class PolicyOptions(TypedDict, total=False):
     start_timeout_seconds: float
     max_in_flight: int | None
     priority: int
+    without_workers: WithoutWorkers | str | None
 
 
 def policy_of(options: PolicyOptions) -> JobPolicy:

@@ -14,7 +14,7 @@ from zndraw_joblib.client.connection import ApiManager, connect
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.jobs.task_context import call_run
 from zndraw_joblib.jobs.traces import RunSpans
-from zndraw_joblib.wire.policy import RetryOn
+from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
 from zndraw_joblib.worker.manager import Executor, JobManager
@@ -54,7 +54,8 @@ def serve(
     They are jobs of `room`, by default each of its `job_room`.
     `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument.
     `policy` sets fields of the policies of all jobs; several attempts alone mean after any failure, unless a
-    class sets its `retry_on`. `on_start` is called before the registration, once signals are handled.
+    class sets its `retry_on`. Tasks wait while no worker serves a job, unless `without_workers` is set.
+    `on_start` is called before the registration, once signals are handled.
     `options` are those of `JobManager`. A refusal of the server at registration is raised.
     """
     with JobManager(api, execute=Runner(context), **options) as manager:
@@ -63,18 +64,20 @@ def serve(
             if on_start is not None:
                 on_start()
             for cls in extensions:
-                manager.register(cls, room=room, **_with_reasons(cls, policy or {}))
+                manager.register(cls, room=room, **_completed(cls, policy or {}))
 
         manager.wait(register)
 
 
-def _with_reasons(cls: type[Any], policy: PolicyOptions) -> PolicyOptions:
-    if (
-        policy.get("max_attempts", 1) == 1
-        or "retry_on" in class_policy(cls, policy_of(policy)).model_fields_set
-    ):
-        return policy
-    return {**policy, "retry_on": list(RetryOn)}
+def _completed(cls: type[Any], policy: PolicyOptions) -> PolicyOptions:
+    """Return the options with what the command asks for where neither they nor the class say it."""
+    are_set = class_policy(cls, policy_of(policy)).model_fields_set
+    options: PolicyOptions = (
+        {"without_workers": WithoutWorkers.QUEUE} if "without_workers" not in are_set else {}
+    )
+    if policy.get("max_attempts", 1) > 1 and "retry_on" not in are_set:
+        options["retry_on"] = list(RetryOn)
+    return {**policy, **options}
 
 
 class Runner:

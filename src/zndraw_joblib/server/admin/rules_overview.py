@@ -53,7 +53,10 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 def unserved_job(job: QueuedJob) -> Finding:
     """Return that no worker serves a job with queued tasks."""
     remedy = "Start a worker that registers this job, or cancel its tasks."
-    return _queued(job, "job-without-workers", Severity.CRITICAL, f"No worker serves {job.full_name}", remedy)
+    since = f" since {job.unserved_since:%Y-%m-%d %H:%M} UTC" if job.unserved_since else ""
+    problem = f"No worker serves {job.full_name}{since}"
+    finding = _queued(job, "job-without-workers", Severity.CRITICAL, problem, remedy)
+    return finding.model_copy(update={"since": job.unserved_since})
 
 
 def paused_job(job: QueuedJob) -> Finding:
@@ -281,7 +284,7 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
 def _of_room(entries: list[JobEntry]) -> list[Finding]:
     findings = []
     for entry in entries:
-        job = QueuedJob(entry.id, entry.full_name, entry.queued)
+        job = QueuedJob(entry.id, entry.full_name, entry.queued, entry.unserved_since)
         if entry.queued and not entry.workers and entry.room_id != INTERNAL:
             findings.append(unserved_job(job))
         if entry.queued and entry.paused:

@@ -356,7 +356,7 @@ async def _move(tx: Transaction, action: BulkAction, tasks: Sequence[TaskRecord]
     for task in after:
         rules_answers.publish_status(tx, task, queue_positions.get(task.id))
     emptied = {before.job_id for before, _ in moves if before.status is TaskStatus.PENDING}
-    await rules_jobs.soft_delete_orphans(tx, sorted(emptied))
+    await rules_jobs.record_unserved(tx, sorted(emptied))
     return len(moves)
 
 

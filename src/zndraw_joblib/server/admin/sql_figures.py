@@ -32,11 +32,12 @@ class JobTotals(NamedTuple):
 
 
 class QueuedJob(NamedTuple):
-    """A job with queued tasks."""
+    """A job with queued tasks, and since when it has no worker."""
 
     id: UUID
     full_name: str
     queued: int
+    unserved_since: datetime | None
 
 
 class JobFigures(NamedTuple):
@@ -63,7 +64,8 @@ _IS_SERVED = "EXISTS (SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.jo
 _UNSERVED, _PAUSED = (
     statement(
         f"""
-SELECT id, full_name, pending FROM joblib_job WHERE NOT deleted AND pending > 0 AND {condition}
+SELECT id, full_name, pending, unserved_since FROM joblib_job
+WHERE NOT deleted AND pending > 0 AND {condition}
 ORDER BY pending DESC, full_name LIMIT :limit
 """,
         *QueuedJob._fields,

@@ -241,6 +241,7 @@ def job_entry(
         scheduled=scheduled,
         counts=counts,
         oldest_waiting_at=oldest_waiting_at,
+        unserved_since=job.unserved_since,
         **job.name._asdict(),
         **dict(job.policy),
     )

@@ -42,6 +42,7 @@ async def run_sweeper(
     `on_frame_rooms` the rooms of those with the category ``frames``; what they raise is logged.
     """
     database = SessionDatabase(partial(open_session, get_session))
+    database.keeps_unserved_jobs = settings.keeps_unserved_jobs
 
     async def write(work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:
         writing = asyncio.ensure_future(commit(work, *args, **kwargs))

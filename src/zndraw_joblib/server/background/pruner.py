@@ -43,8 +43,8 @@ class Pruner:
         self._settings = settings
         self._monotonic = monotonic
         self._batch_seconds = batch_seconds
-        # By the table: where the next batch of its rows begins.
-        self._next: dict[str, Any] = {}
+        # Where the next batch of each kind begins.
+        self._next: dict[Retention, Any] = {}
         self._next_room = rules_retention.FIRST_ROOM
         self._next_job: UUID | None = UUID(int=0)
         self._count_keys_at = monotonic()
@@ -110,10 +110,10 @@ class Pruner:
         keep = retention.keep_time(self._settings)
         if keep is None:
             return Pruned(0, may_be_more=False)
-        after = self._next.get(retention.rows, retention.first)
+        after = self._next.get(retention, retention.first)
         work = partial(rules_retention.prune, retention=retention, keep=keep, after=after)
         pruned: Pruned
-        pruned, self._next[retention.rows] = await self._write(work)
+        pruned, self._next[retention] = await self._write(work)
         return pruned
 
     async def _prune_surplus_keys(self) -> Pruned:

@@ -80,6 +80,8 @@ class Transaction:
         # The full names of providers that are removed with their workers.
         self.removed_providers: list[str] = []
         self.request_id: str | None = None
+        # Whether a job stays without workers if its policy does not say what becomes of it.
+        self.keeps_unserved_jobs = False
 
     async def execute_alone(self, statement: Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
         """Run the first statement, without BEGIN and COMMIT where it can be a transaction of its own.
@@ -221,10 +223,11 @@ class Database(ABC):
     """Runs functions in transactions. The first argument of each function is its `Transaction`.
 
     `on_statement`, if it is set, is awaited after each statement of later transactions. On SQLite it may
-    await nothing that waits.
+    await nothing that waits. `keeps_unserved_jobs`, if it is set, returns that of each transaction.
     """
 
     on_statement: OnStatement | None = None
+    keeps_unserved_jobs: Callable[[], bool] | None = None
 
     def __init__(self, clock: Clock | None = None, limits: Limits | None = None) -> None:
         self._clock = clock
@@ -273,7 +276,8 @@ class Database(ABC):
         Return its result and the finished transaction. An exception from `work` rolls everything back.
         Raises `ServiceUnavailable` when the database is unavailable, or another transaction holds a lock.
         """
-        return _logged(await self._alone(lambda: self._write(_bound(work, *args, **kwargs), is_short=False)))
+        bound = self._bound(work, *args, **kwargs)
+        return _logged(await self._alone(lambda: self._write(bound, is_short=False)))
 
     async def write_short(
         self,
@@ -282,7 +286,8 @@ class Database(ABC):
         **kwargs: P.kwargs,
     ) -> tuple[Result, Transaction]:
         """Write like `write`. The caller promises a few milliseconds: SQLite may run it on the event loop."""
-        return _logged(await self._alone(lambda: self._write(_bound(work, *args, **kwargs), is_short=True)))
+        bound = self._bound(work, *args, **kwargs)
+        return _logged(await self._alone(lambda: self._write(bound, is_short=True)))
 
     async def write_batch(
         self,
@@ -296,7 +301,7 @@ class Database(ABC):
 
         Raises `RowLocked` if another transaction holds a lock for longer than `lock_seconds`.
         """
-        write = partial(self._write, lambda tx: work(tx, items), is_short, lock_seconds)
+        write = partial(self._write, lambda tx: work(self._prepared(tx), items), is_short, lock_seconds)
         committed: tuple[Result, Transaction] = await _retry(write)
         return _logged(committed) if committed[1].actions else committed
 
@@ -308,6 +313,29 @@ class Database(ABC):
     def lock_seconds(self) -> float:
         """Return how long a request may wait for a lock of another transaction."""
         return self._limits.lock
+
+    def _bound(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Work[Result]:
+        """Return `work` with its arguments.
+
+        A thread may run it, where the fields of the log are not known.
+        """
+        request_id = fields_here.get().get("request_id")
+
+        def run_with_id(tx: Transaction) -> Awaitable[Result]:
+            tx.request_id = request_id
+            return work(self._prepared(tx), *args, **kwargs)
+
+        return run_with_id
+
+    def _prepared(self, tx: Transaction) -> Transaction:
+        if self.keeps_unserved_jobs is not None:
+            tx.keeps_unserved_jobs = self.keeps_unserved_jobs()
+        return tx
 
     async def _alone(self, transaction: Callable[[], Awaitable[Result]]) -> Result:
         """Run a transaction; after a lock timeout repeat it until the request's time for locks is over."""
@@ -374,19 +402,6 @@ async def run(work: Work[Result], tx: Transaction) -> Result:
     if tx.may_have_events:
         await tx.append_events()
     return result
-
-
-def _bound(
-    work: Callable[Concatenate[Transaction, P], Awaitable[Result]], *args: P.args, **kwargs: P.kwargs
-) -> Work[Result]:
-    """Return `work` with its arguments. A thread may run it, where the fields of the log are not known."""
-    request_id = fields_here.get().get("request_id")
-
-    def run_with_id(tx: Transaction) -> Awaitable[Result]:
-        tx.request_id = request_id
-        return work(tx, *args, **kwargs)
-
-    return run_with_id
 
 
 def log_actions(tx: Transaction) -> None:

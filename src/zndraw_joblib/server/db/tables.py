@@ -450,7 +450,9 @@ class Job(Base, table=True):
     a task's status keep both. `deleted_at` is when it was soft-deleted. `policy` is a `JobPolicy` as JSON,
     null for the default; `max_in_flight` is part of it. `has_lanes` is set once a task with a priority other
     than 0 was submitted. `fair_round` and `fair_room` are the turn of the last fair claim: rooms take turns
-    in the order of their names.
+    in the order of their names. `without_workers` is part of the policy too, null for the server's default;
+    it is not in `policy`. `unserved_since` is when the last worker left, null while one serves the job, and
+    `registered_by` is the user who registered it last.
     """
 
     __tablename__ = "joblib_job"
@@ -459,6 +461,7 @@ class Job(Base, table=True):
         CheckConstraint("pending >= 0", "pending_counts"),
         CheckConstraint("scheduled >= 0", "scheduled_counts"),
         _partial("ix_joblib_job_deleted", "deleted", "id", on_sqlite="deleted = 1"),
+        _partial("ix_joblib_job_unserved", "unserved_since IS NOT NULL", "unserved_since"),
     )
 
     id: UUID = _id()
@@ -478,6 +481,9 @@ class Job(Base, table=True):
     fair_room: str = _default(String(128), "", "''")
     policy: str | None = _optional_text()
     max_in_flight: int | None = None
+    without_workers: str | None = Field(default=None, max_length=8)
+    unserved_since: datetime | None = moment(nullable=True)
+    registered_by: str | None = _optional_text()
 
 
 Job.full_name = ComputedFullName(Job.full_name)  # type: ignore[assignment]

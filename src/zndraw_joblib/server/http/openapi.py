@@ -171,6 +171,7 @@ _POLICY = {
     "start_timeout_seconds": 60.0,
     "max_in_flight": None,
     "priority": 0,
+    "without_workers": "queue",
 }
 _PENDING_TASK: dict[str, Any] = {
     "id": _TASK_ID,
@@ -312,6 +313,7 @@ RESPONSES: dict[Operation[Any], tuple[int, Any, dict[str, str]]] = {
             "workers": [_WORKER_ID],
             "worker_id": _WORKER_ID,
             "paused": False,
+            "unserved_since": None,
             **_POLICY,
         },
         {},

@@ -23,6 +23,7 @@ from zndraw_joblib.jobs.logs import PREFIX, describe, unknown_variables
 from zndraw_joblib.wire.bodies import CheckedKeywords
 from zndraw_joblib.wire.messages import SweeperMode
 from zndraw_joblib.wire.operators import SettingEntry, Settings
+from zndraw_joblib.wire.policy import WithoutWorkers
 
 DEFAULT_DATABASE_URL = "sqlite+aiosqlite:///zndraw-joblib.db"
 HEARTBEATS_PER_TIMEOUT = 4
@@ -106,7 +107,8 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     allowed_categories: WordList = Field(default_factory=lambda: [c.value for c in Category], min_length=1)
     cross_room_jobs: bool = False
     validate_payload: bool = True
-    without_workers: Literal["wait", "reject"] = "wait"
+    without_workers: WithoutWorkers = WithoutWorkers.FORGET
+    keep_unserved_jobs_days: Annotated[float, Field(gt=0, le=36_500)] | None = 30
     max_share_per_user: Annotated[float, Field(gt=0, le=1)] = 0.5
     max_waiting_requests: Annotated[int, Field(ge=0)] = 20_000
     max_workers: Annotated[int, Field(ge=1)] = 20_000
@@ -179,6 +181,10 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
                 "ZNDRAW_JOBLIB_TASK_RESULT_DIRECTORY"
             )
         return self
+
+    def keeps_unserved_jobs(self) -> bool:
+        """Return whether a job stays without workers if its policy does not say what becomes of it."""
+        return self.without_workers != WithoutWorkers.FORGET
 
     def share_of(self, limit: int) -> int:
         """Return how much of a limit one user may have, at least 1."""

@@ -8,6 +8,7 @@ from uuid import UUID
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import rules_details, sql_details, sql_jobs, sql_tasks, sql_workers
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
+from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.server.queue.sql_tasks import AttemptRecord, positions
 from zndraw_joblib.server.queue.sql_workers import WorkerLoad
@@ -21,14 +22,19 @@ _UNCLAIMED_AFTER = timedelta(seconds=10)
 
 
 async def worker_reasons(
-    tx: Transaction, task: TaskRecord, loads: Sequence[WorkerLoad], *, may_be_claimed: bool
+    tx: Transaction,
+    task: TaskRecord,
+    job: JobRecord | None,
+    loads: Sequence[WorkerLoad],
+    *,
+    may_be_claimed: bool,
 ) -> list[Reason]:
     """Return why the workers of a task's job, with these `loads`, do not claim it.
 
     `may_be_claimed`: neither a pause nor a limit keeps them from it.
     """
     if not loads:
-        return [Reason(code="no_worker", detail=f"No worker serves {task.job}")]
+        return [Reason(code="no_worker", detail=_unserved(task, job))]
     active = [load for load in loads if not load.is_draining]
     if not active:
         return [Reason(code="draining", detail=f"{_all_workers(task, loads)} draining")]
@@ -46,6 +52,15 @@ async def worker_reasons(
         f"{duration(waited)}: they may be registered without running their jobs (`execute` of a `JobManager`)"
     )
     return [Reason(code="not_claimed", detail=detail)]
+
+
+def _unserved(task: TaskRecord, job: JobRecord | None) -> str:
+    """Return since when no worker serves a job, which is None if it is soft-deleted."""
+    detail = f"No worker serves {task.job}"
+    if job is None or job.unserved_since is None:
+        return detail
+    waiting = "1 task waits" if job.pending == 1 else f"{job.pending} tasks wait"
+    return f"{detail} since {job.unserved_since:%Y-%m-%d %H:%M:%S} UTC; {waiting} in its queue"
 
 
 def _busy(task: TaskRecord, active: Sequence[WorkerLoad]) -> Reason:
@@ -172,7 +187,7 @@ async def _pending_reasons(
     if task.job.room_id != INTERNAL:  # the server's own processes run internal tasks
         loads = await sql_workers.of_workers(tx, task.job_id)
         may_be_claimed = not reasons and not limits
-        reasons += await worker_reasons(tx, task, loads, may_be_claimed=may_be_claimed)
+        reasons += await worker_reasons(tx, task, job, loads, may_be_claimed=may_be_claimed)
     if task.run_at is not None:
         cause = f" after: {task.error}" if task.error else ""
         detail = f"It waits until {task.run_at:%Y-%m-%d %H:%M:%S.%f} UTC{cause}"

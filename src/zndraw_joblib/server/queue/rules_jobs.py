@@ -1,7 +1,7 @@
-"""Register, list and pause jobs, and soft-delete those without workers and pending tasks."""
+"""Register, list and pause jobs, and decide what becomes of those without workers."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.jobs.extensions import DEFAULT_CATEGORY
@@ -9,6 +9,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, Page, job_key, worker_key
 from zndraw_joblib.server.queue import (
     rules_answers,
+    rules_audit,
     rules_transitions,
     sql_jobs,
     sql_room_queues,
@@ -65,8 +66,9 @@ def check(item: JobToRegister, allowed_categories: Sequence[str]) -> str:
 async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
     """Register a worker for a job. Return the job, and whether it is new or restored.
 
-    Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `SchemaConflict`
-    for an active job with another schema or policy, and `Conflict` if the room has too many jobs.
+    Policy fields of an active job that differ are updated, and recorded in the audit trail. Raises
+    `WorkerNotFound` for a worker that is unknown or not the caller's, `SchemaConflict` for an active job with
+    another schema that has a worker or pending tasks, and `Conflict` if the room has too many jobs.
     """
     caller, room_id, request, max_jobs, add_job = item
     # The worker is locked before the job, but a problem of the job is raised first.
@@ -74,12 +76,11 @@ async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, b
     name = JobName(room_id, request.category, request.name)
     fields = request.model_fields_set & JobPolicy.model_fields.keys()
     policy = JobPolicy.model_validate({field: getattr(request, field) for field in fields})
-    job, is_new = await sql_jobs.add_or_lock(tx, name, request.schema_, policy)
+    job, is_new = await sql_jobs.add_or_lock(tx, name, request.schema_, policy, caller.id)
     if job.deleted:
         await sql_jobs.restore_with(tx, job.id, request.schema_, policy)
     elif not is_new:
-        _check_conflict(job, request, fields)
-        policy = job.policy
+        policy = await _update(tx, caller, job, request.schema_, policy)
     if is_new or job.deleted:
         add_job()
         if max_jobs is not None:
@@ -88,11 +89,17 @@ async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, b
         if worker_id is None:
             raise WorkerNotFound(f"Worker {request.worker_id} not found")
         await sql_workers.link(tx, worker_id, job.id)
+        await sql_jobs.record_served(tx, job, caller.id)
         # Waiting claims of the worker now include this job.
         tx.wake(worker_key(worker_id))
     rules_answers.publish_jobs_changed(tx, room_id)
     response = await _response(tx, job, policy)
-    current = {"schema_": request.schema_, "worker_id": worker_id, "paused": job.paused and not job.deleted}
+    current = {
+        "schema_": request.schema_,
+        "worker_id": worker_id,
+        "paused": job.paused and not job.deleted,
+        "unserved_since": None,
+    }
     return response.model_copy(update=current), is_new or job.deleted
 
 
@@ -105,16 +112,31 @@ async def _check_room(tx: Transaction, room_id: str, max_jobs: int) -> None:
         )
 
 
-def _check_conflict(job: JobRecord, request: JobRegisterRequest, fields: Iterable[str]) -> None:
-    name = str(job.name)
-    if job.schema != request.schema_:
-        raise SchemaConflict(f"Schema mismatch: {name!r} is active with another schema. {_CONFLICT_RULE}")
-    for field in sorted(fields):
-        if getattr(request, field) != getattr(job.policy, field):
+async def _update(
+    tx: Transaction, caller: Identity, job: JobRecord, schema: dict[str, Any], wanted: JobPolicy
+) -> JobPolicy:
+    """Give an active job, which is locked, the schema and the policy fields that are set; return its policy.
+
+    Raises `SchemaConflict` for another schema while a worker serves the job, or a task of it is pending.
+    """
+    fields = {name: getattr(wanted, name) for name in wanted.model_fields_set}
+    changed = {name: value for name, value in fields.items() if value != getattr(job.policy, name)}
+    policy = job.policy.model_copy(update=changed)
+    if job.room_id == INTERNAL and (changed or job.schema != schema):
+        raise SchemaConflict(f"{str(job.name)!r} is declared by the server, with another schema or policy")
+    if job.schema != schema:
+        if not await sql_jobs.replace_unused(tx, job.id, schema, policy):
             raise SchemaConflict(
-                f"{field}: {name!r} is active with {getattr(job.policy, field)!r} and not with "
-                f"{getattr(request, field)!r}. {_CONFLICT_RULE}"
+                f"Schema mismatch: {str(job.name)!r} is active with another schema. {_CONFLICT_RULE}"
             )
+    elif changed:
+        await sql_jobs.replace(tx, job.id, schema, policy)
+    if changed:
+        detail = policy.model_dump(mode="json", include=set(changed))
+        await rules_audit.record(tx, caller, "job.policy", str(job.name), job.room_id, detail)
+    if "max_in_flight" in changed and job.pending:
+        tx.wake(job_key(job.name), job.pending)
+    return policy
 
 
 async def _worker(tx: Transaction, caller: Identity, request: JobRegisterRequest) -> UUID | None:
@@ -128,9 +150,12 @@ async def _worker(tx: Transaction, caller: Identity, request: JobRegisterRequest
     return worker.id
 
 
-async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> None:
-    """Soft-delete those of these jobs that have no worker and no pending task, and notify their rooms."""
-    for name in await sql_jobs.soft_delete_orphans(tx, job_ids):
+async def record_unserved(tx: Transaction, job_ids: Sequence[UUID]) -> None:
+    """Record that those of these jobs are without workers that have none.
+
+    Soft-delete those that are to be forgotten and have no pending task, and notify their rooms.
+    """
+    for name in await sql_jobs.record_unserved(tx, job_ids):
         rules_answers.publish_jobs_changed(tx, name.room_id)
 
 
@@ -205,6 +230,7 @@ async def _response(tx: Transaction, job: JobRecord, policy: JobPolicy) -> JobRe
         schema_=job.schema,
         workers=served_by[job.id],
         paused=job.paused,
+        unserved_since=job.unserved_since,
         **job.name._asdict(),
         **dict(policy),
     )

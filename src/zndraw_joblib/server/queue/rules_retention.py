@@ -9,6 +9,7 @@ from zndraw_joblib.server.db import values
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import (
+    rules_answers,
     sql_audit,
     sql_counts,
     sql_idempotency,
@@ -97,6 +98,14 @@ async def _jobs(tx: Transaction, before: datetime, after: UUID) -> tuple[Pruned,
     return Pruned(deleted, deleted > 0 and following != sql_jobs.FIRST), following
 
 
+async def _unserved_jobs(tx: Transaction, before: datetime, after: None) -> tuple[Pruned, None]:
+    """Forget jobs that have had no worker for long, and have no pending task."""
+    names, may_be_more = await sql_jobs.forget_unserved(tx, before, _JOBS_PER_BATCH)
+    for room_id in {name.room_id for name in names}:
+        rules_answers.publish_jobs_changed(tx, room_id)
+    return Pruned(len(names), may_be_more), after
+
+
 async def _events(tx: Transaction, before: datetime, after: str) -> tuple[Pruned, str]:
     """Delete old events of the next room after one."""
     deleted, room = await sql_streams.prune(tx, before, after)
@@ -107,6 +116,8 @@ KEYS = Retention("idempotency_key", "created_at", "idempotency_key_hours", _olde
 TASKS = Retention("task", "completed_at", "keep_finished_days", _tasks, 0, of_tasks=True)
 # A job whose worker restarts keeps its id, also without tasks.
 JOBS = Retention("job", "deleted_at", timedelta(days=1), _jobs, sql_jobs.FIRST, of_tasks=True)
+# These are soft-deleted, and `JOBS` deletes their rows later.
+UNSERVED_JOBS = Retention("job", "unserved_since", "keep_unserved_jobs_days", _unserved_jobs, of_tasks=True)
 AUDIT = Retention("audit", "at", "audit_days", _oldest(sql_audit.prune_audit))
 EVENTS = Retention("room_event", "at", "event_retention_seconds", _events, "")
 # Not here: the content of task results and the rows of rooms without queued tasks, which need several
@@ -117,6 +128,7 @@ RETENTIONS = (
     KEYS,
     Retention("queue_block", None, timedelta(0), _oldest(_blocks), of_tasks=True),
     TASKS,
+    UNSERVED_JOBS,
     JOBS,
     EVENTS,
     AUDIT,

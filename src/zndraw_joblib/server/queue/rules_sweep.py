@@ -270,7 +270,7 @@ async def _fail_expired(tx: Transaction, expired: list[TaskRecord], counts: Coun
     await sql_transitions.move(tx, moves)
     for _, after in moves:
         rules_answers.publish_status(tx, after)
-    await rules_jobs.soft_delete_orphans(tx, sorted({task.job_id for task in expired}))
+    await rules_jobs.record_unserved(tx, sorted({task.job_id for task in expired}))
     if counts is not None:
         counts.failed += len(moves)
 

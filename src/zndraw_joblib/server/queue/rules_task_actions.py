@@ -115,7 +115,7 @@ async def _apply(
     await sql_transitions.move(tx, [(task, after)])
     await rules_jobs.restore_needed(tx, [after])
     if task.status == TaskStatus.PENDING:
-        await rules_jobs.soft_delete_orphans(tx, [task.job_id])
+        await rules_jobs.record_unserved(tx, [task.job_id])
     if rules_audit.is_by_operator(caller, task):
         await rules_audit.record(tx, caller, kind.name, str(task_id), task.room_id)
     position = (await positions(tx, [after])).get(task_id)

@@ -52,6 +52,7 @@ from zndraw_joblib.wire.messages import (
     Unique,
 )
 from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
+from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import (
     InternalJobNotConfigured,
     JobNotFound,
@@ -91,7 +92,7 @@ class Submission:
     For an internal job, `is_configured`: this server has an executor; `exclusive_start`: the executor starts
     a task once, however often it is dispatched; `is_deferred`: the dispatcher claims the task later.
     `is_bounded`: the number of held tasks of the room is limited. `requires_worker`: the job needs a worker,
-    unless it is internal.
+    unless it is internal or its policy says otherwise.
     `payload_json`: the payload as JSON, if it is encoded already.
     `validated_schema`: a schema as JSON that the payload is known to match. `task_id`: the id that the task
     got in an earlier attempt to insert it, which may have succeeded. `traceparent`: the trace context of the
@@ -289,8 +290,13 @@ async def _unserved(
     tx: Transaction, items: Sequence[Submission], jobs: Mapping[JobName, JobRecord]
 ) -> set[JobName]:
     """Return the jobs that need a worker and have none."""
-    names = {item.job for item in items if item.requires_worker and item.job.room_id != INTERNAL}
-    ids = {name: jobs[name].id for name in names if name in jobs}
+    requiring = {item.job for item in items if item.requires_worker}
+    ids = {
+        name: job.id
+        for name, job in jobs.items()
+        if job.without_workers == WithoutWorkers.REJECT or (job.without_workers is None and name in requiring)
+        if name.room_id != INTERNAL
+    }
     served = await sql_jobs.served(tx, list(ids.values())) if ids else set()
     return {name for name, job_id in ids.items() if job_id not in served}
 
@@ -304,8 +310,8 @@ def _check(item: Submission, schema: str | None, unserved: Collection[JobName]) 
             raise InternalJobNotConfigured(f"Job {str(item.job)!r} has no executor in this server")
         if item.job in unserved:
             raise NoWorkersAvailable(
-                f"No worker serves job {str(item.job)!r}, and the server accepts no task without one "
-                "(setting without_workers); start a worker, or submit it later"
+                f"No worker serves job {str(item.job)!r}, and it accepts no task without one "
+                "(without_workers of its policy or of the settings); start a worker, or submit it later"
             )
         if isinstance(item.payload_key, ProblemException):
             raise item.payload_key
@@ -429,7 +435,7 @@ async def report(
     for _, after in moves:
         rules_answers.publish_status(tx, after, queue_positions.get(after.id))
     # Only a task that was pending could keep its job from being an orphan.
-    await rules_jobs.soft_delete_orphans(
+    await rules_jobs.record_unserved(
         tx, sorted({task.job_id for task, _ in moves if task.status == TaskStatus.PENDING})
     )
     return [
@@ -557,6 +563,7 @@ class KnownJobs:
         for job in jobs:
             schema = to_json(job.schema).decode()
             may_be_plain = job.room_id != INTERNAL and not job.has_lanes and job.policy.priority == 0
+            may_be_plain = may_be_plain and job.without_workers != WithoutWorkers.REJECT
             if may_be_plain and len(schema) <= _MAX_SCHEMA_CHARACTERS:
                 self._jobs[job.name] = KnownJob(job.id, str(job.name), schema, job.stored_policy)
                 if len(self._jobs) > _MAX_JOBS:

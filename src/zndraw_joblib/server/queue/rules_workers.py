@@ -266,7 +266,7 @@ async def retire(
     await sql_workers.remove(tx, worker_ids)
     for room_id in await sql_jobs.rooms(tx, job_ids) if job_ids else []:
         rules_answers.publish_jobs_changed(tx, room_id)
-    await rules_jobs.soft_delete_orphans(tx, job_ids)
+    await rules_jobs.record_unserved(tx, job_ids)
     for worker_id in worker_ids:
         tx.wake(worker_key(worker_id))
 
@@ -317,7 +317,7 @@ async def unlink_job(tx: Transaction, caller: Identity, worker_id: UUID, name: J
     # `sql_claims.lock_with_queues` sees by the heartbeat that a job was unlinked.
     await sql_workers.heartbeat(tx, [worker_id])
     rules_answers.publish_jobs_changed(tx, name.room_id)
-    await rules_jobs.soft_delete_orphans(tx, [job.id])
+    await rules_jobs.record_unserved(tx, [job.id])
     # Waiting claims of the worker now exclude this job.
     tx.wake(worker_key(worker_id))
 

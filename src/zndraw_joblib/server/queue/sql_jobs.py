@@ -8,17 +8,20 @@ from uuid import UUID, uuid4
 
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.statements import INTEGER, UUID_TYPE, statement
+from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, UUID_TYPE, statement
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.operators import HOUR, MINUTE
-from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
 
 
 @lru_cache(maxsize=4096)
-def policy_of(stored: str | None) -> JobPolicy:
-    """Return a job's policy from the text in its column `policy`."""
-    return JobPolicy() if stored is None else JobPolicy.model_validate_json(stored)
+def policy_of(stored: str | None, without_workers: str | None = None) -> JobPolicy:
+    """Return a job's policy from the text in its column `policy`, and from its column `without_workers`."""
+    policy = JobPolicy() if stored is None else JobPolicy.model_validate_json(stored)
+    if without_workers is None:
+        return policy
+    return policy.model_copy(update={"without_workers": WithoutWorkers(without_workers)})
 
 
 class JobRecord(NamedTuple):
@@ -36,6 +39,9 @@ class JobRecord(NamedTuple):
     has_lanes: bool
     stored_policy: str | None
     max_in_flight: int | None
+    without_workers: str | None
+    unserved_since: datetime | None
+    registered_by: str | None
 
     @property
     def name(self) -> JobName:
@@ -45,7 +51,7 @@ class JobRecord(NamedTuple):
     @property
     def policy(self) -> JobPolicy:
         """The job's policy."""
-        return policy_of(self.stored_policy)
+        return policy_of(self.stored_policy, self.without_workers)
 
 
 class CountChange(NamedTuple):
@@ -58,7 +64,7 @@ class CountChange(NamedTuple):
 # The columns of a `JobRecord`.
 COLUMNS = (
     *("id", "room_id", "category", "name", "schema", "created_at", "deleted", "pending", "paused"),
-    *("has_lanes", "policy", "max_in_flight"),
+    *("has_lanes", "policy", "max_in_flight", "without_workers", "unserved_since", "registered_by"),
 )
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM joblib_job"
 _BY_NAME_WITH_DELETED = statement(f"{_SELECT} WHERE full_name = :full_name", *COLUMNS)
@@ -81,10 +87,11 @@ _LOCK_NAMED_WITH_DELETED = statement(
 _ADD = statement(
     """
 INSERT INTO joblib_job (
-    id, room_id, category, name, schema, created_at, policy, max_in_flight,
+    id, room_id, category, name, schema, created_at, policy, max_in_flight, without_workers, registered_by,
     deleted, pending, scheduled, paused, has_lanes, fair_round, fair_room
 ) VALUES (
-    :id, :room_id, :category, :name, :schema, :created_at, :policy, :max_in_flight,
+    :id, :room_id, :category, :name, :schema, :created_at, :policy, :max_in_flight, :without_workers,
+    :registered_by,
     false, 0, 0, false, false, 0, ''
 )
 ON CONFLICT DO NOTHING
@@ -101,8 +108,22 @@ SELECT count(*) FROM (
 """,
     "number",
 )
-_REGISTER = "UPDATE joblib_job SET schema = :schema, policy = :policy, max_in_flight = :max_in_flight"
+_IS_UNSERVED = "NOT EXISTS (SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.job_id = joblib_job.id)"
+_REGISTER = """
+UPDATE joblib_job SET
+    schema = :schema, policy = :policy, max_in_flight = :max_in_flight, without_workers = :without_workers"""
 _REPLACE = statement(f"{_REGISTER} WHERE id = :id")
+_REPLACE_UNUSED = statement(
+    f"""
+{_REGISTER}
+WHERE id = :id AND pending = 0 AND scheduled = 0 AND {_IS_UNSERVED}
+RETURNING id
+""",
+    "id",
+)
+_RECORD_SERVED = statement(
+    "UPDATE joblib_job SET unserved_since = NULL, registered_by = :registered_by WHERE id = :id"
+)
 _RESTORE_WITH = statement(f"{_REGISTER}, deleted = false, deleted_at = NULL, paused = false WHERE id = :id")
 _RESTORE = statement(
     """
@@ -112,11 +133,36 @@ RETURNING room_id
 """,
     "room_id",
 )
-_SOFT_DELETE_ORPHANS = statement(
+_IS_FORGOTTEN = f"""(
+    pending = 0 AND scheduled = 0
+    AND CASE WHEN without_workers IS NULL THEN :forgets ELSE without_workers = '{WithoutWorkers.FORGET}' END
+)"""
+_RECORD_UNSERVED = statement(
+    f"""
+UPDATE joblib_job SET
+    unserved_since = coalesce(unserved_since, :now),
+    deleted = {_IS_FORGOTTEN},
+    deleted_at = CASE WHEN {_IS_FORGOTTEN} THEN :now ELSE deleted_at END
+WHERE id = ANY (:all_id) AND NOT deleted AND room_id <> '{INTERNAL}' AND {_IS_UNSERVED}
+    AND (unserved_since IS NULL OR {_IS_FORGOTTEN})
+RETURNING room_id, category, name, deleted
+""",
+    *(*JobName._fields, "deleted"),
+    forgets=BOOLEAN,
+)
+_UNSERVED_SINCE = statement(
+    """
+SELECT id FROM joblib_job
+WHERE unserved_since < :at AND NOT deleted AND pending = 0 AND scheduled = 0
+ORDER BY unserved_since LIMIT :limit
+""",
+    "id",
+)
+_FORGET = statement(
     f"""
 UPDATE joblib_job SET deleted = true, deleted_at = :now
-WHERE id = ANY (:all_id) AND NOT deleted AND pending = 0 AND scheduled = 0 AND room_id <> '{INTERNAL}'
-    AND NOT EXISTS (SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.job_id = joblib_job.id)
+WHERE id = ANY (:all_id) AND unserved_since < :at AND NOT deleted AND pending = 0 AND scheduled = 0
+    AND {_IS_UNSERVED}
 RETURNING room_id, category, name
 """,
     *JobName._fields,
@@ -191,7 +237,11 @@ async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobNa
 
 
 async def add_or_lock(
-    tx: Transaction, name: JobName, schema: dict[str, Any], policy: JobPolicy
+    tx: Transaction,
+    name: JobName,
+    schema: dict[str, Any],
+    policy: JobPolicy,
+    registered_by: str | None = None,
 ) -> tuple[JobRecord, bool]:
     """Insert the job of this name unless it exists. Return it, locked, and whether it is new."""
     values = {
@@ -199,6 +249,7 @@ async def add_or_lock(
         "id": uuid4(),
         "schema": schema,
         "created_at": await tx.now(),
+        "registered_by": registered_by,
         **_stored(policy),
     }
     while True:
@@ -224,21 +275,52 @@ async def replace(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy:
     await tx.execute(_REPLACE, {"id": job_id, "schema": schema, **_stored(policy)})
 
 
+async def replace_unused(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> bool:
+    """Replace the schema and the policy of an active job that has no worker and no pending task.
+
+    Return whether it has none.
+    """
+    params = {"id": job_id, "schema": schema, **_stored(policy)}
+    return (await tx.execute(_REPLACE_UNUSED, params)).first() is not None
+
+
+async def record_served(tx: Transaction, job: JobRecord, registered_by: str) -> None:
+    """Record that a user's worker serves a job, which the caller has locked."""
+    if job.unserved_since is not None or job.registered_by != registered_by:
+        await tx.execute(_RECORD_SERVED, {"id": job.id, "registered_by": registered_by})
+
+
 async def restore(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
     """Restore those of these jobs that are soft-deleted, unchanged. Return their rooms."""
     return list((await tx.execute(_RESTORE, {"all_id": padded(job_ids)})).scalars())
 
 
-async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[JobName]:
-    """Soft-delete those of these jobs that have no worker and no pending task. Return their names.
+async def record_unserved(tx: Transaction, job_ids: Sequence[UUID]) -> list[JobName]:
+    """Record since when those of these jobs have no worker that have none.
 
-    The rows are locked before they are checked, so that a link committed meanwhile is seen.
+    Soft-delete those without pending tasks that are to be forgotten, and return the names of these. The rows
+    are locked before they are checked, so that a link committed meanwhile is seen.
     """
     if not job_ids:
         return []
     await lock(tx, job_ids)
-    params = {"all_id": padded(job_ids), "now": await tx.now()}
-    return [JobName(*row) for row in await tx.execute(_SOFT_DELETE_ORPHANS, params)]
+    params = {"all_id": padded(job_ids), "now": await tx.now(), "forgets": not tx.keeps_unserved_jobs}
+    rows = (await tx.execute(_RECORD_UNSERVED, params)).all()
+    return [JobName(*name) for *name, is_deleted in rows if is_deleted]
+
+
+async def forget_unserved(tx: Transaction, before: datetime, limit: int) -> tuple[list[JobName], bool]:
+    """Soft-delete up to `limit` jobs that had no worker since a time and have no pending task.
+
+    Return their names, and whether there may be more.
+    """
+    ids = list((await tx.execute(_UNSERVED_SINCE, {"at": before, "limit": limit})).scalars())
+    if not ids:
+        return [], False
+    locked = await lock(tx, ids, skip_locked=True)
+    params = {"all_id": padded(sorted(locked)), "at": before, "now": await tx.now()}
+    names = [JobName(*row) for row in await tx.execute(_FORGET, params)]
+    return names, len(ids) == limit and bool(names)
 
 
 async def served(tx: Transaction, job_ids: Sequence[UUID]) -> set[UUID]:
@@ -338,8 +420,13 @@ async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[JobRecor
 
 
 def _stored(policy: JobPolicy) -> dict[str, Any]:
-    is_default = policy == JobPolicy()
-    return {"policy": None if is_default else policy.model_dump_json(), "max_in_flight": policy.max_in_flight}
+    """Return the columns of a policy. `policy` is null for the default one, whatever `without_workers` is."""
+    stored = policy.model_copy(update={"without_workers": None})
+    return {
+        "policy": None if stored == JobPolicy() else stored.model_dump_json(exclude={"without_workers"}),
+        "max_in_flight": policy.max_in_flight,
+        "without_workers": policy.without_workers,
+    }
 
 
 # Delete soft-deleted jobs, with their schemas, to which nothing refers.

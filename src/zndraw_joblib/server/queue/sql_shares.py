@@ -30,8 +30,9 @@ workers = _counter(
 providers = _counter(
     "SELECT count(*) FROM joblib_provider", "SELECT owner_id, count(*) FROM joblib_provider GROUP BY owner_id"
 )
-# A job is one of each user who has a worker of it. One without a worker stays for its pending tasks: it is
-# one of the users who submitted the first in its queue, or any that are scheduled for later.
+# A job is one of each user who has a worker of it. One without a worker that stays for its pending tasks is
+# one of the users who submitted the first in its queue, or any that are scheduled for later. One that stays
+# by its policy is one of the user who registered it last.
 _UNSERVED = "NOT EXISTS (SELECT 1 FROM joblib_worker_job link WHERE link.job_id = {})"
 jobs = _counter(
     "SELECT count(*) FROM joblib_job WHERE NOT deleted",
@@ -40,11 +41,11 @@ SELECT owner, count(*) FROM (
     SELECT worker.owner_id AS owner, link.job_id AS job
     FROM joblib_worker_job link JOIN joblib_worker worker ON worker.id = link.worker_id
     UNION
-    SELECT (
+    SELECT CASE WHEN pending + scheduled = 0 THEN registered_by ELSE (
         SELECT created_by FROM joblib_task
         WHERE joblib_task.job_id >= joblib_job.id AND joblib_task.job_id <= joblib_job.id AND {TASK_IS_QUEUED}
         ORDER BY joblib_task.job_id, lane, seq LIMIT 1
-    ), joblib_job.id
+    ) END, joblib_job.id
     FROM joblib_job WHERE NOT deleted AND {_UNSERVED.format("joblib_job.id")}
     UNION
     SELECT created_by, job_id FROM joblib_task

@@ -151,7 +151,8 @@ async def _store_keys_on_sqlite(tx: Transaction, keys: Sequence[NewKey], now: da
 
 
 _IS_AS_ASSUMED = """full_name = :full_name AND NOT deleted AND NOT has_lanes
-        AND schema = :schema AND policy IS NOT DISTINCT FROM :policy"""
+        AND schema = :schema AND policy IS NOT DISTINCT FROM :policy
+        AND coalesce(without_workers, '') <> 'reject'"""
 _AT = "coalesce(:at, now())"
 
 

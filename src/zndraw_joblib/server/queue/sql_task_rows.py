@@ -211,7 +211,9 @@ RECORD_COLUMNS: dict[bool | str, str] = {
     bodies: ", ".join(_record_column(name, bodies=bodies) for name in RECORD_NAMES)
     for bodies in (True, "small", False)
 }
-TASKS_AND_JOBS = "joblib_task JOIN joblib_job ON joblib_task.job_id = joblib_job.id"
+# Each task has a job. With an outer join PostgreSQL cannot read the tasks of each job instead, which it does
+# without statistics.
+TASKS_AND_JOBS = "joblib_task LEFT JOIN joblib_job ON joblib_task.job_id = joblib_job.id"
 SELECT_RECORDS = {
     bodies: f"SELECT {RECORD_COLUMNS[bodies]}\nFROM {TASKS_AND_JOBS}" for bodies in (True, False)
 }

@@ -71,6 +71,7 @@ from zndraw_joblib.wire.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import Forbidden, ProblemException, WorkerNotFound
 
 Pair = tuple[str, UUID]
@@ -160,11 +161,11 @@ class Runtime:
         clock: Clock | None = None,
         recheck_seconds: tuple[float, float] = (1.0, 5.0),
     ) -> None:
-        self.settings = settings
-        limits = Limits.of(settings)
+        self.settings, limits = settings, Limits.of(settings)
         self.database = (
             database if isinstance(database, Database) else SessionDatabase(database, clock, limits)
         )
+        self.database.keeps_unserved_jobs = settings.keeps_unserved_jobs
         self.pubsub = PubSub(self._wake, lambda: self.recheck.run())  # noqa: PLW0108 - it is made below
         self.waiters = Waiters(waiting_requests(settings), self.pubsub.forward, self.pubsub.peers)
         self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
@@ -333,7 +334,7 @@ class Runtime:
             payload=request.payload,
             options=request,
             is_bounded=settings.room_max_in_flight is not None,
-            requires_worker=settings.without_workers == "reject",
+            requires_worker=settings.without_workers == WithoutWorkers.REJECT,
             validate_payload=settings.validate_payload,
             cross_room=settings.cross_room_jobs,
             key=key,

@@ -1678,6 +1678,7 @@ export interface components {
          * @description A job with its counts. `workers` is the number of workers that serve it, `slots` the sum of theirs.
          *
          *     `oldest_waiting_at` is when the oldest task of its queue was created, null if the queue is empty.
+         *     `unserved_since` is when its last worker left, null while one serves it.
          */
         JobEntry: {
             /**
@@ -1716,6 +1717,7 @@ export interface components {
              * @description Default: `0`.
              */
             priority: number;
+            without_workers: components["schemas"]["WithoutWorkers"] | null;
             /** Schema */
             schema: {
                 [key: string]: unknown;
@@ -1759,6 +1761,8 @@ export interface components {
             counts: components["schemas"]["StatusCounts"];
             /** Oldest Waiting At */
             oldest_waiting_at: string | null;
+            /** Unserved Since */
+            unserved_since: string | null;
         };
         /**
          * JobPage
@@ -1818,6 +1822,7 @@ export interface components {
              * @description Default: `0`.
              */
             priority?: number;
+            without_workers?: components["schemas"]["WithoutWorkers"] | null;
             /** Schema */
             schema?: {
                 [key: string]: unknown;
@@ -1837,7 +1842,8 @@ export interface components {
          * @description A job. `workers` are the ids of the workers that serve it.
          *
          *     `worker_id` is the registering worker, only in the response to a registration. `paused`: an operator has
-         *     paused the job, so none of its tasks are claimed.
+         *     paused the job, so none of its tasks are claimed. `unserved_since` is when its last worker left, null
+         *     while one serves it.
          */
         JobResponse: {
             /**
@@ -1876,6 +1882,7 @@ export interface components {
              * @description Default: `0`.
              */
             priority: number;
+            without_workers: components["schemas"]["WithoutWorkers"] | null;
             /** Schema */
             schema: {
                 [key: string]: unknown;
@@ -1902,6 +1909,8 @@ export interface components {
              * @description Default: `false`.
              */
             paused: boolean;
+            /** Unserved Since */
+            unserved_since: string | null;
         };
         /**
          * JobSummary
@@ -3222,6 +3231,15 @@ export interface components {
             schema_version: string;
         };
         /**
+         * WithoutWorkers
+         * @description What becomes of a job without workers.
+         *
+         *     `forget`: it is soft-deleted with its last worker, or later with its last pending task; a submit then gets
+         *     404. `reject`: it stays, and a submit gets 409 `no-workers-available`. `queue`: it stays, and tasks wait.
+         * @enum {string}
+         */
+        WithoutWorkers: "forget" | "reject" | "queue";
+        /**
          * WorkerDetail
          * @description A worker with its current tasks, the newest first, at most 100.
          */
@@ -3481,6 +3499,7 @@ export type Transition = components['schemas']['Transition'];
 export type Unique = components['schemas']['Unique'];
 export type Verdict = components['schemas']['Verdict'];
 export type Version = components['schemas']['Version'];
+export type WithoutWorkers = components['schemas']['WithoutWorkers'];
 export type WorkerDetail = components['schemas']['WorkerDetail'];
 export type WorkerInfo = components['schemas']['WorkerInfo'];
 export type WorkerPage = components['schemas']['WorkerPage'];
@@ -6148,6 +6167,7 @@ export interface operations {
                      *       ],
                      *       "worker_id": "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11",
                      *       "paused": false,
+                     *       "unserved_since": null,
                      *       "max_attempts": 3,
                      *       "retry_on": [
                      *         "worker_lost"
@@ -6165,7 +6185,8 @@ export interface operations {
                      *       "timeout_seconds": 600,
                      *       "start_timeout_seconds": 60,
                      *       "max_in_flight": null,
-                     *       "priority": 0
+                     *       "priority": 0,
+                     *       "without_workers": "queue"
                      *     }
                      */
                     "application/json": components["schemas"]["JobResponse"];

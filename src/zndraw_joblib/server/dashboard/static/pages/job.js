@@ -54,6 +54,7 @@ function Summary({ job }) {
     ["Room", html`<${RoomLink} id=${job.room_id} />`],
     ["Category", job.category],
     ["Created", job.created_at && html`<${Ago} at=${job.created_at} />`],
+    ["No worker since", job.unserved_since && html`<${Ago} at=${job.unserved_since} />${job.queued ? `, ${plural(job.queued, "task")} waiting` : ""}`],
     ["Oldest waiting", job.oldest_waiting_at && html`<${Ago} at=${job.oldest_waiting_at} />`],
   ]} /></section>`;
   if (!job.counts) return facts;
@@ -68,6 +69,7 @@ function Summary({ job }) {
   </section>`;
 }
 
+const WITHOUT_WORKERS = { forget: "the job is forgotten", reject: "submits are refused", queue: "tasks wait" };
 const WHY = { worker_lost: "lost worker", error: "failure", timeout: "time limit" };
 
 function Policy({ job }) {
@@ -82,6 +84,7 @@ function Policy({ job }) {
     ["Time to start", job.start_timeout_seconds ? duration(job.start_timeout_seconds) : "no limit"],
     ["Running at once", job.max_in_flight ? count(job.max_in_flight) : "no limit"],
     ["Priority", String(job.priority)],
+    ["Without workers", WITHOUT_WORKERS[job.without_workers] ?? "as the server's settings say"],
   ]} /><//>`;
 }
 
@@ -116,7 +119,7 @@ function JobWorkers({ job }) {
   const state = usePoll((signal) => readWorkers(signal), [job.full_name], 10);
   return html`<${Section} title="Workers" class="wide"><${Loaded} state=${state}>${({ items }) => {
     const serving = items.filter((worker) => worker.jobs.includes(job.full_name));
-    if (!serving.length) return html`<${Empty}>${job.room_id === "@internal" ? "The server runs this job itself, or through its broker." : "No worker serves this job. Its tasks wait until one registers it."}<//>`;
+    if (!serving.length) return html`<${Empty}>${job.room_id === "@internal" ? "The server runs this job itself, or through its broker." : html`No worker serves this job${job.unserved_since && html` since <${Ago} at=${job.unserved_since} />`}. ${job.without_workers === "reject" ? "It accepts no task" : "Its tasks wait"} until one registers it.`}<//>`;
     return html`<${WorkerTable} workers=${serving} reload=${state.reload} />`;
   }}<//><//>`;
 }
