@@ -66,6 +66,31 @@ def test_submit_options_reach_the_task(stack: Stack, job: Job) -> None:
     assert dict(line.split(maxsplit=1) for line in shown.out.splitlines())["run_at"].endswith(" from now")
 
 
+def test_a_unique_task_is_submitted_once(stack: Stack, job: Job) -> None:
+    """A second submit prints the id of the first task; --debounce replaces its payload."""
+    key = ["--unique", "report"]
+    first, second, replaced = stack.program.run_all(
+        [
+            ["submit", job.name, "x=1", *key, "--debounce", "1h"],
+            ["submit", job.name, "x=2", *key],
+            [
+                "submit",
+                job.name,
+                "x=3",
+                "--unique",
+                '{"key": "report", "on_conflict": "replace"}',
+                "--delay",
+                "2h",
+            ],
+        ]
+    )
+    assert first.out == second.out == replaced.out
+    task = stack.client.get_task(first.out.strip())
+    assert (task.payload, task.unique_key) == ({"x": 3}, "report")
+    explained = stack.program.run("explain", str(task.id))
+    assert "unique_key\tIt holds the unique key 'report' until it has ended" in explained.out
+
+
 def test_invalid_submit_options_are_usage_errors(stack: Stack) -> None:
     """Each prints one error line, before the command sends a request."""
     cases = {
@@ -74,6 +99,11 @@ def test_invalid_submit_options_are_usage_errors(stack: Stack) -> None:
         "--run-at=soon": "--run-at 'soon' is not a time",
         "--expires-in=0": "--expires-in: ",
         "--max-attempts=0": "--max-attempts: ",
+        "--unique=": "--unique.key: ",
+        '--unique={"scope": "all"}': "--unique.scope: ",
+        "--unique={": "--unique '{' is not valid JSON",
+        "--debounce=5": "--debounce: it needs --unique",
+        "--debounce=soon": "--debounce",
     }
     both = ["--delay=1", "--run-at=2100-01-01"]
     done = stack.program.run_all(

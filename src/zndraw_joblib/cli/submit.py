@@ -31,11 +31,13 @@ from zndraw_joblib.wire.names import DEFAULT_ROOM, IDEMPOTENCY_KEY, JobName, for
 from zndraw_joblib.wire.problems import JobNotFound, ProblemException
 
 _OPTIONS = {
+    "debounce": "--debounce",
     "delay_seconds": "--delay",
     "expires_in_seconds": "--expires-in",
     "max_attempts": "--max-attempts",
     "priority": "--priority",
     "run_at": "--run-at",
+    "unique": "--unique",
 }
 
 
@@ -88,6 +90,24 @@ def parse_options(*, run_at: str | None, **options: Any) -> dict[str, Any]:
     except ValueError as error:
         text = re.sub("|".join(_OPTIONS), lambda field: _OPTIONS[field[0]], str(error))
         raise UsageError(text) from error
+    return fields
+
+
+def parse_unique(text: str) -> dict[str, Any]:
+    """Return the rule that `--unique` gives: a key, or an object with the fields of `Unique`."""
+    return _object_of("--unique", text) if text.startswith("{") else {"key": text}
+
+
+def parse_debounce(text: str) -> dict[str, Any]:
+    """Return the rule that `--debounce` gives: a duration, or an object with the fields of `Debounce`."""
+    return _object_of("--debounce", text) if text.startswith("{") else {"seconds": parse_duration(text)}
+
+
+def _object_of(option: str, text: str) -> dict[str, Any]:
+    try:
+        fields: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {text[:100]!r} is not valid JSON: {error}") from error
     return fields
 
 
@@ -347,6 +367,24 @@ MaxAttempts = Annotated[
     int | None,
     typer.Option("--max-attempts", metavar="N", help="The number of attempts. Default: the job's policy."),
 ]
+UniqueKey = Annotated[
+    dict[str, Any] | None,
+    typer.Option(
+        "--unique",
+        metavar="KEY|JSON",
+        parser=parse_unique,
+        help='Submit no second task with this key in the room: its text, or an object like {"scope": "job"}.',
+    ),
+]
+DebounceTime = Annotated[
+    dict[str, Any] | None,
+    typer.Option(
+        "--debounce",
+        metavar="DURATION|JSON",
+        parser=parse_debounce,
+        help="With --unique: queue the task this time after the last submit with its key.",
+    ),
+]
 IdempotencyKey = Annotated[
     str | None,
     typer.Option(
@@ -380,6 +418,8 @@ def submit(  # noqa: PLR0913 - each is an option
     run_at: RunAt = None,
     expires_in: ExpiresIn = None,
     max_attempts: MaxAttempts = None,
+    unique: UniqueKey = None,
+    debounce: DebounceTime = None,
     idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -391,12 +431,13 @@ def submit(  # noqa: PLR0913 - each is an option
 
     With --from, submit a task for each line of a file, and print its id, or an empty line and exit code 1 if
     it was refused. JOB and the options are defaults. A line is an object like {"payload": {"key": 1}}, and
-    may have job, room, priority, run_at, delay_seconds, expires_in_seconds and max_attempts.
+    may have job, room, priority, run_at, delay_seconds, expires_in_seconds, max_attempts, unique, debounce.
     """
     LogConfig().apply()
     check_key(idempotency_key)
     seconds = {"delay_seconds": delay, "expires_in_seconds": expires_in}
-    options = parse_options(run_at=run_at, priority=priority, max_attempts=max_attempts, **seconds)
+    rules = {"unique": unique, "debounce": debounce}
+    options = parse_options(run_at=run_at, priority=priority, max_attempts=max_attempts, **seconds, **rules)
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
         with open_client(url) as client, checked_file(file, encoder(client, job, room, options)) as checked:

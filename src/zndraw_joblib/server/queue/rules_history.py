@@ -1,12 +1,19 @@
 """Why the workers of a job do not claim a waiting task, and about how long it waits."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.queue import rules_details, sql_details, sql_jobs, sql_tasks, sql_workers
+from zndraw_joblib.server.queue import (
+    rules_details,
+    rules_unique,
+    sql_details,
+    sql_jobs,
+    sql_tasks,
+    sql_workers,
+)
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
@@ -169,10 +176,23 @@ async def explain(tx: Transaction, task_id: UUID, order: ClaimOrder) -> TaskExpl
         reasons = [Reason(code=task.status, detail=f"{state}, since {since:%Y-%m-%d %H:%M:%S} UTC")]
     else:
         reasons, expected = await _pending_reasons(tx, task, position, order)
+    reasons += _key_reasons(task, await tx.now())
     seconds = None if expected is None else expected.total_seconds()
     return TaskExplanation(
         id=task_id, status=task.status, queue_position=position, reasons=reasons, wait_seconds=seconds
     )
+
+
+def _key_reasons(task: TaskRecord, now: datetime) -> list[Reason]:
+    """Return what the task's unique key does, if it holds one."""
+    if not rules_unique.holds_key(task) or rules_unique.is_over(task, now):
+        return []
+    if task.unique_expires_at is not None:
+        end = f"until {task.unique_expires_at:%Y-%m-%d %H:%M:%S} UTC"
+    else:
+        end = f"until it has {task.unique_until}"
+    detail = f"It holds the unique key {task.unique_text!r} {end}: submits with this key make no other task"
+    return [Reason(code="unique_key", detail=detail)]
 
 
 async def _pending_reasons(

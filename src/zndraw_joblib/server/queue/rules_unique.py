@@ -119,7 +119,8 @@ def holds_key(task: TaskRecord) -> bool:
     )
 
 
-def _is_over(task: TaskRecord, now: datetime) -> bool:
+def is_over(task: TaskRecord, now: datetime) -> bool:
+    """Return whether the time for which a task holds its key is over."""
     return task.unique_expires_at is not None and task.unique_expires_at <= now
 
 
@@ -159,7 +160,7 @@ class KeyHolders:
         self._now = now
         self._stored = {task.id: task for task in holders.values()}
         self._holders = holders
-        self._over = [task.seq for task in holders.values() if _is_over(task, now)]
+        self._over = [task.seq for task in holders.values() if is_over(task, now)]
 
     @classmethod
     async def of(
@@ -177,7 +178,7 @@ class KeyHolders:
         changing = [
             task
             for id, task in holders.items()
-            if _is_over(task, now) or (may_change[id] and task.status is TaskStatus.PENDING)
+            if is_over(task, now) or (may_change[id] and task.status is TaskStatus.PENDING)
         ]
         await _lock(tx, changing)
         return cls(holders, now)
@@ -190,7 +191,7 @@ class KeyHolders:
         rule, holder = options.unique, self._holders.get(key.id)
         if rule is None:
             return make()
-        if holder is None or _is_over(holder, self._now):
+        if holder is None or is_over(holder, self._now):
             task = self._holders[key.id] = keyed(make(), rule, key, self._now)
             return task
         # A client may write only to its own room.
@@ -259,7 +260,7 @@ async def retake(tx: Transaction, retried: Sequence[TaskRecord]) -> dict[int, Du
         return {}
     now = await tx.now()
     current = await sql_unique.holders(tx, sorted(keys))
-    over = [task for task in current.values() if _is_over(task, now)]
+    over = [task for task in current.values() if is_over(task, now)]
     await _lock(tx, over)
     refused: dict[int, DuplicateTask] = {}
     freed: list[int] = []
@@ -267,7 +268,7 @@ async def retake(tx: Transaction, retried: Sequence[TaskRecord]) -> dict[int, Du
         if task.unique_id is None or not holds_key(task):
             continue
         holder = current.get(task.unique_id, task)
-        if holder.id != task.id and not _is_over(holder, now):
+        if holder.id != task.id and not is_over(holder, now):
             refused[task.seq] = duplicate_of(holder)
             continue
         if holder.id != task.id:

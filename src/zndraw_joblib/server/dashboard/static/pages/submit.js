@@ -16,6 +16,7 @@ const OPTIONS = [
   ["delay_seconds", "Delay in seconds", "When it enters its queue"],
   ["expires_in_seconds", "Expires in seconds", "Fails if no worker claims it by then"],
   ["max_attempts", "Attempts", "Instead of the job's"],
+  ["unique", "Unique key", "No second task with this key in the room", "text"],
 ];
 
 export const jobPath = (name) => encodeURIComponent(name).replaceAll("%3A", ":");
@@ -64,9 +65,10 @@ export function Submit({ job }) {
     const problems = [];
     const payload = isJson.value ? payloadOf(text.value, problems) : valueOf(node, draft.value, true, problems);
     const body = { payload };
-    for (const [name] of OPTIONS) {
+    for (const [name, , , kind] of OPTIONS) {
       const entered = (options.value[name] ?? "").trim();
-      if (entered && !Number.isFinite(Number(entered))) problems.push({ option: name, message: `${entered} is no number.` });
+      if (kind === "text") entered && (body[name] = { key: entered });
+      else if (entered && !Number.isFinite(Number(entered))) problems.push({ option: name, message: `${entered} is no number.` });
       else if (entered) body[name] = Number(entered);
     }
     if (problems.length) return fail({ problems });
@@ -76,7 +78,7 @@ export function Submit({ job }) {
     try {
       const task = await act("POST", `/rooms/${encodeURIComponent(room.value.trim())}/tasks/${jobPath(job.full_name)}`, body, { key: lastTry.current.key });
       lastTry.current = null;
-      toast("Submitted.");
+      toast(task.duplicate ? "This task holds the key: no other one was submitted." : "Submitted.");
       go(["tasks", task.id]);
     } catch (error) {
       if (!(error instanceof Unreachable)) lastTry.current = null;
@@ -115,8 +117,8 @@ function JsonField({ text, messages }) {
 function Options({ options, problems }) {
   const id = useId();
   return html`<details class="options" open=${Object.keys(problems).length > 0 || undefined}><summary>Options</summary><div class="form two">
-    ${OPTIONS.map(([name, label, help]) => html`<div key=${name} class="field"><label for=${`${id}${name}`}>${label}</label>
-      <input id=${`${id}${name}`} name=${name} type="text" inputmode="decimal" autocomplete="off" value=${options.value[name] ?? ""}
+    ${OPTIONS.map(([name, label, help, kind]) => html`<div key=${name} class="field"><label for=${`${id}${name}`}>${label}</label>
+      <input id=${`${id}${name}`} name=${name} type="text" inputmode=${kind ?? "decimal"} autocomplete="off" value=${options.value[name] ?? ""}
         aria-invalid=${problems[name] ? "true" : undefined} aria-describedby=${`${id}${name}-help${problems[name] ? ` ${id}${name}-problem` : ""}`}
         onInput=${(event) => (options.value = { ...options.value, [name]: event.target.value })} />
       <p id=${`${id}${name}-help`} class="help">${help}</p><${Problems} id=${`${id}${name}-problem`} messages=${problems[name]} /></div>`)}</div></details>`;
