@@ -60,10 +60,14 @@ async def report_single_statement(
         if rows:
             tx.record_watched(is_watched=rows[0].is_watched)
     else:
-        columns = zip(FencedReport._fields, zip(*reports, strict=True), strict=True)
-        params: dict[str, Any] = {f"all_{name}": list(values) for name, values in columns}
-        params |= {"at": await tx.now() if tx.has_own_clock else None, "count": len(reports)}
-        rows = await tx.execute_alone(_REPORT, {**params, "most_bytes": most_bytes})
+        params: dict[str, Any] = {"at": await tx.now() if tx.has_own_clock else None}
+        params["most_bytes"] = most_bytes
+        if len(reports) == 1:
+            rows = await tx.execute_alone(_REPORT_ONE, params | reports[0]._asdict())
+        else:
+            columns = zip(FencedReport._fields, zip(*reports, strict=True), strict=True)
+            params |= {f"all_{name}": list(values) for name, values in columns}
+            rows = await tx.execute_alone(_REPORT_MANY, {**params, "count": len(reports)})
         if rows:
             tx.record_watched(is_watched=False)
     tasks = []
@@ -153,26 +157,37 @@ def _answer(full_name: str, max_in_flight: str) -> str:
 _AT = "coalesce(:at, now())"
 # It locks the tasks in their order. The lock reads the newest version of a row that another transaction has
 # changed meanwhile. The UPDATE must not compare more than the key: it compares the older version first.
-_REPORT = statement(
-    f"""
+# One report has no list: PostgreSQL starts each part of a statement for each execution.
+_REPORT_ONE, _REPORT_MANY = (
+    statement(
+        f"""
 WITH locked AS (
     SELECT joblib_task.seq, reports.target, reports.result, reports.started_ago, reports.ended_ago,
         joblib_job.full_name, joblib_job.max_in_flight
-    FROM unnest({", ".join(f"(SELECT :all_{name})" for name in FencedReport._fields)})
-        AS reports ({", ".join(FencedReport._fields)})
+    FROM {reports}
     JOIN joblib_task ON joblib_task.id = reports.id
     JOIN joblib_job ON joblib_job.id = joblib_task.job_id
     WHERE {_may_be_written("CAST(joblib_job.policy AS json)")}
         AND NOT {is_watched("joblib_task.room_id")}
-    ORDER BY joblib_task.seq
+    {order}
     FOR UPDATE OF joblib_task
 )
 {_write("locked AS reports", _AT, f"({_AT} - reports.{{}}_ago * interval '1 second')", "greatest")}
-WHERE joblib_task.seq = reports.seq AND (SELECT count(*) FROM locked) = :count
+WHERE joblib_task.seq = reports.seq{condition}
 {_answer("reports.full_name", "reports.max_in_flight")}
 """,
-    *_NAMES,
-    **_TYPES,
+        *_NAMES,
+        **_TYPES,
+    )
+    for reports, order, condition in (
+        (f"(SELECT {', '.join(f':{name} AS {name}' for name in FencedReport._fields)}) AS reports", "", ""),
+        (
+            f"unnest({', '.join(f'(SELECT :all_{name})' for name in FencedReport._fields)}) "
+            f"AS reports ({', '.join(FencedReport._fields)})",
+            "ORDER BY joblib_task.seq",
+            " AND (SELECT count(*) FROM locked) = :count",
+        ),
+    )
 )
 
 
