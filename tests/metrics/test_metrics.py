@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,16 @@ import httpx
 import pytest
 from databases import on_sqlite
 from fastapi import FastAPI
+from prometheus_client import exposition
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.registry import Collector
 from pydantic import SecretStr, ValidationError
 from rest import UNKNOWN_ID, V1, claim, expect_problem, register, report, submit
 from sqlalchemy import insert, text
@@ -23,6 +33,7 @@ from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS
 from zndraw_joblib.server.db.tables import Job, RoomCount, Server, Statistic
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.host.mount import JobLib
+from zndraw_joblib.server.http.metrics import Family, bounds_of, encode, labels_of
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.wire.operators import BUCKET_BOUNDS
@@ -40,6 +51,35 @@ LABELS = {
 def settings(database_url: str) -> ServerSettings:
     """Return settings with a token for metrics."""
     return ServerSettings(database_url=database_url, admin_token=ADMIN_TOKEN, metrics_token=TOKEN)
+
+
+def test_the_text_is_that_of_prometheus_client() -> None:
+    """In both formats: names of counters, escapes, large and fractional numbers, histograms."""
+    job, numbers = 'a"b\\c\n\u00e9', (0, 999_999, 1_000_000, -3, True, 0.25, 1e-7, 123_456_789.5)
+    gauge, counter = Family("gauge", "g", "A gauge."), Family("counter", "c", "A counter.")
+    histogram = Family("histogram", "h", "A histogram.")
+    expected: list[Any] = [
+        GaugeMetricFamily("zndraw_joblib_g", "A gauge.", labels=("job_name", "n")),
+        CounterMetricFamily("zndraw_joblib_c", "A counter."),
+        HistogramMetricFamily("zndraw_joblib_h", "A histogram.", labels=("job_name",)),
+    ]
+    for number in numbers:
+        gauge.add(labels_of(job_name=job, n=str(number)), number)
+        expected[0].add_metric([job, str(number)], number)
+    counter.add("", 3)
+    expected[1].add_metric([], 3)
+    histogram.add_histogram(labels_of(job_name=job), bounds_of([0.5, 3_000_000]), [1, 2, 3], 7)
+    expected[2].add_metric([job], [("0.5", 1), ("3e+06", 3), ("+Inf", 6)], 7)
+
+    class Expected(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return expected
+
+    families = [gauge, counter, histogram]
+    assert encode(families, "")[0] == exposition.generate_latest(Expected())
+    is_open = "application/openmetrics-text; version=1.0.0"
+    text_of_client: bytes = openmetrics_exposition.generate_latest(Expected())  # type: ignore[no-untyped-call]
+    assert encode(families, is_open)[0] == text_of_client
 
 
 def of_queue(found: Values) -> Values:

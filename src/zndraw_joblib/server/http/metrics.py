@@ -4,22 +4,15 @@ import asyncio
 import hmac
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
-from itertools import accumulate
+from itertools import accumulate, chain
 from time import perf_counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from prometheus_client import exposition
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
 from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -36,62 +29,84 @@ from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 _NAME = "zndraw_joblib_"
 # prometheus-client's own constant for this format has other names in older versions.
 _PLAIN = "text/plain; version=0.0.4; charset=utf-8"
-_JOB = ("job_name",)
-_PROCESS = ("process",)
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_FIRST_EXPONENT = 1_000_000
 
 
-class Families(Collector):
-    """Families that were made already, for prometheus-client's encoders."""
+class Family:
+    """A family of samples, as text: prometheus-client takes ten times as long for those of many jobs."""
 
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = list(families)
+    def __init__(self, kind: str, name: str, text: str) -> None:
+        self._kind, self._name, self._text = kind, _NAME + name, text
+        self._sample = f"{self._name}_total" if kind == "counter" else self._name
+        self._lines: list[str] = []
 
-    def collect(self) -> Iterable[Metric]:
-        """Return the families."""
-        return self._families
+    def add(self, labels: str, value: float) -> None:
+        """Add a sample. The labels are those of `labels_of`, in the order of their names."""
+        self._lines.append(f"{self._sample}{f'{{{labels}}}' if labels else ''} {_number(value)}\n")
+
+    def add_histogram(self, labels: str, bounds: Sequence[str], counts: Sequence[int], total: float) -> None:
+        """Add a histogram: how many values each bucket has above the one before, and the sum of all."""
+        start, numbers = f'{self._name}_bucket{{{labels},le="', list(map(_number, accumulate(counts)))
+        self._lines += [
+            f'{start}{bound}"}} {number}\n' for bound, number in zip(bounds, numbers, strict=True)
+        ]
+        self._lines.append(f"{self._name}_count{{{labels}}} {numbers[-1]}\n")
+        self._lines.append(f"{self._name}_sum{{{labels}}} {_number(total)}\n")
+
+    def lines(self, *, is_open: bool) -> Iterable[str]:
+        """Return the text for OpenMetrics or for Prometheus' older format, in which a counter is a total."""
+        name = self._name if is_open else self._sample
+        return chain((f"# HELP {name} {self._text}\n# TYPE {name} {self._kind}\n",), self._lines)
 
 
-def encode(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
+def _number(value: float) -> str:
+    if type(value) is int and abs(value) < _FIRST_EXPONENT:
+        return f"{value}.0"
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
+
+
+def labels_of(**values: str) -> str:
+    """Return labels as text; their names are in order."""
+    return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in values.items())
+
+
+def bounds_of(bounds: Iterable[float]) -> list[str]:
+    """Return the upper bounds of a histogram's buckets as text, with that of the last."""
+    return [*map(floatToGoString, bounds), "+Inf"]
+
+
+def encode(families: Iterable[Family], accept: str) -> tuple[bytes, str]:
     """Return the families as text, and its media type: OpenMetrics if the client accepts it."""
-    if "application/openmetrics-text" in accept:
-        text: bytes = openmetrics.generate_latest(Families(families))  # type: ignore[no-untyped-call]
-        return text, openmetrics.CONTENT_TYPE_LATEST
-    return exposition.generate_latest(Families(families)), _PLAIN
+    is_open = "application/openmetrics-text" in accept
+    parts = [family.lines(is_open=is_open) for family in families]
+    text = "".join(chain(*parts, ("# EOF\n",) if is_open else ()))
+    return text.encode(), openmetrics.CONTENT_TYPE_LATEST if is_open else _PLAIN
 
 
-def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
-    return GaugeMetricFamily(_NAME + name, text, labels=labels)
+_gauge, _counter, _histogram = (partial(Family, kind) for kind in ("gauge", "counter", "histogram"))
 
 
-def _counter(name: str, text: str, labels: Sequence[str] = ()) -> CounterMetricFamily:
-    return CounterMetricFamily(_NAME + name, text, labels=labels)
-
-
-def _histogram(name: str, text: str, labels: Sequence[str] = ()) -> HistogramMetricFamily:
-    return HistogramMetricFamily(_NAME + name, text, labels=labels)
-
-
-def queue_families(figures: QueueMetrics) -> Iterator[Metric]:
+def queue_families(figures: QueueMetrics) -> Iterator[Family]:
     """Return the figures of the whole queue, which are the same from every server."""
-    yield from _of_jobs(figures.jobs)
-    yield from _totals_of_jobs(figures.jobs)
-    causes = _counter(
-        "attempt_failures", "Attempts of tasks that failed or were lost, by error code.", ["cause"]
-    )
+    labeled = [(labels_of(job_name=name), job) for name, job in figures.jobs.items()]
+    yield from _of_jobs(labeled)
+    yield from _totals_of_jobs(labeled)
+    causes = _counter("attempt_failures", "Attempts of tasks that failed or were lost, by error code.")
     for cause, number in sorted(figures.causes.items()):
-        causes.add_metric([cause], number)
+        causes.add(labels_of(cause=cause), number)
     yield causes
-    workers = _gauge("workers", "Workers by state: active, silent or draining.", ["state"])
+    workers = _gauge("workers", "Workers by state: active, silent or draining.")
     for state, number in figures.workers.items():
-        workers.add_metric([state], number)
+        workers.add(labels_of(state=state), number)
     yield workers
-    slots = _gauge("worker_slots", "Slots of workers that hold a task, and free ones.", ["state"])
-    slots.add_metric(["held"], figures.held_slots)
-    slots.add_metric(["free"], figures.free_slots)
+    slots = _gauge("worker_slots", "Slots of workers that hold a task, and free ones.")
+    slots.add(labels_of(state="held"), figures.held_slots)
+    slots.add(labels_of(state="free"), figures.free_slots)
     yield slots
-    servers = _gauge("servers", "Server processes by state: active or silent.", ["state"])
-    servers.add_metric(["active"], figures.active_servers)
-    servers.add_metric(["silent"], figures.silent_servers)
+    servers = _gauge("servers", "Server processes by state: active or silent.")
+    servers.add(labels_of(state="active"), figures.active_servers)
+    servers.add(labels_of(state="silent"), figures.silent_servers)
     yield servers
     for name, text, at in (
         ("sweeper_last_success", "When a sweeper last had a good cycle.", figures.last_success),
@@ -99,15 +114,15 @@ def queue_families(figures: QueueMetrics) -> Iterator[Metric]:
     ):
         if at is not None:
             family = _gauge(f"{name}_timestamp_seconds", text)
-            family.add_metric([], at.timestamp())
+            family.add("", at.timestamp())
             yield family
 
 
-def _of_jobs(jobs: Mapping[str, JobMetrics]) -> Iterator[Metric]:
-    tasks = _gauge("tasks", "Tasks in the database by job and status.", ["job_name", "status"])
-    for name, job in jobs.items():
+def _of_jobs(labeled: Sequence[tuple[str, JobMetrics]]) -> Iterator[Family]:
+    tasks = _gauge("tasks", "Tasks in the database by job and status.")
+    for labels, job in labeled:
         for status in TaskStatus:
-            tasks.add_metric([name, status], job.tasks[status])
+            tasks.add(f'{labels},status="{status}"', job.tasks[status])
     yield tasks
     for metric, text, field in (
         ("queued_tasks", "Pending tasks that are in the queue of their job.", "queued"),
@@ -116,49 +131,44 @@ def _of_jobs(jobs: Mapping[str, JobMetrics]) -> Iterator[Metric]:
         ("job_workers", "Workers that serve a job and are not draining.", "workers"),
         ("job_paused", "Whether a job is paused.", "is_paused"),
     ):
-        family = _gauge(metric, text, _JOB)
-        for name, job in jobs.items():
+        family = _gauge(metric, text)
+        for labels, job in labeled:
             if (value := getattr(job, field)) is not None:
-                family.add_metric([name], value)
+                family.add(labels, value)
         yield family
 
 
-def _totals_of_jobs(jobs: Mapping[str, JobMetrics]) -> Iterator[Metric]:
-    finished = _counter("tasks_finished", "Tasks that ended, by outcome.", ["job_name", "outcome"])
-    for name, job in jobs.items():
+def _totals_of_jobs(labeled: Sequence[tuple[str, JobMetrics]]) -> Iterator[Family]:
+    finished = _counter("tasks_finished", "Tasks that ended, by outcome.")
+    for labels, job in labeled:
         for status in sorted(TERMINAL):
-            finished.add_metric([name, status], job.totals[status])
+            finished.add(f'{labels},outcome="{status}"', job.totals[status])
     yield finished
     for metric, text, key in (
         ("tasks_submitted", "Tasks that were submitted.", "submitted"),
         ("attempts_retried", "Attempts that failed and whose tasks returned to the queue.", "retried"),
         ("attempts_lost", "Attempts that ended because the worker was lost or a time limit passed.", "lost"),
     ):
-        family = _counter(metric, text, _JOB)
-        for name, job in jobs.items():
-            family.add_metric([name], job.totals[key])
+        family = _counter(metric, text)
+        for labels, job in labeled:
+            family.add(labels, job.totals[key])
         yield family
-    waiting = _histogram("task_waiting_seconds", "From the entry into the queue to the claim.", _JOB)
-    running = _histogram("task_running_seconds", "From the start of an attempt to its end.", _JOB)
-    for name, job in jobs.items():
+    waiting = _histogram("task_waiting_seconds", "From the entry into the queue to the claim.")
+    running = _histogram("task_running_seconds", "From the start of an attempt to its end.")
+    bounds = bounds_of(BUCKET_BOUNDS)
+    for labels, job in labeled:
         for histogram, durations in ((waiting, job.waiting), (running, job.running)):
             if any(durations.buckets):
-                buckets = _cumulative(BUCKET_BOUNDS, durations.buckets)
-                histogram.add_metric([name], buckets, durations.sum)
+                histogram.add_histogram(labels, bounds, durations.buckets, durations.sum)
     yield waiting
     yield running
 
 
-def _cumulative(bounds: Sequence[float], buckets: Sequence[int]) -> list[tuple[str, float]]:
-    names = [*map(floatToGoString, bounds), "+Inf"]
-    return list(zip(names, accumulate(buckets), strict=True))
-
-
 def of_process(
     queue: QueueState, routes: Iterable[object], lag: float, *, has_database: bool
-) -> Iterator[Metric]:
+) -> Iterator[Family]:
     """Return the figures of this process since its start."""
-    process = f"{socket.gethostname()}:{os.getpid()}"
+    process = labels_of(process=f"{socket.gethostname()}:{os.getpid()}")
     for name, text, value in (
         ("database_up", "Whether the figures of the queue could be read.", has_database),
         ("event_loop_lag_seconds", "How late a cycle of the event loop began.", lag),
@@ -169,37 +179,35 @@ def of_process(
         ),
         ("event_streams", "Open event streams.", len(queue.streams)),
     ):
-        family = _gauge(name, text, _PROCESS)
-        family.add_metric([process], float(value))
+        family = _gauge(name, text)
+        family.add(process, value)
         yield family
-    build = _gauge("build_info", "1; the release is a label.", ["process", "version"])
-    build.add_metric([process, version("zndraw-joblib")], 1)
+    build = _gauge("build_info", "1; the release is a label.")
+    build.add(f"{process},{labels_of(version=version('zndraw-joblib'))}", 1)
     yield build
-    actions = _counter("sweeper_actions", "What the sweeper of this process did.", ["process", "action"])
+    actions = _counter("sweeper_actions", "What the sweeper of this process did.")
     for action, number in queue.sweeper.actions.items():
-        actions.add_metric([process, action], number)
+        actions.add(f"{labels_of(action=action)},{process}", number)
     yield actions
-    batches = _histogram("batch_items", "Requests that were written in one transaction.", _PROCESS)
+    batches = _histogram("batch_items", "Requests that were written in one transaction.")
     sizes = queue.runtime.batch_items
-    batches.add_metric([process], _cumulative(sizes.bounds, sizes.buckets), sizes.sum)
+    batches.add_histogram(process, bounds_of(sizes.bounds), sizes.buckets, sizes.sum)
     yield batches
     yield from _of_routes(process, [route for route in routes if isinstance(route, Route)])
 
 
-def _of_routes(process: str, routes: Iterable[Route]) -> Iterator[Metric]:
-    labels = ["process", "method", "route"]
-    requests = _counter(
-        "http_requests", "Requests to the queue by method, route and status.", [*labels, "status"]
-    )
+def _of_routes(process: str, routes: Iterable[Route]) -> Iterator[Family]:
+    requests = _counter("http_requests", "Requests to the queue by method, route and status.")
     seconds = _histogram(
-        "http_request_seconds", "Until the response began, of requests that did not ask to wait.", labels
+        "http_request_seconds", "Until the response began, of requests that did not ask to wait."
     )
     for route in routes:
         for (method, status), number in list(route.counts.answered.items()):
-            requests.add_metric([process, method, route.path_format, str(status)], number)
+            labels = labels_of(route=route.path_format, status=str(status))
+            requests.add(f"{labels_of(method=method)},{process},{labels}", number)
         for method, histogram in list(route.counts.seconds.items()):
-            buckets = _cumulative(histogram.bounds, histogram.buckets)
-            seconds.add_metric([process, method, route.path_format], buckets, histogram.sum)
+            labels = f"{labels_of(method=method)},{process},{labels_of(route=route.path_format)}"
+            seconds.add_histogram(labels, bounds_of(histogram.bounds), histogram.buckets, histogram.sum)
     yield requests
     yield seconds
 
@@ -241,7 +249,7 @@ async def get_metrics(request: Request, queue: QueueState, reader: MetricsReader
     return Response(content, headers={"Content-Type": media_type, "Cache-Control": "no-store"})
 
 
-def _encode(figures: QueueMetrics | None, families: list[Metric], accept: str) -> tuple[bytes, str]:
+def _encode(figures: QueueMetrics | None, families: list[Family], accept: str) -> tuple[bytes, str]:
     of_queue = [] if figures is None else queue_families(figures)
     return encode([*of_queue, *families], accept)
 
