@@ -69,7 +69,8 @@ async def test_a_wait_ends_at_its_time(replica: Replica) -> None:
     begun = time.monotonic()
     assert await replica.claim(job.worker_id, wait=0.1) is None
     submitted = await replica.submit(job)
-    assert (await replica.get(submitted.id, wait=0.1)).status is TaskStatus.PENDING
+    task = await replica.get(submitted.id, wait=0.1)
+    assert (task.status, task.queue_position) == (TaskStatus.PENDING, submitted.queue_position)
     assert 0.2 <= time.monotonic() - begun < AT_ONCE
 
 
@@ -390,6 +391,19 @@ async def test_waiters_cost_no_queries_and_hold_no_connection(replica: Replica) 
     assert counts[1] == counts[2] > 0
     replica.runtime.waiters.close()
     await soon(asyncio.gather(*claims))
+
+
+@every_kind
+async def test_a_client_that_waits_reads_its_task_with_one_statement(replica: Replica) -> None:
+    """The position of a queued task is read only for a response: other requests wait for these statements."""
+    job = await replica.register()
+    submitted = await replica.submit(job)
+    statements = replica.record_statements()
+    waiting = asyncio.create_task(replica.get(submitted.id, wait=LONG))
+    await wait_until_waiting(replica, 1)
+    assert len(statements) == 1
+    await replica.report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
+    assert (await soon(waiting)).status is TaskStatus.CANCELLED
 
 
 async def test_waiting_claims_of_one_worker_are_bounded(replica: Replica) -> None:

@@ -183,7 +183,7 @@ async def follow(
 ) -> AsyncGenerator[HostEvent]:
     """Yield what happens to the tasks of a room, or to one task until it ends."""
     if task_id is not None:
-        room_id = (await runtime.get_task(task_id)).room_id
+        room_id = (await runtime.get_task(task_id, with_position=False)).room_id
     if room_id is None:
         raise TypeError("events: pass task_id or room")
     async with streams.reader(caller, room_id, task_id) as reader:

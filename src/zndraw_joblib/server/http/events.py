@@ -94,7 +94,9 @@ async def resolve_access(request: Request) -> StreamAccess:
         return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds)
     caller = await current_identity(request)
     # The room of a task does not change, so the checks while the stream is open read no task.
-    task_room = None if task_id is None else (await queue.runtime.get_task(task_id)).room_id
+    task_room = (
+        None if task_id is None else (await queue.runtime.get_task(task_id, with_position=False)).room_id
+    )
 
     async def readable_room(request: Request) -> str:
         if task_id is None or task_room is None:
@@ -387,7 +389,7 @@ async def create_task_stream_token(
     request: Request, runtime: Runtime, caller: Identity, task_id: UUID
 ) -> Response:
     """Return a token that reads the events of a task for some minutes, as ``?token=…`` in its URL."""
-    room_id = (await runtime.get_task(task_id)).room_id
+    room_id = (await runtime.get_task(task_id, with_position=False)).room_id
     await check_task_readable(request, caller, task_id, room_id)
     token = await runtime.write_short(rules_tokens.issue_stream_token, stream_name(request), caller, room_id)
     return json_response(token, 201)

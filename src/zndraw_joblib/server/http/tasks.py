@@ -209,9 +209,9 @@ async def get_task(
     request: Request, runtime: Runtime, caller: Identity, task_id: UUID, wait: Wait
 ) -> Response:
     """Return a task; with ``Prefer: wait=N``, wait for its end."""
-    task = await runtime.get_task(task_id)
-    await check_task_readable(request, caller, task_id, task.room_id)
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
+    task = await runtime.get_task(task_id, with_position=wait <= 0)
+    await check_task_readable(request, caller, task_id, task.room_id)
     if wait <= 0 or task.status in TERMINAL:
         return json_response(task)
 
@@ -258,7 +258,8 @@ async def explain_task(request: Request, runtime: Runtime, caller: Identity, tas
 
 
 async def _check_readable(request: Request, runtime: Runtime, caller: Identity, task_id: UUID) -> None:
-    await check_task_readable(request, caller, task_id, (await runtime.get_task(task_id)).room_id)
+    task = await runtime.get_task(task_id, with_position=False)
+    await check_task_readable(request, caller, task_id, task.room_id)
 
 
 @serves(ops.RELEASE_TASK)
@@ -287,7 +288,7 @@ async def retry_task(
     Its submitter, who must be able to write to its room as for a submit, or a superuser may do so.
     """
     if not caller.is_superuser and queue.guards.has(request, verify_writable_room):
-        room_id = (await queue.runtime.get_task(task_id)).room_id
+        room_id = (await queue.runtime.get_task(task_id, with_position=False)).room_id
         await queue.guards.check(request, verify_writable_room, room_id)
     await queue.runtime.stored.take(queue.runtime.stored.pending_tasks, caller.id, [key])
     return await _act(queue.runtime, caller, task_id, body, key, rules_task_actions.retry)

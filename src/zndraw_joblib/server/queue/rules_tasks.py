@@ -482,13 +482,13 @@ async def load_bodies(tx: Transaction, reported: Sequence[TaskResponse | Excepti
             task.result = result if task.status is TaskStatus.COMPLETED else None
 
 
-async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
-    """Return one task. Raises `TaskNotFound`."""
+async def get(tx: Transaction, task_id: UUID, *, with_position: bool = True) -> TaskResponse:
+    """Return one task; `with_position` costs more statements while it is queued. Raises `TaskNotFound`."""
     record = await sql_details.by_id(tx, task_id)
     if record is None:
         raise TaskNotFound(f"Task {task_id} not found")
     task, detail, has_stored = record
-    queue_positions = await positions(tx, [task])
+    queue_positions = await positions(tx, [task]) if with_position else {}
     stored = await sql_results.current(tx, [task]) if has_stored else {}
     return rules_answers.task_response(
         task, queue_positions.get(task.id), detail, stored.get(task.id), unique_key=task.unique_text

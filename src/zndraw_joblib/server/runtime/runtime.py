@@ -555,19 +555,30 @@ class Runtime:
         return result
 
     async def get_task(
-        self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None, access: CallerAccess = OPEN
+        self,
+        task_id: UUID,
+        wait: float = 0,
+        disconnected: Disconnected = None,
+        access: CallerAccess = OPEN,
+        *,
+        with_position: bool = True,
     ) -> TaskResponse:
-        """Return a task; wait up to `wait` seconds for its end."""
+        """Return a task; wait up to `wait` seconds for its end. Its position costs more statements."""
+
+        async def read(*, with_position: bool) -> TaskResponse:
+            return await self.database.read_short(rules_tasks.get, task_id, with_position=with_position)
 
         async def check(_: Waiter) -> TaskResponse:
             await access.check()
-            return await self.database.read_short(rules_tasks.get, task_id)
+            return await read(with_position=False)
 
         if wait <= 0:
-            return await self.database.read_short(rules_tasks.get, task_id)
+            return await read(with_position=with_position)
         self.recheck.start()
         keys, deadline = [task_key(task_id), *access.keys], time.monotonic() + wait
         task = await self.waiters.wait_until(
             keys, check, rules_tasks.has_ended, deadline=deadline, user=access.user, disconnected=disconnected
         )
-        return await self.database.read_short(rules_tasks.get, task_id) if task is None else task
+        if task is not None and rules_tasks.has_ended(task):
+            return task
+        return await read(with_position=with_position)
