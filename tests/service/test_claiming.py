@@ -301,7 +301,8 @@ async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:
     assert await replica.claim(remote.worker_id) is None
 
 
-async def test_a_claim_counts_as_a_heartbeat(timed: Replica, clock: ManualClock) -> None:
+@pytest.mark.parametrize("has_task", [False, True])
+async def test_a_claim_counts_as_a_heartbeat(timed: Replica, clock: ManualClock, has_task: bool) -> None:
     """The server does not write a heartbeat for every claim."""
     job = await timed.register()
     interval = timed.runtime.settings.heartbeat_seconds
@@ -309,6 +310,8 @@ async def test_a_claim_counts_as_a_heartbeat(timed: Replica, clock: ManualClock)
     for late, noted in ((interval * 0.24, 0), (interval * 0.26, interval * 0.26)):
         clock.now = born
         clock.advance(late)
+        if has_task:
+            await timed.submit(job)
         await timed.claim(job.worker_id)
         [row] = await timed.rows(workers)
         assert (row.last_heartbeat - born).total_seconds() == pytest.approx(noted)
