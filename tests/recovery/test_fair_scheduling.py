@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from zndraw_joblib.server.queue import rules_claims, rules_task_actions
 from zndraw_joblib.server.queue.rules_claims import Claim
-from zndraw_joblib.wire.messages import JobResponse, TaskResponse
+from zndraw_joblib.wire.messages import EmptyReason, JobResponse, TaskResponse
 from zndraw_joblib.wire.statuses import TaskStatus
 
 BACKLOGS = {"a": 9, "b": 2, "c": 5, "d": 1}
@@ -176,7 +176,11 @@ async def test_a_room_at_its_limit_misses_its_turn(timed: Replica, clock: Manual
         turns.append(held[-1].room_id)
     assert turns == ["a", "b", "c", "a", "b"]
     clock.advance(1)
-    assert await timed.claim(job.worker_id) is None
+    assert job.worker_id is not None
+    items = [Claim(OWNER, job.worker_id, 15, None, timed.runtime.order)]
+    answers: list[Any] = await timed.runtime.write(lambda tx: rules_claims.claim(tx, items))
+    [refused] = answers
+    assert (refused.tasks, refused.reason, refused.is_contended) == ([], EmptyReason.AT_CAPACITY, False)
     await timed.report(held[1].id, TaskStatus.CANCELLED)
     clock.advance(1)
     assert (await timed.claim_task(job.worker_id)).room_id == "b"

@@ -14,7 +14,7 @@ from zndraw_joblib.server.db.tables import Task, Worker, WorkerJobLink
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_claims
-from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult
+from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult, PlainClaims
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.wire.messages import TaskUpdateRequest
@@ -78,6 +78,17 @@ async def test_a_claim_of_many_gets_the_oldest_of_all_jobs(replica: Replica) -> 
     assert [*found, *[task.id for task in rest.tasks or []]] == [urgent.id, *ids]
 
 
+async def test_a_claim_fails_the_expired_tasks_of_its_jobs(replica: Replica) -> None:
+    """Also those beyond the number that it asks for; then it gets the first task that has not expired."""
+    job = await replica.register()
+    late = [await replica.submit(job, expires_in_seconds=1e-6) for _ in range(3)]
+    submitted = await replica.submit(job)
+    assert (await replica.claim_task(job.worker_id)).id == submitted.id
+    for expired in [await replica.get(each.id) for each in late]:
+        assert (expired.status, expired.error_code) == (TaskStatus.FAILED, "task-expired")
+        assert expired.completed_at is not None
+
+
 async def test_claims_in_one_transaction_get_a_bounded_number_of_tasks(replica: Replica) -> None:
     """Small claims get all they want, large ones the same share of the rest, and none is left out."""
     job = await replica.register()
@@ -112,7 +123,7 @@ async def test_claims_of_large_tasks_get_a_bounded_number_of_bytes(
     items = [Claim(OWNER, first.worker_id, 15, task_limit=most, order=by_fairness) for most in (11, 1)]
     found: dict[UUID, Any] = {}
     for sizes in ([8, 1], [11, 1]):
-        answers = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
+        answers = await replica.runtime.write(lambda tx: PlainClaims().claim(tx, items))
         got = [answer.tasks for answer in answers if isinstance(answer, ClaimResult)]
         assert [len(each) for each in got] == sizes
         found |= {each.id: each.payload for together in got for each in together}
