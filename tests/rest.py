@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from generate import openapi
 
 from zndraw_joblib.server.admin import sql_operators
-from zndraw_joblib.server.http.identity import digest
+from zndraw_joblib.server.queue.rules_tokens import digest
 
 PROBLEM = "application/problem+json"
 V1 = "/v1/joblib"

@@ -14,7 +14,7 @@ from browser.conftest import MILLISECONDS
 from browser.example_queue import ExampleQueue
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db.engine import open_database
-from zndraw_joblib.server.http.identity import digest
+from zndraw_joblib.server.queue.rules_tokens import digest
 
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

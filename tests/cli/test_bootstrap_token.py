@@ -21,7 +21,7 @@ from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Database
 from zndraw_joblib.server.db.engine import open_database
-from zndraw_joblib.server.http.identity import digest
+from zndraw_joblib.server.queue.rules_tokens import digest
 
 Result = TypeVar("Result")
 URL = "http://127.0.0.1:9999"

@@ -86,15 +86,38 @@ UNUSED = {
         *(
             "alembic",
             "asyncpg",
+            "fastapi",
             "httpx",
             "jsonschema_rs",
             "rich",
+            "socketio",
             "taskiq",
             "zndraw_joblib.server.process.redis",
         ),
         *("zndraw_joblib.client.queue", "zndraw_joblib.worker.manager"),
     ),
 }
+
+
+_SERVED = """
+from zndraw_joblib.cli.server.processes import load_app
+from zndraw_joblib.server.process.settings import ServerSettings
+load_app(ServerSettings(database_url="sqlite://", internal_extensions={!r}))
+"""
+_OF_SOCKETIO = {"aiohttp", "redis", "requests"}
+
+
+def test_a_server_loads_no_libraries_of_socketio(program: Program) -> None:
+    """They can be imported later, and code of internal jobs finds all of Socket.IO."""
+    loaded = modules_of(_SERVED.format([]), program)
+    assert "socketio" in loaded
+    assert not _OF_SOCKETIO & loaded
+    later = f"{_SERVED.format([])}import aiohttp, redis, requests"
+    assert loaded | _OF_SOCKETIO <= modules_of(later, program)
+    with_jobs = (
+        f"{_SERVED.format(['jobs:Render'])}import engineio.async_client\nassert engineio.async_client.aiohttp"
+    )
+    assert _OF_SOCKETIO & modules_of(with_jobs, program)
 
 
 def test_a_start_loads_only_what_it_needs(program: Program, subtests: pytest.Subtests) -> None:

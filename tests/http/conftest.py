@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from rest import AsUser
 
 from zndraw_joblib.server.admin import sql_operators
-from zndraw_joblib.server.http.identity import digest
+from zndraw_joblib.server.queue.rules_tokens import digest
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.events import Emission, Event
 

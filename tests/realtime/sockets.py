@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from zndraw_joblib.server.admin import sql_operators
-from zndraw_joblib.server.http.identity import digest
+from zndraw_joblib.server.queue.rules_tokens import digest
 from zndraw_joblib.server.realtime.rooms import Rooms
 from zndraw_joblib.server.runtime.runtime import Runtime
 

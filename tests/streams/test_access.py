@@ -18,7 +18,6 @@ from streams.sse import ADMIN_TOKEN, STREAM, Reader
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db.engine import open_engine, open_sessions
-from zndraw_joblib.server.http import identity
 from zndraw_joblib.server.queue import rules_tokens
 from zndraw_joblib.wire.problems import Unauthorized
 
@@ -105,8 +104,8 @@ async def test_a_revoked_token_ends_its_streams(local: Local) -> None:
     app, client = local
     app.state.joblib.keep_alive_seconds = 0.05
     database = app.state.joblib.runtime.database
-    text = identity.new_token()
-    await database.write(sql_operators.add_token, "ada", identity.digest(text), is_superuser=False)
+    text = rules_tokens.new_token()
+    await database.write(sql_operators.add_token, "ada", rules_tokens.digest(text), is_superuser=False)
     headers = {"Authorization": f"Bearer {text}"}
     async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60) as ada:
         token = await token_of(ada, "rooms/lab")
@@ -129,8 +128,8 @@ async def test_a_revoked_token_gets_no_further_event(local: Local) -> None:
     app, client = local
     app.state.joblib.trusted_seconds = 0.0
     database = app.state.joblib.runtime.database
-    text = identity.new_token()
-    await database.write(sql_operators.add_token, "ada", identity.digest(text), is_superuser=False)
+    text = rules_tokens.new_token()
+    await database.write(sql_operators.add_token, "ada", rules_tokens.digest(text), is_superuser=False)
     headers = {"Authorization": f"Bearer {text}"}
     async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60) as ada:
         readers = [Reader(ada, "rooms/lab"), Reader(client, "rooms/lab")]

@@ -15,9 +15,9 @@ from waiting import until
 from streams.sse import STREAM
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db.room_events import streams as rooms
-from zndraw_joblib.server.http.identity import digest
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import ServerSettings
+from zndraw_joblib.server.queue.rules_tokens import digest
 from zndraw_joblib.wire.problems import TooManyRequests
 
 

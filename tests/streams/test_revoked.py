@@ -8,7 +8,7 @@ from rest import V1, expect_problem
 
 from streams.sse import STREAM
 from zndraw_joblib.server.admin import sql_operators
-from zndraw_joblib.server.http.identity import digest
+from zndraw_joblib.server.queue.rules_tokens import digest
 from zndraw_joblib.server.runtime.runtime import Runtime
 
 

@@ -23,10 +23,10 @@ from waiting import until
 from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db.tables import ResultPart, TaskResult
 from zndraw_joblib.server.host.mount import JobLib
-from zndraw_joblib.server.http.identity import digest
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.queue import rules_results, sql_results
+from zndraw_joblib.server.queue.rules_tokens import digest
 from zndraw_joblib.server.results import stores
 from zndraw_joblib.server.results.results import content_store
 from zndraw_joblib.server.results.stores import MemoryResults

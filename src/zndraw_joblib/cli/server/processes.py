@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import importlib
 import socket
 import sys
 from collections.abc import Callable
@@ -13,10 +14,8 @@ from pydantic import BaseModel, SecretStr
 
 from zndraw_joblib.cli.display import CommandError, UsageError
 from zndraw_joblib.cli.server import database
-from zndraw_joblib.cli.server.connections import limit_heads
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.server.db import schema
-from zndraw_joblib.server.host.app import MAX_EVENT_BYTES, create_app
 from zndraw_joblib.server.internal.registry import CannotLoadJobs
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.worker.supervisor import READY, ChildExit, Next, Parent, Supervisor
@@ -28,6 +27,7 @@ KEEP_ALIVE_SECONDS = 60
 _OPEN_REQUESTS_SECONDS = 5
 _START_SECONDS = 60.0
 _SETTLED_SECONDS = 10.0
+_OF_SOCKETIO = frozenset({"aiohttp", "redis", "requests", "tornado", "valkey", "websocket"})
 # -P: a module in the working directory cannot replace an installed one.
 _COMMAND = (sys.executable, "-P", "-m", "zndraw_joblib.cli.server.processes")
 
@@ -63,6 +63,22 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
 
+def load_app(settings: ServerSettings) -> Any:
+    """Import and return the module of the standalone app.
+
+    Socket.IO imports the libraries of its clients and of its queues where they are installed: 28 MiB that
+    only the code of internal jobs could use. Without such jobs it gets none; others can import them later.
+    """
+    hidden = [] if settings.internal_extensions else _OF_SOCKETIO - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        importlib.import_module("socketio")
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+    return importlib.import_module("zndraw_joblib.server.host.app")
+
+
 def serve_one(
     settings: ServerSettings, listener: socket.socket, log: LogConfig, on_ready: Callable[[], object]
 ) -> None:
@@ -70,8 +86,9 @@ def serve_one(
 
     Raises `UsageError` if an internal extension cannot be loaded.
     """
+    module = load_app(settings)
     try:
-        app = create_app(settings)
+        app = module.create_app(settings)
     except CannotLoadJobs as error:
         raise UsageError(str(error)) from error
     config = uvicorn.Config(
@@ -81,11 +98,13 @@ def serve_one(
         lifespan="on",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_OPEN_REQUESTS_SECONDS,
-        ws_max_size=MAX_EVENT_BYTES,
+        ws_max_size=module.MAX_EVENT_BYTES,
         # A compressed message may be a thousand times larger when it is unpacked, before any limit counts.
         ws_per_message_deflate=False,
     )
-    limit_heads(config, lambda: settings.request_timeout_seconds)
+    importlib.import_module("zndraw_joblib.cli.server.connections").limit_heads(
+        config, lambda: settings.request_timeout_seconds
+    )
     # The garbage collector skips frozen objects; scanning them would pause the server for 0.1 s.
     gc.collect()
     gc.freeze()

@@ -14,7 +14,7 @@ from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.admin.sql_operators import TokenRecord
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Database, Transaction
-from zndraw_joblib.server.http.identity import ADMIN, digest, new_token
+from zndraw_joblib.server.queue.rules_tokens import ADMIN, digest, new_token
 from zndraw_joblib.wire.names import MAX_NAME_LENGTH
 
 NAME = "first-start"

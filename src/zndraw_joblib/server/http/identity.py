@@ -1,10 +1,8 @@
 """Identity: the caller that a host's dependency returns, and the bearer tokens of the standalone server."""
 
-import hashlib
 import hmac
 import inspect
 import logging
-import secrets
 import time
 import types
 from collections.abc import (
@@ -25,6 +23,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, SecretStr
 
 from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue.rules_tokens import ADMIN, digest
 from zndraw_joblib.wire.problems import InternalServerError, Unauthorized
 
 logger = logging.getLogger(__name__)
@@ -123,22 +122,11 @@ def _certainly_lacks(kind: type, name: str) -> bool:
 
 # Identity by bearer token, for the standalone server.
 
-ADMIN = Identity("admin", is_superuser=True)
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 # SQLite allows 32,766 values in a statement.
 _DIGESTS_PER_QUERY = 1000
 _MAX_CACHED = 10_000
 _bearer = HTTPBearer(auto_error=False, description="A token made by `zndraw-joblib token create`")
-
-
-def new_token() -> str:
-    """Return a new token with 256 random bits."""
-    return f"zj_{secrets.token_urlsafe(32)}"
-
-
-def digest(token: str) -> str:
-    """Return the digest that is stored of a token. With 256 random bits, a plain hash keeps it secret."""
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _digest_in(header: bytes) -> str | None:

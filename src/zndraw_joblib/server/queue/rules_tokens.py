@@ -1,4 +1,4 @@
-"""Short-lived tokens, signed with a key in the database: every server accepts them, and none stores them."""
+"""Tokens of users, and short-lived ones, signed with a key in the database, which no server stores."""
 
 import base64
 import hashlib
@@ -17,6 +17,18 @@ from zndraw_joblib.wire.history import StreamToken
 from zndraw_joblib.wire.problems import Unauthorized
 
 _MAX_LENGTH = 4096
+# The identity of the token that an operator sets.
+ADMIN = Identity("admin", is_superuser=True)
+
+
+def new_token() -> str:
+    """Return a new token with 256 random bits."""
+    return f"zj_{secrets.token_urlsafe(32)}"
+
+
+def digest(token: str) -> str:
+    """Return the digest that is stored of a token. With 256 random bits, a plain hash keeps it secret."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class SignedFields(NamedTuple):
