@@ -11,7 +11,10 @@ FILES: dict[Path, Callable[[], str]] = {
     DOCUMENT: openapi.text,
     DOCUMENT.with_name("problems.md"): problems.page,
     DOCUMENT.with_name("events.md"): events.page,
-    **{sync_client.CLIENT / f"{name}.py": partial(sync_client.text, name) for name in ("rest", "queue")},
+    **{
+        sync_client.CLIENT / f"{name}.py": partial(sync_client.text, name)
+        for name in ("rest", "schedules", "queue")
+    },
     _TYPES / "rest.d.ts": types.rest,
     _TYPES / "events.d.ts": event_types.text,
 }

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
 from zndraw_joblib.server.background.loops import Scheduler
+from zndraw_joblib.server.background.schedules import Schedules
 from zndraw_joblib.server.db.database import Database
 from zndraw_joblib.server.db.tables import Task
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
@@ -20,7 +21,14 @@ from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.waiters import CallerAccess, Disconnected
-from zndraw_joblib.server.queue import rules_history, rules_jobs, rules_sweep, rules_workers, sql_recount
+from zndraw_joblib.server.queue import (
+    rules_history,
+    rules_jobs,
+    rules_schedules,
+    rules_sweep,
+    rules_workers,
+    sql_recount,
+)
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.server.runtime.event_queue import Publish
 from zndraw_joblib.server.runtime.runtime import Runtime
@@ -39,6 +47,7 @@ from zndraw_joblib.wire.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, parse_job_name
+from zndraw_joblib.wire.schedules import ScheduleRequest, ScheduleResponse
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 OWNER = Identity("owner", is_superuser=False)
@@ -95,6 +104,7 @@ class Replica:
         )
         self.scheduler = Scheduler(self.runtime.write)
         self.dispatcher = Dispatcher(self.runtime, lambda: self.registry)
+        self.schedules = Schedules(self.runtime, self.dispatcher.configure)
 
     async def _publish(self, emissions: Sequence[Emission]) -> None:
         await self.publish(emissions)
@@ -185,6 +195,31 @@ class Replica:
         item = rules_jobs.JobToRegister(by, room, request)
         async with asyncio.timeout(TIMEOUT):
             return await self.runtime.write(rules_jobs.register, item=item)
+
+    async def put_schedule(
+        self,
+        job: JobResponse,
+        name: str = "nightly",
+        room: str = "lab",
+        *,
+        by: Identity = SUBMITTER,
+        **times: Any,
+    ) -> ScheduleResponse:
+        """Create or replace a schedule of a job."""
+        body = ScheduleRequest(job=job.full_name, **times)
+        item = rules_schedules.NewSchedule(by, room, name, parse_job_name(job.full_name), body, body.paused)
+        async with asyncio.timeout(TIMEOUT):
+            schedule, _ = await self.runtime.write(rules_schedules.put, item=item)
+        return schedule
+
+    async def schedule(self, name: str = "nightly", room: str = "lab") -> ScheduleResponse:
+        """Return a schedule."""
+        return await self.runtime.database.read(rules_schedules.get, room, name)
+
+    async def submit_due(self) -> float:
+        """Submit the tasks of schedules that are due."""
+        async with asyncio.timeout(TIMEOUT):
+            return await self.schedules.submit_due()
 
     async def worker(self, by: Identity = OWNER) -> UUID:
         """Create a worker without jobs."""

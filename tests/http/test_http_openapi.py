@@ -24,6 +24,9 @@ OPERATIONS = {
     "/v1/joblib/rooms/{room_id}/jobs/{name}/pause": {"post"},
     "/v1/joblib/rooms/{room_id}/jobs/{name}/resume": {"post"},
     "/v1/joblib/rooms/{room_id}/jobs/{name}/tasks": {"get"},
+    "/v1/joblib/rooms/{room_id}/schedules": {"get"},
+    "/v1/joblib/rooms/{room_id}/schedules/{schedule}": {"get", "put", "patch", "delete"},
+    "/v1/joblib/rooms/{room_id}/schedules/{schedule}/run": {"post"},
     "/v1/joblib/rooms/{room_id}/tasks": {"get"},
     "/v1/joblib/rooms/{room_id}/tasks/{name}": {"post"},
     "/v1/joblib/tasks": {"get"},
@@ -181,6 +184,7 @@ def test_fields_with_defaults_are_optional_in_requests_and_present_in_responses(
             with_default = [field for field, one in schema["properties"].items() if "default" in one]
             assert with_default == [], name
     sometimes = {"progress", "failure", "stored_result", "traceparent", "unique_key", "duplicate"}
+    sometimes |= {"schedule", "due_at"}
     assert set(schemas["TaskResponse"]["properties"]) - set(schemas["TaskResponse"]["required"]) == sometimes
 
 
@@ -190,7 +194,9 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
         for method in methods:
             operation = paths[path][method]
             names = {parameter["name"] for parameter in operation.get("parameters", [])}
-            is_list = method == "get" and path.endswith(("workers", "jobs", "tasks", "providers"))
+            is_list = method == "get" and path.endswith(
+                ("workers", "jobs", "tasks", "providers", "schedules")
+            )
             is_list = is_list and path.removeprefix("/v1/joblib") not in BY_CURSOR
             expected = {part[1:-1] for part in path.split("/") if part.startswith("{")}
             expected |= {"limit", "offset"} if is_list else set()
@@ -243,6 +249,8 @@ ALSO = {
     ("head", "/tasks/{task_id}/result"): _RANGES,
     ("get", "/rooms/{room_id}/providers/{name}"): {"If-None-Match"},
     ("post", "/tasks/submit"): {"traceparent"},
+    ("get", "/rooms/{room_id}/schedules/{schedule}"): {"next"},
+    ("post", "/rooms/{room_id}/schedules/{schedule}/run"): {"traceparent"},
     ("post", "/rooms/{room_id}/tasks/{name}"): {"traceparent"},
     ("delete", "/providers/{provider_id}"): {"worker_id"},
     ("post", "/providers/{provider_id}/results"): {"X-Request-Hash", "X-Result-Status", "X-Worker-ID"},

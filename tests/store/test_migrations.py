@@ -20,6 +20,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from replica import TIMEOUT
 from sqlalchemy import Connection, column, func, insert, inspect, select, table, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from zndraw_joblib.server.db import schema
@@ -744,6 +745,36 @@ async def test_stored_answers_count_for_no_user(empty: AsyncEngine) -> None:
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0020")
             assert await counts(connection, ["joblib_idempotency_key"]) == [number + 1]
+
+
+async def test_tasks_of_earlier_releases_have_no_schedule(empty: AsyncEngine) -> None:
+    """The upgrade from 0024 keeps tasks; a due time is unique for a schedule of a room."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "Rotate", "schema": {}}
+    task = {"job_id": job["id"], "room_id": "lab", "created_by": "ada", "payload": {}, "created_at": at}
+    counted = {"attempt": 0, "lane": 0, "failures": 0, "crashes": 0, "status": "pending"}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0024")
+        await add(connection, {"joblib_job": job | {"created_at": at}})
+        await add(connection, {"joblib_task": task | counted | {"id": uuid4()}})
+    for number in (1, 2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        due = task | counted | {"schedule": "nightly", "due_at": at}
+        async with empty.begin() as connection:
+            for other in (
+                {},
+                {"room_id": "attic"},
+                {"schedule": "hourly"},
+                {"due_at": None},
+                {"due_at": None},
+            ):
+                await add(connection, {"joblib_task": due | other | {"id": uuid4()}})
+        with pytest.raises(IntegrityError, match=r"ix_joblib_task_schedule|due_at"):
+            async with empty.begin() as connection:
+                await add(connection, {"joblib_task": due | {"id": uuid4()}})
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0024")
+            assert await counts(connection, ["joblib_task"]) == [5 * number + 1]
 
 
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:

@@ -36,6 +36,7 @@ COMMANDS = {
     "doctor": ("doctor:doctor", "Check a server, its database and this machine."),
     "audit": ("operators:audit", "List what operators did, newest first."),
     "config": ("operators:config", "List the settings in force, or explain one."),
+    "schedules": ("schedules:app", "List the schedules of a room, or change one."),
     "tasks": ("tasks:app", "List tasks, newest first, or change several."),
     "token": ("server.commands:token", "Create, list and revoke the tokens of a server."),
     "db": ("server.commands:db", "Upgrade the database, or check its version or counts."),

@@ -37,6 +37,7 @@ from zndraw_joblib.client.retry import (
     is_unreachable,
     unexpected_response_of,
 )
+from zndraw_joblib.client.schedules import Schedules
 from zndraw_joblib.client.submits import chunks
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import NumberedLine, TaskEvents
@@ -158,6 +159,11 @@ class AdminClient(JobClient):
 
     def __init__(self, rest: TaskRest, rule: RetryRule | None = None) -> None:
         super().__init__(rest, rule or CommandRule())
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of rooms."""
+        return Schedules(self._rest, self._rule, self._submits)
 
     @property
     def connection(self) -> ApiManager:

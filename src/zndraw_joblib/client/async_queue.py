@@ -13,6 +13,7 @@ from uuid import UUID
 
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.async_rest import AsyncRest
+from zndraw_joblib.client.async_schedules import AsyncSchedules
 from zndraw_joblib.client.connection import AsyncConnection, explained, find_access, raise_explained
 from zndraw_joblib.client.flows import (
     WAIT_SECONDS,
@@ -214,7 +215,7 @@ class AsyncQueue(AsyncSubmitter):
 
     A response may take `timeout` seconds. Requests are repeated for `retry_seconds` while the server cannot
     be reached or a response is lost, each submit with the same `Idempotency-Key`; but a queue that has never
-    reached its server raises `ServerUnreachable` at once.
+    reached its server raises `ServerUnreachable` at once. `schedules` has the schedules of rooms.
     """
 
     def __init__(
@@ -232,6 +233,7 @@ class AsyncQueue(AsyncSubmitter):
         rule = FastRule(lambda: rest.has_reached, retry_seconds)
         super().__init__(rest, rule, Submits(rule, room))
         self._room = room or DEFAULT_ROOM
+        self.schedules = AsyncSchedules(rest, rule, self._submits)
 
     async def gather(
         self,

@@ -26,6 +26,7 @@ from zndraw_joblib.client.flows import (
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.results import ResultReader
 from zndraw_joblib.client.retry import FastRule, RetryRule
+from zndraw_joblib.client.schedules import Schedules
 from zndraw_joblib.client.submits import Chunk, NewTask, Submits, Submitted, TaskOptions, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
@@ -213,7 +214,7 @@ class Queue(Submitter, ResultReader):
 
     A response may take `timeout` seconds. Requests are repeated for `retry_seconds` while the server cannot
     be reached or a response is lost, each submit with the same `Idempotency-Key`; but a queue that has never
-    reached its server raises `ServerUnreachable` at once.
+    reached its server raises `ServerUnreachable` at once. `schedules` has the schedules of rooms.
     """
 
     def __init__(
@@ -231,6 +232,7 @@ class Queue(Submitter, ResultReader):
         rule = FastRule(lambda: rest.has_reached, retry_seconds)
         super().__init__(rest, rule, Submits(rule, room))
         self._room = room or DEFAULT_ROOM
+        self.schedules = Schedules(rest, rule, self._submits)
 
     def gather(
         self,

@@ -178,7 +178,7 @@ class Submits:
 
     def submit(self, task: NewTask, key: str | None) -> Flow[TaskResponse]:
         """Submit a task, and return it. Raises `JobNotFound` with the nearest names."""
-        name, payload = yield from self._name_and_payload(task)
+        name, payload = yield from self.name_and_payload(task)
         room = task_room(task.room or self.room, name)
         make = partial(calls.submit, room, str(name), payload, **task.options())
         try:
@@ -239,7 +239,7 @@ class Submits:
     def _body_of(self, task: Any, room: str | None, index: int) -> Flow[tuple[bytes, str]]:
         new = task if isinstance(task, NewTask) else NewTask(task)
         try:
-            name, payload = yield from self._name_and_payload(new, room)
+            name, payload = yield from self.name_and_payload(new, room)
             room_id = task_room(new.room or room or self.room, name)
             return task_body(room_id, str(name), payload, new.options()), room_id
         except TypeError as error:
@@ -247,7 +247,8 @@ class Submits:
         except (ValueError, ProblemException) as error:
             raise ValueError(f"tasks.{index}: {error}") from error
 
-    def _name_and_payload(self, task: NewTask, room: str | None = None) -> Flow[tuple[JobName, Any]]:
+    def name_and_payload(self, task: NewTask, room: str | None = None) -> Flow[tuple[JobName, Any]]:
+        """Return the name of a task's job, which may be looked up, and its payload."""
         validated(TaskSubmitRequest, task.options())
         job, payload = task.job, task.payload
         searched = task.job_room or task.room or room or self.room or DEFAULT_ROOM

@@ -9,8 +9,8 @@ from uuid import UUID
 from pydantic import BaseModel, BeforeValidator, Field
 
 from zndraw_joblib.wire import events, messages, providers
+from zndraw_joblib.wire.bodies import JsonObject
 from zndraw_joblib.wire.events import Emission, status_emission
-from zndraw_joblib.wire.messages import JsonObject
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus, targets
 
 TERMINAL_STATUSES = set(TERMINAL)

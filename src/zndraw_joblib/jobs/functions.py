@@ -29,6 +29,7 @@ from zndraw_joblib.jobs.extensions import DEFAULT_CATEGORY, Category, Extension
 from zndraw_joblib.jobs.task_context import TaskContext
 from zndraw_joblib.wire.names import GLOBAL, is_name, validate_room_id
 from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
+from zndraw_joblib.wire.schedules import ScheduleTimes
 
 _GOOGLE = re.compile(r"^(?:Args|Arguments|Parameters):$")
 _GOOGLE_ENTRY = re.compile(r"^\*{0,2}(\w+)(?: *\([^)]*\))?: *(.*)$")
@@ -269,7 +270,12 @@ def job(
 def job(function: Callable[Call, Result], /) -> JobFunction[Call, Call, Result]: ...
 @overload
 def job(
-    *, name: str | None = ..., category: Category | str = ..., policy: JobPolicy | None = ..., room: str = ...
+    *,
+    name: str | None = ...,
+    category: Category | str = ...,
+    policy: JobPolicy | None = ...,
+    room: str = ...,
+    schedule: ScheduleTimes | str | None = ...,
 ) -> JobDecorator: ...
 def job(
     function: Any = None,
@@ -279,6 +285,7 @@ def job(
     category: Category | str = DEFAULT_CATEGORY,
     policy: JobPolicy | None = None,
     room: str = GLOBAL,
+    schedule: ScheduleTimes | str | None = None,
 ) -> Any:
     """Make a function or a coroutine function a job, wherever an `Extension` class is one.
 
@@ -289,11 +296,14 @@ def job(
 
     `name` is the last part of the job's full name, by default the function's; `policy` and `room` hold where
     the registration gives no others. Unless `policy` sets `without_workers`, tasks wait while no worker
-    serves the job. A call still calls the function; `area.task(width=3)` is a task of it,
-    to submit. Raises TypeError for a function that cannot be a job; it names the parameter and the remedy.
+    serves the job. `schedule`, a cron expression or a `ScheduleTimes`, submits tasks of it in the job's room.
+    A call still calls the function; `area.task(width=3)` is a task of it, to submit. Raises TypeError for a
+    function that cannot be a job; it names the parameter and the remedy.
     """
     attributes: dict[str, Any] = {"category": _checked_category(category), "job_room": validate_room_id(room)}
     attributes["policy"] = queuing(_checked_policy(policy or JobPolicy()))
+    if schedule is not None:
+        attributes["job_schedule"] = _checked_schedule(schedule)
 
     def decorate(function: Any) -> Any:
         _check_function(function)
@@ -368,6 +378,16 @@ def _checked_policy(policy: JobPolicy) -> JobPolicy:
     if not isinstance(policy, JobPolicy):
         raise TypeError(f"@job: policy must be a JobPolicy, not {policy!r:.100}")
     return policy
+
+
+def _checked_schedule(schedule: ScheduleTimes | str) -> ScheduleTimes:
+    if isinstance(schedule, str):
+        return ScheduleTimes(cron=schedule)
+    if not isinstance(schedule, ScheduleTimes):
+        raise TypeError(
+            f"@job: schedule must be a cron expression or ScheduleTimes(…), not {schedule!r:.100}"
+        )
+    return schedule
 
 
 def _checked_category(category: Category | str) -> str:

@@ -2,14 +2,49 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from operator import is_
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from zndraw_joblib.wire.models import DeferredModel
-from zndraw_joblib.wire.names import unknown_text
+from zndraw_joblib.wire.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name, unknown_text
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(
+            f"a name has 1 to {MAX_NAME_LENGTH} letters, digits, '_', '-', '.', not starting with '-' or '.'"
+        )
+    return text
+
+
+# Not a pydantic pattern: its regex engine and Python's disagree on which characters are letters.
+Name = Annotated[
+    str,
+    AfterValidator(_name),
+    Field(json_schema_extra={"minLength": 1, "maxLength": MAX_NAME_LENGTH, "pattern": NAME_PATTERN}),
+]
+JsonObject = dict[str, Any]
+
+
+# asyncpg takes the last microsecond of the year for infinity.
+_LAST_MOMENT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
+def _in_utc(moment: datetime) -> datetime:
+    with suppress(OverflowError):
+        if (utc := moment.astimezone(UTC)) <= _LAST_MOMENT:
+            return utc
+    raise ValueError(
+        f"{moment.isoformat()} is outside the years 1 to 9999 in UTC, which the database can store"
+    )
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 # Whether a field of a response is omitted: for `Field(exclude_if=is_none)`. It is called for each response.
 is_none: Callable[[Any], bool] = partial(is_, None)

@@ -6,21 +6,28 @@ The server ignores unknown fields of a request.
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import version
 from typing import Annotated, Any, Generic, Literal, Self, TypedDict, TypeVar
 from uuid import UUID
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from zndraw_joblib.wire.bodies import CheckedKeywords, RequestBody, ResponseBody, is_none
+from zndraw_joblib.wire.bodies import (
+    CheckedKeywords,
+    JsonObject,
+    Moment,
+    Name,
+    RequestBody,
+    ResponseBody,
+    is_none,
+)
 from zndraw_joblib.wire.models import DeferredModel
-from zndraw_joblib.wire.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
 from zndraw_joblib.wire.policy import MAX_ERROR_TYPE, Attempts, Delay, JobPolicy, Priority, Seconds
 from zndraw_joblib.wire.problems import Problem
 from zndraw_joblib.wire.progress import Failure, LogPart, Progress, StoredResult
+from zndraw_joblib.wire.schedules import ScheduleTimes
 from zndraw_joblib.wire.statuses import TaskStatus
 
 MAX_WORKER_NAME = 128
@@ -73,38 +80,7 @@ MAX_BATCH = 1000
 MAX_ERROR_TYPES = 32
 
 
-def _name(text: str) -> str:
-    if not is_name(text):
-        raise ValueError(
-            f"a name has 1 to {MAX_NAME_LENGTH} letters, digits, '_', '-', '.', not starting with '-' or '.'"
-        )
-    return text
-
-
-# Not a pydantic pattern: its regex engine and Python's disagree on which characters are letters.
-Name = Annotated[
-    str,
-    AfterValidator(_name),
-    Field(json_schema_extra={"minLength": 1, "maxLength": MAX_NAME_LENGTH, "pattern": NAME_PATTERN}),
-]
-JsonObject = dict[str, Any]
 Item = TypeVar("Item")
-
-
-# asyncpg takes the last microsecond of the year for infinity.
-_LAST_MOMENT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-
-
-def _in_utc(moment: datetime) -> datetime:
-    with suppress(OverflowError):
-        if (utc := moment.astimezone(UTC)) <= _LAST_MOMENT:
-            return utc
-    raise ValueError(
-        f"{moment.isoformat()} is outside the years 1 to 9999 in UTC, which the database can store"
-    )
-
-
-Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 class SchemaBody(BaseModel):
@@ -138,7 +114,8 @@ class JobRegisterRequest(SchemaBody, JobPolicy):
     """Register a job and link a worker to it; without `worker_id` a new worker is created.
 
     Omitted policy fields keep their registered or default value. `max_tasks`: how many tasks the worker may
-    hold at once, null for no limit. `worker` describes a new worker.
+    hold at once, null for no limit. `worker` describes a new worker. `schedule` creates or replaces the
+    schedule of the room that has the job's name; it stays when the worker leaves.
     """
 
     category: Name
@@ -146,6 +123,7 @@ class JobRegisterRequest(SchemaBody, JobPolicy):
     worker_id: UUID | None = None
     max_tasks: MaxTasks | None = None
     worker: WorkerInfo | None = None
+    schedule: ScheduleTimes | None = None
 
 
 class JobResponse(SchemaBody, JobPolicy, ResponseBody):
@@ -349,6 +327,8 @@ class TaskResponse(ResponseBody):
     - `unique_key`: the key that no other task may hold at the same time, only in responses to submits and to
       requests that read tasks, and only if there is one.
     - `duplicate`: true in the response to a submit that made no task, because this one holds its key.
+    - `schedule`, `due_at`: the schedule of its room that submitted it, and the due time. They are omitted for
+      other tasks, and `due_at` for a schedule's task that somebody ran by hand.
     """
 
     # What a new field needs is in CONTRIBUTING, "How to add a field or an option".
@@ -377,6 +357,8 @@ class TaskResponse(ResponseBody):
     traceparent: str | None = Field(default=None, exclude_if=is_none)
     unique_key: str | None = Field(default=None, exclude_if=is_none)
     duplicate: Literal[True] | None = Field(default=None, exclude_if=is_none)
+    schedule: str | None = Field(default=None, exclude_if=is_none)
+    due_at: datetime | None = Field(default=None, exclude_if=is_none)
 
 
 class TaskClaimRequest(RequestBody):

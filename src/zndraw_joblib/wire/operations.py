@@ -17,6 +17,7 @@ from zndraw_joblib.wire import messages as m
 from zndraw_joblib.wire import operators as o
 from zndraw_joblib.wire import problems as p
 from zndraw_joblib.wire import providers as pr
+from zndraw_joblib.wire import schedules as sc
 from zndraw_joblib.wire.progress import StoredResult
 
 PREFIX = "/v1/joblib"
@@ -40,6 +41,10 @@ class WorkerPage(m.PaginatedResponse[o.WorkerSummary]):
 
 class ProviderPage(m.PaginatedResponse[pr.ProviderResponse]):
     """One page of a list of providers, newest first; `total` counts the whole list."""
+
+
+class SchedulePage(m.PaginatedResponse[sc.ScheduleResponse]):
+    """One page of the schedules of a room, by name; `total` counts the whole list."""
 
 
 class FoundTasks(m.CursorResponse[o.FoundTask]):
@@ -162,6 +167,7 @@ def _quoted(text: str) -> str:
 _ROOMS: Problems = (p.InvalidRoomId,)
 _WRITABLE_ROOMS: Problems = (p.InvalidRoomId, p.Locked)
 _JOB: Problems = (p.JobNotFound,)
+_SCHEDULE: Problems = (p.ScheduleNotFound,)
 _TASK: Problems = (p.TaskNotFound,)
 _WORKER: Problems = (p.WorkerNotFound,)
 _PROVIDER: Problems = (p.ProviderNotFound,)
@@ -246,7 +252,8 @@ LIST_ROOM_WORKERS = Operation("list_room_workers", "GET", "/rooms/{room_id}/work
 
 REGISTER_JOB = Operation("register_job", "PUT", "/rooms/{room_id}/jobs",
     "jobs", Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, body=m.JobRegisterRequest, status=201,
-    problems=(*_REGISTER, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.TooManyRequests))
+    problems=(*_REGISTER, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.InvalidPayload,
+        p.TooManyRequests))
 LIST_JOBS = Operation("list_jobs", "GET", "/rooms/{room_id}/jobs",
     "jobs", Access.ROOM_READ, Effect.READ, JobPage)
 LIST_JOB_TASKS = Operation("list_job_tasks", "GET", "/rooms/{room_id}/jobs/{name}/tasks",
@@ -257,6 +264,24 @@ RESUME_JOB = Operation("resume_job", "POST", "/rooms/{room_id}/jobs/{name}/resum
     "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, problems=_JOB)
 GET_JOB = Operation("get_job", "GET", "/rooms/{room_id}/jobs/{name}",
     "jobs", Access.ROOM_READ, Effect.READ, m.JobResponse, problems=_JOB)
+
+# Schedules.
+
+PUT_SCHEDULE = Operation("put_schedule", "PUT", "/rooms/{room_id}/schedules/{schedule}",
+    "schedules", Access.ROOM_WRITE, Effect.WRITE_ONCE, sc.ScheduleResponse, body=sc.ScheduleRequest,
+    status=201, problems=(*_JOB, p.Conflict, p.InvalidPayload, p.TooManyRequests))
+LIST_SCHEDULES = Operation("list_schedules", "GET", "/rooms/{room_id}/schedules",
+    "schedules", Access.ROOM_READ, Effect.READ, SchedulePage)
+GET_SCHEDULE = Operation("get_schedule", "GET", "/rooms/{room_id}/schedules/{schedule}",
+    "schedules", Access.ROOM_READ, Effect.READ, sc.ScheduleResponse, problems=_SCHEDULE)
+UPDATE_SCHEDULE = Operation("update_schedule", "PATCH", "/rooms/{room_id}/schedules/{schedule}",
+    "schedules", Access.ROOM_WRITE, Effect.WRITE_ONCE, sc.ScheduleResponse, body=sc.ScheduleUpdate,
+    problems=_SCHEDULE)
+RUN_SCHEDULE = Operation("run_schedule", "POST", "/rooms/{room_id}/schedules/{schedule}/run",
+    "schedules", Access.ROOM_WRITE, Effect.WRITE_ONCE, m.TaskResponse, status=202,
+    problems=(*_SCHEDULE, *_SUBMIT))
+DELETE_SCHEDULE = Operation("delete_schedule", "DELETE", "/rooms/{room_id}/schedules/{schedule}",
+    "schedules", Access.ROOM_WRITE, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=_SCHEDULE)
 
 # Events.
 

@@ -7,15 +7,8 @@ from uuid import UUID
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from zndraw_joblib.wire.bodies import RequestBody, ResponseBody
-from zndraw_joblib.wire.messages import (
-    Moment,
-    SchemaBody,
-    SweeperCycle,
-    SweeperMode,
-    SweeperState,
-    WorkerInfo,
-)
+from zndraw_joblib.wire.bodies import Moment, RequestBody, ResponseBody
+from zndraw_joblib.wire.messages import SchemaBody, SweeperCycle, SweeperMode, SweeperState, WorkerInfo
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.statuses import TaskStatus
 

@@ -157,6 +157,10 @@ class JobNotFound(NotFound):
     """The room can use no active job of this name."""
 
 
+class ScheduleNotFound(NotFound):
+    """The room has no schedule of this name."""
+
+
 class WorkerNotFound(NotFound):
     """The worker is unknown: it disconnected, was removed without heartbeats, or never registered."""
 
@@ -417,6 +421,7 @@ REMEDIES: dict[type[ProblemException], str] = {
     NotFound: "Check the path: the API begins with `/v1/joblib`, after a host's prefix (if any).",
     JobNotFound: "Check the full name `room:category:name` and the room, and that a worker serves the job: "
     "`zndraw-joblib jobs`.",
+    ScheduleNotFound: "List the schedules of the room; names are case-sensitive.",
     WorkerNotFound: "Register the worker and its jobs again. The SDK does so by itself.",
     ProviderNotFound: "Check the full name and the room, and that the provider's worker runs.",
     TaskNotFound: "Check the id. The server deletes ended tasks after `keep_finished_days`, if it is set.",

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from zndraw_joblib.wire.bodies import RequestBody, ResponseBody
-from zndraw_joblib.wire.messages import Name, SchemaBody, WorkerInfo
+from zndraw_joblib.wire.bodies import Name, RequestBody, ResponseBody
+from zndraw_joblib.wire.messages import SchemaBody, WorkerInfo
 
 # The headers of an upload: the request, ok or error, the worker.
 REQUEST_HASH = "X-Request-Hash"

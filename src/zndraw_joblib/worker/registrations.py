@@ -86,9 +86,14 @@ class JobRegistration:
             name=self.cls.__name__,
             schema_=self.cls.model_json_schema(),
             worker_id=worker_id,
+            **self._schedule(),
             **about,
             **{name: getattr(self.policy, name) for name in self.policy.model_fields_set},
         )
+
+    def _schedule(self) -> dict[str, Any]:
+        schedule = getattr(self.cls, "job_schedule", None)
+        return {} if schedule is None else {"schedule": schedule}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS, RecentEnds
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Page
-from zndraw_joblib.server.queue import sql_counts, sql_jobs, sql_occurrences
+from zndraw_joblib.server.queue import sql_counts, sql_jobs, sql_occurrences, sql_schedules
 from zndraw_joblib.server.queue.sql_counts import WaitingTask
 from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode
 from zndraw_joblib.wire.names import INTERNAL
@@ -465,6 +465,7 @@ class QueueMetrics:
     silent_servers: int
     last_success: datetime | None
     statistics_until: datetime | None
+    schedule_lag_seconds: float
 
 
 async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetrics:
@@ -486,7 +487,14 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetric
         silent_servers=silent,
         last_success=max(successes, default=None),
         statistics_until=await sql_occurrences.read_until(tx),
+        schedule_lag_seconds=await _schedule_lag(tx, now),
     )
+
+
+async def _schedule_lag(tx: Transaction, now: datetime) -> float:
+    """Return for how many seconds the schedule that is most behind has been due; 0 if none is."""
+    first = await sql_schedules.next_due(tx)
+    return 0.0 if first is None else max(0.0, (now - first).total_seconds())
 
 
 async def _jobs(

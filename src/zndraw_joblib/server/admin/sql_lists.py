@@ -26,7 +26,8 @@ from zndraw_joblib.server.queue.sql_jobs import COLUMNS as JOB_COLUMNS
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_providers import COLUMNS, ProviderRow
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.messages import CursorResponse, Name
+from zndraw_joblib.wire.bodies import Name
+from zndraw_joblib.wire.messages import CursorResponse
 from zndraw_joblib.wire.names import validate_room_id
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.operators import (

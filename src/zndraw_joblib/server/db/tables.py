@@ -432,6 +432,7 @@ KEY_IS_HELD = f"""unique_id IS NOT NULL AND (unique_until IS NULL OR (completed_
         AND attempt = unstarted + CASE WHEN status = '{TaskStatus.CLAIMED}' THEN 1 ELSE 0 END
     )
 )))"""
+_LIVE_OF_SCHEDULE = "schedule IS NOT NULL AND completed_at IS NULL"
 _UNSUCCESSFUL = _among("status", frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED}))
 
 
@@ -532,6 +533,7 @@ class Task(Base, table=True):
 
     `unique_id` is the digest of the unique key `unique_text`. The task holds the key until it has ended or
     started, as `unique_until` says, or until `unique_expires_at`.
+    `schedule` is the name of the schedule of its room that submitted it, `due_at` the due time.
     """
 
     __tablename__ = "joblib_task"
@@ -558,6 +560,14 @@ class Task(Base, table=True):
         Index("ix_joblib_task_job_room", "job_id", "room_id", "created_at", "seq"),
         _partial("ix_joblib_task_ended", "completed_at IS NOT NULL", "completed_at", "seq"),
         _partial("ix_joblib_task_unsuccessful", _UNSUCCESSFUL, "status", "seq"),
+        Index(
+            "ix_joblib_task_schedule",
+            *("room_id", "schedule", "due_at"),
+            unique=True,
+            postgresql_where=text("schedule IS NOT NULL"),
+            sqlite_where=text("schedule IS NOT NULL"),
+        ),
+        _partial("ix_joblib_task_schedule_live", _LIVE_OF_SCHEDULE, "room_id", "schedule"),
         _partial(
             "ix_joblib_task_on_end",
             "on_end IS NOT NULL AND completed_at IS NOT NULL",
@@ -608,6 +618,39 @@ class Task(Base, table=True):
     unique_text: str | None = _optional_text()
     unique_until: str | None = _optional_text()
     unique_expires_at: datetime | None = moment(nullable=True)
+    schedule: str | None = Field(default=None, max_length=128)
+    due_at: datetime | None = moment(nullable=True)
+
+
+class Schedule(Base, table=True):
+    """A schedule of a room: it submits tasks of a job at due times.
+
+    `spec` is a `ScheduleTimes` as JSON. Intervals are counted from `anchor_at`. At `next_due_at` the next
+    task is due; null after the last one. A writer that submits its tasks has locked the job, then the row.
+    """
+
+    __tablename__ = "joblib_schedule"
+    __table_args__ = (
+        UniqueConstraint("room_id", "name"),
+        _partial("ix_joblib_schedule_due", "next_due_at IS NOT NULL AND NOT paused", "next_due_at"),
+        Index(None, "owner_id"),
+    )
+
+    id: UUID = _id()
+    room_id: str = Field(max_length=128)
+    name: str = Field(max_length=128)
+    owner_id: str
+    job_name: str = _column(Text)
+    spec: str = _column(Text)
+    paused: bool = _no()
+    created_at: datetime = moment()
+    updated_at: datetime = moment()
+    anchor_at: datetime = moment()
+    next_due_at: datetime | None = moment(nullable=True)
+    last_due_at: datetime | None = moment(nullable=True)
+    last_task_id: UUID | None = _column(Uuid, optional=True)
+    error: str | None = _optional_text()
+    error_at: datetime | None = moment(nullable=True)
 
 
 class RoomQueue(Base, table=True):

@@ -17,6 +17,7 @@ from starlette.middleware import Middleware
 from zndraw_joblib.server.admin.overviews import Overviews
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.background.loops import Health, Metrics, Rollups, Scheduler, ServerReports
+from zndraw_joblib.server.background.schedules import Schedules
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Clock, Database
@@ -227,6 +228,7 @@ class JobLib(HostApi):
         self.overviews, self.sweeper = Overviews(runtime, self.streams), self._new_sweeper(monotonic)
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
         self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end or {})
+        self.schedules = Schedules(runtime, self.dispatcher.configure)
         self._internal_jobs, self._given_results = internal_jobs, result_backend
 
     def _connect_internal(self, worker_token: WorkerToken | None) -> None:
@@ -336,6 +338,7 @@ class JobLib(HostApi):
             start("dispatcher", self.dispatcher.run()),
             start("statistics", self.rollups.run()),
             start("on_end", self.end_hooks.run()),
+            start("schedules", self.schedules.run()),
         ]
         if self.rooms is not None:
             running += [start(name, run()) for name, run in self.rooms.loops.items()]

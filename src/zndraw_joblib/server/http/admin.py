@@ -36,7 +36,8 @@ from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, format_sse_
 from zndraw_joblib.server.runtime.problem_responses import as_problem, invalid_part
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.messages import Moment, SweeperUpdate
+from zndraw_joblib.wire.bodies import Moment
+from zndraw_joblib.wire.messages import SweeperUpdate
 from zndraw_joblib.wire.names import RESERVED, parse_job_name, validate_room_id
 from zndraw_joblib.wire.operations import Access
 from zndraw_joblib.wire.operators import (

@@ -9,8 +9,16 @@ from zndraw_joblib.server.admin import rules_lists
 from zndraw_joblib.server.http.access import QueueState
 from zndraw_joblib.server.http.requests import Omissible
 from zndraw_joblib.server.http.routing import NamedJob, Paging, json_response, serves
+from zndraw_joblib.server.http.schedules import checked_schedule
 from zndraw_joblib.server.process.ports import Identity, Page, RequestKey
-from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_tasks, rules_transitions, rules_workers
+from zndraw_joblib.server.queue import (
+    rules_audit,
+    rules_jobs,
+    rules_schedules,
+    rules_tasks,
+    rules_transitions,
+    rules_workers,
+)
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, WORKER, Answers, answers_of, once
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
@@ -33,10 +41,15 @@ async def register_job(
     item = rules_jobs.JobToRegister(caller, room_id, body, runtime.settings.max_jobs_per_room, add_job)
     schema = rules_jobs.check(item, runtime.settings.allowed_categories)
     await runtime.payload_validator.check_schema(schema, caller.id)
+    schedule = None
+    if body.schedule is not None:
+        name = JobName(room_id, body.category, body.name)
+        schedule = rules_schedules.NewSchedule(caller, room_id, body.name, name, body.schedule)
+        schedule = await checked_schedule(runtime, schedule, schema)
     if body.worker_id is None:
         await runtime.stored.take(runtime.stored.workers, caller.id, [key])
     await runtime.stored.jobs.prepare(caller.id)
-    job, is_new = await runtime.write(once(key, _REGISTERED, rules_jobs.register), item=item)
+    job, is_new = await runtime.write(once(key, _REGISTERED, rules_schedules.register_job), item, schedule)
     return json_response(job, 201 if is_new else 200)
 
 

@@ -108,6 +108,9 @@ def queue_families(figures: QueueMetrics) -> Iterator[Family]:
     servers.add(labels_of(state="active"), figures.active_servers)
     servers.add(labels_of(state="silent"), figures.silent_servers)
     yield servers
+    lag = _gauge("schedule_lag_seconds", "For how long the schedule that is most behind has been due.")
+    lag.add("", figures.schedule_lag_seconds)
+    yield lag
     for name, text, at in (
         ("sweeper_last_success", "When a sweeper last had a good cycle.", figures.last_success),
         ("statistics_until", "Until when the counters of tasks are complete.", figures.statistics_until),

@@ -52,6 +52,7 @@ TAGS = {
     "jobs": "Register, list and pause jobs.",
     "rooms": "Rooms and their counts.",
     "workers": "Workers and their heartbeats.",
+    "schedules": "Rules by which the server submits tasks of a job at due times.",
     "providers": "Remote data sources, requests to them, and their results.",
     "overview": "The state of the queue, statistics and metrics.",
     "admin": "For operators: the sweeper, the settings, the audit trail.",

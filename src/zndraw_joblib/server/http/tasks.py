@@ -117,7 +117,7 @@ def _span(request: Request, job: JobName | None, count: int | None) -> Iterator[
 # Endpoints of tasks.
 
 
-_TASK_PATH = PREFIX + ops.GET_TASK.path(task_id="")
+TASK_PATH = PREFIX + ops.GET_TASK.path(task_id="")
 Number = Annotated[int, Query(ge=0, le=MAX_LINE_NUMBER)]
 
 
@@ -150,7 +150,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
         else:
             answer = await queue.runtime.submit(item)
             task = answer.result if isinstance(answer, Repeat) else answer
-    headers = {"Location": f"{queue.prefix}{_TASK_PATH}{task.id}", "Retry-After": "1"}
+    headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1"}
     if task.duplicate:
         await _check_duplicate(request, caller, room_id, task)
         return json_response(task, 200, headers)

@@ -114,8 +114,10 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     max_workers: Annotated[int, Field(ge=1)] = 20_000
     max_jobs: Annotated[int, Field(ge=1)] = 100_000
     max_providers: Annotated[int, Field(ge=1)] = 100_000
+    max_schedules: Annotated[int, Field(ge=1)] = 100_000
     max_pending_tasks: Annotated[int, Field(ge=1)] = 10_000_000
     max_jobs_per_room: Annotated[int, Field(ge=1)] = 10_000
+    max_schedules_per_room: Annotated[int, Field(ge=1)] = 10_000
     max_claims_per_worker: Annotated[int, Field(ge=1)] = 64
     disconnect_grace_seconds: Annotated[float, Field(ge=-1, le=3600)] = 10
     allowed_provider_categories: WordList | None = None

@@ -59,6 +59,17 @@ def recorded(
     return apply
 
 
+def of_operator(
+    work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+    caller: Identity,
+    action: str,
+    target: str,
+    room_id: str | None = None,
+) -> Callable[Concatenate[Transaction, P], Awaitable[Result]]:
+    """Return a function like `work` that also records the action of a superuser."""
+    return recorded(work, caller, action, target, room_id) if caller.is_superuser else work
+
+
 def is_by_operator(caller: Identity, task: TaskRecord) -> bool:
     """Return whether a caller acts on a task only as a superuser: neither as its submitter nor its holder."""
     return caller.is_superuser and caller.id not in {task.created_by, task.worker_owner_id}

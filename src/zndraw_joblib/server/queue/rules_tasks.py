@@ -98,6 +98,8 @@ class Submission:
     got in an earlier attempt to insert it, which may have succeeded. `traceparent`: the trace context of the
     submit. `on_end`: the name of the host's function to call after the task's end. `payload_key`: the unique
     key that the payload has, if the submit needs it and it was computed already, or why it has none.
+    submit. `on_end`: the name of the host's function to call after the task's end. `schedule` and `due_at`:
+    the schedule that submits it, and when it was due.
     """
 
     caller: Identity
@@ -119,6 +121,8 @@ class Submission:
     traceparent: str | None = None
     on_end: str | None = None
     payload_key: str | ProblemException | None = None
+    schedule: str | None = None
+    due_at: datetime | None = None
 
     @property
     def needs(self) -> str:
@@ -375,6 +379,8 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
         lane=-(policy.priority if options.priority is None else options.priority),
         max_attempts=options.max_attempts,
         traceparent=item.traceparent,
+        schedule=item.schedule,
+        due_at=item.due_at,
         policy=policy,
     )
     # A task that may not start at once waits in its queue, where the dispatcher finds it.
@@ -643,7 +649,7 @@ async def find_written(tx: Transaction, items: Sequence[Submission]) -> dict[int
 
 
 def _is_plain(item: Submission, name: JobName, schema: str) -> bool:
-    if item.job != name or item.on_end is not None or item.requires_worker:
+    if item.job != name or item.on_end is not None or item.requires_worker or item.schedule is not None:
         return False
     if not item.options.model_fields_set.isdisjoint(_OPTIONS):
         return False

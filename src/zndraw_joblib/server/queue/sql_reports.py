@@ -105,7 +105,10 @@ def _past(at: datetime, seconds: float | None) -> str | None:
 
 
 # The columns that the answers to these reports have.
-_ROWS = ShortRows(job_id=None, claimed_at=None, result=None, run_at=None, expires_at=None, traceparent=None)
+_ROWS = ShortRows(
+    **dict.fromkeys(("job_id", "claimed_at", "result", "run_at", "expires_at", "traceparent")),
+    **dict.fromkeys(("schedule", "due_at")),
+)
 _NAMES = (*_ROWS.names, "max_in_flight")
 _TYPES = {name: TEXT for name in ("source", "target", "result", "started", "ended")}
 _TYPES |= {"started_ago": FLOAT, "ended_ago": FLOAT}
@@ -117,14 +120,14 @@ _IS_END = f"reports.target = '{TaskStatus.COMPLETED}'"
 def _may_be_written(policy: str) -> str:
     """Return the conditions: the owner, the fence, the guard on the status, and what this statement can do.
 
-    The task has no deadline when it starts, and a start and end together replace no error, which the answer
-    to the start has.
+    The task is of no schedule, it has no deadline when it starts, and a start and end together replace no
+    error, which the answer to the start has.
     """
     fence = " AND ".join(
         f"joblib_task.{name} = coalesce(reports.{name}, joblib_task.{name})" for name in FENCE
     )
     return f"""joblib_task.worker_owner_id = reports.worker_owner_id AND {fence}
-        AND joblib_task.status = reports.source
+        AND joblib_task.status = reports.source AND joblib_task.schedule IS NULL
         AND ({_IS_END} OR ({policy} ->> 'timeout_seconds') IS NULL)
         AND (reports.source <> '{TaskStatus.CLAIMED}' OR NOT {_IS_END}
             OR (joblib_task.error IS NULL AND joblib_task.error_code IS NULL))"""

@@ -30,6 +30,9 @@ workers = _counter(
 providers = _counter(
     "SELECT count(*) FROM joblib_provider", "SELECT owner_id, count(*) FROM joblib_provider GROUP BY owner_id"
 )
+schedules = _counter(
+    "SELECT count(*) FROM joblib_schedule", "SELECT owner_id, count(*) FROM joblib_schedule GROUP BY owner_id"
+)
 # A job is one of each user who has a worker of it. One without a worker that stays for its pending tasks is
 # one of the users who submitted the first in its queue, or any that are scheduled for later. One that stays
 # by its policy is one of the user who registered it last.

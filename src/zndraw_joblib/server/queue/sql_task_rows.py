@@ -72,6 +72,8 @@ class TaskRow:
     run_at: datetime | None = None
     expires_at: datetime | None = None
     traceparent: str | None = None
+    schedule: str | None = None
+    due_at: datetime | None = None
 
     def changed(self, **values: Any) -> Self:
         """Return a copy with other values."""

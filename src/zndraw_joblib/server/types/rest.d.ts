@@ -520,6 +520,80 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/joblib/rooms/{room_id}/schedules/{schedule}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get schedule
+         * @description Return a schedule; with ``?next=5``, also its next five due times.
+         */
+        get: operations["getSchedule"];
+        /**
+         * Put schedule
+         * @description Create or replace a schedule of a job. Its tasks are submitted as the caller's.
+         *
+         *     With the same times it keeps its next due time.
+         */
+        put: operations["putSchedule"];
+        post?: never;
+        /**
+         * Delete schedule
+         * @description Delete a schedule. Its tasks stay.
+         */
+        delete: operations["deleteSchedule"];
+        options?: never;
+        head?: never;
+        /**
+         * Update schedule
+         * @description Pause or resume a schedule. What was due meanwhile follows its `catch_up`.
+         */
+        patch: operations["updateSchedule"];
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/schedules": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List schedules
+         * @description List the schedules of a room, by name.
+         */
+        get: operations["listSchedules"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/schedules/{schedule}/run": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Run schedule
+         * @description Submit a task of a schedule now, as the caller's, also while the schedule is paused.
+         */
+        post: operations["runSchedule"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/joblib/tasks/{task_id}/events": {
         parameters: {
             query?: never;
@@ -1422,6 +1496,12 @@ export interface components {
             is_complete: boolean;
         };
         /**
+         * CatchUp
+         * @description Which missed due times run later: none, the last one, or all, up to `max_catch_up`.
+         * @enum {string}
+         */
+        CatchUp: "none" | "last" | "all";
+        /**
          * ClaimedProviderRequest
          * @description A provider request, to be answered by ``POST /providers/{provider_id}/results``.
          *
@@ -1783,7 +1863,8 @@ export interface components {
          * @description Register a job and link a worker to it; without `worker_id` a new worker is created.
          *
          *     Omitted policy fields keep their registered or default value. `max_tasks`: how many tasks the worker may
-         *     hold at once, null for no limit. `worker` describes a new worker.
+         *     hold at once, null for no limit. `worker` describes a new worker. `schedule` creates or replaces the
+         *     schedule of the room that has the job's name; it stays when the worker leaves.
          */
         JobRegisterRequest: {
             /**
@@ -1836,6 +1917,7 @@ export interface components {
             /** Max Tasks */
             max_tasks?: number | null;
             worker?: components["schemas"]["WorkerInfo"] | null;
+            schedule?: components["schemas"]["ScheduleTimes"] | null;
         };
         /**
          * JobResponse
@@ -2021,6 +2103,14 @@ export interface components {
             /** N */
             n: number;
         };
+        /**
+         * Overlap
+         * @description What happens at a due time while earlier tasks of the schedule have not ended.
+         *
+         *     `allow`: its task is submitted. `skip`: it is not. `queue_one`: it is, unless one waits already.
+         * @enum {string}
+         */
+        Overlap: "allow" | "skip" | "queue_one";
         /**
          * Overview
          * @description The state of the queue at `at`: findings first, the most urgent first.
@@ -2395,6 +2485,216 @@ export interface components {
             tasks: components["schemas"]["TaskStatusEvent"][];
             /** Total */
             total: number;
+        };
+        /**
+         * SchedulePage
+         * @description One page of the schedules of a room, by name; `total` counts the whole list.
+         */
+        SchedulePage: {
+            /** Items */
+            items: components["schemas"]["ScheduleResponse"][];
+            /** Total */
+            total: number;
+            /** Limit */
+            limit: number;
+            /** Offset */
+            offset: number;
+        };
+        /**
+         * ScheduleRequest
+         * @description Create a schedule of a job, or replace it. `job` is the job's full name.
+         *
+         *     Without `paused`, a schedule that exists stays paused or not.
+         */
+        ScheduleRequest: {
+            /** Cron */
+            cron?: string | null;
+            /** Every Seconds */
+            every_seconds?: number | null;
+            /** At */
+            at?: string | null;
+            /**
+             * Time Zone
+             * @description Default: `"UTC"`.
+             */
+            time_zone?: string;
+            /**
+             * Jitter Seconds
+             * @description Default: `0.0`.
+             */
+            jitter_seconds?: number;
+            /** @description Default: `"allow"`. */
+            overlap?: components["schemas"]["Overlap"];
+            /** @description Default: `"last"`. */
+            catch_up?: components["schemas"]["CatchUp"];
+            /**
+             * Max Catch Up
+             * @description Default: `100`.
+             */
+            max_catch_up?: number;
+            /** Starts At */
+            starts_at?: string | null;
+            /** Ends At */
+            ends_at?: string | null;
+            /** Payload */
+            payload?: {
+                [key: string]: unknown;
+            };
+            /** Priority */
+            priority?: number | null;
+            /** Expires In Seconds */
+            expires_in_seconds?: number | null;
+            /** Max Attempts */
+            max_attempts?: number | null;
+            /** Job */
+            job: string;
+            /** Paused */
+            paused?: boolean | null;
+        };
+        /**
+         * ScheduleResponse
+         * @description A schedule. Its tasks are those of `created_by`, who has written it last.
+         *
+         *     - `next_due_at`: null after the last due time. `next`: the due times that the request asked for.
+         *     - `last_due_at`, `last_task_id`: of the last task that was submitted at a due time.
+         *     - `error`, `error_at`: why the last due time has no task; null if it has one.
+         */
+        ScheduleResponse: {
+            /** Room Id */
+            room_id: string;
+            /** Name */
+            name: string;
+            /** Job */
+            job: string;
+            /** Paused */
+            paused: boolean;
+            /** Created By */
+            created_by: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Updated At
+             * Format: date-time
+             */
+            updated_at: string;
+            /** Cron */
+            cron: string | null;
+            /** Every Seconds */
+            every_seconds: number | null;
+            /** At */
+            at: string | null;
+            /**
+             * Time Zone
+             * @default UTC
+             */
+            time_zone: string;
+            /**
+             * Jitter Seconds
+             * @default 0
+             */
+            jitter_seconds: number;
+            /** @default allow */
+            overlap: components["schemas"]["Overlap"];
+            /** @default last */
+            catch_up: components["schemas"]["CatchUp"];
+            /**
+             * Max Catch Up
+             * @default 100
+             */
+            max_catch_up: number;
+            /** Starts At */
+            starts_at: string | null;
+            /** Ends At */
+            ends_at: string | null;
+            /** Payload */
+            payload: {
+                [key: string]: unknown;
+            };
+            /** Priority */
+            priority: number | null;
+            /** Expires In Seconds */
+            expires_in_seconds: number | null;
+            /** Max Attempts */
+            max_attempts: number | null;
+            /** Next Due At */
+            next_due_at: string | null;
+            /** Last Due At */
+            last_due_at: string | null;
+            /** Last Task Id */
+            last_task_id: string | null;
+            /** Error */
+            error: string | null;
+            /** Error At */
+            error_at: string | null;
+            /** Next */
+            next?: string[] | null;
+        };
+        /**
+         * ScheduleTimes
+         * @description When a task is due, by exactly one of `cron`, `every_seconds` and `at`, and how it is submitted.
+         *
+         *     - `cron`: five fields (minute, hour, day, month, weekday), or six with the second first, in `time_zone`.
+         *       A time that does not exist because clocks go forward is due at the next minute that does; one that
+         *       exists twice is due once. If minute or hour begin with ``*``, times are those of UTC's minutes instead.
+         *     - `every_seconds`: counted from `starts_at`, or from when the schedule got this interval.
+         *     - `at`: once.
+         *     - `jitter_seconds`: each task enters its queue up to so much later, at random.
+         *     - `catch_up`, `max_catch_up`: for due times that no server submitted within a minute, because all were
+         *       down or the schedule was paused.
+         *     - `starts_at`, `ends_at`: the first and the last time that may be due.
+         *     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`: of each task, as in a submit.
+         */
+        ScheduleTimes: {
+            /** Cron */
+            cron?: string | null;
+            /** Every Seconds */
+            every_seconds?: number | null;
+            /** At */
+            at?: string | null;
+            /**
+             * Time Zone
+             * @description Default: `"UTC"`.
+             */
+            time_zone?: string;
+            /**
+             * Jitter Seconds
+             * @description Default: `0.0`.
+             */
+            jitter_seconds?: number;
+            /** @description Default: `"allow"`. */
+            overlap?: components["schemas"]["Overlap"];
+            /** @description Default: `"last"`. */
+            catch_up?: components["schemas"]["CatchUp"];
+            /**
+             * Max Catch Up
+             * @description Default: `100`.
+             */
+            max_catch_up?: number;
+            /** Starts At */
+            starts_at?: string | null;
+            /** Ends At */
+            ends_at?: string | null;
+            /** Payload */
+            payload?: {
+                [key: string]: unknown;
+            };
+            /** Priority */
+            priority?: number | null;
+            /** Expires In Seconds */
+            expires_in_seconds?: number | null;
+            /** Max Attempts */
+            max_attempts?: number | null;
+        };
+        /**
+         * ScheduleUpdate
+         * @description Pause or resume a schedule. After a pause, its due times meanwhile follow `catch_up`.
+         */
+        ScheduleUpdate: {
+            /** Paused */
+            paused: boolean;
         };
         /**
          * ServerCycle
@@ -2927,6 +3227,8 @@ export interface components {
          *     - `unique_key`: the key that no other task may hold at the same time, only in responses to submits and to
          *       requests that read tasks, and only if there is one.
          *     - `duplicate`: true in the response to a submit that made no task, because this one holds its key.
+         *     - `schedule`, `due_at`: the schedule of its room that submitted it, and the due time. They are omitted for
+         *       other tasks, and `due_at` for a schedule's task that somebody ran by hand.
          */
         TaskResponse: {
             /**
@@ -2992,6 +3294,10 @@ export interface components {
             unique_key?: string | null;
             /** Duplicate */
             duplicate?: true | null;
+            /** Schedule */
+            schedule?: string | null;
+            /** Due At */
+            due_at?: string | null;
         };
         /**
          * TaskStatus
@@ -3416,6 +3722,7 @@ export type BulkPreview = components['schemas']['BulkPreview'];
 export type BulkPreviewRequest = components['schemas']['BulkPreviewRequest'];
 export type BulkRequest = components['schemas']['BulkRequest'];
 export type BulkResult = components['schemas']['BulkResult'];
+export type CatchUp = components['schemas']['CatchUp'];
 export type ClaimedProviderRequest = components['schemas']['ClaimedProviderRequest'];
 export type Debounce = components['schemas']['Debounce'];
 export type EmptyReason = components['schemas']['EmptyReason'];
@@ -3440,6 +3747,7 @@ export type LogSource = components['schemas']['LogSource'];
 export type Me = components['schemas']['Me'];
 export type NamedTask = components['schemas']['NamedTask'];
 export type NumberedLine = components['schemas']['NumberedLine'];
+export type Overlap = components['schemas']['Overlap'];
 export type Overview = components['schemas']['Overview'];
 export type Permission = components['schemas']['Permission'];
 export type PlannedChange = components['schemas']['PlannedChange'];
@@ -3463,6 +3771,11 @@ export type RoomEntry = components['schemas']['RoomEntry'];
 export type RoomEvents = components['schemas']['RoomEvents'];
 export type RoomOverview = components['schemas']['RoomOverview'];
 export type RoomSnapshot = components['schemas']['RoomSnapshot'];
+export type SchedulePage = components['schemas']['SchedulePage'];
+export type ScheduleRequest = components['schemas']['ScheduleRequest'];
+export type ScheduleResponse = components['schemas']['ScheduleResponse'];
+export type ScheduleTimes = components['schemas']['ScheduleTimes'];
+export type ScheduleUpdate = components['schemas']['ScheduleUpdate'];
 export type ServerCycle = components['schemas']['ServerCycle'];
 export type ServerEntry = components['schemas']['ServerEntry'];
 export type SettingEntry = components['schemas']['SettingEntry'];
@@ -6255,7 +6568,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `idempotency-key-reused`, `invalid-request`, `invalid-schema` */
+            /** @description `idempotency-key-reused`, `invalid-payload`, `invalid-request`, `invalid-schema` */
             422: {
                 headers: {
                     [name: string]: unknown;
@@ -6695,6 +7008,672 @@ export interface operations {
                 };
             };
             /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getSchedule: {
+        parameters: {
+            query?: {
+                next?: number;
+            };
+            header?: never;
+            path: {
+                schedule: string;
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScheduleResponse"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `schedule-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    putSchedule: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                schedule: string;
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScheduleRequest"];
+            };
+        };
+        responses: {
+            /** @description The schedule was replaced */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScheduleResponse"];
+                };
+            };
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScheduleResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `conflict`, `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-payload`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    deleteSchedule: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                schedule: string;
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `schedule-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    updateSchedule: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                schedule: string;
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ScheduleUpdate"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScheduleResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `schedule-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listSchedules: {
+        parameters: {
+            query?: {
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SchedulePage"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    runSchedule: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+                /** @description The trace context of the submit (W3C Trace Context), kept with the task for its workers. An invalid one is ignored. */
+                traceparent?: string;
+            };
+            path: {
+                schedule: string;
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found`, `schedule-not-found`, `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `duplicate-task`, `no-workers-available`, `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-payload`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-job-not-configured`, `service-unavailable` */
             503: {
                 headers: {
                     [name: string]: unknown;

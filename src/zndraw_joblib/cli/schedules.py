@@ -1,0 +1,207 @@
+"""The commands for schedules."""
+
+from typing import Annotated, Any
+
+import typer
+
+from zndraw_joblib.cli.client import open_client
+from zndraw_joblib.cli.display import ItemTable, UsageError, print_fields, print_json
+from zndraw_joblib.cli.options import AsJson, Room, Url
+from zndraw_joblib.cli.submit import (
+    ExpiresIn,
+    JobOfTask,
+    MaxAttempts,
+    Payload,
+    Priority,
+    TaskRoom,
+    Values,
+    check_payload,
+    parse_object,
+    parse_values,
+)
+from zndraw_joblib.cli.tasks import parse_duration
+from zndraw_joblib.client.connection import DEFAULT_URL
+from zndraw_joblib.wire.names import DEFAULT_ROOM
+from zndraw_joblib.wire.schedules import MAX_NEXT, CatchUp, Overlap, ScheduleResponse
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
+Cron = Annotated[
+    str | None,
+    typer.Option("--cron", metavar="CRON", help="Minute, hour, day, month and weekday: '0 3 * * *'."),
+]
+Every = Annotated[
+    float | None,
+    typer.Option(
+        "--every", metavar="DURATION", parser=parse_duration, help="An interval: seconds, or like 5m, 1h."
+    ),
+]
+At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Once, like 2030-01-31T18:00+01:00.")]
+TimeZone = Annotated[
+    str, typer.Option("--time-zone", metavar="ZONE", help="The time zone of --cron, like Europe/Berlin.")
+]
+Jitter = Annotated[
+    float,
+    typer.Option(
+        "--jitter", metavar="DURATION", parser=parse_duration, help="Queue each task up to so much later."
+    ),
+]
+OverlapOption = Annotated[
+    Overlap,
+    typer.Option("--overlap", metavar="RULE", help="While a task has not ended: allow, skip or queue_one."),
+]
+CatchUpOption = Annotated[
+    CatchUp, typer.Option("--catch-up", metavar="RULE", help="Which missed times run: none, last or all.")
+]
+StartsAt = Annotated[str | None, typer.Option("--starts-at", metavar="TIME", help="The first time.")]
+EndsAt = Annotated[str | None, typer.Option("--ends-at", metavar="TIME", help="The last time.")]
+Paused = Annotated[
+    bool | None, typer.Option("--paused/--not-paused", help="Default: as it is; a new one is not.")
+]
+Count = Annotated[
+    int, typer.Option("--count", "-n", metavar="N", min=1, max=MAX_NEXT, help="How many times.")
+]
+
+
+def _rule(schedule: ScheduleResponse) -> str:
+    if schedule.cron is not None:
+        return f"{schedule.cron} {schedule.time_zone}"
+    return f"every {schedule.every_seconds:g} s" if schedule.every_seconds is not None else "once"
+
+
+_SCHEDULES = ItemTable(
+    {
+        "name": "name",
+        "job": "job",
+        "rule": _rule,
+        "state": lambda schedule: "paused" if schedule.paused else "",
+        "next": "next_due_at",
+        "last": "last_due_at",
+        "error": "error",
+    },
+    wide=["job", "name", "error"],
+    optional=["last", "error"],
+)
+_TIMES = ItemTable({"due": "due"})
+
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
+def schedules(
+    context: typer.Context, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL
+) -> None:
+    """List the schedules of a room, or change one."""
+    if context.invoked_subcommand is not None:
+        return
+    with open_client(url) as client:
+        items = client.schedules.all(room)
+    caption = f"Room {room} has {len(items):,} schedule{'' if len(items) == 1 else 's'}"
+    _SCHEDULES.print(items, caption=caption, as_json=as_json)
+
+
+@app.command()
+def put(  # noqa: PLR0913 - each is an option
+    name: Name,
+    job: JobOfTask,
+    values: Values = None,
+    *,
+    payload: Payload = None,
+    room: TaskRoom = None,
+    cron: Cron = None,
+    every: Every = None,
+    at: At = None,
+    time_zone: TimeZone = "UTC",
+    jitter: Jitter = 0.0,
+    overlap: OverlapOption = Overlap.ALLOW,
+    catch_up: CatchUpOption = CatchUp.LAST,
+    starts_at: StartsAt = None,
+    ends_at: EndsAt = None,
+    priority: Priority = None,
+    expires_in: ExpiresIn = None,
+    max_attempts: MaxAttempts = None,
+    paused: Paused = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Create or replace a schedule.
+
+    For example: schedules put nightly relax steps=50 --cron '0 3 * * *'
+    """
+    body = parse_object(payload) | parse_values(values or [])
+    check_payload(body)
+    if sum(value is not None for value in (cron, every, at)) != 1:
+        raise UsageError("Give one of --cron, --every and --at, like --cron '0 3 * * *'")
+    times = {"cron": cron, "every_seconds": every, "at": at, "starts_at": starts_at, "ends_at": ends_at}
+    rules = {"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up}
+    options = {"priority": priority, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
+    fields: dict[str, Any] = {
+        name: value for name, value in (times | rules | options).items() if value is not None
+    }
+    with open_client(url) as client:
+        full_name = str(client.find_job(str(job), room))
+        try:
+            schedule = client.schedules.put(name, full_name, body, room=room, paused=paused, **fields)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        _print(schedule, as_json=as_json)
+
+
+@app.command()
+def show(name: Name, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Show a schedule."""
+    with open_client(url) as client:
+        _print(client.schedules.get(name, room=room), as_json=as_json)
+
+
+@app.command("next")
+def following(
+    name: Name,
+    *,
+    count: Count = 5,
+    room: Room = DEFAULT_ROOM,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """List when a schedule is due next."""
+    with open_client(url) as client:
+        times = client.schedules.next(name, count, room=room)
+    _TIMES.print([{"due": due} for due in times], as_json=as_json)
+
+
+@app.command()
+def pause(name: Name, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Submit no more tasks of a schedule."""
+    with open_client(url) as client:
+        _print(client.schedules.pause(name, room=room), as_json=as_json)
+
+
+@app.command()
+def resume(name: Name, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Submit tasks of a paused schedule again."""
+    with open_client(url) as client:
+        _print(client.schedules.resume(name, room=room), as_json=as_json)
+
+
+@app.command()
+def run(name: Name, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Submit a task of a schedule now, and print its id."""
+    with open_client(url) as client:
+        task = client.schedules.run(name, room=room)
+    print_json(task) if as_json else typer.echo(task.id)
+
+
+@app.command()
+def delete(name: Name, *, room: Room = DEFAULT_ROOM, url: Url = DEFAULT_URL) -> None:
+    """Delete a schedule; its tasks stay."""
+    with open_client(url) as client:
+        client.schedules.delete(name, room=room)
+
+
+def _print(schedule: ScheduleResponse, *, as_json: bool) -> None:
+    if as_json:
+        print_json(schedule)
+        return
+    fields = schedule.model_dump(
+        exclude_defaults=True, exclude={"cron", "every_seconds", "time_zone", "next"}
+    )
+    print_fields({"name": fields.pop("name"), "rule": _rule(schedule), **fields})

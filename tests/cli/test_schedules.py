@@ -1,0 +1,44 @@
+"""The command `schedules`, with a real server and a real worker."""
+
+import json
+
+from cli.conftest import Stack
+
+
+def test_a_schedule_from_its_creation_to_its_deletion(stack: Stack) -> None:
+    """It is written, listed, shown, paused, resumed, run and deleted; each command says what it is about."""
+    room = ["--room", "schedules"]
+    put = ["schedules", "put", "nightly", "Show", "value=7", "--cron", "0 3 * * *"]
+    more = ["--time-zone", "Europe/Berlin", "--overlap", "skip", "--jitter", "5m"]
+    written = stack.program.ok(*put, *room, *more)
+    fields = dict(line.split(maxsplit=1) for line in written.splitlines())
+    assert (fields["name"], fields["rule"]) == ("nightly", "0 3 * * * Europe/Berlin")
+    assert (fields["overlap"], fields["jitter_seconds"]) == ("skip", "300.0")
+    table, shown, times, paused, resumed, task = stack.program.run_all(
+        [
+            ["schedules", *room],
+            ["schedules", "show", "nightly", *room, "--json"],
+            ["schedules", "next", "nightly", *room, "--count", "3"],
+            ["schedules", "pause", "nightly", *room, "--json"],
+            ["schedules", "resume", "nightly", *room, "--json"],
+            ["schedules", "run", "nightly", *room],
+        ]
+    )
+    head, line = table.out.splitlines()
+    assert head.split("\t") == ["name", "job", "rule", "state", "next", "last", "error"]
+    assert line.split("\t")[:2] == ["nightly", "@global:analysis:Show"]
+    assert json.loads(shown.out)["payload"] == {"value": 7}
+    assert len(times.out.splitlines()) == 4
+    assert {json.loads(paused.out)["paused"], json.loads(resumed.out)["paused"]} <= {True, False}
+    assert json.loads(stack.program.ok("task", task.out.strip(), "--json"))["schedule"] == "nightly"
+    stack.program.ok("schedules", "delete", "nightly", *room)
+    assert "no schedule 'nightly'" in stack.program.error_of("schedules", "show", "nightly", *room)
+
+
+def test_wrong_options(stack: Stack) -> None:
+    """Exit code 2, and a line that says what to write."""
+    put = ["schedules", "put", "wrong", "Show"]
+    assert "Give one of --cron, --every and --at" in stack.program.error_of(*put, code=2)
+    assert "no cron expression" in stack.program.error_of(*put, "--cron", "daily", code=2)
+    assert "every_seconds" in stack.program.error_of(*put, "--every", "0.1", code=2)
+    assert "time_zone" in stack.program.error_of(*put, "--cron", "0 3 * * *", "--time-zone", "Mars", code=2)

@@ -1,0 +1,184 @@
+"""Schedules over HTTP: write, list, read, pause, run, delete; and the tasks that they submit."""
+
+from typing import Any
+
+import httpx
+import pytest
+from databases import on_both
+from rest import V1, AsUser, claim, expect_problem, parse_utc, register, report
+from waiting import until
+
+URL = f"{V1}/rooms/lab/schedules"
+
+
+async def put(
+    client: httpx.AsyncClient, job: dict[str, Any], name: str = "nightly", **fields: Any
+) -> httpx.Response:
+    """Create or replace a schedule, by default one that is due each day at 3 in Berlin."""
+    times = {"cron": "0 3 * * *", "time_zone": "Europe/Berlin"} if not fields else {}
+    return await client.put(f"{URL}/{name}", json={"job": job["full_name"], **times, **fields})
+
+
+@on_both
+async def test_a_schedule_from_its_creation_to_its_deletion(client: httpx.AsyncClient) -> None:
+    """201, then 200; all fields; five due times; a list by name; paused and resumed; 204, then 404."""
+    job = await register(client)
+    response = await put(client, job)
+    assert response.status_code == 201, response.text
+    schedule = response.json()
+    assert (schedule["name"], schedule["room_id"], schedule["job"]) == ("nightly", "lab", job["full_name"])
+    assert (schedule["cron"], schedule["time_zone"]) == ("0 3 * * *", "Europe/Berlin")
+    assert (schedule["overlap"], schedule["catch_up"], schedule["max_catch_up"]) == ("allow", "last", 100)
+    assert schedule["paused"] is False
+    assert "next" not in schedule
+    again = await put(client, job)
+    assert again.status_code == 200
+    assert again.json() == {**schedule, "updated_at": again.json()["updated_at"]}
+    read = (await client.get(f"{URL}/nightly", params={"next": 5})).json()
+    due = [parse_utc(text) for text in read.pop("next")]
+    assert read == again.json()
+    assert due == sorted(due)
+    assert (due[0], len(due)) == (parse_utc(schedule["next_due_at"]), 5)
+    assert (await put(client, job, "hourly", every_seconds=3600)).status_code == 201
+    page = (await client.get(URL)).json()
+    assert [item["name"] for item in page["items"]] == ["hourly", "nightly"]
+    assert (page["total"], page["limit"], page["offset"]) == (2, 50, 0)
+    assert (await client.get(f"{V1}/rooms/attic/schedules")).json()["items"] == []
+
+
+async def test_changes_of_a_schedule(client: httpx.AsyncClient) -> None:
+    """It is paused and resumed, which the audit trail has, and deleted; then each request gets a 404."""
+    await put(client, await register(client))
+    for paused in (True, False):
+        response = await client.patch(f"{URL}/nightly", json={"paused": paused})
+        assert (response.status_code, response.json()["paused"]) == (200, paused)
+    actions = [entry["action"] for entry in (await client.get(f"{V1}/audit")).json()["items"]]
+    assert actions[:2] == ["schedule.resume", "schedule.pause"]
+    assert (await client.delete(f"{URL}/nightly")).status_code == 204
+    expect_problem(await client.delete(f"{URL}/nightly"), 404, "schedule-not-found")
+    expect_problem(await client.get(f"{URL}/nightly"), 404, "schedule-not-found")
+    expect_problem(await client.patch(f"{URL}/nightly", json={"paused": True}), 404, "schedule-not-found")
+    expect_problem(await client.post(f"{URL}/nightly/run"), 404, "schedule-not-found")
+
+
+@on_both
+async def test_a_server_submits_what_is_due(client: httpx.AsyncClient) -> None:
+    """A new schedule wakes the loop of the server; the task knows its schedule, also when it has ended."""
+    job = await register(client)
+    schedule = (await put(client, job, "soon", every_seconds=1, payload={"n": 1})).json()
+
+    async def tasks() -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = (await client.get(f"{V1}/rooms/lab/tasks")).json()["items"]
+        return items
+
+    await until(tasks)
+    await client.patch(f"{URL}/soon", json={"paused": True})
+    first = (await tasks())[-1]
+    assert (first["schedule"], first["due_at"]) == ("soon", schedule["next_due_at"])
+    assert first["payload"] == {"n": 1}
+    task = await claim(client, job["worker_id"])
+    assert task is not None
+    assert (task["id"], task["schedule"], task["due_at"]) == (first["id"], "soon", first["due_at"])
+    for status in ("running", "completed"):
+        reported = await report(client, task, status)
+        assert reported.json()["due_at"] == first["due_at"]
+    assert (await client.get(f"{V1}/tasks/{first['id']}")).json()["schedule"] == "soon"
+    last = (await client.get(f"{URL}/soon")).json()
+    assert last["last_task_id"] == (await tasks())[0]["id"]
+
+
+async def test_a_schedule_is_run_by_hand(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """Its task is the caller's and has no due time; with the same key it is submitted once."""
+    job = await register(client, schema={"type": "object"})
+    await put(client, job, cron="0 3 * * *", payload={"k": 1}, priority=5, paused=True)
+    other = await as_user("other")
+    answers = [
+        await other.post(f"{URL}/nightly/run", headers={"Idempotency-Key": '"again"'}) for _ in range(2)
+    ]
+    first, second = (answer.json() for answer in answers)
+    assert [answer.status_code for answer in answers] == [202, 202]
+    assert answers[0].headers["Location"].endswith(f"/tasks/{first['id']}")
+    assert first["id"] == second["id"]
+    assert (first["schedule"], first["payload"], first["priority"]) == ("nightly", {"k": 1}, 5)
+    assert (first["created_by"], "due_at" in first) == ("other", False)
+
+
+async def test_a_registration_writes_the_schedule_of_its_job(client: httpx.AsyncClient) -> None:
+    """It has the job's name, belongs to the job's room, and outlives the worker; another one replaces it."""
+    body = {"category": "modifiers", "name": "Clean", "schedule": {"cron": "0 3 * * *", "payload": {"k": 1}}}
+    job = (await client.put(f"{V1}/rooms/lab/jobs", json=body)).json()
+    schedule = (await client.get(f"{URL}/Clean")).json()
+    assert (schedule["job"], schedule["cron"], schedule["payload"]) == (
+        job["full_name"],
+        "0 3 * * *",
+        {"k": 1},
+    )
+    await client.patch(f"{URL}/Clean", json={"paused": True})
+    body["schedule"] = {"every_seconds": 60}
+    assert (await client.put(f"{V1}/rooms/lab/jobs", json=body)).status_code == 200
+    schedule = (await client.get(f"{URL}/Clean")).json()
+    assert (schedule["cron"], schedule["every_seconds"], schedule["paused"]) == (None, 60, True)
+    workers = (await client.get(f"{V1}/workers")).json()["items"]
+    for worker in workers:
+        await client.delete(f"{V1}/workers/{worker['id']}")
+    assert (await client.get(f"{URL}/Clean")).status_code == 200
+    body["schedule"] = {"cron": "never"}
+    problem = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
+    assert "cron: 'never' is no cron expression" in problem["detail"]
+
+
+WRONG: list[tuple[dict[str, Any], int, str, str]] = [
+    ({}, 422, "invalid-request", "give one of cron, every_seconds and at, not none"),
+    ({"cron": "0 3 * * *", "every_seconds": 5}, 422, "invalid-request", "not cron and every_seconds"),
+    ({"cron": "0 3 * *"}, 422, "invalid-request", "cron: '0 3 * *' is no cron expression: Wrong number"),
+    ({"cron": "0 0 30 2 *"}, 422, "invalid-request", "cron: "),
+    ({"cron": "0 3 * * *", "time_zone": "Mars"}, 422, "invalid-request", "time_zone: 'Mars'"),
+    ({"every_seconds": 0.5}, 422, "invalid-request", "every_seconds"),
+    ({"at": "2030-01-01T00:00:00"}, 422, "invalid-request", "at"),
+    ({"every_seconds": 5, "overlap": "maybe"}, 422, "invalid-request", "overlap"),
+    ({"every_seconds": 5, "max_catch_up": 1001}, 422, "invalid-request", "max_catch_up"),
+    (
+        {"every_seconds": 5, "starts_at": "2030-01-02T00:00:00Z", "ends_at": "2030-01-01T00:00:00Z"},
+        *(422, "invalid-request", "ends_at is before starts_at"),
+    ),
+    ({"every_seconds": 5, "payload": {"k": "text"}}, 422, "invalid-payload", "payload/k"),
+    ({"every_seconds": 5, "job": "lab:modifiers:Other"}, 404, "job-not-found", "lab:modifiers:Other"),
+    ({"every_seconds": 5, "job": "no name"}, 404, "job-not-found", "no name"),
+    ({"every_seconds": 5, "job": "attic:modifiers:Rotate"}, 404, "job-not-found", "attic"),
+]
+
+
+async def test_a_wrong_schedule_is_refused(client: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    """The problem names the field, and nothing is written."""
+    schema = {"type": "object", "properties": {"k": {"type": "integer"}}}
+    job = await register(client, schema=schema)
+    await register(client, room="attic", schema=schema)
+    for fields, status, kind, text in WRONG:
+        with subtests.test(str(fields)):
+            body = {"job": job["full_name"], **fields}
+            problem = expect_problem(await client.put(f"{URL}/wrong", json=body), status, kind)
+            assert text in str(problem)
+    bad_name = await client.put(f"{URL}/-wrong", json={"job": job["full_name"], "every_seconds": 5})
+    assert "schedule" in expect_problem(bad_name, 422, "invalid-request")["detail"]
+    assert (await client.get(URL)).json()["items"] == []
+
+
+async def test_limits(
+    client: httpx.AsyncClient, app: Any, as_user: AsUser, subtests: pytest.Subtests
+) -> None:
+    """A room has at most `max_schedules_per_room`; a user has a share of `max_schedules`."""
+    job = await register(client)
+    settings = app.state.joblib.settings
+    settings.max_schedules_per_room = 1
+    assert (await put(client, job)).status_code == 201
+    assert (
+        "max_schedules_per_room" in expect_problem(await put(client, job, "two"), 409, "conflict")["detail"]
+    )
+    settings.max_schedules_per_room, settings.max_schedules = 100, 6
+    other = await as_user("other")
+    answers = [await put(other, job, f"n{number}") for number in range(6)]
+    statuses = [answer.status_code for answer in answers]
+    assert statuses == sorted(statuses)
+    assert 1 <= statuses.count(201) <= 3
+    assert "max_schedules" in expect_problem(answers[-1], 429, "too-many-requests")["detail"]
+    assert (await put(other, job, "n0", every_seconds=9)).status_code == 200
