@@ -82,6 +82,18 @@ counted_blocks AS (
 )"""
 
 
+# It counts the only task that `added` returns, which is in its queue.
+COUNT_ADDED_ONE = f"""
+counted_rooms AS (
+    INSERT INTO joblib_room_count (room_id, job_id, part, total, pending, failed, cancelled)
+    SELECT room_id, job_id, 0, 1, 1, 0, 0 FROM added
+    {ADD_TO_ROOM}
+),
+counted_blocks AS (
+    INSERT INTO joblib_queue_block (job_id, lane, block, queued)
+    SELECT job_id, lane, seq >> {BLOCK_BITS}, 1 FROM added
+    {ADD_TO_BLOCK}
+)"""
 # They count the tasks of one job that `claimed` returns, which left its queue: all, or the only one.
 COUNT_CLAIMED = _count_claimed(
     "count(*)", "GROUP BY room_id, job_id", f"GROUP BY job_id, lane, seq >> {BLOCK_BITS}"

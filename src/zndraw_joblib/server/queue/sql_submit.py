@@ -73,8 +73,11 @@ async def append(
         return await _append_on_sqlite(tx, job, new, keys)
     params: dict[str, Any] = {**_assumptions(job), "count": len(new)}
     params["at"] = await tx.now() if tx.has_own_clock else None
-    columns = zip(NewTaskRow._fields, zip(*new, strict=True), strict=True)
-    params |= {f"all_{name}": list(values) for name, values in columns}
+    if len(new) == 1:
+        params |= new[0]._asdict()
+    else:
+        columns = zip(NewTaskRow._fields, zip(*new, strict=True), strict=True)
+        params |= {f"all_{name}": list(values) for name, values in columns}
     if keys:
         params |= {
             "all_key": [key.id for key in keys],
@@ -85,7 +88,7 @@ async def append(
             "all_answer": [key.answer for key in keys],
         }
     try:
-        rows = await tx.execute_alone(_APPEND_WITH_KEYS if keys else _APPEND, params)
+        rows = await tx.execute_alone(_APPEND[len(new) == 1, bool(keys)], params)
     except IntegrityError as error:
         # A transaction that committed after the start of this statement has stored one of the keys.
         raise RepeatTransaction("An idempotency key was stored meanwhile") from error
@@ -156,13 +159,13 @@ _IS_AS_ASSUMED = """full_name = :full_name AND NOT deleted AND NOT has_lanes
 _AT = "coalesce(:at, now())"
 
 
-def _counted_job(condition: str) -> str:
+def _counted_job(rooms: str, condition: str) -> str:
     """Return the part that locks and counts the job, if it is as assumed and the condition holds."""
     return f"""
 job AS (
     UPDATE joblib_job SET pending = pending + :count
     WHERE {_IS_AS_ASSUMED}
-        AND NOT {is_watched("ANY (:all_room_id)")}
+        AND NOT {is_watched(rooms)}
         AND {condition}
     RETURNING id, pending
 )"""
@@ -170,7 +173,8 @@ job AS (
 
 # The row of a room's queue that exists is a lower bound, because the new tasks are the last. It may have been
 # deleted after the start of the statement, which ON CONFLICT notices.
-_TASKS = f"""
+def _tasks(new: str, first_tasks: str) -> str:
+    return f"""
 added AS (
     INSERT INTO joblib_task (
         id, job_id, room_id, created_by, payload, traceparent, created_at,
@@ -178,19 +182,32 @@ added AS (
     )
     SELECT CAST(new.id AS uuid), job.id, new.room_id, new.created_by, new.payload, new.traceparent, {_AT},
         '{TaskStatus.PENDING}', 0, 0, 0, 0
-    FROM unnest(
-        (SELECT :all_id), (SELECT :all_room_id), (SELECT :all_created_by), (SELECT :all_payload),
-        (SELECT :all_traceparent)
-    ) WITH ORDINALITY AS new (id, room_id, created_by, payload, traceparent, position)
-    CROSS JOIN job
-    ORDER BY new.position
+    FROM {new}
     RETURNING job_id, room_id, lane, seq, status, run_at
 ),
 listed_rooms AS (
     INSERT INTO joblib_room_queue (job_id, room_id, lane, seq)
-    SELECT job_id, room_id, min(lane), min(seq) FROM added GROUP BY job_id, room_id
+    SELECT {first_tasks}
     ON CONFLICT DO NOTHING
 )"""
+
+
+_ONE_TASK = _tasks(
+    """(
+        SELECT :id AS id, :room_id AS room_id, :created_by AS created_by, :payload AS payload,
+            :traceparent AS traceparent
+    ) AS new CROSS JOIN job""",
+    "job_id, room_id, lane, seq FROM added",
+)
+_TASKS = _tasks(
+    """unnest(
+        (SELECT :all_id), (SELECT :all_room_id), (SELECT :all_created_by), (SELECT :all_payload),
+        (SELECT :all_traceparent)
+    ) WITH ORDINALITY AS new (id, room_id, created_by, payload, traceparent, position)
+    CROSS JOIN job
+    ORDER BY new.position""",
+    "job_id, room_id, min(lane), min(seq) FROM added GROUP BY job_id, room_id",
+)
 _LOCKED_KEYS = """
 locked_keys AS (
     SELECT bool_and(pg_try_advisory_xact_lock(lock)) AS are_free
@@ -210,8 +227,10 @@ stored_keys AS (
     ) AS new_keys (id, fingerprint, user_id, position, answer)
     CROSS JOIN job
 )"""
-_APPEND, _APPEND_WITH_KEYS = (
-    statement(
+
+
+def _append(*parts: str) -> Any:
+    return statement(
         f"WITH {', '.join(parts)} SELECT pending, now() FROM job",
         *("pending", "now"),
         id=TEXT,
@@ -221,11 +240,19 @@ _APPEND, _APPEND_WITH_KEYS = (
         lock=BIG_INTEGER,
         position=INTEGER,
     )
-    for parts in (
-        (_counted_job("true"), _TASKS, sql_counts.COUNT_ADDED),
-        (_LOCKED_KEYS, _counted_job(_KEYS_ARE_FREE), _TASKS, sql_counts.COUNT_ADDED, _STORED_KEYS),
+
+
+# By whether it is one task, and whether there are keys. One task has no list and is counted without groups:
+# PostgreSQL starts each part of a statement for each execution.
+_APPEND = {}
+for _is_one, _rooms, *_added in (
+    (True, ":room_id", _ONE_TASK, sql_counts.COUNT_ADDED_ONE),
+    (False, "ANY (:all_room_id)", _TASKS, sql_counts.COUNT_ADDED),
+):
+    _APPEND[_is_one, False] = _append(_counted_job(_rooms, "true"), *_added)
+    _APPEND[_is_one, True] = _append(
+        _LOCKED_KEYS, _counted_job(_rooms, _KEYS_ARE_FREE), *_added, _STORED_KEYS
     )
-)
 _FIND_KEYS_ON_SQLITE = statement(
     """
 SELECT 1 FROM joblib_idempotency_key WHERE id IN (SELECT value FROM json_each(:ids)) LIMIT 1
