@@ -237,7 +237,7 @@ def _reason(status: TaskStatus) -> str:
 # The state changes of a task that need no database: claims, ends, retries and deadlines.
 
 # Statistics read what ended this many seconds ago.
-MAX_ENDED_AGO = 2.0
+MAX_ENDED_AGO = 2
 ERROR = "error"
 DISCONNECTED = "Worker disconnected"
 UNNAMED = "The worker is alive, but did not name the task in its heartbeats: it has lost the task"
