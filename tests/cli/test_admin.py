@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,6 +190,24 @@ def test_a_job_is_paused_and_resumed(stack: Stack, job: Job) -> None:
     assert job.claim() is None
     assert json.loads(stack.program.ok("resume", job.name, "--json"))["paused"] is False
     assert job.claim() is not None
+
+
+def test_a_job_is_registered_without_a_worker_and_forgotten(stack: Stack, tmp_path: Path) -> None:
+    """Its tasks wait, and `explain` says since when; a job with a pending task is not forgotten."""
+    name, program = "early:jobs:area", stack.program
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "required": ["width"]}')
+    made = program.ok("register", name, "--schema", str(schema), "--policy", '{"max_attempts": 3}', "--json")
+    assert json.loads(made)["without_workers"] == "queue"
+    assert "no worker since" in program.ok("jobs", name)
+    task_id = program.ok("submit", name, "width=3").strip()
+    assert f"No worker serves {name} since " in program.ok("explain", task_id)
+    assert "pending" in program.error_of("forget", name)
+    program.ok("cancel", task_id)
+    program.ok("forget", name)
+    assert "not found" in program.error_of("forget", name)
+    assert "full name" in program.error_of("register", "area", code=2)
+    assert "--policy" in program.error_of("register", name, "--policy", '{"max_attempts": 0}', code=2)
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

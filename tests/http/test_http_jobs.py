@@ -40,6 +40,68 @@ async def test_a_new_job_gets_a_worker(client: httpx.AsyncClient, events: list[E
     assert events == [(JobsInvalidate(), "room:lab")]
 
 
+@on_both
+async def test_an_operator_registers_and_forgets_a_job_without_workers(
+    client: httpx.AsyncClient, as_user: AsUser, events: list[Emission]
+) -> None:
+    """Tasks wait for its first worker; it is forgotten when no worker serves it and no task is pending."""
+    url, body = f"{V1}/rooms/lab/jobs/lab:modifiers:Rotate", {"schema": {"type": "object"}, "max_attempts": 2}
+    ada = await as_user("ada")
+    for method in ("PUT", "DELETE"):
+        expect_problem(await ada.request(method, url, json=body), 403, "forbidden")
+    created = await client.put(url, json=body, headers={"Idempotency-Key": "one"})
+    assert (created.status_code, created.json()["without_workers"]) == (201, "queue")
+    assert (created.json()["workers"], created.json()["worker_id"]) == ([], None)
+    assert parse_utc(created.json()["unserved_since"])
+    assert events == [(JobsInvalidate(), "room:lab")]
+    repeated = await client.put(url, json=body, headers={"Idempotency-Key": "one"})
+    assert (repeated.status_code, repeated.json()) == (201, created.json())
+    again = await client.put(url, json={"schema": {}, "without_workers": "reject"})
+    assert (again.status_code, again.json()["id"]) == (200, created.json()["id"])
+    assert (again.json()["max_attempts"], again.json()["schema"]) == (2, {})
+    trail = (await client.get(f"{V1}/audit")).json()["items"]
+    assert [entry["action"] for entry in trail] == ["job.put", "job.policy", "job.put"]
+
+
+@on_both
+async def test_a_job_without_workers_is_forgotten_when_it_is_unused(
+    client: httpx.AsyncClient, as_user: AsUser
+) -> None:
+    """Not while a task of it is pending, nor while a worker serves it; the first worker gets what waited."""
+    url, body = f"{V1}/rooms/lab/jobs/lab:modifiers:Rotate", {"schema": {"type": "object"}}
+    ada = await as_user("ada")
+    again = await client.put(url, json={"schema": {}})
+    waiting = await submit(ada, again.json())
+    problem = expect_problem(await client.delete(url), 409, "conflict")
+    assert "pending" in problem["detail"]
+    expect_problem(await client.put(url, json=body), 409, "schema-conflict")
+    worker = await register(ada, room="lab")
+    assert (worker["id"], worker["unserved_since"]) == (again.json()["id"], None)
+    assert (await claim(ada, worker["worker_id"]))["id"] == waiting["id"]
+    problem = expect_problem(await client.delete(url), 409, "conflict")
+    assert "stop its workers" in problem["detail"]
+    await ada.delete(f"{V1}/workers/{worker['worker_id']}")
+    assert (await client.get(url)).json()["unserved_since"] is not None
+    assert (await client.delete(url)).status_code == 204
+    for method in ("GET", "DELETE"):
+        expect_problem(await client.request(method, url), 404, "job-not-found")
+    [entry, _] = (await client.get(f"{V1}/audit")).json()["items"]
+    assert (entry["action"], entry["target"]) == ("job.delete", "lab:modifiers:Rotate")
+
+
+async def test_a_job_that_would_be_forgotten_is_not_put(client: httpx.AsyncClient) -> None:
+    """Nor one that the server declares, or with an invalid schema or name."""
+    url = f"{V1}/rooms/lab/jobs/lab:modifiers:Rotate"
+    problem = expect_problem(await client.put(url, json={"without_workers": "forget"}), 409, "conflict")
+    assert problem["detail"].startswith("without_workers: ")
+    expect_problem(await client.get(url), 404, "job-not-found")
+    internal = f"{V1}/rooms/@internal/jobs/@internal:modifiers:Rotate"
+    expect_problem(await client.put(internal, json={}), 409, "conflict")
+    expect_problem(await client.put(url, json={"schema": {"type": 5}}), 422, "invalid-schema")
+    expect_problem(await client.put(f"{V1}/rooms/lab/jobs/other:modifiers:A", json={}), 404, "job-not-found")
+    expect_problem(await client.put(f"{V1}/rooms/lab/jobs/lab:unknown:A", json={}), 400, "invalid-category")
+
+
 async def test_registering_again_changes_nothing(client: httpx.AsyncClient, events: list[Emission]) -> None:
     """200 with the same job if the schema is equal, in any order of keys; the room is notified again."""
     first = await register(client, room="lab", schema={"a": {"x": 1}, "b": [2]})

@@ -20,7 +20,7 @@ OPERATIONS = {
     "/v1/joblib/workers/{worker_id}/jobs/{name}": {"delete"},
     "/v1/joblib/rooms/{room_id}/workers": {"get"},
     "/v1/joblib/rooms/{room_id}/jobs": {"get", "put"},
-    "/v1/joblib/rooms/{room_id}/jobs/{name}": {"get"},
+    "/v1/joblib/rooms/{room_id}/jobs/{name}": {"get", "put", "delete"},
     "/v1/joblib/rooms/{room_id}/jobs/{name}/pause": {"post"},
     "/v1/joblib/rooms/{room_id}/jobs/{name}/resume": {"post"},
     "/v1/joblib/rooms/{room_id}/jobs/{name}/tasks": {"get"},

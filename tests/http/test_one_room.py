@@ -109,6 +109,8 @@ OPERATIONS = {
     "get /rooms/{room_id}/jobs": READ,
     "put /rooms/{room_id}/jobs": Try(403, 201, json=lambda _: NEW_JOB),
     "get /rooms/{room_id}/jobs/{name}": READ,
+    "put /rooms/{room_id}/jobs/{name}": OPERATE,
+    "delete /rooms/{room_id}/jobs/{name}": OPERATE,
     "post /rooms/{room_id}/jobs/{name}/pause": ACT,
     "post /rooms/{room_id}/jobs/{name}/resume": ACT,
     "get /rooms/{room_id}/jobs/{name}/tasks": READ,

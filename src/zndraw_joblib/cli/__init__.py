@@ -28,6 +28,8 @@ COMMANDS = {
     "retry": ("tasks:retry", "Queue a failed or cancelled task again."),
     "release": ("tasks:release", "Take a task from its worker and queue it again."),
     "fail": ("tasks:fail", "End a task as failed, without a retry."),
+    "register": ("jobs:register", "Register a job without a worker, or change one."),
+    "forget": ("jobs:forget", "Forget a job without workers and pending tasks."),
     "pause": ("jobs:pause", "Stop handing out a job's tasks; running tasks continue."),
     "resume": ("jobs:resume", "Hand out the tasks of a paused job again."),
     "drain": ("worker:drain", "Let a worker finish its tasks, claim no more, and leave."),

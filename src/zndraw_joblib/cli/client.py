@@ -346,6 +346,16 @@ class AdminClient(JobClient):
         """Return a job with its schema and policy."""
         return self._rest.send(ops.GET_JOB, room_id=name.room_id, name=name)
 
+    def forget(self, name: JobName) -> None:
+        """Forget a job; repeat the request while its response is lost."""
+
+        def call(key: str) -> Call[None]:
+            return calls.call_reading(
+                ops.DELETE_JOB, calls.check_empty, key=key, room_id=name.room_id, name=name
+            )
+
+        self._send_once(f"Forgetting {name}", call)
+
     def all_jobs(self, room: str) -> list[JobSummary]:
         """Return all jobs that a room sees."""
         return self._rest.run(flows.all_jobs(room, self._rule))
@@ -372,10 +382,10 @@ class AdminClient(JobClient):
 
         return self._send_once(f"Request to {action.name.removesuffix('_task')} task {task_id}", call)
 
-    def post(self, operation: Operation[Model], **parts: object) -> Model:
-        """Return the answer to a request without a body; repeat it while its response is lost."""
+    def post(self, operation: Operation[Model], body: BaseModel | None = None, **parts: object) -> Model:
+        """Return the answer to a request that changes something; repeat it while its response is lost."""
         what = f"{operation.method} {operation.path(**parts)}"
-        return self._send_once(what, lambda key: calls.call(operation, None, key=key, **parts))
+        return self._send_once(what, lambda key: calls.call(operation, body, key=key, **parts))
 
 
 def find_access(url: str) -> ServerAccess:

@@ -1,23 +1,32 @@
-"""The commands for jobs: jobs, pause, resume."""
+"""The commands for jobs: jobs, register, forget, pause, resume."""
 
 import json
 import shlex
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from zndraw_joblib.cli.client import open_client
-from zndraw_joblib.cli.display import ItemTable, format_duration, print_fields, print_json
+from zndraw_joblib.cli.display import (
+    ItemTable,
+    UsageError,
+    format_duration,
+    print_fields,
+    print_json,
+    print_note,
+)
 from zndraw_joblib.cli.options import AsJson, Job, Room, Url, check_room
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import clean_line
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.messages import JobResponse
-from zndraw_joblib.wire.names import DEFAULT_ROOM
+from zndraw_joblib.wire.messages import JobPutRequest, JobResponse
+from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_job_name
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.problems import JobNotFound
 
 Schema = Mapping[str, Any]
 _NO_EXAMPLE = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
@@ -141,6 +150,7 @@ JobRoom = Annotated[
     str | None,
     typer.Option("--room", callback=check_room, metavar="ROOM", help="The room to look for the job in."),
 ]
+FullName = Annotated[str, typer.Argument(metavar="JOB", help="The full name, room:category:Name.")]
 JobToShow = Annotated[
     str | None, typer.Argument(metavar="NAME", help="The job to show: its full name, or Name alone.")
 ]
@@ -187,6 +197,58 @@ def jobs(
             summaries = client.all_jobs(room)
             number = f"{len(summaries):,} job{'' if len(summaries) == 1 else 's'}"
             _JOBS_OF_ROOM.print(summaries, caption=f"Room {room} sees {number}", as_json=as_json)
+
+
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema",
+        metavar="FILE",
+        dir_okay=False,
+        help="A file with the JSON Schema of the payload; any by default.",
+    ),
+]
+Policy = Annotated[
+    str, typer.Option("--policy", metavar="JSON", help="An object with fields of the job's policy.")
+]
+
+
+def register(
+    job: FullName,
+    *,
+    schema: SchemaFile = None,
+    policy: Policy = "{}",
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Register a job without a worker, or change one.
+
+    Tasks of it wait for a worker, unless its policy has another `without_workers`.
+    """
+    name = _full_name(job)
+    try:
+        fields = {"schema": json.loads(schema.read_text()) if schema else {}, **json.loads(policy)}
+        body = JobPutRequest.model_validate(fields)
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"--schema or --policy: {error}") from error
+    with open_client(url) as client:
+        registered = client.post(ops.PUT_JOB, body, room_id=name.room_id, name=name)
+        print_json(registered) if as_json else print_job(registered)
+
+
+def forget(job: FullName, *, url: Url = DEFAULT_URL) -> None:
+    """Forget a job without workers and pending tasks."""
+    name = _full_name(job)
+    with open_client(url) as client:
+        client.forget(name)
+    print_note(f"The job {name} is forgotten. Its tasks stay, and a worker that registers it restores it.")
+
+
+def _full_name(job: str) -> JobName:
+    try:
+        return parse_job_name(job)
+    except JobNotFound as error:
+        raise UsageError(f"{error}; pass a full name like @global:jobs:area") from error
 
 
 def pause(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:

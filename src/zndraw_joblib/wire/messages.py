@@ -110,6 +110,13 @@ class CursorResponse(ResponseBody, Generic[Item]):
 MaxTasks = Annotated[int, Field(ge=1, le=10_000)]
 
 
+class JobPutRequest(SchemaBody, JobPolicy):
+    """Register a job without a worker, or change the policy of one.
+
+    Omitted policy fields keep their registered or default value; `without_workers` of a new job is ``queue``.
+    """
+
+
 class JobRegisterRequest(SchemaBody, JobPolicy):
     """Register a job and link a worker to it; without `worker_id` a new worker is created.
 

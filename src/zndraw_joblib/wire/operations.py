@@ -262,6 +262,12 @@ PAUSE_JOB = Operation("pause_job", "POST", "/rooms/{room_id}/jobs/{name}/pause",
     "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, problems=_JOB)
 RESUME_JOB = Operation("resume_job", "POST", "/rooms/{room_id}/jobs/{name}/resume",
     "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, problems=_JOB)
+PUT_JOB = Operation("put_job", "PUT", "/rooms/{room_id}/jobs/{name}",
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, body=m.JobPutRequest,
+    problems=(*_JOB, p.InvalidCategory, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.TooManyRequests))
+DELETE_JOB = Operation("delete_job", "DELETE", "/rooms/{room_id}/jobs/{name}",
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
+    problems=(*_JOB, p.Conflict))
 GET_JOB = Operation("get_job", "GET", "/rooms/{room_id}/jobs/{name}",
     "jobs", Access.ROOM_READ, Effect.READ, m.JobResponse, problems=_JOB)
 

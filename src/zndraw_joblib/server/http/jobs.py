@@ -22,7 +22,13 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, WORKER, Answers, answers_of, once
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.messages import HeartbeatRequest, JobRegisterRequest, JobResponse, WorkerInfo
+from zndraw_joblib.wire.messages import (
+    HeartbeatRequest,
+    JobPutRequest,
+    JobRegisterRequest,
+    JobResponse,
+    WorkerInfo,
+)
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -37,10 +43,7 @@ async def register_job(
     runtime: Runtime, caller: Identity, room_id: str, body: JobRegisterRequest, key: RequestKey | None
 ) -> Response:
     """Register a job and the worker that serves it. Only superusers may do so in reserved rooms."""
-    add_job = partial(runtime.stored.jobs.check, caller.id)
-    item = rules_jobs.JobToRegister(caller, room_id, body, runtime.settings.max_jobs_per_room, add_job)
-    schema = rules_jobs.check(item, runtime.settings.allowed_categories)
-    await runtime.payload_validator.check_schema(schema, caller.id)
+    item, schema = await _checked_item(runtime, caller, room_id, body)
     schedule = None
     if body.schedule is not None:
         name = JobName(room_id, body.category, body.name)
@@ -51,6 +54,56 @@ async def register_job(
     await runtime.stored.jobs.prepare(caller.id)
     job, is_new = await runtime.write(once(key, _REGISTERED, rules_schedules.register_job), item, schedule)
     return json_response(job, 201 if is_new else 200)
+
+
+@serves(
+    ops.PUT_JOB,
+    responses={201: {"model": JobResponse, "description": "The job is new, or was soft-deleted before"}},
+)
+async def put_job(
+    runtime: Runtime,
+    caller: Identity,
+    room_id: str,
+    name: NamedJob,
+    body: JobPutRequest,
+    key: RequestKey | None,
+) -> Response:
+    """Register a job without a worker, or change its schema and policy. Superusers only.
+
+    Its schema changes only while no worker serves it and no task of it is pending.
+    """
+    rules_transitions.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
+    fields = {field: getattr(body, field) for field in body.model_fields_set}
+    request = JobRegisterRequest(category=name.category, name=name.name, **fields)
+    item, _ = await _checked_item(runtime, caller, name.room_id, request)
+    await runtime.stored.jobs.prepare(caller.id)
+    job, is_new = await runtime.write(once(key, _REGISTERED, rules_jobs.put), item=item)
+    return json_response(job, 201 if is_new else 200)
+
+
+async def _checked_item(
+    runtime: Runtime, caller: Identity, room_id: str, body: JobRegisterRequest
+) -> tuple[rules_jobs.JobToRegister, str]:
+    """Return a registration and its schema as JSON. Raises the problem of an invalid one."""
+    add_job = partial(runtime.stored.jobs.check, caller.id)
+    item = rules_jobs.JobToRegister(caller, room_id, body, runtime.settings.max_jobs_per_room, add_job)
+    schema = rules_jobs.check(item, runtime.settings.allowed_categories)
+    await runtime.payload_validator.check_schema(schema, caller.id)
+    return item, schema
+
+
+@serves(ops.DELETE_JOB)
+async def delete_job(
+    runtime: Runtime, caller: Identity, room_id: str, name: NamedJob, key: RequestKey | None
+) -> Response:
+    """Forget a job that no worker serves and of which no task is pending. Superusers only.
+
+    Its tasks stay readable, and a registration restores it.
+    """
+    rules_transitions.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
+    work = rules_audit.recorded(rules_jobs.delete, caller, "job.delete", str(name), name.room_id)
+    await runtime.write(once(key, NOTHING, work), name=name)
+    return Response(status_code=204)
 
 
 @serves(ops.LIST_JOBS)

@@ -274,6 +274,7 @@ REQUESTS: dict[Operation[Any], Examples] = {
             },
         )
     },
+    ops.PUT_JOB: {"waiting": ("Tasks wait for a worker", {"schema": _SCHEMA, "without_workers": "queue"})},
     ops.FAIL_TASK: {"reason": ("With the reason", {"error": "The cluster is shut down"})},
     ops.CREATE_WORKER: {"worker": ("With a name", {"name": "gpu-1", "slots": 4})},
     ops.SEND_HEARTBEAT: {"heartbeat": ("With the held tasks", {"tasks": [{"id": _TASK_ID, "attempt": 1}]})},

@@ -19,7 +19,7 @@ from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse, JobSummary, PaginatedResponse
 from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
-from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
 from zndraw_joblib.wire.problems import (
     Conflict,
     Forbidden,
@@ -70,21 +70,10 @@ async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, b
     `WorkerNotFound` for a worker that is unknown or not the caller's, `SchemaConflict` for an active job with
     another schema that has a worker or pending tasks, and `Conflict` if the room has too many jobs.
     """
-    caller, room_id, request, max_jobs, add_job = item
+    caller, room_id, request = item.caller, item.room_id, item.request
     # The worker is locked before the job, but a problem of the job is raised first.
     worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request)
-    name = JobName(room_id, request.category, request.name)
-    fields = request.model_fields_set & JobPolicy.model_fields.keys()
-    policy = JobPolicy.model_validate({field: getattr(request, field) for field in fields})
-    job, is_new = await sql_jobs.add_or_lock(tx, name, request.schema_, policy, caller.id)
-    if job.deleted:
-        await sql_jobs.restore_with(tx, job.id, request.schema_, policy)
-    elif not is_new:
-        policy = await _update(tx, caller, job, request.schema_, policy)
-    if is_new or job.deleted:
-        add_job()
-        if max_jobs is not None:
-            await _check_room(tx, room_id, max_jobs)
+    job, policy, is_new = await _save(tx, item, JobPolicy())
     if room_id != INTERNAL:
         if worker_id is None:
             raise WorkerNotFound(f"Worker {request.worker_id} not found")
@@ -92,7 +81,6 @@ async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, b
         await sql_jobs.record_served(tx, job, caller.id)
         # Waiting claims of the worker now include this job.
         tx.wake(worker_key(worker_id))
-    rules_answers.publish_jobs_changed(tx, room_id)
     response = await _response(tx, job, policy)
     current = {
         "schema_": request.schema_,
@@ -100,7 +88,65 @@ async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, b
         "paused": job.paused and not job.deleted,
         "unserved_since": None,
     }
-    return response.model_copy(update=current), is_new or job.deleted
+    return response.model_copy(update=current), is_new
+
+
+async def put(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
+    """Register a job without a worker, as `register`. Tasks of a new one wait, unless its policy says else.
+
+    Raises `Conflict` for a job that would be forgotten at once, and for one that the server declares.
+    """
+    if item.room_id == INTERNAL:
+        raise Conflict(f"Jobs of {INTERNAL} are declared by the server: register a job of another room")
+    job, _, is_new = await _save(tx, item, JobPolicy(without_workers=WithoutWorkers.QUEUE))
+    await rules_audit.record(tx, item.caller, "job.put", str(job.name), item.room_id)
+    if await sql_jobs.record_unserved(tx, [job.id]):
+        raise Conflict(
+            f"without_workers: no worker serves {str(job.name)!r}, so it would be forgotten at once; set it "
+            "to 'queue' or 'reject'"
+        )
+    return await get(tx, item.room_id, job.name, cross_room=True), is_new
+
+
+async def _save(
+    tx: Transaction, item: JobToRegister, default: JobPolicy
+) -> tuple[JobRecord, JobPolicy, bool]:
+    """Insert, restore or update a job; return it as it was, its policy, and whether it is new or restored.
+
+    `default` is the policy of a new job where the request names no other.
+    """
+    caller, room_id, request, max_jobs, add_job = item
+    name = JobName(room_id, request.category, request.name)
+    fields = request.model_fields_set & JobPolicy.model_fields.keys()
+    named = JobPolicy.model_validate({field: getattr(request, field) for field in fields})
+    policy = default.model_copy(update={field: getattr(named, field) for field in fields})
+    job, is_new = await sql_jobs.add_or_lock(tx, name, request.schema_, policy, caller.id)
+    if job.deleted:
+        await sql_jobs.restore_with(tx, job.id, request.schema_, policy)
+    elif not is_new:
+        policy = await _update(tx, caller, job, request.schema_, named)
+    if is_new or job.deleted:
+        add_job()
+        if max_jobs is not None:
+            await _check_room(tx, room_id, max_jobs)
+    rules_answers.publish_jobs_changed(tx, room_id)
+    return job, policy, is_new or job.deleted
+
+
+async def delete(tx: Transaction, name: JobName) -> None:
+    """Soft-delete a job. Raises `JobNotFound`, and `Conflict` if a worker serves it or a task is pending."""
+    job = (await sql_jobs.lock_by_names(tx, [name])).get(name)
+    job = _existing(job, name)
+    if name.room_id == INTERNAL:
+        raise Conflict(f"{str(name)!r} is declared by the server: remove it from the server's code")
+    if await sql_jobs.served(tx, [job.id]):
+        raise Conflict(f"A worker serves {str(name)!r}: stop its workers first")
+    if not await sql_jobs.delete_unused(tx, job.id):
+        raise Conflict(
+            f"Tasks of {str(name)!r} are pending: cancel them first (POST /tasks/bulk, or zndraw-joblib "
+            f"tasks bulk cancel --all-rooms --job {name})"
+        )
+    rules_answers.publish_jobs_changed(tx, name.room_id)
 
 
 async def _check_room(tx: Transaction, room_id: str, max_jobs: int) -> None:

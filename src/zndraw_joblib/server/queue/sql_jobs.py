@@ -124,7 +124,13 @@ RETURNING id
 _RECORD_SERVED = statement(
     "UPDATE joblib_job SET unserved_since = NULL, registered_by = :registered_by WHERE id = :id"
 )
-_RESTORE_WITH = statement(f"{_REGISTER}, deleted = false, deleted_at = NULL, paused = false WHERE id = :id")
+_RESTORE_WITH = statement(
+    f"""
+{_REGISTER},
+    deleted = false, deleted_at = NULL, unserved_since = NULL, paused = false
+WHERE id = :id
+"""
+)
 _RESTORE = statement(
     """
 UPDATE joblib_job SET deleted = false, deleted_at = NULL
@@ -166,6 +172,14 @@ WHERE id = ANY (:all_id) AND unserved_since < :at AND NOT deleted AND pending = 
 RETURNING room_id, category, name
 """,
     *JobName._fields,
+)
+_DELETE_UNUSED = statement(
+    f"""
+UPDATE joblib_job SET deleted = true, deleted_at = :now
+WHERE id = :id AND NOT deleted AND pending = 0 AND scheduled = 0 AND {_IS_UNSERVED}
+RETURNING id
+""",
+    "id",
 )
 _SERVED = statement(
     "SELECT DISTINCT job_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id)", "job_id"
@@ -321,6 +335,15 @@ async def forget_unserved(tx: Transaction, before: datetime, limit: int) -> tupl
     params = {"all_id": padded(sorted(locked)), "at": before, "now": await tx.now()}
     names = [JobName(*row) for row in await tx.execute(_FORGET, params)]
     return names, len(ids) == limit and bool(names)
+
+
+async def delete_unused(tx: Transaction, job_id: UUID) -> bool:
+    """Soft-delete a job, which the caller has locked, if it has no worker and no pending task.
+
+    Return whether it has none.
+    """
+    params = {"id": job_id, "now": await tx.now()}
+    return (await tx.execute(_DELETE_UNUSED, params)).first() is not None
 
 
 async def served(tx: Transaction, job_ids: Sequence[UUID]) -> set[UUID]:

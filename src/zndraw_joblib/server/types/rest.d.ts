@@ -512,9 +512,21 @@ export interface paths {
          * @description Return an active job.
          */
         get: operations["getJob"];
-        put?: never;
+        /**
+         * Put job
+         * @description Register a job without a worker, or change its schema and policy. Superusers only.
+         *
+         *     Its schema changes only while no worker serves it and no task of it is pending.
+         */
+        put: operations["putJob"];
         post?: never;
-        delete?: never;
+        /**
+         * Delete job
+         * @description Forget a job that no worker serves and of which no task is pending. Superusers only.
+         *
+         *     Its tasks stay readable, and a registration restores it.
+         */
+        delete: operations["deleteJob"];
         options?: never;
         head?: never;
         patch?: never;
@@ -1857,6 +1869,55 @@ export interface components {
             limit: number;
             /** Offset */
             offset: number;
+        };
+        /**
+         * JobPutRequest
+         * @description Register a job without a worker, or change the policy of one.
+         *
+         *     Omitted policy fields keep their registered or default value; `without_workers` of a new job is ``queue``.
+         */
+        JobPutRequest: {
+            /**
+             * Max Attempts
+             * @description Default: `1`.
+             */
+            max_attempts?: number;
+            /**
+             * Retry On
+             * @description Default: `["worker_lost"]`.
+             */
+            retry_on?: components["schemas"]["RetryOn"][];
+            /**
+             * Non Retryable
+             * @description Default: `[]`.
+             */
+            non_retryable?: string[];
+            /** @description Default: `{"base_seconds": 1.0, "factor": 2.718281828459045, "cap_seconds": 22026.465794806703, "jitter": 0.0}`. */
+            backoff?: components["schemas"]["Backoff"];
+            /**
+             * Max Crashes
+             * @description Default: `3`.
+             */
+            max_crashes?: number;
+            /** Timeout Seconds */
+            timeout_seconds?: number | null;
+            /**
+             * Start Timeout Seconds
+             * @description Default: `60.0`.
+             */
+            start_timeout_seconds?: number;
+            /** Max In Flight */
+            max_in_flight?: number | null;
+            /**
+             * Priority
+             * @description Default: `0`.
+             */
+            priority?: number;
+            without_workers?: components["schemas"]["WithoutWorkers"] | null;
+            /** Schema */
+            schema?: {
+                [key: string]: unknown;
+            };
         };
         /**
          * JobRegisterRequest
@@ -3737,6 +3798,7 @@ export type Interval = components['schemas']['Interval'];
 export type JobEntries = components['schemas']['JobEntries'];
 export type JobEntry = components['schemas']['JobEntry'];
 export type JobPage = components['schemas']['JobPage'];
+export type JobPutRequest = components['schemas']['JobPutRequest'];
 export type JobRegisterRequest = components['schemas']['JobRegisterRequest'];
 export type JobResponse = components['schemas']['JobResponse'];
 export type JobSummary = components['schemas']['JobSummary'];
@@ -6991,6 +7053,260 @@ export interface operations {
             };
             /** @description `invalid-request` */
             422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    putJob: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                room_id: string;
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["JobPutRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobResponse"];
+                };
+            };
+            /** @description The job is new, or was soft-deleted before */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobResponse"];
+                };
+            };
+            /** @description `invalid-category`, `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `conflict`, `request-in-progress`, `schema-conflict` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request`, `invalid-schema` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    deleteJob: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                room_id: string;
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `conflict`, `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
                 headers: {
                     [name: string]: unknown;
                 };

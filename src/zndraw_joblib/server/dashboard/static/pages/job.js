@@ -9,7 +9,7 @@ import { DURATIONS, Plot } from "../plots.js";
 import { href } from "../router.js";
 import { filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
 import { Ago, Badge, Copy, Empty, Facts, Figure, Json, Loaded, Page, RoomLink, runningLabel, Section } from "../ui.js";
-import { JobState, PauseButton } from "./jobs.js";
+import { ForgetButton, JobState, PauseButton } from "./jobs.js";
 import { jobPath, maySubmit, Submit } from "./submit.js";
 import { readWorkers, WorkerTable } from "./workers.js";
 
@@ -29,6 +29,7 @@ export function Job({ segments }) {
   const state = usePoll((signal) => load(name, signal), [name, ownRoom.value]);
   const job = state.data;
   return html`<${Page} title=${name.split(":").at(-1)} actions=${job && html`<${PauseButton} job=${job} reload=${state.reload} small=${false} />
+      <${ForgetButton} job=${job} reload=${state.reload} />
       <a class="button" href=${href("tasks", { job: name })}>All its tasks</a>`}>
     <${Loaded} state=${state} missing=${`There is no job ${name}. Its full name is room:category:name, such as @global:modifiers:relax.`}>${(shown) => html`
       <${Summary} job=${shown} />

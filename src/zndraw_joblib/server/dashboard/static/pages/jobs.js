@@ -30,6 +30,14 @@ export function PauseButton({ job, reload, small = true }) {
     confirm=${{ title: `Pause ${job.name}?`, body: "No worker claims its tasks until you resume it. Tasks that are claimed or running continue.", action: "Pause the job" }}>Pause<//>`;
 }
 
+export function ForgetButton({ job, reload }) {
+  const isUnused = job.workers === 0 && !job.queued && !job.scheduled;
+  if (!canOperate.value || job.deleted || !isUnused || job.room_id === "@internal") return null;
+  const forget = () => act("DELETE", `/rooms/${encodeURIComponent(job.room_id)}/jobs/${jobPath(job.full_name)}`).then(reload);
+  return html`<${Button} onClick=${forget} success="The job is forgotten." aria-label=${`Forget ${job.full_name}`}
+    confirm=${{ title: `Forget ${job.name}?`, body: "Submits of its tasks are refused until a worker registers it again. Its tasks stay.", action: "Forget the job" }}>Forget<//>`;
+}
+
 const None = () => html`<span class="none">–</span>`;
 // A count that leads to its tasks.
 export const Count = ({ size, to, tone = "" }) => size ? html`<a class=${tone} href=${to} title=${count(size)}>${compact(size)}</a>` : html`<span class="none">0</span>`;
