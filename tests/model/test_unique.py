@@ -1,0 +1,240 @@
+"""A state machine: whatever happens to tasks on two servers, a key is held as long as its rule says."""
+
+import asyncio
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from databases import empty
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from invariants import broken_invariants
+from replica import ADMIN, OWNER, SUBMITTER, ManualClock
+
+from model.test_queue import profile
+from zndraw_joblib.server.admin import rules_searches
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import (
+    rules_jobs,
+    rules_sweep,
+    rules_task_actions,
+    rules_tasks,
+    rules_unique,
+    rules_workers,
+    sql_unique,
+)
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.messages import (
+    JobRegisterRequest,
+    TaskActionRequest,
+    TaskClaimRequest,
+    TaskResponse,
+    TaskSubmitRequest,
+    TaskUpdateRequest,
+    Unique,
+)
+from zndraw_joblib.wire.names import GLOBAL, JobName
+from zndraw_joblib.wire.operators import BulkAction, TaskFilter
+from zndraw_joblib.wire.policy import Backoff
+from zndraw_joblib.wire.problems import DuplicateTask, ProblemException
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+
+JOB = JobName(GLOBAL, "modifiers", "Rotate")
+SPANS: list[dict[str, Any]] = [{"until": "ended"}, {"until": "started"}, {"for_seconds": 30}]
+SUBMITS = st.builds(
+    lambda key, span, conflict: {"key": key, "on_conflict": conflict, **span},
+    st.sampled_from("ab"),
+    st.sampled_from(SPANS),
+    st.sampled_from(["return", "reject", "replace"]),
+)
+SERVERS = st.sampled_from([0, 1])
+STATUSES = st.sampled_from([status for status in TaskStatus if status is not TaskStatus.PENDING])
+
+
+class Holder(NamedTuple):
+    """The task that holds a key by the model, its rule, and when the rule's time is over."""
+
+    task: UUID
+    rule: dict[str, Any]
+    over_at: Any
+
+
+class UniqueTasks(RuleBasedStateMachine):
+    """Compares each submit with the holders that the statuses of all tasks imply."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url, self.clock, self.runner = url, ManualClock(), asyncio.Runner()
+        self.runtimes = [Runtime(open_database(url, self.clock), JobLibSettings()) for _ in range(2)]
+        self.holders: dict[str, Holder] = {}
+        # The rule of each task, and those that have started.
+        self.tasks: dict[UUID, tuple[str, dict[str, Any]]] = {}
+        self.started: set[UUID] = set()
+
+    def teardown(self) -> None:
+        """Close the databases and check their invariants from outside."""
+        for runtime in self.runtimes:
+            self.runner.run(runtime.database.close())
+        self.runner.close()
+        assert broken_invariants(self.url) == []
+
+    def write(self, server: int, work: Any, *args: Any, **options: Any) -> Any:
+        """Run a transaction on a server; return its result, or the problem."""
+        try:
+            return self.runner.run(self.runtimes[server].write(work, *args, **options))
+        except ProblemException as problem:
+            return problem
+
+    @initialize()
+    def register(self) -> None:
+        """Register the job with a worker."""
+        fields: dict[str, Any] = {
+            "max_attempts": 3,
+            "retry_on": ("error", "worker_lost"),
+            "timeout_seconds": 60,
+        }
+        request = JobRegisterRequest(
+            category=JOB.category, name=JOB.name, backoff=Backoff(base_seconds=5, factor=1), **fields
+        )
+        job, _ = self.write(0, rules_jobs.register, item=rules_jobs.JobToRegister(OWNER, GLOBAL, request))
+        self.worker = job.worker_id
+
+    def observe(self) -> None:
+        """Update the holders by the statuses of the tasks."""
+        for id, (_, rule_) in self.tasks.items():
+            task = self.write(0, rules_tasks.get, id)
+            if isinstance(task, ProblemException) or task.started_at is not None:
+                self.started.add(id)
+            for key, holder in list(self.holders.items()):
+                is_gone = isinstance(task, ProblemException)
+                if holder.task == id and "until" in rule_:
+                    has_ended = is_gone or task.status in TERMINAL
+                    if has_ended or (rule_["until"] == "started" and id in self.started):
+                        del self.holders[key]
+                elif holder.task == id and is_gone:
+                    del self.holders[key]
+
+    @invariant()
+    def check_holders(self) -> None:
+        """The database has the holder of each key that the model has."""
+        self.observe()
+        ids = {rules_unique.key_of(Unique(), key, JOB, "lab").id: key for key in "ab"}
+        stored = self.write(0, sql_unique.holders, list(ids))
+        by_key = {ids[id]: task.id for id, task in stored.items()}
+        assert by_key == {key: holder.task for key, holder in self.holders.items()}
+
+    @rule(server=SERVERS, submits=st.lists(SUBMITS, min_size=1, max_size=3))
+    def submit(self, server: int, submits: list[dict[str, Any]]) -> None:
+        """Submit tasks with keys in one batch."""
+        self.observe()
+        items = [
+            self.runtimes[server].submission(SUBMITTER, "lab", JOB, TaskSubmitRequest(unique=unique))
+            for unique in submits
+        ]
+        results = self.runner.run(self.runtimes[server].submit_many(items))
+        for unique, result in zip(submits, results, strict=True):
+            rule_, key = dict(unique), unique["key"]
+            holder = self.holders.get(key)
+            if holder is not None and holder.over_at is not None and holder.over_at <= self.clock.now:
+                holder = None
+            if holder is None:
+                assert isinstance(result, TaskResponse), result
+                assert result.duplicate is None
+                seconds = rule_.get("for_seconds")
+                over_at = seconds and self.clock.now + timedelta(seconds=seconds)
+                self.holders[key] = Holder(result.id, rule_, over_at)
+                self.tasks[result.id] = key, rule_
+            elif rule_["on_conflict"] == "reject":
+                assert isinstance(result, DuplicateTask), result
+                assert result.problem.model_extra == {"task_id": str(holder.task)}
+            else:
+                assert isinstance(result, TaskResponse), result
+                assert (result.id, result.duplicate) == (holder.task, True)
+
+    @rule(server=SERVERS, start=st.booleans())
+    def claim(self, server: int, *, start: bool) -> None:
+        """Claim a task, perhaps with its start."""
+        request = TaskClaimRequest(worker_id=self.worker, start=start)
+        self.runner.run(self.runtimes[server].claim(OWNER, request))
+        self.observe()
+
+    @rule(server=SERVERS, index=st.integers(0, 9), status=STATUSES)
+    def report(self, server: int, index: int, status: TaskStatus) -> None:
+        """Report any status of a task, as an operator may."""
+        if self.tasks:
+            id = list(self.tasks)[-1 - index % len(self.tasks)]
+            update = TaskUpdateRequest(status=status)
+            try:
+                self.runner.run(self.runtimes[server].report(rules_tasks.Report(ADMIN, id, update)))
+            except ProblemException:
+                return
+            self.observe()
+
+    @rule(server=SERVERS, index=st.integers(0, 9), what=st.sampled_from(["release", "retry", "fail"]))
+    def act(self, server: int, index: int, what: str) -> None:
+        """Release, retry or fail a task by hand; a retried one may hold its key again."""
+        if not self.tasks:
+            return
+        self.observe()
+        id = list(self.tasks)[-1 - index % len(self.tasks)]
+        work = getattr(rules_task_actions, what)
+        result = self.write(server, work, caller=ADMIN, task_id=id, action=TaskActionRequest())
+        key, rule_ = self.tasks[id]
+        holder = self.holders.get(key)
+        is_free = holder is None or (holder.over_at is not None and holder.over_at <= self.clock.now)
+        holds_again = rule_.get("until") == "ended" or (
+            rule_.get("until") == "started" and id not in self.started
+        )
+        if what == "retry" and isinstance(result, TaskResponse) and holds_again:
+            assert is_free, "a retry took a key that another task holds"
+            self.holders[key] = Holder(id, rule_, None)
+        if isinstance(result, DuplicateTask):
+            assert holds_again
+            assert not is_free
+        self.observe()
+
+    @rule(server=SERVERS, action=st.sampled_from([BulkAction.CANCEL, BulkAction.RELEASE, BulkAction.PURGE]))
+    def bulk(self, server: int, action: BulkAction) -> None:
+        """Change all tasks of the room."""
+        runtime = self.runtimes[server]
+        confirmed = rules_searches.Confirmed(ADMIN, action, TaskFilter(room=["lab"]), 2**60)
+        self.runner.run(rules_searches.apply(runtime.database.read, runtime.write, confirmed, None))
+        self.observe()
+
+    @rule(server=SERVERS, seconds=st.sampled_from([1, 10, 40, 100]))
+    def time_passes(self, server: int, seconds: int) -> None:
+        """The sweeper retries, fails and queues what is due."""
+        self.clock.advance(seconds)
+        for work in (rules_sweep.recover_overdue, rules_sweep.recover_abandoned, rules_sweep.enqueue_due):
+            while self.write(server, work):
+                pass
+        self.observe()
+
+    @rule(server=SERVERS)
+    def worker_leaves(self, server: int) -> None:
+        """Its tasks are retried or fail; another worker comes."""
+        self.write(server, rules_workers.remove, caller=OWNER, worker_id=self.worker)
+        self.register()
+        self.observe()
+
+
+def test_keys_are_held_as_their_rules_say_on_sqlite(sqlite_template: Path, tmp_path: Path) -> None:
+    """On two servers with one file."""
+
+    def fresh() -> UniqueTasks:
+        return UniqueTasks(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
+
+    run_state_machine_as_test(fresh, settings=profile(examples=60, steps=30))
+
+
+def test_keys_are_held_as_their_rules_say_on_postgresql(postgres_url: str) -> None:
+    """On two servers with one database."""
+
+    def fresh() -> UniqueTasks:
+        empty(postgres_url)
+        return UniqueTasks(postgres_url)
+
+    run_state_machine_as_test(fresh, settings=profile(examples=15, steps=30))
