@@ -27,6 +27,7 @@ INTERNAL_LIMITS = {
     *("MAX_OFFSET", "MAX_PART", "MAX_FORMS", "MAX_JOBS", "MAX_CURSOR", "MAX_LINE_NUMBER", "MAX_ERROR"),
     *("MAX_QUICK_EFFORT", "MAX_EFFORT", "MAX_QUICK_LISTING", "MAX_LISTING", "MAX_ITEMS", "MAX_REPETITIONS"),
     *("MAX_WAITING_LINES", "MAX_WAITING_BYTES", "server.process.batcher.MAX_BATCH"),
+    *("server.queue.rules_transitions.MAX_ENDED_AGO",),
 }
 FAULTS = {*SCENARIOS, "mixed"}
 ROOMS = sorted(path.parent.name for path in (PACKAGE / "server").glob("*/__init__.py"))

@@ -211,6 +211,14 @@ async def test_the_servers(browser: Browser, database_url: str) -> None:
         await expect(page.get_by_role("region", name="Schema")).to_contain_text('"path"')
         await page.keyboard.press("Escape")
         await dashboard.check("providers")
+        job = await queue.client.put(f"{V1}/rooms/lab/jobs", json={"category": "jobs", "name": "Clean"})
+        times = {"job": job.json()["full_name"], "cron": "0 3 * * *", "time_zone": "Europe/Berlin"}
+        assert (await queue.client.put(f"{V1}/rooms/lab/schedules/nightly", json=times)).status_code == 201
+        await dashboard.show("schedules", "Schedules")
+        await expect(page.get_by_role("row").filter(has_text="nightly")).to_contain_text(
+            "0 3 * * * Europe/Berlin"
+        )
+        await dashboard.check("schedules")
         await _change_the_sweeper(dashboard, queue)
         await _follow_the_audit_trail(dashboard, queue)
         await dashboard.show("settings?source=changed", "Settings")

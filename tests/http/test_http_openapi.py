@@ -62,6 +62,7 @@ OPERATIONS = {
     "/v1/joblib/jobs": {"get"},
     "/v1/joblib/rooms": {"get"},
     "/v1/joblib/providers": {"get"},
+    "/v1/joblib/schedules": {"get"},
     "/v1/joblib/admin/settings": {"get"},
     "/v1/joblib/admin/sweeper": {"get", "patch"},
     "/v1/joblib/overview": {"get"},
@@ -226,7 +227,7 @@ WITHOUT_KEY = {
     ("post", "/rooms/{room_id}/events/token"),
 }
 # Lists for operators, which have cursors.
-BY_CURSOR = {"/jobs", "/providers", "/tasks"}
+BY_CURSOR = {"/jobs", "/providers", "/schedules", "/tasks"}
 _CURSOR = {"cursor", "limit"}
 _FILTER = {"status", "job", "room", "worker", "created_by", "error_code", "text", "since", "until"}
 _STREAM = {"token", "after", "Last-Event-ID", "Prefer"}
@@ -236,6 +237,7 @@ ALSO = {
     ("get", "/me"): {"room"},
     ("get", "/jobs"): _CURSOR | {"room", "category", "paused", "deleted", "name"},
     ("get", "/rooms"): _CURSOR,
+    ("get", "/schedules"): _CURSOR | {"room"},
     ("get", "/providers"): _CURSOR,
     ("get", "/tasks"): _CURSOR | _FILTER,
     ("get", "/tasks/counts"): {"room"},

@@ -47,6 +47,10 @@ class SchedulePage(m.PaginatedResponse[sc.ScheduleResponse]):
     """One page of the schedules of a room, by name; `total` counts the whole list."""
 
 
+class ScheduleEntries(m.CursorResponse[sc.ScheduleResponse]):
+    """Schedules by room and name; `next` is the `cursor` of the request that reads on, null at the end."""
+
+
 class FoundTasks(m.CursorResponse[o.FoundTask]):
     """A part of the result of a search, newest first.
 
@@ -288,6 +292,9 @@ RUN_SCHEDULE = Operation("run_schedule", "POST", "/rooms/{room_id}/schedules/{sc
     problems=(*_SCHEDULE, *_SUBMIT))
 DELETE_SCHEDULE = Operation("delete_schedule", "DELETE", "/rooms/{room_id}/schedules/{schedule}",
     "schedules", Access.ROOM_WRITE, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=_SCHEDULE)
+
+LIST_ALL_SCHEDULES = Operation("list_all_schedules", "GET", "/schedules",
+    "schedules", Access.NAMED_ROOMS, Effect.READ, ScheduleEntries, problems=_ROOMS)
 
 # Events.
 

@@ -19,12 +19,13 @@ from zndraw_joblib.server.admin.sql_figures import Service, services
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import statement
-from zndraw_joblib.server.db.tables import AuditRecord, Job, ProviderRecord, RoomCount
+from zndraw_joblib.server.db.tables import AuditRecord, Job, ProviderRecord, RoomCount, Schedule
 from zndraw_joblib.server.process.ports import CursorPage
 from zndraw_joblib.server.queue import sql_counts
 from zndraw_joblib.server.queue.sql_jobs import COLUMNS as JOB_COLUMNS
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_providers import COLUMNS, ProviderRow
+from zndraw_joblib.server.queue.sql_schedules import ScheduleRecord
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.bodies import Name
 from zndraw_joblib.wire.messages import CursorResponse
@@ -39,6 +40,7 @@ from zndraw_joblib.wire.operators import (
     StatusCounts,
 )
 from zndraw_joblib.wire.problems import InvalidRequest
+from zndraw_joblib.wire.schedules import ScheduleResponse
 
 
 class ListFilter(NamedTuple):
@@ -344,6 +346,23 @@ PROVIDERS = CursorList(
     [select(*[ProviderRecord.__table__.c[name] for name in COLUMNS])],
     ["room_id", "category", "name"],
     _provider_entries,
+)
+
+# The schedules of all rooms.
+
+
+async def _schedule_entries(_: Transaction, rows: Sequence[Any]) -> list[ScheduleResponse]:
+    return [ScheduleResponse.model_construct(**ScheduleRecord(*row).shown()) for row in rows]
+
+
+SCHEDULES = CursorList(
+    ops.LIST_ALL_SCHEDULES,
+    "List the schedules of all rooms by room and name; other callers name a room that they may read.",
+    "schedules",
+    [select(*[Schedule.__table__.c[name] for name in ScheduleRecord._fields])],
+    ["room_id", "name"],
+    _schedule_entries,
+    {"room": ListFilter(SearchedName, Schedule.__table__.c.room_id == bindparam("room"))},
 )
 
 # `http.admin` serves them.

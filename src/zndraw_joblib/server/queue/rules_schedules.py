@@ -320,11 +320,7 @@ def _not_found(room_id: str, name: str) -> ScheduleNotFound:
 
 def response(schedule: ScheduleRecord) -> ScheduleResponse:
     """Return a schedule as responses contain it."""
-    values = schedule._asdict()
-    values |= {"created_by": schedule.owner_id, "job": schedule.job_name, **dict(schedule.times)}
-    return ScheduleResponse.model_construct(
-        **{name: value for name, value in values.items() if name in ScheduleResponse.model_fields}
-    )
+    return ScheduleResponse.model_construct(**schedule.shown())
 
 
 # Submit the tasks that are due.

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import INTEGER, statement
 from zndraw_joblib.wire.names import JobName, split_name
-from zndraw_joblib.wire.schedules import ScheduleTimes
+from zndraw_joblib.wire.schedules import ScheduleResponse, ScheduleTimes
 from zndraw_joblib.wire.statuses import TaskStatus
 
 
@@ -48,6 +48,11 @@ class ScheduleRecord(NamedTuple):
     def job(self) -> JobName:
         """The name of its job."""
         return split_name(self.job_name)
+
+    def shown(self) -> dict[str, Any]:
+        """Return the fields of a `ScheduleResponse`."""
+        values = {**self._asdict(), "created_by": self.owner_id, "job": self.job_name, **dict(self.times)}
+        return {name: value for name, value in values.items() if name in ScheduleResponse.model_fields}
 
 
 class LiveTasks(NamedTuple):

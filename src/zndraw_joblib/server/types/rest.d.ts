@@ -606,6 +606,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/joblib/schedules": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List all schedules
+         * @description List the schedules of all rooms by room and name; other callers name a room that they may read.
+         */
+        get: operations["listAllSchedules"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/joblib/tasks/{task_id}/events": {
         parameters: {
             query?: never;
@@ -2548,6 +2568,16 @@ export interface components {
             total: number;
         };
         /**
+         * ScheduleEntries
+         * @description Schedules by room and name; `next` is the `cursor` of the request that reads on, null at the end.
+         */
+        ScheduleEntries: {
+            /** Items */
+            items: components["schemas"]["ScheduleResponse"][];
+            /** Next */
+            next: string | null;
+        };
+        /**
          * SchedulePage
          * @description One page of the schedules of a room, by name; `total` counts the whole list.
          */
@@ -3833,6 +3863,7 @@ export type RoomEntry = components['schemas']['RoomEntry'];
 export type RoomEvents = components['schemas']['RoomEvents'];
 export type RoomOverview = components['schemas']['RoomOverview'];
 export type RoomSnapshot = components['schemas']['RoomSnapshot'];
+export type ScheduleEntries = components['schemas']['ScheduleEntries'];
 export type SchedulePage = components['schemas']['SchedulePage'];
 export type ScheduleRequest = components['schemas']['ScheduleRequest'];
 export type ScheduleResponse = components['schemas']['ScheduleResponse'];
@@ -7990,6 +8021,85 @@ export interface operations {
                 };
             };
             /** @description `internal-job-not-configured`, `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listAllSchedules: {
+        parameters: {
+            query?: {
+                room?: string;
+                limit?: number;
+                /** @description `next` of the last response */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScheduleEntries"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
             503: {
                 headers: {
                     [name: string]: unknown;

@@ -6,6 +6,7 @@ import { Job } from "./job.js";
 import { Jobs } from "./jobs.js";
 import { Overview } from "./overview.js";
 import { Providers } from "./providers.js";
+import { Schedules } from "./schedules.js";
 import { Settings } from "./settings.js";
 import { Sweeper } from "./sweeper.js";
 import { Tasks } from "./tasks.js";
@@ -19,6 +20,7 @@ export const pages = [
   { name: "jobs", label: "Jobs", key: "j", view: Jobs, detail: Job },
   { name: "rooms", label: "Rooms", key: "r", view: Rooms, detail: Room },
   { name: "workers", label: "Workers", key: "w", view: Workers, detail: Worker },
+  { name: "schedules", label: "Schedules", key: "d", view: Schedules },
   { name: "providers", label: "Providers", key: "p", view: Providers, needs: canReadAll },
   { name: "sweeper", label: "Sweeper", key: "s", view: Sweeper, needs: canReadAll },
   { name: "settings", label: "Settings", key: "e", view: Settings, needs: canReadAll },
