@@ -13,7 +13,7 @@ from sdk.live import TOKEN, LiveServer
 from sdk.test_live_reports import texts
 from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.policy import RetryOn
+from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 
@@ -79,12 +79,14 @@ def test_jobs_get_their_task_and_the_policy(
         "timeout",
         "--start-timeout",
         "9",
+        *("--non-retryable", "ValueError", "--without-workers", "reject"),
     ]
     start("--context", "work.py:context", "--processes", processes, *options)
     name = f"{room}:analysis:Work"
     job = RestApi(api).send(ops.GET_JOB, room_id=room, name=name)
     assert (job.max_attempts, job.timeout_seconds, job.start_timeout_seconds) == (5, 60, 9)
     assert job.retry_on == (RetryOn.ERROR, RetryOn.TIMEOUT)
+    assert (job.non_retryable, job.without_workers) == (("ValueError",), WithoutWorkers.REJECT)
     caller = worker()
     about = {(w.name, w.slots, w.pid == os.getpid()) for w in caller.workers(room).items}
     assert about == {("bench", 2, False)}
@@ -135,6 +137,7 @@ def test_several_attempts_alone_are_attempts_after_errors(  # noqa: PLR0917 - fi
     for name, expected in (("Work", reasons), ("Choosy", {"worker_lost"})):
         job = RestApi(api).send(ops.GET_JOB, room_id=room, name=f"{room}:analysis:{name}")
         assert set(job.retry_on) == expected
+        assert job.without_workers == WithoutWorkers.QUEUE
 
 
 def test_an_invalid_name_is_refused(tmp_path: Path) -> None:
