@@ -161,6 +161,18 @@ class UniqueTasks(RuleBasedStateMachine):
         self.runner.run(self.runtimes[server].claim(OWNER, request))
         self.observe()
 
+    @rule(server=SERVERS, unique=SUBMITS)
+    def submit_and_start_all(self, server: int, unique: dict[str, Any]) -> None:
+        """Submit a task, and start all that wait; most of them fail once."""
+        self.submit(server, [unique])
+        request = TaskClaimRequest(worker_id=self.worker, start=True, max=5)
+        for task in self.runner.run(self.runtimes[1 - server].claim(OWNER, request)).tasks:
+            self.observe()
+            self.check_holders()
+            if task.attempt == 1:
+                update = TaskUpdateRequest(status=TaskStatus.FAILED)
+                self.runner.run(self.runtimes[server].report(rules_tasks.Report(OWNER, task.id, update)))
+
     @rule(server=SERVERS, index=st.integers(0, 9), status=STATUSES)
     def report(self, server: int, index: int, status: TaskStatus) -> None:
         """Report any status of a task, as an operator may."""
@@ -196,7 +208,10 @@ class UniqueTasks(RuleBasedStateMachine):
             assert not is_free
         self.observe()
 
-    @rule(server=SERVERS, action=st.sampled_from([BulkAction.CANCEL, BulkAction.RELEASE, BulkAction.PURGE]))
+    @rule(
+        server=SERVERS,
+        action=st.sampled_from([BulkAction.RELEASE, BulkAction.RELEASE, BulkAction.CANCEL, BulkAction.PURGE]),
+    )
     def bulk(self, server: int, action: BulkAction) -> None:
         """Change all tasks of the room."""
         runtime = self.runtimes[server]
@@ -227,7 +242,7 @@ def test_keys_are_held_as_their_rules_say_on_sqlite(sqlite_template: Path, tmp_p
     def fresh() -> UniqueTasks:
         return UniqueTasks(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
 
-    run_state_machine_as_test(fresh, settings=profile(examples=60, steps=30))
+    run_state_machine_as_test(fresh, settings=profile(examples=40, steps=30))
 
 
 def test_keys_are_held_as_their_rules_say_on_postgresql(postgres_url: str) -> None:
