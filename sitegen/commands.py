@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from zndraw_joblib.cli import all_commands
 
@@ -59,7 +59,8 @@ def _row(param: Any) -> str:
 
 def _kind(param: Any) -> str:
     annotation = param.type_descriptor.annotation
-    [annotation] = get_args(annotation) or [annotation]
+    # That of the items of a list.
+    annotation = get_args(annotation)[0] if get_origin(annotation) is list else annotation
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " \\| ".join(str(one.value) for one in annotation)
     return str(param.metavar or param.bare_type().upper())

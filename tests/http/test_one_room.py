@@ -24,6 +24,7 @@ from zndraw_joblib.wire.operations import OPERATIONS as ROWS
 OWN, OTHER = "lab", "vault"
 USERS = ("reader", "writer")
 # What a worker, a payload and a result of the other room contain.
+SCHEDULE = "nightly"
 SECRETS = ("vault-payload", "vault-worker", "vault-host", "vault-result")
 
 
@@ -74,6 +75,10 @@ def _submit(room: Room) -> dict[str, Any]:
     return {"tasks": [{"room_id": room.room_id, "job_name": room.job, "payload": {}}]}
 
 
+def _schedule(room: Room) -> dict[str, Any]:
+    return {"job": room.job, "every_seconds": 3600, "payload": {"word": f"{room.room_id}-payload"}}
+
+
 READ, ACT, OPERATE = Try(200, 200), Try(403, 403), Try(403, 403)
 ANYBODY = Try(200, 200, 200)
 NEW_JOB = {"category": "modifiers", "name": "New"}
@@ -88,6 +93,7 @@ OPERATIONS = {
     "get /overview/events": OPERATE,
     "get /rooms/{room_id}/overview": READ,
     "get /statistics": Try(200, 200, params=lambda room: {"job": room.job}),
+    "get /schedules": Try(200, 200, params=_room),
     "get /audit": Try(200, 200, params=_room),
     "get /ids": Try(200, 200, params=lambda room: {"prefix": room.running[:8], **_room(room)}),
     "get /tasks": Try(200, 200, params=_room),
@@ -114,6 +120,12 @@ OPERATIONS = {
     "post /rooms/{room_id}/jobs/{name}/pause": ACT,
     "post /rooms/{room_id}/jobs/{name}/resume": ACT,
     "get /rooms/{room_id}/jobs/{name}/tasks": READ,
+    "get /rooms/{room_id}/schedules": READ,
+    "get /rooms/{room_id}/schedules/{schedule}": READ,
+    "put /rooms/{room_id}/schedules/{schedule}": Try(403, 200, json=_schedule),
+    "patch /rooms/{room_id}/schedules/{schedule}": Try(403, 200, json=lambda _: {"paused": True}),
+    "post /rooms/{room_id}/schedules/{schedule}/run": Try(403, 202),
+    "delete /rooms/{room_id}/schedules/{schedule}": Try(403, 404),
     "get /rooms/{room_id}/tasks": READ,
     "post /rooms/{room_id}/tasks/{name}": Try(403, 202, json=lambda _: {"payload": {}}),
     "get /rooms/{room_id}/events": READ,
@@ -230,7 +242,7 @@ async def world(database_url: str) -> AsyncIterator[World]:
 
 
 async def fill(olga: httpx.AsyncClient, room_id: str) -> Room:
-    """Give a room a job, a worker with a running task, a pending and a completed task, and a provider."""
+    """Give a room a job, a worker with a running task, two more tasks, a provider and a schedule."""
     about = {"name": f"{room_id}-worker", "host": f"{room_id}-host"}
     job = await register(olga, "Secret", room=room_id, worker=about)
     for _ in range(3):
@@ -242,14 +254,17 @@ async def fill(olga: httpx.AsyncClient, room_id: str) -> Room:
     body = {"category": "files", "name": "Secret", "worker_id": job["worker_id"]}
     provider = (await olga.put(f"{V1}/rooms/{room_id}/providers", json=body)).json()
     ids = (job["worker_id"], provider["full_name"], provider["id"], running["id"], done["id"])
-    return Room(room_id, job["full_name"], *ids)
+    room = Room(room_id, job["full_name"], *ids)
+    schedule = await olga.put(f"{V1}/rooms/{room_id}/schedules/{SCHEDULE}", json=_schedule(room))
+    assert schedule.status_code == 201
+    return room
 
 
 async def state(world: World, *rooms: Room) -> list[Any]:
     """Return what an operator sees of these rooms, and of the sweeper."""
     root, found = world.users["root"], []
     for room in rooms:
-        for part in ("tasks", "jobs", "providers"):
+        for part in ("tasks", "jobs", "providers", "schedules"):
             found.append((await root.get(f"{V1}/rooms/{room.room_id}/{part}")).json())
         found.append((await root.get(f"{V1}/rooms/{room.room_id}/jobs/{room.job}")).json())
         worker = (await root.get(f"{V1}/workers/{room.worker_id}")).json()
@@ -262,6 +277,8 @@ async def send(user: httpx.AsyncClient, operation: str, wanted: Try, room: Room)
     """Send the request of an operation for the things of a room."""
     method, path = operation.split(" ")
     names = {**room._asdict(), "task_id": room.running if wanted.task == "running" else room.completed}
+    # The requests after a deletion need the schedule: one of another name is not there to be deleted.
+    names["schedule"] = SCHEDULE if method != "delete" else "weekly"
     names["name"] = room.provider if "/providers/" in path else room.job
     made = {"json": wanted.json, "params": wanted.params, "headers": wanted.headers}
     given = {name: make(room) for name, make in made.items() if make is not None}
