@@ -198,7 +198,7 @@ class Replica:
 
     async def put_schedule(
         self,
-        job: JobResponse,
+        job: JobResponse | str,
         name: str = "nightly",
         room: str = "lab",
         *,
@@ -206,8 +206,8 @@ class Replica:
         **times: Any,
     ) -> ScheduleResponse:
         """Create or replace a schedule of a job."""
-        body = ScheduleRequest(job=job.full_name, **times)
-        item = rules_schedules.NewSchedule(by, room, name, parse_job_name(job.full_name), body, body.paused)
+        body = ScheduleRequest(job=job if isinstance(job, str) else job.full_name, **times)
+        item = rules_schedules.NewSchedule(by, room, name, parse_job_name(body.job), body, body.paused)
         async with asyncio.timeout(TIMEOUT):
             schedule, _ = await self.runtime.write(rules_schedules.put, item=item)
         return schedule

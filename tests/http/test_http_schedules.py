@@ -129,6 +129,28 @@ async def test_a_registration_writes_the_schedule_of_its_job(client: httpx.Async
     assert "cron: 'never' is no cron expression" in problem["detail"]
 
 
+async def test_schedules_of_reserved_rooms_are_the_operators(
+    client: httpx.AsyncClient, as_user: AsUser, subtests: pytest.Subtests
+) -> None:
+    """As their jobs are; others may read and run them."""
+    schedule = {"cron": "0 3 * * *"}
+    body = {"category": "modifiers", "name": "Clean", "schedule": schedule}
+    job = (await client.put(f"{V1}/rooms/@global/jobs", json=body)).json()
+    url = f"{V1}/rooms/@global/schedules/Clean"
+    other = await as_user("other")
+    changes: list[tuple[str, Any]] = [
+        ("PUT", {"job": job["full_name"], **schedule}),
+        ("PATCH", {"paused": True}),
+        ("DELETE", None),
+    ]
+    for method, change in changes:
+        with subtests.test(method):
+            response = await other.request(method, url, json=change)
+            assert "only superusers" in expect_problem(response, 403, "forbidden")["detail"]
+    assert (await other.get(url)).json()["paused"] is False
+    assert (await other.post(f"{url}/run")).json()["created_by"] == "other"
+
+
 WRONG: list[tuple[dict[str, Any], int, str, str]] = [
     ({}, 422, "invalid-request", "give one of cron, every_seconds and at, not none"),
     ({"cron": "0 3 * * *", "every_seconds": 5}, 422, "invalid-request", "not cron and every_seconds"),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from time import process_time
 from typing import Any
 from uuid import uuid4
 
@@ -182,3 +183,12 @@ def test_long_downtime_is_bounded() -> None:
     schedule = record(start, start, every_seconds=1, catch_up="all", max_catch_up=1000)
     times, following = rules_schedules.due_now(schedule, utc(2026, 1, 1))
     assert (len(times), times[-1], following) == (1060, utc(2026, 1, 1), utc(2026, 1, 1, 0, 0, 1))
+
+
+def test_an_end_long_ago_is_bounded() -> None:
+    """The times after the end are not read."""
+    start, end = utc(2000, 1, 1), utc(2025, 1, 1)
+    schedule = record(start, start, every_seconds=1, ends_at=end)
+    begin = process_time()
+    assert rules_schedules.due_now(schedule, utc(2026, 1, 1)) == ([end], None)
+    assert process_time() - begin < 2

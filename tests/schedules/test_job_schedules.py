@@ -5,9 +5,11 @@ from datetime import timedelta
 
 import pytest
 from databases import OpenDatabase, every_kind, on_postgresql
-from replica import ADMIN, OWNER, SUBMITTER, ManualClock, OpenReplica, Replica
+from recovery.test_internal_dispatch import serve
+from replica import ADMIN, OWNER, SUBMITTER, InternalExecutor, ManualClock, OpenReplica, Replica, internal
 from sqlalchemy import text
 
+from zndraw_joblib.server.background.schedules import Schedules
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import rules_jobs, rules_schedules, rules_tasks, rules_workers
 from zndraw_joblib.wire.messages import JobResponse, PaginatedResponse, TaskResponse
@@ -220,6 +222,58 @@ async def test_a_job_that_is_locked_stops_no_other(
     await other.submit_due()
     assert [task.schedule for task in await tasks(timed)] == ["free", "locked"]
     await other.runtime.finish()
+
+
+async def put_internal(replica: Replica) -> InternalExecutor:
+    """Create a schedule of an internal job, which the server has forgotten; return the job's executor."""
+    executor = await serve(replica)
+    await replica.put_schedule(str(internal()), every_seconds=60)
+    replica.registry = None
+    return executor
+
+
+@every_kind
+async def test_an_internal_job_waits_for_its_executor(timed: Replica, clock: ManualClock) -> None:
+    """A server without one leaves its due times to others, and stops no other schedule."""
+    executor = await put_internal(timed)
+    await timed.put_schedule(await timed.register(), "remote", every_seconds=60)
+    due = clock.now + MINUTE
+    clock.advance(61)
+    await timed.submit_due()
+    assert [task.schedule for task in await tasks(timed)] == ["remote"]
+    schedule = await timed.schedule()
+    assert (schedule.next_due_at, schedule.error) == (due, None)
+    await serve(timed, executor=executor)
+    await Schedules(timed.runtime, timed.dispatcher.configure).submit_due()
+    assert [(task.schedule, task.due_at) for task in await tasks(timed)][1:] == [("nightly", due)]
+    await timed.dispatcher.dispatch()
+    assert len(executor.calls) == 1
+
+
+async def test_an_internal_job_without_an_executor(timed: Replica, clock: ManualClock) -> None:
+    """After a minute its schedule says so, and goes on."""
+    await put_internal(timed)
+    clock.advance(120)
+    await timed.submit_due()
+    schedule = await timed.schedule()
+    assert (schedule.error or "").startswith("internal-job-not-configured: ")
+    assert schedule.next_due_at == clock.now + MINUTE
+
+
+async def test_a_time_zone_that_a_server_does_not_have(timed: Replica, clock: ManualClock) -> None:
+    """The schedule waits for a server that has it, and stops no other."""
+    job = await timed.register()
+    await timed.put_schedule(job, cron="* * * * *", time_zone="Europe/Berlin")
+    await timed.put_schedule(job, "other", every_seconds=60)
+    due = (await timed.schedule()).next_due_at
+    async with timed.engine.begin() as connection:
+        await connection.execute(
+            text("UPDATE joblib_schedule SET spec = replace(spec, 'Europe/Berlin', 'Europe/Nowhere')")
+        )
+    clock.advance(61)
+    await timed.submit_due()
+    assert [task.schedule for task in await tasks(timed)] == ["other"]
+    assert (await timed.schedule()).next_due_at == due
 
 
 async def test_the_same_times_keep_the_next_one(timed: Replica, clock: ManualClock) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from uuid import UUID
@@ -14,7 +14,7 @@ from zndraw_joblib.server.queue import rules_schedules
 from zndraw_joblib.server.queue.rules_schedules import FireResult, Plan
 from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.problems import ProblemException, ServiceUnavailable
+from zndraw_joblib.wire.problems import ProblemException, ServiceUnavailable, TooManyRequests
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ class Schedules:
 
     A change of a schedule on any server wakes it. It also looks after `poll_seconds`: a notification may be
     lost, and the database's clock may run differently. Where the tasks of several schedules cannot be written
-    together, those of each job are written alone; a job that fails waits for 10 s, and stops no other.
+    together, those of each job are written alone; a job that fails waits for 10 s, and stops no other. So
+    does a schedule whose payload cannot be validated now, or whose job has no executor here.
     `configure` sets how a task of an internal job is dispatched.
     """
 
@@ -73,7 +74,9 @@ class Schedules:
             )
             if not waiting.plans:
                 break
-            await self._submit(_bounded(waiting.plans))
+            self._leave_out_all((plan, waiting.faults.get(plan.schedule.id)) for plan in waiting.plans)
+            if plans := [plan for plan in waiting.plans if plan.schedule.id not in waiting.faults]:
+                await self._submit(_bounded(plans))
         if waiting.seconds is None:
             return self._poll_seconds
         return min(self._poll_seconds, max(waiting.seconds, _RETRY_SECONDS if self._failing else 0.001))
@@ -94,6 +97,16 @@ class Schedules:
                     await self._submit_together(own)
                 except Exception as problem:
                     self._leave_out(own, problem)
+
+    def _leave_out_all(self, results: Iterable[tuple[Plan, Exception | None]]) -> None:
+        """Leave out the schedules that have a problem."""
+        faulty: dict[str, dict[UUID, tuple[Plan, Exception]]] = {}
+        for plan, error in results:
+            if error is not None:
+                faulty.setdefault(plan.schedule.job_name, {})[plan.schedule.id] = plan, error
+        for of_job in faulty.values():
+            plans, errors = zip(*of_job.values(), strict=True)
+            self._leave_out(plans, errors[0])
 
     def _leave_out(self, plans: Sequence[Plan], error: Exception) -> None:
         until = time.monotonic() + _PAUSE_SECONDS
@@ -119,11 +132,14 @@ class Schedules:
 
         results = await self._runtime.payload_validator.submit([item for _, item in items], put)
         faults: dict[UUID, ProblemException] = {}
+        busy: list[tuple[Plan, Exception]] = []
         for (plan, _), result in zip(items, results, strict=True):
-            if isinstance(result, ServiceUnavailable):
-                raise result
-            if isinstance(result, ProblemException):
+            # Of a validation that has to wait, or of a job that has no executor here.
+            if isinstance(result, ServiceUnavailable | TooManyRequests):
+                busy.append((plan, result))
+            elif isinstance(result, ProblemException):
                 faults[plan.schedule.id] = result
+        self._leave_out_all(busy)
         for schedule_id, problem in faults.items():
             # Unless the payload does not match, the schedule has moved on already: then this changes nothing.
             await self._runtime.write(rules_schedules.fail, [plan_of[schedule_id]], problem)

@@ -338,18 +338,17 @@ class JobLib(HostApi):
             start("dispatcher", self.dispatcher.run()),
             start("statistics", self.rollups.run()),
             start("on_end", self.end_hooks.run()),
-            start("schedules", self.schedules.run()),
         ]
         if self.rooms is not None:
             running += [start(name, run()) for name, run in self.rooms.loops.items()]
         try:
             with on_stop_signals(self.begin_stop):
                 async with self._offered_internal_jobs():
+                    running.append(start("schedules", self.schedules.run()))
                     yield
         finally:
             self.begin_stop()
             await stop(running)
-            await self._server_reports.leave()
             await self._finish()
             if self._closing_sockets is not None:
                 await self._closing_sockets
@@ -362,6 +361,7 @@ class JobLib(HostApi):
         await self.task_results.close()
 
     async def _finish(self) -> None:
+        await self._server_reports.leave()
         await self.streams.stop()
         await self.runtime.finish()
 

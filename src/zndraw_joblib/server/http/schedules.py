@@ -15,11 +15,17 @@ from zndraw_joblib.server.queue.rules_idempotency import NOTHING, Answers, answe
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.bodies import Name
-from zndraw_joblib.wire.names import parse_job_name
+from zndraw_joblib.wire.names import RESERVED, parse_job_name
+from zndraw_joblib.wire.problems import Forbidden
 from zndraw_joblib.wire.schedules import MAX_NEXT, ScheduleRequest, ScheduleResponse, ScheduleUpdate
 
 _SCHEDULE: Answers[ScheduleResponse] = answers_of(ScheduleResponse)
 _PUT: Answers[tuple[ScheduleResponse, bool]] = answers_of(tuple[ScheduleResponse, bool])
+
+
+def _check_writer(caller: Identity, room_id: str) -> None:
+    if room_id in RESERVED and not caller.is_superuser:
+        raise Forbidden(f"Not authorized: only superusers may change schedules of {room_id}")
 
 
 @serves(
@@ -36,8 +42,9 @@ async def put_schedule(
 ) -> Response:
     """Create or replace a schedule of a job. Its tasks are submitted as the caller's.
 
-    With the same times it keeps its next due time.
+    With the same times it keeps its next due time. Only superusers may do so in reserved rooms.
     """
+    _check_writer(caller, room_id)
     job, cross_room = parse_job_name(body.job), runtime.settings.cross_room_jobs
     known = await runtime.database.read(rules_jobs.get, room_id, job, cross_room=cross_room)
     schema = to_json(known.schema_).decode()
@@ -94,7 +101,11 @@ async def update_schedule(
     body: ScheduleUpdate,
     key: RequestKey | None,
 ) -> Response:
-    """Pause or resume a schedule. What was due meanwhile follows its `catch_up`."""
+    """Pause or resume a schedule. What was due meanwhile follows its `catch_up`.
+
+    Only superusers may do so in reserved rooms.
+    """
+    _check_writer(caller, room_id)
     action = "schedule.pause" if body.paused else "schedule.resume"
     work = rules_audit.of_operator(rules_schedules.pause, caller, action, schedule, room_id)
     answer = await runtime.write(once(key, _SCHEDULE, work), room_id, schedule, paused=body.paused)
@@ -127,7 +138,8 @@ async def run_schedule(  # noqa: PLR0913 - one parameter each
 async def delete_schedule(
     runtime: Runtime, caller: Identity, room_id: str, schedule: Name, key: RequestKey | None
 ) -> Response:
-    """Delete a schedule. Its tasks stay."""
+    """Delete a schedule. Its tasks stay. Only superusers may do so in reserved rooms."""
+    _check_writer(caller, room_id)
     work = rules_audit.of_operator(rules_schedules.delete, caller, "schedule.delete", schedule, room_id)
     await runtime.write(once(key, NOTHING, work), room_id, schedule)
     return Response(status_code=204)

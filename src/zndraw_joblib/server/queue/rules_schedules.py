@@ -37,6 +37,7 @@ from zndraw_joblib.wire.problems import (
     JobNotFound,
     ProblemException,
     ScheduleNotFound,
+    ServiceUnavailable,
 )
 from zndraw_joblib.wire.schedules import CatchUp, Overlap, ScheduleResponse, ScheduleTimes
 
@@ -112,9 +113,9 @@ def _intervals(anchor: datetime, seconds: float, since: datetime, is_first_due: 
 
 
 def _cron_times(times: ScheduleTimes, since: datetime) -> Iterator[datetime]:
-    last = since - timedelta(seconds=1)
+    last, zone = since - timedelta(seconds=1), _zone(times.time_zone)
     try:
-        for local in CronSim(times.cron or "", last.astimezone(_zone(times.time_zone))):
+        for local in CronSim(times.cron or "", last.astimezone(zone)):
             due = local.astimezone(UTC)
             # In the hour that clocks repeat, times of the first hour come up once more.
             if due >= since and due > last:
@@ -151,7 +152,8 @@ def due_now(schedule: ScheduleRecord, now: datetime) -> DueTimes:
 
 def _last_times(schedule: ScheduleRecord, first: datetime, until: datetime, count: int) -> list[datetime]:
     """Return the last `count` due times from `first` on and before `until`."""
-    window = _FIRST_WINDOW
+    window, ends_at = _FIRST_WINDOW, schedule.times.ends_at
+    until = until if ends_at is None else min(until, ends_at + _STEP)
     while True:
         since = max(first, until - window)
         last = deque[datetime](maxlen=count)
@@ -335,19 +337,29 @@ class Plan(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Schedules that are due, and in how many seconds the next one of all is; None without one."""
+    """Schedules that are due, and in how many seconds the next one of all is; None without one.
+
+    `faults` are why this server cannot tell when a schedule is due, by its id: such a plan has no times.
+    """
 
     plans: list[Plan]
     seconds: float | None
+    faults: dict[UUID, ProblemException]
 
 
 async def waiting(tx: Transaction, limit: int, but: Collection[UUID] = ()) -> Waiting:
     """Return schedules that are due, the longest due first, without those in `but`."""
     now = await tx.now()
     due = [schedule for schedule in await sql_schedules.due(tx, limit + len(but)) if schedule.id not in but]
-    plans = [Plan(schedule, *due_now(schedule, now)) for schedule in due[:limit]]
+    plans, faults = list[Plan](), dict[UUID, ProblemException]()
+    for schedule in due[:limit]:
+        try:
+            plans.append(Plan(schedule, *due_now(schedule, now)))
+        except ProblemException as problem:
+            plans.append(Plan(schedule, [], schedule.next_due_at))
+            faults[schedule.id] = problem
     next_due_at = await sql_schedules.next_due(tx)
-    return Waiting(plans, None if next_due_at is None else (next_due_at - now).total_seconds())
+    return Waiting(plans, None if next_due_at is None else (next_due_at - now).total_seconds(), faults)
 
 
 def run_at(schedule: ScheduleRecord, due_at: datetime) -> datetime | None:
@@ -374,7 +386,8 @@ async def fire(tx: Transaction, plans: Sequence[Plan], items: Sequence[Submissio
     """Submit the due tasks of schedules, and move these on; a schedule that has changed stays.
 
     `items` are the tasks of all plans. The result of each is that of `rules_tasks.submit`, or None. A
-    schedule with a payload that was not validated against the current schema stays as it was.
+    schedule with a payload that was not validated against the current schema stays as it was; and, for a
+    minute, one of an internal job for which this server has no executor.
     """
     # In this order, which other transactions have too.
     await sql_jobs.lock_by_names(tx, sorted({plan.schedule.job for plan in plans}))
@@ -426,7 +439,7 @@ def _allowed(times: list[datetime], overlap: Overlap, live: LiveTasks | None) ->
 def _moved(
     plan: Plan, results: Sequence[tuple[Submission, FireResult]], now: datetime
 ) -> ScheduleRecord | None:
-    """Return a schedule after its due times; None if its payload was not validated."""
+    """Return a schedule after its due times; None if it stays as it was."""
     moved = plan.schedule._replace(next_due_at=plan.following, error=None, error_at=None)
     if plan.times and all(result is None for _, result in results):
         text = f"overlap: it is {plan.schedule.times.overlap}, and an earlier task had not ended"
@@ -434,11 +447,18 @@ def _moved(
     for item, result in results:
         if isinstance(result, rules_payloads.UnvalidatedPayload):
             return None
+        # Another server may have an executor for its job, or this one a moment later.
+        if isinstance(result, ServiceUnavailable) and not _is_missed(plan.schedule, now):
+            return None
         if isinstance(result, Exception):
             moved = moved._replace(error=_text(result), error_at=now)
         elif result is not None:
             moved = moved._replace(last_due_at=item.due_at, last_task_id=result.id)
     return moved
+
+
+def _is_missed(schedule: ScheduleRecord, now: datetime) -> bool:
+    return schedule.next_due_at is not None and schedule.next_due_at <= now - _MISSED
 
 
 async def fail(tx: Transaction, plans: Sequence[Plan], problem: ProblemException) -> None:

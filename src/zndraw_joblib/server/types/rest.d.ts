@@ -548,13 +548,13 @@ export interface paths {
          * Put schedule
          * @description Create or replace a schedule of a job. Its tasks are submitted as the caller's.
          *
-         *     With the same times it keeps its next due time.
+         *     With the same times it keeps its next due time. Only superusers may do so in reserved rooms.
          */
         put: operations["putSchedule"];
         post?: never;
         /**
          * Delete schedule
-         * @description Delete a schedule. Its tasks stay.
+         * @description Delete a schedule. Its tasks stay. Only superusers may do so in reserved rooms.
          */
         delete: operations["deleteSchedule"];
         options?: never;
@@ -562,6 +562,8 @@ export interface paths {
         /**
          * Update schedule
          * @description Pause or resume a schedule. What was due meanwhile follows its `catch_up`.
+         *
+         *     Only superusers may do so in reserved rooms.
          */
         patch: operations["updateSchedule"];
         trace?: never;
