@@ -49,13 +49,13 @@ async def test_a_schedule_from_its_creation_to_its_deletion(client: httpx.AsyncC
 
 
 async def test_changes_of_a_schedule(client: httpx.AsyncClient) -> None:
-    """It is paused and resumed, which the audit trail has, and deleted; then each request gets a 404."""
+    """It is put, paused and resumed, which the audit trail has, and deleted; then each request gets a 404."""
     await put(client, await register(client))
     for paused in (True, False):
         response = await client.patch(f"{URL}/nightly", json={"paused": paused})
         assert (response.status_code, response.json()["paused"]) == (200, paused)
     actions = [entry["action"] for entry in (await client.get(f"{V1}/audit")).json()["items"]]
-    assert actions[:2] == ["schedule.resume", "schedule.pause"]
+    assert actions == ["schedule.resume", "schedule.pause", "schedule.put"]
     assert (await client.delete(f"{URL}/nightly")).status_code == 204
     expect_problem(await client.delete(f"{URL}/nightly"), 404, "schedule-not-found")
     expect_problem(await client.get(f"{URL}/nightly"), 404, "schedule-not-found")
@@ -127,6 +127,17 @@ async def test_a_registration_writes_the_schedule_of_its_job(client: httpx.Async
     body["schedule"] = {"cron": "never"}
     problem = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
     assert "cron: 'never' is no cron expression" in problem["detail"]
+
+
+async def test_a_registration_replaces_no_schedule_of_another_job(client: httpx.AsyncClient) -> None:
+    """Jobs of two categories may have one name; the second one with a schedule is refused."""
+    body = {"category": "modifiers", "name": "Clean", "schedule": {"cron": "0 3 * * *"}}
+    job = (await client.put(f"{V1}/rooms/lab/jobs", json=body)).json()
+    body["category"] = "selections"
+    problem = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 409, "conflict")
+    assert job["full_name"] in problem["detail"]
+    assert (await client.get(f"{URL}/Clean")).json()["job"] == job["full_name"]
+    assert (await client.get(f"{V1}/rooms/lab/jobs")).json()["total"] == 1
 
 
 async def test_schedules_of_reserved_rooms_are_the_operators(

@@ -50,7 +50,8 @@ async def put_schedule(
     schema = to_json(known.schema_).decode()
     item = rules_schedules.NewSchedule(caller, room_id, schedule, job, body, body.paused, cross_room)
     item = await checked_schedule(runtime, item, schema)
-    answer, is_new = await runtime.write(once(key, _PUT, rules_schedules.put), item=item)
+    work = rules_audit.of_operator(rules_schedules.put, caller, "schedule.put", schedule, room_id)
+    answer, is_new = await runtime.write(once(key, _PUT, work), item=item)
     return json_response(answer, 201 if is_new else 200)
 
 

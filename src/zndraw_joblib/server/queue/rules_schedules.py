@@ -203,9 +203,18 @@ async def put(tx: Transaction, item: NewSchedule) -> tuple[ScheduleResponse, boo
 async def register_job(
     tx: Transaction, job: rules_jobs.JobToRegister, schedule: NewSchedule | None
 ) -> tuple[JobResponse, bool]:
-    """Register a worker for a job, as `rules_jobs.register` does, and write its schedule, if it has one."""
+    """Register a worker for a job, as `rules_jobs.register` does, and write its schedule, if it has one.
+
+    Raises `Conflict` if another job of the room has a schedule of this name.
+    """
     result = await rules_jobs.register(tx, job)
     if schedule is not None:
+        current = await sql_schedules.get(tx, schedule.room_id, schedule.name, lock=True)
+        if current is not None and current.job != schedule.job:
+            raise Conflict(
+                f"schedule: {schedule.name!r} of room {schedule.room_id!r} is a schedule of "
+                f"{current.job_name!r}; delete it first, or name the job otherwise"
+            )
         await put_of_job(tx, schedule)
     return result
 
