@@ -8,6 +8,7 @@ from databases import OpenDatabase, every_kind, on_postgresql
 from recovery.test_internal_dispatch import serve
 from replica import ADMIN, OWNER, SUBMITTER, InternalExecutor, ManualClock, OpenReplica, Replica, internal
 from sqlalchemy import text
+from waiting import until
 
 from zndraw_joblib.server.background.schedules import Schedules
 from zndraw_joblib.server.process.ports import Page
@@ -202,6 +203,27 @@ async def test_a_task_that_cannot_be_submitted(timed: Replica, clock: ManualCloc
     await timed.submit_due()
     assert (await timed.schedule()).error is None
     assert len(await tasks(timed)) == 1
+
+
+async def test_a_full_queue_delays_due_times(timed: Replica, clock: ManualClock) -> None:
+    """Beyond the limit of all users they wait until there is room."""
+    job = await timed.register()
+    await timed.put_schedule(job, every_seconds=60)
+    waiting = await timed.submit(job, by=OWNER)
+    timed.runtime.settings.max_pending_tasks = 1
+    timed.runtime.stored.pending_tasks.pauses = 0, 0
+    due = clock.now + MINUTE
+    clock.advance(60)
+    await timed.submit_due()
+    schedule = await timed.schedule()
+    assert (schedule.next_due_at, schedule.error) == (due, None)
+    await timed.report(waiting.id, TaskStatus.CANCELLED, by=OWNER)
+
+    async def is_submitted() -> bool:
+        await Schedules(timed.runtime, timed.dispatcher.configure).submit_due()
+        return [task.due_at for task in await tasks(timed)] == [None, due]
+
+    await until(is_submitted)
 
 
 @on_postgresql

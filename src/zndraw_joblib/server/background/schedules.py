@@ -31,7 +31,8 @@ class Schedules:
     A change of a schedule on any server wakes it. It also looks after `poll_seconds`: a notification may be
     lost, and the database's clock may run differently. Where the tasks of several schedules cannot be written
     together, those of each job are written alone; a job that fails waits for 10 s, and stops no other. So
-    does a schedule whose payload cannot be validated now, or whose job has no executor here.
+    does a schedule whose payload cannot be validated now, or whose job has no executor here, and all of them
+    while there are too many tasks of all users.
     `configure` sets how a task of an internal job is dispatched.
     """
 
@@ -154,10 +155,13 @@ class Schedules:
             count = sum(len(plan.times) for plan in plans)
             try:
                 await self._runtime.stored.take(limit, owner, [None] * count)
+                continue
+            except ServiceUnavailable as problem:
+                self._leave_out_all((plan, problem) for plan in plans)
             except ProblemException as problem:
                 await self._runtime.write(rules_schedules.fail, plans, problem)
-                for plan in plans:
-                    del plan_of[plan.schedule.id]
+            for plan in plans:
+                del plan_of[plan.schedule.id]
 
     def _submission(self, plan: Plan, due: datetime) -> Submission:
         schedule = plan.schedule
