@@ -19,6 +19,7 @@ _INDEXES = {
     ),
 }
 _IS_DUE = sa.text("next_due_at IS NOT NULL AND NOT paused")
+_IS_FAILING = sa.text("error IS NOT NULL AND NOT paused")
 
 
 def upgrade() -> None:
@@ -46,6 +47,13 @@ def upgrade() -> None:
     )
     op.create_index(
         f"ix_{_SCHEDULE}_due", _SCHEDULE, ["next_due_at"], sqlite_where=_IS_DUE, postgresql_where=_IS_DUE
+    )
+    op.create_index(
+        f"ix_{_SCHEDULE}_failing",
+        _SCHEDULE,
+        ["error_at"],
+        sqlite_where=_IS_FAILING,
+        postgresql_where=_IS_FAILING,
     )
     op.create_index(f"ix_{_SCHEDULE}_owner_id", _SCHEDULE, ["owner_id"])
 

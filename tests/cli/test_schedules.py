@@ -26,6 +26,8 @@ def test_a_schedule_from_its_creation_to_its_deletion(stack: Stack) -> None:
     )
     head, line = table.out.splitlines()
     assert head.split("\t") == ["name", "job", "rule", "state", "next", "last", "error"]
+    in_all_rooms = stack.program.ok("schedules", "--all-rooms").splitlines()
+    assert "nightly\tschedules\t@global:analysis:Show" in "\n".join(in_all_rooms)
     assert line.split("\t")[:2] == ["nightly", "@global:analysis:Show"]
     assert json.loads(shown.out)["payload"] == {"value": 7}
     assert len(times.out.splitlines()) == 4
@@ -42,3 +44,11 @@ def test_wrong_options(stack: Stack) -> None:
     assert "no cron expression" in stack.program.error_of(*put, "--cron", "daily", code=2)
     assert "every_seconds" in stack.program.error_of(*put, "--every", "0.1", code=2)
     assert "time_zone" in stack.program.error_of(*put, "--cron", "0 3 * * *", "--time-zone", "Mars", code=2)
+
+
+def test_options_before_a_command_are_refused(stack: Stack) -> None:
+    """They would have no effect on it: a deletion in the wrong room, or an action on all tasks."""
+    before = ["schedules", "--room", "lab", "delete", "nightly"]
+    assert "--room before 'delete' would have no effect" in stack.program.error_of(*before, code=2)
+    before = ["tasks", "--status", "failed", "bulk", "retry", "--yes"]
+    assert "--status before 'bulk'" in stack.program.error_of(*before, code=2)

@@ -168,6 +168,7 @@ WRONG: list[tuple[dict[str, Any], int, str, str]] = [
     ({"cron": "0 3 * *"}, 422, "invalid-request", "cron: '0 3 * *' is no cron expression: Wrong number"),
     ({"cron": "0 0 30 2 *"}, 422, "invalid-request", "cron: "),
     ({"cron": "0 3 * * *", "time_zone": "Mars"}, 422, "invalid-request", "time_zone: 'Mars'"),
+    ({"cron": "0 3 * * *", "timezone": "Europe/Berlin"}, 422, "invalid-request", "timezone"),
     ({"every_seconds": 0.5}, 422, "invalid-request", "every_seconds"),
     ({"at": "2030-01-01T00:00:00"}, 422, "invalid-request", "at"),
     ({"every_seconds": 5, "overlap": "maybe"}, 422, "invalid-request", "overlap"),

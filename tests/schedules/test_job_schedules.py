@@ -10,6 +10,7 @@ from replica import ADMIN, OWNER, SUBMITTER, InternalExecutor, ManualClock, Open
 from sqlalchemy import text
 from waiting import until
 
+from zndraw_joblib.server.admin import rules_overview
 from zndraw_joblib.server.background.schedules import Schedules
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import rules_jobs, rules_schedules, rules_tasks, rules_workers
@@ -124,8 +125,7 @@ async def test_overlaps(timed: Replica, clock: ManualClock, subtests: pytest.Sub
                 if index == 0:
                     held = await timed.claim_task(job.worker_id)
             schedule = await timed.schedule("s", overlap)
-            assert (schedule.error is not None) == (overlap != "allow")
-            assert schedule.next_due_at == clock.now + MINUTE
+            assert (schedule.error, schedule.next_due_at) == (None, clock.now + MINUTE)
             await timed.report(held.id, "running")
             await timed.report(held.id, "completed")
             clock.advance(60)
@@ -190,6 +190,10 @@ async def test_a_task_that_cannot_be_submitted(timed: Replica, clock: ManualCloc
     await timed.submit_due()
     schedule = await timed.schedule()
     assert (schedule.error or "").startswith("job-not-found: ")
+    overview = await timed.runtime.database.read_snapshot(rules_overview.read_overview, 15)
+    [finding] = [finding for finding in overview.findings if finding.code == "schedule-failing"]
+    assert (finding.room, finding.job, finding.since) == ("lab", job.full_name, schedule.error_at)
+    assert "job-not-found" in finding.detail
     assert schedule.next_due_at == clock.now + MINUTE
     job = await timed.register(schema={"type": "object", "required": ["k"]})
     clock.advance(60)

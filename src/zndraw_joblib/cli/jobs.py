@@ -227,7 +227,8 @@ def register(
     """
     name = _full_name(job)
     try:
-        fields = {"schema": json.loads(schema.read_text()) if schema else {}, **json.loads(policy)}
+        fields = {} if schema is None else {"schema": json.loads(schema.read_text())}
+        fields |= JobPolicy(**json.loads(policy)).model_dump(exclude_unset=True)
         body = JobPutRequest.model_validate(fields)
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"--schema or --policy: {error}") from error

@@ -45,6 +45,19 @@ def check_room(rooms: _Rooms) -> _Rooms:
     return rooms
 
 
+def refuse_options_before(context: typer.Context) -> bool:
+    """Return whether a command of the group follows. Raises `UsageError` for options before its name."""
+    command = context.invoked_subcommand
+    if command is None:
+        return False
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    named = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if named:
+        options = ", ".join(f"--{name.removeprefix('as_').replace('_', '-')}" for name in named)
+        raise UsageError(f"{options} before {command!r} would have no effect: write it after {command!r}")
+    return True
+
+
 Room = Annotated[
     str, typer.Option("--room", callback=check_room, metavar="ROOM", help="The room to look in.")
 ]

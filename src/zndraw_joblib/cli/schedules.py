@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from zndraw_joblib.cli.client import open_client
-from zndraw_joblib.cli.display import ItemTable, UsageError, print_fields, print_json
-from zndraw_joblib.cli.options import AsJson, Room, Url
+from zndraw_joblib.cli.display import ItemTable, UsageError, print_fields, print_json, print_note
+from zndraw_joblib.cli.options import AsJson, Room, Url, refuse_options_before
 from zndraw_joblib.cli.submit import (
     ExpiresIn,
     JobOfTask,
@@ -21,9 +21,11 @@ from zndraw_joblib.cli.submit import (
 )
 from zndraw_joblib.cli.tasks import parse_duration
 from zndraw_joblib.client.connection import DEFAULT_URL
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.names import DEFAULT_ROOM
 from zndraw_joblib.wire.schedules import MAX_NEXT, CatchUp, Overlap, ScheduleResponse
 
+AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Schedules of all rooms.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
 Cron = Annotated[
     str | None,
@@ -52,6 +54,9 @@ OverlapOption = Annotated[
 CatchUpOption = Annotated[
     CatchUp, typer.Option("--catch-up", metavar="RULE", help="Which missed times run: none, last or all.")
 ]
+MaxCatchUp = Annotated[
+    int, typer.Option("--max-catch-up", metavar="N", min=1, help="How many missed times run with 'all'.")
+]
 StartsAt = Annotated[str | None, typer.Option("--starts-at", metavar="TIME", help="The first time.")]
 EndsAt = Annotated[str | None, typer.Option("--ends-at", metavar="TIME", help="The last time.")]
 Paused = Annotated[
@@ -65,12 +70,15 @@ Count = Annotated[
 def _rule(schedule: ScheduleResponse) -> str:
     if schedule.cron is not None:
         return f"{schedule.cron} {schedule.time_zone}"
-    return f"every {schedule.every_seconds:g} s" if schedule.every_seconds is not None else "once"
+    if schedule.every_seconds is not None:
+        return f"every {schedule.every_seconds:g} s"
+    return "once" if schedule.at is None else f"at {schedule.at.isoformat()}"
 
 
 _SCHEDULES = ItemTable(
     {
         "name": "name",
+        "room": "room_id",
         "job": "job",
         "rule": _rule,
         "state": lambda schedule: "paused" if schedule.paused else "",
@@ -88,15 +96,26 @@ app = typer.Typer(invoke_without_command=True)
 
 @app.callback()
 def schedules(
-    context: typer.Context, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL
+    context: typer.Context,
+    *,
+    all_rooms: AllRooms = False,
+    room: Room = DEFAULT_ROOM,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """List the schedules of a room, or change one."""
-    if context.invoked_subcommand is not None:
+    if refuse_options_before(context):
         return
     with open_client(url) as client:
-        items = client.schedules.all(room)
-    caption = f"Room {room} has {len(items):,} schedule{'' if len(items) == 1 else 's'}"
-    _SCHEDULES.print(items, caption=caption, as_json=as_json)
+        if all_rooms:
+            items, _ = client.items(ops.LIST_ALL_SCHEDULES, "the list of all schedules", None, {})
+        else:
+            items = client.schedules.all(room)
+    number = f"{len(items):,} schedule{'' if len(items) == 1 else 's'}"
+    if all_rooms:
+        _SCHEDULES.print(items, caption=f"{number} in all rooms", as_json=as_json)
+    else:
+        _SCHEDULES.without("room").print(items, caption=f"Room {room} has {number}", as_json=as_json)
 
 
 @app.command()
@@ -114,6 +133,7 @@ def put(  # noqa: PLR0913 - each is an option
     jitter: Jitter = 0.0,
     overlap: OverlapOption = Overlap.ALLOW,
     catch_up: CatchUpOption = CatchUp.LAST,
+    max_catch_up: MaxCatchUp = 100,
     starts_at: StartsAt = None,
     ends_at: EndsAt = None,
     priority: Priority = None,
@@ -133,6 +153,7 @@ def put(  # noqa: PLR0913 - each is an option
         raise UsageError("Give one of --cron, --every and --at, like --cron '0 3 * * *'")
     times = {"cron": cron, "every_seconds": every, "at": at, "starts_at": starts_at, "ends_at": ends_at}
     rules = {"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up}
+    rules["max_catch_up"] = max_catch_up
     options = {"priority": priority, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     fields: dict[str, Any] = {
         name: value for name, value in (times | rules | options).items() if value is not None
@@ -195,6 +216,7 @@ def delete(name: Name, *, room: Room = DEFAULT_ROOM, url: Url = DEFAULT_URL) -> 
     """Delete a schedule; its tasks stay."""
     with open_client(url) as client:
         client.schedules.delete(name, room=room)
+    print_note(f"Schedule {name} of room {room} is deleted. Its tasks stay.")
 
 
 def _print(schedule: ScheduleResponse, *, as_json: bool) -> None:

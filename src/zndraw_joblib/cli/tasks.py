@@ -19,7 +19,7 @@ from zndraw_joblib.cli.display import (
     print_json,
     print_note,
 )
-from zndraw_joblib.cli.options import AsJson, Limit, TaskId, Url, check_room
+from zndraw_joblib.cli.options import AsJson, Limit, TaskId, Url, check_room, refuse_options_before
 from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL
@@ -439,7 +439,7 @@ def tasks(  # noqa: PLR0913 - each is an option
 
     Options narrow the list: a task has to match all of them, and one value of an option that is repeated.
     """
-    if context.invoked_subcommand is not None:
+    if refuse_options_before(context):
         return
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)

@@ -15,7 +15,7 @@ from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.client.submits import NewTask, Submits
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_PAGE, TaskResponse
-from zndraw_joblib.wire.names import DEFAULT_ROOM, task_room
+from zndraw_joblib.wire.names import DEFAULT_ROOM, is_name, task_room
 from zndraw_joblib.wire.schedules import ScheduleFields, ScheduleRequest, ScheduleResponse, ScheduleUpdate
 
 
@@ -43,6 +43,8 @@ class Schedules:
         """
         task = NewTask(job, payload, room=room)
         full_name, values = self._rest.run(self._submits.name_and_payload(task))
+        if not is_name(name):
+            raise ValueError(f"name: {name!r:.100} may have letters, digits, '_', '-' and '.', up to 128")
         fields = {"job": str(full_name), "payload": values, **times}
         if paused is not None:
             fields["paused"] = paused

@@ -144,6 +144,11 @@ class Retry(Exception):
     """
 
     def __init__(self, after_seconds: float, reason: str = "") -> None:
+        if not isinstance(after_seconds, int | float):
+            raise TypeError(
+                f"Retry: after_seconds is {after_seconds!r:.100}, and must be a number of seconds: "
+                "Retry(60, 'the service is busy')"
+            )
         if not 0 <= after_seconds <= YEAR_SECONDS:
             raise ValueError(
                 f"Retry: after_seconds is {after_seconds!r}, and must be between 0 and {YEAR_SECONDS}, a year"

@@ -113,7 +113,8 @@ MaxTasks = Annotated[int, Field(ge=1, le=10_000)]
 class JobPutRequest(SchemaBody, JobPolicy):
     """Register a job without a worker, or change the policy of one.
 
-    Omitted policy fields keep their registered or default value; `without_workers` of a new job is ``queue``.
+    Without `schema`, a job that exists keeps its own. Omitted policy fields keep their registered or default
+    value; `without_workers` of a new job is ``queue``.
     """
 
 
@@ -242,7 +243,7 @@ class Unique(CheckedKeywords, RequestBody):
       options, and keeps its id and its place in the queue; otherwise it is like `return`.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: Annotated[str, _Printable, Field(min_length=1, max_length=MAX_UNIQUE_KEY)] | None = None
     scope: Literal["job", "room"] = "room"
@@ -263,7 +264,7 @@ class Debounce(CheckedKeywords, RequestBody):
     It enters its queue at the latest `max_seconds` after the first submit.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seconds: Seconds
     max_seconds: Seconds | None = None

@@ -421,7 +421,8 @@ class Finding(ResponseBody):
     """Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
 
     Codes: `job-without-workers`, `job-paused`, `waiting-too-long`, `failing-job`, `sweeper-silent`,
-    `sweeper-held-back`, `silent-workers`, `lost-attempts`. `since` is when it began, as far as is known.
+    `sweeper-held-back`, `silent-workers`, `lost-attempts`, `schedule-failing`. `since` is when it began, as
+    far as is known.
     """
 
     code: str

@@ -57,6 +57,8 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`: of each task, as in a submit.
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     cron: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     every_seconds: Annotated[float, Field(ge=1, le=_YEAR_SECONDS, allow_inf_nan=False)] | None = None
     at: Moment | None = None
@@ -113,6 +115,8 @@ class ScheduleRequest(ScheduleTimes):
 class ScheduleUpdate(RequestBody):
     """Pause or resume a schedule. After a pause, its due times meanwhile follow `catch_up`."""
 
+    model_config = ConfigDict(extra="forbid")
+
     paused: bool
 
 
@@ -121,7 +125,7 @@ class ScheduleResponse(ResponseBody):
 
     - `next_due_at`: null after the last due time. `next`: the due times that the request asked for.
     - `last_due_at`, `last_task_id`: of the last task that was submitted at a due time.
-    - `error`, `error_at`: why the last due time has no task; null if it has one.
+    - `error`, `error_at`: why the last due time has no task; null if it has one, or `overlap` skipped it.
     """
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)

@@ -18,6 +18,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import sql_counts, sql_jobs, sql_occurrences, sql_schedules
 from zndraw_joblib.server.queue.sql_counts import WaitingTask
+from zndraw_joblib.server.queue.sql_schedules import ScheduleRecord
 from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode
 from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.operators import (
@@ -63,6 +64,19 @@ def paused_job(job: QueuedJob) -> Finding:
     """Return that a paused job has queued tasks."""
     remedy = "Resume the job when its tasks may run again."
     return _queued(job, "job-paused", Severity.WARNING, f"{job.full_name} is paused", remedy)
+
+
+def failing_schedule(schedule: ScheduleRecord) -> Finding:
+    """Return that the last due time of a schedule has no task."""
+    return Finding(
+        code="schedule-failing",
+        severity=Severity.WARNING,
+        detail=f"Schedule {schedule.name} of room {schedule.room_id} submits no task: {schedule.error}",
+        remedy="Correct the schedule or its job, pause the schedule, or delete it.",
+        job=schedule.job_name,
+        room=schedule.room_id,
+        since=schedule.error_at,
+    )
 
 
 def _queued(job: QueuedJob, code: str, severity: Severity, problem: str, remedy: str) -> Finding:
@@ -214,6 +228,7 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
     last = await history(tx, 1)
     findings = [
         *await _of_jobs(tx, waiting, now),
+        *map(failing_schedule, await sql_schedules.failing(tx, _LISTED_JOBS)),
         *silent_workers(groups[WorkerState.SILENT]),
         *sweepers(listed, held_back=bool(last) and last[0].held_back),
     ]

@@ -633,6 +633,7 @@ class Schedule(Base, table=True):
     __table_args__ = (
         UniqueConstraint("room_id", "name"),
         _partial("ix_joblib_schedule_due", "next_due_at IS NOT NULL AND NOT paused", "next_due_at"),
+        _partial("ix_joblib_schedule_failing", "error IS NOT NULL AND NOT paused", "error_at"),
         Index(None, "owner_id"),
     )
 

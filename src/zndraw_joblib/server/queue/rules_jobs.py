@@ -94,10 +94,17 @@ async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, b
 async def put(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
     """Register a job without a worker, as `register`. Tasks of a new one wait, unless its policy says else.
 
+    Without a schema, a job that exists keeps its own.
+
     Raises `Conflict` for a job that would be forgotten at once, and for one that the server declares.
     """
     if item.room_id == INTERNAL:
         raise Conflict(f"Jobs of {INTERNAL} are declared by the server: register a job of another room")
+    request = item.request
+    if "schema_" not in request.model_fields_set:
+        current = await sql_jobs.by_name(tx, JobName(item.room_id, request.category, request.name))
+        if current is not None:
+            item = item._replace(request=request.model_copy(update={"schema_": current.schema}))
     job, _, is_new = await _save(tx, item, JobPolicy(without_workers=WithoutWorkers.QUEUE))
     await rules_audit.record(tx, item.caller, "job.put", str(job.name), item.room_id)
     if await sql_jobs.record_unserved(tx, [job.id]):

@@ -237,7 +237,8 @@ async def put_of_job(tx: Transaction, item: NewSchedule) -> tuple[ScheduleRespon
 
 
 def _written(item: NewSchedule, current: ScheduleRecord | None, now: datetime) -> ScheduleRecord:
-    spec = to_json(item.times.model_dump(mode="json", exclude_defaults=True)).decode()
+    fields = set(ScheduleTimes.model_fields)
+    spec = to_json(item.times.model_dump(mode="json", include=fields, exclude_defaults=True)).decode()
     paused = item.paused if item.paused is not None else current is not None and current.paused
     who: dict[str, Any] = {
         "owner_id": item.caller.id,
@@ -450,9 +451,6 @@ def _moved(
 ) -> ScheduleRecord | None:
     """Return a schedule after its due times; None if it stays as it was."""
     moved = plan.schedule._replace(next_due_at=plan.following, error=None, error_at=None)
-    if plan.times and all(result is None for _, result in results):
-        text = f"overlap: it is {plan.schedule.times.overlap}, and an earlier task had not ended"
-        return moved._replace(error=text, error_at=now)
     for item, result in results:
         if isinstance(result, rules_payloads.UnvalidatedPayload):
             return None

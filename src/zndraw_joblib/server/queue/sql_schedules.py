@@ -94,6 +94,9 @@ _DUE = statement(
     f"{_SELECT} WHERE {_WAITS} AND next_due_at <= :now ORDER BY next_due_at LIMIT :limit", *COLUMNS
 )
 _NEXT = statement(f"SELECT min(next_due_at) FROM joblib_schedule WHERE {_WAITS}", "next_due_at")
+_FAILING = statement(
+    f"{_SELECT} WHERE error IS NOT NULL AND NOT paused ORDER BY error_at DESC LIMIT :limit", *COLUMNS
+)
 _LOCK_FREE = statement(f"{_SELECT} WHERE id = ANY (:all_id) ORDER BY id\nFOR UPDATE SKIP LOCKED", *COLUMNS)
 _ADVANCE = statement(
     """
@@ -182,6 +185,11 @@ async def next_due(tx: Transaction) -> datetime | None:
     """Return when the next schedule is due."""
     moment: datetime | None = (await tx.execute(_NEXT)).scalar_one()
     return moment
+
+
+async def failing(tx: Transaction, limit: int) -> list[ScheduleRecord]:
+    """Return schedules whose last due time has no task, the latest first."""
+    return [ScheduleRecord(*row) for row in await tx.execute(_FAILING, {"limit": limit})]
 
 
 async def lock_free(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, ScheduleRecord]:

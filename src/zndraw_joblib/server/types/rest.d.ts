@@ -1613,7 +1613,8 @@ export interface components {
          * @description Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
          *
          *     Codes: `job-without-workers`, `job-paused`, `waiting-too-long`, `failing-job`, `sweeper-silent`,
-         *     `sweeper-held-back`, `silent-workers`, `lost-attempts`. `since` is when it began, as far as is known.
+         *     `sweeper-held-back`, `silent-workers`, `lost-attempts`, `schedule-failing`. `since` is when it began, as
+         *     far as is known.
          */
         Finding: {
             /** Code */
@@ -1896,7 +1897,8 @@ export interface components {
          * JobPutRequest
          * @description Register a job without a worker, or change the policy of one.
          *
-         *     Omitted policy fields keep their registered or default value; `without_workers` of a new job is ``queue``.
+         *     Without `schema`, a job that exists keeps its own. Omitted policy fields keep their registered or default
+         *     value; `without_workers` of a new job is ``queue``.
          */
         JobPutRequest: {
             /**
@@ -2650,7 +2652,7 @@ export interface components {
          *
          *     - `next_due_at`: null after the last due time. `next`: the due times that the request asked for.
          *     - `last_due_at`, `last_task_id`: of the last task that was submitted at a due time.
-         *     - `error`, `error_at`: why the last due time has no task; null if it has one.
+         *     - `error`, `error_at`: why the last due time has no task; null if it has one, or `overlap` skipped it.
          */
         ScheduleResponse: {
             /** Room Id */

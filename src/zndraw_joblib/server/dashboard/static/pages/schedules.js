@@ -35,9 +35,9 @@ function Actions({ schedule, reload }) {
     <${Button} class="small" onClick=${change} success=${schedule.paused ? "It submits tasks again." : "It submits no tasks."} aria-label=${`${verb} ${schedule.name}`}>${verb}<//>`;
 }
 
-function ruleOf({ cron, every_seconds: every, time_zone: zone }) {
+function ruleOf({ cron, every_seconds: every, time_zone: zone, at }) {
   if (cron) return zone === "UTC" ? cron : `${cron} ${zone}`;
-  return every ? `every ${every} s` : "once";
+  return every ? `every ${every} s` : `at ${at}`;
 }
 
 function Last({ schedule: { last_due_at: at, last_task_id: task } }) {

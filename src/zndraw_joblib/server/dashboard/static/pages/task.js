@@ -67,6 +67,7 @@ function Summary({ task, explanation }) {
       ["Due", isWaiting && task.run_at && html`<${Time} at=${task.run_at} />`],
       ["Fails if not claimed", isWaiting && task.expires_at && html`<${Ago} at=${task.expires_at} />`],
       ["Unique key", task.unique_key],
+      ["Schedule", task.schedule && html`${task.schedule}${task.due_at && html`, due <${Time} at=${task.due_at} />`}`],
       ["Id", html`<span class="id">${task.id}</span> <${Copy} text=${task.id} />`, "wide"],
     ]} />
     ${explanation.reasons.length > 0 && !isOver(task.status) && html`<div class="why"><h3>${isWaiting ? "Why it waits" : "Who holds it"}</h3>
