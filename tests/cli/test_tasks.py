@@ -125,7 +125,7 @@ def test_a_closed_pipe_is_no_error(stack: Stack) -> None:
 
 
 def test_each_worker_process_is_a_worker(stack: Stack) -> None:
-    """Ctrl-C ends all processes, and removes the jobs that only they served."""
+    """Ctrl-C ends all processes; the jobs that only they served stay, without workers."""
     worker = stack.program.start("worker", "my_jobs.py", "--processes", "2", "--room", "row")
     try:
         wait_until(lambda: [len(job.workers) for job in stack.client.jobs("row").items].count(2) == 4)
@@ -136,4 +136,5 @@ def test_each_worker_process_is_a_worker(stack: Stack) -> None:
         out, err = worker.communicate(timeout=TIMEOUT)
     assert (worker.returncode, out) == (0, "")
     assert "2 processes serve my_jobs.py in row" in err
-    assert not [job for job in stack.client.jobs("row").items if job.full_name.startswith("row:")]
+    jobs = [job for job in stack.client.jobs("row").items if job.full_name.startswith("row:")]
+    assert [job.workers for job in jobs] == [[]] * 4

@@ -72,7 +72,8 @@ def test_serve_returns_when_the_worker_is_drained(server: LiveServer, api: Conne
     threading.Thread(target=drain_later).start()
     with server.connect() as own:
         serve(own, [Add], room=room)
-    assert not [job for job in caller.jobs(room).items if job.full_name.startswith(room)]
+    [job] = [job for job in caller.jobs(room).items if job.full_name.startswith(room)]
+    assert job.workers == []
 
 
 def test_a_drained_worker_waits_for_tasks_claimed_by_hand(worker: Make, room: str, api: Connection) -> None:

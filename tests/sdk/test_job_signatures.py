@@ -179,4 +179,4 @@ def test_wrong_options_are_refused() -> None:
         job(room="a@b")
     with pytest.raises(TypeError, match="policy"):
         job(policy={"max_attempts": 3})  # type: ignore[call-overload]
-    assert job(policy=JobPolicy())(plain).policy == JobPolicy()
+    assert job(policy=JobPolicy())(plain).policy == JobPolicy(without_workers="queue")

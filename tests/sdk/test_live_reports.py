@@ -171,7 +171,7 @@ def test_all_lines_of_a_short_task_arrive(worker: Make, api: Connection, room: s
 def test_a_task_that_reports_nothing_sends_what_it_always_sent(
     worker: Make, api: Connection, room: str
 ) -> None:
-    """Start and end, without another field; no thread is started."""
+    """Start and end, with their ages, without another field; no thread is started."""
     # Those of other tests end a little later than their workers.
     before = set(threading.enumerate())
     manager = worker(Runner())
@@ -180,7 +180,7 @@ def test_a_task_that_reports_nothing_sends_what_it_always_sent(
         task_id = manager.submit(Add(a=1, b=2), room=room)
         assert manager.wait_for(task_id, 30).result == 3
     fields = {key for body in bodies for report in body["reports"] for key in report}
-    assert fields == {"id", "attempt", "status", "result"}
+    assert fields == {"id", "attempt", "status", "result", "started_ago", "ended_ago"}
     assert "zndraw-joblib-live-reports" not in {thread.name for thread in set(threading.enumerate()) - before}
 
 
