@@ -147,14 +147,13 @@ def put(  # noqa: PLR0913 - each is an option
 
     For example: schedules put nightly relax steps=50 --cron '0 3 * * *'
     """
-    body = parse_object(payload) | parse_values(values or [])
-    check_payload(body)
+    check_payload(body := parse_object(payload) | parse_values(values or []))
     if sum(value is not None for value in (cron, every, at)) != 1:
         raise UsageError("Give one of --cron, --every and --at, like --cron '0 3 * * *'")
     times = {"cron": cron, "every_seconds": every, "at": at, "starts_at": starts_at, "ends_at": ends_at}
-    rules = {"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up}
-    rules["max_catch_up"] = max_catch_up
     options = {"priority": priority, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
+    options["max_catch_up"] = max_catch_up
+    rules = {"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up}
     fields: dict[str, Any] = {
         name: value for name, value in (times | rules | options).items() if value is not None
     }
