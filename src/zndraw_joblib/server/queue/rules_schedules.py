@@ -382,10 +382,10 @@ def options(schedule: ScheduleRecord, due_at: datetime | None = None) -> TaskSub
     """Return the body of a submit of its task."""
     times = schedule.times
     names = ("payload", "priority", "expires_in_seconds", "max_attempts")
-    given = {name: value for name in names if (value := getattr(times, name)) is not None}
+    fields = {name: value for name in names if (value := getattr(times, name)) is not None}
     if due_at is not None and (moment := run_at(schedule, due_at)) is not None:
-        given["run_at"] = moment
-    return TaskSubmitRequest(**given)
+        fields["run_at"] = moment
+    return TaskSubmitRequest(**fields)
 
 
 # The result for a task that is not submitted: another server has the schedule, or `overlap` skips it.
@@ -408,22 +408,22 @@ async def fire(tx: Transaction, plans: Sequence[Plan], items: Sequence[Submissio
         tx, [plan.schedule.id for plan in plans if plan.schedule.times.overlap != Overlap.ALLOW]
     )
     submitted = await sql_schedules.submitted(tx, ids) if ids else set()
-    chosen: dict[tuple[str, str], list[datetime]] = {}
+    times_of: dict[tuple[str, str], list[datetime]] = {}
     for plan in plans:
         schedule = plan.schedule
         times = [due for due in plan.times if (schedule.id, due) not in submitted]
-        chosen[schedule.room_id, schedule.name] = _allowed(
+        times_of[schedule.room_id, schedule.name] = _allowed(
             times, schedule.times.overlap, live.get(schedule.id)
         )
     indexes = [
         index
         for index, item in enumerate(items)
-        if item.due_at in chosen.get((item.room_id, item.schedule or ""), ())
+        if item.due_at in times_of.get((item.room_id, item.schedule or ""), ())
     ]
     results: list[FireResult] = [None] * len(items)
     if indexes:
-        done = await rules_tasks.submit(tx, [items[index] for index in indexes])
-        for index, submitted_or_fault in zip(indexes, done, strict=True):
+        answers = await rules_tasks.submit(tx, [items[index] for index in indexes])
+        for index, submitted_or_fault in zip(indexes, answers, strict=True):
             results[index] = submitted_or_fault
     of_schedule: dict[tuple[str, str], list[tuple[Submission, FireResult]]] = {}
     for item, result in zip(items, results, strict=True):
