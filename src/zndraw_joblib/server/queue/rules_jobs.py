@@ -166,13 +166,13 @@ async def _check_room(tx: Transaction, room_id: str, max_jobs: int) -> None:
 
 
 async def _update(
-    tx: Transaction, caller: Identity, job: JobRecord, schema: dict[str, Any], wanted: JobPolicy
+    tx: Transaction, caller: Identity, job: JobRecord, schema: dict[str, Any], named: JobPolicy
 ) -> JobPolicy:
     """Give an active job, which is locked, the schema and the policy fields that are set; return its policy.
 
     Raises `SchemaConflict` for another schema while a worker serves the job, or a task of it is pending.
     """
-    fields = {name: getattr(wanted, name) for name in wanted.model_fields_set}
+    fields = {name: getattr(named, name) for name in named.model_fields_set}
     changed = {name: value for name, value in fields.items() if value != getattr(job.policy, name)}
     policy = job.policy.model_copy(update=changed)
     if job.room_id == INTERNAL and (changed or job.schema != schema):

@@ -403,7 +403,7 @@ WITH target AS (
     INSERT INTO joblib_provider_call ({", ".join(_REQUEST_COLUMNS)})
     SELECT id, :request_hash, :params, registration, sent_at,
         sent_at + make_interval(secs => :lifetime), :user_id
-    FROM target, counted WHERE total < :most AND own < :share
+    FROM target, counted WHERE total < :request_limit AND own < :share
     {_RENEW}
     RETURNING n
 )
@@ -411,7 +411,7 @@ SELECT worker_id FROM target, added
 """,
     "worker_id",
     lifetime=FLOAT,
-    most=INTEGER,
+    request_limit=INTEGER,
     share=INTEGER,
     params=TEXT,
 )
@@ -469,13 +469,13 @@ async def add_on_postgresql(  # noqa: PLR0913, PLR0917 - one argument per condit
     params: str,
     lifetime: timedelta,
     user_id: str | None,
-    most: int,
+    request_limit: int,
     share: int,
 ) -> UUID | None:
     """Open a request of a user in one statement, and return the provider's worker.
 
     Return None, after which nothing was written, if the request is open already, if the provider has no
-    worker or does not exist, or if it has `most` open requests, or the user has opened `share` of them.
+    worker or does not exist, if it has `request_limit` open requests, or if the user has opened `share`.
     """
     values = {
         "provider_id": provider_id,
@@ -483,7 +483,7 @@ async def add_on_postgresql(  # noqa: PLR0913, PLR0917 - one argument per condit
         "params": params,
         "lifetime": lifetime.total_seconds(),
         "user_id": user_id,
-        "most": most,
+        "request_limit": request_limit,
         "share": share,
         "at": await tx.now() if tx.has_own_clock else None,
     }
