@@ -10,8 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import pytest
 from sqlalchemy import TextualSelect
 
+from zndraw_joblib.server.db.statements import TEXT, statement
 from zndraw_joblib.wire.statuses import TaskStatus
 
 ROOT = Path(__file__).parents[1]
@@ -132,8 +134,8 @@ def tables_written(path: Path) -> Iterator[tuple[str, str]]:
             if called in {"insert", "update", "delete"}:
                 yield called, ast.unparse(node.args[0])
     for text in texts(path):
-        for statement, table in WRITE.findall(text):
-            yield statement.split()[0].lower(), table
+        for words, table in WRITE.findall(text):
+            yield words.split()[0].lower(), table
 
 
 def static_statements() -> Iterator[tuple[str, str]]:
@@ -193,6 +195,14 @@ def test_a_statement_that_sets_a_status_has_a_guard() -> None:
     }
     for _, sql in setting:
         assert re.search(r"joblib_task\.status (= |IN \()", sql), sql
+
+
+def test_a_column_with_several_types_needs_the_one_that_is_meant() -> None:
+    """In parameters and results; without a type, a statement would silently get that of another table."""
+    for sql, columns in (("SELECT 1 WHERE 1 = :key", ()), ("SELECT key FROM joblib_result", ("key",))):
+        with pytest.raises(TypeError, match=r"columns key of several types: .* key="):
+            statement(sql, *columns)
+        statement(sql, *columns, key=TEXT)
 
 
 def test_statuses_in_sql_have_names() -> None:

@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import bindparam, delete, func, insert, select, update
 
 from zndraw_joblib.server.db.bulk import among, padded
-from zndraw_joblib.server.db.statements import statement
+from zndraw_joblib.server.db.statements import TEXT, statement
 from zndraw_joblib.server.db.tables import RoomEvent, RoomStream
 
 streams = RoomStream.__table__
@@ -97,6 +97,7 @@ WHERE joblib_room_stream.room_id = sums.room_id
 RETURNING {", ".join(f"joblib_room_stream.{name}" for name in _LIMITS)}
 """,
     *_LIMITS,
+    data=TEXT,
 )
 
 

@@ -33,6 +33,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.types import TypeEngine
+from sqlmodel import AutoString
 
 from zndraw_joblib.server.db.column_types import UtcDateTime, Uuid
 from zndraw_joblib.server.db.compiled import ASYNCPG
@@ -52,11 +53,23 @@ _LIST = re.compile(r"= ANY \(:all_(\w+)\)")
 _LOCK = re.compile(r"\n *FOR (UPDATE|NO KEY UPDATE|KEY SHARE)\b.*")
 _BYTES = re.compile(r"\boctet_length\(([\w.]+)\)")
 _UNINDEXED = re.compile(r"\bunindexed\(([\w.]+)\)")
-_TYPES: dict[str, Type] = {
-    col.name: Text() if isinstance(col.type, String) else col.type
-    for table in metadata.tables.values()
-    for col in table.columns
-} | {
+
+
+def _types_of_columns() -> dict[str, Type | None]:
+    """Return the types of columns by name; None where tables differ, and the wider of two integers."""
+    types: dict[str, Type | None] = {}
+    for col in (col for table in metadata.tables.values() for col in table.columns):
+        kind = TEXT if isinstance(col.type, String | AutoString) else col.type
+        first = types.setdefault(col.name, kind)
+        if isinstance(first, Integer) and isinstance(kind, Integer):
+            types[col.name] = first if isinstance(first, BigInteger) else kind
+        elif type(first) is not type(kind):
+            types[col.name] = None
+    return types
+
+
+_TYPES: dict[str, Type | None] = _types_of_columns() | {
+    "id": Uuid(),
     "at": UtcDateTime(),
     "now": UtcDateTime(),
     "since": UtcDateTime(),
@@ -86,7 +99,7 @@ def statement(sql: str, *columns: str, **types: Type) -> Any:
     """Return a statement with these result columns, in their order. `types` are those of other names."""
     element: Any = _bound(_Sql(_UNINDEXED.sub(r"\1", sql)), types)
     element.source, element.types = sql, types
-    return element.columns(*[column(name, types.get(name, _TYPES.get(name))) for name in columns])
+    return element.columns(*[column(name, _column_type(name, types)) for name in columns])
 
 
 def _on_sqlite(sql: str) -> str:
@@ -128,9 +141,16 @@ def _type_of(name: str, types: dict[str, Type]) -> Type:
     return ARRAY(kind, dimensions=1) if name.startswith("all_") else kind
 
 
+def _column_type(name: str, types: dict[str, Type]) -> Type | None:
+    kind = types.get(name, _TYPES.get(name))
+    if kind is None and name in _TYPES:
+        raise TypeError(f"Tables have columns {name} of several types: pass the one that is meant, {name}=…")
+    return kind
+
+
 def _item_type(name: str, types: dict[str, Type]) -> Type:
     name = name.removeprefix("all_")
-    kind = types.get(name, _TYPES.get(name))
+    kind = _column_type(name, types)
     if kind is None:
         raise TypeError(f"The parameter :{name} of a statement has no type: pass it, {name}=…")
     return kind

@@ -121,6 +121,7 @@ WHERE earlier_bytes < :max_bytes ORDER BY n
 """,
         *EventRow._fields,
         after=BIG_INTEGER,
+        data=TEXT,
     )
     for is_of_task in (True, False)
 }
