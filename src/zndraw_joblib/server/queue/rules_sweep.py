@@ -52,7 +52,7 @@ def batch_size(*, is_sqlite: bool) -> int:
 
     A heartbeat on SQLite waits for it. On PostgreSQL, each transaction waits for the disk.
     """
-    return 80 if is_sqlite else 256
+    return 40 if is_sqlite else 256
 
 
 async def mode(tx: Transaction, default: SweeperMode) -> SweeperMode:
