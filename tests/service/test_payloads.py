@@ -213,6 +213,28 @@ def test_an_error_of_alternatives_says_why_each_is_refused() -> None:
     assert of_c.endswith('zzz"] is not of type "object"')
 
 
+HEIGHT_ONCE = [" (did you mean 'height'?)", ""]
+CLOSED = {"properties": {"width": {}, "height": {}}, "additionalProperties": False}
+OWN_ID = {"$id": "http://x/y", "items": {"$ref": "z"}, "$defs": {"q": {"$id": "z", **CLOSED}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload", "hints"),
+    [
+        (CLOSED, {"widht": 1}, [" (did you mean 'width'?)"]),
+        (CLOSED, {"color": 1}, [""]),
+        ({"items": {"$ref": "#/$defs/a~1b"}, "$defs": {"a/b": CLOSED}}, [{"hight": 1}] * 2, HEIGHT_ONCE),
+        (OWN_ID, [{"widht": 1}], [""]),
+        (CLOSED, {"w" * 51: 1}, [""]),
+    ],
+)
+def test_an_unknown_field_has_the_name_of_a_near_one(schema: object, payload: Any, hints: list[str]) -> None:
+    """The first one of a payload, in the part of the schema that refuses it."""
+    faults = rules_payloads.list_errors(to_json(schema).decode(), payload)
+    assert [fault["message"].partition("unexpected)")[2] for fault in faults] == hints
+    assert rules_payloads.first_error(to_json(schema).decode(), payload) == faults[0]
+
+
 @pytest.mark.processes
 async def test_a_crashed_validator_process_is_replaced(checker: PayloadValidator) -> None:
     """The next check starts a new process."""

@@ -141,12 +141,13 @@ def missing_text(what: str, name: str, room: str, seen: Sequence[JobName]) -> st
 
 def unknown_text(what: str, unknown: Iterable[str], names: Collection[str]) -> str:
     """Return the text of an error for keywords that something does not have, with the nearest known ones."""
-    near = {name: _near_text(name, names) for name in sorted(unknown)}
+    near = {name: near_text(name, names) for name in sorted(unknown)}
     named = "; ".join(f"{name!r}{text}" for name, text in near.items())
     return f"{what} has no {named}" + ("" if all(near.values()) else f". It has {', '.join(names)}")
 
 
-def _near_text(name: str, names: Collection[str]) -> str:
+def near_text(name: str, names: Collection[str]) -> str:
+    """Return a question that names what may be meant, in parentheses; "" if nothing is near."""
     near = [other for other in names if name.startswith(other) or other.startswith(name)]
     near = near or get_close_matches(name, names, n=1)
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from pydantic_core import from_json, to_json
 
+from zndraw_joblib.wire.names import near_text
 from zndraw_joblib.wire.problems import InvalidPayload, InvalidSchema
 
 if TYPE_CHECKING:
@@ -212,6 +213,8 @@ MAX_LISTING = 100_000_000
 _BYTES_PER_ERROR = 1000
 _MAX_MESSAGE = 1000
 _MAX_REASONS = 3
+# An unknown field is compared with so many names of the schema, of so many characters.
+_MAX_COMPARED = 50
 _MAX_ALTERNATIVES = 4
 # Of the patterns of one schema: their number, the characters of each, and the repetitions that it may count.
 MAX_PATTERNS = 100
@@ -310,7 +313,7 @@ def first_error(schema: str, payload: Any) -> dict[str, str]:
     try:
         _VALIDATORS.get(schema).validate(payload)
     except jsonschema_rs.ValidationError as error:
-        return _error(error)
+        return _explained([error], schema)[0]
     raise AssertionError("the payload matches its schema")
 
 
@@ -319,14 +322,34 @@ def list_errors(schema: str, payload: Any) -> list[dict[str, str]]:
 
     The validator finds all errors before it returns the first one.
     """
-    return [
-        _error(error) for error in islice(_VALIDATORS.get(schema).iter_errors(payload), MAX_LISTED_ERRORS)
-    ]
+    errors = islice(_VALIDATORS.get(schema).iter_errors(payload), MAX_LISTED_ERRORS)
+    return _explained(list(errors), schema)
+
+
+def _explained(errors: list["jsonschema_rs.ValidationError"], schema: str) -> list[dict[str, str]]:
+    """Return the errors; the first unknown field has the name of one that may be meant."""
+    explained = list(map(_error, errors))
+    for error, fields in zip(errors, explained, strict=True):
+        if unexpected := getattr(error.kind, "unexpected", ()):
+            fields["message"] += _meant(unexpected[0], error, schema)
+            break
+    return explained
 
 
 def _error(error: "jsonschema_rs.ValidationError") -> dict[str, str]:
     pointer = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in error.instance_path)
     return {"pointer": pointer[:1000], "message": _shortened(_message(error), _MAX_MESSAGE)}
+
+
+def _meant(name: str, error: "jsonschema_rs.ValidationError", schema: str) -> str:
+    part = from_json(schema)
+    try:
+        for key in error.schema_path[:-1]:
+            part = part[key]
+    except (IndexError, KeyError, TypeError):  # the path begins at a schema with an `$id`
+        return ""
+    short = (other for other in part.get("properties", ()) if len(other) <= _MAX_COMPARED)
+    return near_text(name, list(islice(short, _MAX_COMPARED))) if len(name) <= _MAX_COMPARED else ""
 
 
 def _message(error: "jsonschema_rs.ValidationError") -> str:
