@@ -75,7 +75,7 @@ def test_invalid_lines_are_named_and_nothing_is_submitted(stack: Stack) -> None:
         4: "priority: ",
         5: "object",
         6: "Check the name, start a worker that serves the job",
-        7: "'a:b' is not room:category:name",
+        7: "sees no job 'a:b'",
         8: "JSON",
         9: "give run_at or delay_seconds, not both",
     }

@@ -67,18 +67,50 @@ def test_a_pending_task_is_cancelled(stack: Stack) -> None:
     assert listed.out.splitlines()[1].startswith(f"{task_id}\tempty:analysis:Unserved\tcancelled\t")
 
 
+def test_several_tasks_are_cancelled(stack: Stack) -> None:
+    """The refusal of one, or an id that no task has, stops none of the others; the exit code is 1."""
+    with stack.server.connect() as api:
+        url = f"{api.base_url}/v1/joblib/rooms/many/jobs"
+        api.http.put(url, json={"category": "analysis", "name": "Unserved"}, headers=api.get_headers())
+    submit = ["submit", "analysis:Unserved", "--room", "many"]
+    ids = [done.out.strip() for done in stack.program.run_all([submit, submit])]
+    ended = stack.program.ok("submit", "Show", "value=1").strip()
+    stack.client.wait_for(ended, TIMEOUT)
+    done = stack.program.run("cancel", ids[0], ended, "ffffffff", ids[1])
+    assert done.code == 1
+    assert [line.split("\t")[0] for line in done.out.splitlines()[1:]] == ids
+    refused, unknown, error = done.err.splitlines()
+    assert refused.startswith(f"{ended}: ")
+    assert unknown.startswith("ffffffff: There is no task")
+    assert error == "Error: 2 of 4 tasks were not changed; see the reasons above"
+    again = stack.program.run("retry", *ids, "--json")
+    assert [(task["id"], task["status"]) for task in json.loads(again.out)] == [
+        (one, "pending") for one in ids
+    ]
+    stack.program.ok("cancel", *ids)
+
+
+def test_a_time_that_is_past_is_said(stack: Stack) -> None:
+    """The task is queued at once."""
+    done = stack.program.run("submit", "Show", "value=1", "--run-at", "2020-01-01")
+    assert done.code == 0
+    assert done.err.startswith("--run-at 2020-01-01 is past (2020-01-01 00:00:00 ")
+    assert stack.client.wait_for(done.out.strip(), TIMEOUT).status == "completed"
+
+
 def test_a_short_job_name_must_be_unique(stack: Stack) -> None:
-    """If it is ambiguous or unknown, the error names the jobs that exist."""
+    """If it is ambiguous or unknown, the error names the jobs that exist. Its category may precede it."""
     with stack.server.connect() as api:
         url = f"{api.base_url}/v1/joblib/rooms/twins/jobs"
         for category in ("analysis", "modifiers"):
             api.http.put(url, json={"category": category, "name": "Twin"}, headers=api.get_headers())
-    several, none, unknown, misnamed, unfit = stack.program.run_all(
+    several, none, unknown, misnamed, named, unfit = stack.program.run_all(
         [
             ["submit", "Twin", "--room", "twins"],
             ["submit", "Nope"],
             ["submit", "@global:analysis:Nope"],
-            ["submit", "a:b"],
+            ["submit", "modifiers:Nope"],
+            ["submit", "modifiers:Twin", "--room", "twins"],
             ["submit", "Picky", "number=x"],
         ]
     )
@@ -87,7 +119,8 @@ def test_a_short_job_name_must_be_unique(stack: Stack) -> None:
     assert "twins:modifiers:Twin" in several.err
     assert "@global:analysis:Show" in none.err
     assert "'@global:analysis:Nope' not found" in unknown.err
-    assert "is not room:category:name" in misnamed.err
+    assert "sees no job 'modifiers:Nope'" in misnamed.err
+    assert stack.client.get_task(named.out.strip()).job_name == "twins:modifiers:Twin"
     assert "payload/number" in unfit.err
 
 

@@ -53,7 +53,7 @@ from zndraw_joblib.wire.messages import (
     TaskResponse,
     TaskUpdateRequest,
 )
-from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_job_name
+from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_reference
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.operators import (
     BulkAction,
@@ -361,14 +361,16 @@ class AdminClient(JobClient):
         return self._rest.run(flows.all_jobs(room, self._rule))
 
     def find_job(self, name: str, room: str | None) -> JobName:
-        """Return a job by its full name, or the one that the room means by its last part.
+        """Return a job by its full name, or the one that the room means by ``category:name`` or ``name``.
 
         Raises `CommandError`, with the names of similar jobs.
         """
-        if ":" in name:
-            return parse_job_name(name)
+        reference = parse_reference(name)
+        if isinstance(reference, JobName):
+            return reference
+        category, short = reference
         try:
-            return self._rest.run(self._submits.find(name, None, room or DEFAULT_ROOM))
+            return self._rest.run(self._submits.find(short, category, room or DEFAULT_ROOM))
         except (JobNotFound, AmbiguousJob) as error:
             raise CommandError(str(error)) from error
 

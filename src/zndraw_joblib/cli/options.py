@@ -23,6 +23,12 @@ TaskId = Annotated[
         metavar="TASK", parser=parse_id, help="The task's id, or its beginning.", show_default=False
     ),
 ]
+TaskIds = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TASK...", parser=parse_id, help="The ids of tasks, or their beginnings.", show_default=False
+    ),
+]
 WorkerId = Annotated[
     str,
     typer.Argument(
@@ -31,7 +37,7 @@ WorkerId = Annotated[
 ]
 Job = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="room:category:Name, or Name alone if the room sees one such job."),
+    typer.Argument(metavar="JOB", help="room:category:Name, or category:Name or Name if the room sees one."),
 ]
 
 

@@ -19,7 +19,7 @@ from zndraw_joblib.cli.submit import (
     parse_object,
     parse_values,
 )
-from zndraw_joblib.cli.tasks import parse_duration
+from zndraw_joblib.cli.times import parse_duration
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.names import DEFAULT_ROOM

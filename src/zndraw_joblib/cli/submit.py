@@ -7,7 +7,6 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import datetime
 from functools import cache
 from typing import IO, Annotated, Any, NamedTuple
 from uuid import UUID, uuid4
@@ -20,7 +19,7 @@ from zndraw_joblib.cli.client import AdminClient, open_client
 from zndraw_joblib.cli.display import CommandError, UsageError, print_json, print_note
 from zndraw_joblib.cli.options import AsJson, Url, check_room
 from zndraw_joblib.cli.task_output import check_completed, write_result
-from zndraw_joblib.cli.tasks import parse_duration
+from zndraw_joblib.cli.times import TIME_FORMS, future_time, local_now, parse_duration
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.client.submits import task_body
@@ -78,12 +77,9 @@ def parse_options(*, run_at: str | None, **options: Any) -> dict[str, Any]:
 
     A `run_at` without a time zone is local time.
     """
-    try:
-        moment = datetime.fromisoformat(run_at).astimezone() if run_at else None
-    except (ValueError, OverflowError) as error:
-        raise UsageError(
-            f"--run-at {run_at!r} is not a time: {error}. Pass a time like 2030-01-31T18:00"
-        ) from error
+    moment = future_time(run_at, "--run-at")
+    if moment is not None and moment < local_now():
+        print_note(f"--run-at {run_at} is past ({moment:%Y-%m-%d %H:%M:%S %Z}): the task is queued now.")
     fields = {name: value for name, value in {**options, "run_at": moment}.items() if value is not None}
     try:
         validated(TaskSubmitRequest, fields)
@@ -309,7 +305,7 @@ def _print_results(results: Sequence[str | ProblemException], numbers: deque[int
 
 JobOfTask = Annotated[
     str | None,
-    typer.Argument(metavar="JOB", help="room:category:Name, or Name alone if the room sees one such job."),
+    typer.Argument(metavar="JOB", help="room:category:Name, or category:Name or Name if the room sees one."),
 ]
 TasksFile = Annotated[
     str | None,
@@ -349,10 +345,7 @@ Delay = Annotated[
     ),
 ]
 RunAt = Annotated[
-    str | None,
-    typer.Option(
-        "--run-at", metavar="TIME", help="Queue the task at this time, like 2030-01-31T18:00 (local time)."
-    ),
+    str | None, typer.Option("--run-at", metavar="TIME", help=f"Queue the task at this time, {TIME_FORMS}.")
 ]
 ExpiresIn = Annotated[
     float | None,
@@ -397,9 +390,9 @@ WaitSeconds = Annotated[
     float | None,
     typer.Option(
         "--timeout",
-        metavar="SECONDS",
-        min=0,
-        help="With --wait: stop waiting after this time, exit code 124.",
+        metavar="DURATION",
+        parser=parse_duration,
+        help="With --wait: stop waiting after this time, like 90s or 5m, exit code 124.",
     ),
 ]
 

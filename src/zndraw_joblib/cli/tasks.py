@@ -2,10 +2,11 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -19,11 +20,12 @@ from zndraw_joblib.cli.display import (
     print_json,
     print_note,
 )
-from zndraw_joblib.cli.options import AsJson, Limit, TaskId, Url, check_room, refuse_options_before
+from zndraw_joblib.cli.options import AsJson, Limit, TaskId, TaskIds, Url, check_room, refuse_options_before
 from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
+from zndraw_joblib.cli.times import past_time
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL
-from zndraw_joblib.jobs.logs import LogConfig
+from zndraw_joblib.jobs.logs import LogConfig, one_line
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import (
     SweeperMode,
@@ -34,6 +36,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import DEFAULT_ROOM
 from zndraw_joblib.wire.operators import BulkAction, BulkPreview, BulkResult, FoundTask, TaskFilter
+from zndraw_joblib.wire.problems import ProblemException, Unauthorized
 from zndraw_joblib.wire.statuses import TaskStatus
 
 AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Tasks of all rooms, for a superuser.")]
@@ -82,16 +85,19 @@ Text = Annotated[
 Since = Annotated[
     str | None,
     typer.Option(
-        "--since", metavar="TIME", help="Only tasks submitted since a time, or like 90s, 30m, 1h, 7d ago."
+        "--since",
+        metavar="TIME",
+        help="Only tasks submitted since a time: a duration ago, like 30m or 7d, or like 18:00, yesterday.",
     ),
 ]
 Until = Annotated[
     str | None,
-    typer.Option("--until", metavar="TIME", help="Only tasks submitted before a time, or like 1h ago."),
+    typer.Option(
+        "--until",
+        metavar="TIME",
+        help="Only tasks submitted before a time: like 1h ago, or like 18:00, yesterday.",
+    ),
 ]
-
-_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,38 +148,10 @@ def select(  # noqa: PLR0913 - one for each option
     """Return what the options select. Raises `UsageError`."""
     if all_rooms and rooms:
         raise UsageError("--all-rooms and --room cannot be combined. Pass one of them")
-    values = {**others, "since": parse_moment(since, "--since"), "until": parse_moment(until, "--until")}
+    values = {**others, "since": past_time(since, "--since"), "until": past_time(until, "--until")}
     fields = {name: value for name, value in values.items() if value}
     room_ids = [] if all_rooms else rooms or [DEFAULT_ROOM]
     return Selection(room_ids, list(statuses or ()), list(jobs or ()), worker, fields)
-
-
-def parse_duration(text: float | str) -> float:
-    """Return the seconds of a number, or of a text like 90s, 5m, 1h, 7d. Raises `BadParameter`."""
-    if isinstance(text, float):
-        return text
-    try:
-        if match := _AGO.fullmatch(text.strip()):
-            return timedelta(**{_UNITS[match[2]]: float(match[1])}).total_seconds()
-        return float(text)
-    except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(
-            f"{text[:100]!r} is not a duration. Pass seconds, or 90s, 5m, 1h, 7d"
-        ) from error
-
-
-def parse_moment(text: str | None, option: str) -> datetime | None:
-    """Return a time like 2030-01-31T18:00 (local time), or like 90s, 30m, 1h, 7d before now."""
-    if text is None:
-        return None
-    try:
-        if ago := _AGO.fullmatch(text.strip()):
-            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(
-            f"{option} {text[:100]!r} is not a time. Pass a time like 2030-01-31T18:00, or 90s, 30m, 1h, 7d"
-        ) from error
 
 
 # Lists of tasks, as rows of a table.
@@ -350,16 +328,40 @@ Mode = Annotated[
 CyclePreview = Annotated[bool, typer.Option("--preview", help="Show what a cycle would change now.")]
 
 
-def retry(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Queue a failed or cancelled task again."""
+def _change_each(
+    task_ids: list[str], change: Callable[[AdminClient, UUID], TaskResponse], url: str, *, as_json: bool
+) -> None:
+    """Change tasks one after the other; a refusal stops none of the others. Raises `CommandError` for one."""
+    changed: list[TaskResponse] = []
     with open_client(url) as client:
-        print_task(client.retry(client.find_task(task_id)), as_json=as_json)
+        if len(task_ids) == 1:
+            print_task(change(client, client.find_task(task_ids[0])), as_json=as_json)
+            return
+        for task_id in task_ids:
+            try:
+                changed.append(change(client, client.find_task(task_id)))
+            except Unauthorized:
+                raise
+            except (CommandError, ProblemException) as error:
+                print_note(f"{task_id}: {one_line(str(error))}")
+    if changed or as_json:
+        TASKS.print(changed, as_json=as_json)
+    if len(changed) < len(task_ids):
+        raise CommandError(
+            f"{len(task_ids) - len(changed)} of {len(task_ids)} tasks were not changed; see the reasons above"
+        )
 
 
-def release(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Take a task from its worker and queue it again."""
-    with open_client(url) as client:
-        print_task(client.act(ops.RELEASE_TASK, client.find_task(task_id)), as_json=as_json)
+def retry(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Queue failed or cancelled tasks again."""
+    _change_each(task_ids, AdminClient.retry, url, as_json=as_json)
+
+
+def release(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Take tasks from their workers and queue them again."""
+    _change_each(
+        task_ids, lambda client, task_id: client.act(ops.RELEASE_TASK, task_id), url, as_json=as_json
+    )
 
 
 def fail(task_id: TaskId, reason: Reason = None, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
@@ -518,7 +520,6 @@ def explain(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL)
     _REASONS.print(explanation.reasons, caption=caption)
 
 
-def cancel(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Cancel a task that has not ended."""
-    with open_client(url) as client:
-        print_task(client.cancel(client.find_task(task_id)), as_json=as_json)
+def cancel(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Cancel tasks that have not ended."""
+    _change_each(task_ids, AdminClient.cancel, url, as_json=as_json)

@@ -22,6 +22,7 @@ from zndraw_joblib.cli.display import (
 )
 from zndraw_joblib.cli.options import AsJson, Format, Limit, Log, Url, WorkerId, check_room
 from zndraw_joblib.cli.tasks import TASKS
+from zndraw_joblib.cli.times import parse_duration
 from zndraw_joblib.client.connection import DEFAULT_URL, ServerAccess
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.rest import TaskRest
@@ -129,14 +130,19 @@ NonRetryableOption = Annotated[
 Timeout = Annotated[
     float | None,
     typer.Option(
-        "--timeout", metavar="SECONDS", help="The time limit of an attempt.", rich_help_panel=_POLICY
+        "--timeout",
+        metavar="DURATION",
+        parser=parse_duration,
+        help="The time limit of an attempt, like 90s or 1h.",
+        rich_help_panel=_POLICY,
     ),
 ]
 StartTimeout = Annotated[
     float | None,
     typer.Option(
         "--start-timeout",
-        metavar="SECONDS",
+        metavar="DURATION",
+        parser=parse_duration,
         help="A claimed task that has not started by then returns to its queue; 0 for never.",
         rich_help_panel=_POLICY,
     ),

@@ -227,6 +227,7 @@ def find_job(name: str, category: str | None, room: str, rule: RetryRule) -> Flo
     Raises `JobNotFound` with the nearest names, and `AmbiguousJob` for several categories.
     """
     seen = [parse_job_name(job.full_name) for job in (yield from all_jobs(room, rule))]
+    searched = name if category is None else f"{category}:{name}"
     for owner in (room, GLOBAL, INTERNAL):
         jobs = [
             job
@@ -237,10 +238,10 @@ def find_job(name: str, category: str | None, room: str, rule: RetryRule) -> Flo
             return jobs[0]
         if jobs:
             raise AmbiguousJob(
-                f"The name {name!r} is ambiguous: room {room!r} sees {', '.join(map(str, jobs))}. "
+                f"The name {searched!r} is ambiguous: room {room!r} sees {', '.join(map(str, jobs))}. "
                 "Pass the full name"
             )
-    raise JobNotFound(missing_text(f"Room {room!r} sees no job {name!r}", name, room, seen))
+    raise JobNotFound(missing_text(f"Room {room!r} sees no job {searched!r}", name, room, seen))
 
 
 # The failure of a task as an exception of its submitter.

@@ -34,6 +34,7 @@ from zndraw_joblib.wire.names import (
     format_key,
     missing_text,
     parse_job_name,
+    parse_reference,
     task_room,
 )
 from zndraw_joblib.wire.problems import JobNotFound, ProblemException
@@ -54,7 +55,7 @@ class NewTask:
     """A task to submit; its fields are the arguments of `submit`.
 
     `job` is an instance of an extension, which is its own payload, or the name of a job: the full name
-    (``room:category:name``), or its last part. The client looks up a job without a full name in `job_room`,
+    (``room:category:name``), ``category:name`` or ``name``. The client looks up the latter two in `job_room`,
     by default the task's `room`: it finds the job of the room, or that of ``@global``. The task's `room` is
     by default that of the client. Without either, it is the job's own room, or ``default`` for a job of
     ``@global``. The other options are those of `TaskSubmitRequest`.
@@ -253,9 +254,11 @@ class Submits:
         job, payload = task.job, task.payload
         searched = task.job_room or task.room or room or self.room or DEFAULT_ROOM
         if isinstance(job, str):
-            full = ":" in job
-            name = parse_job_name(job) if full else (yield from self.find(job, None, searched))
-            return name, codecs.plain_payload(payload)
+            reference = parse_reference(job)
+            if not isinstance(reference, JobName):
+                category, short = reference
+                reference = yield from self.find(short, category, searched)
+            return reference, codecs.plain_payload(payload)
         check_task(job)
         if payload is not None:
             raise TypeError(

@@ -67,6 +67,17 @@ def parse_job_name(full_name: str) -> JobName:
     return _parse(full_name, "Job", JobNotFound)
 
 
+def parse_reference(text: str) -> JobName | tuple[str | None, str]:
+    """Return the job that a full name names, or the category and name of ``category:name`` or ``name``.
+
+    Raises `JobNotFound` if no job can have that name.
+    """
+    if text.count(":") > 1:
+        return parse_job_name(text)
+    category, _, name = text.rpartition(":")
+    return category or None, name
+
+
 def parse_provider_name(full_name: str) -> JobName:
     """Split the full name of a provider. Raises `ProviderNotFound` if no provider can have that name."""
     return _parse(full_name, "Provider", ProviderNotFound)
