@@ -330,6 +330,18 @@ def test_a_stored_result_is_written_as_it_is(reporting: Stack) -> None:
     assert "256 bytes of application/octet-stream" in reporting.program.ok("task", task_id)
 
 
+def test_a_terminal_gets_no_binary_content(reporting: Stack) -> None:
+    """`submit --wait` says how to write it to a file, and succeeds; for `task --result` it is an error."""
+    waiting = OnTerminal(reporting.program, "submit", "Report", "then=bytes", "--wait", is_output=True)
+    assert waiting.end()[0] == 0
+    text = r"256 bytes of application/octet-stream, which a terminal cannot show.*task (\S+) --result > FILE"
+    found = re.search(text, " ".join(waiting.shown.split()))
+    assert found is not None
+    asking = OnTerminal(reporting.program, "task", found[1], "--result", is_output=True)
+    assert asking.end()[0] == 1
+    assert re.search(text, " ".join(asking.shown.split()))
+
+
 def test_the_command_says_that_no_worker_runs_the_job(reporting: Stack) -> None:
     """One is registered, but it has not claimed the task for a minute."""
     with reporting.server.connect() as api:

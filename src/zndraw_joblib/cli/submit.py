@@ -463,7 +463,7 @@ def _finish(client: AdminClient, task_id: UUID, timeout: float | None, *, wait: 
         print_json(task)
     check_completed(task)
     if not as_json:
-        write_result(client, task)
+        write_result(client, task, may_be_unseen=True)
 
 
 def _submit_one(

@@ -27,7 +27,6 @@ from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 _TEXT = re.compile(r"text/|application/json\b", re.IGNORECASE)
 _JSON = re.compile(r"application/json\b", re.IGNORECASE)
-_MAX_CHARACTERS, _MAX_ITEMS = 1000, 50
 _CHANGES = ItemTable(
     {
         "at": "at",
@@ -153,32 +152,26 @@ def check_completed(task: TaskResponse) -> None:
     )
 
 
-def write_result(client: AdminClient, task: TaskResponse) -> None:
+def write_result(client: AdminClient, task: TaskResponse, *, may_be_unseen: bool = False) -> None:
     """Write the result of a task to standard output: JSON, or stored bytes as they are.
 
-    On a terminal, long values in JSON are shortened.
-
-    Raises `CommandError` if it has none, and before it writes binary content to a terminal.
+    On a terminal, long values in JSON are shortened. Binary content is not written to a terminal: a note says
+    how to read it with `may_be_unseen`, else an error. Raises `CommandError`, also without a result.
     """
-    if task.status not in TERMINAL:
-        raise CommandError(
-            f"Task {task.id} is {task.status}, so it has no result yet. "
-            f"'zndraw-joblib task {task.id} --follow' waits for its end"
-        )
-    if task.status != TaskStatus.COMPLETED:
-        raise CommandError(
-            f"Task {task.id} {task.status}, so it has no result. "
-            f"'zndraw-joblib task {task.id} --history' shows why"
-        )
+    _check_has_result(task)
     if task.stored_result is None:
         _write_value(task.result, task)
         return
     content_type, is_terminal = task.stored_result.content_type, sys.stdout.isatty()
     if is_terminal and not _TEXT.match(content_type):
-        raise CommandError(
+        text = (
             f"The result is {describe_result(task)}, which a terminal cannot show. "
             f"'zndraw-joblib task {task.id} --result > FILE' writes it to a file"
         )
+        if not may_be_unseen:
+            raise CommandError(text)
+        print_note(f"{text}.")
+        return
     with TemporaryFile() as file:
         client.load_result(task.id, file)
         file.seek(0)
@@ -191,9 +184,25 @@ def write_result(client: AdminClient, task: TaskResponse) -> None:
             copyfileobj(file, sys.stdout.buffer)
 
 
+def _check_has_result(task: TaskResponse) -> None:
+    if task.status not in TERMINAL:
+        raise CommandError(
+            f"Task {task.id} is {task.status}, so it has no result yet. "
+            f"'zndraw-joblib task {task.id} --follow' waits for its end"
+        )
+    if task.status != TaskStatus.COMPLETED:
+        raise CommandError(
+            f"Task {task.id} {task.status}, so it has no result. "
+            f"'zndraw-joblib task {task.id} --history' shows why"
+        )
+
+
 def _write_value(value: Any, task: TaskResponse) -> None:
     shown = _for_output(value)
-    print_json(shown)
+    if isinstance(shown, str) and not isinstance(value, str):
+        sys.stdout.write(f"{clean_line(shown)}\n")
+    else:
+        print_json(shown)
     if shown != value:
         how = f"'zndraw-joblib task {task.id} --result > FILE' writes the whole result"
         print_note(f"Long values are shortened. {how}.")
@@ -204,18 +213,9 @@ def _inline(value: Any) -> str | None:
 
 
 def _for_output(value: Any) -> Any:
-    """Return JSON as it is, with long texts and lists shortened for a terminal."""
-    return _shortened(value) if sys.stdout.isatty() else value
+    """Return JSON as it is, and shortened for a terminal."""
+    if not sys.stdout.isatty():
+        return value
+    from zndraw_joblib.cli.values import shortened  # noqa: PLC0415 - see `terminal`
 
-
-def _shortened(value: Any) -> Any:
-    if isinstance(value, str):
-        more = len(value) - _MAX_CHARACTERS
-        return f"{value[:_MAX_CHARACTERS]}… and {more:,} more characters" if more > 0 else value
-    if isinstance(value, list):
-        items = [_shortened(item) for item in value[:_MAX_ITEMS]]
-        more = len(value) - _MAX_ITEMS
-        return [*items, f"… and {more:,} more items"] if more > 0 else items
-    if isinstance(value, dict):
-        return {key: _shortened(item) for key, item in value.items()}
-    return value
+    return shortened(value)
