@@ -24,6 +24,7 @@ from zndraw_joblib.server.process.waiters import CallerAccess, Disconnected
 from zndraw_joblib.server.queue import (
     rules_history,
     rules_jobs,
+    rules_pauses,
     rules_schedules,
     rules_sweep,
     rules_workers,
@@ -47,6 +48,7 @@ from zndraw_joblib.wire.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, parse_job_name
+from zndraw_joblib.wire.operators import PauseState
 from zndraw_joblib.wire.schedules import ScheduleRequest, ScheduleResponse
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
@@ -285,12 +287,23 @@ class Replica:
         async with asyncio.timeout(TIMEOUT):
             return await self.runtime.write(rules_workers.drain, caller=by, worker_id=worker, interval=15)
 
-    async def pause(self, job: JobResponse, *, paused: bool = True) -> JobResponse:
+    async def pause(
+        self, job: JobResponse, *, paused: bool = True, until: datetime | None = None
+    ) -> JobResponse:
         """Pause or resume a job."""
-        work = partial(rules_jobs.pause, name=parse_job_name(job.full_name), paused=paused)
+        name = parse_job_name(job.full_name)
         async with asyncio.timeout(TIMEOUT):
-            result: JobResponse = await self.runtime.write(work)
-            return result
+            return await self.runtime.write(rules_pauses.pause_job, ADMIN, name, paused=paused, until=until)
+
+    async def pause_room(self, room: str | None = "lab", until: datetime | None = None) -> PauseState:
+        """Pause a room; all rooms without one."""
+        async with asyncio.timeout(TIMEOUT):
+            return await self.runtime.write(rules_pauses.pause, ADMIN, room, until=until)
+
+    async def resume_room(self, room: str | None = "lab") -> PauseState:
+        """Resume a room; all rooms without one."""
+        async with asyncio.timeout(TIMEOUT):
+            return await self.runtime.write(rules_pauses.resume, ADMIN, room)
 
     async def explain(self, task_id: UUID) -> list[str]:
         """Return the codes of the reasons why a task has its status."""

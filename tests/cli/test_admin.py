@@ -192,6 +192,24 @@ def test_a_job_is_paused_and_resumed(stack: Stack, job: Job) -> None:
     assert job.claim() is not None
 
 
+def test_rooms_and_the_queue_are_paused(stack: Stack, job: Job) -> None:
+    """A room without a job, or all rooms, until a time; the list has them, and a resume ends one."""
+    job.rest.send_call(calls.submit(job.room, job.name, {}))
+    program = stack.program
+    paused, rooms = program.run_all([["pause", "--room", job.room, "--until", "2h"], ["pauses"]])
+    assert job.room in paused.out
+    assert job.room in rooms.out
+    assert job.claim() is None
+    assert json.loads(program.ok("resume", "--room", job.room, "--json"))["paused"] is False
+    [pause] = json.loads(program.ok("pause", "--all-rooms", "--json"))["pauses"]
+    assert (pause["room"], pause["until"]) == (None, None)
+    assert job.claim() is None
+    program.ok("resume", "--all-rooms")
+    assert job.claim() is not None
+    for wrong in (["pause"], ["pause", "x", "--all-rooms"]):
+        assert "Name a job, or pass --room ROOM" in program.run(*wrong).err
+
+
 def test_a_job_is_registered_without_a_worker_and_forgotten(stack: Stack, tmp_path: Path) -> None:
     """Its tasks wait, and `explain` says since when; a job with a pending task is not forgotten."""
     name, program = "early:jobs:area", stack.program

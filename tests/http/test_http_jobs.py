@@ -34,6 +34,7 @@ async def test_a_new_job_gets_a_worker(client: httpx.AsyncClient, events: list[E
         "workers": [worker["id"]],
         "worker_id": worker["id"],
         "paused": False,
+        "paused_until": None,
         "unserved_since": None,
         **JobPolicy().model_dump(mode="json"),
     }

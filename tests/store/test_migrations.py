@@ -28,7 +28,7 @@ from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.db.tables import metadata
-from zndraw_joblib.server.queue import sql_details, sql_idempotency, sql_providers, sql_results
+from zndraw_joblib.server.queue import sql_details, sql_idempotency, sql_jobs, sql_providers, sql_results
 from zndraw_joblib.server.queue.rules_providers import InternalProvider, register_internal
 from zndraw_joblib.server.queue.sql_idempotency import StoredAnswer
 from zndraw_joblib.wire.names import JobName
@@ -775,6 +775,35 @@ async def test_tasks_of_earlier_releases_have_no_schedule(empty: AsyncEngine) ->
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0024")
             assert await counts(connection, ["joblib_task"]) == [5 * number + 1]
+
+
+async def test_paused_jobs_stay_paused(empty: AsyncEngine) -> None:
+    """The upgrade from 0025 keeps them, without an end; a downgrade drops the pauses of rooms."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {
+        "id": uuid4(),
+        "room_id": "lab",
+        "category": "modifiers",
+        "name": "A",
+        "schema": {},
+        "paused": True,
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0025")
+        await add(connection, {"joblib_job": job | {"created_at": at}})
+    database = SessionDatabase(open_sessions(empty))
+    for _ in range(2):
+        await schema.upgrade(database)
+        stored = await database.read(sql_jobs.by_name, JobName("lab", "modifiers", "A"))
+        assert stored is not None
+        assert (stored.is_paused(at), stored.paused_until) == (True, None)
+        pause = {"room_id": "lab", "until": at, "paused_at": at, "paused_by": "ada"}
+        async with empty.begin() as connection:
+            await add(connection, {"joblib_pause": pause})
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0025")
+            assert await counts(connection, ["joblib_job"]) == [1]
+    assert "joblib_pause" not in await tables(empty)
 
 
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""The commands for jobs: jobs, register, forget, pause, resume."""
+"""The commands for jobs and pauses: jobs, register, forget, pause, resume, pauses."""
 
 import json
 import shlex
@@ -18,13 +18,15 @@ from zndraw_joblib.cli.display import (
     print_json,
     print_note,
 )
-from zndraw_joblib.cli.options import AsJson, Job, Room, Url, check_room
+from zndraw_joblib.cli.options import AsJson, Room, Url, check_room
+from zndraw_joblib.cli.times import future_time
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import clean_line
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import JobPutRequest, JobResponse
 from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_job_name
 from zndraw_joblib.wire.operations import Operation
+from zndraw_joblib.wire.operators import PauseRequest, PauseState
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.problems import JobNotFound
 
@@ -38,8 +40,8 @@ def print_job(job: JobResponse) -> None:
     schema = job.schema_
     summary = str(schema.get("description") or "").split("\n\n")[0] or None
     print_fields(
-        {"job": job.full_name, "about": summary, "paused": job.paused, "workers": len(job.workers)}
-        | {"no worker since": job.unserved_since}
+        {"job": job.full_name, "about": summary, "paused": job.paused, "until": job.paused_until}
+        | {"workers": len(job.workers), "no worker since": job.unserved_since}
         | _policy(job)
     )
     parameters = [_parameter(schema, name, field) for name, field in _fields(schema).items()]
@@ -146,10 +148,6 @@ def _written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-JobRoom = Annotated[
-    str | None,
-    typer.Option("--room", callback=check_room, metavar="ROOM", help="The room to look for the job in."),
-]
 FullName = Annotated[str, typer.Argument(metavar="JOB", help="The full name, room:category:Name.")]
 JobToShow = Annotated[
     str | None, typer.Argument(metavar="NAME", help="The job to show: its full name, or Name alone.")
@@ -169,7 +167,15 @@ JOBS = ItemTable(
     optional=["oldest", "failed"],
 )
 _JOBS_OF_ROOM = ItemTable({"job": "full_name", "workers": lambda job: len(job.workers)}, wide=["job"])
-_PAUSED = ItemTable({"job": "full_name", "paused": "paused", "workers": lambda job: len(job.workers)})
+_PAUSED = ItemTable(
+    {
+        "job": "full_name",
+        "paused": "paused",
+        "until": "paused_until",
+        "workers": lambda job: len(job.workers),
+    },
+    optional=["until"],
+)
 _PARAMETERS = ItemTable(
     {name: name for name in ("parameter", "type", "default", "description")},
     wide=["type", "default", "description"],
@@ -252,19 +258,92 @@ def _full_name(job: str) -> JobName:
         raise UsageError(f"{error}; pass a full name like @global:jobs:area") from error
 
 
-def pause(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Stop handing out a job's tasks; running tasks continue."""
-    _change(ops.PAUSE_JOB, job, room, url, as_json=as_json)
+PausedJob = Annotated[
+    str | None,
+    typer.Argument(metavar="[JOB]", help="The job: its full name, or Name alone. None for a room."),
+]
+PausedRoom = Annotated[
+    str | None,
+    typer.Option(
+        "--room", callback=check_room, metavar="ROOM", help="The room, or the one to look for the job in."
+    ),
+]
+PausedRooms = Annotated[bool, typer.Option("--all-rooms", help="The whole queue.")]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", metavar="TIME", help="When it ends by itself: a time, or like 30m, 2h from now."),
+]
+_PAUSES = ItemTable(
+    {
+        "room": lambda pause: pause.room or "(all rooms)",
+        "until": "until",
+        "paused": "paused_at",
+        "by": "paused_by",
+    },
+    wide=["room", "by"],
+    optional=["until"],
+)
 
 
-def resume(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Hand out the tasks of a paused job again."""
-    _change(ops.RESUME_JOB, job, room, url, as_json=as_json)
+def pause(
+    job: PausedJob = None,
+    *,
+    room: PausedRoom = None,
+    all_rooms: PausedRooms = False,
+    until: Until = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Stop handing out the tasks of a job, a room or all rooms; running tasks continue.
+
+    Schedules of a paused room wait; what is due meanwhile follows their catch_up.
+    """
+    body = PauseRequest(until=future_time(until, "--until"))
+    _change((ops.PAUSE_JOB, ops.PAUSE_ROOM, ops.PAUSE_ALL_ROOMS), body, (job, room, all_rooms), url, as_json)
+
+
+def resume(
+    job: PausedJob = None,
+    *,
+    room: PausedRoom = None,
+    all_rooms: PausedRooms = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Hand out the tasks of a paused job, room or queue again."""
+    operations = ops.RESUME_JOB, ops.RESUME_ROOM, ops.RESUME_ALL_ROOMS
+    _change(operations, None, (job, room, all_rooms), url, as_json)
 
 
 def _change(
-    operation: Operation[JobResponse], job: str, room: str | None, url: str, *, as_json: bool
+    operations: tuple[Operation[JobResponse], Operation[PauseState], Operation[PauseState]],
+    body: PauseRequest | None,
+    what: tuple[str | None, str | None, bool],
+    url: str,
+    as_json: bool,
 ) -> None:
+    job, room, all_rooms = what
+    of_job, of_room, of_all = operations
+    if (job is not None or room is not None) == all_rooms:
+        raise UsageError("Name a job, or pass --room ROOM, or --all-rooms")
     with open_client(url) as client:
-        name = client.find_job(job, room)
-        _PAUSED.print_one(client.post(operation, room_id=name.room_id, name=name), as_json=as_json)
+        if job is not None:
+            name = client.find_job(job, room)
+            _PAUSED.print_one(client.post(of_job, body, room_id=name.room_id, name=name), as_json=as_json)
+            return
+        state = client.post(of_all, body) if room is None else client.post(of_room, body, room_id=room)
+        if as_json:
+            print_json(state)
+        else:
+            _PAUSES.print(state.pauses, caption=f"{room or 'The queue'} {_is_paused(state)}")
+
+
+def _is_paused(state: PauseState) -> str:
+    return "is paused" if state.paused else "is not paused"
+
+
+def pauses(*, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """List the paused rooms; the list of jobs shows paused jobs."""
+    with open_client(url) as client:
+        items = client.items(ops.LIST_PAUSES, "the list of pauses", None, {})[0]
+        _PAUSES.print(items, caption=f"{len(items):,} pauses of rooms", as_json=as_json)

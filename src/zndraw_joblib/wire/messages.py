@@ -138,8 +138,8 @@ class JobResponse(SchemaBody, JobPolicy, ResponseBody):
     """A job. `workers` are the ids of the workers that serve it.
 
     `worker_id` is the registering worker, only in the response to a registration. `paused`: an operator has
-    paused the job, so none of its tasks are claimed. `unserved_since` is when its last worker left, null
-    while one serves it.
+    paused the job, so none of its tasks are claimed, until `paused_until` if that is set. `unserved_since` is
+    when its last worker left, null while one serves it.
     """
 
     id: UUID
@@ -150,6 +150,7 @@ class JobResponse(SchemaBody, JobPolicy, ResponseBody):
     workers: list[UUID]
     worker_id: UUID | None = None
     paused: bool = False
+    paused_until: datetime | None = None
     unserved_since: datetime | None = None
 
 
@@ -385,9 +386,9 @@ class TaskClaimRequest(RequestBody):
 class EmptyReason(StrEnum):
     """Why a claim got no task.
 
-    `empty`: no task waits. `paused`: the jobs of the waiting tasks are paused. `at_capacity`: the concurrency
-    limit of the job or of the room is reached. `max_tasks`: the worker holds as many tasks as it may.
-    `draining`: an operator drains the worker.
+    `empty`: no task waits. `paused`: the jobs or rooms of the waiting tasks, or all rooms, are paused.
+    `at_capacity`: the concurrency limit of the job or of the room is reached. `max_tasks`: the worker holds
+    as many tasks as it may. `draining`: an operator drains the worker.
     """
 
     EMPTY = "empty"

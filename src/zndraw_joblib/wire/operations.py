@@ -63,6 +63,13 @@ class JobEntries(m.CursorResponse[o.JobEntry]):
     """Jobs by full name; `next` is the `cursor` of the request that reads on, null at the end."""
 
 
+class PauseEntries(m.CursorResponse[o.PauseEntry]):
+    """Pauses by room, that of all rooms first.
+
+    `next` is the `cursor` of the request that reads on, null at the end.
+    """
+
+
 class RoomEntries(m.CursorResponse[o.RoomEntry]):
     """Rooms by id; `next` is the `cursor` of the request that reads on, null at the end."""
 
@@ -263,7 +270,8 @@ LIST_JOBS = Operation("list_jobs", "GET", "/rooms/{room_id}/jobs",
 LIST_JOB_TASKS = Operation("list_job_tasks", "GET", "/rooms/{room_id}/jobs/{name}/tasks",
     "jobs", Access.ROOM_READ, Effect.READ, TaskPage, problems=(*_JOB, p.ContentTooLarge))
 PAUSE_JOB = Operation("pause_job", "POST", "/rooms/{room_id}/jobs/{name}/pause",
-    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, problems=_JOB)
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse,
+    body=o.PauseRequest, has_optional_body=True, problems=_JOB)
 RESUME_JOB = Operation("resume_job", "POST", "/rooms/{room_id}/jobs/{name}/resume",
     "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, problems=_JOB)
 PUT_JOB = Operation("put_job", "PUT", "/rooms/{room_id}/jobs/{name}",
@@ -364,6 +372,17 @@ LIST_ALL_JOBS = Operation("list_all_jobs", "GET", "/jobs",
 
 LIST_ROOMS = Operation("list_rooms", "GET", "/rooms",
     "rooms", Access.SUPERUSER, Effect.READ, RoomEntries)
+PAUSE_ROOM = Operation("pause_room", "POST", "/rooms/{room_id}/pause",
+    "rooms", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, o.PauseState,
+    body=o.PauseRequest, has_optional_body=True, problems=(p.Conflict,))
+RESUME_ROOM = Operation("resume_room", "POST", "/rooms/{room_id}/resume",
+    "rooms", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, o.PauseState)
+PAUSE_ALL_ROOMS = Operation("pause_all_rooms", "POST", "/pause",
+    "rooms", Access.SUPERUSER, Effect.WRITE_ONCE, o.PauseState, body=o.PauseRequest, has_optional_body=True)
+RESUME_ALL_ROOMS = Operation("resume_all_rooms", "POST", "/resume",
+    "rooms", Access.SUPERUSER, Effect.WRITE_ONCE, o.PauseState)
+LIST_PAUSES = Operation("list_pauses", "GET", "/pauses",
+    "rooms", Access.SUPERUSER, Effect.READ, PauseEntries)
 
 # Providers.
 

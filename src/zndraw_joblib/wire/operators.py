@@ -266,7 +266,8 @@ class JobEntry(SchemaBody, JobPolicy, ResponseBody):
     """A job with its counts. `workers` is the number of workers that serve it, `slots` the sum of theirs.
 
     `oldest_waiting_at` is when the oldest task of its queue was created, null if the queue is empty.
-    `unserved_since` is when its last worker left, null while one serves it.
+    `unserved_since` is when its last worker left, null while one serves it. `paused_until` is null for a
+    pause that a resume ends.
     """
 
     id: UUID
@@ -275,6 +276,7 @@ class JobEntry(SchemaBody, JobPolicy, ResponseBody):
     category: str
     name: str
     paused: bool = False
+    paused_until: datetime | None = None
     deleted: bool = False
     created_at: datetime
     workers: int
@@ -284,6 +286,32 @@ class JobEntry(SchemaBody, JobPolicy, ResponseBody):
     counts: StatusCounts
     oldest_waiting_at: datetime | None = None
     unserved_since: datetime | None = None
+
+
+class PauseRequest(RequestBody):
+    """Pause a job, a room or all rooms until a time, or without one until a resume."""
+
+    until: Moment | None = None
+
+
+class PauseEntry(ResponseBody):
+    """A pause of a room, or of all rooms if `room` is null, until a time or, without one, until a resume."""
+
+    room: str | None = None
+    until: datetime | None = None
+    paused_at: datetime
+    paused_by: str
+
+
+class PauseState(ResponseBody):
+    """Whether a room, or the whole queue if `room` is null, is paused, and the pauses that do it.
+
+    A room is paused by its own pause and by that of all rooms: then it has two.
+    """
+
+    room: str | None = None
+    paused: bool
+    pauses: list[PauseEntry]
 
 
 class RoomEntry(ResponseBody):
@@ -420,9 +448,9 @@ class Severity(StrEnum):
 class Finding(ResponseBody):
     """Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
 
-    Codes: `job-without-workers`, `job-paused`, `waiting-too-long`, `failing-job`, `sweeper-silent`,
-    `sweeper-held-back`, `silent-workers`, `lost-attempts`, `schedule-failing`. `since` is when it began, as
-    far as is known.
+    Codes: `job-without-workers`, `job-paused`, `room-paused`, `queue-paused`, `waiting-too-long`,
+    `failing-job`, `sweeper-silent`, `sweeper-held-back`, `silent-workers`, `lost-attempts`,
+    `schedule-failing`. `since` is when it began, as far as is known.
     """
 
     code: str
@@ -439,9 +467,9 @@ class Finding(ResponseBody):
 class Overview(ResponseBody):
     """The state of the queue at `at`: findings first, the most urgent first.
 
-    `slots_used` of the `slots` of all workers run a task; a task that is claimed ahead uses no slot. `recent`
-    are the intervals of the last hour, one for each minute. `statistics_until` is the moment up to which they
-    are complete.
+    `pauses` are those of rooms and of the whole queue, at most 100. `slots_used` of the `slots` of all
+    workers run a task; a task that is claimed ahead uses no slot. `recent` are the intervals of the last
+    hour, one for each minute. `statistics_until` is the moment up to which they are complete.
     """
 
     at: datetime
@@ -452,6 +480,7 @@ class Overview(ResponseBody):
     oldest_waiting_at: datetime | None = None
     jobs: int
     paused_jobs: int
+    pauses: list[PauseEntry] = Field(default_factory=list)
     workers: dict[WorkerState, int]
     slots: int
     slots_used: int | None = None
@@ -461,11 +490,15 @@ class Overview(ResponseBody):
 
 
 class RoomOverview(ResponseBody):
-    """The state of one room at `at`, for a reader of the room; without statistics of other rooms."""
+    """The state of one room at `at`, for a reader of the room; without statistics of other rooms.
+
+    `pauses` are its own and that of all rooms.
+    """
 
     at: datetime
     room: str
     findings: list[Finding]
     counts: StatusCounts
     jobs: list[JobEntry]
+    pauses: list[PauseEntry] = Field(default_factory=list)
     oldest_waiting_at: datetime | None = None

@@ -16,8 +16,16 @@ from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS, RecentEnds
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Page
-from zndraw_joblib.server.queue import sql_counts, sql_jobs, sql_occurrences, sql_schedules
+from zndraw_joblib.server.queue import (
+    rules_pauses,
+    sql_counts,
+    sql_jobs,
+    sql_occurrences,
+    sql_pauses,
+    sql_schedules,
+)
 from zndraw_joblib.server.queue.sql_counts import WaitingTask
+from zndraw_joblib.server.queue.sql_pauses import ALL_ROOMS, PauseRecord
 from zndraw_joblib.server.queue.sql_schedules import ScheduleRecord
 from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode
 from zndraw_joblib.wire.names import INTERNAL
@@ -43,6 +51,7 @@ _LONG, _VERY_LONG = timedelta(minutes=10), timedelta(hours=1)
 _MANY_FAILURES, _FAILING_SHARE = 5, 0.5
 _MANY_LOST = 5
 _MAX_FINDINGS = 100
+_LISTED_PAUSES = 100
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1}
 
 
@@ -63,7 +72,31 @@ def unserved_job(job: QueuedJob) -> Finding:
 def paused_job(job: QueuedJob) -> Finding:
     """Return that a paused job has queued tasks."""
     remedy = "Resume the job when its tasks may run again."
-    return _queued(job, "job-paused", Severity.WARNING, f"{job.full_name} is paused", remedy)
+    problem = f"{job.full_name} is paused{_until(job.paused_until)}"
+    return _queued(job, "job-paused", Severity.WARNING, problem, remedy)
+
+
+def paused_rooms(pauses: Iterable[PauseRecord]) -> list[Finding]:
+    """Return which rooms are paused, and whether all are."""
+    findings = []
+    for pause in pauses:
+        is_all = pause.room_id == ALL_ROOMS
+        what, rest = ("queue", "All rooms are") if is_all else ("room", f"Room {pause.room_id} is")
+        findings.append(
+            Finding(
+                code=f"{what}-paused",
+                severity=Severity.WARNING,
+                detail=f"{rest} paused{_until(pause.until)}, by {pause.paused_by}.",
+                remedy=f"Resume the {what} when its tasks may run again.",
+                room=None if is_all else pause.room_id,
+                since=pause.paused_at,
+            )
+        )
+    return findings
+
+
+def _until(end: datetime | None) -> str:
+    return "" if end is None else f" until {end:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def failing_schedule(schedule: ScheduleRecord) -> Finding:
@@ -225,8 +258,9 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
     silent_since = now - timedelta(seconds=_SILENT_HEARTBEATS * heartbeat_seconds)
     groups = await sql_figures.by_state(tx, silent_since)
     listed = await entries(tx)
-    last = await history(tx, 1)
+    last, pauses = await history(tx, 1), await sql_pauses.first(tx, _LISTED_PAUSES)
     findings = [
+        *paused_rooms(pauses),
         *await _of_jobs(tx, waiting, now),
         *map(failing_schedule, await sql_schedules.failing(tx, _LISTED_JOBS)),
         *silent_workers(groups[WorkerState.SILENT]),
@@ -242,6 +276,7 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
         oldest_waiting_at=min((task.since for task in waiting), default=None),
         jobs=totals.jobs,
         paused_jobs=totals.paused,
+        pauses=list(map(rules_pauses.entry, pauses)),
         workers={state: group.workers for state, group in groups.items()},
         slots=sum(group.slots for group in groups.values()),
         slots_used=sum(group.running for group in groups.values()),
@@ -281,7 +316,8 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
     entries = []
     for job in jobs:
         of_job = counts.get(job.id, sql_counts.NO_COUNTS)  # its pending tasks count as queued
-        entries.append(sql_lists.job_entry(job, services.get(job.id), of_job, queued=of_job.pending))
+        entries.append(sql_lists.job_entry(job, now, services.get(job.id), of_job, queued=of_job.pending))
+    pauses = await sql_pauses.of_room(tx, room_id)
     total = StatusCounts()
     for job_counts in counts.values():
         for name, number in job_counts:
@@ -289,9 +325,10 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
     return RoomOverview(
         at=now,
         room=room_id,
-        findings=ordered(_of_room(entries)),
+        findings=ordered([*paused_rooms(pauses), *_of_room(entries)]),
         counts=total,
         jobs=entries,
+        pauses=list(map(rules_pauses.entry, pauses)),
         oldest_waiting_at=oldest,
     )
 
@@ -299,7 +336,7 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
 def _of_room(entries: list[JobEntry]) -> list[Finding]:
     findings = []
     for entry in entries:
-        job = QueuedJob(entry.id, entry.full_name, entry.queued, entry.unserved_since)
+        job = QueuedJob(entry.id, entry.full_name, entry.queued, entry.unserved_since, entry.paused_until)
         if entry.queued and not entry.workers and entry.room_id != INTERNAL:
             findings.append(unserved_job(job))
         if entry.queued and entry.paused:
@@ -481,6 +518,8 @@ class QueueMetrics:
     last_success: datetime | None
     statistics_until: datetime | None
     schedule_lag_seconds: float
+    paused_rooms: int
+    is_paused: bool
 
 
 async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetrics:
@@ -491,7 +530,7 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetric
     silent = sum(server.is_silent for server in listed)
     successes = [server.last_good_at for server in listed if server.last_good_at is not None]
     first = await sql_figures.first_jobs(tx, MAX_JOBS)
-    totals = await sql_statistics.totals(tx, [job.id for job in first])
+    totals, pauses = await sql_statistics.totals(tx, [job.id for job in first]), await sql_pauses.active(tx)
     return QueueMetrics(
         jobs=await _jobs(tx, first, totals, now),
         causes=totals[ALL_JOBS].causes if ALL_JOBS in totals else {},
@@ -503,6 +542,8 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetric
         last_success=max(successes, default=None),
         statistics_until=await sql_occurrences.read_until(tx),
         schedule_lag_seconds=await _schedule_lag(tx, now),
+        paused_rooms=len(pauses.rooms),
+        is_paused=pauses.is_all,
     )
 
 

@@ -8,9 +8,10 @@ from uuid import UUID
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.statements import INTEGER, TEXT, UUID_TYPE, statement
+from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, TEXT, UUID_TYPE, statement
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue.sql_jobs import visible_rooms
+from zndraw_joblib.server.queue.sql_pauses import is_job_paused
 from zndraw_joblib.server.queue.sql_task_rows import (
     RECORD_NAMES,
     SELECT_RECORDS,
@@ -32,12 +33,13 @@ class JobTotals(NamedTuple):
 
 
 class QueuedJob(NamedTuple):
-    """A job with queued tasks, and since when it has no worker."""
+    """A job with queued tasks, since when it has no worker, and until when it is paused."""
 
     id: UUID
     full_name: str
     queued: int
     unserved_since: datetime | None
+    paused_until: datetime | None
 
 
 class JobFigures(NamedTuple):
@@ -53,8 +55,8 @@ class JobFigures(NamedTuple):
 
 
 _TOTALS = statement(
-    """
-SELECT count(*), coalesce(sum(CASE WHEN paused THEN 1 ELSE 0 END), 0),
+    f"""
+SELECT count(*), coalesce(sum(CASE WHEN {is_job_paused(":now")} THEN 1 ELSE 0 END), 0),
     coalesce(sum(pending), 0), coalesce(sum(scheduled), 0)
 FROM joblib_job WHERE NOT deleted
 """,
@@ -64,20 +66,21 @@ _IS_SERVED = "EXISTS (SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.jo
 _UNSERVED, _PAUSED = (
     statement(
         f"""
-SELECT id, full_name, pending, unserved_since FROM joblib_job
+SELECT id, full_name, pending, unserved_since, paused_until FROM joblib_job
 WHERE NOT deleted AND pending > 0 AND {condition}
 ORDER BY pending DESC, full_name LIMIT :limit
 """,
         *QueuedJob._fields,
     )
-    for condition in (f"room_id <> '{INTERNAL}' AND NOT {_IS_SERVED}", "paused")
+    for condition in (f"room_id <> '{INTERNAL}' AND NOT {_IS_SERVED}", is_job_paused(":now"))
 )
 _FIRST = statement(
     f"""
-SELECT id, full_name, room_id, pending, scheduled, paused, deleted FROM joblib_job
+SELECT id, full_name, room_id, pending, scheduled, {is_job_paused(":now")}, deleted FROM joblib_job
 ORDER BY room_id IN ({", ".join(f"'{room}'" for room in sorted(RESERVED))}) DESC, created_at, id LIMIT :limit
 """,
-    *("id", "full_name", "room_id", "pending", "scheduled", "paused", "deleted"),
+    *("id", "full_name", "room_id", "pending", "scheduled", "is_paused", "deleted"),
+    is_paused=BOOLEAN,
 )
 _SUMS = statement(
     "SELECT count(*), coalesce(sum(pending), 0), coalesce(sum(scheduled), 0) FROM joblib_job",
@@ -87,7 +90,7 @@ _SUMS = statement(
 
 async def job_totals(tx: Transaction) -> JobTotals:
     """Return the numbers of all active jobs."""
-    return JobTotals(*map(int, (await tx.execute(_TOTALS)).one()))
+    return JobTotals(*map(int, (await tx.execute(_TOTALS, {"now": await tx.now()})).one()))
 
 
 async def unserved_jobs(tx: Transaction, limit: int) -> list[QueuedJob]:
@@ -97,12 +100,14 @@ async def unserved_jobs(tx: Transaction, limit: int) -> list[QueuedJob]:
 
 async def paused_jobs(tx: Transaction, limit: int) -> list[QueuedJob]:
     """Return the paused jobs with queued tasks, those with most tasks first."""
-    return [QueuedJob(*row) for row in await tx.execute(_PAUSED, {"limit": limit})]
+    params = {"limit": limit, "now": await tx.now()}
+    return [QueuedJob(*row) for row in await tx.execute(_PAUSED, params)]
 
 
 async def first_jobs(tx: Transaction, limit: int) -> list[JobFigures]:
     """Return the first jobs in an order that does not change: those of reserved rooms, then the oldest."""
-    return [JobFigures(*row) for row in await tx.execute(_FIRST, {"limit": limit})]
+    params = {"limit": limit, "now": await tx.now()}
+    return [JobFigures(*row) for row in await tx.execute(_FIRST, params)]
 
 
 async def job_sums(tx: Transaction) -> tuple[int, int, int]:

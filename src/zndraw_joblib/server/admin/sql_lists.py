@@ -19,11 +19,12 @@ from zndraw_joblib.server.admin.sql_figures import Service, services
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import statement
-from zndraw_joblib.server.db.tables import AuditRecord, Job, ProviderRecord, RoomCount, Schedule
+from zndraw_joblib.server.db.tables import AuditRecord, Job, Pause, ProviderRecord, RoomCount, Schedule
 from zndraw_joblib.server.process.ports import CursorPage
-from zndraw_joblib.server.queue import sql_counts
+from zndraw_joblib.server.queue import rules_pauses, sql_counts
 from zndraw_joblib.server.queue.sql_jobs import COLUMNS as JOB_COLUMNS
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
+from zndraw_joblib.server.queue.sql_pauses import PauseRecord
 from zndraw_joblib.server.queue.sql_providers import COLUMNS, ProviderRow
 from zndraw_joblib.server.queue.sql_schedules import ScheduleRecord
 from zndraw_joblib.wire import operations as ops
@@ -34,6 +35,7 @@ from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.operators import (
     AuditEntry,
     JobEntry,
+    PauseEntry,
     ProviderEntry,
     RoomEntry,
     SearchedName,
@@ -207,9 +209,11 @@ async def _job_entries(tx: Transaction, rows: Sequence[Any]) -> list[JobEntry]:
     oldest: dict[UUID, datetime] = {}
     for task in await sql_counts.of_queues(tx, waiting) if waiting else []:
         oldest[task.job_id] = min(task.created_at, oldest.get(task.job_id, task.created_at))
+    now = await tx.now()
     return [
         job_entry(
             job,
+            now,
             services_of_jobs.get(job.id),
             counts.get(job.id, sql_counts.NO_COUNTS),
             queued=job.pending,
@@ -220,8 +224,9 @@ async def _job_entries(tx: Transaction, rows: Sequence[Any]) -> list[JobEntry]:
     ]
 
 
-def job_entry(
+def job_entry(  # noqa: PLR0913 - the parts of an entry
     job: JobRecord,
+    now: datetime,
     service: Service | None,
     counts: StatusCounts,
     *,
@@ -235,7 +240,8 @@ def job_entry(
         id=job.id,
         full_name=str(job.name),
         schema_=job.schema,
-        paused=job.paused,
+        paused=job.is_paused(now),
+        paused_until=job.paused_until if job.is_paused(now) else None,
         deleted=job.deleted,
         created_at=job.created_at,
         workers=workers,
@@ -307,6 +313,27 @@ ROOMS = CursorList(
     [select(room_counts.c.room_id).distinct(), select(jobs.c.room_id).where(~jobs.c.deleted).distinct()],
     ["room_id"],
     _room_entries,
+)
+
+
+# The pauses of rooms, and of the whole queue.
+
+pauses = Pause.__table__
+
+
+async def _pause_entries(tx: Transaction, rows: Sequence[Any]) -> list[PauseEntry]:
+    now = await tx.now()
+    records = [PauseRecord(*row) for row in rows]
+    return [rules_pauses.entry(pause) for pause in records if pause.until is None or pause.until > now]
+
+
+PAUSES = CursorList(
+    ops.LIST_PAUSES,
+    "List the paused rooms by id, after the pause of all rooms. The list of jobs has those of jobs.",
+    "pauses",
+    [select(*[pauses.c[name] for name in PauseRecord._fields])],
+    ["room_id"],
+    _pause_entries,
 )
 
 

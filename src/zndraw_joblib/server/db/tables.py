@@ -453,7 +453,7 @@ class Job(Base, table=True):
     than 0 was submitted. `fair_round` and `fair_room` are the turn of the last fair claim: rooms take turns
     in the order of their names. `without_workers` is part of the policy too, null for the server's default;
     it is not in `policy`. `unserved_since` is when the last worker left, null while one serves the job, and
-    `registered_by` is the user who registered it last.
+    `registered_by` is the user who registered it last. It is `paused` until `paused_until`, if that is set.
     """
 
     __tablename__ = "joblib_job"
@@ -463,6 +463,7 @@ class Job(Base, table=True):
         CheckConstraint("scheduled >= 0", "scheduled_counts"),
         _partial("ix_joblib_job_deleted", "deleted", "id", on_sqlite="deleted = 1"),
         _partial("ix_joblib_job_unserved", "unserved_since IS NOT NULL", "unserved_since"),
+        _partial("ix_joblib_job_paused_until", "paused_until IS NOT NULL", "paused_until"),
     )
 
     id: UUID = _id()
@@ -485,6 +486,7 @@ class Job(Base, table=True):
     without_workers: str | None = Field(default=None, max_length=8)
     unserved_since: datetime | None = moment(nullable=True)
     registered_by: str | None = _optional_text()
+    paused_until: datetime | None = moment(nullable=True)
 
 
 Job.full_name = ComputedFullName(Job.full_name)  # type: ignore[assignment]
@@ -652,6 +654,20 @@ class Schedule(Base, table=True):
     last_task_id: UUID | None = _column(Uuid, optional=True)
     error: str | None = _optional_text()
     error_at: datetime | None = moment(nullable=True)
+
+
+class Pause(Base, table=True):
+    """A room whose tasks are not claimed until `until`, if that is set; with an empty id, the whole queue.
+
+    A row may outlive its `until`: readers compare it with the time.
+    """
+
+    __tablename__ = "joblib_pause"
+
+    room_id: str = Field(primary_key=True, max_length=128)
+    until: datetime | None = moment(nullable=True)
+    paused_at: datetime = moment()
+    paused_by: str = _column(Text)
 
 
 class RoomQueue(Base, table=True):

@@ -6,36 +6,24 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, ParamSpec, TypeVar, Unpack, cast
 from uuid import UUID
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 
 from zndraw_joblib.jobs import codecs
-from zndraw_joblib.jobs.extensions import job_name_of, job_room_of
 from zndraw_joblib.jobs.logs import log_failed_work
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.db import schema
-from zndraw_joblib.server.db.database import Clock, Transaction
-from zndraw_joblib.server.db.host_sessions import read_in, write_in
-from zndraw_joblib.server.http.access import QueueState
-from zndraw_joblib.server.http.identity import NotABoolean, is_superuser
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.host.operators import OperatorApi, identity_of, job_name
 from zndraw_joblib.server.process.batcher import raised
 from zndraw_joblib.server.process.ports import Identity, Page, RequestKey, Wake, identity_key
 from zndraw_joblib.server.queue import (
@@ -64,7 +52,6 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import (
     GLOBAL,
-    HOST,
     JobName,
     format_key,
     missing_text,
@@ -74,24 +61,6 @@ from zndraw_joblib.wire.names import (
 )
 from zndraw_joblib.wire.problems import InvalidRequest, JobNotFound, ProblemException, ServiceUnavailable
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
-
-# The caller of a host's calls without an identity: no user of a request can have its id.
-HOST_IDENTITY = Identity(HOST, is_superuser=True)
-
-
-def identity_of(user: Any) -> Identity:
-    """Return the identity of a host's user, any object with `id` and `is_superuser`; None is the host."""
-    if user is None:
-        return HOST_IDENTITY
-    try:
-        return Identity(str(user.id), is_superuser(user))
-    except NotABoolean as error:
-        raise TypeError(f"identity: {error}") from error
-    except AttributeError as error:
-        raise TypeError(
-            f"identity: {type(user).__name__} has no attribute {error.name!r}. Pass your user object, "
-            "zndraw_joblib.Identity(id, is_superuser), or nothing to act as the host"
-        ) from error
 
 
 def new_task(
@@ -127,21 +96,13 @@ def new_task(
 def _name_and_payload(
     job: Any, payload: Mapping[str, Any] | None, job_room: str | None
 ) -> tuple[JobName, Any]:
-    if isinstance(job, str):
-        if job_room is not None:
-            raise TypeError(f"job_room: the full name {job!r} has the room of its job; leave job_room out")
-        return parse_job_name(job), codecs.plain_payload(payload)
-    cls = job if inspect.isclass(job) else type(job)
-    if getattr(cls, "category", None) is None:
-        raise TypeError(
-            f"job: {job!r:.100} is neither a full name room:category:name, nor an Extension or a function "
-            "with @job, nor an instance of one"
-        )
-    name = job_name_of(cls, job_room or job_room_of(cls))
-    if cls is job:
+    name = job_name(job, job_room)
+    if isinstance(job, str) or inspect.isclass(job):
         return name, codecs.plain_payload(payload)
     if payload is not None:
-        raise TypeError(f"payload: the instance of {cls.__name__} is its own payload; leave payload out")
+        raise TypeError(
+            f"payload: the instance of {type(job).__name__} is its own payload; leave payload out"
+        )
     return name, codecs.payload_of(job)
 
 
@@ -241,7 +202,7 @@ class Removal:
             self._started.result()
 
 
-class HostApi(QueueState):
+class HostApi(OperatorApi):
     """What a host's code calls. Room guards do not apply: the host decides who may do what.
 
     `identity` is the user that the host acts for, an object with `id` and `is_superuser`; without it the
@@ -250,7 +211,6 @@ class HostApi(QueueState):
     clients are notified after that. The methods return the contract's models and raise its problems.
     """
 
-    clock: Clock | None
     end_hooks: EndHooks
     # The event loop of the lifespan.
     loop: asyncio.AbstractEventLoop | None = None
@@ -460,27 +420,6 @@ class HostApi(QueueState):
             text = missing_text(str(problem), str(item.job), item.room_id, seen)
             problem.problem = problem.problem.model_copy(update={"detail": text})
             raise
-
-    async def _read(
-        self,
-        session: Any,
-        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Result:
-        if session is None:
-            return await self.runtime.database.read(work, *args, **kwargs)
-        return await read_in(session, self.clock, lambda tx: work(tx, *args, **kwargs))
-
-    async def _write(
-        self,
-        session: Any,
-        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Result:
-        seconds, publish = self.runtime.database.lock_seconds, self.runtime.publish
-        return await write_in(session, self.clock, seconds, lambda tx: work(tx, *args, **kwargs), publish)
 
     def _deferred(self, item: Submission) -> Submission:
         """Let the dispatcher send a task of an internal job, after the host's commit."""

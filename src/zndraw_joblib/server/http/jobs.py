@@ -1,5 +1,6 @@
-"""Operations of jobs and of workers."""
+"""Operations of jobs, of pauses and of workers."""
 
+from datetime import datetime
 from functools import partial
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from zndraw_joblib.server.process.ports import Identity, Page, RequestKey
 from zndraw_joblib.server.queue import (
     rules_audit,
     rules_jobs,
+    rules_pauses,
     rules_schedules,
     rules_tasks,
     rules_transitions,
@@ -30,9 +32,11 @@ from zndraw_joblib.wire.messages import (
     WorkerInfo,
 )
 from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.operators import PauseRequest, PauseState
 from zndraw_joblib.wire.statuses import TaskStatus
 
 _JOB: Answers[JobResponse] = answers_of(JobResponse)
+_PAUSE: Answers[PauseState] = answers_of(PauseState)
 _REGISTERED: Answers[tuple[JobResponse, bool]] = answers_of(tuple[JobResponse, bool])
 
 
@@ -131,10 +135,15 @@ async def list_job_tasks(
 
 @serves(ops.PAUSE_JOB)
 async def pause_job(
-    runtime: Runtime, caller: Identity, room_id: str, name: NamedJob, key: RequestKey | None
+    runtime: Runtime,
+    caller: Identity,
+    room_id: str,
+    name: NamedJob,
+    key: RequestKey | None,
+    body: PauseRequest | None = None,
 ) -> Response:
-    """Stop claims of a job. Claimed and running tasks continue. Superusers only."""
-    return await _pause(runtime, caller, room_id, name, key, paused=True)
+    """Stop claims of a job, with `until` for a time. Claimed and running tasks continue. Superusers only."""
+    return await _pause(runtime, caller, room_id, name, key, paused=True, until=body.until if body else None)
 
 
 @serves(ops.RESUME_JOB)
@@ -145,14 +154,60 @@ async def resume_job(
     return await _pause(runtime, caller, room_id, name, key, paused=False)
 
 
-async def _pause(
-    runtime: Runtime, caller: Identity, room_id: str, name: JobName, key: RequestKey | None, *, paused: bool
+async def _pause(  # noqa: PLR0913 - the parts of the request
+    runtime: Runtime,
+    caller: Identity,
+    room_id: str,
+    name: JobName,
+    key: RequestKey | None,
+    *,
+    paused: bool,
+    until: datetime | None = None,
 ) -> Response:
     rules_transitions.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
-    action = "job.pause" if paused else "job.resume"
-    work = rules_audit.recorded(rules_jobs.pause, caller, action, str(name), name.room_id)
-    job = await runtime.write(once(key, _JOB, work), name=name, paused=paused)
-    return json_response(job)
+    work = once(key, _JOB, rules_pauses.pause_job)
+    return json_response(await runtime.write(work, caller, name, paused=paused, until=until))
+
+
+# Pauses of rooms.
+
+
+@serves(ops.PAUSE_ROOM)
+async def pause_room(
+    runtime: Runtime, caller: Identity, room_id: str, key: RequestKey | None, body: PauseRequest | None = None
+) -> Response:
+    """Stop claims of a room's tasks, until a time if there is one, and its schedules. Superusers only.
+
+    Claimed and running tasks continue. What is due meanwhile follows the `catch_up` of its schedule.
+    """
+    work = once(key, _PAUSE, rules_pauses.pause)
+    return json_response(await runtime.write(work, caller, room_id, until=body.until if body else None))
+
+
+@serves(ops.RESUME_ROOM)
+async def resume_room(runtime: Runtime, caller: Identity, room_id: str, key: RequestKey | None) -> Response:
+    """Allow claims of a paused room's tasks again. A pause of all rooms stays. Superusers only."""
+    work = once(key, _PAUSE, rules_pauses.resume)
+    return json_response(await runtime.write(work, caller, room_id))
+
+
+@serves(ops.PAUSE_ALL_ROOMS)
+async def pause_all_rooms(
+    runtime: Runtime, caller: Identity, key: RequestKey | None, body: PauseRequest | None = None
+) -> Response:
+    """Stop claims of all tasks, until a time if there is one, and all schedules. Superusers only.
+
+    Claimed and running tasks continue.
+    """
+    work = once(key, _PAUSE, rules_pauses.pause)
+    return json_response(await runtime.write(work, caller, None, until=body.until if body else None))
+
+
+@serves(ops.RESUME_ALL_ROOMS)
+async def resume_all_rooms(runtime: Runtime, caller: Identity, key: RequestKey | None) -> Response:
+    """End the pause of all rooms. Rooms that are paused by themselves stay paused. Superusers only."""
+    work = once(key, _PAUSE, rules_pauses.resume)
+    return json_response(await runtime.write(work, caller, None))
 
 
 @serves(ops.GET_JOB)

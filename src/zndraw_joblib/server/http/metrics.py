@@ -108,9 +108,18 @@ def queue_families(figures: QueueMetrics) -> Iterator[Family]:
     servers.add(labels_of(state="active"), figures.active_servers)
     servers.add(labels_of(state="silent"), figures.silent_servers)
     yield servers
-    lag = _gauge("schedule_lag_seconds", "For how long the schedule that is most behind has been due.")
-    lag.add("", figures.schedule_lag_seconds)
-    yield lag
+    for metric, text, value in (
+        (
+            "schedule_lag_seconds",
+            "For how long the schedule that is most behind has been due.",
+            figures.schedule_lag_seconds,
+        ),
+        ("paused_rooms", "Rooms that are paused by themselves.", figures.paused_rooms),
+        ("queue_paused", "Whether all rooms are paused.", figures.is_paused),
+    ):
+        family = _gauge(metric, text)
+        family.add("", value)
+        yield family
     for name, text, at in (
         ("sweeper_last_success", "When a sweeper last had a good cycle.", figures.last_success),
         ("statistics_until", "Until when the counters of tasks are complete.", figures.statistics_until),

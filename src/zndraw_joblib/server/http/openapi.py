@@ -315,6 +315,7 @@ RESPONSES: dict[Operation[Any], tuple[int, Any, dict[str, str]]] = {
             "workers": [_WORKER_ID],
             "worker_id": _WORKER_ID,
             "paused": False,
+            "paused_until": None,
             "unserved_since": None,
             **_POLICY,
         },

@@ -22,6 +22,7 @@ from zndraw_joblib.server.queue import (
     sql_claims,
     sql_expiry,
     sql_jobs,
+    sql_pauses,
     sql_tasks,
     sql_transitions,
     sql_workers,
@@ -34,6 +35,7 @@ from zndraw_joblib.server.queue.sql_claim_statements import (
     claim_single_statement,
 )
 from zndraw_joblib.server.queue.sql_claims import QueueHead, WorkerQueues
+from zndraw_joblib.server.queue.sql_pauses import NO_PAUSES, Pauses
 from zndraw_joblib.server.queue.sql_task_rows import Move, Place, TaskRecord
 from zndraw_joblib.server.queue.sql_workers import WorkerRecord
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
@@ -286,6 +288,19 @@ class _OpenQueues:
         heads = self._by_worker[slot.claim.worker_id].heads
         return next(head.seq for head in heads if head.job_id in slot.demand)
 
+    async def read_all(self, slots: Iterable[_WorkerSlot]) -> None:
+        """Read all queues, because the first ones may have tasks of paused rooms alone."""
+        for worker_id in sorted({slot.claim.worker_id for slot in slots}):
+            if not self._by_worker[worker_id].is_all:
+                self._by_worker |= await sql_claims.queues(self._tx, [worker_id], _ALL_QUEUES)
+
+    async def pauses(self) -> Pauses:
+        """Return the pauses of rooms and of the whole queue."""
+        may_be_paused = any(
+            queues.heads and queues.heads[0].has_pauses for queues in self._by_worker.values()
+        )
+        return await sql_pauses.active(self._tx) if may_be_paused else NO_PAUSES
+
     def has_paused(self, worker_id: UUID) -> bool:
         """Return whether a job of a worker is paused and has pending tasks."""
         return any(head.paused and head.room_id != INTERNAL for head in self._by_worker[worker_id].heads)
@@ -315,8 +330,13 @@ async def claim(
     await _record_heartbeats(tx, valid, workers)
     tasks = await _repeated(tx, valid)
     await _apply_worker_limits(tx, valid, workers)
+    pauses = await queues.pauses()
+    if pauses.is_all:
+        for slot in valid:
+            if slot.demand:
+                slot.demand, slot.refusal = {}, EmptyReason.PAUSED
     _share([slot for slot in valid if slot.demand])
-    new = await _claim_new(tx, [slot for slot in valid if slot.demand], queues)
+    new = await _claim_new(tx, [slot for slot in valid if slot.demand], queues, pauses)
     tasks |= new
     marked = {task.worker_id for task in new.values() if task.worker_id and task.claim_id}
     await sql_workers.mark_claims(tx, sorted(marked))
@@ -420,10 +440,10 @@ def _share(slots: Sequence[_WorkerSlot]) -> None:
 
 
 async def _claim_new(
-    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues
+    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues, pauses: Pauses
 ) -> dict[int, TaskRecord]:
     """Claim tasks for each slot and return the claimed tasks by `seq`."""
-    locked = await _choose(tx, slots, queues)
+    locked = await _choose(tx, slots, queues, pauses)
     now = await tx.now()
     moves: list[Move] = []
     for slot in slots:
@@ -445,16 +465,33 @@ async def _claim_new(
 
 
 async def _choose(
-    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues
+    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues, pauses: Pauses
 ) -> dict[int, TaskRecord]:
     """Choose the tasks of each slot and return the locked tasks by `seq`."""
+    order = slots[0].claim.order if slots else ClaimOrder()
+    if not order.is_by_room:
+        locked = await _choose_first(tx, slots, queues)
+        if not any(pauses.has(task.room_id) for task in locked.values()):
+            return locked
+        await queues.read_all(slots)
+        for slot in slots:
+            slot.seqs, slot.is_left_out = [], False
     await queues.set_demand(slots, sum(slot.task_limit for slot in slots))
     demand = _demand(slots)
     if not demand:
         return {}
-    order = slots[0].claim.order
-    if order.is_by_room:
-        return await rules_fairness.assign(tx, [slot for slot in slots if slot.demand], demand, order)
+    order = order._replace(skips_paused=bool(pauses.rooms))
+    return await rules_fairness.assign(tx, [slot for slot in slots if slot.demand], demand, order)
+
+
+async def _choose_first(
+    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues
+) -> dict[int, TaskRecord]:
+    """Choose the first tasks of all rooms."""
+    await queues.set_demand(slots, sum(slot.task_limit for slot in slots))
+    demand = _demand(slots)
+    if not demand:
+        return {}
     is_small = rules_fairness.has_few(slots)
     if len(demand) == 1 and queues.are_all(slots):
         [(job_id, count)] = demand.items()

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import sql_claims, sql_jobs, sql_room_queues, sql_tasks
-from zndraw_joblib.server.queue.sql_room_queues import QueuedTask, RoundPosition
+from zndraw_joblib.server.queue.sql_room_queues import OpenRooms, QueuedTask, RoundPosition
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.messages import EmptyReason
 
@@ -25,15 +25,24 @@ _MAX_FIRST_BYTES = 32 * 1024**2
 
 
 class ClaimOrder(NamedTuple):
-    """The order in which tasks are claimed. `room_cap` limits how many tasks of a room may be held."""
+    """The order in which tasks are claimed. `room_cap` limits how many tasks of a room may be held.
+
+    With `skips_paused`, those of paused rooms stay in their queues.
+    """
 
     is_fair: bool = False
     room_cap: int | None = None
+    skips_paused: bool = False
 
     @property
     def is_by_room(self) -> bool:
         """Whether the room of a task matters."""
         return self.is_fair or self.room_cap is not None
+
+    @property
+    def open_rooms(self) -> OpenRooms:
+        """The rooms from which tasks are claimed."""
+        return OpenRooms(self.room_cap, self.skips_paused)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +109,7 @@ async def assign(
         cap, spare = order.room_cap, len(skipped)
         free = None if cap is None else await _lock_rooms(tx, by_job, demand, cap, spare)
         turns.clear()
-        _fill(slots, by_job, dict(demand), free, turns)
+        _fill(slots, by_job, dict(demand), free, turns, order)
         seqs = [seq for slot in slots for seq in slot.seqs]
         return seqs, [candidate.seq for queue, _ in by_job.values() for candidate in islice(queue, spare)]
 
@@ -164,7 +173,7 @@ async def load_repeated(tx: Transaction, slots: Sequence[ClaimSlot], held: Mappi
 async def _find(
     tx: Transaction, demand: Mapping[UUID, int], order: ClaimOrder, skipped: AbstractSet[int]
 ) -> dict[UUID, _JobCandidates]:
-    by_job = await (_in_turn if order.is_fair else _in_order)(tx, demand, order.room_cap, skipped)
+    by_job = await (_in_turn if order.is_fair else _in_order)(tx, demand, order.open_rooms, skipped)
     if skipped:  # another transaction may return them to their queues
         return {
             job_id: _JobCandidates(candidates, is_all=False) for job_id, (candidates, _) in by_job.items()
@@ -178,6 +187,7 @@ def _fill(
     demand: dict[UUID, int],
     free: Counter[str] | None,
     turns: dict[UUID, list[tuple[int, RoundPosition]]],
+    order: ClaimOrder,
 ) -> None:
     for slot in slots:
         slot.seqs = []
@@ -193,10 +203,11 @@ def _fill(
             demand[job_id] -= 1
             if candidate.turn is not None:
                 turns.setdefault(job_id, []).append((candidate.seq, candidate.turn))
-        if slot.seqs or not open_jobs or free is None:
+        if slot.seqs or not open_jobs or order.open_rooms == OpenRooms():
             continue
         if all(by_job[job_id].is_all for job_id in open_jobs):
-            slot.refusal, slot.demand = EmptyReason.AT_CAPACITY, {}
+            is_capped = free is not None
+            slot.refusal, slot.demand = EmptyReason.AT_CAPACITY if is_capped else EmptyReason.PAUSED, {}
 
 
 def _choose(
@@ -238,18 +249,19 @@ async def _lock_rooms(
 
 
 async def _in_order(
-    tx: Transaction, demand: Mapping[UUID, int], cap: int | None, skipped: AbstractSet[int]
+    tx: Transaction, demand: Mapping[UUID, int], rooms: OpenRooms, skipped: AbstractSet[int]
 ) -> dict[UUID, _JobCandidates]:
-    """Return the first tasks of each job by priority and age, without those of full rooms."""
+    """Return the first tasks of each job by priority and age, without those of full and paused rooms."""
     await sql_jobs.lock(tx, demand)
-    return {job_id: await _first_of(tx, job_id, count, cap, skipped) for job_id, count in demand.items()}
+    return {job_id: await _first_of(tx, job_id, count, rooms, skipped) for job_id, count in demand.items()}
 
 
 async def _first_of(
-    tx: Transaction, job_id: UUID, count: int, cap: int | None, skipped: AbstractSet[int]
+    tx: Transaction, job_id: UUID, count: int, rooms: OpenRooms, skipped: AbstractSet[int]
 ) -> _JobCandidates:
+    cap = rooms.cap
     for size in _sizes(count + len(skipped)):
-        rows = await sql_room_queues.by_place(tx, job_id, size, cap)
+        rows = await sql_room_queues.by_place(tx, job_id, size, rooms)
         per_room = _per_room(count, len(rows), cap)
         tasks = await _heads(tx, job_id, [row.room_id for row in rows], per_room, skipped)
         firsts = [heads[0] for heads in tasks.values() if not skipped]
@@ -267,9 +279,9 @@ async def _first_of(
 
 
 async def _in_turn(
-    tx: Transaction, demand: Mapping[UUID, int], cap: int | None, skipped: AbstractSet[int]
+    tx: Transaction, demand: Mapping[UUID, int], rooms: OpenRooms, skipped: AbstractSet[int]
 ) -> dict[UUID, _JobCandidates]:
-    """Return the tasks of the next rooms, room by room, without full rooms.
+    """Return the tasks of the next rooms, room by room, without full and paused rooms.
 
     A job that had no claims for a while catches up by at most one round.
     """
@@ -278,22 +290,29 @@ async def _in_turn(
     by_job: dict[UUID, _JobCandidates] = {}
     for job_id, count in demand.items():
         last = turns[job_id]._replace(round=max(turns[job_id].round, oldest))
-        by_job[job_id] = await _next_of(tx, job_id, count, last, cap, skipped)
+        by_job[job_id] = await _next_of(tx, job_id, count, last, rooms, skipped)
     return by_job
 
 
 async def _next_of(
-    tx: Transaction, job_id: UUID, count: int, last: RoundPosition, cap: int | None, skipped: AbstractSet[int]
+    tx: Transaction,
+    job_id: UUID,
+    count: int,
+    last: RoundPosition,
+    open_rooms: OpenRooms,
+    skipped: AbstractSet[int],
 ) -> _JobCandidates:
     for size in _sizes(count + len(skipped)):
         # Only the database compares names: its collation may differ from the order of Python.
-        after = await sql_room_queues.after(tx, job_id, last.room_id, size, cap)
+        after = await sql_room_queues.after(tx, job_id, last.room_id, size, open_rooms)
         before = (
-            [] if len(after) == size else await sql_room_queues.until(tx, job_id, last.room_id, size, cap)
+            []
+            if len(after) == size
+            else await sql_room_queues.until(tx, job_id, last.room_id, size, open_rooms)
         )
         is_cut = size in (len(after), len(before))
         # A room has its second turn only after the first turns of all others.
-        per_room = 1 if is_cut else _per_room(count, len(after) + len(before), cap)
+        per_room = 1 if is_cut else _per_room(count, len(after) + len(before), open_rooms.cap)
         tasks = await _heads(tx, job_id, [*after, *before], per_room, skipped)
         candidates = [
             _Candidate((turn := RoundPosition(first + number, room_id), head.place), room_id, head.seq, turn)

@@ -11,11 +11,13 @@ from zndraw_joblib.server.queue import (
     rules_unique,
     sql_details,
     sql_jobs,
+    sql_pauses,
     sql_tasks,
     sql_workers,
 )
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
+from zndraw_joblib.server.queue.sql_pauses import ALL_ROOMS
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.server.queue.sql_tasks import AttemptRecord, positions
 from zndraw_joblib.server.queue.sql_workers import WorkerLoad
@@ -202,8 +204,13 @@ async def _pending_reasons(
     job = await sql_jobs.by_name(tx, task.job)
     limits = await _limit_reasons(tx, task, order)
     reasons = []
-    if job is not None and job.paused:
-        reasons.append(Reason(code="paused", detail=f"Job {task.job} is paused"))
+    for pause in await sql_pauses.of_room(tx, task.room_id):
+        what = "All rooms are" if pause.room_id == ALL_ROOMS else f"Room {task.room_id} is"
+        reasons.append(
+            Reason(code="paused", detail=f"{what} paused{_until(pause.until)} by {pause.paused_by}")
+        )
+    if job is not None and job.is_paused(await tx.now()):
+        reasons.append(Reason(code="paused", detail=f"Job {task.job} is paused{_until(job.paused_until)}"))
     if task.job.room_id != INTERNAL:  # the server's own processes run internal tasks
         loads = await sql_workers.of_workers(tx, task.job_id)
         may_be_claimed = not reasons and not limits
@@ -221,6 +228,10 @@ async def _pending_reasons(
     if expected is not None:
         detail += f": about {duration(expected)} at the current rate"
     return [*reasons, Reason(code="queued", detail=detail)], expected
+
+
+def _until(end: datetime | None) -> str:
+    return "" if end is None else f" until {end:%Y-%m-%d %H:%M:%S} UTC"
 
 
 async def _limit_reasons(tx: Transaction, task: TaskRecord, order: ClaimOrder) -> list[Reason]:

@@ -92,15 +92,15 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
     """Start claimed tasks, each for the first executor that requests it.
 
     The result for a later executor is None, for an unknown worker `WorkerNotFound`, and for a task of another
-    job `Conflict`. A task of a paused job returns to its queue; it is dispatched again after the job is
-    resumed. An executor that repeats its request gets the task again, since the first response may have been
+    job `Conflict`. A task of a paused job or room returns to its queue; it is dispatched again after the
+    pause. An executor that repeats its request gets the task again, since the first response may have been
     lost.
     """
     workers = await sql_workers.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     records = await sql_tasks.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
     now = await tx.now()
-    # A pause commits either before these locks or after the start.
-    paused = await sql_jobs.lock_and_find_paused(
+    # A job's pause commits either before these locks or after the start.
+    paused, pauses = await sql_jobs.lock_and_find_paused(
         tx, {task.job_id for task in records.values() if _may_start(task)}
     )
     moves: list[Move] = []
@@ -114,7 +114,7 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
         elif task is None or not _may_start(task):
             results.append(task if task is not None and _runs_at(task, item.worker_id) else None)
         else:
-            is_paused = task.job_id in paused
+            is_paused = task.job_id in paused or pauses.has(task.room_id)
             holder = {"worker_id": item.worker_id, "worker_owner_id": EXECUTOR.id}
             after = (
                 rules_transitions.released(task)
@@ -154,16 +154,18 @@ async def claim(
 ) -> list[TaskRecord]:
     """Claim at most `limit` tasks of these jobs for dispatch, by priority and age.
 
-    Claimed tasks that are due to be dispatched and queued tasks are merged in this order.
+    Claimed tasks that are due to be dispatched and queued tasks are merged in this order, without those of
+    paused rooms.
     """
-    jobs = [job for job in await sql_jobs.by_names(tx, names) if not job.paused]
+    now = await tx.now()
+    records, pauses = await sql_jobs.by_names(tx, names)
+    jobs = [job for job in records if not job.is_paused(now)]
     waiting = [job for job in jobs if job.pending]
     limits = {job.id: job.max_in_flight for job in waiting if job.max_in_flight is not None}
     free = await rules_fairness.free_slots(tx, limits, [job.id for job in waiting])
-    now = await tx.now()
     due = await sql_expiry.lock_due_dispatches(tx, [job.id for job in jobs], now, limit) if jobs else []
-    demand = {job.id: min(job.pending, free.get(job.id, limit)) for job in waiting}
-    queued = await _lock_next(tx, demand, limit, order)
+    demand = {} if pauses.is_all else {job.id: min(job.pending, free.get(job.id, limit)) for job in waiting}
+    queued = await _lock_next(tx, demand, limit, order._replace(skips_paused=bool(pauses.rooms)))
     first = islice(merge(due, queued, key=attrgetter("place")), limit)
     claimed = [(task, rules_transitions.claimed(task, now) if task.is_queued else task) for task in first]
     moves = [(task, _leased(after, now, exclusive_start=exclusive_start)) for task, after in claimed]
@@ -181,7 +183,7 @@ async def _lock_next(
     demand = {job_id: count for job_id, count in demand.items() if count > 0}
     if not demand or limit <= 0:
         return []
-    if order.is_by_room:
+    if order.is_by_room or order.skips_paused:
         slot = ClaimSlot(demand=demand, task_limit=min(limit, sum(demand.values())))
         return list((await rules_fairness.assign(tx, [slot], demand, order)).values())
     oldest = await sql_claims.oldest(tx, {job_id: min(count, limit) for job_id, count in demand.items()})

@@ -1,6 +1,7 @@
 """Register, list and pause jobs, and decide what becomes of those without workers."""
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -85,7 +86,7 @@ async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, b
     current = {
         "schema_": request.schema_,
         "worker_id": worker_id,
-        "paused": job.paused and not job.deleted,
+        "paused": not job.deleted and job.is_paused(await tx.now()),
         "unserved_since": None,
     }
     return response.model_copy(update=current), is_new
@@ -240,14 +241,22 @@ async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool)
     return await _response(tx, job, job.policy)
 
 
-async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobResponse:
-    """Pause or resume the claims of a job. Raises `JobNotFound`."""
-    job = _existing(await sql_jobs.pause(tx, name, paused=paused), name)
-    if not paused and (job.pending or name.room_id == INTERNAL):
-        # Tasks of an internal job may wait although its queue is empty: they were claimed at their submit.
-        tx.wake(job_key(name), job.pending or 1)
+async def pause(
+    tx: Transaction, name: JobName, *, paused: bool, until: datetime | None = None
+) -> JobResponse:
+    """Pause the claims of a job until a time, or resume them. Raises `JobNotFound`."""
+    job = _existing(await sql_jobs.pause(tx, name, paused=paused, until=until), name)
+    if not paused:
+        wake_resumed(tx, name, job.pending)
     rules_answers.publish_jobs_changed(tx, name.room_id)
     return await _response(tx, job, job.policy)
+
+
+def wake_resumed(tx: Transaction, name: JobName, pending: int) -> None:
+    """Wake claims for the tasks in the queue of a job that is resumed."""
+    if pending or name.room_id == INTERNAL:
+        # Tasks of an internal job may wait although its queue is empty: they were claimed at their submit.
+        tx.wake(job_key(name), pending or 1)
 
 
 async def id_of(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> UUID:
@@ -276,13 +285,14 @@ def _existing(job: JobRecord | None, name: JobName) -> JobRecord:
 
 
 async def _response(tx: Transaction, job: JobRecord, policy: JobPolicy) -> JobResponse:
-    served_by = await sql_workers.serving(tx, [job.id])
+    served_by, now = await sql_workers.serving(tx, [job.id]), await tx.now()
     return JobResponse(
         id=job.id,
         full_name=str(job.name),
         schema_=job.schema,
         workers=served_by[job.id],
-        paused=job.paused,
+        paused=job.is_paused(now),
+        paused_until=job.paused_until if job.is_paused(now) else None,
         unserved_since=job.unserved_since,
         **job.name._asdict(),
         **dict(policy),

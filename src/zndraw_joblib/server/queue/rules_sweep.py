@@ -15,6 +15,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_jobs,
+    rules_pauses,
     rules_transitions,
     rules_workers,
     sql_expiry,
@@ -286,7 +287,7 @@ _DUE = Kind(partial(sql_expiry.lock_due, limit=TASKS_PER_BATCH), _enqueue)
 
 
 class NextDue(NamedTuple):
-    """The seconds until the next scheduled task is due, None without one.
+    """The seconds until the next scheduled task is due or a pause ends, None without one.
 
     `is_locked`: an earlier one is due, and another transaction holds a lock on it.
     """
@@ -296,13 +297,17 @@ class NextDue(NamedTuple):
 
 
 async def next_due(tx: Transaction) -> NextDue:
-    """Return when the next scheduled task is due. Call `enqueue_due` first."""
+    """End the pauses that are over; return when the next is, or the next scheduled task is due.
+
+    Call `enqueue_due` first.
+    """
     now = await tx.now()
     at = await sql_expiry.next_due(tx)
     is_locked = at is not None and at <= now
     if is_locked:
         at = await sql_expiry.next_due(tx, after=now)
-    return NextDue(None if at is None else (at - now).total_seconds(), is_locked)
+    times = [moment for moment in (at, await rules_pauses.end_due(tx)) if moment is not None]
+    return NextDue((min(times) - now).total_seconds() if times else None, is_locked)
 
 
 async def preview(

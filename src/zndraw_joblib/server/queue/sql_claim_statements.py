@@ -27,6 +27,7 @@ from zndraw_joblib.server.queue.sql_claims import (
     queues,
 )
 from zndraw_joblib.server.queue.sql_jobs import policy_of
+from zndraw_joblib.server.queue.sql_pauses import HAS_PAUSES, is_job_paused, may_be_paused
 from zndraw_joblib.server.queue.sql_task_rows import (
     TASK_IS_HELD,
     TASK_IS_PENDING,
@@ -94,7 +95,7 @@ async def claim_single_statement(
 
     - no worker is draining, has a limit, or got tasks for one of these ids before;
     - all their jobs with tasks are one job, or there is one claim of one task; its job has no limit;
-    - no task has expired or is of a watched room;
+    - no task has expired, or is of a room that is watched or has a pause;
     - the payloads have up to `most_bytes` together.
 
     On SQLite the workers have few jobs, except that of a lone claim, whose queues are added to
@@ -164,7 +165,7 @@ async def _claim_on_sqlite(
         return None
     queue, now = rows[0], await tx.now()
     is_large = most_bytes is not None and (queue.size or 0) > most_bytes
-    if queue.max_in_flight is not None or is_large or queue.has_expired:
+    if queue.max_in_flight is not None or is_large or queue.may_be_refused:
         return None
     answers, claimed = list[ClaimAnswer | None](), list[tuple[int, TaskRow]]()
     for demand in demands:
@@ -255,7 +256,7 @@ workers AS (
             bool_or(queue.paused) AS is_paused
         FROM joblib_worker_job
         CROSS JOIN LATERAL (
-            SELECT id, paused, room_id FROM joblib_job
+            SELECT id, {is_job_paused(_AT)} AS paused, room_id FROM joblib_job
             WHERE joblib_job.id = joblib_worker_job.job_id
                 AND joblib_job.pending > 0 AND joblib_job.room_id <> '{INTERNAL}'
             OFFSET 0
@@ -321,10 +322,12 @@ first_tasks AS ({
 ),
 counted AS (
     UPDATE joblib_job SET pending = pending - (SELECT count(*) FROM first_tasks)
-    WHERE id = (SELECT queue FROM ready) AND NOT paused AND max_in_flight IS NULL
+    WHERE id = (SELECT queue FROM ready) AND NOT {is_job_paused(_AT)} AND max_in_flight IS NULL
         AND EXISTS (SELECT 1 FROM first_tasks)
         AND NOT EXISTS (
-            SELECT 1 FROM first_tasks WHERE expires_at <= {_AT} OR {is_watched("first_tasks.room_id")}
+            SELECT 1 FROM first_tasks
+            WHERE expires_at <= {_AT} OR {is_watched("first_tasks.room_id")}
+                OR {may_be_paused("first_tasks.room_id")}
         )
         AND (:most_bytes IS NULL OR (SELECT sum(size) FROM first_tasks) <= :most_bytes)
     RETURNING {_COUNTED_COLUMNS}
@@ -465,7 +468,9 @@ _CLAIM = statement(
 # One claim of one task. The queue is that of the worker's first task. If it is the only one, the first task
 # that no other transaction has locked is claimed.
 _HAS_FEW_JOBS = _has_few_jobs(":worker")
-_IS_OPEN = f"""NOT paused AND room_id <> '{INTERNAL}' AND (:serves_global OR room_id <> '{GLOBAL}')"""
+_IS_OPEN = (
+    f"""NOT {is_job_paused(_AT)} AND room_id <> '{INTERNAL}' AND (:serves_global OR room_id <> '{GLOBAL}')"""
+)
 _CLAIM_ONE = statement(
     f"""
 WITH worker AS (
@@ -489,7 +494,7 @@ state AS (
     FROM worker
     CROSS JOIN (
         SELECT count(*) AS number, count(*) FILTER (WHERE {_IS_OPEN}) AS open,
-            bool_or(paused AND room_id <> '{INTERNAL}') AS is_paused
+            bool_or({is_job_paused(_AT)} AND room_id <> '{INTERNAL}') AS is_paused
         FROM heads
     ) AS queues
 ),
@@ -520,11 +525,12 @@ first_task AS ({
 ),
 counted AS (
     UPDATE joblib_job SET pending = pending - 1
-    WHERE id = (SELECT job_id FROM ready) AND NOT paused AND max_in_flight IS NULL
+    WHERE id = (SELECT job_id FROM ready) AND NOT {is_job_paused(_AT)} AND max_in_flight IS NULL
         AND EXISTS (
             SELECT 1 FROM first_task
             WHERE (first_task.seq = (SELECT seq FROM ready) OR (SELECT is_only FROM state))
                 AND (expires_at <= {_AT}) IS NOT TRUE AND NOT {is_watched("first_task.room_id")}
+                AND NOT {may_be_paused("first_task.room_id")}
         )
     RETURNING {_COUNTED_COLUMNS}
 ),
@@ -583,7 +589,7 @@ SELECT joblib_worker.id, joblib_worker.last_heartbeat,
     CASE WHEN :count IS NOT NULL THEN (
         SELECT sum(octet_length(payload)) FROM ({first_tasks("payload", "queue.id", ":count")})
     ) END,
-    EXISTS (SELECT 1 FROM joblib_task WHERE {TASK_IS_PENDING} AND expires_at <= :now)
+    {HAS_PAUSES} OR EXISTS (SELECT 1 FROM joblib_task WHERE {TASK_IS_PENDING} AND expires_at <= :now)
 FROM json_each(:rows) AS claimants
 JOIN joblib_worker ON joblib_worker.id = claimants.value ->> 0
 JOIN joblib_worker_job ON joblib_worker_job.worker_id = joblib_worker.id
@@ -591,7 +597,7 @@ JOIN joblib_job AS queue ON queue.id = joblib_worker_job.job_id
 WHERE joblib_worker.owner_id = claimants.value ->> 1
     AND NOT joblib_worker.draining AND joblib_worker.max_tasks IS NULL
     AND {condition}
-    AND queue.pending > 0 AND NOT queue.paused AND queue.room_id <> '{INTERNAL}'
+    AND queue.pending > 0 AND NOT {is_job_paused(":now", "queue.")} AND queue.room_id <> '{INTERNAL}'
     AND (claimants.value ->> 2 OR queue.room_id <> '{GLOBAL}')
     AND (:claims IS NULL OR NOT EXISTS (
         SELECT 1 FROM joblib_task
@@ -600,12 +606,12 @@ WHERE joblib_worker.owner_id = claimants.value ->> 1
     ))
 """,
         *("worker_id", "last_heartbeat", "job_id", "full_name", "policy", "max_in_flight", "size"),
-        "has_expired",
+        "may_be_refused",
         rows=TEXT,
         claims=TEXT,
         policy=TEXT,
         size=INTEGER,
-        has_expired=BOOLEAN,
+        may_be_refused=BOOLEAN,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from datetime import datetime
 from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -11,9 +12,10 @@ from pydantic_core import to_json
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.statements import TEXT, statement
+from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, statement
 from zndraw_joblib.server.queue import sql_workers
 from zndraw_joblib.server.queue.sql_counts import BLOCK_BITS
+from zndraw_joblib.server.queue.sql_pauses import HAS_PAUSES
 from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
     RECORD_NAMES,
@@ -128,12 +130,16 @@ _FIRST_PLACE = f"""coalesce((
             WHERE joblib_task.job_id = joblib_worker_job.job_id AND {TASK_IS_QUEUED}
             ORDER BY joblib_task.job_id, joblib_task.lane, joblib_task.seq LIMIT 1
         ), {_LAST_PLACE})"""
-_HEAD_NAMES = ("worker_id", "job_id", "lane", "seq", "pending", "paused", "max_in_flight", "room_id")
+_HEAD_NAMES = (
+    *("worker_id", "job_id", "lane", "seq", "pending", "paused", "max_in_flight", "room_id"),
+    *("paused_until", "has_pauses"),
+)
 _HEAD_COLUMNS = ", ".join(f"heads.{name}" for name in _HEAD_NAMES[1:])
 _HEADS_ON_SQLITE = statement(
     f"""
 SELECT workers.value, joblib_task.job_id, joblib_task.lane, joblib_task.seq,
-    joblib_job.pending, joblib_job.paused, joblib_job.max_in_flight, joblib_job.room_id
+    joblib_job.pending, joblib_job.paused, joblib_job.max_in_flight, joblib_job.room_id,
+    joblib_job.paused_until, {HAS_PAUSES}
 FROM json_each(:workers) AS workers
 CROSS JOIN joblib_task ON joblib_task.seq IN (
     SELECT place & {(1 << _SEQ_BITS) - 1}
@@ -147,6 +153,7 @@ CROSS JOIN joblib_job ON joblib_job.id = joblib_task.job_id
 """,
     *_HEAD_NAMES,
     workers=TEXT,
+    has_pauses=BOOLEAN,
 )
 
 
@@ -160,7 +167,8 @@ def heads_of(worker_id: str, limit: str, has_few_jobs: str | None = None) -> str
     job_id = "joblib_worker_job.job_id"
     first_task = f"""CROSS JOIN LATERAL ({first_tasks("lane, seq", job_id, "1")}
         ) AS first_task"""
-    columns, others = "pending, paused, max_in_flight, room_id", ""
+    columns = f"pending, paused, max_in_flight, room_id, paused_until, {HAS_PAUSES} AS has_pauses"
+    others = ""
     if has_few_jobs is not None:
         after = "first_block.lane", "first_block.seq"
         first_task = f"""LEFT JOIN LATERAL ({first_block(job_id, "queue.has_lanes", has_few_jobs)}
@@ -214,17 +222,19 @@ FOR NO KEY UPDATE OF joblib_worker
 """,
     *(*WorkerRecord._fields, "heartbeat_seen", *_HEAD_NAMES[1:], "now"),
     heartbeat_seen=UtcDateTime(),
+    has_pauses=BOOLEAN,
 )
 _HEADS_OF_WORKERS = statement(
     f"""{_HEADS_OF_SETS}
 SELECT sets.worker_id, {_HEAD_COLUMNS} FROM sets JOIN heads ON heads.digest = sets.digest
 """,
     *_HEAD_NAMES,
+    has_pauses=BOOLEAN,
 )
 
 
 class QueueHead(NamedTuple):
-    """A job with queued tasks, and the place of the first of them."""
+    """A job with queued tasks, and the place of the first of them. `has_pauses`: a room may be paused."""
 
     job_id: UUID
     lane: int
@@ -233,6 +243,8 @@ class QueueHead(NamedTuple):
     paused: bool
     max_in_flight: int | None
     room_id: str
+    paused_until: datetime | None
+    has_pauses: bool
 
 
 class WorkerQueues(NamedTuple):
@@ -265,29 +277,32 @@ async def lock_with_queues(
     if any(row.last_heartbeat != row.heartbeat_seen for row in rows):
         return locked, await queues(tx, list(locked), limit)
     heads = [(row.id, *row[size + 1 : -1]) for row in rows if row.job_id is not None]
-    return locked, _by_worker(list(locked), heads, limit)
+    return locked, await _by_worker(tx, list(locked), heads, limit)
 
 
 async def queues(tx: Transaction, worker_ids: Sequence[UUID], limit: int) -> dict[UUID, WorkerQueues]:
     """Return up to `limit` queues of each of these workers, those with the first tasks."""
     if not tx.is_sqlite:
         rows = await tx.execute(_HEADS_OF_WORKERS, {"all_id": worker_ids, "limit": limit})
-        return _by_worker(worker_ids, rows, limit)
+        return await _by_worker(tx, worker_ids, rows, limit)
     # Workers of the same jobs have the same queues, which are read for one of them.
     digests = await sql_workers.job_digests(tx, worker_ids) if len(worker_ids) > 1 else {}
     first_of = {digests.get(worker_id): worker_id for worker_id in worker_ids}
     workers = to_json([worker_id.hex for worker_id in first_of.values()]).decode()
     rows = await tx.execute(_HEADS_ON_SQLITE, {"workers": workers, "limit": limit})
-    by_worker = _by_worker(list(first_of.values()), rows, limit)
+    by_worker = await _by_worker(tx, list(first_of.values()), rows, limit)
     return {worker_id: by_worker[first_of[digests.get(worker_id)]] for worker_id in worker_ids}
 
 
-def _by_worker(
-    worker_ids: Sequence[UUID], rows: Iterable[Sequence[Any]], limit: int
+async def _by_worker(
+    tx: Transaction, worker_ids: Sequence[UUID], rows: Iterable[Sequence[Any]], limit: int
 ) -> dict[UUID, WorkerQueues]:
     heads: dict[UUID, list[QueueHead]] = {worker_id: [] for worker_id in worker_ids}
-    for worker_id, *head in rows:
-        heads[worker_id].append(QueueHead(*head))
+    for worker_id, *columns in rows:
+        head = QueueHead(*columns)
+        if head.paused_until is not None and head.paused_until <= await tx.now():
+            head = head._replace(paused=False)
+        heads[worker_id].append(head)
     for of_worker in heads.values():
         of_worker.sort(key=itemgetter(1, 2))
     return {worker_id: WorkerQueues(own, len(own) < limit) for worker_id, own in heads.items()}

@@ -8,6 +8,7 @@ from uuid import UUID
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import as_sql, statement
+from zndraw_joblib.server.queue.sql_pauses import is_job_paused, is_room_paused
 from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
     IS_SCHEDULED,
@@ -34,7 +35,9 @@ _IS_OF_OTHER_JOBS = "NOT (joblib_task.job_id = ANY (:all_job_id))"
 # A held task that has not started is claimed. Comparing the status would select other indexes.
 _IS_UNDISPATCHED = "joblib_task.worker_id IS NULL AND joblib_task.started_at IS NULL"
 # Without a deadline a broker has confirmed the task: it may start, whether or not its job is paused.
-_WAITS_FOR_RESUME = f"joblib_job.paused AND {_IS_UNDISPATCHED} AND joblib_task.deadline IS NOT NULL"
+_WAITS_FOR_RESUME = f"""(
+        {is_job_paused(":now", "joblib_job.")} OR {is_room_paused("joblib_task.room_id", ":now")}
+    ) AND {_IS_UNDISPATCHED} AND joblib_task.deadline IS NOT NULL"""
 _IS_MARKED = """joblib_unnamed_task.task_seq = joblib_task.seq
     AND joblib_unnamed_task.attempt = joblib_task.attempt"""
 
@@ -100,7 +103,7 @@ _LOCK_EXPIRED_OF_JOBS = _records(
 )
 _LOCK_DUE_DISPATCHES = _records(
     f"""{TASK_IS_HELD} AND {_IS_UNDISPATCHED} AND coalesce(joblib_task.job_id, NULL) = ANY (:all_job_id)
-    AND joblib_task.deadline <= :now
+    AND joblib_task.deadline <= :now AND NOT {is_room_paused("joblib_task.room_id", ":now")}
 ORDER BY joblib_task.lane, joblib_task.seq + 0
 LIMIT :limit{_LOCK_FREE}""",
     bodies=True,
@@ -124,7 +127,8 @@ async def held(
 
     With `lock` they are locked; a task that another transaction has locked is skipped.
     """
-    return await fetch_records(tx, reads[lock], at=at, limit=limit, all_job_id=padded(sorted(but_of)))
+    params = {"at": at, "limit": limit, "all_job_id": padded(sorted(but_of)), "now": await tx.now()}
+    return await fetch_records(tx, reads[lock], **params)
 
 
 async def held_by(tx: Transaction, worker_ids: Sequence[UUID], limit: int) -> list[TaskRecord]:
@@ -177,7 +181,10 @@ async def lock_expired_of_jobs(
 async def lock_due_dispatches(
     tx: Transaction, job_ids: Sequence[UUID], now: datetime, limit: int
 ) -> list[TaskRecord]:
-    """Lock internal tasks that are due to be dispatched, by priority and age; skip locked ones."""
+    """Lock internal tasks that are due to be dispatched, by priority and age.
+
+    Those of paused rooms and locked ones are skipped.
+    """
     return await fetch_records(tx, _LOCK_DUE_DISPATCHES, all_job_id=padded(job_ids), now=now, limit=limit)
 
 

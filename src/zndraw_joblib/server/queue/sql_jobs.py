@@ -10,6 +10,8 @@ from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, UUID_TYPE, statement
 from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import sql_pauses
+from zndraw_joblib.server.queue.sql_pauses import HAS_PAUSES, is_job_paused, is_room_paused
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.operators import HOUR, MINUTE
 from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
@@ -42,6 +44,11 @@ class JobRecord(NamedTuple):
     without_workers: str | None
     unserved_since: datetime | None
     registered_by: str | None
+    paused_until: datetime | None
+
+    def is_paused(self, now: datetime) -> bool:
+        """Return whether the job is paused at a time."""
+        return self.paused and (self.paused_until is None or self.paused_until > now)
 
     @property
     def name(self) -> JobName:
@@ -65,12 +72,18 @@ class CountChange(NamedTuple):
 COLUMNS = (
     *("id", "room_id", "category", "name", "schema", "created_at", "deleted", "pending", "paused"),
     *("has_lanes", "policy", "max_in_flight", "without_workers", "unserved_since", "registered_by"),
+    "paused_until",
 )
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM joblib_job"
 _BY_NAME_WITH_DELETED = statement(f"{_SELECT} WHERE full_name = :full_name", *COLUMNS)
 _BY_NAME = statement(f"{_SELECT} WHERE full_name = :full_name AND NOT deleted", *COLUMNS)
 _BY_NAMES = statement(
-    f"{_SELECT} WHERE full_name = ANY (:all_full_name) AND NOT deleted ORDER BY id", *COLUMNS
+    f"""
+SELECT {", ".join(COLUMNS)}, {HAS_PAUSES} FROM joblib_job
+WHERE full_name = ANY (:all_full_name) AND NOT deleted ORDER BY id
+""",
+    *(*COLUMNS, "has_pauses"),
+    has_pauses=BOOLEAN,
 )
 _LOCK_NAMED = statement(
     f"""
@@ -127,7 +140,7 @@ _RECORD_SERVED = statement(
 _RESTORE_WITH = statement(
     f"""
 {_REGISTER},
-    deleted = false, deleted_at = NULL, unserved_since = NULL, paused = false
+    deleted = false, deleted_at = NULL, unserved_since = NULL, paused = false, paused_until = NULL
 WHERE id = :id
 """
 )
@@ -186,16 +199,24 @@ _SERVED = statement(
 )
 _PAUSE = statement(
     f"""
-UPDATE joblib_job SET paused = :paused WHERE full_name = :full_name AND NOT deleted
+UPDATE joblib_job SET paused = :paused, paused_until = :paused_until
+WHERE full_name = :full_name AND NOT deleted
 RETURNING {", ".join(COLUMNS)}
 """,
     *COLUMNS,
 )
 _LOCK_AND_FIND_PAUSED = statement(
-    "SELECT id, paused FROM joblib_job WHERE id = ANY (:all_id) ORDER BY id\nFOR NO KEY UPDATE",
-    *("id", "paused"),
+    f"""
+SELECT id, {is_job_paused(":now")}, {HAS_PAUSES} FROM joblib_job WHERE id = ANY (:all_id) ORDER BY id
+FOR NO KEY UPDATE
+""",
+    *("id", "is_paused", "has_pauses"),
+    is_paused=BOOLEAN,
+    has_pauses=BOOLEAN,
 )
-_PAUSED = statement("SELECT id FROM joblib_job WHERE id = ANY (:all_id) AND paused LIMIT 1", "id")
+_PAUSED = statement(
+    f"SELECT id FROM joblib_job WHERE id = ANY (:all_id) AND {is_job_paused(':now')} LIMIT 1", "id"
+)
 _RECORD_PRIORITIES = statement("UPDATE joblib_job SET has_lanes = true WHERE id = :id")
 _BY_ID = "SELECT id, fair_round, fair_room FROM joblib_job WHERE id = ANY (:all_id) ORDER BY id"
 _LOCK = statement(f"{_BY_ID}\nFOR NO KEY UPDATE", *("id", "fair_round", "fair_room"))
@@ -210,10 +231,26 @@ _ADD_TO_COUNTS = statement(ADD_TO_COUNTS, **COUNT_TYPES)
 _ROOMS = statement("SELECT DISTINCT room_id FROM joblib_job WHERE id = ANY (:all_id)", "room_id")
 _FULL_NAMES = statement("SELECT id, full_name FROM joblib_job WHERE id = ANY (:all_id)", *("id", "full_name"))
 _CLAIMABLE = statement(
-    """
-SELECT room_id, category, name, pending, max_in_flight FROM joblib_job WHERE pending > 0 AND NOT paused
+    f"""
+SELECT room_id, category, name, pending, max_in_flight FROM joblib_job
+WHERE pending > 0 AND NOT {is_job_paused(":now")} AND (NOT {HAS_PAUSES} OR EXISTS (
+    SELECT 1 FROM joblib_room_queue
+    WHERE joblib_room_queue.job_id = joblib_job.id
+        AND NOT {is_room_paused("joblib_room_queue.room_id", ":now")}
+))
 """,
     *(*JobName._fields, "pending", "max_in_flight"),
+)
+_RESUME_OVER = statement(
+    """
+UPDATE joblib_job SET paused = false, paused_until = NULL
+WHERE paused_until <= :now
+RETURNING room_id, category, name, pending
+""",
+    *(*JobName._fields, "pending"),
+)
+_NEXT_END = statement(
+    "SELECT min(paused_until) FROM joblib_job WHERE paused_until IS NOT NULL", "paused_until"
 )
 _IS_VISIBLE = "room_id = ANY (:all_room_id) AND NOT deleted"
 _PAGE = statement(
@@ -351,27 +388,50 @@ async def served(tx: Transaction, job_ids: Sequence[UUID]) -> set[UUID]:
     return set((await tx.execute(_SERVED, {"all_job_id": padded(job_ids)})).scalars())
 
 
-async def by_names(tx: Transaction, names: Sequence[str]) -> list[JobRecord]:
-    """Return the active jobs of these full names, in the order of their ids."""
-    return [JobRecord(*row) for row in await tx.execute(_BY_NAMES, {"all_full_name": padded(names)})]
+async def by_names(tx: Transaction, names: Sequence[str]) -> tuple[list[JobRecord], sql_pauses.Pauses]:
+    """Return the active jobs of these full names, in the order of their ids, and the paused rooms."""
+    rows = (await tx.execute(_BY_NAMES, {"all_full_name": padded(names)})).all()
+    return [JobRecord(*row[:-1]) for row in rows], await _pauses(tx, rows)
 
 
-async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobRecord | None:
-    """Pause or resume an active job. Return its new state."""
-    return await _first(tx, _PAUSE, full_name=str(name), paused=paused)
+async def pause(
+    tx: Transaction, name: JobName, *, paused: bool, until: datetime | None = None
+) -> JobRecord | None:
+    """Pause an active job until a time, or resume it. Return its new state."""
+    return await _first(tx, _PAUSE, full_name=str(name), paused=paused, paused_until=until)
 
 
-async def lock_and_find_paused(tx: Transaction, job_ids: Collection[UUID]) -> set[UUID]:
-    """Lock jobs until the commit, in the order of their ids. Return the ids of the paused ones."""
+async def resume_over(tx: Transaction) -> dict[JobName, int]:
+    """Resume the jobs whose pauses are over. Return how many tasks are in the queue of each."""
+    rows = await tx.execute(_RESUME_OVER, {"now": await tx.now()})
+    return {JobName(*name): pending for *name, pending in rows}
+
+
+async def next_end(tx: Transaction) -> datetime | None:
+    """Return when the first pause of a job ends; None if none does by itself."""
+    until: datetime | None = (await tx.execute(_NEXT_END)).scalar_one()
+    return until
+
+
+async def lock_and_find_paused(
+    tx: Transaction, job_ids: Collection[UUID]
+) -> tuple[set[UUID], sql_pauses.Pauses]:
+    """Lock jobs until the commit, in the order of their ids. Return the paused ones, and the paused rooms."""
     if not job_ids:
-        return set()
-    rows = await tx.execute(_LOCK_AND_FIND_PAUSED, {"all_id": padded(sorted(job_ids))})
-    return {row.id for row in rows if row.paused}
+        return set(), sql_pauses.NO_PAUSES
+    params = {"all_id": padded(sorted(job_ids)), "now": await tx.now()}
+    rows = (await tx.execute(_LOCK_AND_FIND_PAUSED, params)).all()
+    return {row.id for row in rows if row.is_paused}, await _pauses(tx, rows)
+
+
+async def _pauses(tx: Transaction, rows: Sequence[Any]) -> sql_pauses.Pauses:
+    """Return the paused rooms, which are read only if a row has `has_pauses`."""
+    return await sql_pauses.active(tx) if rows and rows[0].has_pauses else sql_pauses.NO_PAUSES
 
 
 async def are_paused(tx: Transaction, job_ids: Iterable[UUID]) -> bool:
     """Return whether any of these jobs is paused."""
-    params = {"all_id": padded(sorted(set(job_ids)))}
+    params = {"all_id": padded(sorted(set(job_ids))), "now": await tx.now()}
     return (await tx.execute(_PAUSED, params)).first() is not None
 
 
@@ -431,7 +491,7 @@ async def full_names(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, str
 
 async def claimable_counts(tx: Transaction) -> dict[JobName, int]:
     """Return the jobs with pending tasks, and how many of these may be claimed at most."""
-    rows = await tx.execute(_CLAIMABLE)
+    rows = await tx.execute(_CLAIMABLE, {"now": await tx.now()})
     return {JobName(*name): min(pending, limit or pending) for *name, pending, limit in rows}
 
 

@@ -1,6 +1,6 @@
 """The queues of rooms: the rooms with tasks in a job's queue, and a bound of each room's first task."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -10,6 +10,7 @@ from zndraw_joblib.server.db.bulk import by_column, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import INTEGER, TEXT, statement
 from zndraw_joblib.server.queue.sql_jobs import lock as lock_jobs
+from zndraw_joblib.server.queue.sql_pauses import is_room_paused
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD, TASK_IS_QUEUED, Place, TaskRecord
 from zndraw_joblib.wire.names import JobName
 
@@ -26,6 +27,16 @@ class RoundPosition(NamedTuple):
 
     round: int
     room_id: str
+
+
+class OpenRooms(NamedTuple):
+    """The rooms whose tasks may be claimed: those that hold fewer than `cap` tasks, and have no pause."""
+
+    cap: int | None = None
+    skips_paused: bool = False
+
+
+_ANY_ROOM = OpenRooms()
 
 
 class QueuedTask(NamedTuple):
@@ -80,33 +91,32 @@ async def last_seq(tx: Transaction) -> int:
     return seq
 
 
-async def by_place(tx: Transaction, job_id: UUID, limit: int, room_cap: int | None) -> list[QueuedTask]:
-    """Return the first rows of a job in the order of their places, without those of full rooms."""
-    params = {"job_id": job_id, "limit": limit}
-    if room_cap is None:
-        rows = await tx.execute(_BY_PLACE, params)
-    else:
-        rows = await tx.execute(_OPEN_BY_PLACE, {**params, "cap": room_cap})
+async def by_place(tx: Transaction, job_id: UUID, limit: int, open_rooms: OpenRooms) -> list[QueuedTask]:
+    """Return the first rows of a job in the order of their places, without those of other rooms."""
+    rows = await _of_rooms(tx, _BY_PLACE, open_rooms, job_id=job_id, limit=limit)
     return [QueuedTask(*row) for row in rows]
 
 
-async def after(tx: Transaction, job_id: UUID, last: str, limit: int, room_cap: int | None) -> list[str]:
-    """Return the rooms of a job that follow a name, in the database's order of names, without full ones."""
-    return await _by_name(tx, (_AFTER, _OPEN_AFTER), job_id, last, limit, room_cap)
+async def after(tx: Transaction, job_id: UUID, last: str, limit: int, open_rooms: OpenRooms) -> list[str]:
+    """Return the open rooms of a job that follow a name, in the database's order of names."""
+    rows = await _of_rooms(tx, _AFTER, open_rooms, job_id=job_id, room_id=last, limit=limit)
+    return list(rows.scalars())
 
 
-async def until(tx: Transaction, job_id: UUID, last: str, limit: int, room_cap: int | None) -> list[str]:
-    """Return the rooms of a job from the first name to this one, in the same order, without full ones."""
-    return await _by_name(tx, (_UNTIL, _OPEN_UNTIL), job_id, last, limit, room_cap)
+async def until(tx: Transaction, job_id: UUID, last: str, limit: int, open_rooms: OpenRooms) -> list[str]:
+    """Return the open rooms of a job from the first name to this one, in the same order."""
+    rows = await _of_rooms(tx, _UNTIL, open_rooms, job_id=job_id, room_id=last, limit=limit)
+    return list(rows.scalars())
 
 
-async def _by_name(
-    tx: Transaction, select: tuple[Any, Any], job_id: UUID, last: str, limit: int, room_cap: int | None
-) -> list[str]:
-    params = {"job_id": job_id, "room_id": last, "limit": limit}
-    if room_cap is None:
-        return list((await tx.execute(select[0], params)).scalars())
-    return list((await tx.execute(select[1], {**params, "cap": room_cap})).scalars())
+async def _of_rooms(
+    tx: Transaction, selects: Mapping[tuple[bool, bool], Any], open_rooms: OpenRooms, **params: Any
+) -> Any:
+    if open_rooms.cap is not None:
+        params["cap"] = open_rooms.cap
+    if open_rooms.skips_paused:
+        params["now"] = await tx.now()
+    return await tx.execute(selects[open_rooms.cap is not None, open_rooms.skips_paused], params)
 
 
 async def heads(tx: Transaction, job_id: UUID, rooms: Sequence[str], count: int) -> list[QueuedTask]:
@@ -196,9 +206,9 @@ async def restore(tx: Transaction, job_ids: Iterable[UUID]) -> bool:
     """
     is_any = False
     for job_id in [] if tx.is_sqlite else job_ids:
-        if not await by_place(tx, job_id, 1, None):
+        if not await by_place(tx, job_id, 1, _ANY_ROOM):
             await tx.execute(_RESTORE, {"job_id": job_id})
-            is_any = is_any or bool(await by_place(tx, job_id, 1, None))
+            is_any = is_any or bool(await by_place(tx, job_id, 1, _ANY_ROOM))
     return is_any
 
 
@@ -245,27 +255,34 @@ ORDER BY job_id, room_id LIMIT :limit
 """,
     *("job_id", "room_id", "is_filled"),
 )
-_IS_OPEN = f"""(
+_HAS_FREE_SLOT = f"""(
     SELECT count(*) FROM joblib_task WHERE joblib_task.room_id = joblib_room_queue.room_id AND {TASK_IS_HELD}
 ) < :cap"""
 
 
-def _of_job(columns: str, condition: str, order: str) -> Any:
-    sql = f"""
+def _of_job(columns: str, condition: str, order: str) -> dict[tuple[bool, bool], Any]:
+    """Return the statements by whether rooms have a limit, and whether some may be paused."""
+
+    def of_rooms(*, has_cap: bool, skips_paused: bool) -> Any:
+        conditions = [condition]
+        if has_cap:
+            conditions.append(_HAS_FREE_SLOT)
+        if skips_paused:
+            conditions.append(f"NOT {is_room_paused('joblib_room_queue.room_id', ':now')}")
+        sql = f"""
 SELECT {columns} FROM joblib_room_queue
-WHERE job_id = :job_id AND {condition}
+WHERE job_id = :job_id AND {" AND ".join(conditions)}
 ORDER BY {order} LIMIT :limit
 """
-    return statement(sql, *columns.split(", "), cap=INTEGER)
+        return statement(sql, *columns.split(", "), cap=INTEGER)
+
+    both = (True, False)
+    return {(cap, paused): of_rooms(has_cap=cap, skips_paused=paused) for cap in both for paused in both}
 
 
-_BY_PLACE, _OPEN_BY_PLACE = (
-    _of_job("room_id, lane, seq", rooms, "lane, seq") for rooms in ("true", _IS_OPEN)
-)
+_BY_PLACE = _of_job("room_id, lane, seq", "true", "lane, seq")
 _AFTER = _of_job("room_id", "room_id > :room_id", "room_id")
-_OPEN_AFTER = _of_job("room_id", f"room_id > :room_id AND {_IS_OPEN}", "room_id")
 _UNTIL = _of_job("room_id", "room_id <= :room_id", "room_id")
-_OPEN_UNTIL = _of_job("room_id", f"room_id <= :room_id AND {_IS_OPEN}", "room_id")
 
 
 def _first_tasks(columns: str, room: str) -> str:

@@ -9,6 +9,7 @@ from uuid import UUID
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import INTEGER, statement
+from zndraw_joblib.server.queue.sql_pauses import is_room_paused
 from zndraw_joblib.wire.names import JobName, split_name
 from zndraw_joblib.wire.schedules import ScheduleResponse, ScheduleTimes
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -89,11 +90,15 @@ RETURNING {", ".join(COLUMNS)}
 )
 _PAGE = statement(f"{_SELECT} WHERE room_id = :room_id ORDER BY name LIMIT :limit OFFSET :offset", *COLUMNS)
 _COUNT = statement("SELECT count(*) FROM joblib_schedule WHERE room_id = :room_id", "number")
-_WAITS = "next_due_at IS NOT NULL AND NOT paused"
+# Those of a paused room are due when its pause ends.
+_WAITS = f"""next_due_at IS NOT NULL AND NOT paused
+    AND NOT {is_room_paused("joblib_schedule.room_id", ":now")}"""
 _DUE = statement(
     f"{_SELECT} WHERE {_WAITS} AND next_due_at <= :now ORDER BY next_due_at LIMIT :limit", *COLUMNS
 )
-_NEXT = statement(f"SELECT min(next_due_at) FROM joblib_schedule WHERE {_WAITS}", "next_due_at")
+_NEXT = statement(
+    f"SELECT next_due_at FROM joblib_schedule WHERE {_WAITS} ORDER BY next_due_at LIMIT 1", "next_due_at"
+)
 _FAILING = statement(
     f"{_SELECT} WHERE error IS NOT NULL AND NOT paused ORDER BY error_at DESC LIMIT :limit", *COLUMNS
 )
@@ -183,7 +188,7 @@ async def due(tx: Transaction, limit: int) -> list[ScheduleRecord]:
 
 async def next_due(tx: Transaction) -> datetime | None:
     """Return when the next schedule is due."""
-    moment: datetime | None = (await tx.execute(_NEXT)).scalar_one()
+    moment: datetime | None = (await tx.execute(_NEXT, {"now": await tx.now()})).scalar_one_or_none()
     return moment
 
 

@@ -63,9 +63,11 @@ _NEW_VALUES = {f"new_{name}": tasks.c[name] for name in _WRITTEN}
 _GIVEN = {"seq": tasks.c.seq, **_OLD, **_NEW_VALUES}
 _IS_WATCHED = literal_column(is_watched("joblib_task.room_id"), Boolean()).label("is_watched")
 # Made before the statement runs: then SQLAlchemy has memoized its columns without those of RETURNING.
-_COUNTED = statement(f"{sql_jobs.ADD_TO_COUNTS} RETURNING paused", "paused", **sql_jobs.COUNT_TYPES).cte(
-    "counted"
-)
+_COUNTED = statement(
+    f"{sql_jobs.ADD_TO_COUNTS} RETURNING paused, paused_until",
+    *("paused", "paused_until"),
+    **sql_jobs.COUNT_TYPES,
+).cte("counted")
 
 
 def move_statement(tx: Transaction, moves: Sequence[Move]) -> tuple[Update | None, dict[str, Any]]:
@@ -124,16 +126,17 @@ def _updating(same: tuple[str, ...], each: tuple[str, ...], *, is_listed: bool, 
 def counting_statement(written: Update, *, is_of_one_job: bool) -> Select[Any]:
     """Return PostgreSQL's statement that also keeps the counts: one round trip less.
 
-    It returns how many tasks it has written, whether one of their rooms is watched, and whether their job is
-    paused: None unless all are of one job whose counts change.
+    It returns how many tasks it has written, whether one of their rooms is watched, and whether, and until
+    when, their job is paused: None unless all are of one job whose counts change.
     """
     rows = written.cte("written")
     count = select(func.count()).select_from(rows).scalar_subquery().label("written")
     watched = select(func.bool_or(rows.c.is_watched)).scalar_subquery().label("is_watched")
     if not is_of_one_job:
-        return select(count, watched, null().label("paused")).add_cte(rows, *sql_counts.change_ctes())
+        unknown = null().label("paused"), null().label("paused_until")
+        return select(count, watched, *unknown).add_cte(rows, *sql_counts.change_ctes())
     changes = sql_counts.change_ctes(after="counted")
-    return select(count, watched, _COUNTED.c.paused).add_cte(rows, _COUNTED, *changes)
+    return select(count, watched, *_COUNTED.c).add_cte(rows, _COUNTED, *changes)
 
 
 # Fail held tasks whose worker is removed, in one statement, without reading them first.
@@ -409,6 +412,8 @@ async def _write(tx: Transaction, moves: Sequence[Move]) -> bool | None:
         counting = counting_statement(statement, is_of_one_job=bool(job_counts))
         row = (await tx.execute(counting, params)).one()
         written, is_paused = row.written, row.paused
+        if is_paused and row.paused_until is not None:
+            is_paused = row.paused_until > await tx.now()
         _record_watched(tx, [row])
     else:
         rows = [] if statement is None else (await tx.execute(statement, params)).all()

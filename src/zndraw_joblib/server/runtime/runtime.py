@@ -19,6 +19,7 @@ from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.db.room_events import EventRow
 from zndraw_joblib.server.process.batcher import MAX_WAITING, Batcher, raised
 from zndraw_joblib.server.process.ports import (
+    PAUSES_KEY,
     ContentStore,
     Identity,
     LocalHistogram,
@@ -144,10 +145,11 @@ class Runtime:
     `publish` sends each event that `reach()` lets through after its commit, in a task of its own; none if it
     returns None.
     `on_events`, if set, gets them at the commit; `on_appended` gets those that were stored, by room. `on_due`
-    gets the seconds until the first task is due that a transaction scheduled. A re-check finds lost wake-ups
-    after `recheck_seconds[0]`, growing to the second.
+    gets the seconds until the first task is due that a transaction scheduled, and 0 when a pause gets an end.
+    A re-check finds lost wake-ups after `recheck_seconds[0]`, growing to the second.
     """
 
+    on_providers_removed: Callable[[list[str]], Coroutine[Any, Any, None]] | None = None
     on_appended: Callable[[Mapping[str, Sequence[EventRow]]], None] = staticmethod(lambda _: None)
 
     def __init__(  # noqa: PLR0913 - one argument per part that `mount` connects
@@ -168,9 +170,9 @@ class Runtime:
         self.database.keeps_unserved_jobs = settings.keeps_unserved_jobs
         self.pubsub = PubSub(self._wake, lambda: self.recheck.run())  # noqa: PLW0108 - it is made below
         self.waiters = Waiters(waiting_requests(settings), self.pubsub.forward, self.pubsub.peers)
+        self.waiters.subscribe(PAUSES_KEY, lambda _: on_due(0.0))
         self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
         self.events = EventQueue(settings)
-        self.on_providers_removed: Callable[[list[str]], Coroutine[Any, Any, None]] | None = None
         self._publish, self._reach, self._on_due = publish, reach, on_due
         self.on_events: Callable[[Sequence[Emission]], None] | None = None
         self._batchers: list[Batcher[Any, Any]] = []

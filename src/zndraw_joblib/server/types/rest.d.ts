@@ -471,7 +471,7 @@ export interface paths {
         put?: never;
         /**
          * Pause job
-         * @description Stop claims of a job. Claimed and running tasks continue. Superusers only.
+         * @description Stop claims of a job, with `until` for a time. Claimed and running tasks continue. Superusers only.
          */
         post: operations["pauseJob"];
         delete?: never;
@@ -1015,6 +1015,110 @@ export interface paths {
          * @description List the rooms that have tasks or jobs, by id, with their counts.
          */
         get: operations["listRooms"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause room
+         * @description Stop claims of a room's tasks, until a time if there is one, and its schedules. Superusers only.
+         *
+         *     Claimed and running tasks continue. What is due meanwhile follows the `catch_up` of its schedule.
+         */
+        post: operations["pauseRoom"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume room
+         * @description Allow claims of a paused room's tasks again. A pause of all rooms stays. Superusers only.
+         */
+        post: operations["resumeRoom"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause all rooms
+         * @description Stop claims of all tasks, until a time if there is one, and all schedules. Superusers only.
+         *
+         *     Claimed and running tasks continue.
+         */
+        post: operations["pauseAllRooms"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume all rooms
+         * @description End the pause of all rooms. Rooms that are paused by themselves stay paused. Superusers only.
+         */
+        post: operations["resumeAllRooms"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/pauses": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List pauses
+         * @description List the paused rooms by id, after the pause of all rooms. The list of jobs has those of jobs.
+         */
+        get: operations["listPauses"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1571,9 +1675,9 @@ export interface components {
          * EmptyReason
          * @description Why a claim got no task.
          *
-         *     `empty`: no task waits. `paused`: the jobs of the waiting tasks are paused. `at_capacity`: the concurrency
-         *     limit of the job or of the room is reached. `max_tasks`: the worker holds as many tasks as it may.
-         *     `draining`: an operator drains the worker.
+         *     `empty`: no task waits. `paused`: the jobs or rooms of the waiting tasks, or all rooms, are paused.
+         *     `at_capacity`: the concurrency limit of the job or of the room is reached. `max_tasks`: the worker holds
+         *     as many tasks as it may. `draining`: an operator drains the worker.
          * @enum {string}
          */
         EmptyReason: "empty" | "paused" | "at_capacity" | "max_tasks" | "draining";
@@ -1612,9 +1716,9 @@ export interface components {
          * Finding
          * @description Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
          *
-         *     Codes: `job-without-workers`, `job-paused`, `waiting-too-long`, `failing-job`, `sweeper-silent`,
-         *     `sweeper-held-back`, `silent-workers`, `lost-attempts`, `schedule-failing`. `since` is when it began, as
-         *     far as is known.
+         *     Codes: `job-without-workers`, `job-paused`, `room-paused`, `queue-paused`, `waiting-too-long`,
+         *     `failing-job`, `sweeper-silent`, `sweeper-held-back`, `silent-workers`, `lost-attempts`,
+         *     `schedule-failing`. `since` is when it began, as far as is known.
          */
         Finding: {
             /** Code */
@@ -1793,7 +1897,8 @@ export interface components {
          * @description A job with its counts. `workers` is the number of workers that serve it, `slots` the sum of theirs.
          *
          *     `oldest_waiting_at` is when the oldest task of its queue was created, null if the queue is empty.
-         *     `unserved_since` is when its last worker left, null while one serves it.
+         *     `unserved_since` is when its last worker left, null while one serves it. `paused_until` is null for a
+         *     pause that a resume ends.
          */
         JobEntry: {
             /**
@@ -1855,6 +1960,8 @@ export interface components {
              * @description Default: `false`.
              */
             paused: boolean;
+            /** Paused Until */
+            paused_until: string | null;
             /**
              * Deleted
              * @description Default: `false`.
@@ -2009,8 +2116,8 @@ export interface components {
          * @description A job. `workers` are the ids of the workers that serve it.
          *
          *     `worker_id` is the registering worker, only in the response to a registration. `paused`: an operator has
-         *     paused the job, so none of its tasks are claimed. `unserved_since` is when its last worker left, null
-         *     while one serves it.
+         *     paused the job, so none of its tasks are claimed, until `paused_until` if that is set. `unserved_since` is
+         *     when its last worker left, null while one serves it.
          */
         JobResponse: {
             /**
@@ -2076,6 +2183,8 @@ export interface components {
              * @description Default: `false`.
              */
             paused: boolean;
+            /** Paused Until */
+            paused_until: string | null;
             /** Unserved Since */
             unserved_since: string | null;
         };
@@ -2200,9 +2309,9 @@ export interface components {
          * Overview
          * @description The state of the queue at `at`: findings first, the most urgent first.
          *
-         *     `slots_used` of the `slots` of all workers run a task; a task that is claimed ahead uses no slot. `recent`
-         *     are the intervals of the last hour, one for each minute. `statistics_until` is the moment up to which they
-         *     are complete.
+         *     `pauses` are those of rooms and of the whole queue, at most 100. `slots_used` of the `slots` of all
+         *     workers run a task; a task that is claimed ahead uses no slot. `recent` are the intervals of the last
+         *     hour, one for each minute. `statistics_until` is the moment up to which they are complete.
          */
         Overview: {
             /**
@@ -2223,6 +2332,8 @@ export interface components {
             jobs: number;
             /** Paused Jobs */
             paused_jobs: number;
+            /** Pauses */
+            pauses: components["schemas"]["PauseEntry"][];
             /** Workers */
             workers: {
                 [key: string]: number;
@@ -2237,6 +2348,57 @@ export interface components {
             recent: components["schemas"]["Interval"][];
             /** Statistics Until */
             statistics_until: string | null;
+        };
+        /**
+         * PauseEntries
+         * @description Pauses by room, that of all rooms first.
+         *
+         *     `next` is the `cursor` of the request that reads on, null at the end.
+         */
+        PauseEntries: {
+            /** Items */
+            items: components["schemas"]["PauseEntry"][];
+            /** Next */
+            next: string | null;
+        };
+        /**
+         * PauseEntry
+         * @description A pause of a room, or of all rooms if `room` is null, until a time or, without one, until a resume.
+         */
+        PauseEntry: {
+            /** Room */
+            room: string | null;
+            /** Until */
+            until: string | null;
+            /**
+             * Paused At
+             * Format: date-time
+             */
+            paused_at: string;
+            /** Paused By */
+            paused_by: string;
+        };
+        /**
+         * PauseRequest
+         * @description Pause a job, a room or all rooms until a time, or without one until a resume.
+         */
+        PauseRequest: {
+            /** Until */
+            until?: string | null;
+        };
+        /**
+         * PauseState
+         * @description Whether a room, or the whole queue if `room` is null, is paused, and the pauses that do it.
+         *
+         *     A room is paused by its own pause and by that of all rooms: then it has two.
+         */
+        PauseState: {
+            /** Room */
+            room: string | null;
+            /** Paused */
+            paused: boolean;
+            /** Pauses */
+            pauses: components["schemas"]["PauseEntry"][];
         };
         /**
          * Permission
@@ -2544,6 +2706,8 @@ export interface components {
         /**
          * RoomOverview
          * @description The state of one room at `at`, for a reader of the room; without statistics of other rooms.
+         *
+         *     `pauses` are its own and that of all rooms.
          */
         RoomOverview: {
             /**
@@ -2558,6 +2722,8 @@ export interface components {
             counts: components["schemas"]["StatusCounts"];
             /** Jobs */
             jobs: components["schemas"]["JobEntry"][];
+            /** Pauses */
+            pauses: components["schemas"]["PauseEntry"][];
             /** Oldest Waiting At */
             oldest_waiting_at: string | null;
         };
@@ -3845,6 +4011,10 @@ export type NamedTask = components['schemas']['NamedTask'];
 export type NumberedLine = components['schemas']['NumberedLine'];
 export type Overlap = components['schemas']['Overlap'];
 export type Overview = components['schemas']['Overview'];
+export type PauseEntries = components['schemas']['PauseEntries'];
+export type PauseEntry = components['schemas']['PauseEntry'];
+export type PauseRequest = components['schemas']['PauseRequest'];
+export type PauseState = components['schemas']['PauseState'];
 export type Permission = components['schemas']['Permission'];
 export type PlannedChange = components['schemas']['PlannedChange'];
 export type PrefixMatches = components['schemas']['PrefixMatches'];
@@ -6577,6 +6747,7 @@ export interface operations {
                      *       ],
                      *       "worker_id": "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11",
                      *       "paused": false,
+                     *       "paused_until": null,
                      *       "unserved_since": null,
                      *       "max_attempts": 3,
                      *       "retry_on": [
@@ -6826,7 +6997,11 @@ export interface operations {
             };
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["PauseRequest"] | null;
+            };
+        };
         responses: {
             /** @description Successful Response */
             200: {
@@ -6873,8 +7048,26 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description `request-in-progress` */
             409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10170,6 +10363,485 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["RoomEntries"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    pauseRoom: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["PauseRequest"] | null;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PauseState"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `conflict`, `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    resumeRoom: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PauseState"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    pauseAllRooms: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["PauseRequest"] | null;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PauseState"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    resumeAllRooms: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PauseState"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listPauses: {
+        parameters: {
+            query?: {
+                limit?: number;
+                /** @description `next` of the last response */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PauseEntries"];
                 };
             };
             /** @description `unauthorized` */

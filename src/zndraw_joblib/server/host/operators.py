@@ -1,0 +1,125 @@
+"""The methods of `JobLib` for the work of operators: pause and resume jobs and rooms."""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from zndraw_joblib.jobs.extensions import job_name_of, job_room_of
+from zndraw_joblib.server.db.database import Clock, Transaction
+from zndraw_joblib.server.db.host_sessions import read_in, write_in
+from zndraw_joblib.server.http.access import QueueState
+from zndraw_joblib.server.http.identity import NotABoolean, is_superuser
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_pauses
+from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.wire.names import HOST, JobName, parse_job_name, validate_room_id
+from zndraw_joblib.wire.operators import PauseState
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+# The caller of a host's calls without an identity: no user of a request can have its id.
+HOST_IDENTITY = Identity(HOST, is_superuser=True)
+
+
+def identity_of(user: Any) -> Identity:
+    """Return the identity of a host's user, any object with `id` and `is_superuser`; None is the host."""
+    if user is None:
+        return HOST_IDENTITY
+    try:
+        return Identity(str(user.id), is_superuser(user))
+    except NotABoolean as error:
+        raise TypeError(f"identity: {error}") from error
+    except AttributeError as error:
+        raise TypeError(
+            f"identity: {type(user).__name__} has no attribute {error.name!r}. Pass your user object, "
+            "zndraw_joblib.Identity(id, is_superuser), or nothing to act as the host"
+        ) from error
+
+
+def job_name(job: Any, job_room: str | None = None) -> JobName:
+    """Return the full name of a job: a text, or a class in `job_room`, by default its own room."""
+    if isinstance(job, str):
+        if job_room is not None:
+            raise TypeError(f"job_room: the full name {job!r} has the room of its job; leave job_room out")
+        return parse_job_name(job)
+    cls = job if isinstance(job, type) else type(job)
+    if getattr(cls, "category", None) is None:
+        raise TypeError(
+            f"job: {job!r:.100} is neither a full name room:category:name, nor an Extension or a function "
+            "with @job, nor an instance of one"
+        )
+    return job_name_of(cls, job_room or job_room_of(cls))
+
+
+class OperatorApi(QueueState):
+    """What a host's code calls to operate the queue. `identity` and `session` are as in `HostApi`."""
+
+    clock: Clock | None
+
+    async def pause_job(
+        self, job: Any, *, until: datetime | None = None, identity: Any = None, session: Any = None
+    ) -> JobResponse:
+        """Stop claims of a job until a time, or until `resume_job`. Claimed and running tasks continue.
+
+        Raises `JobNotFound`, and `InvalidRequest` for a past time. The identity is in the audit trail.
+        """
+        caller, name = identity_of(identity), job_name(job)
+        return await self._change(session, rules_pauses.pause_job, caller, name, paused=True, until=until)
+
+    async def resume_job(self, job: Any, *, identity: Any = None, session: Any = None) -> JobResponse:
+        """Allow claims of a paused job again. Raises `JobNotFound`."""
+        caller, name = identity_of(identity), job_name(job)
+        return await self._change(session, rules_pauses.pause_job, caller, name, paused=False)
+
+    async def pause_room(
+        self, room: str | None, *, until: datetime | None = None, identity: Any = None, session: Any = None
+    ) -> PauseState:
+        """Stop claims of a room's tasks, or of all with None, until a time or `resume_room`.
+
+        Claimed and running tasks continue. Raises `InvalidRequest` for a past time, and `Conflict` if too
+        many rooms are paused. The identity is in the audit trail.
+        """
+        caller, room_id = identity_of(identity), None if room is None else validate_room_id(room)
+        return await self._change(session, rules_pauses.pause, caller, room_id, until=until)
+
+    async def resume_room(self, room: str | None, *, identity: Any = None, session: Any = None) -> PauseState:
+        """End the pause of a room, or that of all with None. Rooms that are paused by themselves stay so."""
+        caller, room_id = identity_of(identity), None if room is None else validate_room_id(room)
+        return await self._change(session, rules_pauses.resume, caller, room_id)
+
+    async def room_pause(self, room: str | None, *, session: Any = None) -> PauseState:
+        """Return whether a room, or the whole queue with None, is paused now, and by which pauses."""
+        room_id = None if room is None else validate_room_id(room)
+        return await self._read(session, rules_pauses.get, room_id)
+
+    async def _change(
+        self,
+        session: Any,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        if session is None:
+            return await self.runtime.write(work, *args, **kwargs)
+        return await self._write(session, work, *args, **kwargs)
+
+    async def _read(
+        self,
+        session: Any,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        if session is None:
+            return await self.runtime.database.read(work, *args, **kwargs)
+        return await read_in(session, self.clock, lambda tx: work(tx, *args, **kwargs))
+
+    async def _write(
+        self,
+        session: Any,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        seconds, publish = self.runtime.database.lock_seconds, self.runtime.publish
+        return await write_in(session, self.clock, seconds, lambda tx: work(tx, *args, **kwargs), publish)
