@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -244,6 +245,31 @@ def test_a_cut_does_not_repeat_or_lose_a_line(reporting: Stack, tmp_path: Path) 
     """The connection ends twice without an answer; the stream continues."""
     rule = Recorder("/events", b"", most=2)
     assert follow_through(reporting, tmp_path / "gate", rule, 4) == LINES
+
+
+def test_a_lost_connection_is_a_line_above_the_bar(reporting: Stack, tmp_path: Path) -> None:
+    """And its return is another, however often the command tried."""
+    gate, rule = tmp_path / "gate", Recorder("/events", b"", most=3)
+    task_id, program = submit(reporting, f"gate={gate}"), copy(reporting.program)
+    program.env = {**program.env, "ZNDRAW_JOBLIB_TOKEN": reporting.server.token or ""}
+    with Proxy(reporting.server.url, rule) as proxy:
+        terminal = OnTerminal(program, "task", task_id, "--follow", "--url", proxy.url)
+        terminal.read_until("succeeds again after 3 failures")
+        gate.touch()
+        assert terminal.end()[0] == 0
+    assert terminal.shown.count("trying again in") == 1
+    for begin in re.finditer(r"\d\d WARNING zndraw", terminal.shown):
+        line = re.split(r"[\r\n]|\x1b\[2K|\x1b\[1A", terminal.shown[: begin.start()])[-1]
+        assert re.fullmatch(r"(\x1b\[[\d;]*m)?[-\d]+ [:,\d]+", line), line
+
+
+def test_the_bar_shows_why_an_attempt_failed(tmp_path: Path) -> None:
+    """And when the next one begins; at the end, how long all took."""
+    jobs = JOBS.replace("base_seconds=0", "base_seconds=2")
+    with serving(tmp_path, jobs, ["Report"]) as stack:
+        command = OnTerminal(stack.program, "submit", "Report", "then=fail", "--wait")
+        command.read_until("pending: attempt 1 failed (ValueError: attempt 1), the next one begins in")
+        assert command.end()[0] == 1
 
 
 def test_too_many_streams_are_no_reason_to_stop(reporting: Stack, tmp_path: Path) -> None:

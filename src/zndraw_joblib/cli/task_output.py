@@ -147,9 +147,10 @@ def check_completed(task: TaskResponse) -> None:
         raise CommandError(f"Task {task.id} {task.status}" + (f": {task.error}" if task.error else ""))
     took = task.completed_at - task.started_at if task.completed_at and task.started_at else None
     lasted = "" if took is None else f" in {format_duration(took)}"
-    print_note(
-        f"Task {task.id} completed{lasted}{f', attempt {task.attempts}' if task.attempts > 1 else ''}."
-    )
+    if task.attempts > 1 and task.completed_at:
+        since = format_duration(task.completed_at - task.created_at)
+        lasted += f", at attempt {task.attempts}, {since} after its submit"
+    print_note(f"Task {task.id} completed{lasted}.")
 
 
 def write_result(client: AdminClient, task: TaskResponse, *, may_be_unseen: bool = False) -> None:

@@ -6,6 +6,8 @@ Commands import this module in the functions that use it: rich takes longer to l
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from math import ceil
 
 from rich.console import RenderableType
 from rich.progress import (
@@ -18,14 +20,14 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from zndraw_joblib.cli.display import amount_text, console, local_time
+from zndraw_joblib.cli.display import amount_text, console, format_duration, local_time
 from zndraw_joblib.jobs.logs import clean_line, one_line
 from zndraw_joblib.wire.history import NumberedLine
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.progress import LogLevel
 from zndraw_joblib.wire.statuses import TaskStatus
 
-_SHOWN_LINES = 5
+_SHOWN_LINES, _SHOWN_CHARACTERS = 5, 60
 _STYLES = {LogLevel.WARNING: "yellow", LogLevel.ERROR: "red", LogLevel.CRITICAL: "bold red"}
 
 
@@ -66,10 +68,12 @@ class FollowBar(Progress):
     def show(self, task: TaskResponse, reason: str) -> None:
         """Show the state of a task, and why it waits."""
         progress, is_running = task.progress, task.status == TaskStatus.RUNNING
-        message = reason if not is_running else progress.message if progress else None
+        message = (progress.message if progress else None) if is_running else _retry_text(task) or reason
+        number = f", attempt {task.attempts}" if is_running and task.attempts > 1 else ""
+        status = f"{task.status}{number}"
         self.update(
             self._bar,
-            description=one_line(f"{task.status}: {message}" if message else task.status),
+            description=one_line(f"{status}: {message}" if message else status),
             completed=(progress.current if progress else None) or 0,
             total=progress.total if progress else None,
             amount=amount_text(progress) if progress else "",
@@ -86,6 +90,16 @@ class FollowBar(Progress):
             shown.truncate(self.console.width, overflow="ellipsis")
             yield shown
         yield self.make_tasks_table(self.tasks)
+
+
+def _retry_text(task: TaskResponse) -> str:
+    """Return why the last attempt of a pending task failed, and when the next one begins."""
+    if task.status != TaskStatus.PENDING or not task.attempts or not task.error:
+        return ""
+    seconds = (task.run_at - datetime.now(UTC)).total_seconds() if task.run_at else 0
+    following = f"in {format_duration(timedelta(seconds=ceil(seconds)))}" if seconds > 0 else "soon"
+    error = task.error if len(task.error) <= _SHOWN_CHARACTERS else f"{task.error[:_SHOWN_CHARACTERS]}…"
+    return f"attempt {task.attempts} failed ({error}), the next one begins {following}"
 
 
 def file_progress() -> Progress:

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Call
 from zndraw_joblib.client.retry import (
+    FailureLog,
     RequestBackoff,
     RetryPlan,
     RetryRule,
@@ -95,13 +96,14 @@ class Polling:
     """Decides the pauses between requests for tasks while the server may be unreachable."""
 
     def __init__(self, what: str, rule: RetryRule) -> None:
-        self._what = what
         self._rule = rule
         self._backoff = RequestBackoff()
+        self._failures = FailureLog(log, f"Waiting for {what}", is_brief=True)
 
     def answered(self, applied: int, elapsed: float) -> float:
         """Return the pause after a response; 0 if the server itself waited."""
         self._backoff.reset()
+        self._failures.succeeded()
         return 0.0 if applied > 0 and elapsed > applied / 2 else _POLL_PAUSE_SECONDS
 
     def failed(self, error: Exception) -> float:
@@ -109,7 +111,7 @@ class Polling:
         if not self._rule.may_wait_on(error):
             raise error
         pause = self._backoff.after(error)
-        log.warning("Waiting for %s: %s; trying again in %.1f s", self._what, describe(error), pause)
+        self._failures.failed(error, pause)
         return pause
 
 

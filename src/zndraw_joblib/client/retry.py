@@ -200,16 +200,25 @@ class RequestBackoff(ExponentialBackoff):
 class FailureLog:
     """Logs the failures of a request that is repeated: the first, then about one each minute, and their end.
 
-    A failure of another kind is logged at once. `what` names the request. Use it in one thread at a time.
+    A failure of another kind is logged at once, and the end if there were several, unless `is_brief`: then
+    the lost and the regained connection are a line each. `what` names the request. Use it in one thread at a
+    time.
     """
 
     def __init__(
-        self, logger: logging.Logger, what: str, seconds: float = _LOG_SECONDS, level: int = logging.WARNING
+        self,
+        logger: logging.Logger,
+        what: str,
+        seconds: float = _LOG_SECONDS,
+        level: int = logging.WARNING,
+        *,
+        is_brief: bool = False,
     ) -> None:
         self._logger = logger
         self._what = what
         self._level = level
         self._seconds = seconds
+        self._is_brief = is_brief
         self._kind: type[BaseException] | None = None
         self._count = 0
         self._began = self._logged = 0.0
@@ -220,7 +229,8 @@ class FailureLog:
         if self._count == 0:
             self._began = now
         self._count += 1
-        if type(error) is self._kind and now - self._logged < self._seconds:
+        is_known = self._is_brief and self._count > 1
+        if (is_known or type(error) is self._kind) and now - self._logged < self._seconds:
             return
         self._kind, self._logged = type(error), now
         times = f" ({self._count} failures in {now - self._began:.0f} s)" if self._count > 1 else ""
@@ -228,12 +238,12 @@ class FailureLog:
         self._logger.log(self._level, text, self._what, describe(error), pause, times)
 
     def succeeded(self) -> None:
-        """Log that the request succeeds again, if several failures were logged or counted."""
-        if self._count > 1:
-            seconds = time.monotonic() - self._began
-            self._logger.info(
-                "%s succeeds again after %d failures in %.0f s", self._what, self._count, seconds
-            )
+        """Log that the request succeeds again after several failures, or after one with `is_brief`."""
+        if self._count > (0 if self._is_brief else 1):
+            level = self._level if self._is_brief else logging.INFO
+            text = "%s succeeds again after %d failure%s in %.0f s"
+            plural, seconds = "" if self._count == 1 else "s", time.monotonic() - self._began
+            self._logger.log(level, text, self._what, self._count, plural, seconds)
         self._kind, self._count = None, 0
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import re
+import sys
 import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from zndraw_joblib.jobs.task_context import running_task
 from zndraw_joblib.jobs.traces import current_ids
@@ -177,6 +178,15 @@ def _json_formatter() -> logging.Formatter:
     return JsonLines(_JSON, rename_fields=_JSON_NAMES, reserved_attrs=[*RESERVED_ATTRS, _LEFT_OUT])
 
 
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to `sys.stderr` as it is at each record: a progress bar replaces it, to stay below the lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 @dataclass(frozen=True, slots=True)
 class LogConfig:
     """The log level of this package, the format, and whether uvicorn logs requests.
@@ -203,7 +213,7 @@ class LogConfig:
         """
         global _applied  # noqa: PLW0603 - it concerns the process
         _applied = self
-        handler = logging.StreamHandler()
+        handler = _StderrHandler()
         handler.addFilter(LogFields())
         if self.format == LogFormat.JSON:
             handler.setFormatter(_json_formatter())
