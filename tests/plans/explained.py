@@ -113,7 +113,7 @@ async def _sqlite_plan(connection: AsyncConnection, statement: str, parameters: 
 
 
 def _is_partial(using: str | None) -> bool:
-    return bool(re.search(r"ix_joblib_task_(pending|held|on_end)", using or ""))
+    return bool(re.search(r"ix_joblib_task_(pending|held|on_end|front)", using or ""))
 
 
 async def _postgresql_plan(connection: AsyncConnection, statement: str, parameters: Any) -> list[Plan]:

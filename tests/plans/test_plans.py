@@ -196,6 +196,18 @@ async def test_a_lone_claim_over_many_jobs_reads_their_heads(explainer: Explaine
         assert not any("pk_joblib_task" in plan.by("joblib_task") for plan in plans)
 
 
+async def test_a_lone_claim_over_many_queues_reads_the_front_of_all(explainer: Explainer) -> None:
+    """If the worker had many queues at its last claim, it reads no queue but that of its task."""
+    item, sets = rules_claims.Claim(OWNER, worker_id(0), 15, uuid4(), start=True), rules_claims.JobSets()
+    sets.record_many_queues(item.worker_id, is_many=True)
+    plans = await explainer.plans(partial(claim_with_one_statement, items=[item], sets=sets))
+    assert_bounded(plans)
+    for plan in plans:  # SQLite sorts the 64 rows that it has read
+        allowed = {PENDING, HELD, "ix_joblib_task_expiring", "ix_joblib_task_front"} | KEY
+        assert plan.by("joblib_task") <= allowed, describe(plan)
+    assert any("ix_joblib_task_front" in plan.by("joblib_task") for plan in plans)
+
+
 async def test_a_digest_of_jobs_reads_the_links_of_its_workers(explainer: Explainer) -> None:
     """And the names of the jobs are found by these links."""
     workers = [worker_id(number) for number in range(16)]

@@ -86,6 +86,22 @@ async def test_claims_get_the_oldest_tasks_of_all_jobs(replica: Replica, is_lone
     assert claimed_ids == expected
 
 
+@pytest.mark.parametrize("others", [30, 100])
+async def test_tasks_of_other_queues_at_the_front_hide_no_task(replica: Replica, others: int) -> None:
+    """A lone claim gets the oldest task of the worker's open jobs, however many of others come first."""
+    [worker], served = await workers_of_many(replica)
+    foreign = (await replica.register("Foreign")).id
+    await replica.execute(update(jobs).where(jobs.c.id == served[0]).values(paused=True))
+    await add_tasks(replica, [task(job_id) for _ in range(others // 2) for job_id in (foreign, served[0])])
+    ids = await add_tasks(replica, [task(job_id) for _ in range(2) for job_id in served[1:]])
+    for task_id in ids[:20]:
+        assert (await replica.claim_task(worker)).id == task_id
+    [late] = await add_tasks(replica, [task(served[-1], lane=-1)])
+    await replica.execute(update(jobs).where(jobs.c.id == served[-1]).values(has_lanes=True))
+    for task_id in [late, *ids[20:]]:
+        assert (await replica.claim_task(worker)).id == task_id
+
+
 async def test_workers_of_different_jobs_share_the_tasks_of_one_batch(replica: Replica) -> None:
     """Each gets the oldest tasks of its own jobs that the claims before it have left."""
     [worker], served = await workers_of_many(replica)

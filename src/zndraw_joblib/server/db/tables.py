@@ -422,6 +422,8 @@ def _among(column: str, values: frozenset[TaskStatus]) -> str:
 
 _FULL_NAME = "room_id || ':' || category || ':' || name"
 _QUEUED = "status = 'pending' AND run_at IS NULL"
+# The condition that always holds keeps the index of all queues from statements that read one of them.
+_IN_FRONT = f"{_QUEUED} AND attempt >= 0"
 _HOOKED = "on_end IS NOT NULL AND completed_at IS NOT NULL"
 # A task holds its key until it ends or starts for the first time; or, without `unique_until`, until a later
 # submit finds that its time is over. A retry by hand may let it hold the key again.
@@ -553,6 +555,7 @@ class Task(Base, table=True):
         ),
         CheckConstraint("attempt >= 0", "attempt_counts"),
         _partial("ix_joblib_task_queue", _QUEUED, "job_id", "lane", "seq"),
+        _partial("ix_joblib_task_front", _IN_FRONT, "lane", "seq"),
         _partial("ix_joblib_task_turn", _QUEUED, "job_id", "room_id", "lane", "seq"),
         _partial("ix_joblib_task_scheduled", "status = 'pending' AND run_at IS NOT NULL", "run_at"),
         _partial("ix_joblib_task_expiring", "status = 'pending' AND expires_at IS NOT NULL", "expires_at"),

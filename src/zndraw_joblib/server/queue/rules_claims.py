@@ -99,6 +99,7 @@ class JobSets:
         self._sets: LRUCache[str, JobSet] = LRUCache(max_names, lambda jobs: 1 + len(jobs.names))
         # The digest that each worker had last.
         self._digests: LRUCache[UUID, str] = LRUCache(max_names // 10)
+        self._with_many_queues: LRUCache[UUID, bool] = LRUCache(max_names // 10)
 
     def of_workers(self, worker_ids: Iterable[UUID]) -> dict[str, JobSet]:
         """Return the sets that these workers had last by their digests, as far as they are known."""
@@ -114,6 +115,17 @@ class JobSets:
             if len(jobs.names) < self._sets.maxsize:
                 self._sets[digest] = jobs
         return jobs
+
+    def has_many_queues(self, worker_id: UUID) -> bool:
+        """Return whether a worker had tasks in many queues at its last claim."""
+        return self._with_many_queues.get(worker_id, False)
+
+    def record_many_queues(self, worker_id: UUID, *, is_many: bool) -> None:
+        """Record whether a worker has tasks in many queues."""
+        if is_many:
+            self._with_many_queues[worker_id] = True
+        else:
+            self._with_many_queues.pop(worker_id, None)
 
     async def read(self, tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, JobSet]:
         """Return the jobs of each of these workers. Names are read only for unknown sets."""
@@ -678,11 +690,15 @@ async def claim_with_one_statement(
     )
     sets = sets or JobSets()
     last = sets.of_workers(claimants)
+    had_many_queues = len(items) == 1 and sets.has_many_queues(items[0].worker_id)
     answers = await claim_single_statement(
-        tx, list(claimants.values()), demands, list(last), most_bytes, first_queues
+        *(tx, list(claimants.values()), demands, list(last), most_bytes, first_queues),
+        had_many_queues=had_many_queues,
     )
     if answers is None:
         return None
+    if len(items) == 1 and answers[0] is not None:
+        sets.record_many_queues(items[0].worker_id, is_many=answers[0].has_many_queues)
     rest = [item for item, answer in zip(items, answers, strict=True) if answer is None]
     others = iter(await claim(tx, rest, sets) if rest else [])
     return [

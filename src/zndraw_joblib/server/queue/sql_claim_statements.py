@@ -5,7 +5,7 @@ the batch. A claim of one task has a statement of its own: PostgreSQL prepares e
 each execution, and the parts for several claims cost it more than they do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -22,6 +22,7 @@ from zndraw_joblib.server.queue.sql_claims import (
     FIRST_QUEUES,
     WorkerQueues,
     first_block,
+    first_of_front,
     first_tasks,
     heads_of,
     queues,
@@ -68,7 +69,8 @@ class ClaimAnswer(NamedTuple):
     """The tasks of a claim. Without tasks: the jobs of its worker, and why there are none.
 
     `jobs_digest` is a digest of the jobs, None for none; there are names unless the digest was known.
-    `is_contended`: a task is pending, but another transaction has locked it.
+    `is_contended`: a task is pending, but another transaction has locked it. `has_many_queues`: the worker of
+    a lone claim had tasks in at least `FIRST_QUEUES` queues.
     """
 
     tasks: Sequence[TaskRow]
@@ -76,20 +78,23 @@ class ClaimAnswer(NamedTuple):
     job_names: Sequence[str] | None
     is_paused: bool
     is_contended: bool
+    has_many_queues: bool = False
 
 
-async def claim_single_statement(
+async def claim_single_statement(  # noqa: PLR0913 - what the last claims have shown
     tx: Transaction,
     claimants: Sequence[Claimant],
     demands: Sequence[Demand],
     digests: Sequence[str] = (),
     most_bytes: int | None = None,
     first_queues: dict[UUID, WorkerQueues] | None = None,
+    *,
+    had_many_queues: bool = False,
 ) -> Sequence[ClaimAnswer | None] | None:
     """Claim the first tasks of the only queue of these workers, in the order of the demands.
 
-    A lone claim of one task gets the first of all queues of its worker. `digests` are those of jobs whose
-    names need not be returned.
+    A lone claim of one task gets the first of all queues of its worker; if that `had_many_queues`, the first
+    tasks of all queues are read before its own. `digests` are those of jobs whose names need not be returned.
 
     Return None, after which nothing was written, if one of these conditions does not hold:
 
@@ -102,13 +107,14 @@ async def claim_single_statement(
     `first_queues`, and one of the claims gets a task. The answer to others may be None.
     """
     if tx.is_sqlite:
+        first_queues = {} if first_queues is None else first_queues
         return await _claim_on_sqlite(
-            tx, claimants, demands, most_bytes, {} if first_queues is None else first_queues
+            tx, claimants, demands, most_bytes, first_queues, had_many_queues=had_many_queues
         )
     params = {"at": await tx.now() if tx.has_own_clock else None, "all_digest": list(digests)}
     if _is_lone(demands):
         params |= claimants[0]._asdict() | demands[0]._asdict()
-        rows = await tx.execute_alone(_CLAIM_ONE, params)
+        rows = await tx.execute_alone(_CLAIM_ONE[had_many_queues], params)
     else:
         params |= _by_column(Claimant._fields, claimants) | _by_column(Demand._fields, demands)
         rows = await tx.execute_alone(_CLAIM, {**params, "most_bytes": most_bytes})
@@ -134,7 +140,12 @@ def _answer(demand: Demand, rows: Sequence[Any], now: datetime) -> ClaimAnswer:
         task.worker_id, task.claimed_at = demand.worker, now
         task.started_at = now if demand.is_started else None
     return ClaimAnswer(
-        tasks, first.jobs_digest, first.job_names, bool(first.is_paused), bool(first.is_contended)
+        tasks,
+        first.jobs_digest,
+        first.job_names,
+        bool(first.is_paused),
+        bool(first.is_contended),
+        bool(first.has_many_queues),
     )
 
 
@@ -144,6 +155,8 @@ async def _claim_on_sqlite(
     demands: Sequence[Demand],
     most_bytes: int | None,
     first_queues: dict[UUID, WorkerQueues],
+    *,
+    had_many_queues: bool,
 ) -> Sequence[ClaimAnswer | None] | None:
     claims = [demand.claim.hex for demand in demands if demand.claim is not None]
     workers = [(claimant.claimant.hex, claimant.owner, claimant.serves_global) for claimant in claimants]
@@ -154,9 +167,9 @@ async def _claim_on_sqlite(
         "now": await tx.now(),
     }
     rows = (await tx.execute(_QUEUES_ON_SQLITE, params)).all()
+    has_many_queues = False
     if len(rows) != 1 and _is_lone(demands):
-        first_queues |= await queues(tx, [claimants[0].claimant], FIRST_QUEUES)
-        job_id = _first_queue(claimants[0], first_queues)
+        job_id, has_many_queues = await _first_queue(tx, claimants[0], first_queues, had_many_queues)
         rows = (
             [] if job_id is None else (await tx.execute(_QUEUE_ON_SQLITE, {**params, "job_id": job_id})).all()
         )
@@ -171,7 +184,8 @@ async def _claim_on_sqlite(
     for demand in demands:
         tasks = await _claim_first_on_sqlite(tx, demand, queue, now)
         claimed += tasks
-        answers.append(ClaimAnswer([task for _, task in tasks], None, None, False, False) if tasks else None)
+        answer = ClaimAnswer([task for _, task in tasks], None, None, False, False, has_many_queues)
+        answers.append(answer if tasks else None)
     if not claimed:
         return None
     ages = {claimant.claimant: timedelta(seconds=claimant.age) for claimant in claimants}
@@ -183,11 +197,24 @@ async def _claim_on_sqlite(
     return answers
 
 
-def _first_queue(claimant: Claimant, by_worker: Mapping[UUID, WorkerQueues]) -> UUID | None:
-    """Return the job of the first task that a worker may claim, None if it is not one of these."""
+async def _first_queue(
+    tx: Transaction, claimant: Claimant, first_queues: dict[UUID, WorkerQueues], had_many_queues: bool
+) -> tuple[UUID | None, bool]:
+    """Return the job of the first task that a worker may claim, and whether it has many queues.
+
+    None if the job is not one of `first_queues`, to which it adds the queues that it reads.
+    """
+    if had_many_queues:
+        worker = {"worker_id": claimant.claimant, "serves_global": claimant.serves_global}
+        params = {**worker, "now": await tx.now()}
+        job_id: UUID | None = (await tx.execute(_FRONT_ON_SQLITE, params)).scalar_one_or_none()
+        if job_id is not None:
+            return job_id, True
+    first_queues |= await queues(tx, [claimant.claimant], FIRST_QUEUES)
+    heads, is_all = first_queues[claimant.claimant]
     refused = {INTERNAL} if claimant.serves_global else {INTERNAL, GLOBAL}
-    heads = by_worker[claimant.claimant].heads
-    return next((head.job_id for head in heads if not head.paused and head.room_id not in refused), None)
+    open_ids = (head.job_id for head in heads if not head.paused and head.room_id not in refused)
+    return next(open_ids, None), not is_all
 
 
 async def _claim_first_on_sqlite(
@@ -417,7 +444,10 @@ def _served_jobs(worker_id: str) -> str:
 
 # A row for each task, or for each claim without one; none if the claims do not fit. A full join is never done
 # by comparing each row with each.
-_ANSWER_NAMES = (*_ROWS.names, *("jobs_digest", "job_names", "is_paused", "is_contended", "position", "now"))
+_ANSWER_NAMES = (
+    *_ROWS.names,
+    *("jobs_digest", "job_names", "is_paused", "is_contended", "has_many_queues", "position", "now"),
+)
 _TYPES = {
     "digest": TEXT,
     "claimant": UUID_TYPE,
@@ -430,6 +460,7 @@ _TYPES = {
     "claim": UUID_TYPE,
     "is_started": BOOLEAN,
     "task_limit": INTEGER,
+    "has_many_queues": BOOLEAN,
 }
 _ANSWER = f"""
 SELECT {row_columns("answers", _ROWS.names)},
@@ -437,7 +468,7 @@ SELECT {row_columns("answers", _ROWS.names)},
     CASE WHEN NOT answers.digest = ANY (:all_digest) THEN array(
         SELECT joblib_job.full_name FROM {_served_jobs("answers.worker")} ORDER BY joblib_job.id
     ) END,
-    answers.is_paused, answers.is_contended, answers.position, now()
+    answers.is_paused, answers.is_contended, false, answers.position, now()
 FROM (
     SELECT {row_columns("claimed", _ROWS.names)}, claimed.rank, claims.*,
         CASE WHEN claimed.id IS NULL THEN (
@@ -466,13 +497,34 @@ _CLAIM = statement(
 
 
 # One claim of one task. The queue is that of the worker's first task. If it is the only one, the first task
-# that no other transaction has locked is claimed.
+# that no other transaction has locked is claimed. For a worker with many queues the first tasks of all queues
+# are read before the queues of the worker.
 _HAS_FEW_JOBS = _has_few_jobs(":worker")
-_IS_OPEN = (
-    f"""NOT {is_job_paused(_AT)} AND room_id <> '{INTERNAL}' AND (:serves_global OR room_id <> '{GLOBAL}')"""
-)
-_CLAIM_ONE = statement(
-    f"""
+
+
+def _is_open(now: str) -> str:
+    return (
+        f"NOT {is_job_paused(now)} AND room_id <> '{INTERNAL}' AND (:serves_global OR room_id <> '{GLOBAL}')"
+    )
+
+
+_IS_OPEN = _is_open(_AT)
+_HEADS = heads_of(":worker", str(FIRST_QUEUES), _HAS_FEW_JOBS)
+_FRONT_OR_HEADS = f"""
+    SELECT front.*, {FIRST_QUEUES} AS number FROM front
+    UNION ALL
+    SELECT heads.*, 1 FROM ({_HEADS}
+    ) AS heads
+    WHERE NOT EXISTS (SELECT 1 FROM front)"""
+
+
+def _claim_one(*, has_many_queues: bool) -> Any:
+    front, heads, number = "", _HEADS, "count(*)"
+    if has_many_queues:
+        front = f"front AS ({first_of_front(':worker', _IS_OPEN)}\n),"
+        heads, number = _FRONT_OR_HEADS, "coalesce(sum(number), 0)"
+    return statement(
+        f"""
 WITH worker AS (
     SELECT id, ctid AS version,
         owner_id = :owner AND NOT draining AND max_tasks IS NULL
@@ -484,16 +536,17 @@ WITH worker AS (
         last_heartbeat < {_AT} - make_interval(secs => :age) AS is_late
     FROM joblib_worker WHERE id = :worker
 ),
-heads AS ({heads_of(":worker", str(FIRST_QUEUES), _HAS_FEW_JOBS)}
+{front}
+heads AS ({heads}
 ),
 state AS (
     SELECT worker.fits AND (queues.open > 0 OR queues.number < {FIRST_QUEUES}) AS fits,
         worker.is_late OR queues.open > 0 AS must_lock,
         queues.open = 1 AND queues.number < {FIRST_QUEUES} AS is_only,
-        queues.is_paused
+        queues.number >= {FIRST_QUEUES} AS has_many_queues, queues.is_paused
     FROM worker
     CROSS JOIN (
-        SELECT count(*) AS number, count(*) FILTER (WHERE {_IS_OPEN}) AS open,
+        SELECT {number} AS number, count(*) FILTER (WHERE {_IS_OPEN}) AS open,
             bool_or({is_job_paused(_AT)} AND room_id <> '{INTERNAL}') AS is_paused
         FROM heads
     ) AS queues
@@ -507,20 +560,20 @@ ready AS (
     SELECT head.*
     FROM state
     LEFT JOIN (SELECT job_id, lane, seq, has_lanes FROM heads WHERE {
-        _IS_OPEN
-    } ORDER BY lane, seq LIMIT 1) AS head
+            _IS_OPEN
+        } ORDER BY lane, seq LIMIT 1) AS head
         ON true
     WHERE state.fits
         AND (NOT state.must_lock OR (SELECT version FROM locked) = (SELECT version FROM worker))
 ),
 first_task AS ({
-        first_tasks(
-            "seq, id, expires_at, room_id",
-            "(SELECT job_id FROM ready)",
-            "1",
-            ("(SELECT lane FROM ready)", "(SELECT CASE WHEN NOT has_lanes THEN seq END FROM ready)"),
-        )
-    }
+            first_tasks(
+                "seq, id, expires_at, room_id",
+                "(SELECT job_id FROM ready)",
+                "1",
+                ("(SELECT lane FROM ready)", "(SELECT CASE WHEN NOT has_lanes THEN seq END FROM ready)"),
+            )
+        }
     FOR UPDATE OF joblib_task SKIP LOCKED
 ),
 counted AS (
@@ -566,7 +619,7 @@ SELECT {row_columns("claimed", _ROWS.names)},
     CASE WHEN NOT jobs.digest = ANY (:all_digest) THEN array(
         SELECT joblib_job.full_name FROM {_served_jobs(":worker")} ORDER BY joblib_job.id
     ) END,
-    (SELECT is_paused FROM state), false, 1, now()
+    (SELECT is_paused FROM state), false, (SELECT has_many_queues FROM state), 1, now()
 FROM ready
 LEFT JOIN claimed ON true
 CROSS JOIN LATERAL (
@@ -575,9 +628,12 @@ CROSS JOIN LATERAL (
 ) AS jobs
 WHERE ready.job_id IS NULL OR claimed.id IS NOT NULL
 """,
-    *_ANSWER_NAMES,
-    **_TYPES,
-)
+        *_ANSWER_NAMES,
+        **_TYPES,
+    )
+
+
+_CLAIM_ONE = {is_many: _claim_one(has_many_queues=is_many) for is_many in (False, True)}
 
 
 # The queues of workers that claim, on SQLite. A worker with more jobs is left to `lock_with_queues`.
@@ -617,6 +673,11 @@ WHERE joblib_worker.owner_id = claimants.value ->> 1
 
 _QUEUES_ON_SQLITE = _queues_on_sqlite(_has_few_jobs("joblib_worker.id"))
 _QUEUE_ON_SQLITE = _queues_on_sqlite("joblib_worker_job.job_id = :job_id")
+_FRONT_ON_SQLITE = statement(
+    f"SELECT job_id FROM ({first_of_front(':worker_id', _is_open(':now'))}) AS first",
+    "job_id",
+    serves_global=BOOLEAN,
+)
 _COUNT_ON_SQLITE = statement(
     """
 UPDATE joblib_job SET pending = pending - :count WHERE id = :job_id

@@ -135,6 +135,7 @@ _HEAD_NAMES = (
     *("paused_until", "has_pauses"),
 )
 _HEAD_COLUMNS = ", ".join(f"heads.{name}" for name in _HEAD_NAMES[1:])
+_JOB_COLUMNS = f"pending, paused, max_in_flight, room_id, paused_until, {HAS_PAUSES} AS has_pauses"
 _HEADS_ON_SQLITE = statement(
     f"""
 SELECT workers.value, joblib_task.job_id, joblib_task.lane, joblib_task.seq,
@@ -167,8 +168,7 @@ def heads_of(worker_id: str, limit: str, has_few_jobs: str | None = None) -> str
     job_id = "joblib_worker_job.job_id"
     first_task = f"""CROSS JOIN LATERAL ({first_tasks("lane, seq", job_id, "1")}
         ) AS first_task"""
-    columns = f"pending, paused, max_in_flight, room_id, paused_until, {HAS_PAUSES} AS has_pauses"
-    others = ""
+    columns, others = _JOB_COLUMNS, ""
     if has_few_jobs is not None:
         after = "first_block.lane", "first_block.seq"
         first_task = f"""LEFT JOIN LATERAL ({first_block(job_id, "queue.has_lanes", has_few_jobs)}
@@ -192,6 +192,30 @@ def heads_of(worker_id: str, limit: str, has_few_jobs: str | None = None) -> str
     ) AS heads
     ORDER BY heads.lane, heads.seq
     LIMIT {limit}"""
+
+
+# Of all queued tasks, how many of the first ones are read for a worker with many queues.
+_FRONT = 64
+
+
+def first_of_front(worker_id: str, is_open: str) -> str:
+    """Return the SELECT of the first task of a worker's open queues, if it is among the first of all tasks.
+
+    It has the same columns as `heads_of`, with `has_lanes`. A worker with many queues mostly has it there.
+    """
+    return f"""
+    SELECT front.job_id, front.lane, front.seq, {_JOB_COLUMNS}, has_lanes
+    FROM (
+        SELECT job_id, lane, seq FROM joblib_task WHERE {TASK_IS_QUEUED} AND attempt >= 0
+        ORDER BY joblib_task.lane, joblib_task.seq
+        LIMIT {_FRONT}
+    ) AS front
+    CROSS JOIN joblib_worker_job
+    CROSS JOIN joblib_job
+    WHERE joblib_worker_job.worker_id = {worker_id} AND joblib_worker_job.job_id = front.job_id
+        AND joblib_job.id = front.job_id AND pending > 0 AND {is_open}
+    ORDER BY front.lane, front.seq
+    LIMIT 1"""
 
 
 # Workers of the same jobs have the same queues, which are read for one of them.
