@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, Unpack, overload
 from uuid import UUID
 
 from zndraw_joblib.client import calls
+from zndraw_joblib.client.async_operators import AsyncOperator
 from zndraw_joblib.client.async_rest import AsyncRest
 from zndraw_joblib.client.async_schedules import AsyncSchedules
 from zndraw_joblib.client.connection import AsyncConnection, explained, find_access, raise_explained
@@ -215,7 +216,8 @@ class AsyncQueue(AsyncSubmitter):
 
     A response may take `timeout` seconds. Requests are repeated for `retry_seconds` while the server cannot
     be reached or a response is lost, each submit with the same `Idempotency-Key`; but a queue that has never
-    reached its server raises `ServerUnreachable` at once. `schedules` has the schedules of rooms.
+    reached its server raises `ServerUnreachable` at once. `schedules` has the schedules of rooms,
+    and `operator` what superusers do: register and forget jobs, pause and resume jobs and rooms.
     """
 
     def __init__(
@@ -234,6 +236,7 @@ class AsyncQueue(AsyncSubmitter):
         super().__init__(rest, rule, Submits(rule, room))
         self._room = room or DEFAULT_ROOM
         self.schedules = AsyncSchedules(rest, rule, self._submits)
+        self.operator = AsyncOperator(rest, rule, self._submits)
 
     async def gather(
         self,

@@ -23,6 +23,7 @@ from zndraw_joblib.client.flows import (
     send_once,
     wait,
 )
+from zndraw_joblib.client.operators import Operator
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.results import ResultReader
 from zndraw_joblib.client.retry import FastRule, RetryRule
@@ -214,7 +215,8 @@ class Queue(Submitter, ResultReader):
 
     A response may take `timeout` seconds. Requests are repeated for `retry_seconds` while the server cannot
     be reached or a response is lost, each submit with the same `Idempotency-Key`; but a queue that has never
-    reached its server raises `ServerUnreachable` at once. `schedules` has the schedules of rooms.
+    reached its server raises `ServerUnreachable` at once. `schedules` has the schedules of rooms,
+    and `operator` what superusers do: register and forget jobs, pause and resume jobs and rooms.
     """
 
     def __init__(
@@ -233,6 +235,7 @@ class Queue(Submitter, ResultReader):
         super().__init__(rest, rule, Submits(rule, room))
         self._room = room or DEFAULT_ROOM
         self.schedules = Schedules(rest, rule, self._submits)
+        self.operator = Operator(rest, rule, self._submits)
 
     def gather(
         self,

@@ -15,7 +15,7 @@ from zndraw_joblib.client.calls import Call, Results, validated
 from zndraw_joblib.client.flows import Flow, all_jobs, find_job, send_once
 from zndraw_joblib.client.retry import RetryRule, is_repeatable
 from zndraw_joblib.jobs import codecs
-from zndraw_joblib.jobs.extensions import category_of, check_task, job_name_of, job_room_of
+from zndraw_joblib.jobs.extensions import category_of, check_job, check_task, job_name_of, job_room_of
 from zndraw_joblib.jobs.failures import encode
 from zndraw_joblib.wire.messages import (
     MAX_BATCH,
@@ -247,6 +247,13 @@ class Submits:
             raise TypeError(f"tasks.{index}: {error}") from error
         except (ValueError, ProblemException) as error:
             raise ValueError(f"tasks.{index}: {error}") from error
+
+    def job_name(self, job: Any) -> JobName:
+        """Return the full name of a job: a text, or a class in its own room. Raises TypeError."""
+        if isinstance(job, str):
+            return parse_job_name(job)
+        check_job(job)
+        return job_name_of(job, self._room_of(job) or job_room_of(job))
 
     def name_and_payload(self, task: NewTask, room: str | None = None) -> Flow[tuple[JobName, Any]]:
         """Return the name of a task's job, which may be looked up, and its payload."""

@@ -1,19 +1,24 @@
-"""The methods of `JobLib` for the work of operators: pause and resume jobs and rooms."""
+"""The methods of `JobLib` for the work of operators: register, forget and pause jobs, and pause rooms."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from pydantic import ValidationError
 
 from zndraw_joblib.jobs.extensions import job_name_of, job_room_of
 from zndraw_joblib.server.db.database import Clock, Transaction
 from zndraw_joblib.server.db.host_sessions import read_in, write_in
 from zndraw_joblib.server.http.access import QueueState
 from zndraw_joblib.server.http.identity import NotABoolean, is_superuser
+from zndraw_joblib.server.http.jobs import job_to_put
 from zndraw_joblib.server.process.ports import Identity
-from zndraw_joblib.server.queue import rules_pauses
-from zndraw_joblib.wire.messages import JobResponse
+from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_pauses
+from zndraw_joblib.server.runtime.problem_responses import invalid_part
+from zndraw_joblib.wire.messages import JobPutRequest, JobResponse
 from zndraw_joblib.wire.names import HOST, JobName, parse_job_name, validate_room_id
 from zndraw_joblib.wire.operators import PauseState
+from zndraw_joblib.wire.policy import JobPolicy
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -55,6 +60,39 @@ class OperatorApi(QueueState):
     """What a host's code calls to operate the queue. `identity` and `session` are as in `HostApi`."""
 
     clock: Clock | None
+
+    async def register_job(
+        self,
+        job: Any,
+        schema: Mapping[str, Any] | None = None,
+        *,
+        identity: Any = None,
+        session: Any = None,
+        **policy: Any,
+    ) -> JobResponse:
+        """Register a job without a worker, or change one, and return it. Tasks of it wait for a worker.
+
+        `schema` is by default that of a class, or of the job that exists. `policy` are fields of `JobPolicy`;
+        those that are left out keep their value. Raises `InvalidSchema`, and `SchemaConflict` for another
+        schema while the job has a worker or pending tasks.
+        """
+        caller, name, fields = identity_of(identity), job_name(job), dict(policy)
+        content = schema if schema is not None or isinstance(job, str) else job.model_json_schema()
+        if content is not None:
+            fields["schema"] = dict(content)
+        try:
+            body = JobPutRequest.model_validate(JobPolicy(**policy).model_dump(exclude_unset=True) | fields)
+        except ValidationError as error:
+            raise invalid_part(error) from error
+        item = await job_to_put(self.runtime, caller, name, body)
+        registered, _ = await self._change(session, rules_jobs.put, item)
+        return registered
+
+    async def forget_job(self, job: Any, *, identity: Any = None, session: Any = None) -> None:
+        """Forget a job; its tasks stay. Raises `JobNotFound`, and `Conflict` for one that is in use."""
+        caller, name = identity_of(identity), job_name(job)
+        work = rules_audit.recorded(rules_jobs.delete, caller, "job.delete", str(name), name.room_id)
+        await self._change(session, work, name)
 
     async def pause_job(
         self, job: Any, *, until: datetime | None = None, identity: Any = None, session: Any = None

@@ -77,12 +77,20 @@ async def put_job(
     Its schema changes only while no worker serves it and no task of it is pending.
     """
     rules_transitions.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
+    item = await job_to_put(runtime, caller, name, body)
+    job, is_new = await runtime.write(once(key, _REGISTERED, rules_jobs.put), item=item)
+    return json_response(job, 201 if is_new else 200)
+
+
+async def job_to_put(
+    runtime: Runtime, caller: Identity, name: JobName, body: JobPutRequest
+) -> rules_jobs.JobToRegister:
+    """Return the registration of a job without a worker. Raises the problem of an invalid one."""
     fields = {field: getattr(body, field) for field in body.model_fields_set}
     request = JobRegisterRequest(category=name.category, name=name.name, **fields)
     item, _ = await _checked_item(runtime, caller, name.room_id, request)
     await runtime.stored.jobs.prepare(caller.id)
-    job, is_new = await runtime.write(once(key, _REGISTERED, rules_jobs.put), item=item)
-    return json_response(job, 201 if is_new else 200)
+    return item
 
 
 async def _checked_item(

@@ -1,0 +1,106 @@
+"""What operators do with the jobs and the rooms of a queue.
+
+Made from `client.async_operators` by `make generate`; do not edit.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from zndraw_joblib.client import calls
+from zndraw_joblib.client.calls import call_reading, check_empty, validated
+from zndraw_joblib.client.flows import read, send_once
+from zndraw_joblib.client.rest import TaskRest
+from zndraw_joblib.client.retry import RetryRule
+from zndraw_joblib.client.submits import Submits
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.messages import JobPutRequest, JobResponse
+from zndraw_joblib.wire.names import validate_room_id
+from zndraw_joblib.wire.operations import Operation
+from zndraw_joblib.wire.operators import PauseEntry, PauseRequest, PauseState
+
+
+class Operator:
+    """A client of a superuser, who operates the queue. A job is its full name, or a class."""
+
+    def __init__(self, rest: TaskRest, rule: RetryRule, submits: Submits) -> None:
+        self._rest, self._rule, self._submits = rest, rule, submits
+
+    def register_job(self, job: Any, schema: Mapping[str, Any] | None = None, **policy: Any) -> JobResponse:
+        """Register a job without a worker, or change one, and return it. Tasks of it wait for a worker.
+
+        `schema` is by default that of a class, or of the job that exists. `policy` are fields of `JobPolicy`;
+        those that are left out keep their value. Raises `SchemaConflict` for another schema while the job has
+        a worker or pending tasks.
+        """
+        fields = dict(policy)
+        content = schema if schema is not None or isinstance(job, str) else job.model_json_schema()
+        if content is not None:
+            fields["schema"] = dict(content)
+        name, body = self._submits.job_name(job), validated(JobPutRequest, fields)
+
+        def make(key: str) -> calls.Call[JobResponse]:
+            return calls.call(ops.PUT_JOB, body, key=key, room_id=name.room_id, name=name)
+
+        return self._rest.run(send_once(f"Registering {name}", make, None, self._rule))
+
+    def forget_job(self, job: Any) -> None:
+        """Forget a job; its tasks stay. Raises `Conflict` while it has a worker or a pending task."""
+        name = self._submits.job_name(job)
+
+        def make(key: str) -> calls.Call[None]:
+            return call_reading(ops.DELETE_JOB, check_empty, key=key, room_id=name.room_id, name=name)
+
+        self._rest.run(send_once(f"Forgetting {name}", make, None, self._rule))
+
+    def pause_job(self, job: Any, until: datetime | None = None) -> JobResponse:
+        """Stop claims of a job until a time, or until `resume_job`. Claimed and running tasks continue."""
+        return self._change_job(ops.PAUSE_JOB, job, PauseRequest(until=until))
+
+    def resume_job(self, job: Any) -> JobResponse:
+        """Allow claims of a paused job again."""
+        return self._change_job(ops.RESUME_JOB, job, None)
+
+    def pause_room(self, room: str | None, until: datetime | None = None) -> PauseState:
+        """Stop claims of a room's tasks, or of all with None, until a time or `resume_room`."""
+        return self._change_room(ops.PAUSE_ROOM, ops.PAUSE_ALL_ROOMS, room, PauseRequest(until=until))
+
+    def resume_room(self, room: str | None) -> PauseState:
+        """End the pause of a room, or that of all with None. Rooms that are paused by themselves stay so."""
+        return self._change_room(ops.RESUME_ROOM, ops.RESUME_ALL_ROOMS, room, None)
+
+    def pauses(self) -> list[PauseEntry]:
+        """Return the pauses of rooms, first that of all rooms."""
+        entries: list[PauseEntry] = []
+        cursor = None
+        while True:
+            call = calls.call(ops.LIST_PAUSES, query={"cursor": cursor} if cursor else None)
+            part = self._rest.run(read(call, "Listing pauses", self._rule))
+            entries += part.items
+            cursor = part.next
+            if cursor is None:
+                return entries
+
+    def _change_job(
+        self, operation: Operation[JobResponse], job: Any, body: PauseRequest | None
+    ) -> JobResponse:
+        name = self._submits.job_name(job)
+
+        def make(key: str) -> calls.Call[JobResponse]:
+            return calls.call(operation, body, key=key, room_id=name.room_id, name=name)
+
+        return self._rest.run(send_once(f"{operation.name} {name}", make, None, self._rule))
+
+    def _change_room(
+        self,
+        of_room: Operation[PauseState],
+        of_all: Operation[PauseState],
+        room: str | None,
+        body: PauseRequest | None,
+    ) -> PauseState:
+        def make(key: str) -> calls.Call[PauseState]:
+            if room is None:
+                return calls.call(of_all, body, key=key)
+            return calls.call(of_room, body, key=key, room_id=validate_room_id(room))
+
+        return self._rest.run(send_once(f"{of_room.name} {room}", make, None, self._rule))

@@ -1,0 +1,69 @@
+"""A host's code registers and forgets jobs, and pauses jobs and rooms, on its own or for a user."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from databases import on_both
+from rest import V1
+
+from host.queues import Host, running_host
+from zndraw_joblib import Forbidden, Identity, InvalidRequest, JobNotFound
+
+ADA = Identity("ada", is_superuser=False)
+
+
+@pytest.fixture
+async def host(async_url: str) -> AsyncIterator[Host]:
+    """Run a host."""
+    async with running_host(async_url) as host:
+        yield host
+
+
+@on_both
+async def test_a_job_without_a_worker(host: Host) -> None:
+    """It takes tasks, and is forgotten once it has none; wrong fields and reserved rooms are refused."""
+    name = "lab:jobs:early"
+    job = await host.joblib.register_job(name, {"type": "object"}, max_attempts=2)
+    assert (job.full_name, job.workers, job.max_attempts) == (name, [], 2)
+    task = await host.joblib.submit(name, {})
+    await host.joblib.cancel(task.id)
+    await host.joblib.forget_job(name)
+    with pytest.raises(JobNotFound):
+        await host.joblib.submit(name, {})
+    with pytest.raises(InvalidRequest, match="max_attempts"):
+        await host.joblib.register_job(name, max_attempts=0)
+    with pytest.raises(Forbidden):
+        await host.joblib.register_job("@global:jobs:early", identity=ADA)
+
+
+@on_both
+async def test_pauses_of_jobs_and_rooms(host: Host) -> None:
+    """For a user, who need not be a superuser: the host decides. The audit trail has the user."""
+    job = await host.register()
+    assert (await host.joblib.pause_job(job["full_name"], identity=ADA)).paused
+    assert not (await host.joblib.resume_job(job["full_name"])).paused
+    assert (await host.joblib.pause_room("lab", identity=ADA)).paused
+    assert (await host.joblib.room_pause("lab")).pauses[0].paused_by == "ada"
+    assert not (await host.joblib.resume_room("lab")).paused
+    assert (await host.joblib.pause_room(None)).paused
+    assert (await host.joblib.room_pause("lab")).paused
+    assert not (await host.joblib.resume_room(None)).paused
+    audit = (await host.client.get(f"{V1}/audit")).json()["items"]
+    assert [(entry["action"], entry["actor"]) for entry in audit][::-1][:3] == [
+        ("job.pause", "ada"),
+        ("job.resume", "@host"),
+        ("room.pause", "ada"),
+    ]
+
+
+@on_both
+async def test_a_pause_in_the_hosts_transaction(host: Host) -> None:
+    """It holds if and when the host commits."""
+    async with host.sessions() as session:
+        await host.joblib.pause_room("lab", session=session)
+        await session.rollback()
+    assert not (await host.joblib.room_pause("lab")).paused
+    async with host.sessions() as session:
+        await host.joblib.pause_room("lab", session=session)
+        await session.commit()
+    assert (await host.joblib.room_pause("lab")).paused
