@@ -188,6 +188,27 @@ async def test_two_batches_never_share_the_items_of_a_request(recorder: Recordin
     assert recorder.batches[2:] == [["single", *range(2 * module.MAX_BATCH)], ["last"]]
 
 
+async def test_a_request_that_begins_at_the_end_of_a_batch_stays_whole(recorder: RecordingDatabase) -> None:
+    """Its first item is the last that a batch has room for."""
+    batcher: Batcher[Any, Any] = Batcher(recorder.commit, lambda: 2)
+    firsts = [await recorder.busy(batcher), await recorder.busy(batcher)]
+    singles = [asyncio.create_task(batcher.put(number)) for number in range(module.MAX_BATCH - 1)]
+    await asyncio.sleep(0)
+    together = asyncio.create_task(batcher.put_many(["a", "b"]))
+    await asyncio.sleep(0)
+    recorder.open.set()
+    await asyncio.gather(*firsts, *singles, together)
+    assert recorder.batches[2:] == [[*range(module.MAX_BATCH - 1), "a", "b"]]
+
+
+async def test_one_batch_after_the_other_needs_no_whole_requests(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
+) -> None:
+    """So its size is bounded."""
+    await batcher.put_many(range(2 * module.MAX_BATCH))
+    assert [len(batch) for batch in recorder.batches] == [module.MAX_BATCH] * 2
+
+
 async def test_items_put_together_are_cancelled_together(
     batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
 ) -> None:
