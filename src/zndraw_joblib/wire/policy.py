@@ -64,6 +64,9 @@ ErrorType = Annotated[
 ]
 
 
+PendingLimit = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class WithoutWorkers(StrEnum):
     """What becomes of a job without workers.
 
@@ -112,6 +115,8 @@ class JobPolicy(CheckedKeywords, RequestBody):
     - `timeout_seconds`: the time limit of an attempt.
     - `start_timeout_seconds`: a claimed task that is not started in time goes back to its queue; 0 for never.
     - `max_in_flight`: the concurrency limit, how many tasks of the job may be claimed or running.
+    - `max_pending`, `max_pending_per_room`: how many tasks of the job may be pending, in all and from one
+      room, with those that are scheduled; a further submit gets 429. Tasks that return to the queue count.
     - `priority`: of the job's tasks; a higher one is claimed first.
     - `without_workers`: what becomes of the job when no worker serves it; null for the server's default,
       which is the setting of that name.
@@ -127,6 +132,8 @@ class JobPolicy(CheckedKeywords, RequestBody):
     timeout_seconds: Seconds | None = None
     start_timeout_seconds: Delay = 60.0
     max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    max_pending: PendingLimit | None = None
+    max_pending_per_room: PendingLimit | None = None
     priority: Priority = 0
     without_workers: WithoutWorkers | None = None
 

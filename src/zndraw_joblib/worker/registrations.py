@@ -47,6 +47,8 @@ class PolicyOptions(TypedDict, total=False):
     timeout_seconds: float | None
     start_timeout_seconds: float
     max_in_flight: int | None
+    max_pending: int | None
+    max_pending_per_room: int | None
     priority: int
     without_workers: WithoutWorkers | str | None
 

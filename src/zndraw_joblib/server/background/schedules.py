@@ -23,6 +23,7 @@ _MAX_SCHEDULES, _MAX_TASKS = 200, 1000
 _RETRY_SECONDS = 1.0
 # For how long a schedule whose tasks cannot be written is left out.
 _PAUSE_SECONDS = 10.0
+_MAX_LOGGED = 1000
 
 
 class Schedules:
@@ -44,6 +45,8 @@ class Schedules:
         self._woken = asyncio.Event()
         # Until when schedules are left out, by the monotonic clock.
         self._failing: dict[UUID, float] = {}
+        # Why the tasks of jobs could not be written, as it was logged last.
+        self._logged: dict[str, str] = {}
         runtime.waiters.subscribe(SCHEDULES_KEY, self._wake)
 
     def _wake(self, _: str) -> None:
@@ -113,8 +116,12 @@ class Schedules:
         until = time.monotonic() + _PAUSE_SECONDS
         self._failing |= {plan.schedule.id: until for plan in plans}
         name = plans[0].schedule.job_name
-        text = f"Schedules of job {name!r} wait: their tasks cannot be written"
-        log_failed_work(logger, error, text, job=name)
+        if self._logged.get(name) != type(error).__name__:
+            if len(self._logged) >= _MAX_LOGGED:
+                self._logged.clear()
+            self._logged[name] = type(error).__name__
+            text = f"Schedules of job {name!r} wait: their tasks cannot be written (logged once)"
+            log_failed_work(logger, error, text, job=name)
 
     async def _submit_together(self, plans: Sequence[Plan]) -> None:
         plan_of = {plan.schedule.id: plan for plan in plans}
@@ -138,7 +145,9 @@ class Schedules:
             # Of a validation that has to wait, or of a job that has no executor here.
             if isinstance(result, ServiceUnavailable | TooManyRequests):
                 busy.append((plan, result))
-            elif isinstance(result, ProblemException):
+                continue
+            self._logged.pop(plan.schedule.job_name, None)
+            if isinstance(result, ProblemException):
                 faults[plan.schedule.id] = result
         self._leave_out_all(busy)
         for schedule_id, problem in faults.items():

@@ -171,6 +171,8 @@ _POLICY = {
     "timeout_seconds": 600.0,
     "start_timeout_seconds": 60.0,
     "max_in_flight": None,
+    "max_pending": None,
+    "max_pending_per_room": 1000,
     "priority": 0,
     "without_workers": "queue",
 }

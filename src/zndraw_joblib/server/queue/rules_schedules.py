@@ -38,6 +38,7 @@ from zndraw_joblib.wire.problems import (
     ProblemException,
     ScheduleNotFound,
     ServiceUnavailable,
+    TooManyRequests,
 )
 from zndraw_joblib.wire.schedules import CatchUp, Overlap, ScheduleResponse, ScheduleTimes
 
@@ -455,7 +456,9 @@ def _moved(
         if isinstance(result, rules_payloads.UnvalidatedPayload):
             return None
         # Another server may have an executor for its job, or this one a moment later.
-        if isinstance(result, ServiceUnavailable) and not _is_missed(plan.schedule, now):
+        # Or the job has fewer pending tasks then.
+        is_late = isinstance(result, ServiceUnavailable | TooManyRequests)
+        if is_late and not _is_missed(plan.schedule, now):
             return None
         if isinstance(result, Exception):
             moved = moved._replace(error=_text(result), error_at=now)

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -30,6 +29,7 @@ from zndraw_joblib.server.queue import (
     rules_payloads,
     rules_transitions,
     rules_unique,
+    sql_counts,
     sql_details,
     sql_jobs,
     sql_results,
@@ -59,6 +59,7 @@ from zndraw_joblib.wire.problems import (
     NoWorkersAvailable,
     ProblemException,
     TaskNotFound,
+    TooManyRequests,
 )
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TRANSITIONS, Role, TaskStatus
 
@@ -160,6 +161,8 @@ class Report(NamedTuple):
         return 1 if log is None else 1 + rules_details.weight(log)
 
 
+# When to submit again to a job that has as many pending tasks as it may.
+_RETRY_SECONDS = "5"
 # A new task, another task that holds the submit's key, or why there is none.
 _Outcome = TaskRecord | Duplicate | Exception
 
@@ -178,8 +181,9 @@ async def submit(
     now = await tx.now()
     faults = await _faults(tx, items, jobs)
     holders = await _key_holders(tx, items, faults, now)
+    limits = await _PendingLimits.of(tx, items, jobs)
     outcomes = [
-        fault or _task_or_duplicate(item, jobs[item.job], now, holders)
+        fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits)
         for item, fault in zip(items, faults, strict=True)
     ]
     tasks, replaced = await _write_submits(tx, outcomes, holders)
@@ -251,14 +255,68 @@ def _unique_submit(item: Submission, rule: Unique) -> rules_unique.Submit:
     )
 
 
+class _PendingLimits:
+    """How many tasks of the jobs of a batch are pending, in all and from a room, where that is limited."""
+
+    def __init__(self, pending: dict[UUID, int], in_rooms: dict[tuple[UUID, str], int]) -> None:
+        self._pending, self._in_rooms = pending, in_rooms
+
+    @classmethod
+    async def of(
+        cls, tx: Transaction, items: Sequence[Submission], jobs: Mapping[JobName, JobRecord]
+    ) -> "_PendingLimits | None":
+        """Count the pending tasks of locked jobs that have a limit; return None without such jobs."""
+        limited = {
+            job.id
+            for job in jobs.values()
+            if job.stored_policy is not None
+            if job.policy.max_pending is not None or job.policy.max_pending_per_room is not None
+        }
+        if not limited:
+            return None
+        rooms = {item.room_id for item in items}
+        return cls(*await sql_counts.pending(tx, sorted(limited), sorted(rooms)))
+
+    def add(self, item: Submission, job: JobRecord) -> None:
+        """Count a task. Raises `TooManyRequests` if its job, or its room, has as many as it may."""
+        if job.id not in self._pending:
+            return
+        room, policy = (job.id, item.room_id), job.policy
+        for what, limit, number in (
+            ("max_pending", policy.max_pending, self._pending[job.id]),
+            ("max_pending_per_room", policy.max_pending_per_room, self._in_rooms.get(room, 0)),
+        ):
+            if limit is not None and number >= limit:
+                where = "" if what == "max_pending" else f" from room {item.room_id!r}"
+                raise TooManyRequests(
+                    f"{number} tasks of job {str(item.job)!r}{where} are pending, and {what} of its policy "
+                    f"is {limit}; retry when there are fewer",
+                    headers={"Retry-After": _RETRY_SECONDS},
+                )
+        self._pending[job.id] += 1
+        self._in_rooms[room] = self._in_rooms.get(room, 0) + 1
+
+
 def _task_or_duplicate(
-    item: Submission, job: JobRecord, now: datetime, holders: rules_unique.KeyHolders | None
+    item: Submission,
+    job: JobRecord,
+    now: datetime,
+    holders: rules_unique.KeyHolders | None,
+    limits: _PendingLimits | None,
 ) -> _Outcome:
-    if holders is None or item.options.unique is None:
+    def make(*, is_new: bool = True) -> TaskRecord:
+        if limits is not None and is_new:
+            limits.add(item, job)
         return _task(item, job, now)
-    # After a lost answer, the repeated transaction finds the task by its id.
-    item.task_id = item.task_id or new_ids(1)[0]
-    return holders.submit(_unique_submit(item, item.options.unique), partial(_task, item, job, now))
+
+    try:
+        if holders is None or item.options.unique is None:
+            return make()
+        # After a lost answer, the repeated transaction finds the task by its id.
+        item.task_id = item.task_id or new_ids(1)[0]
+        return holders.submit(_unique_submit(item, item.options.unique), make)
+    except TooManyRequests as problem:
+        return problem
 
 
 async def _attach_hooks(
@@ -570,6 +628,8 @@ class KnownJobs:
             schema = to_json(job.schema).decode()
             may_be_plain = job.room_id != INTERNAL and not job.has_lanes and job.policy.priority == 0
             may_be_plain = may_be_plain and job.without_workers != WithoutWorkers.REJECT
+            may_be_plain = may_be_plain and job.policy.max_pending is None
+            may_be_plain = may_be_plain and job.policy.max_pending_per_room is None
             if may_be_plain and len(schema) <= _MAX_SCHEMA_CHARACTERS:
                 self._jobs[job.name] = KnownJob(job.id, str(job.name), schema, job.stored_policy)
                 if len(self._jobs) > _MAX_JOBS:

@@ -5,11 +5,11 @@ transaction that makes a task hold a key locks the job of the task before.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
@@ -153,6 +153,13 @@ class Submit(NamedTuple):
     room_id: str
 
 
+class Make(Protocol):
+    """Makes the task of a submit."""
+
+    def __call__(self, *, is_new: bool = True) -> TaskRecord:
+        """Return the task: a new one, or with the values of one that it replaces."""
+
+
 class KeyHolders:
     """The tasks that hold the keys of a batch of submits, as these change them in their order."""
 
@@ -183,10 +190,11 @@ class KeyHolders:
         await _lock(tx, changing)
         return cls(holders, now)
 
-    def submit(
-        self, submit: Submit, make: Callable[[], TaskRecord]
-    ) -> TaskRecord | Duplicate | DuplicateTask:
-        """Return the new task of a submit, the one that holds its key, or the refusal."""
+    def submit(self, submit: Submit, make: Make) -> TaskRecord | Duplicate | DuplicateTask:
+        """Return the new task of a submit, the one that holds its key, or the refusal.
+
+        What `make` raises is raised; then the key is as it was.
+        """
         key, options, room_id = submit
         rule, holder = options.unique, self._holders.get(key.id)
         if rule is None:
@@ -196,7 +204,7 @@ class KeyHolders:
             return task
         # A client may write only to its own room.
         if replaces(options) and holder.status is TaskStatus.PENDING and holder.room_id == room_id:
-            holder = self._holders[key.id] = self._replaced(holder, make(), options)
+            holder = self._holders[key.id] = self._replaced(holder, make(is_new=False), options)
         elif rule.on_conflict == "reject":
             return duplicate_of(holder)
         return Duplicate(holder)

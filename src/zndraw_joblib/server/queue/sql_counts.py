@@ -444,6 +444,21 @@ async def of_jobs(tx: Transaction, job_ids: Sequence[UUID] | None = None) -> dic
     return {job_id: _counts(sums, held.get(job_id, {})) for job_id, *sums in rows}
 
 
+_PENDING_OF_JOBS = statement(
+    "SELECT id, pending + scheduled AS number FROM joblib_job WHERE id = ANY (:all_id)",
+    *("id", "number"),
+    number=INTEGER,
+)
+_PENDING_IN_ROOMS = statement(
+    """
+SELECT job_id, room_id, CAST(sum(pending) AS integer) AS number FROM joblib_room_count
+WHERE job_id = ANY (:all_job_id) AND room_id = ANY (:all_room_id) GROUP BY job_id, room_id
+""",
+    *("job_id", "room_id", "number"),
+    number=INTEGER,
+)
+
+
 async def of_jobs_in_room(tx: Transaction, room_id: str) -> dict[UUID, StatusCounts]:
     """Return the counts of a room's tasks by job."""
     held: dict[UUID, dict[TaskStatus, int]] = {}
@@ -452,6 +467,18 @@ async def of_jobs_in_room(tx: Transaction, room_id: str) -> dict[UUID, StatusCou
             held.setdefault(job_id, {})[TaskStatus(status)] = number
     rows = await tx.execute(_IN_ROOM, {"room_id": room_id})
     return {job_id: _counts(sums, held.get(job_id, {})) for job_id, *sums in rows}
+
+
+async def pending(
+    tx: Transaction, job_ids: Sequence[UUID], room_ids: Sequence[str]
+) -> tuple[dict[UUID, int], dict[tuple[UUID, str], int]]:
+    """Return how many tasks of locked jobs are pending or scheduled: of each job, and from each room."""
+    of_jobs = await tx.execute(_PENDING_OF_JOBS, {"all_id": padded(job_ids)})
+    params = {"all_job_id": padded(job_ids), "all_room_id": padded(room_ids)}
+    of_rooms = await tx.execute(_PENDING_IN_ROOMS, params)
+    return {row.id: row.number for row in of_jobs}, {
+        (row.job_id, row.room_id): row.number for row in of_rooms
+    }
 
 
 async def of_rooms(tx: Transaction, room_ids: Sequence[str]) -> tuple[dict[str, StatusCounts], int]:

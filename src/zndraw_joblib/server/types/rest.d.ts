@@ -1932,6 +1932,10 @@ export interface components {
             start_timeout_seconds: number;
             /** Max In Flight */
             max_in_flight: number | null;
+            /** Max Pending */
+            max_pending: number | null;
+            /** Max Pending Per Room */
+            max_pending_per_room: number | null;
             /**
              * Priority
              * @description Default: `0`.
@@ -2039,6 +2043,10 @@ export interface components {
             start_timeout_seconds?: number;
             /** Max In Flight */
             max_in_flight?: number | null;
+            /** Max Pending */
+            max_pending?: number | null;
+            /** Max Pending Per Room */
+            max_pending_per_room?: number | null;
             /**
              * Priority
              * @description Default: `0`.
@@ -2090,6 +2098,10 @@ export interface components {
             start_timeout_seconds?: number;
             /** Max In Flight */
             max_in_flight?: number | null;
+            /** Max Pending */
+            max_pending?: number | null;
+            /** Max Pending Per Room */
+            max_pending_per_room?: number | null;
             /**
              * Priority
              * @description Default: `0`.
@@ -2151,6 +2163,10 @@ export interface components {
             start_timeout_seconds: number;
             /** Max In Flight */
             max_in_flight: number | null;
+            /** Max Pending */
+            max_pending: number | null;
+            /** Max Pending Per Room */
+            max_pending_per_room: number | null;
             /**
              * Priority
              * @description Default: `0`.
@@ -6766,6 +6782,8 @@ export interface operations {
                      *       "timeout_seconds": 600,
                      *       "start_timeout_seconds": 60,
                      *       "max_in_flight": null,
+                     *       "max_pending": null,
+                     *       "max_pending_per_room": 1000,
                      *       "priority": 0,
                      *       "without_workers": "queue"
                      *     }

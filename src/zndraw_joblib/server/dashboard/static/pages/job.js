@@ -84,6 +84,8 @@ function Policy({ job }) {
     ["Time limit of an attempt", job.timeout_seconds ? duration(job.timeout_seconds) : "none"],
     ["Time to start", job.start_timeout_seconds ? duration(job.start_timeout_seconds) : "no limit"],
     ["Running at once", job.max_in_flight ? count(job.max_in_flight) : "no limit"],
+    ["Pending at once", job.max_pending ? count(job.max_pending) : "no limit"],
+    ["Pending from one room", job.max_pending_per_room ? count(job.max_pending_per_room) : "no limit"],
     ["Priority", String(job.priority)],
     ["Without workers", WITHOUT_WORKERS[job.without_workers] ?? "as the server's settings say"],
   ]} /><//>`;
