@@ -99,7 +99,7 @@ format: $(READY) ## format the code and fix what ruff can fix
 bench: $(READY) ## run the benchmarks, under 5 minutes; ARGS="worker batch sqlite" for sections, ARGS=--help for the names
 	$(BIN)/python -W "ignore:XDG_RUNTIME_DIR is not set" -m benchmarks $(ARGS)
 
-guard: $(READY) ## fail if submit, claim or batches became 30 % slower, compared with an empty endpoint; 20 s
+guard: $(READY) ## fail if submits, claims (also of 1,000 jobs), batches, watched rooms or the start became slower; 30 s
 	$(BIN)/python -W "ignore:XDG_RUNTIME_DIR is not set" -m benchmarks.guard $(ARGS)
 
 chaos: $(READY) ## inject each fault on each database, 20 minutes; ARGS="--fault NAME" for one, "--help" for the names

@@ -1,6 +1,7 @@
 """Many tasks in one request: submit, and claim and report."""
 
 import json
+from typing import Any
 from uuid import uuid4
 
 import uvloop
@@ -52,8 +53,11 @@ async def submit(server: str, size: int, seconds: float, *, is_once: bool = Fals
         return await measure(opened, submit_many, seconds, size)
 
 
-async def claim_and_report(server: str, size: int, seconds: float) -> Rate:
-    """Return how many pending tasks per second are claimed, started and completed, `size` in each request."""
+async def claim_and_report(server: str, size: int, seconds: float, details: Any = None) -> Rate:
+    """Return how many pending tasks per second are claimed, started and completed, `size` in each request.
+
+    `details` are further fields of each report.
+    """
     async with connections(server, TOKEN, _CONNECTIONS) as opened:
         workers = {connection: await register(connection) for connection in opened}
 
@@ -61,9 +65,8 @@ async def claim_and_report(server: str, size: int, seconds: float) -> Rate:
             body = {"worker_id": workers[connection], "max": size, "start": True}
             claimed = (await connection.json("POST", f"{V1}/tasks/claim", body))["tasks"]
             assert len(claimed) == size, "No task is pending: the backlog is too small"
-            reports = [
-                {"id": task["id"], "attempt": task["attempt"], "status": "completed"} for task in claimed
-            ]
+            completed = {"status": "completed", **(details or {})}
+            reports = [{"id": task["id"], "attempt": task["attempt"], **completed} for task in claimed]
             body = {"worker_id": workers[connection], "reports": reports}
             status, content = await connection.request("POST", f"{V1}/tasks/report", body, _MINIMAL)
             assert status == 200, (status, content[:500])

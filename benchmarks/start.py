@@ -39,26 +39,23 @@ class Start(NamedTuple):
 def run(bench: Bench) -> None:
     """Report the start of a server, of the SDK and of the command line."""
     url = bench.new_url()
-    serve(url), empty()  # compile
+    serve(url)  # compile
     servers, ratios = [], []
+    after = empty()
     for _ in range(bench.repeats):
-        server, ratio = compare(url)
+        before, server, after = after, serve(url), empty()
         servers.append(server)
-        ratios.append(ratio)
+        ratios.append((before.processor + after.processor) / 2 / server.processor)
     seconds, processor, memory = map(median, zip(*servers, strict=True))
     bench.report.add("serve until it is ready", seconds, "s")
     bench.report.add("processor time of it", processor, "s", median(ratios))
     bench.report.add("memory then", memory, "MiB")
+    if bench.kind != "sqlite":
+        return  # imports know no database
     for name, arguments in _IMPORTS.items():
         times = [(_processor_time(["-c", "pass"]), _processor_time(arguments)) for _ in range(bench.repeats)]
         ratio = median(nothing / own for nothing, own in times)
         bench.report.add(f"{name}, processor time", 1000 * median(own for _, own in times), "ms", ratio)
-
-
-def compare(url: str) -> tuple[Start, float]:
-    """Return the start of a server, and the processor time of an empty application's start as its part."""
-    before, server, after = empty(), serve(url), empty()
-    return server, (before.processor + after.processor) / 2 / server.processor
 
 
 def serve(url: str) -> Start:
