@@ -27,7 +27,7 @@ from benchmarks import (
     writes,
 )
 from benchmarks.bench import CONNECTIONS, Bench, databases
-from benchmarks.figures import Report, machine
+from benchmarks.figures import Report, machine, versions
 from benchmarks.peers import run as peers
 from benchmarks.servers import serving
 
@@ -38,31 +38,35 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "batch": batches.run,
     "providers": providers.run,
     "payloads": payloads.run,
+    "many-clients": many_clients.run,
+    "fanout": fanout.run,
+    "jobs": many_jobs.run,
+    "backlog": pending.run,
     "writes": writes.run,
     "start": start.run,
     "worker": sdk_worker.run,
-    "backlog": pending.run,
-    "jobs": many_jobs.run,
+    "watched": watched.run,
     "sockets": rates.run_socketio_overhead,
-    "many-clients": many_clients.run,
-    "fanout": fanout.run,
     "dead-workers": dead_workers.run,
     "rooms": rooms.run,
     "replicas": replicas.run,
     "streams": event_streams.run,
     "control": control.run,
-    "watched": watched.run,
 }
-# Sections that use one server after another. It is stopped before the others.
-SHARING = {"rates", "latencies", "batch", "providers", "payloads"}
+# The sections of a group use one server, one after another. It is stopped at the end of the group.
+# The memory of clients is measured on a new server, and many pending tasks come last.
+SHARING = (
+    ("rates", "latencies", "batch", "providers", "payloads"),
+    ("many-clients", "fanout", "jobs", "backlog"),
+)
 # Sections that run only if they are named, because they take longer.
-ON_REQUEST = {"streams", "control", "watched"}
+ON_REQUEST = {"streams", "control"}
 
 
 _NAMES = " ".join((*SECTIONS, "peers", *DATABASES))
 _HELP = (
-    f"sections and databases: {_NAMES}. By default all but streams, watched, control (a million tasks) and "
-    "peers, on both databases"
+    f"sections and databases: {_NAMES}. By default all but streams, control (a million tasks) and peers, on "
+    "both databases"
 )
 
 
@@ -79,13 +83,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - {*SECTIONS, *DATABASES, "peers"}:
         parser.error(f"unknown sections or databases {sorted(unknown)}; choose from {_NAMES}")
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    print(", ".join(f"{name} {value}" for name, value in (machine() | versions()).items()))
     report, began = Report(), time.monotonic()
     if "peers" in arguments.names:
         peers.run(report, arguments.rounds, arguments.only, arguments.slots)
     else:
         _run_sections(report, arguments)
-    print(f"\nTook {time.monotonic() - began:.0f} s")
+    report.seconds["in all"] = round(time.monotonic() - began, 1)
+    print(f"\nTook {report.seconds['in all']:.0f} s")
     if arguments.json:
         report.write(arguments.json)
 
@@ -109,14 +114,17 @@ def _run_sections(report: Report, arguments: argparse.Namespace) -> None:
                 ExitStack() as exits,
             ):
                 bench = Bench(kind, new_url, noop, arguments.seconds, arguments.repeats, report, exits)
+                last: tuple[str, ...] = ()
                 for name in sections:
-                    if name not in SHARING:
-                        exits.close()
-                    report.database, report.section = kind, name
+                    group = next((names for names in SHARING if name in names), ())
+                    if group != last:
+                        bench.stop_shared_server()
+                    report.database, report.section, last = kind, name, group
                     print(f"\n{name}, {kind}", flush=True)
                     began = time.monotonic()
                     SECTIONS[name](bench)
-                    print(f"  ({time.monotonic() - began:.1f} s)", flush=True)
+                    report.seconds[f"{name}, {kind}"] = seconds = round(time.monotonic() - began, 1)
+                    print(f"  ({seconds} s)", flush=True)
 
 
 if __name__ == "__main__":

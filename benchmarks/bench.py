@@ -48,9 +48,20 @@ class Bench:
         url = self.new_url()
         return self.exits.enter_context(serving("joblib", url)), url
 
+    def stop_shared_server(self) -> None:
+        """Stop what sections shared: the next section that asks gets a new server."""
+        self.exits.close()
+        vars(self).pop("shared_server", None)
+
     def empty_rate(self, count: int = CONNECTIONS, body: Any = scenarios.PAYLOAD) -> float:
         """Return the rate of the no-op endpoint, which gets a body and sends it back."""
         return uvloop.run(scenarios.noop(self.noop, count, self.seconds / 2, body)).per_second
+
+    def add_times(self, times: dict[str, float]) -> None:
+        """Report times in ms, each with the time of a lone empty request, measured now, divided by it."""
+        empty = uvloop.run(scenarios.noop(self.noop, 1, self.seconds / 2)).p50
+        for name, time in times.items():
+            self.report.add(name, time, "ms", empty / time)
 
     def compare(
         self, measure: Callable[[], float], count: int = CONNECTIONS, body: Any = scenarios.PAYLOAD

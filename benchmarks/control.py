@@ -48,8 +48,7 @@ def run(bench: Bench) -> None:
     with serving("joblib", url) as server:
         for name, path in PAGES.items():
             p50, p95 = uvloop.run(_time(server, path))
-            bench.report.add(f"{name}, p50", p50, "ms")
-            bench.report.add(f"{name}, p95", p95, "ms")
+            bench.add_times({f"{name}, p50": p50, f"{name}, p95": p95})
 
 
 async def _time(server: str, path: str) -> tuple[float, float]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -24,7 +23,6 @@ from zndraw_joblib.server.queue import sql_recount
 
 _SETTINGS = {"WORKER_TIMEOUT_SECONDS": "4", "SWEEPER_INTERVAL_SECONDS": "1"}
 _COUNT = 10_000
-_RUNS = 1
 _TASKS_EACH = 2
 _HEARTBEAT_SECONDS = 0.005
 _SILENCE = timedelta(days=1)
@@ -44,18 +42,13 @@ def short_timeouts() -> Iterator[None]:
 
 def run(bench: Bench) -> None:
     """Report how long the sweeper takes to remove thousands of dead workers with two tasks each."""
-    elapsed, longest, heartbeats = [], [], []
-    for _ in range(_RUNS):
-        url = bench.new_url()
-        with short_timeouts(), serving("joblib", url) as server:
-            seconds, times = uvloop.run(sweep(server, url, _COUNT))
-        elapsed.append(seconds)
-        longest.append(1000 * max(times))
-        heartbeats.append(quantiles(times))
-    bench.report.add(f"{_COUNT:,} dead workers removed", median(elapsed), "s")
-    bench.report.add("heartbeat meanwhile, p50", median(p50 for p50, _ in heartbeats), "ms")
-    bench.report.add("heartbeat meanwhile, p95", median(p95 for _, p95 in heartbeats), "ms")
-    bench.report.add("heartbeat meanwhile, longest", median(longest), "ms")
+    url = bench.new_url()
+    with short_timeouts(), serving("joblib", url) as server:
+        seconds, times = uvloop.run(sweep(server, url, _COUNT))
+    ratio = _COUNT / seconds / bench.empty_rate()
+    bench.report.add(f"{_COUNT:,} dead workers removed", seconds, "s", ratio)
+    names = (f"heartbeat meanwhile, {name}" for name in ("p50", "p95", "longest"))
+    bench.add_times(dict(zip(names, (*quantiles(times), 1000 * max(times)), strict=True)))
 
 
 async def sweep(server: str, url: str, count: int) -> tuple[float, list[float]]:

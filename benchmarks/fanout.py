@@ -10,7 +10,7 @@ import uvloop
 from benchmarks.bench import Bench
 from benchmarks.http_client import connections
 from benchmarks.scenarios import V1, register, submit_task
-from benchmarks.servers import TOKEN, allow_many_connections, serving
+from benchmarks.servers import TOKEN, allow_many_connections
 from benchmarks.socketio_client import SocketIO, connect
 
 CLIENTS = 1_000
@@ -22,15 +22,15 @@ _SECONDS = 60.0
 def run(bench: Bench) -> None:
     """Report the processor time of an event to a thousand clients; its ratio is that of empty requests."""
     allow_many_connections()
-    with serving("joblib", bench.new_url()) as server:
-        process = _process(server)
-        costs = uvloop.run(_measure(server, lambda: _spent(process), bench.repeats))
+    server, _ = bench.shared_server
+    process = _process(server)
+    costs = uvloop.run(_measure(server, lambda: _spent(process), bench.repeats))
     noop = _process(bench.noop)
     before = _spent(noop)
     count = bench.empty_rate() * bench.seconds / 2
     empty = (_spent(noop) - before) / count
-    bench.report.add(f"event to {CLIENTS:,} clients", 1000 * median(costs), "ms")
-    bench.report.add("empty request ÷ event to one of them", empty / median(costs) * CLIENTS, "")
+    ratio = empty / median(costs) * CLIENTS  # of an event to one of them
+    bench.report.add(f"event to {CLIENTS:,} clients", 1000 * median(costs), "ms", ratio)
 
 
 async def _measure(url: str, spent: Callable[[], float], repeats: int) -> list[float]:

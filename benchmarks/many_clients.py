@@ -13,36 +13,43 @@ from benchmarks.bench import Bench
 from benchmarks.figures import Report
 from benchmarks.http_client import Connection, connections, quantiles
 from benchmarks.scenarios import V1, claim_task, register, report_status, submit_task
-from benchmarks.servers import TOKEN, allow_many_connections, serving
+from benchmarks.servers import TOKEN, allow_many_connections
 from benchmarks.socketio_client import SocketIO, connect
 
-_CLIENTS = 5_000
+_CLAIMS = 2_000
+_SOCKETS = 2_000
+_LISTENERS = 100
 _CLAIMS_PER_WORKER = 50
-_IDLE_SECONDS = 5.0
-_SETTLE_SECONDS = 3.0
-_COUNT_SECONDS = 12.0  # PostgreSQL counts the transactions of a connection up to 10 s later
+_IDLE_SECONDS = 3.0
+_SETTLE_SECONDS = 2.0
 _CONNECTS_AT_ONCE = 100
-_ROUNDS = 200
+_ROUNDS = 100
+_USED = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+AND state_change > now() - $1 * interval '1 second'
+"""
 
 
 def run(bench: Bench) -> None:
     """Report the memory of thousands of waiting clients, and the latency to reach one of them."""
     allow_many_connections()
-    url = bench.new_url()
-    with serving("joblib", url) as server:
-        process = [child for child in psutil.Process().children() if "joblib" in child.cmdline()][-1]
-        count = partial(_count_transactions, url) if bench.kind == "postgresql" else None
-        uvloop.run(waiting_claims(bench.report, server, process, count))
-        uvloop.run(sockets(bench.report, server, process))
-        uvloop.run(listeners(bench.report, server, 100, 150))
+    server, url = bench.shared_server
+    process = [child for child in psutil.Process().children() if "joblib" in child.cmdline()][-1]
+    used = partial(_used_connections, url) if bench.kind == "postgresql" else None
+    p50, p95 = uvloop.run(waiting_claims(bench.report, server, process, used))
+    bench.add_times({"submit to one of them, p50": p50, "submit to one of them, p95": p95})
+    p50, p95 = uvloop.run(sockets(bench.report, server, process))
+    bench.add_times({"submit to event, p50": p50, "submit to event, p95": p95})
+    rate = uvloop.run(listeners(server))
+    name = f"events to {_LISTENERS} connections in one room, in order"
+    bench.report.add(name, rate, "/s", rate / bench.empty_rate())
 
 
-async def _count_transactions(url: str) -> int:
-    """Return the number of transactions of a PostgreSQL database so far."""
+async def _used_connections(url: str) -> int:
+    """Return how many connections to a PostgreSQL database run a statement in some seconds."""
+    await asyncio.sleep(_IDLE_SECONDS)
     connection = await asyncpg.connect(url)
-    count: int = await connection.fetchval(
-        "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
-    )
+    count: int = await connection.fetchval(_USED, _IDLE_SECONDS)
     await connection.close()
     return count
 
@@ -51,10 +58,10 @@ async def waiting_claims(
     report: Report,
     url: str,
     server: psutil.Process,
-    count_transactions: Callable[[], Awaitable[int]] | None,
-    count: int = _CLIENTS,
-) -> None:
-    """Open many claims that wait; report their memory, their transactions while idle, and their latency."""
+    used_connections: Callable[[], Awaitable[int]] | None,
+    count: int = _CLAIMS,
+) -> tuple[float, float]:
+    """Open many claims that wait; report their memory and their statements, and return their latency."""
     before = server.memory_info().rss
     async with connections(url, TOKEN, count + 1) as (submitter, *waiting):
         workers = [await register(submitter) for _ in range(count // _CLAIMS_PER_WORKER)]
@@ -68,10 +75,10 @@ async def waiting_claims(
             asyncio.create_task(claim(connection, workers[index // _CLAIMS_PER_WORKER]))
             for index, connection in enumerate(waiting)
         }
-        await asyncio.sleep(_SETTLE_SECONDS if count_transactions is None else _COUNT_SECONDS)
+        await asyncio.sleep(_SETTLE_SECONDS)
         memory = (server.memory_info().rss - before) / count
-        if count_transactions is not None:
-            report.add("transactions while idle", await _idle_rate(count_transactions), "/s")
+        if used_connections is not None:
+            report.add("connections used while idle", await used_connections(), "")
         times = []
         for _ in range(_ROUNDS):
             start = time.perf_counter()
@@ -82,20 +89,14 @@ async def waiting_claims(
         for task in claims:
             task.cancel()
         await asyncio.gather(*claims, return_exceptions=True)
-    p50, p95 = quantiles(times)
     report.add(f"{count:,} waiting claims, each", memory / 1024, "KiB")
-    report.add("submit to one of them, p50", p50, "ms")
-    report.add("submit to one of them, p95", p95, "ms")
+    return quantiles(times)
 
 
-async def _idle_rate(count_transactions: Callable[[], Awaitable[int]]) -> float:
-    before = await count_transactions()
-    await asyncio.sleep(_IDLE_SECONDS)
-    return (await count_transactions() - before) / _IDLE_SECONDS
-
-
-async def sockets(report: Report, url: str, server: psutil.Process, count: int = _CLIENTS) -> None:
-    """Open many Socket.IO connections, each in its own room; report their memory and the event latency."""
+async def sockets(
+    report: Report, url: str, server: psutil.Process, count: int = _SOCKETS
+) -> tuple[float, float]:
+    """Open Socket.IO connections, each in its own room; report their memory, and return the event latency."""
     before = server.memory_info().rss
     received: asyncio.Queue[int] = asyncio.Queue()
 
@@ -118,14 +119,12 @@ async def sockets(report: Report, url: str, server: psutil.Process, count: int =
             times.append(time.perf_counter() - start)
     for client in clients:
         client.close()
-    p50, p95 = quantiles(times)
     report.add(f"{count:,} Socket.IO connections, each", memory / 1024, "KiB")
-    report.add("submit to event, p50", p50, "ms")
-    report.add("submit to event, p95", p95, "ms")
+    return quantiles(times)
 
 
-async def listeners(report: Report, url: str, count: int, cycles: int) -> None:
-    """Open many connections in one room; report the rate at which all of them receive all events in order."""
+async def listeners(url: str, count: int = _LISTENERS, cycles: int = 50) -> float:
+    """Open many connections in one room; return the rate at which all of them receive all events in order."""
     received: list[list[tuple[str, str]]] = [[] for _ in range(count)]
     clients = [
         await connect(
@@ -149,4 +148,4 @@ async def listeners(report: Report, url: str, count: int, cycles: int) -> None:
     statuses = ["pending", "claimed", "running", "completed"] * cycles
     assert all([status for _, status in events] == statuses for events in received), "an event is missing"
     assert len(set(map(tuple, received))) == 1, "the clients received different events"
-    report.add(f"events to {count} connections in one room, in order", count * 4 * cycles / seconds, "/s")
+    return count * 4 * cycles / seconds

@@ -16,7 +16,7 @@ from benchmarks import scenarios
 from benchmarks.bench import Bench
 from benchmarks.http_client import Rate, connections, measure
 from benchmarks.scenarios import LONG_POLL, V1
-from benchmarks.servers import TOKEN, serving
+from benchmarks.servers import TOKEN
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.db.tables import Job, RoomQueue, Task, WorkerJobLink
 from zndraw_joblib.server.queue import sql_recount
@@ -25,29 +25,28 @@ JOBS = (1, 100, 1000)
 MANY = JOBS[-1]
 _TASKS = 6000  # more than the claims of a worker of each number of jobs
 _CLAIM_SECONDS = 0.15
-_ROUNDS = 40
+_ROUNDS = 25
 _FIRST = "First"
 
 
 def run(bench: Bench) -> None:
     """Report the time of a claim by the number of jobs, of an empty claim, and from a submit to a claim."""
-    url = bench.new_url()
-    with serving("joblib", url) as server:
-        workers = {count: add_workers(server, url, count, _TASKS) for count in JOBS}
-        times: dict[int, list[float]] = {count: [] for count in JOBS}
-        for _ in range(max(bench.repeats, 5)):
-            # In turns: the speed of a shared machine changes from second to second.
-            for count, ids in workers.items():
-                times[count].append(uvloop.run(claim(server, ids, _CLAIM_SECONDS)).p50)
-        for count in JOBS:
-            bench.report.add(f"claim, {_jobs(count)}", median(times[count]), "ms")
-        ratio = median(many / one for one, many in zip(times[1], times[MANY], strict=True))
-        bench.report.add(f"claim, {_jobs(MANY)} ÷ {_jobs(1)}", ratio, "x")
-        for count in (1, MANY):
-            [worker_id] = add_workers(server, url, count, 0)
-            empty, wake_up = uvloop.run(_wait(server, worker_id, f"{_FIRST}{count}of0"))
-            bench.report.add(f"empty claim, {_jobs(count)}", empty, "ms")
-            bench.report.add(f"submit to waiting claim, {_jobs(count)}", wake_up, "ms")
+    server, url = bench.shared_server
+    workers = {count: add_workers(server, url, count, _TASKS) for count in JOBS}
+    times: dict[int, list[float]] = {count: [] for count in JOBS}
+    for _ in range(max(bench.repeats, 5)):
+        # In turns: the speed of a shared machine changes from second to second.
+        for count, ids in workers.items():
+            times[count].append(uvloop.run(claim(server, ids, _CLAIM_SECONDS)).p50)
+    for count in JOBS:
+        bench.report.add(f"claim, {_jobs(count)}", median(times[count]), "ms")
+    ratio = median(many / one for one, many in zip(times[1], times[MANY], strict=True))
+    bench.report.add(f"claim, {_jobs(MANY)} ÷ {_jobs(1)}", ratio, "x")
+    for count in (1, MANY):
+        [worker_id] = add_workers(server, url, count, 0)
+        empty, wake_up = uvloop.run(_wait(server, worker_id, f"{_FIRST}{count}of0"))
+        bench.report.add(f"empty claim, {_jobs(count)}", empty, "ms")
+        bench.report.add(f"submit to waiting claim, {_jobs(count)}", wake_up, "ms")
 
 
 def add_workers(server: str, url: str, jobs: int, tasks: int, count: int = 1) -> list[UUID]:

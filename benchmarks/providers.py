@@ -26,9 +26,8 @@ def run(bench: Bench) -> None:
     rate, ratio = bench.scenario(server, cached)
     single, identical = uvloop.run(latencies(server, _ROUNDS))
     bench.report.add("cached request", rate, "/s", ratio)
-    bench.report.add("new request, p50", single[0], "ms")
-    bench.report.add("new request, p95", single[1], "ms")
-    bench.report.add(f"{CALLERS} identical new requests, p50", identical[0], "ms")
+    bench.add_times({"new request, p50": single[0], "new request, p95": single[1]})
+    bench.add_times({f"{CALLERS} identical new requests, p50": identical[0]})
 
 
 @asynccontextmanager

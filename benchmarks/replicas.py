@@ -12,7 +12,7 @@ from benchmarks import batches, scenarios
 from benchmarks.backlog import add_pending_tasks
 from benchmarks.bench import CONNECTIONS, Bench, Scenario
 from benchmarks.rates import report_latencies
-from benchmarks.servers import serving
+from benchmarks.servers import serving_all
 
 _MAX_TASKS_PER_SECOND = 10_000
 
@@ -23,7 +23,7 @@ def run(bench: Bench) -> None:
         print("  only on PostgreSQL: one SQLite database has one server")
         return
     url = bench.new_url()
-    with serving("joblib", url) as first, serving("joblib", url) as second:
+    with serving_all(("joblib", url), ("joblib", url)) as (first, second):
         for name, scenario in (
             ("submit", scenarios.submit),
             ("claim", scenarios.claim),

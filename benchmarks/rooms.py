@@ -5,7 +5,6 @@ import time
 from statistics import median
 
 from benchmarks.bench import Bench
-from benchmarks.figures import Report
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Database
 from zndraw_joblib.server.db.engine import open_database
@@ -15,8 +14,7 @@ from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
 from zndraw_joblib.wire.messages import JobRegisterRequest
 from zndraw_joblib.wire.names import GLOBAL, JobName
 
-ROOMS = (10, 10_000)
-_TASKS_PER_ROOM = 3
+_TASKS = {10: 30, 10_000: 10_000}  # of each number of rooms
 _TASKS_PER_SUBMIT = 1000
 _CLAIMS = 40
 _ORDERS = {
@@ -29,21 +27,23 @@ _USER = Identity("bench", is_superuser=True)
 
 def run(bench: Bench) -> None:
     """Report the time of one claim for each claim order and number of rooms, and the longest claim."""
-    asyncio.run(_report_claims(bench.new_url(), bench.report))
+    bench.add_times(asyncio.run(_claims(bench.new_url())))
 
 
-async def _report_claims(url: str, report: Report) -> None:
+async def _claims(url: str) -> dict[str, float]:
+    times: dict[str, float] = {}
     database = open_database(url)
     await schema.upgrade(database)
-    for rooms in ROOMS:
+    for rooms in _TASKS:
         # Claims of all orders together take few of the tasks of many rooms, and all of those of few.
         claim = await _prepare(database, f"rooms{rooms}", rooms) if rooms > _CLAIMS else None
         for label, order in _ORDERS.items():
             of_order = claim or await _prepare(database, f"{label.split('_')[0]}{rooms}", rooms)
             spent = await _claim_times(database, of_order._replace(order=order))
-            report.add(f"claim, {label}, {rooms:,} rooms, p50", median(spent), "ms")
-            report.add(f"claim, {label}, {rooms:,} rooms, longest", max(spent), "ms")
+            times[f"claim, {label}, {rooms:,} rooms, p50"] = median(spent)
+            times[f"claim, {label}, {rooms:,} rooms, longest"] = max(spent)
     await database.close()
+    return times
 
 
 async def _prepare(database: Database, name: str, rooms: int) -> rules_claims.Claim:
@@ -52,7 +52,7 @@ async def _prepare(database: Database, name: str, rooms: int) -> rules_claims.Cl
     item = rules_jobs.JobToRegister(_USER, GLOBAL, request)
     (job, _), _ = await database.write(rules_jobs.register, item=item)
     job_name = JobName(GLOBAL, "modifiers", name)
-    rooms_of = [f"{name}-{number:05}" for number in range(rooms)] * _TASKS_PER_ROOM
+    rooms_of = [f"{name}-{number:05}" for number in range(rooms)] * (_TASKS[rooms] // rooms)
     for start in range(0, len(rooms_of), _TASKS_PER_SUBMIT):
         chunk = rooms_of[start : start + _TASKS_PER_SUBMIT]
         await database.write(

@@ -24,18 +24,29 @@ def allow_many_connections() -> None:
 @contextmanager
 def serving(kind: str, database_url: str = "") -> Iterator[str]:
     """Run a server and yield its URL; `kind` is `noop`, `joblib`, or `no-events` (without Socket.IO)."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.servers", kind, str(port), database_url]
-    process = subprocess.Popen(command)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_for(f"{url}/health/live", process)
+    with serving_all((kind, database_url)) as [url]:
         yield url
+
+
+@contextmanager
+def serving_all(*servers: tuple[str, str]) -> Iterator[list[str]]:
+    """Start servers at the same time, each of a kind and on a database, and yield their URLs."""
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for kind, database_url in servers:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            command = [sys.executable, "-m", "benchmarks.servers", kind, str(port), database_url]
+            processes[f"http://127.0.0.1:{port}"] = subprocess.Popen(command)
+        for url, process in processes.items():
+            _wait_for(f"{url}/health/live", process)
+        yield list(processes)
     finally:
-        process.terminate()
-        process.wait(timeout=20)
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            process.wait(timeout=20)
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
