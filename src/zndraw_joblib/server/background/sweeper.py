@@ -137,12 +137,28 @@ class Cycle:
         )
 
     def __str__(self) -> str:
-        """Return the summary for the log."""
-        return (
-            f"mode={self.mode} scanned={self.scanned} stale={self.stale} expired={self.expired} "
-            f"released={self.counts.released} failed={self.counts.failed} pruned={self.pruned} "
-            f"errors={self.errors} held_back={self.is_held_back} elapsed={self.elapsed:.3f}"
-        )
+        """Return the summary for the log, in words."""
+        would = "" if self.mode == SweeperMode.ENFORCE else "would be "
+        kept = self.stale - self.expired
+        wait = " until the next cycle" if self.is_held_back else ""
+        parts = [
+            (self.expired, f"of {_number(self.scanned, 'worker')} {would}removed for silence"),
+            (kept, f"silent {_plural(kept, 'worker')} kept{wait}"),
+            (self.counts.failed, f"{_plural(self.counts.failed, 'task')} {would}failed"),
+            (self.counts.released, f"{_plural(self.counts.released, 'task')} {would}queued again"),
+            (self.pruned, f"old {_plural(self.pruned, 'task')} deleted"),
+            (self.errors, _plural(self.errors, "error")),
+        ]
+        shown = ", ".join(f"{number:,} {text}" for number, text in parts if number > 0)
+        return f"{shown or 'nothing to do'} ({self.elapsed:.2f} s)"
+
+
+def _plural(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{noun}s"
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number:,} {_plural(number, noun)}"
 
 
 class Sweeper:
@@ -211,7 +227,8 @@ class Sweeper:
         self.last_cycles.append(cycle)
         self.actions.update(cycle.actions)
         is_busy = cycle.stale or cycle.counts != Counts() or cycle.pruned or cycle.errors
-        logger.log(logging.INFO if is_busy else logging.DEBUG, "Swept: %s", cycle)
+        level, fields = logging.INFO if is_busy else logging.DEBUG, cycle.summary.model_dump(mode="json")
+        logger.log(level, "Swept: %s", cycle, extra={"cycle": fields})
         if cycle.elapsed > self._settings.sweeper_interval_seconds:
             logger.warning(
                 "A cycle of the sweeper took %.1f s, longer than sweeper_interval_seconds (%g): silent "
