@@ -806,6 +806,23 @@ async def test_paused_jobs_stay_paused(empty: AsyncEngine) -> None:
     assert "joblib_pause" not in await tables(empty)
 
 
+async def test_a_queue_gets_the_table_of_rates(empty: AsyncEngine) -> None:
+    """The upgrade from 0027 keeps the jobs; a downgrade drops only the rates."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "A", "schema": {}}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0027")
+        await add(connection, {"joblib_job": job | {"created_at": at}})
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            await add(connection, {"joblib_submit_rate": {"user_id": "ada", "full_at": 2**60}})
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0027")
+            assert await counts(connection, ["joblib_job"]) == [1]
+    assert "joblib_submit_rate" not in await tables(empty)
+
+
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:
     """Return the rows of a table in the order of its key."""
     chosen = metadata.tables[name]

@@ -673,6 +673,16 @@ class Pause(Base, table=True):
     paused_by: str = _column(Text)
 
 
+class SubmitRate(Base, table=True):
+    """When the token bucket of a user's submits is full, in microseconds since 1970; full without a row."""
+
+    __tablename__ = "joblib_submit_rate"
+    __table_args__ = (Index(None, "full_at"),)
+
+    user_id: str = _column(Text, key=True)
+    full_at: int = _column(BigInteger)
+
+
 class RoomQueue(Base, table=True):
     """The tasks of one room in the queue of one job; (`lane`, `seq`) is a lower bound of the first one.
 

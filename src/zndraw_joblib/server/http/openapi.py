@@ -301,7 +301,15 @@ REQUESTS: dict[Operation[Any], Examples] = {
     },
     ops.UPDATE_SWEEPER: {"observe": ("Log only", {"mode": "observe"})},
 }
-_CREATED = {"Location": "The path of the task.", "Retry-After": "Seconds to wait before the task is read."}
+_RATE = {
+    "RateLimit": "How many submits the caller may still make, and the seconds until it has all of them.",
+    "RateLimit-Policy": "How many tasks a caller may submit, and in how many seconds, if that is limited.",
+}
+_CREATED = {
+    "Location": "The path of the task.",
+    "Retry-After": "Seconds to wait before the task is read.",
+    **_RATE,
+}
 _WAITED = {"Preference-Applied": "`wait=N`, if the request preferred to wait."}
 # The status of an example, its body, and the headers of the response.
 RESPONSES: dict[Operation[Any], tuple[int, Any, dict[str, str]]] = {
@@ -327,7 +335,7 @@ RESPONSES: dict[Operation[Any], tuple[int, Any, dict[str, str]]] = {
     ops.SUBMIT_TASKS: (
         200,
         {"results": [{"status": 202, "id": _TASK_ID, "task": _PENDING_TASK}]},
-        {"Preference-Applied": "`return=minimal`, if the request preferred it."},
+        {"Preference-Applied": "`return=minimal`, if the request preferred it.", **_RATE},
     ),
     ops.CLAIM_TASK: (
         200,

@@ -1,9 +1,10 @@
 """Operations of tasks: submit, claim, report, read and act on them, alone and in batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import ceil
+from types import MappingProxyType
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -142,6 +143,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
     encoded = rules_transitions.check_size("payload", body.payload)
+    rate = await queue.runtime.take_submits(caller.id, 1)
     with submit_span(request, traceparent, name) as trace:
         item = queue.runtime.submission(caller, room_id, name, body, key, trace)
         item.payload_json = encoded
@@ -150,7 +152,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
         else:
             answer = await queue.runtime.submit(item)
             task = answer.result if isinstance(answer, Repeat) else answer
-    headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1"}
+    headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **rate}
     if task.duplicate:
         await _check_duplicate(request, caller, room_id, task)
         return json_response(task, 200, headers)
@@ -372,6 +374,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
     A body with a malformed item is refused as a whole.
     """
     rooms = await _writable_rooms(request, queue, body.tasks)
+    rate = await queue.runtime.take_submits(caller.id, len(body.tasks))
     jobs = {name: _job_name(name) for name in {task.job_name for task in body.tasks}}
     may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
     names = [job for job in jobs.values() if isinstance(job, JobName)]
@@ -396,7 +399,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
             await _readable(request, caller, task.room_id, outcome)
             for task, outcome in zip(body.tasks, outcomes, strict=True)
         ]
-    return _response(outcomes, 202, queue.prefix, is_minimal=minimal)
+    return _response(outcomes, 202, queue.prefix, is_minimal=minimal, more_headers=rate)
 
 
 async def _readable(request: Request, caller: Identity, room_id: str, outcome: Outcome) -> Outcome:
@@ -486,11 +489,18 @@ def _large_payload(task: TaskToSubmit) -> ProblemException | None:
     return None
 
 
-def _response(outcomes: Sequence[Outcome], status: int, prefix: str, *, is_minimal: bool) -> Response:
+def _response(
+    outcomes: Sequence[Outcome],
+    status: int,
+    prefix: str,
+    *,
+    is_minimal: bool,
+    more_headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
     results = [_result(outcome, status, prefix, is_minimal=is_minimal) for outcome in outcomes]
     _cut_errors(results)
-    headers = {"Preference-Applied": "return=minimal"} if is_minimal else None
-    return JsonResponse(to_json({"results": results}), 200, headers)
+    headers = {"Preference-Applied": "return=minimal"} if is_minimal else {}
+    return JsonResponse(to_json({"results": results}), 200, {**headers, **more_headers})
 
 
 def _cut_errors(results: Sequence[dict[str, Any]]) -> None:

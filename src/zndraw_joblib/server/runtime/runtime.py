@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -49,6 +50,7 @@ from zndraw_joblib.server.queue import (
     rules_claims,
     rules_idempotency,
     rules_jobs,
+    rules_rates,
     rules_tasks,
     rules_transitions,
     rules_workers,
@@ -342,6 +344,16 @@ class Runtime:
             key=key,
             traceparent=traceparent,
         )
+
+    async def take_submits(self, user: str, count: int) -> dict[str, str]:
+        """Count tasks that a user submits over HTTP for its rate. Return the headers of the response.
+
+        Raises `TooManyRequests`, before anything is written.
+        """
+        limit, seconds = self.settings.max_submits_per_user, self.settings.submit_window_seconds
+        if limit is None:
+            return {}
+        return await self.write_short(rules_rates.take, user, count, limit, timedelta(seconds=seconds))
 
     async def submit(self, item: rules_tasks.Submission) -> OnceOrRepeat:
         """Add a task. Raises the problem that `rules_tasks.submit` returns, or `InvalidPayload`."""

@@ -4328,6 +4328,10 @@ export interface operations {
                     Location?: string;
                     /** @description Seconds to wait before the task is read. */
                     "Retry-After"?: string;
+                    /** @description How many submits the caller may still make, and the seconds until it has all of them. */
+                    RateLimit?: string;
+                    /** @description How many tasks a caller may submit, and in how many seconds, if that is limited. */
+                    "RateLimit-Policy"?: string;
                     [name: string]: unknown;
                 };
                 content: {
@@ -5627,6 +5631,10 @@ export interface operations {
                 headers: {
                     /** @description `return=minimal`, if the request preferred it. */
                     "Preference-Applied"?: string;
+                    /** @description How many submits the caller may still make, and the seconds until it has all of them. */
+                    RateLimit?: string;
+                    /** @description How many tasks a caller may submit, and in how many seconds, if that is limited. */
+                    "RateLimit-Policy"?: string;
                     [name: string]: unknown;
                 };
                 content: {
