@@ -165,7 +165,7 @@ class _Counter:
         else:
             self._check_keywords(node)
             if "$ref" in node:
-                inner.append(_target_of(self._root, node["$ref"]))
+                inner.append(target_of(self._root, node["$ref"]))
             patterns = len(node.get("patternProperties", ())) + ("pattern" in node)
             subschemas, unique = 1.0 + _own_effort(node) + _PATTERN_EFFORT * patterns, 0.0
             unique += node.get("uniqueItems") is True
@@ -192,9 +192,10 @@ def _own_effort(node: dict[str, Any]) -> int:
     return _DECIMAL_EFFORT * decimals + _FORMAT_EFFORT * ("format" in node)
 
 
-def _target_of(root: Any, reference: str) -> Any:
+def target_of(root: Any, reference: str) -> Any:
+    """Return what a plain reference refers to. Raises LookupError or ValueError for any other."""
     if not _POINTER.fullmatch(reference):
-        raise _Unestimated
+        raise LookupError(reference)
     target = root
     for part in reference.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
