@@ -43,19 +43,32 @@ INVARIANTS = {
           (SELECT count(*) FROM joblib_task t
            WHERE t.job_id = j.id AND t.status = 'pending' AND t.run_at IS NOT NULL)""",
     "a worker is linked to a soft-deleted job": """
-        SELECT count(*) FROM joblib_worker_job l JOIN joblib_job j ON j.id = l.job_id WHERE j.deleted""",
+        SELECT count(*) FROM joblib_worker_job l JOIN joblib_job j ON j.id = l.job_id
+        WHERE j.deleted AND NOT EXISTS (
+          SELECT 1 FROM joblib_job c WHERE c.full_name = j.full_name AND NOT c.deleted)""",
     "a soft-deleted job has a pending task": """
         SELECT count(*) FROM joblib_task t JOIN joblib_job j ON j.id = t.job_id
-        WHERE j.deleted AND t.status = 'pending'""",
+        WHERE j.deleted AND t.status = 'pending' AND NOT EXISTS (
+          SELECT 1 FROM joblib_job c WHERE c.full_name = j.full_name AND NOT c.deleted)""",
+    "a job has not exactly one current version": """
+        SELECT count(*) FROM (
+          SELECT 1 FROM joblib_job GROUP BY full_name
+          HAVING sum(CASE WHEN superseded THEN 0 ELSE 1 END) <> 1) y""",
+    "a superseded version does not count as deleted": """
+        SELECT count(*) FROM joblib_job WHERE superseded AND NOT deleted""",
     "a remote job without workers and pending tasks is not soft-deleted": """
         SELECT count(*) FROM joblib_job j
-        WHERE NOT j.deleted AND j.room_id <> '@internal' AND j.pending + j.scheduled = 0
+        WHERE NOT j.deleted AND j.room_id <> '@internal' AND NOT EXISTS (
+            SELECT 1 FROM joblib_job v WHERE v.full_name = j.full_name AND v.pending + v.scheduled > 0)
           AND coalesce(without_workers, 'forget') = 'forget'
-          AND NOT EXISTS (SELECT 1 FROM joblib_worker_job l WHERE l.job_id = j.id)""",
+          AND NOT EXISTS (
+            SELECT 1 FROM joblib_worker_job l JOIN joblib_job v ON v.id = l.job_id
+            WHERE v.full_name = j.full_name)""",
     "a time without workers is recorded of a job with one, or missing of a remote job without": """
         SELECT count(*) FROM joblib_job j
         WHERE NOT deleted AND room_id <> '@internal' AND (unserved_since IS NULL) <> EXISTS (
-            SELECT 1 FROM joblib_worker_job l WHERE l.job_id = j.id
+            SELECT 1 FROM joblib_worker_job l JOIN joblib_job v ON v.id = l.job_id
+            WHERE v.full_name = j.full_name
         )""",
     "the active worker of a provider is not its newest one": """
         SELECT count(*) FROM joblib_provider p WHERE NOT EXISTS (

@@ -344,3 +344,55 @@ async def test_old_entries_are_deleted(replica: Replica) -> None:
     assert pruned.deleted == (1 if now - LONG_AGO > keep else 0)
     trail = await replica.runtime.database.read(sql_lists.read, sql_lists.AUDIT, CursorPage(10, None), {})
     assert len(trail.items) == 3
+
+
+OLD = {"type": "object", "properties": {"x": {"type": "integer"}}}
+OTHER = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 5}}}
+
+
+@on_both
+async def test_tasks_of_an_old_version_are_retargeted_or_cancelled(  # noqa: PLR0915 - one story
+    client: httpx.AsyncClient,
+) -> None:
+    """Each payload is validated against the current schema; those that match keep id, place and priority."""
+    job = await register(client, schema=OLD, max_attempts=2, retry_on=["error"])
+    ids = []
+    for x in (1, 9, 2):
+        submitted = await submit(client, job, x=x)
+        ids.append(submitted["id"])
+        assert submitted["version"] == 1
+    held = [await claim(client, job["worker_id"]) for _ in ids]
+    assert (await register(client, schema=OTHER, worker_id=job["worker_id"]))["version"] == 2
+    newer = await submit(client, job, x=3)
+    for task_id in ids[1:]:
+        assert (await client.post(f"{V1}/tasks/{task_id}/release")).status_code == 200
+    # This one waits for its retry.
+    assert held[0] is not None
+    await report(client, held[0], "failed", attempt=held[0]["attempt"], error="again")
+    wanted: dict[str, Any] = {"job": [job["full_name"]], "version": [1]}
+    found = (await client.get(f"{V1}/tasks", params={"job": job["full_name"], "version": 1})).json()["items"]
+    assert [(item["id"], item["version"]) for item in found] == [(task_id, 1) for task_id in ids[::-1]]
+    shown = await preview(client, "retarget", **wanted)
+    assert shown["count"] == 3
+    result = (await act(client, shown["token"], "retarget", **wanted)).json()
+    assert (result["affected"], result["skipped"]) == (2, 1)
+    [refused] = result["refused"]
+    assert refused["id"] == ids[1]
+    assert "9" in refused["detail"]
+    assert [(await client.get(f"{V1}/tasks/{task_id}")).json()["version"] for task_id in ids] == [2, 1, 2]
+    assert "no_worker_of_version" in (await client.get(f"{V1}/tasks/{ids[1]}/explain")).text
+    described = (await client.get(f"{V1}/rooms/lab/jobs/{job['full_name']}")).json()
+    assert [(one["version"], one["workers"]) for one in described["versions"]] == [(2, 1), (1, 0)]
+    shown = await preview(client, "cancel", **wanted)
+    assert (await act(client, shown["token"], "cancel", **wanted)).json()["affected"] == 1
+    actions = [action for action, _, _ in await trail(client)]
+    assert actions[:3] == ["bulk.cancel", "bulk.retarget", "job.schema"]
+    assert newer["version"] == 2
+
+
+async def test_versions_are_those_of_named_jobs(client: httpx.AsyncClient) -> None:
+    """A filter of versions needs jobs, and so does a retarget."""
+    without_job = await client.post(f"{BULK}/preview", json={"action": "retarget", "filter": {}})
+    assert "filter.job" in expect_problem(without_job, 422, "invalid-request")["detail"]
+    alone = await client.post(f"{BULK}/preview", json={"action": "cancel", "filter": {"version": [1]}})
+    assert "version" in expect_problem(alone, 422, "invalid-request")["detail"]

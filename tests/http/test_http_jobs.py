@@ -36,6 +36,8 @@ async def test_a_new_job_gets_a_worker(client: httpx.AsyncClient, events: list[E
         "paused": False,
         "paused_until": None,
         "unserved_since": None,
+        "version": 1,
+        "versions": [{"version": 1, "current": True, "workers": 1, "pending": 0, "scheduled": 0}],
         **JobPolicy().model_dump(mode="json"),
     }
     assert events == [(JobsInvalidate(), "room:lab")]
@@ -61,7 +63,7 @@ async def test_an_operator_registers_and_forgets_a_job_without_workers(
     assert (again.status_code, again.json()["id"]) == (200, created.json()["id"])
     assert (again.json()["max_attempts"], again.json()["schema"]) == (2, {})
     trail = (await client.get(f"{V1}/audit")).json()["items"]
-    assert [entry["action"] for entry in trail] == ["job.put", "job.policy", "job.put"]
+    assert [entry["action"] for entry in trail] == ["job.put", "job.policy", "job.schema", "job.put"]
 
 
 @on_both
@@ -138,7 +140,9 @@ async def test_reserved_rooms_are_for_superusers(client: httpx.AsyncClient, as_u
 async def test_an_active_job_keeps_its_schema(client: httpx.AsyncClient) -> None:
     """Another schema is 409 with the text of the contract, and no worker is created."""
     await register(client, room="lab", schema={"type": "object"})
-    body = expect_problem(await client.put(JOBS, json={**ROTATE, "schema": {}}), 409, "schema-conflict")
+    other = {**ROTATE, "schema": {"type": "object", "minProperties": 1}}
+    body = expect_problem(await client.put(JOBS, json=other), 409, "schema-conflict")
+    assert body["differences"] == [{"pointer": "/minProperties", "new": 1}]
     assert body["detail"].startswith("Schema mismatch")
     assert (await client.get(f"{V1}/workers")).json()["total"] == 1
     assert (await client.put(f"{V1}/rooms/attic/jobs", json={**ROTATE, "schema": {}})).status_code == 201

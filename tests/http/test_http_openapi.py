@@ -234,7 +234,7 @@ WITHOUT_KEY = {
 # Lists for operators, which have cursors.
 BY_CURSOR = {"/jobs", "/providers", "/schedules", "/tasks"}
 _CURSOR = {"cursor", "limit"}
-_FILTER = {"status", "job", "room", "worker", "created_by", "error_code", "text", "since", "until"}
+_FILTER = {"status", "job", "version", "room", "worker", "created_by", "error_code", "text", "since", "until"}
 _STREAM = {"token", "after", "Last-Event-ID", "Prefer"}
 _RANGES = {"Range", "If-Range", "If-None-Match"}
 ALSO = {

@@ -12,7 +12,6 @@ from zndraw_joblib.wire.problems import (
     InvalidTaskTransition,
     JobNotFound,
     ProblemException,
-    SchemaConflict,
     StaleReport,
     WorkerNotFound,
 )
@@ -147,9 +146,6 @@ class Ledger:
         self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None
     ) -> Refusal | None:
         """Return the problem of a registration, or None."""
-        job = self.jobs.get(name)
-        if job and not job.is_deleted and job.schema != schema:
-            return SchemaConflict
         known = self.workers.get(worker) if worker else None
         if worker and (known is None or known.owner != by.id):
             return WorkerNotFound

@@ -439,7 +439,7 @@ async def test_a_page_of_a_jobs_other_tasks_reads_no_backlog(
         for number in (BIG, RARE, IDLE):
             with subtests.test(status=status, number=number):
                 work = partial(
-                    sql_tasks.page, room_id=LAB, status=status, job_id=job_id(number), part=Page(50, 0)
+                    sql_tasks.page, room_id=LAB, status=status, job_ids=[job_id(number)], part=Page(50, 0)
                 )
                 plans = await explainer.plans(work)
                 assert_totals(plans, status)
@@ -453,7 +453,7 @@ async def test_a_page_of_a_job_reads_that_jobs_tasks(explainer: Explainer, subte
         for number in (BIG, RARE, IDLE):
             with subtests.test(status=status, number=number):
                 work = partial(
-                    sql_tasks.page, room_id=LAB, status=status, job_id=job_id(number), part=Page(50, 0)
+                    sql_tasks.page, room_id=LAB, status=status, job_ids=[job_id(number)], part=Page(50, 0)
                 )
                 plans = await explainer.plans(work)
                 assert_totals(plans, status)

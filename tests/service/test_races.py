@@ -276,7 +276,7 @@ async def test_the_same_registration_twenty_times_at_once(pair: Pair) -> None:
 
 async def test_of_two_schemas_at_once_one_wins(pair: Pair) -> None:
     """All workers with that schema serve the job; the others get a conflict and leave no worker row."""
-    schemas = [{"title": "A"}, {"title": "B"}]
+    schemas = [{"minProperties": 1}, {"maxProperties": 1}]
     results = await at_once(
         *[pair[turn % 2].register_job(schema=schemas[turn // 2 % 2]) for turn in range(20)]
     )
@@ -307,9 +307,9 @@ async def test_a_registration_during_the_deletion_of_its_job_serves_it(pair: Pai
 async def test_a_new_schema_during_the_deletion_of_its_job_replaces_it_or_is_refused(pair: Pair) -> None:
     """The job was soft-deleted and is restored with the new schema, or it is still active."""
     for turn in range(ROUNDS):
-        job = await pair[0].register(schema={"title": f"old {turn}"})
+        job = await pair[0].register(schema={"minProperties": turn + 1})
         gone, came = await at_once(
-            pair[0].leave(job.worker_id), pair[1].register(schema={"title": f"new {turn}"}, by=STRANGER)
+            pair[0].leave(job.worker_id), pair[1].register(schema={"maxProperties": turn + 1}, by=STRANGER)
         )
         assert gone is None
         if isinstance(came, JobResponse):

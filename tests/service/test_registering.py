@@ -29,6 +29,9 @@ from zndraw_joblib.wire.statuses import TaskStatus
 SCHEMA = {"type": "object", "properties": {"angle": {"type": "number"}}, "required": ["angle"]}
 
 
+OTHER = {"type": "object", "properties": {"angle": {"type": "string"}}, "required": ["angle"]}
+
+
 async def active(replica: Replica) -> list[str]:
     """Return the names of the active jobs."""
     return sorted(job.full_name for job in await replica.rows(Job.__table__) if not job.deleted)
@@ -65,8 +68,11 @@ async def test_equal_schemas_are_equal_in_any_order_of_keys(replica: Replica) ->
 async def test_another_schema_is_refused_and_leaves_no_worker_behind(replica: Replica) -> None:
     """The schema of an active job stays; the refused registration creates nothing."""
     await replica.register(schema=SCHEMA)
-    with pytest.raises(SchemaConflict, match="Schema mismatch"):
-        await replica.register(schema={})
+    with pytest.raises(SchemaConflict, match="Schema mismatch") as caught:
+        await replica.register(schema=OTHER)
+    assert caught.value.problem.model_extra == {
+        "differences": [{"pointer": "/properties/angle/type", "old": "number", "new": "string"}]
+    }
     assert len(await replica.rows(Worker.__table__)) == 1
 
 
@@ -212,11 +218,11 @@ async def test_an_unused_job_without_workers_takes_another_schema(replica: Repli
     """Also one that stays by its policy; not while a task waits, nor while another worker serves it."""
     job = await replica.register(schema=SCHEMA, without_workers="queue")
     with pytest.raises(SchemaConflict):
-        await replica.register(schema={})
+        await replica.register(schema=OTHER)
     await replica.leave(job.worker_id)
-    assert (await replica.register(schema={})).id == job.id
+    assert (await replica.register(schema=OTHER)).id == job.id
     [link] = await replica.rows(WorkerJobLink.__table__)
-    task = await replica.submit(job)
+    task = await replica.submit(job, payload={"angle": ""})
     await replica.leave(link.worker_id)
     with pytest.raises(SchemaConflict):
         await replica.register(schema=SCHEMA)
@@ -249,7 +255,10 @@ async def test_a_registration_restores_a_soft_deleted_job(replica: Replica) -> N
     assert back.workers == [back.worker_id]
     get = partial(rules_jobs.get, room_id="lab", name=parse_job_name(job.full_name), cross_room=False)
     assert (await replica.runtime.database.read(get)).schema_ == SCHEMA
-    page = partial(rules_tasks.page, room_id="lab", status=None, part=Page(50, 0), job=job.id)
+    find = partial(rules_jobs.ids_of, room_id="lab", name=parse_job_name(job.full_name), cross_room=False)
+    ids = await replica.runtime.database.read(find)
+    assert len(ids) == 2
+    page = partial(rules_tasks.page, room_id="lab", status=None, part=Page(50, 0), jobs=ids)
     [old] = (await replica.runtime.database.read(page)).items
     assert (old.id, old.result, old.worker_id) == (done.id, 7, job.worker_id)
 
@@ -261,8 +270,8 @@ async def test_the_history_of_a_soft_deleted_job_is_readable(replica: Replica) -
     await replica.report(done.id, TaskStatus.COMPLETED)
     await replica.leave(job.worker_id)
     name = parse_job_name(job.full_name)
-    find = partial(rules_jobs.id_of, room_id="lab", name=name, cross_room=False)
-    assert await replica.runtime.database.read(find) == job.id
+    find = partial(rules_jobs.ids_of, room_id="lab", name=name, cross_room=False)
+    assert await replica.runtime.database.read(find) == [job.id]
     assert (await replica.get(done.id)).job_name == job.full_name
 
 
@@ -270,7 +279,7 @@ async def test_a_rooms_job_is_visible_in_that_room_only(replica: Replica) -> Non
     """Other rooms cannot find, read or call it, unless `cross_room_jobs` is set."""
     job = await replica.register(room="lab")
     name = JobName("lab", "modifiers", "Rotate")
-    for work in (rules_jobs.get, rules_jobs.id_of):
+    for work in (rules_jobs.get, rules_jobs.ids_of):
         with pytest.raises(JobNotFound):
             await replica.runtime.database.read(work, room_id="other", name=name, cross_room=False)
         assert await replica.runtime.database.read(work, room_id="other", name=name, cross_room=True)

@@ -34,7 +34,8 @@ async def totals(replica: Replica, room: str = "lab", job: UUID | None = None) -
     """Return the totals of a room's lists, all and by status, without those that are 0."""
     found = {}
     for status in (None, *TaskStatus):
-        page = partial(rules_tasks.page, room_id=room, status=status, part=Page(0, 0), job=job)
+        job_ids = [job] if job else []
+        page = partial(rules_tasks.page, room_id=room, status=status, part=Page(0, 0), jobs=job_ids)
         found[status or "all"] = (await replica.runtime.database.read(page)).total
     return {str(name): total for name, total in found.items() if total}
 

@@ -42,6 +42,7 @@ def print_job(job: JobResponse) -> None:
     print_fields(
         {"job": job.full_name, "about": summary, "paused": job.paused, "until": job.paused_until}
         | {"workers": len(job.workers), "no worker since": job.unserved_since}
+        | ({"versions": _versions(job)} if len(job.versions) > 1 else {})
         | _policy(job)
     )
     parameters = [_parameter(schema, name, field) for name, field in _fields(schema).items()]
@@ -49,6 +50,13 @@ def print_job(job: JobResponse) -> None:
         typer.echo()
         _PARAMETERS.print(parameters)
     typer.echo(f"\nExample: {clean_line(example_call(job))}")
+
+
+def _versions(job: JobResponse) -> str:
+    return "; ".join(
+        f"{one.version}{' (current)' if one.current else ''}: {one.workers} workers, {one.pending} waiting"
+        for one in job.versions
+    )
 
 
 def example_call(job: JobResponse) -> str:

@@ -63,6 +63,14 @@ Jobs = Annotated[
         "--job", metavar="JOB", help="Only tasks of this job; repeatable. Full name, or Name alone."
     ),
 ]
+Versions = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--version",
+        metavar="N",
+        help="Only tasks of this version of the job of --job; repeatable. 'jobs NAME' lists the versions.",
+    ),
+]
 WorkerOf = Annotated[
     str | None,
     typer.Option(
@@ -143,7 +151,7 @@ def select(  # noqa: PLR0913 - one for each option
     until: str | None,
     *,
     all_rooms: bool,
-    **others: str | list[str] | None,
+    **others: str | list[str] | list[int] | None,
 ) -> Selection:
     """Return what the options select. Raises `UsageError`."""
     if all_rooms and rooms:
@@ -192,7 +200,8 @@ Action = Annotated[
     typer.Argument(
         metavar="ACTION",
         help="retry (failed and cancelled tasks), cancel (tasks that have not ended), release (held tasks), "
-        "or purge (delete tasks that have ended).",
+        "purge (delete tasks that have ended), or retarget (move pending tasks of earlier versions of --job "
+        "to the current one, if they match its schema).",
         show_default=False,
     ),
 ]
@@ -206,6 +215,7 @@ _DONE = {
     BulkAction.CANCEL: "cancelled",
     BulkAction.RELEASE: "released",
     BulkAction.PURGE: "deleted",
+    BulkAction.RETARGET: "of the current version",
 }
 
 
@@ -220,6 +230,7 @@ def bulk(  # noqa: PLR0913 - each is an option
     created_by: CreatedBy = None,
     error_code: ErrorCodes = None,
     text: Text = None,
+    version: Versions = None,
     since: Since = None,
     until: Until = None,
     preview: Preview = False,
@@ -233,6 +244,7 @@ def bulk(  # noqa: PLR0913 - each is an option
     needs their number. Tasks that are submitted meanwhile are not changed.
     """
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
+    others |= {"version": version}
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
     if not (preview or yes or sys.stdin.isatty()):
         raise UsageError(
@@ -264,6 +276,8 @@ def _apply(
         print_json(result)
         return
     print_note(f"{_tasks(result.affected)} {_DONE[result.action]}{_skipped(result)}.")
+    for refused in result.refused:
+        print_note(f"{refused.id}: {refused.detail}")
     if not preview.is_complete:
         print_note("More tasks match: repeat the command for the next ones.")
 
@@ -273,7 +287,7 @@ def _refusal(preview: BulkPreview) -> str | None:
 
     A purge, or a cancel or release of many tasks, needs their number, typed.
     """
-    is_large = preview.action is not BulkAction.RETRY and preview.count > _MAX_UNTYPED
+    is_large = preview.action in {BulkAction.CANCEL, BulkAction.RELEASE} and preview.count > _MAX_UNTYPED
     if not is_large and preview.action is not BulkAction.PURGE:
         is_wanted = typer.confirm(f"{preview.action.capitalize()} {_count(preview)}?", err=True)
         return None if is_wanted else "Nothing was changed"
@@ -307,6 +321,8 @@ def _skipped(result: BulkResult) -> str:
         return ""
     if result.action is BulkAction.PURGE:
         return f"; {result.skipped:,} ended in the last two minutes: repeat the command later"
+    if result.action is BulkAction.RETARGET:
+        return f"; {result.skipped:,} stay, because they do not match its schema or have changed meanwhile"
     return f"; {result.skipped:,} had changed meanwhile or were locked"
 
 
@@ -431,6 +447,7 @@ def tasks(  # noqa: PLR0913 - each is an option
     created_by: CreatedBy = None,
     error_code: ErrorCodes = None,
     text: Text = None,
+    version: Versions = None,
     since: Since = None,
     until: Until = None,
     limit: Limit = 20,
@@ -444,6 +461,7 @@ def tasks(  # noqa: PLR0913 - each is an option
     if refuse_options_before(context):
         return
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
+    others |= {"version": version}
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
     with open_client(url) as client:
         items, caption = _find(client, selection, limit)

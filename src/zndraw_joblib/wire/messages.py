@@ -134,12 +134,29 @@ class JobRegisterRequest(SchemaBody, JobPolicy):
     schedule: ScheduleTimes | None = None
 
 
+class JobVersion(ResponseBody):
+    """A version of a job: tasks that were validated against one schema.
+
+    `workers` is how many workers may serve it, by their schemas; `pending` are the tasks in its queue, and
+    `scheduled` those that enter it later. New tasks are of the `current` one.
+    """
+
+    version: int
+    current: bool
+    workers: int
+    pending: int
+    scheduled: int
+
+
 class JobResponse(SchemaBody, JobPolicy, ResponseBody):
     """A job. `workers` are the ids of the workers that serve it.
 
     `worker_id` is the registering worker, only in the response to a registration. `paused`: an operator has
     paused the job, so none of its tasks are claimed, until `paused_until` if that is set. `unserved_since` is
     when its last worker left, null while one serves it.
+
+    `version` is the number of its schema: the current one, or in the response to a registration that of the
+    worker. `versions` lists the current one, and those with workers or waiting tasks.
     """
 
     id: UUID
@@ -152,6 +169,8 @@ class JobResponse(SchemaBody, JobPolicy, ResponseBody):
     paused: bool = False
     paused_until: datetime | None = None
     unserved_since: datetime | None = None
+    version: int = 1
+    versions: list[JobVersion] = []
 
 
 class JobSummary(ResponseBody):
@@ -338,6 +357,7 @@ class TaskResponse(ResponseBody):
     - `duplicate`: true in the response to a submit that made no task, because this one holds its key.
     - `schedule`, `due_at`: the schedule of its room that submitted it, and the due time. They are omitted for
       other tasks, and `due_at` for a schedule's task that somebody ran by hand.
+    - `version`: the number of the job's schema that its payload was validated against.
     """
 
     # What a new field needs is in CONTRIBUTING, "How to add a field or an option".
@@ -368,6 +388,7 @@ class TaskResponse(ResponseBody):
     duplicate: Literal[True] | None = Field(default=None, exclude_if=is_none)
     schedule: str | None = Field(default=None, exclude_if=is_none)
     due_at: datetime | None = Field(default=None, exclude_if=is_none)
+    version: int = 1
 
 
 class TaskClaimRequest(RequestBody):

@@ -1,14 +1,22 @@
 """What operators see and do: statistics, searches, bulk actions, lists, settings, findings, the overview."""
 
+import operator
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from uuid import UUID
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from zndraw_joblib.wire.bodies import Moment, RequestBody, ResponseBody
-from zndraw_joblib.wire.messages import SchemaBody, SweeperCycle, SweeperMode, SweeperState, WorkerInfo
+from zndraw_joblib.wire.messages import (
+    JobVersion,
+    SchemaBody,
+    SweeperCycle,
+    SweeperMode,
+    SweeperState,
+    WorkerInfo,
+)
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -106,13 +114,16 @@ SearchedName = Annotated[str, Field(min_length=1, max_length=400), AfterValidato
 Names = Annotated[list[SearchedName], Field(max_length=MAX_FILTER_VALUES)]
 
 
+Versions = Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=MAX_FILTER_VALUES)]
+
+
 class TaskFilter(RequestBody):
     """Which tasks to find: a task has to match every field that is given, and any value of a list.
 
     `job` has full names of jobs (``room:category:name``), `room` ids of rooms. `worker` is the id of the
     current or last worker. `error_code` is as in a task. `text` is part of the payload as JSON text, or of
     the error; the letters a to z match without regard to case. Times are those of creation: `since` is
-    included, `until` is not.
+    included, `until` is not. `version` has numbers of versions, and needs `job`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -126,6 +137,13 @@ class TaskFilter(RequestBody):
     text: Text | None = None
     since: Moment | None = None
     until: Moment | None = None
+    version: Versions = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _version_needs_job(self) -> Self:
+        if self.version and not self.job:
+            raise ValueError("version: it needs job, because versions are counted for each job")
+        return self
 
 
 class FoundTask(ResponseBody):
@@ -147,6 +165,7 @@ class FoundTask(ResponseBody):
     run_at: datetime | None = None
     error: str | None = None
     error_code: str | None = None
+    version: int = 1
 
 
 class StatusCounts(ResponseBody):
@@ -164,13 +183,16 @@ class BulkAction(StrEnum):
     """What to do with all tasks that match a filter.
 
     `retry`: failed and cancelled tasks. `cancel`: tasks that have not ended. `release`: held tasks.
-    `purge`: delete tasks that have ended. Tasks in another status are not affected.
+    `purge`: delete tasks that have ended. `retarget`: pending tasks of earlier versions of the jobs of the
+    filter get the current version, if their payloads match its schema. Tasks in another status are not
+    affected.
     """
 
     RETRY = "retry"
     CANCEL = "cancel"
     RELEASE = "release"
     PURGE = "purge"
+    RETARGET = "retarget"
 
 
 class BulkPreviewRequest(RequestBody):
@@ -204,6 +226,13 @@ class BulkRequest(RequestBody):
     token: Annotated[str, Field(max_length=2000)]
 
 
+class RefusedTask(ResponseBody):
+    """A task whose payload does not match the current schema of its job, and why."""
+
+    id: UUID
+    detail: str
+
+
 class BulkResult(ResponseBody):
     """How many tasks the action has affected, and how many that match it has `skipped`.
 
@@ -211,12 +240,14 @@ class BulkResult(ResponseBody):
     have not read them yet: a later action affects them.
 
     Tasks that were created after the preview are not affected. `is_complete` is false if there may be more
-    tasks that match: the action affects a limited number; preview it again.
+    tasks that match: the action affects a limited number; preview it again. `refused` lists the first 100 of
+    the skipped tasks whose payloads do not match the current schema.
     """
 
     action: BulkAction
     affected: int
     skipped: int
+    refused: list[RefusedTask] = Field(default_factory=list, exclude_if=operator.not_)
     is_complete: bool = True
 
 
@@ -263,7 +294,9 @@ class Version(ResponseBody):
 
 
 class JobEntry(SchemaBody, JobPolicy, ResponseBody):
-    """A job with its counts. `workers` is the number of workers that serve it, `slots` the sum of theirs.
+    """A job with its counts, of all its versions. `workers` serve the current `version`, with these `slots`.
+
+    `versions` lists the current one, and those with workers or waiting tasks; an overview has none.
 
     `oldest_waiting_at` is when the oldest task of its queue was created, null if the queue is empty.
     `unserved_since` is when its last worker left, null while one serves it. `paused_until` is null for a
@@ -286,6 +319,8 @@ class JobEntry(SchemaBody, JobPolicy, ResponseBody):
     counts: StatusCounts
     oldest_waiting_at: datetime | None = None
     unserved_since: datetime | None = None
+    version: int = 1
+    versions: list[JobVersion] = Field(default_factory=list)
 
 
 class PauseRequest(RequestBody):

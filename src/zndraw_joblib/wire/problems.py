@@ -196,7 +196,10 @@ class Conflict(ProblemException, ValueError):
 
 
 class SchemaConflict(Conflict):
-    """An active job of this name has a different schema."""
+    """The job has another schema, and the new one does not accept all that it accepts.
+
+    `differences` lists the first JSON pointers at which they differ, with the `old` and the `new` value.
+    """
 
 
 class RequestInProgress(Conflict):
@@ -429,7 +432,9 @@ REMEDIES: dict[type[ProblemException], str] = {
     MethodNotAllowed: "Use a method of the header `Allow`.",
     UploadStalled: "Upload again over a faster connection that does not pause.",
     Conflict: "Read the current state and decide again; `detail` has the reason.",
-    SchemaConflict: "Register the schema under another name, or stop the workers of the old schema first.",
+    SchemaConflict: "At the pointers of `differences`, accept all that the old schema accepts: add optional "
+    "properties, allow more values. Otherwise use another name, or stop the other workers of the job and let "
+    "its pending tasks end, or cancel them.",
     RequestInProgress: _AGAIN,
     InvalidTaskTransition: "Read the task: its status has changed, or this change does not exist.",
     StaleReport: "Stop working on the task: it was released, cancelled, or claimed by another worker.",

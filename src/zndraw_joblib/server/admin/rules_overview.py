@@ -64,7 +64,10 @@ def unserved_job(job: QueuedJob) -> Finding:
     """Return that no worker serves a job with queued tasks."""
     remedy = "Start a worker that registers this job, or cancel its tasks."
     since = f" since {job.unserved_since:%Y-%m-%d %H:%M} UTC" if job.unserved_since else ""
-    problem = f"No worker serves {job.full_name}{since}"
+    version = f"version {job.version} of " if job.version is not None else ""
+    problem = f"No worker serves {version}{job.full_name}{since}"
+    if job.version is not None:
+        remedy = "Start a worker of this version, or retarget or cancel its tasks."
     finding = _queued(job, "job-without-workers", Severity.CRITICAL, problem, remedy)
     return finding.model_copy(update={"since": job.unserved_since})
 
@@ -312,16 +315,15 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
     jobs, _ = await sql_jobs.page(tx, room_id, Page(_ROOM_JOBS, 0))
     counts = await sql_counts.of_jobs_in_room(tx, room_id)
     services = await sql_figures.services(tx, [job.id for job in jobs]) if jobs else {}
+    versions = await sql_jobs.versions_of(tx, [job.id for job in jobs]) if jobs else {}
     oldest = (await sql_counts.oldest_of_rooms(tx, [room_id])).get(room_id)
     entries = []
     for job in jobs:
-        of_job = counts.get(job.id, sql_counts.NO_COUNTS)  # its pending tasks count as queued
+        # Its pending tasks count as queued.
+        of_job = sql_lists.sum_of(counts.get(version_id) for version_id in versions[job.id])
         entries.append(sql_lists.job_entry(job, now, services.get(job.id), of_job, queued=of_job.pending))
     pauses = await sql_pauses.of_room(tx, room_id)
-    total = StatusCounts()
-    for job_counts in counts.values():
-        for name, number in job_counts:
-            setattr(total, name, getattr(total, name) + number)
+    total = sql_lists.sum_of(counts.values())
     return RoomOverview(
         at=now,
         room=room_id,
@@ -494,6 +496,11 @@ class JobMetrics:
         self.waiting = Durations(row.waiting, row.waiting_seconds)
         self.running = Durations(row.running, row.running_seconds)
 
+    def add(self, tasks: Mapping[TaskStatus, int], queued: int, scheduled: int) -> None:
+        """Add the tasks of a version of the job."""
+        self.tasks = {status: number + tasks[status] for status, number in self.tasks.items()}
+        self.queued, self.scheduled = self.queued + queued, self.scheduled + scheduled
+
     def subtract(self, job: "JobMetrics") -> None:
         """Leave the figures of all but a job."""
         self.queued = max(0, self.queued - job.queued)
@@ -563,10 +570,14 @@ async def _jobs(
     others = JobMetrics(_by_status(await sql_counts.of_all(tx)), queued, scheduled)
     others.count(totals.get(ALL_JOBS))
     jobs: dict[str, JobMetrics] = {}
+    by_name: dict[str, JobMetrics] = {}
     by_id: dict[UUID, JobMetrics] = {}
     for job in first:
         of_job = counts.get(job.id, sql_counts.NO_COUNTS)
-        metrics = by_id[job.id] = JobMetrics(_by_status(of_job), job.queued, job.scheduled)
+        # A job has a row for each version, and the totals are of the first one.
+        metrics = by_name.setdefault(job.full_name, JobMetrics(_by_status(sql_counts.NO_COUNTS), 0, 0))
+        by_id[job.id] = metrics
+        metrics.add(_by_status(of_job), job.queued, job.scheduled)
         if job.room_id != INTERNAL and not job.is_deleted:
             metrics.workers = claiming[job.id]
         metrics.is_paused = job.is_paused
@@ -574,7 +585,7 @@ async def _jobs(
         if not job.is_deleted or of_job != sql_counts.NO_COUNTS:
             jobs[job.full_name] = metrics
     if number > len(first):
-        for metrics in by_id.values():
+        for metrics in by_name.values():
             others.subtract(metrics)
         jobs[OTHER] = others
     for task in await sql_counts.of_queues(tx):

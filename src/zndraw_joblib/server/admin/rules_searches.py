@@ -19,6 +19,7 @@ from zndraw_joblib.server.queue import (
     rules_jobs,
     rules_transitions,
     rules_unique,
+    rules_versions,
     sql_details,
     sql_jobs,
     sql_tasks,
@@ -35,10 +36,11 @@ from zndraw_joblib.wire.operators import (
     BulkPreview,
     BulkResult,
     FoundTask,
+    RefusedTask,
     StatusCounts,
     TaskFilter,
 )
-from zndraw_joblib.wire.problems import InvalidRequest, Retried
+from zndraw_joblib.wire.problems import InvalidRequest, ProblemException, Retried
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 _KIND, _KIND_OF_ROOMS = "tasks", "tasks of rooms"
@@ -62,9 +64,13 @@ async def find(
     return FoundTasks(items=await entries(tx, part.rows), next=following)
 
 
-async def resolve(tx: Transaction, task_filter: TaskFilter) -> Filter | None:
-    """Return a filter with the ids of its jobs; None if no task can match."""
-    job_ids = await sql_searches.job_ids(tx, sorted(set(task_filter.job))) if task_filter.job else []
+async def resolve(tx: Transaction, task_filter: TaskFilter, *, superseded: bool = False) -> Filter | None:
+    """Return a filter with the ids of its jobs, or of their earlier versions; None if no task can match."""
+    numbers = sorted(set(task_filter.version))
+    job_ids = []
+    if task_filter.job:
+        names = sorted(set(task_filter.job))
+        job_ids = await sql_searches.job_ids(tx, names, numbers, superseded=superseded)
     if task_filter.job and not job_ids:
         return None
     return Filter(
@@ -86,12 +92,13 @@ async def entries(tx: Transaction, rows: Sequence[SearchRow]) -> list[FoundTask]
     return [_entry(row, names[row.job_id]) for row in rows]
 
 
-def _entry(row: SearchRow, job_name: str) -> FoundTask:
+def _entry(row: SearchRow, job: tuple[str, int]) -> FoundTask:
     fields = row._asdict()
     for name in ("seq", "job_id", "lane", "unstarted"):
         del fields[name]
     fields |= {
-        "job_name": job_name,
+        "job_name": job[0],
+        "version": job[1],
         "attempts": row.attempts,
         "status": TaskStatus(row.status),
         "priority": -row.lane,
@@ -183,6 +190,11 @@ def _invalid(reason: str) -> InvalidRequest:
 # The tasks are found by a search and changed in batches, each in a transaction of its own.
 
 Run = Callable[..., Awaitable[Any]]
+Fault = Callable[[str, dict[str, Any], str], Awaitable[ProblemException | None]]
+MAX_REFUSED = 100
+# Payloads of so many tasks are in memory at once; one may have 1 MiB.
+_VALIDATED = 20
+_MAX_DETAIL = 300
 _EXAMPLES = 10
 _BUDGET = Budget(rows=100_000, seconds=0.2)
 STATUSES: Mapping[BulkAction, frozenset[TaskStatus]] = MappingProxyType(
@@ -191,6 +203,7 @@ STATUSES: Mapping[BulkAction, frozenset[TaskStatus]] = MappingProxyType(
         BulkAction.CANCEL: frozenset(TaskStatus) - TERMINAL,
         BulkAction.RELEASE: HELD,
         BulkAction.PURGE: TERMINAL,
+        BulkAction.RETARGET: frozenset({TaskStatus.PENDING}),
     }
 )
 _RESULT = answers_of(BulkResult)
@@ -238,28 +251,59 @@ async def preview(
 
 
 async def apply(
-    read_in: Run, write_in: Run, confirmed: Confirmed, key: RequestKey | None, limits: BulkLimits = _LIMITS
+    read_in: Run,
+    write_in: Run,
+    confirmed: Confirmed,
+    key: RequestKey | None,
+    limits: BulkLimits = _LIMITS,
+    fault: Fault | None = None,
 ) -> BulkResult:
     """Apply a confirmed action to the tasks that still match, newest first.
+
+    `fault(schema, payload, user)` returns why a payload does not match a schema, for tasks to retarget.
 
     After a kill all committed batches stay; a repeat affects the tasks that are left. `first_result` has the
     result of a request with the same `Idempotency-Key`.
     """
     affected = skipped = 0
+    refused: list[RefusedTask] = []
     entry: int | None = None
     is_complete = True
     async for matches in _search(read_in, confirmed, limits):
         is_complete = matches.is_complete
         # Oldest first, as `apply_batch` handles them: a purge may handle only the first of them.
         rows = sorted(matches.rows, key=attrgetter("seq"))
+        schemas: dict[int, str] = {}
+        if fault is not None and confirmed.action is BulkAction.RETARGET:
+            schemas, faults = await _validated(read_in, confirmed, rows, fault)
+            refused += faults[: MAX_REFUSED - len(refused)]
         while rows:
-            applied = await write_in(apply_batch, confirmed, rows, affected, skipped, entry)
+            applied = await write_in(apply_batch, confirmed, rows, affected, skipped, entry, schemas)
             affected, skipped, entry = applied.affected, applied.skipped, applied.entry
             rows = rows[applied.handled :]
-    result = BulkResult(action=confirmed.action, affected=affected, skipped=skipped, is_complete=is_complete)
+    result = BulkResult(
+        action=confirmed.action, affected=affected, skipped=skipped, refused=refused, is_complete=is_complete
+    )
     finish = once(key, _RESULT, partial(_finish, confirmed=confirmed, result=result, entry=entry))
     finished: BulkResult = await write_in(finish)
     return finished
+
+
+async def _validated(
+    read_in: Run, confirmed: Confirmed, rows: Sequence[SearchRow], fault: Fault
+) -> tuple[dict[int, str], list[RefusedTask]]:
+    """Return the schemas that tasks match, by `seq`, and the tasks that do not match."""
+    schemas: dict[int, str] = {}
+    refused: list[RefusedTask] = []
+    for start in range(0, len(rows), _VALIDATED):
+        seqs = [row.seq for row in rows[start : start + _VALIDATED]]
+        for task, schema in await read_in(rules_versions.unchecked, seqs):
+            problem = await fault(schema, task.payload, confirmed.caller.id)
+            if problem is None:
+                schemas[task.seq] = schema
+            else:
+                refused.append(RefusedTask(id=task.id, detail=str(problem)[:_MAX_DETAIL]))
+    return schemas, refused
 
 
 class _Fresh(Exception):
@@ -304,7 +348,7 @@ async def _resolve(tx: Transaction, confirmed: Confirmed) -> Filter | None:
     if not statuses:
         return None
     task_filter = confirmed.task_filter.model_copy(update={"status": sorted(statuses)})
-    resolved = await resolve(tx, task_filter)
+    resolved = await resolve(tx, task_filter, superseded=confirmed.action is BulkAction.RETARGET)
     return resolved and resolved.limited_to(confirmed.newest)
 
 
@@ -315,17 +359,20 @@ class _BatchCounts(NamedTuple):
     entry: int | None
 
 
-async def apply_batch(
+async def apply_batch(  # noqa: PLR0913, PLR0917 - the counts so far, and what a retarget needs
     tx: Transaction,
     confirmed: Confirmed,
     rows: Sequence[SearchRow],
     affected: int,
     skipped: int,
     entry: int | None,
+    schemas: Mapping[int, str] = MappingProxyType({}),
 ) -> _BatchCounts:
     """Change the tasks that are as the search found them; record the counts so far in the audit trail."""
     if confirmed.action is BulkAction.PURGE:
         rows = rows[: len(await sql_details.first_to_prune(tx, [row.seq for row in rows]))]
+    elif confirmed.action is BulkAction.RETARGET:
+        await sql_jobs.lock_with_versions(tx, {row.job_id for row in rows})
     else:
         await sql_jobs.lock(tx, {row.job_id for row in rows})
     searched = {row.seq: (row.status, row.attempt) for row in rows}
@@ -334,6 +381,8 @@ async def apply_batch(
     if confirmed.action is BulkAction.PURGE:
         before = await tx.now() + timedelta(seconds=1)
         count = await sql_transitions.delete_ended(tx, [task.seq for task in same], before)
+    elif confirmed.action is BulkAction.RETARGET:
+        count = len(await rules_versions.retarget(tx, same, schemas))
     else:
         count = await _move(tx, confirmed.action, same)
     affected, skipped = affected + count, skipped + len(rows) - count

@@ -4,9 +4,11 @@ A pass reads the time since the last pass, and adds what happened to the counts 
 to the totals. Passes of several servers take turns; a pass that fails changes nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import NamedTuple
+from uuid import UUID
 
 from zndraw_joblib.server.admin import sql_statistics
 from zndraw_joblib.server.admin.sql_statistics import ALL_JOBS, BEGINNING, TOTALS, Key, Position
@@ -74,7 +76,8 @@ async def advance(tx: Transaction, retention: StatisticsRetention, settle: timed
     if not occurrences and until < latest:
         until = await _next_time(tx, interval, latest)
     if occurrences or until - position.until >= _IDLE:
-        await sql_statistics.add(tx, counts(occurrences))
+        ids = sorted({occurrence.job_id for occurrence in occurrences})
+        await sql_statistics.add(tx, counts(occurrences, await sql_jobs.stable_ids(tx, ids)))
         await sql_statistics.move_position(tx, await _moved(tx, position, interval, until))
         await _prune(tx, until, retention)
     return Pass(sum(occurrence.number for occurrence in occurrences), until < latest)
@@ -130,13 +133,18 @@ async def _prune(tx: Transaction, until: datetime, retention: StatisticsRetentio
     await sql_statistics.prune(tx, HOUR, until - retention.hours)
 
 
-def counts(occurrences: Iterable[Occurrence]) -> dict[Key, Counters]:
-    """Return the counts of what happened: for each job and for all jobs, by minute, by hour and in all."""
+def counts(
+    occurrences: Iterable[Occurrence], stable_ids: Mapping[UUID, UUID] = MappingProxyType({})
+) -> dict[Key, Counters]:
+    """Return the counts of what happened: for each job and for all jobs, by minute, by hour and in all.
+
+    `stable_ids` has the jobs of versions other than their first one.
+    """
     changes: dict[Key, Counters] = {}
     for occurrence in occurrences:
         minute = datetime.fromtimestamp(occurrence.minute * MINUTE, UTC)
         hour = minute.replace(minute=0)
-        for job_id in (occurrence.job_id, ALL_JOBS):
+        for job_id in (stable_ids.get(occurrence.job_id, occurrence.job_id), ALL_JOBS):
             for resolution, start in ((MINUTE, minute), (HOUR, hour), (TOTALS, BEGINNING)):
                 _count(changes.setdefault(Key(resolution, job_id, start), Counters()), occurrence)
     return changes
@@ -176,7 +184,7 @@ async def read(
         job = await sql_jobs.by_name_with_deleted(tx, name)
         if job is None:
             raise JobNotFound(f"Job {str(name)!r} not found")
-        job_id = job.id
+        job_id = job.stable_id
     until = max(until or now + timedelta(seconds=resolution), _FIRST)
     since = since or until - _DEFAULT_INTERVALS * timedelta(seconds=resolution)
     since = max(since, until - MAX_INTERVALS * timedelta(seconds=resolution))

@@ -40,6 +40,8 @@ class QueuedJob(NamedTuple):
     queued: int
     unserved_since: datetime | None
     paused_until: datetime | None
+    # If only another version of it has no worker.
+    version: int | None = None
 
 
 class JobFigures(NamedTuple):
@@ -56,9 +58,10 @@ class JobFigures(NamedTuple):
 
 _TOTALS = statement(
     f"""
-SELECT count(*), coalesce(sum(CASE WHEN {is_job_paused(":now")} THEN 1 ELSE 0 END), 0),
+SELECT count(*) FILTER (WHERE NOT superseded),
+    count(*) FILTER (WHERE {is_job_paused(":now")} AND NOT superseded),
     coalesce(sum(pending), 0), coalesce(sum(scheduled), 0)
-FROM joblib_job WHERE NOT deleted
+FROM joblib_job WHERE NOT deleted OR superseded AND pending + scheduled > 0
 """,
     *JobTotals._fields,
 )
@@ -66,11 +69,14 @@ _IS_SERVED = "EXISTS (SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.jo
 _UNSERVED, _PAUSED = (
     statement(
         f"""
-SELECT id, full_name, pending, unserved_since, paused_until FROM joblib_job
-WHERE NOT deleted AND pending > 0 AND {condition}
+SELECT id, full_name, pending, unserved_since, paused_until,
+    CASE WHEN unserved_since IS NULL AND (job_version > 1 OR superseded) THEN job_version END
+FROM joblib_job
+WHERE (NOT deleted OR superseded) AND pending > 0 AND {condition}
 ORDER BY pending DESC, full_name LIMIT :limit
 """,
         *QueuedJob._fields,
+        version=INTEGER,
     )
     for condition in (f"room_id <> '{INTERNAL}' AND NOT {_IS_SERVED}", is_job_paused(":now"))
 )
@@ -174,13 +180,17 @@ class HeldCounts(NamedTuple):
 _NO_WORKERS = WorkerGroup(0, 0, 0, 0, 0)
 _LISTED = f"""
 SELECT {", ".join(WorkerListing._fields[:-1])},
-    (SELECT count(*) FROM joblib_worker_job WHERE joblib_worker_job.worker_id = joblib_worker.id) AS job_count
+    (
+        SELECT count(DISTINCT joblib_job.full_name)
+        FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
+        WHERE joblib_worker_job.worker_id = joblib_worker.id
+    ) AS job_count
 FROM joblib_worker"""
 _SERVES_A_ROOM = """
 WHERE EXISTS (
     SELECT 1 FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
     WHERE joblib_worker_job.worker_id = joblib_worker.id
-        AND NOT joblib_job.deleted AND joblib_job.room_id = ANY (:all_room_id)
+        AND (NOT joblib_job.deleted OR joblib_job.superseded) AND joblib_job.room_id = ANY (:all_room_id)
 )"""
 _PAGES, _COUNTS = (
     {
@@ -195,7 +205,7 @@ _PAGES, _COUNTS = (
 _BY_ID = statement(f"{_LISTED} WHERE id = :id", *WorkerListing._fields)
 _SERVED = statement(
     """
-SELECT joblib_worker_job.worker_id, joblib_job.room_id, joblib_job.full_name
+SELECT DISTINCT joblib_worker_job.worker_id, joblib_job.room_id, joblib_job.full_name
 FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
 WHERE joblib_worker_job.worker_id = ANY (:all_worker_id)
 ORDER BY joblib_job.full_name

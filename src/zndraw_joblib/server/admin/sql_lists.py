@@ -5,7 +5,7 @@ in the answer. `read` makes the statements, cursors and answers of all lists, an
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -21,7 +21,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import statement
 from zndraw_joblib.server.db.tables import AuditRecord, Job, Pause, ProviderRecord, RoomCount, Schedule
 from zndraw_joblib.server.process.ports import CursorPage
-from zndraw_joblib.server.queue import rules_pauses, sql_counts
+from zndraw_joblib.server.queue import rules_answers, rules_pauses, sql_counts, sql_jobs
 from zndraw_joblib.server.queue.sql_jobs import COLUMNS as JOB_COLUMNS
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_pauses import PauseRecord
@@ -29,7 +29,7 @@ from zndraw_joblib.server.queue.sql_providers import COLUMNS, ProviderRow
 from zndraw_joblib.server.queue.sql_schedules import ScheduleRecord
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.bodies import Name
-from zndraw_joblib.wire.messages import CursorResponse
+from zndraw_joblib.wire.messages import CursorResponse, JobVersion
 from zndraw_joblib.wire.names import validate_room_id
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.operators import (
@@ -203,9 +203,12 @@ jobs = Job.__table__
 
 async def _job_entries(tx: Transaction, rows: Sequence[Any]) -> list[JobEntry]:
     records = [JobRecord(*row[: len(JobRecord._fields)]) for row in rows]
-    ids = [job.id for job in records]
+    if not records:
+        return []
+    versions = await sql_jobs.versions_of_jobs(tx, [job.id for job in records])
+    ids = [version.id for of_job in versions.values() for version in of_job]
     services_of_jobs, counts = await services(tx, ids), await sql_counts.of_jobs(tx, ids)
-    waiting = [job.id for job in records if job.pending]
+    waiting = [version.id for of_job in versions.values() for version in of_job if version.pending]
     oldest: dict[UUID, datetime] = {}
     for task in await sql_counts.of_queues(tx, waiting) if waiting else []:
         oldest[task.job_id] = min(task.created_at, oldest.get(task.job_id, task.created_at))
@@ -215,13 +218,28 @@ async def _job_entries(tx: Transaction, rows: Sequence[Any]) -> list[JobEntry]:
             job,
             now,
             services_of_jobs.get(job.id),
-            counts.get(job.id, sql_counts.NO_COUNTS),
-            queued=job.pending,
-            scheduled=row.scheduled,
-            oldest_waiting_at=oldest.get(job.id),
+            sum_of(counts.get(version.id) for version in versions[job.id]),
+            queued=sum(version.pending for version in versions[job.id]),
+            scheduled=sum(version.scheduled for version in versions[job.id]),
+            oldest_waiting_at=min(
+                (oldest[version.id] for version in versions[job.id] if version.id in oldest), default=None
+            ),
+            versions=rules_answers.job_versions(
+                versions[job.id],
+                {version_id: service.workers for version_id, service in services_of_jobs.items()},
+            ),
         )
-        for job, row in zip(records, rows, strict=True)
+        for job in records
     ]
+
+
+def sum_of(counts: Iterable[StatusCounts | None]) -> StatusCounts:
+    """Return the sum of counts."""
+    total = StatusCounts()
+    for one in counts:
+        for name, number in one or ():
+            setattr(total, name, getattr(total, name) + number)
+    return total
 
 
 def job_entry(  # noqa: PLR0913 - the parts of an entry
@@ -233,12 +251,15 @@ def job_entry(  # noqa: PLR0913 - the parts of an entry
     queued: int,
     scheduled: int = 0,
     oldest_waiting_at: datetime | None = None,
+    versions: Sequence[JobVersion] = (),
 ) -> JobEntry:
     """Return a job with its workers and counts."""
     workers, slots = service or (0, 0)
     return JobEntry(
-        id=job.id,
+        id=job.stable_id,
         full_name=str(job.name),
+        version=job.job_version,
+        versions=list(versions),
         schema_=job.schema,
         paused=job.is_paused(now),
         paused_until=job.paused_until if job.is_paused(now) else None,
@@ -260,7 +281,7 @@ JOBS = CursorList(
     ops.LIST_ALL_JOBS,
     "List the jobs of all rooms by full name, with their counts. `deleted` adds soft-deleted jobs.",
     "jobs",
-    [select(*[jobs.c[name] for name in JOB_COLUMNS], jobs.c.scheduled, jobs.c.full_name)],
+    [select(*[jobs.c[name] for name in JOB_COLUMNS], jobs.c.full_name).where(~jobs.c.superseded)],
     ["full_name"],
     _job_entries,
     {

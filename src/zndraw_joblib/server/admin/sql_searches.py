@@ -461,6 +461,7 @@ async def _position_after(tx: Transaction, moment: datetime) -> SearchPosition |
 
 
 _JOB_IDS = select(jobs.c.id).where(among(jobs.c.full_name, bindparam("names")))
+_VERSION_IDS = _JOB_IDS.where(among(jobs.c.job_version, bindparam("versions")))
 _TOTALS = [
     func.coalesce(func.sum(rooms.c[name]), 0).label(name)
     for name in ("total", "pending", "failed", "cancelled")
@@ -484,9 +485,17 @@ def _counts(*, of_rooms: bool) -> Select[Any]:
 _COUNTS, _COUNTS_OF_ROOMS = _counts(of_rooms=False), _counts(of_rooms=True)
 
 
-async def job_ids(tx: Transaction, names: Sequence[str]) -> list[UUID]:
-    """Return the ids of those jobs of these full names that exist, also of soft-deleted ones."""
-    return sorted((await tx.execute(_JOB_IDS, {"names": padded(names)})).scalars())
+async def job_ids(
+    tx: Transaction, names: Sequence[str], versions: Sequence[int] = (), *, superseded: bool = False
+) -> list[UUID]:
+    """Return the ids of all versions of jobs of these full names, or of these; also of soft-deleted jobs.
+
+    With `superseded` leave out the current versions.
+    """
+    sql, params = _JOB_IDS, dict[str, Any](names=padded(names))
+    if versions:
+        sql, params["versions"] = _VERSION_IDS, padded(versions)
+    return sorted((await tx.execute(sql.where(jobs.c.superseded) if superseded else sql, params)).scalars())
 
 
 async def count(tx: Transaction, room_ids: Sequence[str] = ()) -> dict[TaskStatus, int]:

@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Computed,
@@ -456,11 +457,23 @@ class Job(Base, table=True):
     in the order of their names. `without_workers` is part of the policy too, null for the server's default;
     it is not in `policy`. `unserved_since` is when the last worker left, null while one serves the job, and
     `registered_by` is the user who registered it last. It is `paused` until `paused_until`, if that is set.
+
+    A row is a version of the job, with a queue of its own. All but the current one are `superseded`, and
+    count as deleted; what is of the whole job, as the policy, is the same in all. `first_id` is the id of the
+    first version, null in its own row.
     """
 
     __tablename__ = "joblib_job"
     __table_args__ = (
-        UniqueConstraint("room_id", "category", "name"),
+        Index(None, "room_id", "category", "name"),
+        Index(None, "full_name"),
+        Index(
+            "uq_joblib_job_full_name",
+            "full_name",
+            unique=True,
+            postgresql_where=text("NOT superseded"),
+            sqlite_where=text("NOT superseded"),
+        ),
         CheckConstraint("pending >= 0", "pending_counts"),
         CheckConstraint("scheduled >= 0", "scheduled_counts"),
         _partial("ix_joblib_job_deleted", "deleted", "id", on_sqlite="deleted = 1"),
@@ -472,7 +485,7 @@ class Job(Base, table=True):
     room_id: str = Field(max_length=128)
     category: str = Field(max_length=128)
     name: str = Field(max_length=128)
-    full_name: str = _column(Text, Computed(_FULL_NAME, persisted=True), unique=True)
+    full_name: str = _column(Text, Computed(_FULL_NAME, persisted=True))
     schema_: dict[str, Any] = _column("schema", JsonText)
     created_at: datetime = moment()
     deleted: bool = False
@@ -489,6 +502,9 @@ class Job(Base, table=True):
     unserved_since: datetime | None = moment(nullable=True)
     registered_by: str | None = _optional_text()
     paused_until: datetime | None = moment(nullable=True)
+    job_version: int = _default(Integer, 1, "1")
+    first_id: UUID | None = _column(Uuid, optional=True)
+    superseded: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
 
 
 Job.full_name = ComputedFullName(Job.full_name)  # type: ignore[assignment]

@@ -53,11 +53,12 @@ from zndraw_joblib.wire.operators import (
     SweeperDetail,
     TaskFilter,
     Text,
+    Versions,
 )
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
 
-_LISTS = ("status", "job", "room", "error_code")
+_LISTS = ("status", "job", "version", "room", "error_code")
 _VALUES = ("worker", "created_by", "text", "since", "until")
 
 
@@ -79,6 +80,7 @@ def _read_rooms(request: Request) -> list[str]:
 
 
 _JOBS = Annotated[Names, Query(description="Full names of jobs.")]
+_VERSIONS = Annotated[Versions, Query(description="Numbers of versions of these jobs.")]
 _WORKER = Annotated[Omissible[UUID], Query(description="The current or last worker.")]
 _TEXT = Annotated[Omissible[Text], Query(description="Part of the payload as JSON, or of the error.")]
 _SINCE = Annotated[Omissible[Moment], Query(description="Created at this time or later.")]
@@ -89,6 +91,7 @@ QueryFilter = Annotated[
         _read_filter,
         status=(Annotated[list[TaskStatus], Query()], []),
         job=(_JOBS, []),
+        version=(_VERSIONS, []),
         room=(Annotated[Names, Query()], []),
         worker=(_WORKER, None),
         created_by=(Annotated[Omissible[SearchedName], Query()], None),
@@ -421,13 +424,21 @@ async def apply_bulk_action(
         async with runtime.events.room(BulkLimits().batch):
             return await runtime.write(work, *args, **kwargs)
 
-    return json_response(await rules_searches.apply(runtime.database.read, write, confirmed, key))
+    result = await rules_searches.apply(
+        runtime.database.read, write, confirmed, key, fault=runtime.payload_validator.fault
+    )
+    return json_response(result)
 
 
 async def _allowed_filter(
     request: Request, caller: Identity, action: BulkAction, filters: TaskFilter
 ) -> TaskFilter:
-    """Return the filter that the caller may use. Raises `Forbidden`."""
+    """Return the filter that the caller may use.
+
+    Raises `Forbidden`, and `InvalidRequest` for tasks to retarget of any job.
+    """
+    if action is BulkAction.RETARGET and not filters.job:
+        raise InvalidRequest("body.filter.job: name the jobs whose tasks to retarget")
     rooms = await allowed_rooms(request, caller, filters.room, verify_writable_room)
     if caller.is_superuser:
         return filters

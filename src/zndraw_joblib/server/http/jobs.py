@@ -135,10 +135,8 @@ async def list_job_tasks(
 ) -> Response:
     """List a room's tasks of one job, newest first, also of a soft-deleted job."""
     cross_room = runtime.settings.cross_room_jobs
-    job_id = await runtime.database.read(rules_jobs.id_of, room_id, name, cross_room=cross_room)
-    return json_response(
-        await runtime.database.read(rules_tasks.page, room_id, status, part=page, job=job_id)
-    )
+    jobs = await runtime.database.read(rules_jobs.ids_of, room_id, name, cross_room=cross_room)
+    return json_response(await runtime.database.read(rules_tasks.page, room_id, status, part=page, jobs=jobs))
 
 
 @serves(ops.PAUSE_JOB)

@@ -196,6 +196,7 @@ _PENDING_TASK: dict[str, Any] = {
     "priority": 0,
     "run_at": None,
     "expires_at": None,
+    "version": 1,
 }
 _CLAIMED_TASK = _PENDING_TASK | {
     "status": "claimed",
@@ -327,6 +328,8 @@ RESPONSES: dict[Operation[Any], tuple[int, Any, dict[str, str]]] = {
             "paused": False,
             "paused_until": None,
             "unserved_since": None,
+            "version": 1,
+            "versions": [{"version": 1, "current": True, "workers": 1, "pending": 0, "scheduled": 0}],
             **_POLICY,
         },
         {},

@@ -163,7 +163,18 @@ SessionMaker = Callable[[], AbstractAsyncContextManager[Any]]
 # The keys of waiters.
 
 task_key = "task:{}".format  # of the end of a task
-job_key = "job:{}".format  # the waiting claims of a job
+
+
+def queue_name(job: object, version: int) -> str:
+    """Return the name of the queue of a version of a job, as `sql_jobs.QUEUE_NAME`."""
+    return str(job) if version == 1 else f"{job}#{version}"
+
+
+def job_key(job: object, version: int = 1) -> str:
+    """Return the key of the waiting claims of a version of a job."""
+    return f"job:{queue_name(job, version)}"
+
+
 claim_key = "claim:{}".format  # the waiting claims with one `claim_id`
 slot_key = "slot:{}".format  # the waiting claims of a worker that holds as many tasks as it may
 worker_key = "worker:{}".format  # all waiting claims of a worker

@@ -4,16 +4,18 @@
 that gives another model than `model_construct`, it is `model_construct`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
+from uuid import UUID
 
 from pydantic import BaseModel
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import Page, Reaches, job_key, task_key
+from zndraw_joblib.server.process.ports import Page, Reaches, task_key
 from zndraw_joblib.server.queue import rules_details
 from zndraw_joblib.server.queue.sql_details import Detail
+from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskRow
 from zndraw_joblib.wire.events import (
     Emission,
@@ -23,7 +25,7 @@ from zndraw_joblib.wire.events import (
     room_of,
     workers_of,
 )
-from zndraw_joblib.wire.messages import PaginatedResponse, TaskResponse
+from zndraw_joblib.wire.messages import JobVersion, PaginatedResponse, TaskResponse
 from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.progress import StoredResult
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
@@ -97,6 +99,21 @@ def page_response(
     return model.model_construct(items=items, total=total, limit=part.limit, offset=part.offset)
 
 
+def job_versions(versions: Iterable[JobRecord], workers: Mapping[UUID, int]) -> list[JobVersion]:
+    """Return the current version of a job, and those with workers or waiting tasks."""
+    return [
+        JobVersion(
+            version=version.job_version,
+            current=not version.superseded,
+            workers=workers.get(version.id, 0),
+            pending=version.pending,
+            scheduled=version.scheduled,
+        )
+        for version in versions
+        if not version.superseded or workers.get(version.id) or version.pending or version.scheduled
+    ]
+
+
 def task_response(
     task: TaskRow,
     position: int | None = None,
@@ -113,7 +130,7 @@ def task_response(
     values = {**_DEFAULTS, **vars(task)}
     for name in _INNER[type(task)]:
         del values[name]
-    values["attempts"] = task.attempts
+    values["attempts"], values["version"] = task.attempts, task.job_version
     values["priority"] = -task.lane
     values["queue_position"] = position
     values["stored_result"] = stored
@@ -192,7 +209,7 @@ def publish_available(tx: Transaction, task: TaskRow) -> None:
     """Announce a queued task after the commit: to the workers of its job, or to the servers if internal."""
     if task.job.room_id != INTERNAL:
         tx.emit((task.id, "available"), partial(_available_emission, task))
-    tx.wake(job_key(task.job), 1)
+    tx.wake(task.job_key, 1)
 
 
 def publish_jobs_changed(tx: Transaction, room_id: str) -> None:

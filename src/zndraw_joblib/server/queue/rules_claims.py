@@ -57,7 +57,10 @@ _MAX_REDUCED = 4
 
 
 class JobSet:
-    """The jobs of a worker, and the keys on which its claims wait. Workers of the same jobs share it."""
+    """The queues of a worker, and the keys on which its claims wait. Workers of the same queues share it.
+
+    A queue has the name of its job, or of a version of it.
+    """
 
     __slots__ = ("_reduced", "keys", "names")
 
@@ -132,9 +135,9 @@ class JobSets:
         digests = await sql_workers.job_digests(tx, worker_ids)
         sets = {worker_id: self.get(worker_id, digest) for worker_id, digest in digests.items()}
         unknown = [worker_id for worker_id, jobs in sets.items() if jobs is None]
-        names = await sql_workers.served_jobs(tx, unknown) if unknown else {}
+        names = await sql_workers.served_queues(tx, unknown) if unknown else {}
         for worker_id in unknown:
-            sets[worker_id] = self.get(worker_id, digests[worker_id], map(str, names[worker_id]))
+            sets[worker_id] = self.get(worker_id, digests[worker_id], names[worker_id])
         return {worker_id: sets.get(worker_id) or NO_JOBS for worker_id in worker_ids}
 
 
@@ -221,6 +224,8 @@ class _OpenQueues:
         self._locked: set[UUID] = set()
         self._free: dict[UUID, int] = {}
         self._busy: set[UUID] = set()
+        # Those versions of limited jobs that have others.
+        self._shared: set[UUID] = set()
 
     async def demand(self, item: Claim, count: int) -> dict[UUID, int]:
         """Return how many tasks a claim may get from each of `count` queues, or of all if it has fewer.
@@ -255,7 +260,7 @@ class _OpenQueues:
                 slot.demand = shared[key]
             job_ids = {job_id for demand in shared.values() for job_id in demand}
             limits = {
-                head.job_id: head.max_in_flight
+                head.job_id: head
                 for worker_id, _ in shared
                 for head in self._by_worker[worker_id].heads
                 if head.max_in_flight is not None and head.job_id in job_ids and head.job_id not in self._free
@@ -269,14 +274,30 @@ class _OpenQueues:
                     slot.refusal = EmptyReason.AT_CAPACITY
                     slot.may_claim_again = slot.may_claim_again or head.job_id in self._busy
 
-    async def _apply(self, limits: Mapping[UUID, int], job_ids: AbstractSet[UUID]) -> None:
-        locked = await sql_jobs.lock(self._tx, job_ids, skip_locked=bool(self._locked))
+    async def _apply(self, limits: Mapping[UUID, QueueHead], job_ids: AbstractSet[UUID]) -> None:
+        # All versions of a job share its limit.
+        versioned = [job_id for job_id, head in limits.items() if head.has_versions]
+        versions = await sql_jobs.versions_of(self._tx, versioned) if versioned else {}
+        all_ids = set(job_ids).union(*versions.values()) - self._locked
+        locked = await sql_jobs.lock(self._tx, all_ids, skip_locked=bool(self._locked))
         self._locked |= locked
-        self._busy |= job_ids - locked
-        self._free |= dict.fromkeys(job_ids - locked, 0)
-        self._free |= await rules_fairness.free_slots(
-            self._tx, {job_id: limit for job_id, limit in limits.items() if job_id in self._locked}
-        )
+        busy = {job_id for job_id in job_ids if not self._locked.issuperset(versions.get(job_id, [job_id]))}
+        self._busy |= busy
+        self._free |= dict.fromkeys(busy, 0)
+        free = {
+            job_id: head.max_in_flight
+            for job_id, head in limits.items()
+            if head.max_in_flight is not None and job_id not in busy
+        }
+        self._free |= await rules_fairness.free_slots(self._tx, free, versions)
+        for job_id in versioned:
+            # What this transaction gives one version, it does not give another one, whose claim is repeated.
+            others = self._shared.intersection(versions[job_id])
+            if others:
+                self._busy.add(job_id)
+            free_together = self._free[job_id] - sum(self._free[other] for other in others)
+            self._free[job_id] = max(0, min(free_together, limits[job_id].pending))
+            self._shared.add(job_id)
 
     def end(self, slot: _WorkerSlot) -> Place | None:
         """Return the place after which queues that were not read may have tasks; None if all were read."""

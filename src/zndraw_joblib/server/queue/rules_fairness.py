@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -76,18 +77,22 @@ class _JobCandidates(NamedTuple):
 
 
 async def free_slots(
-    tx: Transaction, limits: Mapping[UUID, int], job_ids: Iterable[UUID] = ()
+    tx: Transaction,
+    limits: Mapping[UUID, int],
+    versions: Mapping[UUID, Sequence[UUID]] = MappingProxyType({}),
 ) -> dict[UUID, int]:
-    """Return how many more tasks of each limited job may be held; lock `job_ids` before.
+    """Return how many more tasks of each limited job may be held, of all `versions` that it has together.
 
     All jobs from which this transaction claims are locked, in order. No other transaction can claim from
     them until the commit, so the count stays true, and two such transactions cannot deadlock.
     """
     if not limits:
         return {}
-    await sql_jobs.lock(tx, job_ids)
-    held = await sql_tasks.held_of_jobs(tx, list(limits))
-    return {job_id: max(0, limit - held[job_id]) for job_id, limit in limits.items()}
+    ids_of = {job_id: versions.get(job_id, [job_id]) for job_id in limits}
+    held = await sql_tasks.held_of_jobs(tx, sorted({id_ for ids in ids_of.values() for id_ in ids}))
+    return {
+        job_id: max(0, limit - sum(held[id_] for id_ in ids_of[job_id])) for job_id, limit in limits.items()
+    }
 
 
 async def assign(

@@ -43,7 +43,7 @@ async def worker_reasons(
     `may_be_claimed`: neither a pause nor a limit keeps them from it.
     """
     if not loads:
-        return [Reason(code="no_worker", detail=_unserved(task, job))]
+        return [_unserved(task, job)]
     active = [load for load in loads if not load.is_draining]
     if not active:
         return [Reason(code="draining", detail=f"{_all_workers(task, loads)} draining")]
@@ -63,13 +63,21 @@ async def worker_reasons(
     return [Reason(code="not_claimed", detail=detail)]
 
 
-def _unserved(task: TaskRecord, job: JobRecord | None) -> str:
-    """Return since when no worker serves a job, which is None if it is soft-deleted."""
+def _unserved(task: TaskRecord, job: JobRecord | None) -> Reason:
+    """Return since when no worker serves a job, or this version. `job` is None if it is soft-deleted."""
     detail = f"No worker serves {task.job}"
+    if job is not None and job.unserved_since is None and (job.job_version, task.job_version) != (1, 1):
+        return Reason(
+            code="no_worker_of_version",
+            detail=f"No worker of this version: the task is of version {task.job_version} of {task.job}, and "
+            f"its workers serve other versions; the current one is {job.job_version}. Start a worker of this "
+            "version, or retarget or cancel the task",
+        )
     if job is None or job.unserved_since is None:
-        return detail
+        return Reason(code="no_worker", detail=detail)
     waiting = "1 task waits" if job.pending == 1 else f"{job.pending} tasks wait"
-    return f"{detail} since {job.unserved_since:%Y-%m-%d %H:%M:%S} UTC; {waiting} in its queue"
+    detail = f"{detail} since {job.unserved_since:%Y-%m-%d %H:%M:%S} UTC; {waiting} in its queue"
+    return Reason(code="no_worker", detail=detail)
 
 
 def _busy(task: TaskRecord, active: Sequence[WorkerLoad]) -> Reason:
@@ -111,7 +119,7 @@ def duration(time: timedelta) -> str:
 # The history of a task, and why it is in its present state.
 
 # The tasks that are held now end, but no others begin.
-_WITHOUT_RATE = {"paused", "no_worker", "draining", "not_claimed"}
+_WITHOUT_RATE = {"paused", "no_worker", "no_worker_of_version", "draining", "not_claimed"}
 
 
 async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
@@ -238,7 +246,8 @@ async def _limit_reasons(tx: Transaction, task: TaskRecord, order: ClaimOrder) -
     reasons = []
     limit = task.policy.max_in_flight
     if limit is not None:
-        held = (await sql_tasks.held_of_jobs(tx, [task.job_id]))[task.job_id]
+        versions = await sql_jobs.versions_of(tx, [task.job_id])
+        held = (await sql_tasks.held_of_jobs(tx, versions[task.job_id])).total()
         if held >= limit:
             detail = f"{held} tasks of {task.job} are claimed or running, and max_in_flight is {limit}"
             reasons.append(Reason(code="job_at_capacity", detail=detail))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import Identity, job_key
+from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_fairness,
@@ -80,9 +80,11 @@ async def register(tx: Transaction, jobs: Sequence[InternalJob]) -> None:
         job, is_new = await sql_jobs.add_or_lock(tx, name, schema, policy)
         is_same = job.schema == schema and job.policy == policy
         if job.deleted:
-            await sql_jobs.restore_with(tx, job.id, schema, policy)
+            await sql_jobs.restore_with(tx, name, policy)
         elif not is_same:
-            await sql_jobs.replace(tx, job.id, schema, policy)
+            await sql_jobs.set_policy(tx, name, policy)
+        if job.schema != schema:
+            await sql_jobs.set_schema(tx, job.id, schema)
         changed = changed or is_new or job.deleted or not is_same
     if changed:
         rules_answers.publish_jobs_changed(tx, INTERNAL)
@@ -162,7 +164,9 @@ async def claim(
     jobs = [job for job in records if not job.is_paused(now)]
     waiting = [job for job in jobs if job.pending]
     limits = {job.id: job.max_in_flight for job in waiting if job.max_in_flight is not None}
-    free = await rules_fairness.free_slots(tx, limits, [job.id for job in waiting])
+    if limits:
+        await sql_jobs.lock(tx, [job.id for job in waiting])
+    free = await rules_fairness.free_slots(tx, limits)
     due = await sql_expiry.lock_due_dispatches(tx, [job.id for job in jobs], now, limit) if jobs else []
     demand = {} if pauses.is_all else {job.id: min(job.pending, free.get(job.id, limit)) for job in waiting}
     queued = await _lock_next(tx, demand, limit, order._replace(skips_paused=bool(pauses.rooms)))
@@ -215,7 +219,7 @@ async def retry_dispatch_later(tx: Transaction, ids: Sequence[UUID]) -> None:
 async def dispatch_again(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Let the dispatcher dispatch tasks that have not started again at once."""
     for task in await _set_deadline(tx, ids, await tx.now()):
-        tx.wake(job_key(task.job), 1)
+        tx.wake(task.job_key, 1)
 
 
 async def _set_deadline(tx: Transaction, ids: Sequence[UUID], at: datetime | None) -> list[TaskRecord]:

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.jobs.extensions import DEFAULT_CATEGORY
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import Identity, Page, job_key, worker_key
+from zndraw_joblib.server.process.ports import Identity, Page, job_key, queue_name, worker_key
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_audit,
+    rules_schemas,
     rules_transitions,
     sql_jobs,
     sql_room_queues,
@@ -31,9 +33,8 @@ from zndraw_joblib.wire.problems import (
 )
 from zndraw_joblib.wire.statuses import TaskStatus
 
-_CONFLICT_RULE = (
-    "It must be the same, or every worker of the job has to leave and its pending tasks have to end first."
-)
+# A job has at most so many versions. Beyond it, the oldest one without workers and live tasks is used again.
+MAX_VERSIONS = 32
 
 
 class JobToRegister(NamedTuple):
@@ -67,29 +68,45 @@ def check(item: JobToRegister, allowed_categories: Sequence[str]) -> str:
 async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
     """Register a worker for a job. Return the job, and whether it is new or restored.
 
-    Policy fields of an active job that differ are updated, and recorded in the audit trail. Raises
-    `WorkerNotFound` for a worker that is unknown or not the caller's, `SchemaConflict` for an active job with
-    another schema that has a worker or pending tasks, and `Conflict` if the room has too many jobs.
+    The worker serves the version of its schema, and all others that its schema accepts. Policy fields of an
+    active job that differ are updated, and recorded in the audit trail. Raises `WorkerNotFound` for a worker
+    that is unknown or not the caller's, `SchemaConflict` as `_set_schema`, and `Conflict` if the room has too
+    many jobs.
     """
     caller, room_id, request = item.caller, item.room_id, item.request
     # The worker is locked before the job, but a problem of the job is raised first.
     worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request)
-    job, policy, is_new = await _save(tx, item, JobPolicy())
+    saved = await _save(tx, item, JobPolicy(), worker_id)
+    job, served = saved.job, saved.served
     if room_id != INTERNAL:
         if worker_id is None:
             raise WorkerNotFound(f"Worker {request.worker_id} not found")
-        await sql_workers.link(tx, worker_id, job.id)
+        await _link(tx, worker_id, served, saved.versions)
         await sql_jobs.record_served(tx, job, caller.id)
         # Waiting claims of the worker now include this job.
         tx.wake(worker_key(worker_id))
-    response = await _response(tx, job, policy)
+    response = await _response(tx, job, saved.policy)
     current = {
         "schema_": request.schema_,
         "worker_id": worker_id,
-        "paused": not job.deleted and job.is_paused(await tx.now()),
+        "version": served.job_version,
+        "paused": not saved.was_deleted and job.is_paused(await tx.now()),
         "unserved_since": None,
     }
-    return response.model_copy(update=current), is_new
+    return response.model_copy(update=current), saved.is_new
+
+
+async def _link(tx: Transaction, worker_id: UUID, served: JobRecord, versions: Sequence[JobRecord]) -> None:
+    """Link a worker to the version of its schema and to those that this accepts, and to no other."""
+    others = [version for version in versions if version.id != served.id]
+    are_accepted = rules_schemas.accepted(served.schema, [version.schema for version in others])
+    for version, is_accepted in zip(others, are_accepted, strict=True):
+        if is_accepted:
+            await sql_workers.link(tx, worker_id, version.id)
+        elif await sql_workers.unlink(tx, worker_id, version.id):
+            # `sql_claims.lock_with_queues` sees by the heartbeat that a queue was unlinked.
+            await sql_workers.heartbeat(tx, [worker_id])
+    await sql_workers.link(tx, worker_id, served.id)
 
 
 async def put(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
@@ -106,20 +123,30 @@ async def put(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
         current = await sql_jobs.by_name(tx, JobName(item.room_id, request.category, request.name))
         if current is not None:
             item = item._replace(request=request.model_copy(update={"schema_": current.schema}))
-    job, _, is_new = await _save(tx, item, JobPolicy(without_workers=WithoutWorkers.QUEUE))
+    saved = await _save(tx, item, JobPolicy(without_workers=WithoutWorkers.QUEUE), None)
+    job = saved.job
     await rules_audit.record(tx, item.caller, "job.put", str(job.name), item.room_id)
     if await sql_jobs.record_unserved(tx, [job.id]):
         raise Conflict(
             f"without_workers: no worker serves {str(job.name)!r}, so it would be forgotten at once; set it "
             "to 'queue' or 'reject'"
         )
-    return await get(tx, item.room_id, job.name, cross_room=True), is_new
+    return await get(tx, item.room_id, job.name, cross_room=True), saved.is_new
 
 
-async def _save(
-    tx: Transaction, item: JobToRegister, default: JobPolicy
-) -> tuple[JobRecord, JobPolicy, bool]:
-    """Insert, restore or update a job; return it as it was, its policy, and whether it is new or restored.
+class _Saved(NamedTuple):
+    """A registered job: its current version, that of the request's schema, and all of them."""
+
+    job: JobRecord
+    served: JobRecord
+    versions: Sequence[JobRecord]
+    policy: JobPolicy
+    is_new: bool
+    was_deleted: bool
+
+
+async def _save(tx: Transaction, item: JobToRegister, default: JobPolicy, worker_id: UUID | None) -> _Saved:
+    """Insert, restore or update a job. Return it.
 
     `default` is the policy of a new job where the request names no other.
     """
@@ -128,17 +155,25 @@ async def _save(
     fields = request.model_fields_set & JobPolicy.model_fields.keys()
     named = JobPolicy.model_validate({field: getattr(request, field) for field in fields})
     policy = default.model_copy(update={field: getattr(named, field) for field in fields})
+    versions = await sql_jobs.lock_versions(tx, name)
     job, is_new = await sql_jobs.add_or_lock(tx, name, request.schema_, policy, caller.id)
-    if job.deleted:
-        await sql_jobs.restore_with(tx, job.id, request.schema_, policy)
+    others = [version for version in versions if version.id != job.id]
+    served, was_deleted = job, job.deleted
+    if was_deleted:
+        await sql_jobs.restore_with(tx, name, policy)
+        job = job._replace(deleted=False)
+        job = served = await _set_current(tx, job, others, request.schema_, worker_id)
     elif not is_new:
-        policy = await _update(tx, caller, job, request.schema_, named)
-    if is_new or job.deleted:
+        job, served = await _set_schema(tx, caller, job, others, request.schema_, worker_id)
+        policy = await _set_policy(tx, caller, job, named)
+    if is_new or was_deleted:
         add_job()
         if max_jobs is not None:
             await _check_room(tx, room_id, max_jobs)
     rules_answers.publish_jobs_changed(tx, room_id)
-    return job, policy, is_new or job.deleted
+    has_versions = others or (versions and job.id != versions[0].id)
+    versions = await sql_jobs.lock_versions(tx, name) if has_versions else [job]
+    return _Saved(job, served, versions, policy, is_new or was_deleted, was_deleted)
 
 
 async def delete(tx: Transaction, name: JobName) -> None:
@@ -147,7 +182,8 @@ async def delete(tx: Transaction, name: JobName) -> None:
     job = _existing(job, name)
     if name.room_id == INTERNAL:
         raise Conflict(f"{str(name)!r} is declared by the server: remove it from the server's code")
-    if await sql_jobs.served(tx, [job.id]):
+    versions = await sql_jobs.versions_of(tx, [job.id])
+    if await sql_jobs.served(tx, versions[job.id]):
         raise Conflict(f"A worker serves {str(name)!r}: stop its workers first")
     if not await sql_jobs.delete_unused(tx, job.id):
         raise Conflict(
@@ -166,30 +202,99 @@ async def _check_room(tx: Transaction, room_id: str, max_jobs: int) -> None:
         )
 
 
-async def _update(
-    tx: Transaction, caller: Identity, job: JobRecord, schema: dict[str, Any], named: JobPolicy
-) -> JobPolicy:
-    """Give an active job, which is locked, the schema and the policy fields that are set; return its policy.
+async def _set_schema(
+    tx: Transaction,
+    caller: Identity,
+    job: JobRecord,
+    others: Sequence[JobRecord],
+    schema: dict[str, Any],
+    worker_id: UUID | None,
+) -> tuple[JobRecord, JobRecord]:
+    """Let an active job, which is locked, take the schema of a registration.
 
-    Raises `SchemaConflict` for another schema while a worker serves the job, or a task of it is pending.
+    A schema that accepts all that the current one accepts becomes the current one, in a version of its own.
+    So does any other while no other worker serves the job and no task is pending. A worker of an earlier
+    version may come back, and serves that. Return the current version, and that of the schema.
+    Raises `SchemaConflict` for any other schema.
     """
+    if job.schema == schema:
+        return job, job
+    if job.room_id == INTERNAL:
+        raise SchemaConflict(f"{str(job.name)!r} is declared by the server, with another schema or policy")
+    if rules_schemas.are_same(job.schema, schema):
+        await sql_jobs.set_schema(tx, job.id, schema)
+        job = job._replace(schema=schema)
+        return job, job
+    earlier = next((other for other in others if rules_schemas.are_same(other.schema, schema)), None)
+    is_growth = rules_schemas.accepts(schema, job.schema)
+    if not is_growth and earlier is not None and worker_id is not None:
+        # Nothing would change for other workers if none serves the current version.
+        is_growth = not job.pending and not await _is_needed(tx, [job], worker_id)
+        if not is_growth:
+            return job, earlier
+    if not is_growth and await _is_needed(tx, [job, *others], worker_id):
+        raise SchemaConflict(
+            f"Schema mismatch: {str(job.name)!r} is active with another schema, and the new one does not "
+            "accept all that it accepts. Accept more, stop the other workers of the job and let its pending "
+            "tasks end, or use another name",
+            differences=rules_schemas.differences(job.schema, schema),
+        )
+    current = await _set_current(tx, job, others, schema, worker_id)
+    detail = {"version": current.job_version, "replaces": job.job_version}
+    await rules_audit.record(tx, caller, "job.schema", str(job.name), job.room_id, detail)
+    return current, current
+
+
+async def _is_needed(tx: Transaction, versions: Sequence[JobRecord], worker_id: UUID | None) -> bool:
+    """Return whether versions have pending tasks or other workers than this one."""
+    ids = [version.id for version in versions]
+    return await sql_jobs.have_pending(tx, ids) or await sql_jobs.has_workers(tx, ids, worker_id)
+
+
+async def _set_current(
+    tx: Transaction,
+    job: JobRecord,
+    others: Sequence[JobRecord],
+    schema: dict[str, Any],
+    worker_id: UUID | None,
+) -> JobRecord:
+    """Make the version of a schema the current one. Return it."""
+    is_same = rules_schemas.are_same(job.schema, schema)
+    for other in () if is_same else others:
+        if rules_schemas.are_same(other.schema, schema):
+            return await sql_jobs.make_current(tx, job, other, schema, other.job_version)
+    if is_same or not await sql_jobs.is_used(tx, job.id, worker_id):
+        await sql_jobs.set_schema(tx, job.id, schema)
+        return job._replace(schema=schema)
+    number = 1 + max(version.job_version for version in (job, *others))
+    if len(others) + 1 < MAX_VERSIONS:
+        return await sql_jobs.add_version(tx, job, schema, number)
+    for other in sorted(others, key=attrgetter("job_version")):
+        if not await sql_jobs.is_running(tx, other.id) and not await _is_needed(tx, [other], None):
+            return await sql_jobs.make_current(tx, job, other, schema, number)
+    raise Conflict(
+        f"{str(job.name)!r} has {MAX_VERSIONS} versions with workers or tasks to run, which is the limit: "
+        "stop workers of old versions, and retarget or cancel their tasks"
+    )
+
+
+async def _set_policy(tx: Transaction, caller: Identity, job: JobRecord, named: JobPolicy) -> JobPolicy:
+    """Give an active job, which is locked, the policy fields that are set; return its policy."""
     fields = {name: getattr(named, name) for name in named.model_fields_set}
     changed = {name: value for name, value in fields.items() if value != getattr(job.policy, name)}
     policy = job.policy.model_copy(update=changed)
-    if job.room_id == INTERNAL and (changed or job.schema != schema):
-        raise SchemaConflict(f"{str(job.name)!r} is declared by the server, with another schema or policy")
-    if job.schema != schema:
-        if not await sql_jobs.replace_unused(tx, job.id, schema, policy):
-            raise SchemaConflict(
-                f"Schema mismatch: {str(job.name)!r} is active with another schema. {_CONFLICT_RULE}"
-            )
-    elif changed:
-        await sql_jobs.replace(tx, job.id, schema, policy)
     if changed:
+        if job.room_id == INTERNAL:
+            raise SchemaConflict(
+                f"{str(job.name)!r} is declared by the server, with another schema or policy"
+            )
+        await sql_jobs.set_policy(tx, job.name, policy)
         detail = policy.model_dump(mode="json", include=set(changed))
         await rules_audit.record(tx, caller, "job.policy", str(job.name), job.room_id, detail)
-    if "max_in_flight" in changed and job.pending:
-        tx.wake(job_key(job.name), job.pending)
+    if "max_in_flight" in changed:
+        for version in await sql_jobs.lock_versions(tx, job.name):
+            if version.pending:
+                tx.wake(job_key(version.name, version.job_version), version.pending)
     return policy
 
 
@@ -223,15 +328,15 @@ async def restore_needed(tx: Transaction, moved: Iterable[TaskRecord]) -> None:
         rules_answers.publish_jobs_changed(tx, room_id)
 
 
-async def pending_in_rooms(tx: Transaction, room_ids: Sequence[str]) -> list[JobName]:
-    """Return jobs whose queues contain tasks of these rooms."""
+async def pending_in_rooms(tx: Transaction, room_ids: Sequence[str]) -> list[str]:
+    """Return the names of queues that contain tasks of these rooms."""
     return await sql_room_queues.jobs_queued_in(tx, room_ids)
 
 
-async def pending_counts(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:
-    """Return the jobs with pending tasks among these, and how many of the tasks may be claimed."""
-    counts = {str(name): count for name, count in (await sql_jobs.claimable_counts(tx)).items()}
-    return {name: counts[name] for name in full_names if name in counts}
+async def pending_counts(tx: Transaction, queues: Sequence[str]) -> dict[str, int]:
+    """Return the queues with pending tasks among these, and how many of the tasks may be claimed."""
+    counts = await sql_jobs.claimable_counts(tx)
+    return {name: counts[name] for name in queues if name in counts}
 
 
 async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> JobResponse:
@@ -245,33 +350,43 @@ async def pause(
     tx: Transaction, name: JobName, *, paused: bool, until: datetime | None = None
 ) -> JobResponse:
     """Pause the claims of a job until a time, or resume them. Raises `JobNotFound`."""
-    job = _existing(await sql_jobs.pause(tx, name, paused=paused, until=until), name)
-    if not paused:
-        wake_resumed(tx, name, job.pending)
+    versions = await sql_jobs.pause(tx, name, paused=paused, until=until)
+    job = _existing(next((version for version in versions if not version.superseded), None), name)
+    for version in versions if not paused else ():
+        wake_resumed(tx, name.room_id, queue_name(name, version.job_version), version.pending)
     rules_answers.publish_jobs_changed(tx, name.room_id)
     return await _response(tx, job, job.policy)
 
 
-def wake_resumed(tx: Transaction, name: JobName, pending: int) -> None:
-    """Wake claims for the tasks in the queue of a job that is resumed."""
-    if pending or name.room_id == INTERNAL:
+def wake_resumed(tx: Transaction, room_id: str, queue: str, pending: int) -> None:
+    """Wake claims for the tasks in a queue of a job that is resumed; `room_id` is that of the job."""
+    if pending or room_id == INTERNAL:
         # Tasks of an internal job may wait although its queue is empty: they were claimed at their submit.
-        tx.wake(job_key(name), pending or 1)
+        tx.wake(job_key(queue), pending or 1)
 
 
-async def id_of(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> UUID:
-    """Return a job's id, also if it is soft-deleted: its tasks stay readable. Raises `JobNotFound`."""
+async def ids_of(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> list[UUID]:
+    """Return the ids of a job's versions, also if it is soft-deleted: its tasks stay readable.
+
+    Raises `JobNotFound`.
+    """
     rules_transitions.check_room(name, room_id, cross_room=cross_room)
-    return _existing(await sql_jobs.by_name_with_deleted(tx, name), name).id
+    versions = await sql_jobs.versions(tx, name)
+    _existing(next(iter(versions), None), name)
+    return [version.id for version in versions]
 
 
 async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[JobSummary]:
     """Return one page of the jobs that a room lists."""
     jobs, total = await sql_jobs.page(tx, room_id, part)
-    served_by = await sql_workers.serving(tx, [job.id for job in jobs]) if jobs else {}
+    ids_of = await sql_jobs.versions_of(tx, [job.id for job in jobs]) if jobs else {}
+    served_by = await sql_workers.serving(tx, [id_ for ids in ids_of.values() for id_ in ids]) if jobs else {}
     items = [
         JobSummary(
-            full_name=str(job.name), category=job.category, name=job.short_name, workers=served_by[job.id]
+            full_name=str(job.name),
+            category=job.category,
+            name=job.short_name,
+            workers=sorted({worker for id_ in ids_of[job.id] for worker in served_by[id_]}),
         )
         for job in jobs
     ]
@@ -285,15 +400,20 @@ def _existing(job: JobRecord | None, name: JobName) -> JobRecord:
 
 
 async def _response(tx: Transaction, job: JobRecord, policy: JobPolicy) -> JobResponse:
-    served_by, now = await sql_workers.serving(tx, [job.id]), await tx.now()
+    versions, now = await sql_jobs.versions(tx, job.name), await tx.now()
+    served_by = await sql_workers.serving(tx, [version.id for version in versions])
     return JobResponse(
-        id=job.id,
+        id=job.stable_id,
         full_name=str(job.name),
         schema_=job.schema,
-        workers=served_by[job.id],
+        workers=sorted({worker for version in versions for worker in served_by[version.id]}),
         paused=job.is_paused(now),
         paused_until=job.paused_until if job.is_paused(now) else None,
         unserved_since=job.unserved_since,
+        version=job.job_version,
+        versions=rules_answers.job_versions(
+            versions, {version_id: len(workers) for version_id, workers in served_by.items()}
+        ),
         **job.name._asdict(),
         **dict(policy),
     )

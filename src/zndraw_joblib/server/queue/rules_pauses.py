@@ -76,8 +76,8 @@ async def end_due(tx: Transaction) -> datetime | None:
     now = await tx.now()
     ends = [await sql_jobs.next_end(tx), await sql_pauses.next_end(tx)]
     if any(end is not None and end <= now for end in ends):
-        for name, pending in (await sql_jobs.resume_over(tx)).items():
-            rules_jobs.wake_resumed(tx, name, pending)
+        for room_id, queue, pending in await sql_jobs.resume_over(tx):
+            rules_jobs.wake_resumed(tx, room_id, queue, pending)
         if rooms := await sql_pauses.delete_over(tx):
             await _wake(tx, rooms)
         ends = [await sql_jobs.next_end(tx), await sql_pauses.next_end(tx)]

@@ -111,7 +111,7 @@ async def _is_last(tx: Transaction, room_id: str, task_id: UUID | None, n: int) 
 
 async def _room_snapshot(tx: Transaction, room_id: str) -> RoomSnapshot:
     tasks = [status_event(task) for task in await sql_streams.newest_tasks(tx, room_id, _SNAPSHOT_TASKS)]
-    total = await sql_counts.total(tx, room_id, None, None)
+    total = await sql_counts.total(tx, room_id, None)
     return RoomSnapshot.model_construct(tasks=tasks, total=total)
 
 

@@ -194,7 +194,7 @@ async def submit(
         rules_answers.publish_status(tx, task, position_of.get(task.id))
     for item, outcome in zip(items, outcomes, strict=True):
         if item.is_deferred and isinstance(outcome, TaskRecord) and outcome.status is TaskStatus.CLAIMED:
-            tx.wake(job_key(outcome.job), 1)
+            tx.wake(outcome.job_key, 1)
     return [_submit_result(outcome, position_of) for outcome in outcomes]
 
 
@@ -275,7 +275,14 @@ class _PendingLimits:
         if not limited:
             return None
         rooms = {item.room_id for item in items}
-        return cls(*await sql_counts.pending(tx, sorted(limited), sorted(rooms)))
+        versions = await sql_jobs.versions_of(tx, limited)
+        ids = sorted(version for of_job in versions.values() for version in of_job)
+        pending, in_rooms = await sql_counts.pending(tx, ids, sorted(rooms))
+        for job_id, of_job in versions.items():
+            pending[job_id] = sum(pending.get(version, 0) for version in of_job)
+            for room in rooms:
+                in_rooms[job_id, room] = sum(in_rooms.get((version, room), 0) for version in of_job)
+        return cls({job_id: pending[job_id] for job_id in versions}, in_rooms)
 
     def add(self, item: Submission, job: JobRecord) -> None:
         """Count a task. Raises `TooManyRequests` if its job, or its room, has as many as it may."""
@@ -439,6 +446,7 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
         traceparent=item.traceparent,
         schedule=item.schedule,
         due_at=item.due_at,
+        job_version=job.job_version,
         policy=policy,
     )
     # A task that may not start at once waits in its queue, where the dispatcher finds it.
@@ -560,10 +568,10 @@ async def get(tx: Transaction, task_id: UUID, *, with_position: bool = True) -> 
 
 
 async def page(
-    tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job: UUID | None = None
+    tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, jobs: Sequence[UUID] = ()
 ) -> PaginatedResponse[TaskResponse]:
-    """Return one page of a room's tasks, optionally of one status and of one job."""
-    records, total = await sql_tasks.page(tx, room_id, status, part=part, job_id=job)
+    """Return one page of a room's tasks, optionally of one status and of one job, by its versions."""
+    records, total = await sql_tasks.page(tx, room_id, status, part=part, job_ids=jobs)
     queue_positions, detail_of = await positions(tx, records), await sql_details.current(tx, records)
     stored = await sql_results.current(tx, records)
     items = [
@@ -631,7 +639,9 @@ class KnownJobs:
             may_be_plain = may_be_plain and job.policy.max_pending is None
             may_be_plain = may_be_plain and job.policy.max_pending_per_room is None
             if may_be_plain and len(schema) <= _MAX_SCHEMA_CHARACTERS:
-                self._jobs[job.name] = KnownJob(job.id, str(job.name), schema, job.stored_policy)
+                self._jobs[job.name] = KnownJob(
+                    job.id, str(job.name), schema, job.stored_policy, job.job_version
+                )
                 if len(self._jobs) > _MAX_JOBS:
                     self._jobs.popitem(last=False)
 
@@ -670,7 +680,7 @@ async def submit_plain(
         return None
     responses = _new_tasks(job, ids, items, appended)
     rules_answers.publish_new(tx, responses)
-    tx.wake(job_key(job.full_name), len(responses))
+    tx.wake(job_key(job.full_name, job.job_version), len(responses))
     return responses
 
 
@@ -689,6 +699,7 @@ def _new_tasks(
                 payload=item.payload,
                 created_at=appended.at,
                 queue_position=position,
+                version=job.job_version,
             )
         )
     return responses
@@ -730,8 +741,14 @@ def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence[Submission]) -
             continue
         shared = shared_by_owner.get((item.room_id, item.caller.id))
         if shared is None:
-            fields = {"job_name": job.full_name, "room_id": item.room_id, "created_by": item.caller.id}
+            fields: dict[str, Any] = {
+                "job_name": job.full_name,
+                "room_id": item.room_id,
+                "created_by": item.caller.id,
+            }
             fields["status"] = "pending"
+            if job.job_version > 1:
+                fields["version"] = job.job_version
             shared = shared_by_owner[item.room_id, item.caller.id] = to_json(fields).decode()[1:-1]
         answer = f'{{"id":"{task_id}",{shared},"created_at":"'
         keys.append(NewKey(item.key.id, item.key.fingerprint, item.key.user_id, place, answer))

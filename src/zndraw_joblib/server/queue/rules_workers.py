@@ -256,7 +256,7 @@ async def retire(
     held = [] if cost == len(lost) else await sql_expiry.lock_held_by(tx, worker_ids)
     await rules_providers.remove_workers(tx, worker_ids)
     job_ids = await sql_workers.unlink_all(tx, worker_ids)
-    locked = await sql_jobs.lock(tx, {*job_ids, *(task.job_id for task in held)})
+    locked = await sql_jobs.lock_with_versions(tx, {*job_ids, *(task.job_id for task in held)})
     if lost:
         await sql_transitions.count(tx, lost, locked)
         rules_answers.publish_changed(tx, lost)

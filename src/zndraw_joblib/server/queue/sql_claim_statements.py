@@ -27,7 +27,7 @@ from zndraw_joblib.server.queue.sql_claims import (
     heads_of,
     queues,
 )
-from zndraw_joblib.server.queue.sql_jobs import policy_of
+from zndraw_joblib.server.queue.sql_jobs import QUEUE_NAME, policy_of
 from zndraw_joblib.server.queue.sql_pauses import HAS_PAUSES, is_job_paused, may_be_paused
 from zndraw_joblib.server.queue.sql_task_rows import (
     TASK_IS_HELD,
@@ -237,7 +237,7 @@ async def _claim_first_on_sqlite(
     claimed = []
     for row in await tx.execute(_CLAIM_FIRST_ON_SQLITE, params):
         task = _ROWS.row_of(row)
-        task.job_name, task.worker_id = queue.full_name, demand.worker
+        task.job_name, task.job_version, task.worker_id = queue.full_name, queue.job_version, demand.worker
         task.claimed_at, task.started_at = now, started_at
         claimed.append((row.seq, task))
     if len(claimed) > 1:
@@ -319,7 +319,7 @@ ready AS (
     )
 )"""
 # Of a job whose tasks are claimed: its name, how many are left, and their deadlines.
-_COUNTED_COLUMNS = f"""id, full_name, pending,
+_COUNTED_COLUMNS = f"""id, full_name, job_version, pending,
         {_AT} + make_interval(secs => nullif(CAST(coalesce(
             CAST(policy AS json) ->> 'start_timeout_seconds', '{JobPolicy().start_timeout_seconds}'
         ) AS float), 0)) AS start_by,
@@ -363,7 +363,7 @@ counted AS (
 # tasks and claims were joined, PostgreSQL might compare each with each.
 _LISTS = """
 lists AS (
-    SELECT tasks.*, claims.*, counted.full_name, counted.start_by, counted.end_by
+    SELECT tasks.*, claims.*, counted.full_name, counted.job_version, counted.start_by, counted.end_by
     FROM (
         SELECT array_agg(position ORDER BY position) AS positions,
             array_agg(worker ORDER BY position) AS workers,
@@ -408,7 +408,8 @@ claimed AS (
     WHERE joblib_task.id = ANY (array(SELECT id FROM first_tasks))
         AND CASE WHEN {TASK_IS_PENDING} THEN joblib_task.seq >= lists.seqs[1] ELSE false END
     RETURNING lists.positions[{_INDEX}] AS position, {_RANK} AS rank, joblib_task.seq,
-        joblib_task.job_id, {row_columns(names=_ROWS.names, job_name="lists.full_name")}
+        joblib_task.job_id,
+        {row_columns(names=_ROWS.names, job_name="lists.full_name", job_version="lists.job_version")}
 )"""
 # Late heartbeats, and a new version of the rows of workers whose claims have ids.
 _HEARTBEATS = f"""
@@ -466,7 +467,7 @@ _ANSWER = f"""
 SELECT {row_columns("answers", _ROWS.names)},
     answers.digest,
     CASE WHEN NOT answers.digest = ANY (:all_digest) THEN array(
-        SELECT joblib_job.full_name FROM {_served_jobs("answers.worker")} ORDER BY joblib_job.id
+        SELECT {QUEUE_NAME} FROM {_served_jobs("answers.worker")} ORDER BY joblib_job.id
     ) END,
     answers.is_paused, answers.is_contended, false, answers.position, now()
 FROM (
@@ -602,7 +603,7 @@ claimed AS (
     WHERE joblib_task.id = (SELECT id FROM first_task)
         AND CASE WHEN {TASK_IS_PENDING} THEN true ELSE false END
     RETURNING joblib_task.seq, joblib_task.job_id,
-        {row_columns(names=_ROWS.names, job_name="counted.full_name")}
+        {row_columns(names=_ROWS.names, job_name="counted.full_name", job_version="counted.job_version")}
 ),
 {sql_counts.COUNT_CLAIMED_ONE},
 heartbeats AS (
@@ -617,7 +618,7 @@ heartbeats AS (
 SELECT {row_columns("claimed", _ROWS.names)},
     jobs.digest,
     CASE WHEN NOT jobs.digest = ANY (:all_digest) THEN array(
-        SELECT joblib_job.full_name FROM {_served_jobs(":worker")} ORDER BY joblib_job.id
+        SELECT {QUEUE_NAME} FROM {_served_jobs(":worker")} ORDER BY joblib_job.id
     ) END,
     (SELECT is_paused FROM state), false, (SELECT has_many_queues FROM state), 1, now()
 FROM ready
@@ -641,7 +642,7 @@ def _queues_on_sqlite(condition: str) -> Any:
     return statement(
         f"""
 SELECT joblib_worker.id, joblib_worker.last_heartbeat,
-    queue.id, queue.full_name, queue.policy, queue.max_in_flight,
+    queue.id, queue.full_name, queue.job_version, queue.policy, queue.max_in_flight,
     CASE WHEN :count IS NOT NULL THEN (
         SELECT sum(octet_length(payload)) FROM ({first_tasks("payload", "queue.id", ":count")})
     ) END,
@@ -661,8 +662,8 @@ WHERE joblib_worker.owner_id = claimants.value ->> 1
             AND joblib_task.claim_id IN (SELECT value FROM json_each(:claims))
     ))
 """,
-        *("worker_id", "last_heartbeat", "job_id", "full_name", "policy", "max_in_flight", "size"),
-        "may_be_refused",
+        *("worker_id", "last_heartbeat", "job_id", "full_name", "job_version", "policy", "max_in_flight"),
+        *("size", "may_be_refused"),
         rows=TEXT,
         claims=TEXT,
         policy=TEXT,
@@ -693,7 +694,7 @@ UPDATE joblib_task SET
     attempt = attempt + 1, claimed_at = :now, started_at = :started_at, deadline = :deadline,
     expires_at = NULL
 WHERE seq IN ({first_tasks("joblib_task.seq", ":job_id", ":count")})
-RETURNING {row_columns(names=_ROWS.names, job_name="NULL")}, seq
+RETURNING {row_columns(names=_ROWS.names, job_name="NULL", job_version="NULL")}, seq
 """,
     *(*_ROWS.names, "seq"),
     status=TEXT,

@@ -132,15 +132,16 @@ _FIRST_PLACE = f"""coalesce((
         ), {_LAST_PLACE})"""
 _HEAD_NAMES = (
     *("worker_id", "job_id", "lane", "seq", "pending", "paused", "max_in_flight", "room_id"),
-    *("paused_until", "has_pauses"),
+    *("paused_until", "has_pauses", "has_versions"),
 )
 _HEAD_COLUMNS = ", ".join(f"heads.{name}" for name in _HEAD_NAMES[1:])
-_JOB_COLUMNS = f"pending, paused, max_in_flight, room_id, paused_until, {HAS_PAUSES} AS has_pauses"
+_JOB_COLUMNS = f"""pending, paused, max_in_flight, room_id, paused_until, {HAS_PAUSES} AS has_pauses,
+                job_version > 1 OR superseded AS has_versions"""
 _HEADS_ON_SQLITE = statement(
     f"""
 SELECT workers.value, joblib_task.job_id, joblib_task.lane, joblib_task.seq,
     joblib_job.pending, joblib_job.paused, joblib_job.max_in_flight, joblib_job.room_id,
-    joblib_job.paused_until, {HAS_PAUSES}
+    joblib_job.paused_until, {HAS_PAUSES}, joblib_job.job_version > 1 OR joblib_job.superseded
 FROM json_each(:workers) AS workers
 CROSS JOIN joblib_task ON joblib_task.seq IN (
     SELECT place & {(1 << _SEQ_BITS) - 1}
@@ -155,6 +156,7 @@ CROSS JOIN joblib_job ON joblib_job.id = joblib_task.job_id
     *_HEAD_NAMES,
     workers=TEXT,
     has_pauses=BOOLEAN,
+    has_versions=BOOLEAN,
 )
 
 
@@ -269,6 +271,7 @@ class QueueHead(NamedTuple):
     room_id: str
     paused_until: datetime | None
     has_pauses: bool
+    has_versions: bool
 
 
 class WorkerQueues(NamedTuple):

@@ -130,6 +130,12 @@ class CountChanges:
         if before.is_queued != after.is_queued:
             self._count_queued(after, 1 if after.is_queued else -1)
 
+    def leave(self, task: TaskRecord) -> None:
+        """Count a pending task that leaves for another version of its job."""
+        self.delete(task.room_id, task.job_id, task.status)
+        if task.is_queued:
+            self._count_queued(task, -1)
+
     def fail_held(self, room_id: str, job_id: UUID) -> None:
         """Count a held task that fails."""
         self._rooms.setdefault((room_id, job_id), [0, 0, 0, 0])[_COLUMN_OF[TaskStatus.FAILED]] += 1
@@ -286,10 +292,26 @@ async def write_claimed(tx: Transaction, job_id: UUID, tasks: Iterable[tuple[int
     )
 
 
-async def total(tx: Transaction, room_id: str, status: TaskStatus | None, job_id: UUID | None) -> int:
-    """Return the number of a room's tasks, optionally of one status and of one job."""
-    params = {"room_id": room_id} if job_id is None else {"room_id": room_id, "job_id": job_id}
-    number: int = (await tx.execute(_TOTALS[status, job_id is None], params)).scalar_one()
+def of_job(job_ids: Sequence[UUID]) -> str:
+    """Return the condition on the job of tasks: of any, of one, or of one in several versions."""
+    if not job_ids:
+        return ""
+    return "= :job_id" if len(job_ids) == 1 else "= ANY (:all_job_id)"
+
+
+def job_params(room_id: str, job_ids: Sequence[UUID]) -> dict[str, Any]:
+    """Return the parameters of a statement with a room and the condition of `of_job`."""
+    if len(job_ids) > 1:
+        return {"room_id": room_id, "all_job_id": padded(job_ids)}
+    return {"room_id": room_id, "job_id": job_ids[0]} if job_ids else {"room_id": room_id}
+
+
+async def total(
+    tx: Transaction, room_id: str, status: TaskStatus | None, job_ids: Sequence[UUID] = ()
+) -> int:
+    """Return the number of a room's tasks, optionally of one status and of one job, by its versions."""
+    params = job_params(room_id, job_ids)
+    number: int = (await tx.execute(_TOTALS[status, of_job(job_ids)], params)).scalar_one()
     return max(0, number)
 
 
@@ -308,12 +330,12 @@ _CHANGE_TYPES = {
 }
 
 
-def _total(status: TaskStatus | None, *, is_of_room: bool) -> Any:
-    of_job = "" if is_of_room else "AND job_id = :job_id"
+def _total(status: TaskStatus | None, condition: str) -> Any:
+    of_job = condition and f"AND job_id {condition}"
     # The index of the job has its whole backlog.
     held = f"""
     SELECT count(*) FROM joblib_task
-    WHERE room_id = :room_id {of_job and "AND unindexed(job_id) = :job_id"}"""
+    WHERE room_id = :room_id {condition and f"AND unindexed(job_id) {condition}"}"""
     if status in HELD:
         return statement(f"{held} AND {as_sql(of_status([status]))}", "number")
     number = {None: "total", TaskStatus.COMPLETED: "total - pending - failed - cancelled"}.get(status, status)
@@ -378,9 +400,9 @@ _DELETE_BLOCK = statement(
     "DELETE FROM joblib_queue_block WHERE job_id = :job_id AND lane = :lane AND block = :block"
 )
 _TOTALS = {
-    (status, is_of_room): _total(status, is_of_room=is_of_room)
+    (status, condition): _total(status, condition)
     for status in (None, *TaskStatus)
-    for is_of_room in (True, False)
+    for condition in ("", "= :job_id", "= ANY (:all_job_id)")
 }
 
 

@@ -15,6 +15,7 @@ from zndraw_joblib.server.queue.sql_pauses import HAS_PAUSES, is_job_paused, is_
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.operators import HOUR, MINUTE
 from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
+from zndraw_joblib.wire.statuses import HELD
 
 
 @lru_cache(maxsize=4096)
@@ -27,7 +28,7 @@ def policy_of(stored: str | None, without_workers: str | None = None) -> JobPoli
 
 
 class JobRecord(NamedTuple):
-    """A job's row. `stored_policy` is the policy as JSON, None for the default one."""
+    """A version of a job. `stored_policy` is the policy as JSON, None for the default one."""
 
     id: UUID
     room_id: str
@@ -37,6 +38,7 @@ class JobRecord(NamedTuple):
     created_at: datetime
     deleted: bool
     pending: int
+    scheduled: int
     paused: bool
     has_lanes: bool
     stored_policy: str | None
@@ -45,10 +47,18 @@ class JobRecord(NamedTuple):
     unserved_since: datetime | None
     registered_by: str | None
     paused_until: datetime | None
+    job_version: int
+    first_id: UUID | None
+    superseded: bool
 
     def is_paused(self, now: datetime) -> bool:
         """Return whether the job is paused at a time."""
         return self.paused and (self.paused_until is None or self.paused_until > now)
+
+    @property
+    def stable_id(self) -> UUID:
+        """The id of the job, which is that of its first version."""
+        return self.first_id or self.id
 
     @property
     def name(self) -> JobName:
@@ -61,6 +71,10 @@ class JobRecord(NamedTuple):
         return policy_of(self.stored_policy, self.without_workers)
 
 
+# Sorts before all ids, and is none.
+FIRST = UUID(int=0)
+
+
 class CountChange(NamedTuple):
     """By how many tasks a job's counts grow: those in its queue, and those scheduled for later."""
 
@@ -70,12 +84,26 @@ class CountChange(NamedTuple):
 
 # The columns of a `JobRecord`.
 COLUMNS = (
-    *("id", "room_id", "category", "name", "schema", "created_at", "deleted", "pending", "paused"),
+    *(
+        "id",
+        "room_id",
+        "category",
+        "name",
+        "schema",
+        "created_at",
+        "deleted",
+        "pending",
+        "scheduled",
+        "paused",
+    ),
     *("has_lanes", "policy", "max_in_flight", "without_workers", "unserved_since", "registered_by"),
-    "paused_until",
+    *("paused_until", "job_version", "first_id", "superseded"),
 )
+# The name of a version's queue, by which claims wait.
+QUEUE_NAME = """joblib_job.full_name || CASE WHEN joblib_job.job_version = 1 THEN ''
+        ELSE '#' || CAST(joblib_job.job_version AS text) END"""
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM joblib_job"
-_BY_NAME_WITH_DELETED = statement(f"{_SELECT} WHERE full_name = :full_name", *COLUMNS)
+_BY_NAME_WITH_DELETED = statement(f"{_SELECT} WHERE full_name = :full_name AND NOT superseded", *COLUMNS)
 _BY_NAME = statement(f"{_SELECT} WHERE full_name = :full_name AND NOT deleted", *COLUMNS)
 _BY_NAMES = statement(
     f"""
@@ -95,7 +123,12 @@ FOR NO KEY UPDATE
     *(*COLUMNS, "now"),
 )
 _LOCK_NAMED_WITH_DELETED = statement(
-    "SELECT id FROM joblib_job WHERE full_name = ANY (:all_full_name) ORDER BY id\nFOR NO KEY UPDATE", "id"
+    """
+SELECT id FROM joblib_job WHERE full_name = ANY (:all_full_name) AND NOT superseded
+ORDER BY id
+FOR NO KEY UPDATE
+""",
+    "id",
 )
 _ADD = statement(
     """
@@ -112,7 +145,7 @@ RETURNING id
 """,
     "id",
 )
-_LOCK_ADDED = statement(f"{_SELECT} WHERE full_name = :full_name\nFOR UPDATE", *COLUMNS)
+_LOCK_ADDED = statement(f"{_SELECT} WHERE full_name = :full_name AND NOT superseded\nFOR UPDATE", *COLUMNS)
 _COUNT_ACTIVE = statement(
     """
 SELECT count(*) FROM (
@@ -121,39 +154,47 @@ SELECT count(*) FROM (
 """,
     "number",
 )
-_IS_UNSERVED = "NOT EXISTS (SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.job_id = joblib_job.id)"
-_REGISTER = """
-UPDATE joblib_job SET
-    schema = :schema, policy = :policy, max_in_flight = :max_in_flight, without_workers = :without_workers"""
-_REPLACE = statement(f"{_REGISTER} WHERE id = :id")
-_REPLACE_UNUSED = statement(
-    f"""
-{_REGISTER}
-WHERE id = :id AND pending = 0 AND scheduled = 0 AND {_IS_UNSERVED}
-RETURNING id
-""",
-    "id",
+# Conditions on all versions of a job.
+_IS_UNSERVED = """NOT EXISTS (
+        SELECT 1 FROM joblib_job AS version JOIN joblib_worker_job ON joblib_worker_job.job_id = version.id
+        WHERE version.full_name = joblib_job.full_name
+    )"""
+_IS_EMPTY = """pending = 0 AND scheduled = 0 AND NOT EXISTS (
+        SELECT 1 FROM joblib_job AS version
+        WHERE version.full_name = joblib_job.full_name AND version.superseded
+            AND (version.pending > 0 OR version.scheduled > 0)
+    )"""
+_NAMES_OF_IDS = (
+    "full_name IN (SELECT named.full_name FROM joblib_job AS named WHERE named.id = ANY (:all_id))"
 )
+_SET_POLICY = statement(
+    """
+UPDATE joblib_job SET
+    policy = :policy, max_in_flight = :max_in_flight, without_workers = :without_workers
+WHERE full_name = :full_name
+"""
+)
+_SET_SCHEMA = statement("UPDATE joblib_job SET schema = :schema WHERE id = :id")
 _RECORD_SERVED = statement(
     "UPDATE joblib_job SET unserved_since = NULL, registered_by = :registered_by WHERE id = :id"
 )
 _RESTORE_WITH = statement(
-    f"""
-{_REGISTER},
-    deleted = false, deleted_at = NULL, unserved_since = NULL, paused = false, paused_until = NULL
-WHERE id = :id
+    """
+UPDATE joblib_job SET deleted = superseded, deleted_at = CASE WHEN superseded THEN deleted_at END,
+    unserved_since = NULL, paused = false, paused_until = NULL
+WHERE full_name = :full_name
 """
 )
 _RESTORE = statement(
-    """
+    f"""
 UPDATE joblib_job SET deleted = false, deleted_at = NULL
-WHERE id = ANY (:all_id) AND deleted
+WHERE {_NAMES_OF_IDS} AND deleted AND NOT superseded
 RETURNING room_id
 """,
     "room_id",
 )
 _IS_FORGOTTEN = f"""(
-    pending = 0 AND scheduled = 0
+    {_IS_EMPTY}
     AND CASE WHEN without_workers IS NULL THEN :forgets ELSE without_workers = '{WithoutWorkers.FORGET}' END
 )"""
 _RECORD_UNSERVED = statement(
@@ -162,7 +203,7 @@ UPDATE joblib_job SET
     unserved_since = coalesce(unserved_since, :now),
     deleted = {_IS_FORGOTTEN},
     deleted_at = CASE WHEN {_IS_FORGOTTEN} THEN :now ELSE deleted_at END
-WHERE id = ANY (:all_id) AND NOT deleted AND room_id <> '{INTERNAL}' AND {_IS_UNSERVED}
+WHERE {_NAMES_OF_IDS} AND NOT deleted AND room_id <> '{INTERNAL}' AND {_IS_UNSERVED}
     AND (unserved_since IS NULL OR {_IS_FORGOTTEN})
 RETURNING room_id, category, name, deleted
 """,
@@ -170,9 +211,9 @@ RETURNING room_id, category, name, deleted
     forgets=BOOLEAN,
 )
 _UNSERVED_SINCE = statement(
-    """
+    f"""
 SELECT id FROM joblib_job
-WHERE unserved_since < :at AND NOT deleted AND pending = 0 AND scheduled = 0
+WHERE unserved_since < :at AND NOT deleted AND {_IS_EMPTY}
 ORDER BY unserved_since LIMIT :limit
 """,
     "id",
@@ -180,7 +221,7 @@ ORDER BY unserved_since LIMIT :limit
 _FORGET = statement(
     f"""
 UPDATE joblib_job SET deleted = true, deleted_at = :now
-WHERE id = ANY (:all_id) AND unserved_since < :at AND NOT deleted AND pending = 0 AND scheduled = 0
+WHERE id = ANY (:all_id) AND unserved_since < :at AND NOT deleted AND {_IS_EMPTY}
     AND {_IS_UNSERVED}
 RETURNING room_id, category, name
 """,
@@ -189,7 +230,7 @@ RETURNING room_id, category, name
 _DELETE_UNUSED = statement(
     f"""
 UPDATE joblib_job SET deleted = true, deleted_at = :now
-WHERE id = :id AND NOT deleted AND pending = 0 AND scheduled = 0 AND {_IS_UNSERVED}
+WHERE id = :id AND NOT deleted AND {_IS_EMPTY} AND {_IS_UNSERVED}
 RETURNING id
 """,
     "id",
@@ -200,7 +241,9 @@ _SERVED = statement(
 _PAUSE = statement(
     f"""
 UPDATE joblib_job SET paused = :paused, paused_until = :paused_until
-WHERE full_name = :full_name AND NOT deleted
+WHERE full_name = :full_name AND EXISTS (
+    SELECT 1 FROM joblib_job AS current WHERE current.full_name = :full_name AND NOT current.deleted
+)
 RETURNING {", ".join(COLUMNS)}
 """,
     *COLUMNS,
@@ -220,6 +263,92 @@ _PAUSED = statement(
 _RECORD_PRIORITIES = statement("UPDATE joblib_job SET has_lanes = true WHERE id = :id")
 _BY_ID = "SELECT id, fair_round, fair_room FROM joblib_job WHERE id = ANY (:all_id) ORDER BY id"
 _LOCK = statement(f"{_BY_ID}\nFOR NO KEY UPDATE", *("id", "fair_round", "fair_room"))
+_LOCK_VERSIONS = statement(
+    f"SELECT id FROM joblib_job WHERE {_NAMES_OF_IDS} ORDER BY id\nFOR NO KEY UPDATE", "id"
+)
+_VERSIONS = statement(f"{_SELECT} WHERE full_name = :full_name ORDER BY id\nFOR NO KEY UPDATE", *COLUMNS)
+_READ_VERSIONS = statement(f"{_SELECT} WHERE full_name = :full_name ORDER BY job_version DESC", *COLUMNS)
+_VERSIONS_OF = statement(
+    """
+SELECT version.id AS version_id, joblib_job.id
+FROM joblib_job JOIN joblib_job AS version ON version.full_name = joblib_job.full_name
+WHERE joblib_job.id = ANY (:all_id)
+ORDER BY version.id
+""",
+    *("version_id", "id"),
+    version_id=UUID_TYPE,
+)
+_RECORDS_OF = statement(
+    f"""
+SELECT joblib_job.id AS job_id, {", ".join(f"version.{name}" for name in COLUMNS)}
+FROM joblib_job JOIN joblib_job AS version ON version.full_name = joblib_job.full_name
+WHERE joblib_job.id = ANY (:all_id)
+ORDER BY version.job_version DESC
+""",
+    *("job_id", *COLUMNS),
+)
+_STABLE_IDS = statement(
+    "SELECT id, first_id FROM joblib_job WHERE id = ANY (:all_id) AND first_id IS NOT NULL",
+    *("id", "first_id"),
+)
+_SUPERSEDE = statement(
+    "UPDATE joblib_job SET superseded = true, deleted = true, deleted_at = :now WHERE id = :id"
+)
+# What belongs to the whole job. A new version has it from the current one.
+_OF_JOB = (
+    *("room_id", "category", "name", "created_at", "policy", "max_in_flight", "without_workers"),
+    *("registered_by", "unserved_since", "paused", "paused_until"),
+)
+_ADD_VERSION = statement(
+    f"""
+INSERT INTO joblib_job (
+    id, schema, job_version, first_id, {", ".join(_OF_JOB)},
+    superseded, deleted, pending, scheduled, has_lanes, fair_round, fair_room
+)
+SELECT :id, :schema, :job_version, coalesce(first_id, id), {", ".join(_OF_JOB)},
+    false, false, 0, 0, false, 0, ''
+FROM joblib_job WHERE id = :current
+""",
+    current=UUID_TYPE,
+)
+_MAKE_CURRENT = statement(
+    """
+UPDATE joblib_job SET superseded = false, deleted = false, deleted_at = NULL, schema = :schema,
+    job_version = :job_version, unserved_since = (
+        SELECT before.unserved_since FROM joblib_job AS before WHERE before.id = :current
+    )
+WHERE id = :id
+""",
+    current=UUID_TYPE,
+)
+_IS_USED = statement(
+    """
+SELECT EXISTS (SELECT 1 FROM joblib_task WHERE joblib_task.job_id = :id) OR EXISTS (
+    SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.job_id = :id
+        AND joblib_worker_job.worker_id <> :worker_id
+)
+""",
+    "is_used",
+)
+_WITH_PENDING = statement(
+    "SELECT id FROM joblib_job WHERE id = ANY (:all_id) AND (pending > 0 OR scheduled > 0) LIMIT 1", "id"
+)
+_HELD = ", ".join(f"'{status}'" for status in sorted(HELD))
+_IS_RUNNING = statement(
+    f"""
+SELECT EXISTS (
+    SELECT 1 FROM joblib_task
+    WHERE joblib_task.status IN ({_HELD}) AND unindexed(joblib_task.job_id) = :id
+)
+""",
+    "is_running",
+)
+_OTHER_WORKERS = statement(
+    """
+SELECT job_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id) AND worker_id <> :worker_id LIMIT 1
+""",
+    "job_id",
+)
 _LOCK_FREE = statement(f"{_BY_ID}\nFOR NO KEY UPDATE SKIP LOCKED", *("id", "fair_round", "fair_room"))
 _SET_ROUND = statement(
     "UPDATE joblib_job SET fair_round = :fair_round, fair_room = :fair_room WHERE id = :id"
@@ -229,25 +358,28 @@ WHERE id = :job"""
 COUNT_TYPES = {"job": UUID_TYPE, "later": INTEGER}
 _ADD_TO_COUNTS = statement(ADD_TO_COUNTS, **COUNT_TYPES)
 _ROOMS = statement("SELECT DISTINCT room_id FROM joblib_job WHERE id = ANY (:all_id)", "room_id")
-_FULL_NAMES = statement("SELECT id, full_name FROM joblib_job WHERE id = ANY (:all_id)", *("id", "full_name"))
+_FULL_NAMES = statement(
+    "SELECT id, full_name, job_version FROM joblib_job WHERE id = ANY (:all_id)",
+    *("id", "full_name", "job_version"),
+)
 _CLAIMABLE = statement(
     f"""
-SELECT room_id, category, name, pending, max_in_flight FROM joblib_job
+SELECT {QUEUE_NAME}, pending, max_in_flight FROM joblib_job
 WHERE pending > 0 AND NOT {is_job_paused(":now")} AND (NOT {HAS_PAUSES} OR EXISTS (
     SELECT 1 FROM joblib_room_queue
     WHERE joblib_room_queue.job_id = joblib_job.id
         AND NOT {is_room_paused("joblib_room_queue.room_id", ":now")}
 ))
 """,
-    *(*JobName._fields, "pending", "max_in_flight"),
+    *("queue", "pending", "max_in_flight"),
 )
 _RESUME_OVER = statement(
-    """
+    f"""
 UPDATE joblib_job SET paused = false, paused_until = NULL
 WHERE paused_until <= :now
-RETURNING room_id, category, name, pending
+RETURNING room_id, {QUEUE_NAME}, pending
 """,
-    *(*JobName._fields, "pending"),
+    *("room_id", "queue", "pending"),
 )
 _NEXT_END = statement(
     "SELECT min(paused_until) FROM joblib_job WHERE paused_until IS NOT NULL", "paused_until"
@@ -316,23 +448,115 @@ async def count_active(tx: Transaction, room_id: str, limit: int) -> int:
     return int((await tx.execute(_COUNT_ACTIVE, {"room_id": room_id, "limit": limit})).scalar_one())
 
 
-async def restore_with(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
-    """Restore a soft-deleted job with a new schema and a new policy, not paused."""
-    await tx.execute(_RESTORE_WITH, {"id": job_id, "schema": schema, **_stored(policy)})
+async def restore_with(tx: Transaction, name: JobName, policy: JobPolicy) -> None:
+    """Restore a soft-deleted job with a new policy, not paused."""
+    await tx.execute(_RESTORE_WITH, {"full_name": str(name)})
+    await set_policy(tx, name, policy)
 
 
-async def replace(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
-    """Replace the schema and the policy of an active job."""
-    await tx.execute(_REPLACE, {"id": job_id, "schema": schema, **_stored(policy)})
+async def set_policy(tx: Transaction, name: JobName, policy: JobPolicy) -> None:
+    """Replace the policy of a job, in all its versions."""
+    await tx.execute(_SET_POLICY, {"full_name": str(name), **_stored(policy)})
 
 
-async def replace_unused(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> bool:
-    """Replace the schema and the policy of an active job that has no worker and no pending task.
+async def set_schema(tx: Transaction, job_id: UUID, schema: dict[str, Any]) -> None:
+    """Replace the schema of a version of a job."""
+    await tx.execute(_SET_SCHEMA, {"id": job_id, "schema": schema})
 
-    Return whether it has none.
-    """
-    params = {"id": job_id, "schema": schema, **_stored(policy)}
-    return (await tx.execute(_REPLACE_UNUSED, params)).first() is not None
+
+# The versions of a job. Each but the current one is superseded.
+
+
+async def lock_versions(tx: Transaction, name: JobName) -> list[JobRecord]:
+    """Lock all versions of a job until the commit, in the order of their ids, and return them."""
+    return [JobRecord(*row) for row in await tx.execute(_VERSIONS, {"full_name": str(name)})]
+
+
+async def versions(tx: Transaction, name: JobName) -> list[JobRecord]:
+    """Return all versions of a job, the newest first; also of a soft-deleted one."""
+    rows = await tx.execute(_READ_VERSIONS, {"full_name": str(name)})
+    return [JobRecord(*row) for row in rows]
+
+
+async def versions_of(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, list[UUID]]:
+    """Return for each of these jobs the ids of all its versions."""
+    ids: dict[UUID, list[UUID]] = {}
+    for version_id, job_id in await tx.execute(_VERSIONS_OF, {"all_id": padded(sorted(set(job_ids)))}):
+        ids.setdefault(job_id, []).append(version_id)
+    return ids
+
+
+async def versions_of_jobs(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[JobRecord]]:
+    """Return for each of these jobs all its versions, the newest first."""
+    records: dict[UUID, list[JobRecord]] = {}
+    for job_id, *row in await tx.execute(_RECORDS_OF, {"all_id": padded(job_ids)}):
+        records.setdefault(job_id, []).append(JobRecord(*row))
+    return records
+
+
+async def stable_ids(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, UUID]:
+    """Return the ids of the jobs of those of these versions that are not the first one of theirs."""
+    return {
+        version_id: job_id
+        for version_id, job_id in await tx.execute(_STABLE_IDS, {"all_id": padded(job_ids)})
+    }
+
+
+async def add_version(tx: Transaction, current: JobRecord, schema: dict[str, Any], number: int) -> JobRecord:
+    """Insert a version of a job, which the caller has locked, as the current one. Return it."""
+    await tx.execute(_SUPERSEDE, {"id": current.id, "now": await tx.now()})
+    new_id = uuid4()
+    await tx.execute(
+        _ADD_VERSION, {"id": new_id, "schema": schema, "job_version": number, "current": current.id}
+    )
+    return current._replace(
+        id=new_id,
+        schema=schema,
+        job_version=number,
+        first_id=current.stable_id,
+        deleted=False,
+        pending=0,
+        scheduled=0,
+        has_lanes=False,
+    )
+
+
+async def make_current(
+    tx: Transaction, current: JobRecord, version: JobRecord, schema: dict[str, Any], number: int
+) -> JobRecord:
+    """Make a superseded version the current one, with a schema and a number. Return it."""
+    await tx.execute(_SUPERSEDE, {"id": current.id, "now": await tx.now()})
+    params = {"id": version.id, "schema": schema, "job_version": number, "current": current.id}
+    await tx.execute(_MAKE_CURRENT, params)
+    return version._replace(
+        schema=schema,
+        job_version=number,
+        superseded=False,
+        deleted=False,
+        unserved_since=current.unserved_since,
+    )
+
+
+async def is_used(tx: Transaction, job_id: UUID, but_by: UUID | None) -> bool:
+    """Return whether a version of a job has tasks, also ended ones, or workers other than one."""
+    params = {"id": job_id, "worker_id": but_by or FIRST}
+    return bool((await tx.execute(_IS_USED, params)).scalar_one())
+
+
+async def is_running(tx: Transaction, job_id: UUID) -> bool:
+    """Return whether a worker holds a task of a version of a job."""
+    return bool((await tx.execute(_IS_RUNNING, {"id": job_id})).scalar_one())
+
+
+async def have_pending(tx: Transaction, job_ids: Sequence[UUID]) -> bool:
+    """Return whether one of these versions of jobs has pending tasks."""
+    return (await tx.execute(_WITH_PENDING, {"all_id": padded(job_ids)})).first() is not None
+
+
+async def has_workers(tx: Transaction, job_ids: Sequence[UUID], but: UUID | None = None) -> bool:
+    """Return whether other workers than one serve any of these versions of jobs."""
+    params = {"all_job_id": padded(job_ids), "worker_id": but or FIRST}
+    return (await tx.execute(_OTHER_WORKERS, params)).first() is not None
 
 
 async def record_served(tx: Transaction, job: JobRecord, registered_by: str) -> None:
@@ -354,7 +578,7 @@ async def record_unserved(tx: Transaction, job_ids: Sequence[UUID]) -> list[JobN
     """
     if not job_ids:
         return []
-    await lock(tx, job_ids)
+    await lock_with_versions(tx, job_ids)
     params = {"all_id": padded(job_ids), "now": await tx.now(), "forgets": not tx.keeps_unserved_jobs}
     rows = (await tx.execute(_RECORD_UNSERVED, params)).all()
     return [JobName(*name) for *name, is_deleted in rows if is_deleted]
@@ -396,15 +620,16 @@ async def by_names(tx: Transaction, names: Sequence[str]) -> tuple[list[JobRecor
 
 async def pause(
     tx: Transaction, name: JobName, *, paused: bool, until: datetime | None = None
-) -> JobRecord | None:
-    """Pause an active job until a time, or resume it. Return its new state."""
-    return await _first(tx, _PAUSE, full_name=str(name), paused=paused, paused_until=until)
+) -> list[JobRecord]:
+    """Pause an active job until a time, or resume it. Return its versions."""
+    params = {"full_name": str(name), "paused": paused, "paused_until": until}
+    return [JobRecord(*row) for row in await tx.execute(_PAUSE, params)]
 
 
-async def resume_over(tx: Transaction) -> dict[JobName, int]:
-    """Resume the jobs whose pauses are over. Return how many tasks are in the queue of each."""
+async def resume_over(tx: Transaction) -> list[tuple[str, str, int]]:
+    """Resume the jobs whose pauses are over. Return their queues: room, name, and how many tasks it has."""
     rows = await tx.execute(_RESUME_OVER, {"now": await tx.now()})
-    return {JobName(*name): pending for *name, pending in rows}
+    return [(room_id, queue, pending) for room_id, queue, pending in rows]
 
 
 async def next_end(tx: Transaction) -> datetime | None:
@@ -451,6 +676,14 @@ async def lock(tx: Transaction, job_ids: Iterable[UUID], *, skip_locked: bool = 
     return set((await tx.execute(_LOCK_FREE if skip_locked else _LOCK, {"all_id": ids})).scalars())
 
 
+async def lock_with_versions(tx: Transaction, job_ids: Iterable[UUID]) -> set[UUID]:
+    """Lock all versions of jobs until the commit, in the order of their ids. Return their ids."""
+    ids = sorted(set(job_ids))
+    if tx.is_sqlite or not ids:
+        return set(ids)
+    return set((await tx.execute(_LOCK_VERSIONS, {"all_id": padded(ids)})).scalars())
+
+
 async def lock_named(tx: Transaction, names: Sequence[JobName]) -> None:
     """Lock the jobs of these names, also soft-deleted ones, in the order of their ids."""
     params = {"all_full_name": padded([str(name) for name in names])}
@@ -483,16 +716,16 @@ async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
     return sorted((await tx.execute(_ROOMS, {"all_id": padded(job_ids)})).scalars())
 
 
-async def full_names(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, str]:
-    """Return the names of jobs, also of soft-deleted ones, by id."""
+async def full_names(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, tuple[str, int]]:
+    """Return the names of jobs, also of soft-deleted ones, and the numbers of their versions, by id."""
     rows = await tx.execute(_FULL_NAMES, {"all_id": padded(sorted(set(job_ids)))})
-    return {job_id: name for job_id, name in rows}
+    return {job_id: (name, number) for job_id, name, number in rows}
 
 
-async def claimable_counts(tx: Transaction) -> dict[JobName, int]:
-    """Return the jobs with pending tasks, and how many of these may be claimed at most."""
+async def claimable_counts(tx: Transaction) -> dict[str, int]:
+    """Return the names of the queues with pending tasks, and how many of these may be claimed at most."""
     rows = await tx.execute(_CLAIMABLE, {"now": await tx.now()})
-    return {JobName(*name): min(pending, limit or pending) for *name, pending, limit in rows}
+    return {queue: min(pending, limit or pending) for queue, pending, limit in rows}
 
 
 async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[JobRecord], int]:
@@ -514,7 +747,6 @@ def _stored(policy: JobPolicy) -> dict[str, Any]:
 
 # Delete soft-deleted jobs, with their schemas, to which nothing refers.
 
-FIRST = UUID(int=0)
 # The counts of this many rooms are deleted at once.
 _MAX_ROOMS = 500
 
@@ -536,10 +768,22 @@ _REFERENCES = (
     f"joblib_statistic WHERE resolution IN ({MINUTE}, {HOUR}) AND job_id",
     "joblib_queue_block WHERE queued = 0 AND job_id",
 )
+# The first version stays while there are others, which have its id; the current one while others have tasks.
+_IS_NOT_FIRST = """NOT EXISTS (
+        SELECT 1 FROM joblib_job AS version
+        WHERE version.full_name = joblib_job.full_name AND version.first_id = joblib_job.id
+    )"""
+_HAS_NO_VERSIONS = """NOT EXISTS (
+        SELECT 1 FROM joblib_job AS version
+        WHERE version.full_name = joblib_job.full_name AND version.id <> joblib_job.id
+            AND (version.first_id IS NOT NULL
+                OR EXISTS (SELECT 1 FROM joblib_task WHERE joblib_task.job_id = version.id))
+    )"""
 _LOCK_UNUSED = statement(
     f"""
 SELECT id, deleted_at FROM joblib_job
 WHERE id = ANY (:all_id) AND deleted
+    AND CASE WHEN superseded THEN {_IS_NOT_FIRST} ELSE {_HAS_NO_VERSIONS} END
     {" ".join(f"AND NOT EXISTS (SELECT 1 FROM {rows} = joblib_job.id)" for rows in _REFERENCES)}
 ORDER BY id
 FOR UPDATE SKIP LOCKED

@@ -14,7 +14,6 @@ from pydantic_core import to_json
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, TEXT, statement
-from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue.sql_task_rows import ShortRows, TaskRow, row_columns
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -77,7 +76,7 @@ async def report_single_statement(
         if task.completed_at is not None:
             tx.record_freed(task.room_id, task.worker_id)
             if row.max_in_flight is not None:
-                tx.wake(job_key(task.job), 1)
+                tx.wake(task.job_key, 1)
     return tasks
 
 
@@ -150,10 +149,10 @@ UPDATE joblib_task SET
 FROM {reports}"""
 
 
-def _answer(full_name: str, max_in_flight: str) -> str:
+def _answer(full_name: str, job_version: str, max_in_flight: str) -> str:
     payload = """CASE WHEN :most_bytes > 0 AND octet_length(joblib_task.payload)
         + coalesce(octet_length(joblib_task.result), 0) <= :most_bytes THEN joblib_task.payload END"""
-    columns = row_columns(names=_ROWS.names, job_name=full_name, payload=payload)
+    columns = row_columns(names=_ROWS.names, job_name=full_name, job_version=job_version, payload=payload)
     return f"RETURNING {columns}, {max_in_flight}"
 
 
@@ -166,7 +165,7 @@ _REPORT_ONE, _REPORT_MANY = (
         f"""
 WITH locked AS (
     SELECT joblib_task.seq, reports.target, reports.result, reports.started_ago, reports.ended_ago,
-        joblib_job.full_name, joblib_job.max_in_flight
+        joblib_job.full_name, joblib_job.job_version, joblib_job.max_in_flight
     FROM {reports}
     JOIN joblib_task ON joblib_task.id = reports.id
     JOIN joblib_job ON joblib_job.id = joblib_task.job_id
@@ -177,7 +176,7 @@ WITH locked AS (
 )
 {_write("locked AS reports", _AT, f"({_AT} - reports.{{}}_ago * interval '1 second')", "greatest")}
 WHERE joblib_task.seq = reports.seq{condition}
-{_answer("reports.full_name", "reports.max_in_flight")}
+{_answer("reports.full_name", "reports.job_version", "reports.max_in_flight")}
 """,
         *_NAMES,
         **_TYPES,
@@ -199,7 +198,7 @@ def _report_on(reports: str) -> Any:
     # Without the plus sign a subquery of RETURNING scans all jobs.
     policy, *columns = (
         f"(SELECT {column} FROM joblib_job WHERE joblib_job.id = +joblib_task.job_id)"
-        for column in ("policy", "full_name", "max_in_flight")
+        for column in ("policy", "full_name", "job_version", "max_in_flight")
     )
     return statement(
         f"""

@@ -9,10 +9,10 @@ from pydantic_core import to_json
 from zndraw_joblib.server.db.bulk import by_column, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import INTEGER, TEXT, statement
+from zndraw_joblib.server.queue.sql_jobs import QUEUE_NAME
 from zndraw_joblib.server.queue.sql_jobs import lock as lock_jobs
 from zndraw_joblib.server.queue.sql_pauses import is_room_paused
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD, TASK_IS_QUEUED, Place, TaskRecord
-from zndraw_joblib.wire.names import JobName
 
 _MAX_JOBS = 100
 # Sorts before all rows.
@@ -152,9 +152,9 @@ async def lock_rooms(tx: Transaction, rooms: Sequence[str]) -> list[str]:
     return list((await tx.execute(_LOCK_ROOMS, {"all_room_id": list(rooms)})).scalars())
 
 
-async def jobs_queued_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:
-    """Return the jobs whose queues contain tasks of these rooms, at most a hundred."""
-    return [JobName(*row) for row in await tx.execute(_JOBS, {"all_room_id": padded(rooms)})]
+async def jobs_queued_in(tx: Transaction, rooms: Sequence[str]) -> list[str]:
+    """Return the names of queues that contain tasks of these rooms, at most a hundred."""
+    return list((await tx.execute(_JOBS, {"all_room_id": padded(rooms)})).scalars())
 
 
 async def find_empty(
@@ -325,10 +325,10 @@ WHERE pg_try_advisory_xact_lock(hashtextextended(room_id, {_LOCK_SEED}))
 )
 _JOBS = statement(
     f"""
-SELECT DISTINCT joblib_job.room_id, joblib_job.category, joblib_job.name
+SELECT DISTINCT {QUEUE_NAME}
 FROM joblib_room_queue JOIN joblib_job ON joblib_job.id = joblib_room_queue.job_id
 WHERE joblib_room_queue.room_id = ANY (:all_room_id)
 LIMIT {_MAX_JOBS}
 """,
-    *("room_id", "category", "name"),
+    "queue",
 )

@@ -127,7 +127,14 @@ WHERE earlier_bytes < :max_bytes ORDER BY n
 }
 _NEWEST = statement(
     f"""
-SELECT {row_columns(job_name="joblib_job.full_name", payload="NULL", result="NULL")}
+SELECT {
+        row_columns(
+            job_name="joblib_job.full_name",
+            job_version="joblib_job.job_version",
+            payload="NULL",
+            result="NULL",
+        )
+    }
 FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
 WHERE joblib_task.room_id = :room_id
 ORDER BY joblib_task.room_id, joblib_task.created_at DESC, joblib_task.seq DESC

@@ -29,6 +29,7 @@ class KnownJob(NamedTuple):
     full_name: str
     schema: str
     policy: str | None
+    job_version: int
 
 
 class NewTaskRow(NamedTuple):
@@ -100,7 +101,12 @@ async def append(
 
 
 def _assumptions(job: KnownJob) -> dict[str, Any]:
-    return {"full_name": job.full_name, "schema": job.schema, "policy": job.policy}
+    return {
+        "full_name": job.full_name,
+        "schema": job.schema,
+        "policy": job.policy,
+        "job_version": job.job_version,
+    }
 
 
 async def _append_on_sqlite(
@@ -153,7 +159,7 @@ async def _store_keys_on_sqlite(tx: Transaction, keys: Sequence[NewKey], now: da
     await tx.execute(_STORE_KEYS_ON_SQLITE, {"rows": to_json(answers).decode(), "now": now})
 
 
-_IS_AS_ASSUMED = """full_name = :full_name AND NOT deleted AND NOT has_lanes
+_IS_AS_ASSUMED = """full_name = :full_name AND NOT deleted AND job_version = :job_version AND NOT has_lanes
         AND schema = :schema AND policy IS NOT DISTINCT FROM :policy
         AND coalesce(without_workers, '') <> 'reject'"""
 _AT = "coalesce(:at, now())"

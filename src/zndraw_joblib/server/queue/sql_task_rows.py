@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, and_, literal_column
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import as_sql
 from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue.sql_jobs import policy_of
 from zndraw_joblib.wire.names import JobName, split_name
 from zndraw_joblib.wire.policy import JobPolicy
@@ -46,7 +47,7 @@ def ended_unstarted(claimed_at: datetime | None, started_at: datetime | None) ->
 
 @dataclass(kw_only=True)
 class TaskRow:
-    """A task's row as far as its answer needs it: columns of tasks, and the full name of the job.
+    """A task's row as far as its answer needs it: columns of tasks, the job's full name and its version.
 
     Statements that write tasks and answer at once return this row, as `row_columns` and `row_of` do.
     """
@@ -74,6 +75,7 @@ class TaskRow:
     traceparent: str | None = None
     schedule: str | None = None
     due_at: datetime | None = None
+    job_version: int = 1
 
     def changed(self, **values: Any) -> Self:
         """Return a copy with other values."""
@@ -86,6 +88,11 @@ class TaskRow:
     def job(self) -> JobName:
         """The name of the job in its parts."""
         return split_name(self.job_name)
+
+    @property
+    def job_key(self) -> str:
+        """The key of the claims that wait for it."""
+        return job_key(self.job_name, self.job_version)
 
     @property
     def attempts(self) -> int:
@@ -147,7 +154,11 @@ class TaskState(NamedTuple):
 
 ROW_NAMES = [*TaskRow.__dataclass_fields__]
 RECORD_NAMES = [name for name in TaskRecord.__dataclass_fields__ if name not in {"reason", "ended_at"}]
-_OF_JOB = {"job_name": "joblib_job.full_name AS job_name", "policy": "joblib_job.policy"}
+_OF_JOB = {
+    "job_name": "joblib_job.full_name AS job_name",
+    "policy": "joblib_job.policy",
+    "job_version": "joblib_job.job_version",
+}
 # The columns of tasks in a record.
 COLUMNS = [name for name in RECORD_NAMES if name not in _OF_JOB]
 

@@ -21,6 +21,7 @@ from zndraw_joblib.server.queue.sql_task_rows import (
     RECORD_NAMES,
     SELECT_RECORDS,
     TASK_IS_HELD,
+    TASK_IS_PENDING,
     TASK_IS_QUEUED,
     TASKS_AND_JOBS,
     TaskRecord,
@@ -98,6 +99,9 @@ class AttemptRecord(NamedTuple):
 _ATTEMPTS = statement(
     f"SELECT {', '.join(AttemptRecord._fields)} FROM joblib_attempt WHERE task_seq = :task_seq ORDER BY n",
     *AttemptRecord._fields,
+)
+_PENDING = statement(
+    f"{SELECT_RECORDS[True]} WHERE joblib_task.seq = ANY (:all_seq) AND {TASK_IS_PENDING}", *RECORD_NAMES
 )
 _COUNT_HELD = {
     column: statement(
@@ -179,6 +183,11 @@ async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
     return ended_ids
 
 
+async def pending(tx: Transaction, seqs: Sequence[int]) -> list[TaskRecord]:
+    """Return those of these tasks that are pending, with their payloads."""
+    return await fetch_records(tx, _PENDING, all_seq=padded(seqs))
+
+
 async def attempts_of(tx: Transaction, seq: int) -> list[AttemptRecord]:
     """Return the earlier attempts of a task, oldest first."""
     return [AttemptRecord(*row) for row in await tx.execute(_ATTEMPTS, {"task_seq": seq})]
@@ -212,19 +221,20 @@ _SMALL_PAGE = MAX_PAGE_CHARACTERS // (2 * MAX_JSON_BYTES)
 
 
 async def page(
-    tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job_id: UUID | None = None
+    tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job_ids: Sequence[UUID] = ()
 ) -> tuple[list[TaskRecord], int]:
-    """Return one page of a room's tasks, of one status and of one job if given, and the count of all.
+    """Return one page of a room's tasks, and the count of all: of one status, and of one job's versions.
 
     The newest task comes first. Raises `ContentTooLarge` for a page with more than 32 MiB of payloads and
     results.
     """
-    rows, size = _page(status, is_of_room=job_id is None)
-    params = {"room_id": room_id, "job_id": job_id, "limit": part.limit, "offset": part.offset}
+    of_job = sql_counts.of_job(job_ids)
+    rows, size = _page(status, of_job)
+    params = sql_counts.job_params(room_id, job_ids) | {"limit": part.limit, "offset": part.offset}
     if part.limit > _SMALL_PAGE:
         _check_size((await tx.execute(size, params)).scalar_one(), part)
     records = await fetch_records(tx, rows, **params)
-    return records, await sql_counts.total(tx, room_id, status, job_id)
+    return records, await sql_counts.total(tx, room_id, status, job_ids)
 
 
 def _check_size(characters: int, part: Page) -> None:
@@ -236,14 +246,14 @@ def _check_size(characters: int, part: Page) -> None:
 
 
 @cache
-def _page(status: TaskStatus | None, *, is_of_room: bool) -> tuple[Any, Any]:
+def _page(status: TaskStatus | None, of_job: str) -> tuple[Any, Any]:
     """Return the statements for a page and for its size."""
     conditions = "joblib_task.room_id = :room_id"
-    if not is_of_room:
+    if of_job:
         # The newest tasks of a job are pending ones, so its index is slow for others.
         is_backlog = status in {None, TaskStatus.PENDING}
         conditions += (
-            f" AND {'joblib_task.job_id' if is_backlog else 'unindexed(joblib_task.job_id)'} = :job_id"
+            f" AND {'joblib_task.job_id' if is_backlog else 'unindexed(joblib_task.job_id)'} {of_job}"
         )
     if status is not None:
         conditions += f" AND {as_sql(of_status([status]))}"

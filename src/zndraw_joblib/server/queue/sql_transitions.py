@@ -26,7 +26,6 @@ from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import as_sql, one_row, statement
 from zndraw_joblib.server.db.tables import Task
-from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue import (
     sql_counts,
     sql_details,
@@ -41,6 +40,7 @@ from zndraw_joblib.server.queue.sql_task_rows import (
     COLUMNS,
     ROW_NAMES,
     TASK_IS_HELD,
+    TASK_IS_PENDING,
     Move,
     TaskRecord,
     TaskRow,
@@ -181,7 +181,10 @@ UPDATE joblib_task SET
 # Without the plus sign a subquery of RETURNING scans all jobs.
 _FAILED = f"""RETURNING {
     row_columns(
-        job_name="(SELECT full_name FROM joblib_job WHERE joblib_job.id = unindexed(joblib_task.job_id))",
+        **{
+            name: f"(SELECT {column} FROM joblib_job WHERE joblib_job.id = unindexed(joblib_task.job_id))"
+            for name, column in (("job_name", "full_name"), ("job_version", "job_version"))
+        },
         payload="NULL",
         result="NULL",
     )
@@ -331,6 +334,32 @@ async def claim(tx: Transaction, moves: Sequence[Move]) -> None:
         raise RepeatTransaction("A job was paused during the claim")
 
 
+_RETARGET = statement(
+    f"UPDATE joblib_task SET job_id = :job_id WHERE seq = ANY (:all_seq) AND {TASK_IS_PENDING}"
+)
+
+
+async def retarget(tx: Transaction, moves: Sequence[Move]) -> None:
+    """Move pending tasks to other queues. The caller has locked them and the jobs."""
+    seqs: dict[UUID, list[int]] = {}
+    changes: dict[UUID, sql_jobs.CountChange] = {}
+    counts = sql_counts.CountChanges()
+    for before, after in moves:
+        seqs.setdefault(after.job_id, []).append(after.seq)
+        counts.leave(before)
+        counts.enter(after)
+        for job_id, sign in ((before.job_id, -1), (after.job_id, 1)):
+            queued, later = changes.get(job_id, sql_jobs.CountChange(0, 0))
+            changes[job_id] = sql_jobs.CountChange(
+                queued + sign * after.is_queued, later + sign * after.is_scheduled
+            )
+    for job_id in sorted(seqs):
+        await tx.execute(_RETARGET, {"job_id": job_id, "all_seq": padded(sorted(seqs[job_id]))})
+    await sql_jobs.add_to_counts(tx, changes)
+    await sql_counts.write(tx, counts)
+    await sql_room_queues.add(tx, [after for _, after in moves if after.is_queued])
+
+
 async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
     if not moves:
         return None
@@ -370,7 +399,7 @@ def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, Ta
             tx.record_freed(before.room_id, before.worker_id)
             # A task that returns to its queue wakes a claim itself: one wake-up for one free slot.
             if before.policy.max_in_flight is not None and not after.is_queued:
-                tx.wake(job_key(before.job), 1)
+                tx.wake(before.job_key, 1)
 
 
 def _requeues(before: TaskRecord, after: TaskRecord) -> bool:

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import TEXT, statement
+from zndraw_joblib.server.queue.sql_jobs import QUEUE_NAME
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD, TASK_IS_QUEUED
 from zndraw_joblib.server.queue.sql_transitions import COST_IF_LOST
 from zndraw_joblib.wire.messages import WorkerInfo
@@ -127,6 +128,15 @@ WHERE joblib_worker_job.worker_id = ANY (:all_worker_id) AND joblib_job.room_id 
 ORDER BY joblib_job.id
 """,
     *("worker_id", "room_id", "category", "name"),
+)
+_SERVED_QUEUES = statement(
+    f"""
+SELECT joblib_worker_job.worker_id, {QUEUE_NAME}
+FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
+WHERE joblib_worker_job.worker_id = ANY (:all_worker_id) AND joblib_job.room_id <> '{INTERNAL}'
+ORDER BY joblib_job.id
+""",
+    *("worker_id", "queue"),
 )
 _SERVING = statement(
     "SELECT job_id, worker_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id) ORDER BY worker_id",
@@ -277,6 +287,14 @@ async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID,
     by_worker: dict[UUID, list[JobName]] = {worker_id: [] for worker_id in worker_ids}
     for worker_id, *name in await tx.execute(_SERVED_JOBS, {"all_worker_id": padded(worker_ids)}):
         by_worker[worker_id].append(JobName(*name))
+    return by_worker
+
+
+async def served_queues(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, list[str]]:
+    """Return the names of the queues that each worker claims from: a job has one for each version."""
+    by_worker: dict[UUID, list[str]] = {worker_id: [] for worker_id in worker_ids}
+    for worker_id, queue in await tx.execute(_SERVED_QUEUES, {"all_worker_id": padded(worker_ids)}):
+        by_worker[worker_id].append(queue)
     return by_worker
 
 

@@ -80,6 +80,10 @@ from zndraw_joblib.wire.problems import Forbidden, ProblemException, WorkerNotFo
 Pair = tuple[str, UUID]
 
 
+def _key_of(task: TaskResponse) -> str:
+    return job_key(task.job_name, task.version)
+
+
 class LastHeartbeats:
     """The last heartbeats of workers. A request of a worker writes one only if it is due."""
 
@@ -312,7 +316,7 @@ class Runtime:
             return
         # Waiters that were already woken use up part of the count.
         counts_woken = Counter(key for key, count in woken for _ in range(count or 0))
-        counts = {job_key(name): len(rooms) - counts_woken[job_key(name)] for name in waiting}
+        counts = {key: len(rooms) - counts_woken[key] for key in map(job_key, waiting)}
         self.waiters.notify([Wake(key, count) for key, count in counts.items() if count > 0])
 
     @property
@@ -527,7 +531,7 @@ class Runtime:
         async def check(waiter: Waiter) -> rules_claims.ClaimResult:
             result = await self.claim_once(item._replace(refused_rooms=await access.check()))
             if not has_other_keys(result):
-                waiter.record(job_key(result.tasks[0].job_name) if result.tasks else None)
+                waiter.record(_key_of(result.tasks[0]) if result.tasks else None)
             return result
 
         def has_other_keys(result: rules_claims.ClaimResult) -> bool:

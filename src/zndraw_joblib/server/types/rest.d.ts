@@ -1564,10 +1564,12 @@ export interface components {
          * @description What to do with all tasks that match a filter.
          *
          *     `retry`: failed and cancelled tasks. `cancel`: tasks that have not ended. `release`: held tasks.
-         *     `purge`: delete tasks that have ended. Tasks in another status are not affected.
+         *     `purge`: delete tasks that have ended. `retarget`: pending tasks of earlier versions of the jobs of the
+         *     filter get the current version, if their payloads match its schema. Tasks in another status are not
+         *     affected.
          * @enum {string}
          */
-        BulkAction: "retry" | "cancel" | "release" | "purge";
+        BulkAction: "retry" | "cancel" | "release" | "purge" | "retarget";
         /**
          * BulkPreview
          * @description How many tasks an action would affect; `examples` are some of them, newest first.
@@ -1619,7 +1621,8 @@ export interface components {
          *     have not read them yet: a later action affects them.
          *
          *     Tasks that were created after the preview are not affected. `is_complete` is false if there may be more
-         *     tasks that match: the action affects a limited number; preview it again.
+         *     tasks that match: the action affects a limited number; preview it again. `refused` lists the first 100 of
+         *     the skipped tasks whose payloads do not match the current schema.
          */
         BulkResult: {
             action: components["schemas"]["BulkAction"];
@@ -1627,6 +1630,8 @@ export interface components {
             affected: number;
             /** Skipped */
             skipped: number;
+            /** Refused */
+            refused?: components["schemas"]["RefusedTask"][];
             /**
              * Is Complete
              * @default true
@@ -1790,6 +1795,11 @@ export interface components {
             error: string | null;
             /** Error Code */
             error_code: string | null;
+            /**
+             * Version
+             * @default 1
+             */
+            version: number;
         };
         /**
          * FoundTasks
@@ -1894,7 +1904,9 @@ export interface components {
         };
         /**
          * JobEntry
-         * @description A job with its counts. `workers` is the number of workers that serve it, `slots` the sum of theirs.
+         * @description A job with its counts, of all its versions. `workers` serve the current `version`, with these `slots`.
+         *
+         *     `versions` lists the current one, and those with workers or waiting tasks; an overview has none.
          *
          *     `oldest_waiting_at` is when the oldest task of its queue was created, null if the queue is empty.
          *     `unserved_since` is when its last worker left, null while one serves it. `paused_until` is null for a
@@ -1989,6 +2001,13 @@ export interface components {
             oldest_waiting_at: string | null;
             /** Unserved Since */
             unserved_since: string | null;
+            /**
+             * Version
+             * @description Default: `1`.
+             */
+            version: number;
+            /** Versions */
+            versions: components["schemas"]["JobVersion"][];
         };
         /**
          * JobPage
@@ -2130,6 +2149,9 @@ export interface components {
          *     `worker_id` is the registering worker, only in the response to a registration. `paused`: an operator has
          *     paused the job, so none of its tasks are claimed, until `paused_until` if that is set. `unserved_since` is
          *     when its last worker left, null while one serves it.
+         *
+         *     `version` is the number of its schema: the current one, or in the response to a registration that of the
+         *     worker. `versions` lists the current one, and those with workers or waiting tasks.
          */
         JobResponse: {
             /**
@@ -2203,6 +2225,16 @@ export interface components {
             paused_until: string | null;
             /** Unserved Since */
             unserved_since: string | null;
+            /**
+             * Version
+             * @description Default: `1`.
+             */
+            version: number;
+            /**
+             * Versions
+             * @description Default: `[]`.
+             */
+            versions: components["schemas"]["JobVersion"][];
         };
         /**
          * JobSummary
@@ -2217,6 +2249,25 @@ export interface components {
             name: string;
             /** Workers */
             workers: string[];
+        };
+        /**
+         * JobVersion
+         * @description A version of a job: tasks that were validated against one schema.
+         *
+         *     `workers` is how many workers may serve it, by their schemas; `pending` are the tasks in its queue, and
+         *     `scheduled` those that enter it later. New tasks are of the `current` one.
+         */
+        JobVersion: {
+            /** Version */
+            version: number;
+            /** Current */
+            current: boolean;
+            /** Workers */
+            workers: number;
+            /** Pending */
+            pending: number;
+            /** Scheduled */
+            scheduled: number;
         };
         /**
          * LogLevel
@@ -2650,6 +2701,19 @@ export interface components {
         Reason: {
             /** Code */
             code: string;
+            /** Detail */
+            detail: string;
+        };
+        /**
+         * RefusedTask
+         * @description A task whose payload does not match the current schema of its job, and why.
+         */
+        RefusedTask: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
             /** Detail */
             detail: string;
         };
@@ -3370,7 +3434,7 @@ export interface components {
          *     `job` has full names of jobs (``room:category:name``), `room` ids of rooms. `worker` is the id of the
          *     current or last worker. `error_code` is as in a task. `text` is part of the payload as JSON text, or of
          *     the error; the letters a to z match without regard to case. Times are those of creation: `since` is
-         *     included, `until` is not.
+         *     included, `until` is not. `version` has numbers of versions, and needs `job`.
          */
         TaskFilter: {
             /** Status */
@@ -3391,6 +3455,8 @@ export interface components {
             since?: string | null;
             /** Until */
             until?: string | null;
+            /** Version */
+            version?: number[];
         };
         /**
          * TaskHistory
@@ -3506,6 +3572,7 @@ export interface components {
          *     - `duplicate`: true in the response to a submit that made no task, because this one holds its key.
          *     - `schedule`, `due_at`: the schedule of its room that submitted it, and the due time. They are omitted for
          *       other tasks, and `due_at` for a schedule's task that somebody ran by hand.
+         *     - `version`: the number of the job's schema that its payload was validated against.
          */
         TaskResponse: {
             /**
@@ -3575,6 +3642,11 @@ export interface components {
             schedule?: string | null;
             /** Due At */
             due_at?: string | null;
+            /**
+             * Version
+             * @default 1
+             */
+            version: number;
         };
         /**
          * TaskStatus
@@ -4018,6 +4090,7 @@ export type JobPutRequest = components['schemas']['JobPutRequest'];
 export type JobRegisterRequest = components['schemas']['JobRegisterRequest'];
 export type JobResponse = components['schemas']['JobResponse'];
 export type JobSummary = components['schemas']['JobSummary'];
+export type JobVersion = components['schemas']['JobVersion'];
 export type LogLevel = components['schemas']['LogLevel'];
 export type LogLine = components['schemas']['LogLine'];
 export type LogPart = components['schemas']['LogPart'];
@@ -4045,6 +4118,7 @@ export type ProviderRegisterRequest = components['schemas']['ProviderRegisterReq
 export type ProviderResponse = components['schemas']['ProviderResponse'];
 export type Readiness = components['schemas']['Readiness'];
 export type Reason = components['schemas']['Reason'];
+export type RefusedTask = components['schemas']['RefusedTask'];
 export type Resync = components['schemas']['Resync'];
 export type ResyncReason = components['schemas']['ResyncReason'];
 export type RetryOn = components['schemas']['RetryOn'];
@@ -4110,6 +4184,8 @@ export interface operations {
                 status?: components["schemas"]["TaskStatus"][];
                 /** @description Full names of jobs. */
                 job?: string[];
+                /** @description Numbers of versions of these jobs. */
+                version?: number[];
                 room?: string[];
                 /** @description The current or last worker. */
                 worker?: string;
@@ -4357,7 +4433,8 @@ export interface operations {
                      *       "error_code": null,
                      *       "priority": 0,
                      *       "run_at": null,
-                     *       "expires_at": null
+                     *       "expires_at": null,
+                     *       "version": 1
                      *     }
                      */
                     "application/json": components["schemas"]["TaskResponse"];
@@ -4524,7 +4601,8 @@ export interface operations {
                      *         "error_code": null,
                      *         "priority": 0,
                      *         "run_at": null,
-                     *         "expires_at": null
+                     *         "expires_at": null,
+                     *         "version": 1
                      *       },
                      *       "reason": null
                      *     }
@@ -4670,7 +4748,8 @@ export interface operations {
                      *       "error_code": null,
                      *       "priority": 0,
                      *       "run_at": null,
-                     *       "expires_at": null
+                     *       "expires_at": null,
+                     *       "version": 1
                      *     }
                      */
                     "application/json": components["schemas"]["TaskResponse"];
@@ -4787,7 +4866,8 @@ export interface operations {
                      *       "error_code": null,
                      *       "priority": 0,
                      *       "run_at": null,
-                     *       "expires_at": null
+                     *       "expires_at": null,
+                     *       "version": 1
                      *     }
                      */
                     "application/json": components["schemas"]["TaskResponse"];
@@ -5530,7 +5610,8 @@ export interface operations {
                      *           "error_code": null,
                      *           "priority": 0,
                      *           "run_at": null,
-                     *           "expires_at": null
+                     *           "expires_at": null,
+                     *           "version": 1
                      *         }
                      *       ],
                      *       "total": 1,
@@ -5665,7 +5746,8 @@ export interface operations {
                      *             "error_code": null,
                      *             "priority": 0,
                      *             "run_at": null,
-                     *             "expires_at": null
+                     *             "expires_at": null,
+                     *             "version": 1
                      *           }
                      *         }
                      *       ]
@@ -6773,6 +6855,16 @@ export interface operations {
                      *       "paused": false,
                      *       "paused_until": null,
                      *       "unserved_since": null,
+                     *       "version": 1,
+                     *       "versions": [
+                     *         {
+                     *           "version": 1,
+                     *           "current": true,
+                     *           "workers": 1,
+                     *           "pending": 0,
+                     *           "scheduled": 0
+                     *         }
+                     *       ],
                      *       "max_attempts": 3,
                      *       "retry_on": [
                      *         "worker_lost"

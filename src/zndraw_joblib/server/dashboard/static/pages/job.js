@@ -42,7 +42,18 @@ export function Job({ segments }) {
             <${Json} value=${shown.schema} label="Schema" /><//>
         </div>
       </div>
+      <${Versions} job=${shown} />
       <${JobWorkers} job=${shown} />`}<//><//>`;
+}
+
+function Versions({ job }) {
+  if (!(job.versions?.length > 1)) return null;
+  return html`<${Section} title="Versions of the schema" class="wide"><div class="table"><table>
+    <thead><tr><th scope="col">Version</th><th scope="col" class="number">Workers</th><th scope="col" class="number">Waiting</th><th scope="col" class="number">Scheduled</th></tr></thead>
+    <tbody>${job.versions.map((version) => html`<tr key=${version.version}>
+      <td><a href=${href("tasks", { job: job.full_name, version: version.version })}>${version.version}</a>${version.current && ", current"}</td>
+      <td class="number">${count(version.workers)}</td><td class="number">${count(version.pending)}</td><td class="number">${count(version.scheduled)}</td></tr>`)}</tbody>
+  </table></div><p class="help">A task goes to a worker whose schema accepts that of its version.</p><//>`;
 }
 
 function Summary({ job }) {

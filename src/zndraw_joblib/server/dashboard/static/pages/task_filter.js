@@ -4,7 +4,7 @@ import { html, useId } from "../lib.js";
 import { route, setQuery } from "../router.js";
 import { ChoiceFilter, Filters, SetFilter, STATUSES, TextFilter } from "../ui.js";
 
-const LISTS = ["status", "job", "room", "error_code"];
+const LISTS = ["status", "job", "version", "room", "error_code"];
 const SINGLE = ["worker", "created_by", "text", "since", "until"];
 export const NAMES = [...LISTS, ...SINGLE];
 const PERIODS = { "15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800 };
@@ -23,7 +23,7 @@ export function filterOf(query) {
   const filter = {};
   for (const name of LISTS) {
     const values = query.getAll(name).flatMap(split);
-    if (values.length) filter[name] = values;
+    if (values.length) filter[name] = name === "version" ? values.map(Number) : values;
   }
   for (const name of SINGLE) {
     const value = query.get(name);
@@ -51,7 +51,7 @@ export function TaskFilters({ counts }) {
   const since = query.get("since") ?? "";
   const periods = [["", "any time"], ["15m", "15 minutes"], ["1h", "the last hour"], ["24h", "the last day"], ["7d", "the last week"]];
   if (since && !PERIODS[since]) periods.push([since, since]);
-  const hasMore = ["worker", "created_by", "error_code", "until"].some((name) => query.has(name));
+  const hasMore = ["version", "worker", "created_by", "error_code", "until"].some((name) => query.has(name));
   return html`<div class="card"><${Filters} label="Filter tasks">
     <${SetFilter} name="status" label="Status" values=${STATUSES} counts=${counts} />
     <${TextFilter} name="text" label="Text in payload or error" isFirst />
@@ -59,6 +59,7 @@ export function TaskFilters({ counts }) {
     <${TextFilter} name="room" label="Room" placeholder=${canReadAll.value ? "" : ownRoom.value} />
     <${ChoiceFilter} name="since" label="Created in" options=${periods} />
     <details class="more" open=${hasMore}><summary>More</summary><div>
+      <${TextFilter} name="version" label="Version of the job" placeholder="1" />
       <${TextFilter} name="error_code" label="Error code" />
       <${TextFilter} name="created_by" label="Submitter" />
       <${TextFilter} name="worker" label="Worker (id)" />

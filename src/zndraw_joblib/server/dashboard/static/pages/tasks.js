@@ -15,11 +15,12 @@ const ACTIONS = {
   cancel: { label: "Cancel", statuses: ["pending", "claimed", "running"], text: "Tasks that have not ended are cancelled; their workers stop.", done: "cancelled" },
   release: { label: "Release", statuses: ["claimed", "running"], text: "Workers lose the tasks that they hold; the tasks return to their queues.", done: "released", isOperators: true },
   purge: { label: "Purge", statuses: ["completed", "failed", "cancelled"], text: "Ended tasks are deleted with their logs and results. This cannot be undone.", done: "deleted", skipped: "ended too recently; purge them later", isOperators: true, deletes: true },
+  retarget: { label: "Retarget", statuses: ["pending"], text: "Waiting tasks of earlier versions of the job get the current version, if their payloads match its schema.", done: "moved to the current version", skipped: "do not match its schema, or had changed meanwhile", isOperators: true, needsJob: true },
 };
 
 // An action that cannot be undone is confirmed by typing the number of its tasks: a purge always, others above this number.
 const MAX_UNTYPED = 100;
-const needsTyping = (action, size) => size > 0 && action !== "retry" && (action === "purge" || size > MAX_UNTYPED);
+const needsTyping = (action, size) => size > 0 && action !== "retry" && action !== "retarget" && (action === "purge" || size > MAX_UNTYPED);
 const isNumber = (text, size) => text.replaceAll(/[\s,]/g, "") === String(size);
 
 const permitted = () => Object.entries(ACTIONS).filter(([, action]) => canOperate.value || (canWriteRoom.value && !action.isOperators));
@@ -36,7 +37,7 @@ export function Tasks() {
   const rooms = filterOf(query).room;
   const isCounted = !isFiltered(query, NAMES.filter((name) => name !== "room" && name !== "status"));
   const counts = usePoll((abort) => isCounted && !isMissingRoom ? get("/tasks/counts", { room: rooms }, { signal: abort }) : null, [JSON.stringify(rooms), isCounted, isMissingRoom], 5);
-  const actions = permitted();
+  const actions = permitted().filter(([, action]) => !action.needsJob || filterOf(query).job);
   return html`<${Page} title="Tasks" actions=${actions.length > 0 && !isMissingRoom && html`<span class="help">All that match:</span>
       ${actions.map(([name, action]) => html`<button key=${name} type="button" class=${action.deletes ? "small deletes" : "small"} onClick=${() => (bulk.value = name)}>${action.label} …</button>`)}`}>
     <${TaskFilters} counts=${isCounted ? counts.data : null} />
@@ -134,6 +135,6 @@ function Bulk({ action, filter, onClose, onDone }) {
           <input id=${typedId} inputmode="numeric" autocomplete="off" value=${typed.value} onInput=${(event) => (typed.value = event.target.value)} /></div>`}`}<//>`}
     </div>
     <footer><button type="button" onClick=${onClose}>Close</button>
-      <${Button} tone=${action === "retry" ? "primary" : "danger"} disabled=${!size || Boolean(error.value) || !isConfirmed} onClick=${run}>
+      <${Button} tone=${action === "retry" || action === "retarget" ? "primary" : "danger"} disabled=${!size || Boolean(error.value) || !isConfirmed} onClick=${run}>
         ${label} ${preview.data ? plural(size, "task") : ""}<//></footer><//>`;
 }

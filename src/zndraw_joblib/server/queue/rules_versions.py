@@ -1,0 +1,71 @@
+"""Retarget tasks: move pending tasks of earlier versions of a job to its current version."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from pydantic_core import to_json
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.queue import rules_answers, sql_jobs, sql_tasks, sql_transitions
+from zndraw_joblib.server.queue.sql_jobs import JobRecord
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.wire.statuses import TaskStatus
+
+
+class Unchecked(NamedTuple):
+    """A task of an earlier version, and the current schema of its job as JSON."""
+
+    task: TaskRecord
+    schema: str
+
+
+async def unchecked(tx: Transaction, seqs: Sequence[int]) -> list[Unchecked]:
+    """Return those of these tasks that are pending in an earlier version of their job."""
+    records = await sql_tasks.pending(tx, seqs)
+    current = await _current(tx, records)
+    return [
+        Unchecked(task, to_json(current[task.job_id].schema).decode())
+        for task in records
+        if task.job_id in current
+    ]
+
+
+async def retarget(
+    tx: Transaction, tasks: Sequence[TaskRecord], schemas: Mapping[int, str]
+) -> list[TaskRecord]:
+    """Move tasks, which the caller has locked, to the current version of their job. Return those moved.
+
+    The caller has locked all versions of the jobs. `schemas` has, by `seq`, the schema that each payload was
+    validated against; a task stays if that is not the current one any longer.
+    """
+    current = await _current(tx, tasks)
+    moves = [
+        (task, task.changed(job_id=job.id, job_version=job.job_version))
+        for task in tasks
+        if task.status is TaskStatus.PENDING
+        and (job := current.get(task.job_id)) is not None
+        and schemas.get(task.seq) == to_json(job.schema).decode()
+    ]
+    if not moves:
+        return []
+    await sql_transitions.retarget(tx, moves)
+    moved = [after for _, after in moves]
+    for job_id in sorted({task.job_id for task in moved if task.lane}):
+        await sql_jobs.record_priorities(tx, job_id)
+    queue_positions = await sql_tasks.positions(tx, moved)
+    for task in moved:
+        rules_answers.publish_status(tx, task, queue_positions.get(task.id))
+    return moved
+
+
+async def _current(tx: Transaction, tasks: Sequence[TaskRecord]) -> dict[UUID, JobRecord]:
+    """Return the current versions of the jobs of those tasks that are of earlier ones, by job id."""
+    ids = sorted({task.job_id for task in tasks})
+    versions = await sql_jobs.versions_of_jobs(tx, ids) if ids else {}
+    return {
+        job_id: job
+        for job_id, of_job in versions.items()
+        for job in of_job
+        if not job.superseded and not job.deleted and job.id != job_id
+    }

@@ -1,0 +1,264 @@
+"""Versions of a job: its schema grows while workers of several versions serve it at once."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from replica import ADMIN, STRANGER, SUBMITTER, Replica
+from waiting import until
+
+from zndraw_joblib.server.db.tables import AuditRecord, Job
+from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.queue import rules_jobs, rules_task_actions, rules_tasks
+from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse, TaskResponse
+from zndraw_joblib.wire.names import parse_job_name
+from zndraw_joblib.wire.problems import Conflict, SchemaConflict
+from zndraw_joblib.wire.statuses import TaskStatus
+
+OLD = {"type": "object", "properties": {"x": {"type": "integer"}}}
+NEW = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}}
+OTHER = {"type": "object", "properties": {"x": {"type": "string"}}}
+
+
+def grown(number: int) -> dict[str, Any]:
+    """Return a schema that accepts that of each smaller number."""
+    return {"type": "object", "properties": {"x": {"enum": list(range(number + 1))}}}
+
+
+async def read(replica: Replica, job: JobResponse) -> JobResponse:
+    """Read a job."""
+    name = parse_job_name(job.full_name)
+    return await replica.runtime.database.read(rules_jobs.get, name.room_id, name, cross_room=True)
+
+
+async def versions(replica: Replica, job: JobResponse) -> list[tuple[int, bool, int, int, int]]:
+    """Return what a job lists about its versions."""
+    return [tuple(version.model_dump().values()) for version in (await read(replica, job)).versions]
+
+
+async def end(replica: Replica, task: TaskResponse) -> None:
+    """Start and complete a task that is claimed."""
+    await replica.report(task.id, TaskStatus.RUNNING)
+    await replica.report(task.id, TaskStatus.COMPLETED)
+
+
+async def test_workers_of_two_versions_serve_a_job_at_once(pair: list[Replica]) -> None:
+    """The new worker gets the tasks of both versions, the old one only its own. The job keeps its id."""
+    first, second = pair
+    old = await first.register(schema=OLD)
+    before = await first.submit(old, payload={"x": 1})
+    new = await second.register(schema=NEW)
+    assert (old.version, new.version, new.id, new.schema_) == (1, 2, old.id, NEW)
+    after = [await second.submit(new, payload={"x": 2, "y": 3}), await first.submit(new, payload={"y": 4})]
+    assert [before.version, *[task.version for task in after]] == [1, 2, 2]
+    assert await versions(first, old) == [(2, True, 1, 2, 0), (1, False, 2, 1, 0)]
+    assert (await read(first, old)).workers == sorted([old.worker_id, new.worker_id])
+    claimed = await first.claim_task(old.worker_id)
+    assert (claimed.id, claimed.version) == (before.id, 1)
+    assert await second.claim(old.worker_id) is None
+    for task in after:
+        claimed = await first.claim_task(new.worker_id)
+        assert (claimed.id, claimed.version) == (task.id, 2)
+    # The old task returns to its queue, where the new worker finds it.
+    await first.leave(old.worker_id)
+    again = await first.act(rules_task_actions.retry, before.id)
+    assert (again.status, again.version) == (TaskStatus.PENDING, 1)
+    assert (await second.claim_task(new.worker_id)).id == before.id
+
+
+async def test_tasks_wait_for_a_worker_of_their_version(pair: list[Replica]) -> None:
+    """After the new worker has left, its tasks wait although the old one serves the job."""
+    first, second = pair
+    old = await first.register(schema=OLD)
+    await first.submit(old, payload={"x": 1})
+    new = await second.register(schema=NEW)
+    task = await second.submit(new, payload={"y": 1})
+    assert "no_worker_of_version" not in await first.explain(task.id)
+    await second.leave(new.worker_id)
+    await end(first, await first.claim_task(old.worker_id))
+    assert await first.claim(old.worker_id) is None
+    assert "no_worker_of_version" in await first.explain(task.id)
+    back = await second.register(schema={**NEW, "title": "Another title"})
+    assert back.version == 2
+    assert (await first.claim_task(back.worker_id)).id == task.id
+
+
+async def test_a_waiting_claim_of_another_version_takes_no_wake_up(pair: list[Replica]) -> None:
+    """A claim of the old version waits first; the task of the new version wakes the claim that can run it."""
+    first, second = pair
+    old = await first.register(schema=OLD)
+    await first.submit(old, payload={})
+    new = await second.register(schema=NEW)
+    await end(first, await first.claim_task(old.worker_id))
+
+    waiting = asyncio.create_task(first.claim(old.worker_id, wait=20))
+    claiming = asyncio.create_task(first.claim(new.worker_id, wait=20))
+    await until(lambda: first.runtime.waiters.waiting_count == 2)
+    task = await second.submit(new, payload={"y": 1})
+    claimed = await asyncio.wait_for(claiming, 10)
+    assert claimed is not None
+    assert claimed.id == task.id
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_an_old_worker_comes_back(replica: Replica) -> None:
+    """It serves its own version. Once no worker serves the new one and nothing waits, its own is current."""
+    old = await replica.register(schema=OLD)
+    await replica.submit(old, payload={})
+    new = await replica.register(schema=NEW)
+    back = await replica.register(schema=OLD)
+    assert (back.version, back.schema_) == (1, OLD)
+    assert (await read(replica, old)).version == 2
+    await replica.leave(new.worker_id)
+    task = await replica.submit(old, payload={"y": 1})
+    again = await replica.register(schema=OLD, worker=back.worker_id)
+    assert (again.version, (await read(replica, old)).version) == (1, 2)
+    await replica.report(task.id, TaskStatus.CANCELLED, by=SUBMITTER)
+    again = await replica.register(schema=OLD, worker=back.worker_id)
+    assert (again.version, (await read(replica, old)).version) == (1, 1)
+    assert (await replica.submit(old, payload={})).version == 1
+
+
+async def test_the_only_worker_replaces_the_schema_while_nothing_is_pending(replica: Replica) -> None:
+    """Its running task keeps its version, and waits for a worker of it if it is retried."""
+    job = await replica.register(schema=OLD, max_attempts=3, retry_on=["error"])
+    running = await replica.submit(job, payload={"x": 1})
+    with pytest.raises(SchemaConflict) as caught:
+        await replica.register(schema=OTHER, worker=job.worker_id)
+    [difference] = caught.value.problem.model_extra["differences"]
+    assert difference == {"pointer": "/properties/x/type", "old": "integer", "new": "string"}
+    claimed = await replica.start(job.worker_id)
+    with pytest.raises(SchemaConflict):
+        await replica.register(schema=OTHER, by=STRANGER)
+    replaced = await replica.register(schema=OTHER, worker=job.worker_id)
+    assert (replaced.version, replaced.max_attempts, replaced.id) == (2, 3, job.id)
+    assert (await replica.submit(job, payload={"x": "a"})).version == 2
+    await replica.report(claimed.id, TaskStatus.FAILED, error="again", attempt=claimed.attempt)
+    assert (await replica.claim_task(job.worker_id)).version == 2
+    assert await replica.claim(job.worker_id) is None
+    assert "no_worker_of_version" in await replica.explain(running.id)
+    old = await replica.get(running.id)
+    assert (old.status, old.version) == (TaskStatus.PENDING, 1)
+    entries = [row for row in await replica.rows(AuditRecord.__table__) if row.action == "job.schema"]
+    assert [row.detail for row in entries] == [{"version": 2, "replaces": 1}]
+
+
+async def test_a_version_without_tasks_is_changed_in_place(replica: Replica) -> None:
+    """Development changes a schema often: versions are kept for their tasks only."""
+    job = await replica.register(schema=OLD)
+    for schema in (NEW, OTHER, OLD, OTHER):
+        assert (await replica.register(schema=schema, worker=job.worker_id)).version == 1
+    assert len(await replica.rows(Job.__table__)) == 1
+
+
+async def test_a_limit_holds_over_all_versions(pair: list[Replica]) -> None:
+    """Claims of two versions at once never hold more tasks together than `max_in_flight`."""
+    first, second = pair
+    old = await first.register(schema=OLD, max_in_flight=3)
+    for _ in range(4):
+        await first.submit(old, payload={})
+    new = await second.register(schema=NEW)
+    for _ in range(4):
+        await second.submit(new, payload={})
+
+    claims = [
+        replica.claim(worker) for replica in pair for worker in (old.worker_id, new.worker_id, new.worker_id)
+    ]
+    claimed = [task for task in await asyncio.gather(*claims) if task is not None]
+    assert len(claimed) == 3
+    assert await first.claim(old.worker_id) is None
+    assert (await second.claim_response(new.worker_id)).reason == "at_capacity"
+    await end(first, claimed[0])
+    assert await second.claim(new.worker_id) is not None
+
+
+async def test_a_pause_and_a_policy_are_of_all_versions(replica: Replica) -> None:
+    """No version is claimed while the job is paused; a policy of a registration is that of all."""
+    old = await replica.register(schema=OLD)
+    await replica.submit(old, payload={})
+    new = await replica.register(schema=NEW, max_attempts=2)
+    await replica.submit(new, payload={})
+    name = parse_job_name(old.full_name)
+    await replica.runtime.write(rules_jobs.pause, name=name, paused=True)
+    assert await replica.claim(old.worker_id) is None
+    assert await replica.claim(new.worker_id) is None
+    await replica.runtime.write(rules_jobs.pause, name=name, paused=False)
+    claimed = await replica.claim_task(old.worker_id)
+    assert claimed.version == 1
+    rows = await replica.rows(Job.__table__)
+    assert {row.policy for row in rows} == {rows[0].policy}
+    assert "max_attempts" in str(rows[0].policy)
+
+
+async def test_a_job_is_forgotten_with_all_its_versions(replica: Replica) -> None:
+    """It stays while a version has a worker or a pending task, and comes back with its id and numbers."""
+    old = await replica.register(schema=OLD)
+    task = await replica.submit(old, payload={})
+    new = await replica.register(schema=NEW)
+    await replica.leave(new.worker_id)
+    await replica.leave(old.worker_id)
+    assert (await read(replica, old)).unserved_since is not None
+    await replica.report(task.id, TaskStatus.CANCELLED, by=SUBMITTER)
+    assert [row.deleted for row in await replica.rows(Job.__table__)] == [True, True]
+    back, is_new = await replica.register_job(schema=OTHER)
+    assert (is_new, back.id, back.schema_) == (True, old.id, OTHER)
+    assert (await replica.submit(back, payload={"x": ""})).version == back.version
+
+
+async def test_the_number_of_versions_is_limited(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest one without workers and tasks to run is used again; without such a one it is a conflict."""
+    monkeypatch.setattr(rules_jobs, "MAX_VERSIONS", 3)
+    job = await replica.register(schema=grown(1))
+    workers = [job.worker_id]
+    for number in (2, 3):
+        await replica.submit(job, payload={"x": 0})
+        workers.append((await replica.register(schema=grown(number))).worker_id)
+    await replica.submit(job, payload={"x": 0})
+    with pytest.raises(Conflict, match="3 versions"):
+        await replica.register(schema=grown(4))
+    await replica.leave(workers[0])
+    with pytest.raises(Conflict, match="3 versions"):
+        await replica.register(schema=grown(4))
+    await end(replica, await replica.claim_task(workers[1]))
+    # Workers of later versions still serve the first one.
+    for worker in workers[1:]:
+        await replica.leave(worker)
+    newest = await replica.register(schema=grown(4))
+    assert newest.version == 4
+    assert len(await replica.rows(Job.__table__)) == 3
+
+
+async def test_an_operator_changes_a_schema_without_a_worker(replica: Replica) -> None:
+    """A schema that grows is accepted while tasks wait, another one is not."""
+    job = await replica.register(schema=OLD, without_workers="queue")
+    task = await replica.submit(job, payload={})
+
+    def item(schema: dict[str, Any]) -> rules_jobs.JobToRegister:
+        request = JobRegisterRequest(category="modifiers", name="Rotate", schema_=schema)
+        return rules_jobs.JobToRegister(ADMIN, "@global", request)
+
+    with pytest.raises(SchemaConflict):
+        await replica.runtime.write(rules_jobs.put, item=item(OTHER))
+    changed, _ = await replica.runtime.write(rules_jobs.put, item=item(NEW))
+    assert (changed.version, changed.schema_) == (2, NEW)
+    assert (await replica.claim_task(job.worker_id)).id == task.id
+
+
+async def test_the_tasks_of_a_job_are_listed_with_those_of_all_versions(replica: Replica) -> None:
+    """Lists, totals and summaries are of the job."""
+
+    old = await replica.register(schema=OLD, room="lab")
+    tasks = [await replica.submit(old, payload={})]
+    new = await replica.register(schema=NEW, room="lab")
+    tasks.append(await replica.submit(new, payload={}))
+    name = parse_job_name(old.full_name)
+    ids = await replica.runtime.database.read(rules_jobs.ids_of, "lab", name, cross_room=False)
+    for status in (None, TaskStatus.PENDING):
+        page = await replica.runtime.database.read(
+            rules_tasks.page, "lab", status, part=Page(50, 0), jobs=ids
+        )
+        assert ([task.id for task in page.items], page.total) == ([task.id for task in tasks][::-1], 2)
+    jobs = await replica.runtime.database.read(rules_jobs.page, room_id="lab", part=Page(50, 0))
+    [summary] = jobs.items
+    assert (jobs.total, summary.workers) == (1, sorted([old.worker_id, new.worker_id]))
