@@ -106,6 +106,7 @@ MODULES = {
             "http/test_http_tasks.py",
             "http/test_http_waiting.py",
             "recovery/test_internal_dispatch.py",
+            "recovery/test_internal_order.py",
             "recovery/test_schedules.py",
             "service/test_details.py",
             "service/test_heartbeats.py",

@@ -7,16 +7,19 @@ from uuid import uuid4
 import httpx
 import pytest
 from databases import on_both
-from replica import OWNER, Replica
+from replica import ADMIN, OWNER, Replica
 from rest import V1, get_task, register, submit
+from sqlalchemy import delete, update
 
-from zndraw_joblib.server.queue import rules_idempotency, rules_tasks
+from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.queue import rules_idempotency, rules_tasks, sql_tasks
 from zndraw_joblib.wire.messages import TaskResponse, TaskUpdateRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 
 REPORT = f"{V1}/tasks/report"
 LARGE = {"text": "ä" * (500 * 1024)}
-# Of 8 MiB in all.
+MAX_BODY_BYTES = 8 * 1024**2
+# Of these in all.
 FIT = 8
 
 
@@ -58,6 +61,23 @@ async def test_results_count_like_payloads(client: httpx.AsyncClient) -> None:
     got = (await client.post(REPORT, json=completed(found))).json()["results"]
     assert ["task" in each for each in got] == [True] * 4 + [False] * 3
     assert [each["task"]["result"] for each in got[:4]] == [None, *[LARGE] * 3]
+
+
+@on_both
+async def test_a_task_that_is_gone_takes_no_place_in_the_answer(replica: Replica) -> None:
+    """Its payload stays None, and a task whose payload just fits into the answer has it."""
+    job = await replica.register()
+    gone, small = [await replica.submit(job, {"text": ""}) for _ in range(2)]
+    sizes = await replica.runtime.database.read(sql_tasks.body_sizes, [small.id])
+    text = "x" * (MAX_BODY_BYTES - sizes[small.id])
+    await replica.execute(update(Task).where(Task.__table__.c.id == small.id).values(payload={"text": text}))
+    await replica.report(gone.id, TaskStatus.CANCELLED, by=ADMIN)
+    await replica.execute(delete(Task).where(Task.__table__.c.id == gone.id))
+    await replica.correct_counts()
+    for task in (gone, small):
+        task.payload = None
+    await replica.runtime.database.read(rules_tasks.load_bodies, [gone, small])
+    assert (gone.payload, small.payload) == (None, {"text": text})
 
 
 @on_both

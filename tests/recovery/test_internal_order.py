@@ -7,7 +7,9 @@ import pytest
 from replica import ADMIN, InternalExecutor, ManualClock, Replica, internal
 
 from recovery.test_internal_dispatch import ExclusiveExecutor, start, worker
+from zndraw_joblib.server.db.tables import Task
 from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue import rules_internal, rules_jobs, rules_task_actions
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -62,6 +64,33 @@ async def test_the_highest_priority_is_dispatched_first(timed: Replica, broker: 
     urgent = await submit(timed, "Gamma", "Beta", priority=1000)
     last = await submit(timed, "Alpha", priority=-1)
     assert await broker.take(timed, 5) == [*urgent, *first, *last]
+
+
+async def test_a_task_of_a_bounded_broker_starts_when_the_broker_is_free(
+    timed: Replica, broker: BoundedBroker, clock: ManualClock
+) -> None:
+    """It is claimed and due at its submit, which wakes the dispatcher; its lease begins at the dispatch."""
+    woken: list[str] = []
+    timed.runtime.waiters.subscribe("job:", woken.append)
+    [task] = await submit(timed, "Alpha")
+    assert woken == [job_key(str(internal("Alpha")))]
+    [row] = await timed.rows(Task)
+    assert (row.status, row.attempt, row.deadline) == ("claimed", 1, clock())
+    assert broker.calls == []
+    clock.advance(7)
+    assert await broker.take(timed, 1) == [task]
+    [row] = await timed.rows(Task)
+    assert row.deadline > clock()
+
+
+async def test_a_task_of_a_bounded_room_waits_in_its_queue(timed: Replica, broker: BoundedBroker) -> None:
+    """With `room_max_in_flight` only a claim counts the tasks of the room, so a submit claims none."""
+    timed.runtime.settings.room_max_in_flight = 1
+    first, second = await submit(timed, "Alpha", "Alpha")
+    assert [row.status for row in await timed.rows(Task)] == ["pending"] * 2
+    assert await broker.take(timed, 2) == [first]
+    await timed.report(first, TaskStatus.CANCELLED, by=ADMIN)
+    assert await broker.take(timed, 1) == [second]
 
 
 @pytest.mark.parametrize("is_queued", [False, True], ids=["claimed", "queued"])

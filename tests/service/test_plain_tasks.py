@@ -10,14 +10,16 @@ from uuid import UUID, uuid4
 
 import pytest
 from databases import every_kind, on_postgresql
-from replica import SUBMITTER, TIMEOUT, Replica
+from replica import SUBMITTER, TIMEOUT, Replica, wait_until_waiting
 from sqlalchemy import delete, insert, select
 
+from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.tables import IdempotencyKey, Job, RoomQueue, Task
-from zndraw_joblib.server.process.ports import RequestKey
-from zndraw_joblib.server.queue import rules_tasks, sql_tasks, sql_transitions
+from zndraw_joblib.server.process.ports import RequestKey, job_key
+from zndraw_joblib.server.queue import rules_tasks, sql_jobs, sql_tasks, sql_transitions
 from zndraw_joblib.server.queue.rules_tasks import KnownJobs, Submission
+from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.problems import IdempotencyKeyReused, InvalidPayload, JobNotFound
@@ -65,6 +67,46 @@ async def test_a_later_submit_equals_the_first(replica: Replica) -> None:
     for row in rows:
         row.update(seq=0, id=None, created_at=None)
     assert rows[0] == rows[1]
+
+
+@every_kind
+async def test_a_later_submit_wakes_the_claims_of_its_job(replica: Replica) -> None:
+    """Also a batch, and a waiting claim gets the task; those of another job wait on."""
+    job, other = await replica.register(), await replica.register("Other")
+    await replica.submit(job)
+    await replica.claim_task(job.worker_id)
+    woken: list[str] = []
+    replica.runtime.waiters.subscribe("job:", woken.append)
+    claims = [asyncio.create_task(replica.claim(each.worker_id, wait=TIMEOUT)) for each in (job, other)]
+    await wait_until_waiting(replica, 2)
+    submitted = await replica.submit(job)
+    task = await claims[0]
+    assert task is not None
+    assert task.id == submitted.id
+    await submit_many(replica, [item(replica, job) for _ in range(2)])
+    assert woken == [job_key(job.full_name)] * 2
+    assert not claims[1].done()
+    claims[1].cancel()
+    await asyncio.wait(claims)
+
+
+async def test_a_server_knows_the_jobs_of_the_last_submits(replica: Replica) -> None:
+    """At most a thousand: then it forgets the one that was used longest ago. A job may be forgotten twice."""
+    name = parse_job_name((await replica.register()).full_name)
+
+    async def read(tx: Transaction) -> JobRecord:
+        return (await sql_jobs.lock_by_names(tx, [name]))[name]
+
+    first = await replica.runtime.write(read)
+    others = [first._replace(short_name=f"Job{number}") for number in range(1_000)]
+    known = KnownJobs()
+    known.learn([first, *others[:-1]])
+    assert known.get(name) is not None
+    known.learn(others[-1:])
+    assert [job.short_name for job in (first, *others) if known.get(job.name) is None] == ["Job0"]
+    assert known.forget(name) is not None
+    assert known.forget(name) is None
+    assert known.get(name) is None
 
 
 async def test_batches_of_several_rooms_keep_order_and_rooms(replica: Replica) -> None:

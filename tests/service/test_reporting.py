@@ -10,7 +10,7 @@ from replica import ADMIN, OWNER, STRANGER, SUBMITTER, ManualClock, Replica
 from seeds import add_tasks, task
 from sqlalchemy import update
 
-from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.db.tables import AuditRecord, Task, Worker
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_tasks
 from zndraw_joblib.wire.events import TaskStatusEvent
@@ -181,6 +181,34 @@ async def test_a_refused_report_has_a_reason(replica: Replica) -> None:
         await replica.report(claimed.id, TaskStatus.COMPLETED)
     reasons.append(refused.value.problem.model_dump()["reason"])
     assert reasons == ["cancelled", "finished", "wrong order"]
+
+
+async def test_a_report_without_a_worker_id_is_a_heartbeat_of_the_holder(
+    timed: Replica, clock: ManualClock
+) -> None:
+    """Workers of version 0.1.x name no worker. A cancel is no sign of life of the worker."""
+    job = await timed.register()
+    running, cancelled = [await timed.running(job) for _ in range(2)]
+    clock.advance(50)
+    timed.runtime.force_heartbeat(job.worker_id)
+    await timed.report(cancelled.id, TaskStatus.CANCELLED)
+    [worker] = await timed.rows(Worker)
+    assert worker.last_heartbeat < clock()
+    await timed.report(running.id, TaskStatus.COMPLETED)
+    [worker] = await timed.rows(Worker)
+    assert worker.last_heartbeat == clock()
+
+
+async def test_the_audit_names_the_task_that_an_operator_cancelled(replica: Replica) -> None:
+    """With its room and the operator. What users cancel of their own is not recorded."""
+    job = await replica.register()
+    own, other = [await replica.submit(job) for _ in range(2)]
+    await replica.report(own.id, TaskStatus.CANCELLED, by=SUBMITTER)
+    await replica.report(other.id, TaskStatus.CANCELLED, by=ADMIN)
+    await replica.report(other.id, TaskStatus.CANCELLED, by=ADMIN)
+    [record] = await replica.rows(AuditRecord)
+    assert (record.action, record.target) == ("task.cancel", str(other.id))
+    assert (record.actor, record.room_id) == (ADMIN.id, "lab")
 
 
 async def test_reports_of_a_batch_apply_in_order(replica: Replica) -> None:
