@@ -86,6 +86,7 @@ def test_a_unique_task_is_submitted_once(stack: Stack, job: Job) -> None:
         ]
     )
     assert first.out == second.out == replaced.out
+    assert (first.err, second.err) == ("", "No new task: the task below holds this unique key.\n")
     task = stack.client.get_task(first.out.strip())
     assert (task.payload, task.unique_key) == ({"x": 3}, "report")
     explained = stack.program.run("explain", str(task.id))

@@ -42,6 +42,8 @@ def test_wrong_options(stack: Stack) -> None:
     put = ["schedules", "put", "wrong", "Show"]
     assert "Give one of --cron, --every and --at" in stack.program.error_of(*put, code=2)
     assert "no cron expression" in stack.program.error_of(*put, "--cron", "daily", code=2)
+    twice = [*put, "--every", "1h", "--every", "2h"]
+    assert "--every has 2 values" in stack.program.error_of(*twice, code=2)
     assert "every_seconds" in stack.program.error_of(*put, "--every", "0.1", code=2)
     assert "time_zone" in stack.program.error_of(*put, "--cron", "0 3 * * *", "--time-zone", "Mars", code=2)
 

@@ -85,6 +85,16 @@ async def test_a_repeat_has_the_first_response(client: httpx.AsyncClient) -> Non
     assert (repeat.status_code, repeat.json()) == (200, duplicate.json())
 
 
+async def test_a_retry_has_the_key(client: httpx.AsyncClient) -> None:
+    """As a submit and a read have it."""
+    job = await register(client)
+    task = (await send(client, job, unique=KEY)).json()
+    cancelled = await client.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})
+    assert cancelled.status_code == 200
+    retried = (await client.post(f"{V1}/tasks/{task['id']}/retry")).json()
+    assert (retried["status"], retried["unique_key"]) == ("pending", task["unique_key"])
+
+
 async def test_a_task_of_an_unreadable_room_is_not_shown(client: httpx.AsyncClient, app: FastAPI) -> None:
     """The key of a job is shared by all rooms, the tasks are not."""
     job = await register(client)
@@ -97,7 +107,20 @@ async def test_a_task_of_an_unreadable_room_is_not_shown(client: httpx.AsyncClie
         return room_id
 
     assert (await send(client, job, unique=unique)).json()["payload"] == {"secret": 1}
+
+    async def fail(request: Request, room_id: str) -> str:
+        if room_id == "vault":
+            raise HTTPException(503, "the guard has no connection")
+        return room_id
+
+    task = {"room_id": "lab", "job_name": job["full_name"], "unique": unique}
+    app.dependency_overrides[verify_readable_room] = fail
+    assert (await send(client, job, unique=unique)).status_code == 503
+    [result] = (await client.post(f"{V1}/tasks/submit", json={"tasks": [task]})).json()["results"]
+    assert result["status"] == 503
     app.dependency_overrides[verify_readable_room] = refuse
+    [result] = (await client.post(f"{V1}/tasks/submit", json={"tasks": [task]})).json()["results"]
+    assert result["status"] == 409
     for on_conflict in ("return", "replace", "reject"):
         response = await send(client, job, unique={**unique, "on_conflict": on_conflict})
         assert expect_problem(response, 409, "duplicate-task")["task_id"] == first.json()["id"]

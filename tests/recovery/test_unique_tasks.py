@@ -275,7 +275,7 @@ async def test_a_key_may_be_held_for_a_time(timed: Replica, clock: ManualClock) 
 
 @every_kind
 async def test_a_submit_may_replace_a_pending_task(timed: Replica, clock: ManualClock) -> None:
-    """Payload, submitter and options are the new ones; id, time of submit, priority and place stay."""
+    """Payload and options are the new ones; id, submitter, time of submit, priority and place stay."""
     job = await timed.register()
     replace = {**KEY, "on_conflict": "replace"}
     await timed.submit(job)
@@ -285,11 +285,11 @@ async def test_a_submit_may_replace_a_pending_task(timed: Replica, clock: Manual
     second = await timed.submit(
         job, {"x": 2}, unique=replace, by=STRANGER, expires_in_seconds=60, priority=-9
     )
-    changed = {"payload": {"x": 2}, "duplicate": True, "created_by": STRANGER.id}
+    changed = {"payload": {"x": 2}, "duplicate": True}
     assert second == first.model_copy(update={**changed, "expires_at": second.expires_at})
     assert second.expires_at is not None
     [row] = await timed.rows(Task.__table__, Task.__table__.c.id == first.id)
-    assert (row.max_attempts, row.created_by) == (None, STRANGER.id)
+    assert (row.max_attempts, row.created_by) == (None, SUBMITTER.id)
     later = await timed.submit(job, {"x": 3}, unique=replace, delay_seconds=10)
     assert (later.id, later.queue_position, later.expires_at) == (first.id, None, None)
     assert later.run_at is not None

@@ -134,6 +134,25 @@ async def test_overlaps(timed: Replica, clock: ManualClock, subtests: pytest.Sub
             assert ended == (0 if overlap == "queue_one" else 1)
 
 
+async def test_a_full_share_costs_only_the_schedules_beyond_it(timed: Replica, clock: ManualClock) -> None:
+    """Each schedule takes its own places, and those that `overlap` skips take none."""
+    job = await timed.register()
+    timed.runtime.settings.max_pending_tasks, timed.runtime.settings.max_share_per_user = 4, 0.5
+    await timed.put_schedule(job, "skipped", every_seconds=60, overlap="skip")
+    clock.advance(60)
+    await timed.submit_due()
+    for name in ("a", "b"):
+        await timed.put_schedule(job, name, every_seconds=60)
+    clock.advance(60)
+    await timed.submit_due()
+    assert [task.schedule for task in await tasks(timed)] == ["skipped", "a"]
+    assert [(await timed.schedule(name)).error is None for name in ("skipped", "a", "b")] == [
+        True,
+        True,
+        False,
+    ]
+
+
 async def test_a_retried_task_overlaps_too(timed: Replica, clock: ManualClock) -> None:
     """A task that waits for its next attempt has not ended."""
     job = await timed.register(

@@ -1,6 +1,7 @@
 """The commands for schedules."""
 
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
 import typer
 
@@ -32,7 +33,7 @@ Cron = Annotated[
     typer.Option("--cron", metavar="CRON", help="Minute, hour, day, month and weekday: '0 3 * * *'."),
 ]
 Every = Annotated[
-    float | None,
+    list[float] | None,
     typer.Option(
         "--every", metavar="DURATION", parser=parse_duration, help="An interval: seconds, or like 5m, 1h."
     ),
@@ -89,7 +90,7 @@ _SCHEDULES = ItemTable(
     wide=["job", "name", "error"],
     optional=["last", "error"],
 )
-_TIMES = ItemTable({"due": "due"})
+_TIMES = ItemTable({"due": "due", "local": "local"})
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -148,9 +149,17 @@ def put(  # noqa: PLR0913 - each is an option
     For example: schedules put nightly relax steps=50 --cron '0 3 * * *'
     """
     check_payload(body := parse_object(payload) | parse_values(values or []))
-    if sum(value is not None for value in (cron, every, at)) != 1:
+    if every and len(every) > 1:
+        raise UsageError(f"--every has {len(every)} values. Give it once, or make a schedule for each")
+    if sum(bool(value) for value in (cron, every, at)) != 1:
         raise UsageError("Give one of --cron, --every and --at, like --cron '0 3 * * *'")
-    times = {"cron": cron, "every_seconds": every, "at": at, "starts_at": starts_at, "ends_at": ends_at}
+    times = {
+        "cron": cron,
+        "every_seconds": every[0] if every else None,
+        "at": at,
+        "starts_at": starts_at,
+        "ends_at": ends_at,
+    }
     options = {"priority": priority, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options["max_catch_up"] = max_catch_up
     rules = {"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up}
@@ -184,8 +193,13 @@ def following(
 ) -> None:
     """List when a schedule is due next."""
     with open_client(url) as client:
-        times = client.schedules.next(name, count, room=room)
-    _TIMES.print([{"due": due} for due in times], as_json=as_json)
+        schedule = client.schedules.get(name, room=room, next=count)
+    zone = ZoneInfo(schedule.time_zone)
+    rows = [
+        {"due": due, "local": f"{due.astimezone(zone):%a %Y-%m-%d %H:%M:%S %Z}"}
+        for due in schedule.next or []
+    ]
+    (_TIMES.without("local") if schedule.time_zone == "UTC" else _TIMES).print(rows, as_json=as_json)
 
 
 @app.command()

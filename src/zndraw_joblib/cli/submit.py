@@ -22,6 +22,7 @@ from zndraw_joblib.cli.task_output import check_completed, write_result
 from zndraw_joblib.cli.times import TIME_FORMS, future_time, local_now, parse_duration
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL
+from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.client.submits import task_body
 from zndraw_joblib.jobs.failures import describe_errors, encode
 from zndraw_joblib.jobs.logs import LogConfig, one_line
@@ -439,6 +440,8 @@ def submit(  # noqa: PLR0913 - each is an option
     body = _body(payload, values, timeout, wait=wait)
     with open_client(url) as client:
         task_id = _submit_one(client, job, room, body, idempotency_key, options)
+        if task_id.duplicate:
+            print_note("No new task: the task below holds this unique key.")
         _finish(client, UUID(task_id), timeout, wait=wait, as_json=as_json)
 
 
@@ -473,7 +476,7 @@ def _submit_one(
     body: dict[str, Any],
     key: str | None,
     options: dict[str, Any],
-) -> str:
+) -> TaskHandle:
     if job is None:
         raise UsageError("JOB is missing. Pass the name of a job, or --from FILE")
     return client.submit(str(client.find_job(job, room)), body, room=room, idempotency_key=key, **options)

@@ -21,10 +21,14 @@ Rest = TypeVar("Rest")
 
 
 class TaskId(str, Generic[Rest]):
-    """The id of a task; `state` is the task as it was read last, `room_id` its room, None before that."""
+    """The id of a task; `state` is the task as it was read last, `room_id` its room, None before that.
+
+    `duplicate`: its submit made no task, because this one holds the submit's unique key.
+    """
 
     state: TaskResponse | None
     room_id: str | None
+    duplicate: bool
     _rest: Rest
     _rule: RetryRule
 
@@ -41,6 +45,7 @@ class TaskId(str, Generic[Rest]):
         handle = str.__new__(cls, id_of(task_id))
         handle._rest, handle._rule = rest, rule
         handle.state = state
+        handle.duplicate = bool(state is not None and state.duplicate)
         handle.room_id = state.room_id if state else room
         return handle
 
@@ -51,7 +56,7 @@ class TaskId(str, Generic[Rest]):
 
     def __repr__(self) -> str:
         status = f" {self.state.status} {self.state.job_name}" if self.state else ""
-        return f"<{type(self).__name__} {self}{status}>"
+        return f"<{type(self).__name__} {self}{status}{' duplicate' if self.duplicate else ''}>"
 
     def __reduce_ex__(self, _: Any) -> Any:
         """Copy and pickle the plain text: a connection cannot be copied."""

@@ -21,11 +21,12 @@ from typing import (
     overload,
 )
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 
 from zndraw_joblib.jobs.extensions import DEFAULT_CATEGORY, Category, Extension
+from zndraw_joblib.jobs.failures import describe_errors
 from zndraw_joblib.jobs.task_context import TaskContext
 from zndraw_joblib.wire.names import GLOBAL, is_name, validate_room_id
 from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
@@ -302,11 +303,11 @@ def job(
     """
     attributes: dict[str, Any] = {"category": _checked_category(category), "job_room": validate_room_id(room)}
     attributes["policy"] = queuing(_checked_policy(policy or JobPolicy()))
-    if schedule is not None:
-        attributes["job_schedule"] = _checked_schedule(schedule)
 
     def decorate(function: Any) -> Any:
         _check_function(function)
+        if schedule is not None:
+            attributes["job_schedule"] = _checked_schedule(schedule, name or function.__name__)
         cls = _job_class(function, name or function.__name__, signature_of(function))
         for attribute, value in attributes.items():
             setattr(cls, attribute, value)
@@ -380,14 +381,16 @@ def _checked_policy(policy: JobPolicy) -> JobPolicy:
     return policy
 
 
-def _checked_schedule(schedule: ScheduleTimes | str) -> ScheduleTimes:
-    if isinstance(schedule, str):
-        return ScheduleTimes(cron=schedule)
-    if not isinstance(schedule, ScheduleTimes):
+def _checked_schedule(schedule: ScheduleTimes | str, job: str) -> ScheduleTimes:
+    try:
+        times = ScheduleTimes(cron=schedule) if isinstance(schedule, str) else schedule
+    except ValidationError as error:
+        raise ValueError(f"@job: schedule of {job}: {describe_errors(error)}") from error
+    if not isinstance(times, ScheduleTimes):
         raise TypeError(
-            f"@job: schedule must be a cron expression or ScheduleTimes(…), not {schedule!r:.100}"
+            f"@job: schedule of {job} must be a cron expression or ScheduleTimes(…), not {schedule!r:.100}"
         )
-    return schedule
+    return times
 
 
 def _checked_category(category: Category | str) -> str:

@@ -155,22 +155,17 @@ class Schedules:
             await self._runtime.write(rules_schedules.fail, [plan_of[schedule_id]], problem)
 
     async def _take_pending(self, plan_of: dict[UUID, Plan]) -> None:
-        """Count the tasks for the limits of their users; leave out the schedules of users at their limit."""
+        """Count the tasks for the limits of their users; leave out the schedules that exceed them."""
         limit = self._runtime.stored.pending_tasks
-        owners: dict[str, list[Plan]] = {}
-        for plan in plan_of.values():
-            owners.setdefault(plan.schedule.owner_id, []).append(plan)
-        for owner, plans in owners.items():
-            count = sum(len(plan.times) for plan in plans)
+        for plan in list(plan_of.values()):
             try:
-                await self._runtime.stored.take(limit, owner, [None] * count)
+                await self._runtime.stored.take(limit, plan.schedule.owner_id, [None] * len(plan.times))
                 continue
             except ServiceUnavailable as problem:
-                self._leave_out_all((plan, problem) for plan in plans)
+                self._leave_out_all([(plan, problem)])
             except ProblemException as problem:
-                await self._runtime.write(rules_schedules.fail, plans, problem)
-            for plan in plans:
-                del plan_of[plan.schedule.id]
+                await self._runtime.write(rules_schedules.fail, [plan], problem)
+            del plan_of[plan.schedule.id]
 
     def _submission(self, plan: Plan, due: datetime) -> Submission:
         schedule = plan.schedule

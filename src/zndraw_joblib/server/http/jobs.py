@@ -33,6 +33,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.operators import PauseRequest, PauseState
+from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 
 _JOB: Answers[JobResponse] = answers_of(JobResponse)
@@ -52,7 +53,11 @@ async def register_job(
     if body.schedule is not None:
         name = JobName(room_id, body.category, body.name)
         schedule = rules_schedules.NewSchedule(caller, room_id, body.name, name, body.schedule)
-        schedule = await checked_schedule(runtime, schedule, schema)
+        try:
+            schedule = await checked_schedule(runtime, schedule, schema)
+        except InvalidRequest as problem:
+            errors = (problem.problem.model_extra or {}).get("errors")
+            raise InvalidRequest(f"schedule of job {str(name)!r}: {problem}", errors=errors) from problem
     if body.worker_id is None:
         await runtime.stored.take(runtime.stored.workers, caller.id, [key])
     await runtime.stored.jobs.prepare(caller.id)

@@ -163,12 +163,18 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     return JsonResponse(content, 202, headers)
 
 
+# Other answers of a guard are a fault of it, or a state of the room.
+_REFUSALS = {401, 403, 404}
+
+
 async def _check_duplicate(request: Request, caller: Identity, room_id: str, task: TaskResponse) -> None:
     """Raise `DuplicateTask` if the task that holds a submit's key is of a room that they may not read."""
     if task.room_id != room_id:
         try:
             await check_task_readable(request, caller, task.id, task.room_id)
         except (ProblemException, HTTPException) as error:
+            if as_problem(error).problem.status not in _REFUSALS:
+                raise
             raise DuplicateTask(
                 f"Task {task.id} of another room, which you may not read, holds the unique key",
                 task_id=str(task.id),
@@ -407,7 +413,7 @@ async def _readable(request: Request, caller: Identity, room_id: str, outcome: O
     if isinstance(outcome, TaskResponse) and outcome.duplicate:
         try:
             await _check_duplicate(request, caller, room_id, outcome)
-        except DuplicateTask as problem:
+        except (ProblemException, HTTPException) as problem:
             return problem
     return outcome
 

@@ -369,6 +369,12 @@ async def waiting(tx: Transaction, limit: int, but: Collection[UUID] = ()) -> Wa
         except ProblemException as problem:
             plans.append(Plan(schedule, [], schedule.next_due_at))
             faults[schedule.id] = problem
+    overlapping = [plan.schedule.id for plan in plans if plan.schedule.times.overlap != Overlap.ALLOW]
+    live = await sql_schedules.live_tasks(tx, overlapping)
+    plans = [
+        plan._replace(times=_allowed(plan.times, plan.schedule.times.overlap, live.get(plan.schedule.id)))
+        for plan in plans
+    ]
     next_due_at = await sql_schedules.next_due(tx)
     return Waiting(plans, None if next_due_at is None else (next_due_at - now).total_seconds(), faults)
 

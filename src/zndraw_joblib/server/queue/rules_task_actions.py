@@ -57,7 +57,8 @@ async def release(
 
     repeated = await _released_before(tx, task_id, action)
     if repeated is not None and repeated.worker_owner_id == caller.id:
-        return rules_answers.task_response(repeated, (await positions(tx, [repeated])).get(task_id))
+        position = (await positions(tx, [repeated])).get(task_id)
+        return rules_answers.task_response(repeated, position, unique_key=repeated.unique_text)
     return await _apply(tx, caller, task_id, action, _RELEASE, decide)
 
 
@@ -120,7 +121,7 @@ async def _apply(
         await rules_audit.record(tx, caller, kind.name, str(task_id), task.room_id)
     position = (await positions(tx, [after])).get(task_id)
     rules_answers.publish_status(tx, after, position)
-    return rules_answers.task_response(after, position)
+    return rules_answers.task_response(after, position, unique_key=after.unique_text)
 
 
 def _check_status(task: TaskRecord, allowed: frozenset[TaskStatus], verb: str) -> None:

@@ -219,7 +219,6 @@ class KeyHolders:
             run_at = task.run_at  # the pause before a retry
         return task.changed(
             payload=new.payload,
-            created_by=new.created_by,
             max_attempts=new.max_attempts,
             traceparent=new.traceparent,
             run_at=run_at,
