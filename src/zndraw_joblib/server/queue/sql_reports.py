@@ -84,23 +84,34 @@ async def _report_on_sqlite(
     tx: Transaction, reports: Sequence[FencedReport], most_bytes: int
 ) -> Sequence[Any]:
     at = await tx.now()
-    params = {"at": at, "most_bytes": most_bytes}
+    params, past = {"at": at, "most_bytes": most_bytes}, _TimesBefore(at)
     if len(reports) == 1:
         *others, started, ended = reports[0]
-        values = zip(_ON_SQLITE, (*others, _past(at, started), _past(at, ended)), strict=True)
+        values = zip(_ON_SQLITE, (*others, past(started), past(ended)), strict=True)
         return (await tx.execute(_REPORT_ONE_ON_SQLITE, dict(values) | params)).all()
     rows = [
-        (task_id.hex, owner, worker_id and worker_id.hex, *others, _past(at, started), _past(at, ended))
+        (task_id.hex, owner, worker_id and worker_id.hex, *others, past(started), past(ended))
         for task_id, owner, worker_id, *others, started, ended in reports
     ]
     return (await tx.execute(_REPORT_MANY_ON_SQLITE, {**params, "rows": to_json(rows).decode()})).all()
 
 
-def _past(at: datetime, seconds: float | None) -> str | None:
-    """Return a time as SQLite stores it."""
-    if seconds is None:
-        return None
-    return (at - timedelta(seconds=seconds)).replace(tzinfo=None).isoformat(" ", "microseconds")
+class _TimesBefore:
+    """Makes times before another as SQLite stores them: with the text of each second made once."""
+
+    def __init__(self, at: datetime) -> None:
+        self._second, self._microseconds = at.replace(tzinfo=None, microsecond=0), at.microsecond
+        self._texts: dict[int, str] = {}
+
+    def __call__(self, seconds: float | None) -> str | None:
+        """Return the time that was this many seconds before."""
+        if seconds is None:
+            return None
+        second, microseconds = divmod(self._microseconds - round(seconds * 1_000_000), 1_000_000)
+        text = self._texts.get(second)
+        if text is None:
+            text = self._texts[second] = (self._second + timedelta(seconds=second)).isoformat(" ")
+        return f"{text}.{microseconds:06d}"
 
 
 # The columns that the answers to these reports have.
