@@ -89,6 +89,17 @@ INVARIANTS = {
     "a pending task has a priority, but its job is not marked as having priorities": """
         SELECT count(*) FROM joblib_task t JOIN joblib_job j ON j.id = t.job_id
         WHERE t.lane <> 0 AND t.status = 'pending' AND NOT j.has_lanes""",
+    "a task that is not held holds a slot of a limit": """
+        SELECT count(*) FROM joblib_limit_slot s WHERE NOT freed AND NOT EXISTS (
+          SELECT 1 FROM joblib_task t WHERE t.seq = s.task_seq AND t.status IN ('claimed', 'running'))""",
+    "a queued task of a job with limits has no queue, or is before the first place of it": """
+        SELECT count(*) FROM joblib_task t JOIN joblib_job j ON j.id = t.job_id
+        WHERE j.limits IS NOT NULL AND t.status = 'pending' AND t.run_at IS NULL AND NOT EXISTS (
+          SELECT 1 FROM joblib_limit_queue q WHERE q.job_id = t.job_id AND q.room_id = t.room_id
+            AND q.limit_key = coalesce(t.limit_key, '-') AND (q.lane, q.seq) <= (t.lane, t.seq))""",
+    "a limit blocks tasks of a job that does not wait for it": """
+        SELECT count(*) FROM joblib_limit_queue q WHERE blocked_by IS NOT NULL AND NOT EXISTS (
+          SELECT 1 FROM joblib_limit_wait w WHERE w.job_id = q.job_id AND w.bucket_id = q.blocked_by)""",
     "a job has more held tasks than max_in_flight": """
         SELECT count(*) FROM joblib_job j WHERE j.max_in_flight <
           (SELECT count(*) FROM joblib_task t

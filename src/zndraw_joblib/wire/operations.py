@@ -263,7 +263,7 @@ LIST_ROOM_WORKERS = Operation("list_room_workers", "GET", "/rooms/{room_id}/work
 
 REGISTER_JOB = Operation("register_job", "PUT", "/rooms/{room_id}/jobs",
     "jobs", Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, body=m.JobRegisterRequest, status=201,
-    problems=(*_REGISTER, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.InvalidPayload,
+    problems=(*_REGISTER, p.LimitNotFound, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.InvalidPayload,
         p.TooManyRequests))
 LIST_JOBS = Operation("list_jobs", "GET", "/rooms/{room_id}/jobs",
     "jobs", Access.ROOM_READ, Effect.READ, JobPage)
@@ -276,7 +276,8 @@ RESUME_JOB = Operation("resume_job", "POST", "/rooms/{room_id}/jobs/{name}/resum
     "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, problems=_JOB)
 PUT_JOB = Operation("put_job", "PUT", "/rooms/{room_id}/jobs/{name}",
     "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, body=m.JobPutRequest,
-    problems=(*_JOB, p.InvalidCategory, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.TooManyRequests))
+    problems=(*_JOB, p.LimitNotFound, p.InvalidCategory, p.Conflict, p.SchemaConflict, p.InvalidSchema,
+        p.TooManyRequests))
 DELETE_JOB = Operation("delete_job", "DELETE", "/rooms/{room_id}/jobs/{name}",
     "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
     problems=(*_JOB, p.Conflict))

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from enum import StrEnum
 from math import e
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from zndraw_joblib.wire.bodies import CheckedKeywords, RequestBody
 
@@ -102,6 +102,73 @@ class Backoff(CheckedKeywords, RequestBody):
         return min(self.cap_seconds, full) * (1 - self.jitter * chance)
 
 
+MAX_LIMITS = 8
+LimitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+LimitKey = Annotated[
+    str,
+    Field(
+        pattern=r"^(room|submitter|(/([^/~]|~[01])*)+)$",
+        max_length=256,
+        description="`room`, `submitter`, or a JSON pointer into the payload",
+    ),
+]
+InFlight = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Rate(CheckedKeywords, RequestBody):
+    """How often tasks may be claimed: `count` in each `per_seconds`, at even distances.
+
+    After a pause up to `burst` tasks may be claimed at once. In a period of s seconds at most
+    ``burst + s * count / per_seconds`` are.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    count: InFlight
+    per_seconds: Seconds
+    burst: InFlight = 1
+
+    @property
+    def interval(self) -> float:
+        """The seconds from one claim to the next."""
+        return self.per_seconds / self.count
+
+
+class LimitValues(CheckedKeywords, RequestBody):
+    """What a limit allows: `max_in_flight` tasks claimed or running at once, and a `rate` of claims."""
+
+    model_config = ConfigDict(frozen=True)
+
+    max_in_flight: InFlight | None = None
+    rate: Rate | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it limits nothing."""
+        return self.max_in_flight is None and self.rate is None
+
+
+class JobLimit(LimitValues):
+    """A limit of a job: for all its tasks, or with `key` for all tasks with the same value of that key.
+
+    With `name` it is the limit of this name, which other jobs may share: its values are there.
+    """
+
+    name: LimitName | None = None
+    key: LimitKey | None = None
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        if self.name is None and self.is_empty:
+            raise ValueError("a limit without a name has max_in_flight, or rate, or both")
+        if self.name is not None and not self.is_empty:
+            raise ValueError(
+                f"limit {self.name!r} has its values where it is defined (PUT /limits/{self.name}): "
+                "leave out max_in_flight and rate, or the name"
+            )
+        return self
+
+
 class JobPolicy(CheckedKeywords, RequestBody):
     """The policy of a job, set at registration. Omitted fields keep their registered or default value.
 
@@ -117,6 +184,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     - `max_in_flight`: the concurrency limit, how many tasks of the job may be claimed or running.
     - `max_pending`, `max_pending_per_room`: how many tasks of the job may be pending, in all and from one
       room, with those that are scheduled; a further submit gets 429. Tasks that return to the queue count.
+    - `limits`: further limits of concurrency and rate, of which all must hold.
     - `priority`: of the job's tasks; a higher one is claimed first.
     - `without_workers`: what becomes of the job when no worker serves it; null for the server's default,
       which is the setting of that name.
@@ -131,9 +199,10 @@ class JobPolicy(CheckedKeywords, RequestBody):
     max_crashes: Attempts = 3
     timeout_seconds: Seconds | None = None
     start_timeout_seconds: Delay = 60.0
-    max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    max_in_flight: InFlight | None = None
     max_pending: PendingLimit | None = None
     max_pending_per_room: PendingLimit | None = None
+    limits: Annotated[tuple[JobLimit, ...], Field(max_length=MAX_LIMITS, fail_fast=True)] = ()
     priority: Priority = 0
     without_workers: WithoutWorkers | None = None
 

@@ -161,6 +161,10 @@ class ScheduleNotFound(NotFound):
     """The room has no schedule of this name."""
 
 
+class LimitNotFound(NotFound):
+    """There is no limit of this name: an operator defines limits that jobs share."""
+
+
 class WorkerNotFound(NotFound):
     """The worker is unknown: it disconnected, was removed without heartbeats, or never registered."""
 
@@ -424,6 +428,7 @@ REMEDIES: dict[type[ProblemException], str] = {
     NotFound: "Check the path: the API begins with `/v1/joblib`, after a host's prefix (if any).",
     JobNotFound: "Check the full name `room:category:name` and the room, and that a worker serves the job: "
     "`zndraw-joblib jobs`.",
+    LimitNotFound: "Define the limit first: `PUT /limits/{name}`, as a superuser; names are case-sensitive.",
     ScheduleNotFound: "List the schedules of the room; names are case-sensitive.",
     WorkerNotFound: "Register the worker and its jobs again. The SDK does so by itself.",
     ProviderNotFound: "Check the full name and the room, and that the provider's worker runs.",

@@ -21,7 +21,7 @@ from zndraw_joblib.wire.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.wire.names import unknown_text
-from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn, WithoutWorkers
+from zndraw_joblib.wire.policy import Backoff, JobLimit, JobPolicy, RetryOn, WithoutWorkers
 from zndraw_joblib.wire.problems import WorkerNotFound
 from zndraw_joblib.wire.providers import ProviderRegisterRequest, ProviderResponse
 from zndraw_joblib.worker.reports import LiveReports
@@ -49,6 +49,7 @@ class PolicyOptions(TypedDict, total=False):
     max_in_flight: int | None
     max_pending: int | None
     max_pending_per_room: int | None
+    limits: Iterable[JobLimit | Mapping[str, Any]]
     priority: int
     without_workers: WithoutWorkers | str | None
 

@@ -425,6 +425,7 @@ _FULL_NAME = "room_id || ':' || category || ':' || name"
 _QUEUED = "status = 'pending' AND run_at IS NULL"
 # The condition that always holds keeps the index of all queues from statements that read one of them.
 _IN_FRONT = f"{_QUEUED} AND attempt >= 0"
+_LIMITED = f"{_QUEUED} AND limit_key IS NOT NULL"
 _HOOKED = "on_end IS NOT NULL AND completed_at IS NOT NULL"
 # A task holds its key until it ends or starts for the first time; or, without `unique_until`, until a later
 # submit finds that its time is over. A retry by hand may let it hold the key again.
@@ -455,8 +456,9 @@ class Job(Base, table=True):
     null for the default; `max_in_flight` is part of it. `has_lanes` is set once a task with a priority other
     than 0 was submitted. `fair_round` and `fair_room` are the turn of the last fair claim: rooms take turns
     in the order of their names. `without_workers` is part of the policy too, null for the server's default;
-    it is not in `policy`. `unserved_since` is when the last worker left, null while one serves the job, and
-    `registered_by` is the user who registered it last. It is `paused` until `paused_until`, if that is set.
+    it is not in `policy`. `limits` has the other limits of the policy, null without any. `unserved_since` is
+    when the last worker left, null while one serves the job, and `registered_by` is the user who registered
+    it last. It is `paused` until `paused_until`, if that is set.
 
     A row is a version of the job, with a queue of its own. All but the current one are `superseded`, and
     count as deleted; what is of the whole job, as the policy, is the same in all. `first_id` is the id of the
@@ -498,6 +500,7 @@ class Job(Base, table=True):
     fair_room: str = _default(String(128), "", "''")
     policy: str | None = _optional_text()
     max_in_flight: int | None = None
+    limits: str | None = _optional_text()
     without_workers: str | None = Field(default=None, max_length=8)
     unserved_since: datetime | None = moment(nullable=True)
     registered_by: str | None = _optional_text()
@@ -554,6 +557,7 @@ class Task(Base, table=True):
     `unique_id` is the digest of the unique key `unique_text`. The task holds the key until it has ended or
     started, as `unique_until` says, or until `unique_expires_at`.
     `schedule` is the name of the schedule of its room that submitted it, `due_at` the due time.
+    `limit_key` has the digests of its values of the keys of its job's limits; null if the job had no limits.
     """
 
     __tablename__ = "joblib_task"
@@ -573,6 +577,7 @@ class Task(Base, table=True):
         _partial("ix_joblib_task_queue", _QUEUED, "job_id", "lane", "seq"),
         _partial("ix_joblib_task_front", _IN_FRONT, "lane", "seq"),
         _partial("ix_joblib_task_turn", _QUEUED, "job_id", "room_id", "lane", "seq"),
+        _partial("ix_joblib_task_limited", _LIMITED, "job_id", "room_id", "limit_key", "lane", "seq"),
         _partial("ix_joblib_task_scheduled", "status = 'pending' AND run_at IS NOT NULL", "run_at"),
         _partial("ix_joblib_task_expiring", "status = 'pending' AND expires_at IS NOT NULL", "expires_at"),
         _partial("ix_joblib_task_held", _among("status", HELD), "worker_id"),
@@ -641,6 +646,7 @@ class Task(Base, table=True):
     unique_expires_at: datetime | None = moment(nullable=True)
     schedule: str | None = Field(default=None, max_length=128)
     due_at: datetime | None = moment(nullable=True)
+    limit_key: str | None = _optional_text()
 
 
 class Schedule(Base, table=True):
@@ -713,6 +719,102 @@ class RoomQueue(Base, table=True):
     room_id: str = Field(primary_key=True, max_length=128)
     lane: int
     seq: int = _column(BigInteger)
+
+
+# The tables of the limits of jobs.
+
+
+class Limit(Base, table=True):
+    """A limit that jobs share by its name: `spec` is a `LimitValues` as JSON.
+
+    Writers that reserve its slots and tokens hold the lock of the row, after those of jobs.
+    """
+
+    __tablename__ = "joblib_limit"
+
+    name: str = Field(primary_key=True, max_length=64)
+    spec: str = _column(Text)
+    created_at: datetime = moment()
+    updated_at: datetime = moment()
+    updated_by: str = _column(Text)
+
+
+class LimitBucket(Base, table=True):
+    """The state of a rate for one value of a limit's key: when the next token would be due without a burst.
+
+    Without a row the rate was not used lately.
+    """
+
+    __tablename__ = "joblib_limit_bucket"
+    __table_args__ = (Index(None, "next_at"),)
+
+    id: UUID = _id()
+    next_at: datetime = moment()
+
+
+class LimitSlot(Base, table=True):
+    """A slot of a concurrency limit, for one value of its key, that a task holds.
+
+    Whatever ends the attempt sets `freed`; the next claim of the job `job_id` deletes the row, and so knows
+    which tasks may be claimed now.
+    """
+
+    __tablename__ = "joblib_limit_slot"
+    __table_args__ = (
+        _partial("ix_joblib_limit_slot_held", "NOT freed", "bucket_id"),
+        _partial("ix_joblib_limit_slot_freed", "freed", "job_id"),
+    )
+
+    task_seq: int = _column(BigInteger, key=True)
+    bucket_id: UUID = _column(Uuid, key=True)
+    job_id: UUID = _column(Uuid)
+    freed: bool = _no()
+
+
+class LimitQueue(Base, table=True):
+    """The tasks of one room and one `limit_key` in the queue of a job; (`lane`, `seq`) as in `RoomQueue`.
+
+    The key is `-` for tasks without one. `blocked_by` is the bucket of a limit that allows none of them now.
+    Writers hold the lock of the job. A claim moves the row to its next task, or deletes it.
+    """
+
+    __tablename__ = "joblib_limit_queue"
+    __table_args__ = (
+        _partial("ix_joblib_limit_queue_open", "blocked_by IS NULL", "job_id", "lane", "seq"),
+        _partial("ix_joblib_limit_queue_room", "blocked_by IS NULL", "job_id", "room_id", "lane", "seq"),
+        _partial(
+            "ix_joblib_limit_queue_blocked", "blocked_by IS NOT NULL", "job_id", "blocked_by", "lane", "seq"
+        ),
+    )
+
+    job_id: UUID = _column(Uuid, ForeignKey("joblib_job.id"), key=True)
+    room_id: str = Field(primary_key=True, max_length=128)
+    limit_key: str = Field(primary_key=True, max_length=256)
+    lane: int
+    seq: int = _column(BigInteger)
+    blocked_by: UUID | None = _column(Uuid, optional=True)
+
+
+class LimitWait(Base, table=True):
+    """A bucket that blocks tasks of a job: with a full rate until `ready_at`, else until a slot is freed.
+
+    With `is_due` the next claim of the job looks at its tasks again.
+    """
+
+    __tablename__ = "joblib_limit_wait"
+    __table_args__ = (
+        _partial("ix_joblib_limit_wait_due", "is_due", "job_id"),
+        _partial("ix_joblib_limit_wait_rate", "ready_at IS NOT NULL", "job_id", "ready_at"),
+        _partial("ix_joblib_limit_wait_ready", "NOT is_due AND ready_at IS NOT NULL", "ready_at"),
+        Index(None, "bucket_id"),
+        _partial("ix_joblib_limit_wait_name", "name IS NOT NULL", "name"),
+    )
+
+    job_id: UUID = _column(Uuid, ForeignKey("joblib_job.id"), key=True)
+    bucket_id: UUID = _column(Uuid, key=True)
+    name: str | None = Field(default=None, max_length=64)
+    ready_at: datetime | None = moment(nullable=True)
+    is_due: bool = _no()
 
 
 class RoomCount(Base, table=True):

@@ -173,6 +173,7 @@ _POLICY = {
     "max_in_flight": None,
     "max_pending": None,
     "max_pending_per_room": 1000,
+    "limits": [{"name": None, "key": "/user_id", "max_in_flight": 2, "rate": None}],
     "priority": 0,
     "without_workers": "queue",
 }

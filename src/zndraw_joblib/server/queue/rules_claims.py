@@ -18,6 +18,7 @@ from zndraw_joblib.server.process.waiters import KeySet
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_fairness,
+    rules_limits,
     rules_transitions,
     sql_claims,
     sql_expiry,
@@ -226,6 +227,8 @@ class _OpenQueues:
         self._busy: set[UUID] = set()
         # Those versions of limited jobs that have others.
         self._shared: set[UUID] = set()
+        self._checked: set[UUID] = set()
+        self.limiter: rules_limits.Limiter | None = None
 
     async def demand(self, item: Claim, count: int) -> dict[UUID, int]:
         """Return how many tasks a claim may get from each of `count` queues, or of all if it has fewer.
@@ -259,24 +262,25 @@ class _OpenQueues:
                     shared[key] = await self.demand(slot.claim, count)
                 slot.demand = shared[key]
             job_ids = {job_id for demand in shared.values() for job_id in demand}
-            limits = {
+            limited = {
                 head.job_id: head
                 for worker_id, _ in shared
                 for head in self._by_worker[worker_id].heads
-                if head.max_in_flight is not None and head.job_id in job_ids and head.job_id not in self._free
+                if head.is_limited and head.job_id in job_ids and head.job_id not in self._checked
             }
-            if not limits and not (self._locked and job_ids - self._locked):
+            if not limited and not (self._locked and job_ids - self._locked):
                 break
-            await self._apply(limits, job_ids - self._locked)
+            await self._apply(limited, job_ids - self._locked, count)
         for slot in slots:
             for head in self._by_worker[slot.claim.worker_id].heads:
                 if self._free.get(head.job_id, head.pending) < head.pending and _is_open(head, slot.claim):
                     slot.refusal = EmptyReason.AT_CAPACITY
                     slot.may_claim_again = slot.may_claim_again or head.job_id in self._busy
 
-    async def _apply(self, limits: Mapping[UUID, QueueHead], job_ids: AbstractSet[UUID]) -> None:
+    async def _apply(self, limited: Mapping[UUID, QueueHead], job_ids: AbstractSet[UUID], count: int) -> None:
+        self._checked |= limited.keys()
         # All versions of a job share its limit.
-        versioned = [job_id for job_id, head in limits.items() if head.has_versions]
+        versioned = [job_id for job_id, head in limited.items() if head.has_versions]
         versions = await sql_jobs.versions_of(self._tx, versioned) if versioned else {}
         all_ids = set(job_ids).union(*versions.values()) - self._locked
         locked = await sql_jobs.lock(self._tx, all_ids, skip_locked=bool(self._locked))
@@ -286,18 +290,28 @@ class _OpenQueues:
         self._free |= dict.fromkeys(busy, 0)
         free = {
             job_id: head.max_in_flight
-            for job_id, head in limits.items()
+            for job_id, head in limited.items()
             if head.max_in_flight is not None and job_id not in busy
         }
         self._free |= await rules_fairness.free_slots(self._tx, free, versions)
-        for job_id in versioned:
+        for job_id in free.keys() & versioned:
             # What this transaction gives one version, it does not give another one, whose claim is repeated.
             others = self._shared.intersection(versions[job_id])
             if others:
                 self._busy.add(job_id)
             free_together = self._free[job_id] - sum(self._free[other] for other in others)
-            self._free[job_id] = max(0, min(free_together, limits[job_id].pending))
+            self._free[job_id] = max(0, min(free_together, limited[job_id].pending))
             self._shared.add(job_id)
+        limits = {
+            job_id: head.limits
+            for job_id, head in limited.items()
+            if head.limits is not None and job_id not in busy
+        }
+        if limits:
+            self.limiter = self.limiter or rules_limits.Limiter(self._tx)
+            busy = await self.limiter.add(limits, count)
+            self._busy |= busy
+            self._free |= dict.fromkeys(busy, 0)
 
     def end(self, slot: _WorkerSlot) -> Place | None:
         """Return the place after which queues that were not read may have tasks; None if all were read."""
@@ -477,13 +491,15 @@ async def _claim_new(
 ) -> dict[int, TaskRecord]:
     """Claim tasks for each slot and return the claimed tasks by `seq`."""
     locked = await _choose(tx, slots, queues, pauses)
-    now = await tx.now()
+    now, limiter = await tx.now(), queues.limiter
     moves: list[Move] = []
     for slot in slots:
         item = slot.claim
         holder = {"worker_id": item.worker_id, "worker_owner_id": item.caller.id, "claim_id": item.claim_id}
         for seq in slot.seqs:
             if task := locked.get(seq):
+                if limiter is not None:
+                    holder["limit_key"] = limiter.key_of(task)
                 moves.append((task, rules_transitions.claimed(task, now, start=item.start, **holder)))
     expired = {before.job_id for before, after in moves if after.status not in HELD}
     if expired:
@@ -492,6 +508,8 @@ async def _claim_new(
         rest = await sql_expiry.lock_expired_of_jobs(tx, now, _MAX_EXPIRED, sorted(expired), seqs)
         moves += [(task, rules_transitions.expired(task, now)) for task in rest]
     await sql_transitions.claim(tx, moves)
+    if limiter is not None:
+        await limiter.write([after for _, after in moves if after.status in HELD])
     for _, after in moves:
         rules_answers.publish_status(tx, after)
     return {after.seq: after for _, after in moves if after.status in HELD}
@@ -503,7 +521,7 @@ async def _choose(
     """Choose the tasks of each slot and return the locked tasks by `seq`."""
     order = slots[0].claim.order if slots else ClaimOrder()
     if not order.is_by_room:
-        locked = await _choose_first(tx, slots, queues)
+        locked = await _choose_first(tx, slots, queues, order._replace(skips_paused=bool(pauses.rooms)))
         if not any(pauses.has(task.room_id) for task in locked.values()):
             return locked
         await queues.read_all(slots)
@@ -514,17 +532,20 @@ async def _choose(
     if not demand:
         return {}
     order = order._replace(skips_paused=bool(pauses.rooms))
-    return await rules_fairness.assign(tx, [slot for slot in slots if slot.demand], demand, order)
+    open_slots = [slot for slot in slots if slot.demand]
+    return await rules_fairness.assign(tx, open_slots, demand, order, queues.limiter)
 
 
 async def _choose_first(
-    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues
+    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues, order: ClaimOrder
 ) -> dict[int, TaskRecord]:
-    """Choose the first tasks of all rooms."""
+    """Choose the first tasks of all rooms; of jobs with limits, the first that these allow."""
     await queues.set_demand(slots, sum(slot.task_limit for slot in slots))
     demand = _demand(slots)
     if not demand:
         return {}
+    if queues.limiter is not None:
+        return await _choose_within_limits(tx, slots, queues, order)
     is_small = rules_fairness.has_few(slots)
     if len(demand) == 1 and queues.are_all(slots):
         [(job_id, count)] = demand.items()
@@ -536,6 +557,24 @@ async def _choose_first(
     if not is_small and locked:
         await rules_fairness.fit(tx, slots, locked)
     return locked
+
+
+async def _choose_within_limits(
+    tx: Transaction, slots: Sequence[_WorkerSlot], queues: _OpenQueues, order: ClaimOrder
+) -> dict[int, TaskRecord]:
+    while True:
+        open_slots = [slot for slot in slots if slot.demand]
+        locked = await rules_fairness.assign(tx, open_slots, _demand(slots), order, queues.limiter)
+        places = {seq: task.place for seq, task in locked.items()}
+        # Queues that were not read may have tasks that come first.
+        if not any(
+            (end := queues.end(slot)) is not None
+            and (len(slot.seqs) < slot.task_limit or any(places.get(seq, end) > end for seq in slot.seqs))
+            for slot in open_slots
+        ):
+            return locked
+        await queues.read_more(slots)
+        await queues.set_demand(slots, sum(slot.task_limit for slot in slots))
 
 
 def _demand(slots: Iterable[_WorkerSlot]) -> dict[UUID, int]:

@@ -10,14 +10,18 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.queue import sql_claims, sql_jobs, sql_room_queues, sql_tasks
+from zndraw_joblib.server.queue import sql_claims, sql_jobs, sql_limits, sql_room_queues, sql_tasks
+from zndraw_joblib.server.queue.rules_limits import Limiter
+from zndraw_joblib.server.queue.sql_limits import LimitHead
 from zndraw_joblib.server.queue.sql_room_queues import OpenRooms, QueuedTask, RoundPosition
-from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.server.queue.sql_task_rows import Place, TaskRecord
 from zndraw_joblib.wire.messages import EmptyReason
 
 # A claim reads a few more rooms than it needs, and a bounded number of tasks.
 _SPARE_ROOMS = 7
 _MAX_READ = 4096
+# If limits refuse the first queues, a claim reads so many times more.
+_LIMITED_FACTORS = (1, 8, 64, 512)
 # So few slots, and so few more tasks than one for each, cannot exceed the bytes much.
 _FEW_SLOTS = 32
 _FEW = 8
@@ -67,6 +71,7 @@ class _Candidate(NamedTuple):
     room_id: str
     seq: int
     turn: RoundPosition | None = None
+    queue: LimitHead | None = None
 
 
 class _JobCandidates(NamedTuple):
@@ -96,9 +101,15 @@ async def free_slots(
 
 
 async def assign(
-    tx: Transaction, slots: Sequence[ClaimSlot], demand: Mapping[UUID, int], order: ClaimOrder
+    tx: Transaction,
+    slots: Sequence[ClaimSlot],
+    demand: Mapping[UUID, int],
+    order: ClaimOrder,
+    limiter: Limiter | None = None,
 ) -> dict[int, TaskRecord]:
     """Choose the tasks of each slot by room, and set its `seqs`; return the locked tasks by `seq`.
+
+    `limiter` has the limits of those jobs that have some.
 
     The jobs are locked, so that their claims run one after the other. If a slot gets no task, although
     another room may have one, it keeps its demand; then the caller repeats its claim.
@@ -106,15 +117,19 @@ async def assign(
     turns: dict[UUID, list[tuple[int, RoundPosition]]] = {}
 
     async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
-        by_job = await _find(tx, demand, order, skipped)
-        if not skipped and await sql_room_queues.restore(
-            tx, [id_ for id_ in by_job if not by_job[id_].candidates]
-        ):
-            by_job = await _find(tx, demand, order, skipped)
         cap, spare = order.room_cap, len(skipped)
-        free = None if cap is None else await _lock_rooms(tx, by_job, demand, cap, spare)
-        turns.clear()
-        _fill(slots, by_job, dict(demand), free, turns, order)
+        by_job: dict[UUID, _JobCandidates] = {}
+        # Queues that a limit refuses are blocked, and others are read.
+        for factor in _LIMITED_FACTORS if limiter else (1,):
+            by_job = await _find(tx, demand, order, skipped, limiter, factor)
+            empty = [id_ for id_ in by_job if not (by_job[id_].candidates or (limiter and limiter.has(id_)))]
+            if not skipped and await sql_room_queues.restore(tx, empty):
+                by_job = await _find(tx, demand, order, skipped, limiter, factor)
+            free = None if cap is None else await _lock_rooms(tx, by_job, demand, cap, spare)
+            turns.clear()
+            turns.update(_fill(slots, by_job, dict(demand), free, order, limiter))
+            if limiter is None or not await limiter.block() or all(map(_is_filled, slots)):
+                break
         seqs = [seq for slot in slots for seq in slot.seqs]
         return seqs, [candidate.seq for queue, _ in by_job.values() for candidate in islice(queue, spare)]
 
@@ -129,6 +144,10 @@ async def assign(
         if passed:
             await sql_jobs.set_turn(tx, job_id, passed[-1][1])
     return locked
+
+
+def _is_filled(slot: ClaimSlot) -> bool:
+    return not slot.demand or len(slot.seqs) >= slot.task_limit
 
 
 def has_few(slots: Sequence[ClaimSlot]) -> bool:
@@ -176,9 +195,17 @@ async def load_repeated(tx: Transaction, slots: Sequence[ClaimSlot], held: Mappi
 
 
 async def _find(
-    tx: Transaction, demand: Mapping[UUID, int], order: ClaimOrder, skipped: AbstractSet[int]
+    tx: Transaction,
+    demand: Mapping[UUID, int],
+    order: ClaimOrder,
+    skipped: AbstractSet[int],
+    limiter: Limiter | None,
+    factor: int,
 ) -> dict[UUID, _JobCandidates]:
-    by_job = await (_in_turn if order.is_fair else _in_order)(tx, demand, order.open_rooms, skipped)
+    if limiter is not None:
+        limiter.reset()
+    find = _in_turn if order.is_fair else _in_order
+    by_job = await find(tx, demand, order.open_rooms, skipped, limiter, factor)
     if skipped:  # another transaction may return them to their queues
         return {
             job_id: _JobCandidates(candidates, is_all=False) for job_id, (candidates, _) in by_job.items()
@@ -191,15 +218,17 @@ def _fill(
     by_job: Mapping[UUID, _JobCandidates],
     demand: dict[UUID, int],
     free: Counter[str] | None,
-    turns: dict[UUID, list[tuple[int, RoundPosition]]],
     order: ClaimOrder,
-) -> None:
+    limiter: Limiter | None,
+) -> dict[UUID, list[tuple[int, RoundPosition]]]:
+    """Set the tasks of each slot. Return the turns of their rooms, by job."""
+    turns: dict[UUID, list[tuple[int, RoundPosition]]] = {}
     for slot in slots:
         slot.seqs = []
         open_jobs = [job_id for job_id in slot.demand if demand[job_id]]
         while len(slot.seqs) < slot.task_limit:
             choice = _choose(
-                {job_id: by_job[job_id].candidates for job_id in open_jobs if demand[job_id]}, free
+                {job_id: by_job[job_id].candidates for job_id in open_jobs if demand[job_id]}, free, limiter
             )
             if choice is None:
                 break
@@ -208,21 +237,27 @@ def _fill(
             demand[job_id] -= 1
             if candidate.turn is not None:
                 turns.setdefault(job_id, []).append((candidate.seq, candidate.turn))
-        if slot.seqs or not open_jobs or order.open_rooms == OpenRooms():
+        if slot.seqs or not open_jobs or (order.open_rooms == OpenRooms() and limiter is None):
             continue
-        if all(by_job[job_id].is_all for job_id in open_jobs):
-            is_capped = free is not None
-            slot.refusal, slot.demand = EmptyReason.AT_CAPACITY if is_capped else EmptyReason.PAUSED, {}
+        if all(
+            by_job[job_id].is_all or (limiter is not None and limiter.is_closed(job_id))
+            for job_id in open_jobs
+        ):
+            is_limited = free is not None or (limiter is not None and any(map(limiter.has, open_jobs)))
+            slot.refusal, slot.demand = EmptyReason.AT_CAPACITY if is_limited else EmptyReason.PAUSED, {}
+    return turns
 
 
 def _choose(
-    queues: Mapping[UUID, deque[_Candidate]], free: Counter[str] | None
+    queues: Mapping[UUID, deque[_Candidate]], free: Counter[str] | None, limiter: Limiter | None
 ) -> tuple[UUID, _Candidate] | None:
-    """Remove and return the first candidate, of all queues, with a free slot in its room."""
+    """Remove and return the first candidate, of all queues, with a free slot in its room and its limits."""
     first: UUID | None = None
     for job_id, queue in queues.items():
-        while queue and free is not None and free[queue[0].room_id] <= 0:
+        while queue and not _is_allowed(queue[0], free, limiter):
             queue.popleft()
+            if limiter is not None and limiter.is_closed(job_id):
+                queue.clear()
         if queue and (first is None or queue[0].key < queues[first][0].key):
             first = job_id
     if first is None:
@@ -230,7 +265,15 @@ def _choose(
     candidate = queues[first].popleft()
     if free is not None:
         free[candidate.room_id] -= 1
+    if limiter is not None and candidate.queue is not None:
+        limiter.take(candidate.queue)
     return first, candidate
+
+
+def _is_allowed(candidate: _Candidate, free: Counter[str] | None, limiter: Limiter | None) -> bool:
+    if free is not None and free[candidate.room_id] <= 0:
+        return False
+    return limiter is None or candidate.queue is None or limiter.allows(candidate.queue)
 
 
 async def _lock_rooms(
@@ -243,6 +286,8 @@ async def _lock_rooms(
     rooms: set[str] = set()
     for job_id, (candidates, is_all) in by_job.items():
         near = deque(islice(candidates, 2 * demand[job_id] + spare))
+        if candidates and candidates[0].queue is not None:
+            near = candidates  # the first ones may be beyond a limit
         by_job[job_id] = _JobCandidates(near, is_all and len(near) == len(candidates))
         rooms |= {candidate.room_id for candidate in near}
     locked = await sql_room_queues.lock_rooms(tx, sorted(rooms))
@@ -254,11 +299,44 @@ async def _lock_rooms(
 
 
 async def _in_order(
-    tx: Transaction, demand: Mapping[UUID, int], rooms: OpenRooms, skipped: AbstractSet[int]
+    tx: Transaction,
+    demand: Mapping[UUID, int],
+    rooms: OpenRooms,
+    skipped: AbstractSet[int],
+    limiter: Limiter | None,
+    factor: int,
 ) -> dict[UUID, _JobCandidates]:
     """Return the first tasks of each job by priority and age, without those of full and paused rooms."""
     await sql_jobs.lock(tx, demand)
-    return {job_id: await _first_of(tx, job_id, count, rooms, skipped) for job_id, count in demand.items()}
+    by_job: dict[UUID, _JobCandidates] = {}
+    for job_id, count in demand.items():
+        if limiter is not None and limiter.has(job_id):
+            size = factor * (count + len(skipped) + _SPARE_ROOMS)
+            heads = await sql_limits.by_place(tx, job_id, size, rooms)
+            by_job[job_id] = await _first_of_limited(limiter, heads, size, count, skipped)
+        else:
+            by_job[job_id] = await _first_of(tx, job_id, count, rooms, skipped)
+    return by_job
+
+
+async def _first_of_limited(
+    limiter: Limiter, heads: Sequence[LimitHead], size: int, count: int, skipped: AbstractSet[int]
+) -> _JobCandidates:
+    if not heads:
+        return _JobCandidates(deque(), is_all=True)
+    per_queue = _per_room(count, len(heads), None)
+    tasks = await limiter.first_tasks(heads[0].job_id, heads, per_queue + len(skipped))
+    # Tasks that were not read come after the last queue of this page and after a queue's last read task.
+    ends = [heads[-1].place] if len(heads) == size else []
+    ends += [places[-1] for places in tasks.values() if len(places) == per_queue + len(skipped)]
+    end = min(ends, default=None)
+    candidates = sorted(
+        _Candidate(place, head.room_id, place[1], None, head)
+        for head, places in tasks.items()
+        for place in places
+        if place[1] not in skipped and (end is None or place <= end)
+    )
+    return _JobCandidates(deque(candidates), is_all=end is None)
 
 
 async def _first_of(
@@ -284,7 +362,12 @@ async def _first_of(
 
 
 async def _in_turn(
-    tx: Transaction, demand: Mapping[UUID, int], rooms: OpenRooms, skipped: AbstractSet[int]
+    tx: Transaction,
+    demand: Mapping[UUID, int],
+    rooms: OpenRooms,
+    skipped: AbstractSet[int],
+    limiter: Limiter | None,
+    factor: int,
 ) -> dict[UUID, _JobCandidates]:
     """Return the tasks of the next rooms, room by room, without full and paused rooms.
 
@@ -295,8 +378,53 @@ async def _in_turn(
     by_job: dict[UUID, _JobCandidates] = {}
     for job_id, count in demand.items():
         last = turns[job_id]._replace(round=max(turns[job_id].round, oldest))
-        by_job[job_id] = await _next_of(tx, job_id, count, last, rooms, skipped)
+        if limiter is not None and limiter.has(job_id):
+            size = factor * (count + len(skipped) + _SPARE_ROOMS)
+            by_job[job_id] = await _next_of_limited(
+                tx, limiter, job_id, count, last, size=size, open_rooms=rooms, skipped=skipped
+            )
+        else:
+            by_job[job_id] = await _next_of(tx, job_id, count, last, rooms, skipped)
     return by_job
+
+
+async def _next_of_limited(  # noqa: PLR0913 - what limits a claim
+    tx: Transaction,
+    limiter: Limiter,
+    job_id: UUID,
+    count: int,
+    last: RoundPosition,
+    *,
+    size: int,
+    open_rooms: OpenRooms,
+    skipped: AbstractSet[int],
+) -> _JobCandidates:
+    after = await sql_limits.rooms(tx, job_id, last.room_id, size, open_rooms, is_after=True)
+    before = []
+    if len(after) < size:
+        before = await sql_limits.rooms(tx, job_id, last.room_id, size, open_rooms, is_after=False)
+    rooms = [*after, *before]
+    if not rooms:
+        return _JobCandidates(deque(), is_all=True)
+    is_cut = size in (len(after), len(before))
+    per_room = _per_room(count, len(rooms), open_rooms.cap) + len(skipped) + _SPARE_ROOMS
+    heads = await sql_limits.of_rooms(tx, job_id, rooms, per_room)
+    tasks = await limiter.first_tasks(job_id, heads, per_room)
+    of_room: dict[str, list[tuple[Place, LimitHead]]] = {room_id: [] for room_id in rooms}
+    for head, places in tasks.items():
+        of_room[head.room_id] += [(place, head) for place in places if place[1] not in skipped]
+    # A room has its second turn only after the first turns of all others.
+    per_turn = 1 if is_cut else per_room
+    candidates = [
+        _Candidate((turn := RoundPosition(first + number, room_id), place), room_id, place[1], turn, head)
+        for number in range(per_turn)
+        for first, names in ((last.round, after), (last.round + 1, before))
+        for room_id in names
+        for place, head in sorted(of_room[room_id])[number : number + 1]
+    ]
+    is_all = not is_cut and all(len(places) < per_room for places in tasks.values())
+    is_all = is_all and max(Counter(head.room_id for head in heads).values()) < per_room
+    return _JobCandidates(deque(candidates), is_all)
 
 
 async def _next_of(

@@ -8,6 +8,7 @@ from uuid import UUID
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import (
     rules_details,
+    rules_limits,
     rules_unique,
     sql_details,
     sql_jobs,
@@ -251,6 +252,7 @@ async def _limit_reasons(tx: Transaction, task: TaskRecord, order: ClaimOrder) -
         if held >= limit:
             detail = f"{held} tasks of {task.job} are claimed or running, and max_in_flight is {limit}"
             reasons.append(Reason(code="job_at_capacity", detail=detail))
+    reasons += await rules_limits.reasons(tx, task)
     if order.room_cap is not None:
         held = (await sql_tasks.held_in_rooms(tx, [task.room_id]))[task.room_id]
         if held >= order.room_cap:

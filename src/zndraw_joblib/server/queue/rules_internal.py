@@ -18,6 +18,7 @@ from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_fairness,
+    rules_limits,
     rules_payloads,
     rules_transitions,
     sql_claims,
@@ -28,6 +29,7 @@ from zndraw_joblib.server.queue import (
     sql_workers,
 )
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder, ClaimSlot
+from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import INTERNAL, JobName
@@ -39,7 +41,7 @@ from zndraw_joblib.wire.problems import (
     TaskNotFound,
     WorkerNotFound,
 )
-from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.statuses import HELD, TaskStatus
 
 DISPATCH_FAILED = "Failed to dispatch to internal executor"
 # The owner of the worker rows of processes that run internal tasks.
@@ -85,6 +87,8 @@ async def register(tx: Transaction, jobs: Sequence[InternalJob]) -> None:
             await sql_jobs.set_policy(tx, name, policy)
         if job.schema != schema:
             await sql_jobs.set_schema(tx, job.id, schema)
+        if is_new or job.policy.limits != policy.limits:
+            await rules_limits.change(tx, [job.id], policy.limits)
         changed = changed or is_new or job.deleted or not is_same
     if changed:
         rules_answers.publish_jobs_changed(tx, INTERNAL)
@@ -163,33 +167,58 @@ async def claim(
     records, pauses = await sql_jobs.by_names(tx, names)
     jobs = [job for job in records if not job.is_paused(now)]
     waiting = [job for job in jobs if job.pending]
-    limits = {job.id: job.max_in_flight for job in waiting if job.max_in_flight is not None}
-    if limits:
-        await sql_jobs.lock(tx, [job.id for job in waiting])
-    free = await rules_fairness.free_slots(tx, limits)
+    free, limiter = await _limits(tx, waiting, limit)
     due = await sql_expiry.lock_due_dispatches(tx, [job.id for job in jobs], now, limit) if jobs else []
     demand = {} if pauses.is_all else {job.id: min(job.pending, free.get(job.id, limit)) for job in waiting}
-    queued = await _lock_next(tx, demand, limit, order._replace(skips_paused=bool(pauses.rooms)))
+    order = order._replace(skips_paused=bool(pauses.rooms))
+    queued = await _lock_next(tx, demand, limit, order, limiter)
     first = islice(merge(due, queued, key=attrgetter("place")), limit)
-    claimed = [(task, rules_transitions.claimed(task, now) if task.is_queued else task) for task in first]
+    claimed = [(task, _claimed(task, now, limiter) if task.is_queued else task) for task in first]
     moves = [(task, _leased(after, now, exclusive_start=exclusive_start)) for task, after in claimed]
     await sql_transitions.claim(tx, moves)
+    if limiter is not None:
+        await limiter.write([after for before, after in moves if before.is_queued and after.status in HELD])
     for before, after in moves:
         if before.status != after.status:
             rules_answers.publish_status(tx, after)
     return [after for _, after in moves if after.status == TaskStatus.CLAIMED]
 
 
+async def _limits(
+    tx: Transaction, jobs: Sequence[JobRecord], count: int
+) -> tuple[dict[UUID, int], rules_limits.Limiter | None]:
+    """Return how many more tasks of jobs with `max_in_flight` may be held, and the other limits."""
+    limits = {job.id: job.max_in_flight for job in jobs if job.max_in_flight is not None}
+    stored = {job.id: job.limits for job in jobs if job.limits is not None}
+    if limits or stored:
+        await sql_jobs.lock(tx, [job.id for job in jobs])
+    free = await rules_fairness.free_slots(tx, limits)
+    if not stored:
+        return free, None
+    limiter = rules_limits.Limiter(tx)
+    await limiter.add(stored, count)
+    return free, limiter
+
+
+def _claimed(task: TaskRecord, now: datetime, limiter: rules_limits.Limiter | None) -> TaskRecord:
+    after = rules_transitions.claimed(task, now)
+    return after if limiter is None else after.changed(limit_key=limiter.key_of(task))
+
+
 async def _lock_next(
-    tx: Transaction, demand: Mapping[UUID, int], limit: int, order: ClaimOrder
+    tx: Transaction,
+    demand: Mapping[UUID, int],
+    limit: int,
+    order: ClaimOrder,
+    limiter: rules_limits.Limiter | None,
 ) -> list[TaskRecord]:
     """Lock the next tasks of the queues: at most `limit`, and at most `demand` of each job."""
     demand = {job_id: count for job_id, count in demand.items() if count > 0}
     if not demand or limit <= 0:
         return []
-    if order.is_by_room or order.skips_paused:
+    if order.is_by_room or order.skips_paused or limiter is not None:
         slot = ClaimSlot(demand=demand, task_limit=min(limit, sum(demand.values())))
-        return list((await rules_fairness.assign(tx, [slot], demand, order)).values())
+        return list((await rules_fairness.assign(tx, [slot], demand, order, limiter)).values())
     oldest = await sql_claims.oldest(tx, {job_id: min(count, limit) for job_id, count in demand.items()})
     places = sorted((place, job_id) for job_id, queue in oldest.items() for place in queue)
     records: list[TaskRecord] = []

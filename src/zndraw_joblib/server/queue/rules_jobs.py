@@ -12,6 +12,7 @@ from zndraw_joblib.server.process.ports import Identity, Page, job_key, queue_na
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_audit,
+    rules_limits,
     rules_schemas,
     rules_transitions,
     sql_jobs,
@@ -167,6 +168,7 @@ async def _save(tx: Transaction, item: JobToRegister, default: JobPolicy, worker
         job, served = await _set_schema(tx, caller, job, others, request.schema_, worker_id)
         policy = await _set_policy(tx, caller, job, named)
     if is_new or was_deleted:
+        await rules_limits.change(tx, [version.id for version in (job, *others)], policy.limits)
         add_job()
         if max_jobs is not None:
             await _check_room(tx, room_id, max_jobs)
@@ -291,8 +293,11 @@ async def _set_policy(tx: Transaction, caller: Identity, job: JobRecord, named: 
         await sql_jobs.set_policy(tx, job.name, policy)
         detail = policy.model_dump(mode="json", include=set(changed))
         await rules_audit.record(tx, caller, "job.policy", str(job.name), job.room_id, detail)
-    if "max_in_flight" in changed:
-        for version in await sql_jobs.lock_versions(tx, job.name):
+    if changed.keys() & {"max_in_flight", "limits"}:
+        versions = await sql_jobs.lock_versions(tx, job.name)
+        if "limits" in changed:
+            await rules_limits.change(tx, [version.id for version in versions], policy.limits)
+        for version in versions:
             if version.pending:
                 tx.wake(job_key(version.name, version.job_version), version.pending)
     return policy

@@ -14,6 +14,7 @@ from zndraw_joblib.server.queue import (
     sql_counts,
     sql_idempotency,
     sql_jobs,
+    sql_limits,
     sql_providers,
     sql_rates,
     sql_room_queues,
@@ -113,6 +114,24 @@ async def _events(tx: Transaction, before: datetime, after: str) -> tuple[Pruned
     return Pruned(deleted, room is not None), room or ""
 
 
+async def _limit_queues(tx: Transaction, _: datetime, after: Any) -> tuple[Pruned, Any]:
+    """Delete queues of keys without tasks, among a batch behind `after`."""
+    deleted, following = await sql_limits.prune_queues(tx, after, BATCH)
+    return Pruned(deleted, following != sql_limits.FIRST_QUEUE), following
+
+
+async def _limit_waits(tx: Transaction, before: datetime, after: Any) -> tuple[Pruned, Any]:
+    """Delete waits for limits that block no task, among a batch behind `after`."""
+    deleted, following = await sql_limits.prune_waits(tx, before, after, BATCH)
+    return Pruned(deleted, following != sql_limits.FIRST_WAIT), following
+
+
+async def _limit_slots(tx: Transaction, _: datetime, after: int) -> tuple[Pruned, int]:
+    """Delete freed slots of jobs that have no limits now, among a batch behind `after`."""
+    deleted, following = await sql_limits.prune_slots(tx, after, BATCH)
+    return Pruned(deleted, following != 0), following
+
+
 KEYS = Retention("idempotency_key", "created_at", "idempotency_key_hours", _oldest(sql_idempotency.prune))
 TASKS = Retention("task", "completed_at", "keep_finished_days", _tasks, 0, of_tasks=True)
 # A job whose worker restarts keeps its id, also without tasks.
@@ -134,6 +153,10 @@ RETENTIONS = (
     JOBS,
     EVENTS,
     AUDIT,
+    Retention("limit_bucket", "next_at", timedelta(hours=1), _oldest(sql_limits.prune_buckets)),
+    Retention("limit_queue", None, timedelta(0), _limit_queues, sql_limits.FIRST_QUEUE, of_tasks=True),
+    Retention("limit_wait", "ready_at", timedelta(hours=1), _limit_waits, sql_limits.FIRST_WAIT),
+    Retention("limit_slot", None, timedelta(0), _limit_slots, 0),
 )
 
 

@@ -15,6 +15,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_jobs,
+    rules_limits,
     rules_pauses,
     rules_transitions,
     rules_workers,
@@ -297,16 +298,17 @@ class NextDue(NamedTuple):
 
 
 async def next_due(tx: Transaction) -> NextDue:
-    """End the pauses that are over; return when the next is, or the next scheduled task is due.
+    """End the pauses that are over and the waits for rates.
 
-    Call `enqueue_due` first.
+    Return when the next of these ends, or the next scheduled task is due. Call `enqueue_due` first.
     """
     now = await tx.now()
     at = await sql_expiry.next_due(tx)
     is_locked = at is not None and at <= now
     if is_locked:
         at = await sql_expiry.next_due(tx, after=now)
-    times = [moment for moment in (at, await rules_pauses.end_due(tx)) if moment is not None]
+    ends = (at, await rules_pauses.end_due(tx), await rules_limits.next_ready(tx))
+    times = [moment for moment in ends if moment is not None]
     return NextDue((min(times) - now).total_seconds() if times else None, is_locked)
 
 

@@ -26,6 +26,7 @@ from zndraw_joblib.server.queue import (
     rules_audit,
     rules_details,
     rules_jobs,
+    rules_limits,
     rules_payloads,
     rules_transitions,
     rules_unique,
@@ -447,10 +448,12 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
         schedule=item.schedule,
         due_at=item.due_at,
         job_version=job.job_version,
+        limit_key=rules_limits.key_of(policy.limits, item.payload, item.caller.id) if policy.limits else None,
         policy=policy,
     )
     # A task that may not start at once waits in its queue, where the dispatcher finds it.
-    may_wait = run_at is not None or job.paused or policy.max_in_flight is not None or item.is_bounded
+    has_limit = policy.max_in_flight is not None or bool(policy.limits)
+    may_wait = run_at is not None or job.paused or has_limit or item.is_bounded
     if item.job.room_id != INTERNAL or may_wait:
         task.run_at, task.expires_at = run_at, expires_at
         return task
@@ -635,6 +638,7 @@ class KnownJobs:
         for job in jobs:
             schema = to_json(job.schema).decode()
             may_be_plain = job.room_id != INTERNAL and not job.has_lanes and job.policy.priority == 0
+            may_be_plain = may_be_plain and not job.policy.limits
             may_be_plain = may_be_plain and job.without_workers != WithoutWorkers.REJECT
             may_be_plain = may_be_plain and job.policy.max_pending is None
             may_be_plain = may_be_plain and job.policy.max_pending_per_room is None

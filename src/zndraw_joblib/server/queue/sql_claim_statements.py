@@ -178,7 +178,7 @@ async def _claim_on_sqlite(
         return None
     queue, now = rows[0], await tx.now()
     is_large = most_bytes is not None and (queue.size or 0) > most_bytes
-    if queue.max_in_flight is not None or is_large or queue.may_be_refused:
+    if queue.is_limited or is_large or queue.may_be_refused:
         return None
     answers, claimed = list[ClaimAnswer | None](), list[tuple[int, TaskRow]]()
     for demand in demands:
@@ -349,7 +349,8 @@ first_tasks AS ({
 ),
 counted AS (
     UPDATE joblib_job SET pending = pending - (SELECT count(*) FROM first_tasks)
-    WHERE id = (SELECT queue FROM ready) AND NOT {is_job_paused(_AT)} AND max_in_flight IS NULL
+    WHERE id = (SELECT queue FROM ready) AND NOT {is_job_paused(_AT)}
+        AND max_in_flight IS NULL AND limits IS NULL
         AND EXISTS (SELECT 1 FROM first_tasks)
         AND NOT EXISTS (
             SELECT 1 FROM first_tasks
@@ -579,7 +580,8 @@ first_task AS ({
 ),
 counted AS (
     UPDATE joblib_job SET pending = pending - 1
-    WHERE id = (SELECT job_id FROM ready) AND NOT {is_job_paused(_AT)} AND max_in_flight IS NULL
+    WHERE id = (SELECT job_id FROM ready) AND NOT {is_job_paused(_AT)}
+        AND max_in_flight IS NULL AND limits IS NULL
         AND EXISTS (
             SELECT 1 FROM first_task
             WHERE (first_task.seq = (SELECT seq FROM ready) OR (SELECT is_only FROM state))
@@ -642,7 +644,8 @@ def _queues_on_sqlite(condition: str) -> Any:
     return statement(
         f"""
 SELECT joblib_worker.id, joblib_worker.last_heartbeat,
-    queue.id, queue.full_name, queue.job_version, queue.policy, queue.max_in_flight,
+    queue.id, queue.full_name, queue.job_version, queue.policy,
+    queue.max_in_flight IS NOT NULL OR queue.limits IS NOT NULL,
     CASE WHEN :count IS NOT NULL THEN (
         SELECT sum(octet_length(payload)) FROM ({first_tasks("payload", "queue.id", ":count")})
     ) END,
@@ -662,11 +665,12 @@ WHERE joblib_worker.owner_id = claimants.value ->> 1
             AND joblib_task.claim_id IN (SELECT value FROM json_each(:claims))
     ))
 """,
-        *("worker_id", "last_heartbeat", "job_id", "full_name", "job_version", "policy", "max_in_flight"),
+        *("worker_id", "last_heartbeat", "job_id", "full_name", "job_version", "policy", "is_limited"),
         *("size", "may_be_refused"),
         rows=TEXT,
         claims=TEXT,
         policy=TEXT,
+        is_limited=BOOLEAN,
         size=INTEGER,
         may_be_refused=BOOLEAN,
     )

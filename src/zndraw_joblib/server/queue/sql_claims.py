@@ -131,16 +131,16 @@ _FIRST_PLACE = f"""coalesce((
             ORDER BY joblib_task.job_id, joblib_task.lane, joblib_task.seq LIMIT 1
         ), {_LAST_PLACE})"""
 _HEAD_NAMES = (
-    *("worker_id", "job_id", "lane", "seq", "pending", "paused", "max_in_flight", "room_id"),
+    *("worker_id", "job_id", "lane", "seq", "pending", "paused", "max_in_flight", "limits", "room_id"),
     *("paused_until", "has_pauses", "has_versions"),
 )
 _HEAD_COLUMNS = ", ".join(f"heads.{name}" for name in _HEAD_NAMES[1:])
-_JOB_COLUMNS = f"""pending, paused, max_in_flight, room_id, paused_until, {HAS_PAUSES} AS has_pauses,
+_JOB_COLUMNS = f"""pending, paused, max_in_flight, limits, room_id, paused_until, {HAS_PAUSES} AS has_pauses,
                 job_version > 1 OR superseded AS has_versions"""
 _HEADS_ON_SQLITE = statement(
     f"""
 SELECT workers.value, joblib_task.job_id, joblib_task.lane, joblib_task.seq,
-    joblib_job.pending, joblib_job.paused, joblib_job.max_in_flight, joblib_job.room_id,
+    joblib_job.pending, joblib_job.paused, joblib_job.max_in_flight, joblib_job.limits, joblib_job.room_id,
     joblib_job.paused_until, {HAS_PAUSES}, joblib_job.job_version > 1 OR joblib_job.superseded
 FROM json_each(:workers) AS workers
 CROSS JOIN joblib_task ON joblib_task.seq IN (
@@ -268,10 +268,16 @@ class QueueHead(NamedTuple):
     pending: int
     paused: bool
     max_in_flight: int | None
+    limits: str | None
     room_id: str
     paused_until: datetime | None
     has_pauses: bool
     has_versions: bool
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the job has a limit of concurrency or rate."""
+        return self.max_in_flight is not None or self.limits is not None
 
 
 class WorkerQueues(NamedTuple):

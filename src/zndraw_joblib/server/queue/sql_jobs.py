@@ -6,6 +6,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
+from pydantic_core import to_json
+
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, UUID_TYPE, statement
@@ -43,6 +45,7 @@ class JobRecord(NamedTuple):
     has_lanes: bool
     stored_policy: str | None
     max_in_flight: int | None
+    limits: str | None
     without_workers: str | None
     unserved_since: datetime | None
     registered_by: str | None
@@ -96,7 +99,7 @@ COLUMNS = (
         "scheduled",
         "paused",
     ),
-    *("has_lanes", "policy", "max_in_flight", "without_workers", "unserved_since", "registered_by"),
+    *("has_lanes", "policy", "max_in_flight", "limits", "without_workers", "unserved_since", "registered_by"),
     *("paused_until", "job_version", "first_id", "superseded"),
 )
 # The name of a version's queue, by which claims wait.
@@ -133,10 +136,11 @@ FOR NO KEY UPDATE
 _ADD = statement(
     """
 INSERT INTO joblib_job (
-    id, room_id, category, name, schema, created_at, policy, max_in_flight, without_workers, registered_by,
+    id, room_id, category, name, schema, created_at, policy, max_in_flight, limits, without_workers,
+    registered_by,
     deleted, pending, scheduled, paused, has_lanes, fair_round, fair_room
 ) VALUES (
-    :id, :room_id, :category, :name, :schema, :created_at, :policy, :max_in_flight, :without_workers,
+    :id, :room_id, :category, :name, :schema, :created_at, :policy, :max_in_flight, :limits, :without_workers,
     :registered_by,
     false, 0, 0, false, false, 0, ''
 )
@@ -170,7 +174,7 @@ _NAMES_OF_IDS = (
 _SET_POLICY = statement(
     """
 UPDATE joblib_job SET
-    policy = :policy, max_in_flight = :max_in_flight, without_workers = :without_workers
+    policy = :policy, max_in_flight = :max_in_flight, limits = :limits, without_workers = :without_workers
 WHERE full_name = :full_name
 """
 )
@@ -296,7 +300,7 @@ _SUPERSEDE = statement(
 )
 # What belongs to the whole job. A new version has it from the current one.
 _OF_JOB = (
-    *("room_id", "category", "name", "created_at", "policy", "max_in_flight", "without_workers"),
+    *("room_id", "category", "name", "created_at", "policy", "max_in_flight", "limits", "without_workers"),
     *("registered_by", "unserved_since", "paused", "paused_until"),
 )
 _ADD_VERSION = statement(
@@ -433,7 +437,7 @@ async def add_or_lock(
         "schema": schema,
         "created_at": await tx.now(),
         "registered_by": registered_by,
-        **_stored(policy),
+        **_stored(name, policy),
     }
     while True:
         is_new = (await tx.execute(_ADD, values)).first() is not None
@@ -456,7 +460,7 @@ async def restore_with(tx: Transaction, name: JobName, policy: JobPolicy) -> Non
 
 async def set_policy(tx: Transaction, name: JobName, policy: JobPolicy) -> None:
     """Replace the policy of a job, in all its versions."""
-    await tx.execute(_SET_POLICY, {"full_name": str(name), **_stored(policy)})
+    await tx.execute(_SET_POLICY, {"full_name": str(name), **_stored(name, policy)})
 
 
 async def set_schema(tx: Transaction, job_id: UUID, schema: dict[str, Any]) -> None:
@@ -735,12 +739,13 @@ async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[JobRecor
     return [JobRecord(*row) for row in rows], (await tx.execute(_COUNT_VISIBLE, params)).scalar_one()
 
 
-def _stored(policy: JobPolicy) -> dict[str, Any]:
+def _stored(name: JobName, policy: JobPolicy) -> dict[str, Any]:
     """Return the columns of a policy. `policy` is null for the default one, whatever `without_workers` is."""
     stored = policy.model_copy(update={"without_workers": None})
     return {
         "policy": None if stored == JobPolicy() else stored.model_dump_json(exclude={"without_workers"}),
         "max_in_flight": policy.max_in_flight,
+        "limits": to_json({"of": str(name), "limits": policy.limits}).decode() if policy.limits else None,
         "without_workers": policy.without_workers,
     }
 
@@ -813,7 +818,10 @@ RETURNING job_id
 """,
         "job_id",
     ),
-    statement("DELETE FROM joblib_queue_block WHERE job_id = ANY (:all_job_id) RETURNING job_id", "job_id"),
+    *(
+        statement(f"DELETE FROM {table} WHERE job_id = ANY (:all_job_id) RETURNING job_id", "job_id")
+        for table in ("joblib_queue_block", "joblib_limit_queue", "joblib_limit_wait")
+    ),
     statement("DELETE FROM joblib_job WHERE id = ANY (:all_job_id) RETURNING id", "id"),
 )
 

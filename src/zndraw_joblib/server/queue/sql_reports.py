@@ -130,14 +130,15 @@ _IS_END = f"reports.target = '{TaskStatus.COMPLETED}'"
 def _may_be_written(policy: str) -> str:
     """Return the conditions: the owner, the fence, the guard on the status, and what this statement can do.
 
-    The task is of no schedule, it has no deadline when it starts, and a start and end together replace no
-    error, which the answer to the start has.
+    The task is of no schedule, its end frees no slot of a limit, it has no deadline when it starts, and a
+    start and end together replace no error, which the answer to the start has.
     """
     fence = " AND ".join(
         f"joblib_task.{name} = coalesce(reports.{name}, joblib_task.{name})" for name in FENCE
     )
     return f"""joblib_task.worker_owner_id = reports.worker_owner_id AND {fence}
         AND joblib_task.status = reports.source AND joblib_task.schedule IS NULL
+        AND (joblib_task.limit_key IS NULL OR NOT {_IS_END})
         AND ({_IS_END} OR ({policy} ->> 'timeout_seconds') IS NULL)
         AND (reports.source <> '{TaskStatus.CLAIMED}' OR NOT {_IS_END}
             OR (joblib_task.error IS NULL AND joblib_task.error_code IS NULL))"""

@@ -71,18 +71,21 @@ def list_rooms(entered: str) -> str:
     ON CONFLICT (job_id, room_id) DO UPDATE SET lane = excluded.lane, seq = excluded.seq"""
 
 
-async def add(tx: Transaction, entered: Iterable[TaskRecord]) -> None:
-    """Add the rows of tasks that enter their queues. Call it after the jobs' counts are written."""
+async def add(tx: Transaction, entered: Sequence[TaskRecord]) -> set[UUID]:
+    """Add the rows of tasks that enter their queues. Call it after the jobs' counts are written.
+
+    Return which of their jobs have limits now.
+    """
     rows = [{name: getattr(task, name) for name in _COLUMNS} for task in entered]
     if not rows:
-        return
+        return set()
     if tx.is_sqlite:
         firsts: dict[Any, dict[str, Any]] = {}
         for row in sorted(rows, key=lambda row: (row["lane"], row["seq"])):
             firsts.setdefault((row["job_id"], row["room_id"]), row)
         await tx.execute(_ADD_ON_SQLITE, list(firsts.values()))
-    else:
-        await tx.execute(_ADD_MANY, by_column(rows))
+        return {task.job_id for task in entered if task.policy.limits}
+    return set((await tx.execute(_ADD_MANY, by_column(rows))).scalars())
 
 
 async def last_seq(tx: Transaction) -> int:
@@ -93,25 +96,26 @@ async def last_seq(tx: Transaction) -> int:
 
 async def by_place(tx: Transaction, job_id: UUID, limit: int, open_rooms: OpenRooms) -> list[QueuedTask]:
     """Return the first rows of a job in the order of their places, without those of other rooms."""
-    rows = await _of_rooms(tx, _BY_PLACE, open_rooms, job_id=job_id, limit=limit)
+    rows = await select_open(tx, _BY_PLACE, open_rooms, job_id=job_id, limit=limit)
     return [QueuedTask(*row) for row in rows]
 
 
 async def after(tx: Transaction, job_id: UUID, last: str, limit: int, open_rooms: OpenRooms) -> list[str]:
     """Return the open rooms of a job that follow a name, in the database's order of names."""
-    rows = await _of_rooms(tx, _AFTER, open_rooms, job_id=job_id, room_id=last, limit=limit)
+    rows = await select_open(tx, _AFTER, open_rooms, job_id=job_id, room_id=last, limit=limit)
     return list(rows.scalars())
 
 
 async def until(tx: Transaction, job_id: UUID, last: str, limit: int, open_rooms: OpenRooms) -> list[str]:
     """Return the open rooms of a job from the first name to this one, in the same order."""
-    rows = await _of_rooms(tx, _UNTIL, open_rooms, job_id=job_id, room_id=last, limit=limit)
+    rows = await select_open(tx, _UNTIL, open_rooms, job_id=job_id, room_id=last, limit=limit)
     return list(rows.scalars())
 
 
-async def _of_rooms(
+async def select_open(
     tx: Transaction, selects: Mapping[tuple[bool, bool], Any], open_rooms: OpenRooms, **params: Any
 ) -> Any:
+    """Run the one of these statements that selects from open rooms."""
     if open_rooms.cap is not None:
         params["cap"] = open_rooms.cap
     if open_rooms.skips_paused:
@@ -219,11 +223,15 @@ ON CONFLICT (job_id, room_id) DO UPDATE SET lane = excluded.lane, seq = excluded
 WHERE (excluded.lane, excluded.seq) < (joblib_room_queue.lane, joblib_room_queue.seq)
 """
 )
-_ADD_MANY = statement(
-    list_rooms(
-        """unnest((SELECT :all_job_id), (SELECT :all_room_id), (SELECT :all_lane), (SELECT :all_seq))
+_ENTERED = """unnest((SELECT :all_job_id), (SELECT :all_room_id), (SELECT :all_lane), (SELECT :all_seq))
             AS entered (job_id, room_id, lane, seq)"""
-    )
+_ADD_MANY = statement(
+    f"""
+WITH listed AS ({list_rooms(_ENTERED)}
+)
+SELECT id FROM joblib_job WHERE id = ANY (:all_job_id) AND limits IS NOT NULL
+""",
+    "id",
 )
 _RESTORE = statement(list_rooms(f"joblib_task WHERE job_id = :job_id AND {TASK_IS_QUEUED}"))
 _LOCK_NEXT = statement(

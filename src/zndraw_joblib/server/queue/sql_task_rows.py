@@ -131,6 +131,7 @@ class TaskRecord(TaskRow):
     unique_text: str | None = None
     unique_until: str | None = None
     unique_expires_at: datetime | None = None
+    limit_key: str | None = None
     policy: JobPolicy = field(default_factory=JobPolicy)
     reason: str | None = None
     ended_at: datetime | None = None

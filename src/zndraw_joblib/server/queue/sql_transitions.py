@@ -26,10 +26,12 @@ from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import as_sql, one_row, statement
 from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.process.ports import job_key, queue_name
 from zndraw_joblib.server.queue import (
     sql_counts,
     sql_details,
     sql_jobs,
+    sql_limits,
     sql_occurrences,
     sql_results,
     sql_room_queues,
@@ -56,7 +58,7 @@ _GUARDED = ("status", "attempt")
 _WRITTEN = (
     *("status", "worker_id", "worker_owner_id", "attempt", "claimed_at", "started_at", "completed_at"),
     *("error", "error_code", "result", "run_at", "expires_at", "deadline", "failures", "crashes", "claim_id"),
-    *("queued_at", "unstarted"),
+    *("queued_at", "unstarted", "limit_key"),
 )
 _OLD = {f"old_{name}": tasks.c[name] for name in _GUARDED}
 _NEW_VALUES = {f"new_{name}": tasks.c[name] for name in _WRITTEN}
@@ -168,7 +170,8 @@ async def count(tx: Transaction, lost: Sequence[TaskRow], locked: Collection[UUI
 
 _IS_OF_WORKERS = f"{TASK_IS_HELD} AND joblib_task.worker_id = ANY (:all_worker_id)"
 # The default policy does not retry it.
-_FAILS_AT_ONCE = """(joblib_task.max_attempts IS NULL OR joblib_task.max_attempts = 1) AND EXISTS (
+_FAILS_AT_ONCE = """(joblib_task.max_attempts IS NULL OR joblib_task.max_attempts = 1)
+    AND joblib_task.limit_key IS NULL AND EXISTS (
         SELECT 1 FROM joblib_job WHERE joblib_job.id = joblib_task.job_id AND joblib_job.policy IS NULL
     )"""
 # What it costs to recover a task, compared with one that fails without a retry: a task that may be retried is
@@ -217,6 +220,8 @@ WHERE {_IS_OF_WORKERS} AND {_FAILS_AT_ONCE}
 _INSERTED = [name for name in COLUMNS if name not in {"seq", "queued_at"}]
 
 
+# How many jobs the end of tasks wakes, whose limits they shared.
+_MAX_WOKEN = 100
 _UNIQUE_VIOLATION = "23505"
 _UNCHANGED = sql_jobs.CountChange(0, 0)
 _INSERT_ON_SQLITE = statement(f"INSERT INTO joblib_task {one_row(_INSERTED)}")
@@ -228,9 +233,11 @@ WITH added AS (
     FROM unnest({", ".join(f"(SELECT :all_{name})" for name in _INSERTED)})
         WITH ORDINALITY AS new ({", ".join(_INSERTED)}, position)
     ORDER BY position
-    RETURNING job_id, room_id, lane, seq, status, run_at
+    RETURNING job_id, room_id, lane, seq, status, run_at, limit_key
 ),{sql_counts.COUNT_ADDED},
 listed_rooms AS ({sql_room_queues.list_rooms(_ADDED_TO_QUEUES)}
+),
+listed_keys AS ({sql_limits.list_keys(f"{_ADDED_TO_QUEUES} AND limit_key IS NOT NULL")}
 )"""
 _ADD_OF_SEVERAL_JOBS = statement(f"{_ADD} SELECT {is_watched('ANY (:all_room_id)')}", "is_watched")
 # If all tasks are of one job, the same statement updates that job's counts: one round trip less.
@@ -277,7 +284,9 @@ async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
         await sql_jobs.add_to_counts(tx, job_counts)
         first = await sql_room_queues.last_seq(tx) - len(new) + 1
         numbered = [task.changed(seq=first + index) for index, task in enumerate(new)]
-        await sql_room_queues.add(tx, [task for task in numbered if task.is_queued])
+        queued = [task for task in numbered if task.is_queued]
+        await sql_room_queues.add(tx, queued)
+        await sql_limits.add(tx, [task for task in queued if task.limit_key is not None])
         changes = CountChanges()
         for task in numbered:
             changes.enter(task)
@@ -357,7 +366,7 @@ async def retarget(tx: Transaction, moves: Sequence[Move]) -> None:
         await tx.execute(_RETARGET, {"job_id": job_id, "all_seq": padded(sorted(seqs[job_id]))})
     await sql_jobs.add_to_counts(tx, changes)
     await sql_counts.write(tx, counts)
-    await sql_room_queues.add(tx, [after for _, after in moves if after.is_queued])
+    await _add_to_queues(tx, [after for _, after in moves if after.is_queued])
 
 
 async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
@@ -370,12 +379,31 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
         merged[before.seq] = (first, after)
     is_paused = await _write(tx, list(merged.values()))
     entered = [after for before, after in merged.values() if after.is_queued and not before.is_queued]
-    await sql_room_queues.add(tx, entered)
+    await _add_to_queues(tx, entered)
+    left = [before for before, after in merged.values() if before.status in HELD and after.status not in HELD]
+    if slots := [task for task in left if task.limit_key is not None]:
+        await _free_slots(tx, slots)
     _record_effects(tx, merged.values())
     ended = [_attempt(before, after, await tx.now()) for before, after in moves if _requeues(before, after)]
     if ended:
         await tx.execute(_ADD_ATTEMPT, ended)
     return is_paused
+
+
+async def _add_to_queues(tx: Transaction, entered: Sequence[TaskRecord]) -> None:
+    limited = await sql_room_queues.add(tx, entered)
+    # Of a task that has a key, although its job has no limits now, the key counts if it has some again.
+    keyed = [task for task in entered if task.limit_key is not None or task.job_id in limited]
+    await sql_limits.add(tx, keyed)
+
+
+async def _free_slots(tx: Transaction, ended: Sequence[TaskRecord]) -> None:
+    """Free the slots of tasks that are no longer claimed or running, and wake claims of other jobs."""
+    freed = await sql_limits.free(tx, sorted(task.seq for task in ended))
+    own = {queue_name(task.job_name, task.job_version) for task in ended}
+    for name in await sql_limits.waiting_jobs(tx, freed, _MAX_WOKEN):
+        if name not in own:
+            tx.wake(job_key(name), 1)
 
 
 async def _with_queue_times(tx: Transaction, moves: Sequence[Move]) -> Sequence[Move]:
@@ -398,7 +426,8 @@ def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, Ta
         if before is not None and before.status in HELD and after.status not in HELD:
             tx.record_freed(before.room_id, before.worker_id)
             # A task that returns to its queue wakes a claim itself: one wake-up for one free slot.
-            if before.policy.max_in_flight is not None and not after.is_queued:
+            has_limit = before.policy.max_in_flight is not None or before.limit_key is not None
+            if has_limit and not after.is_queued:
                 tx.wake(before.job_key, 1)
 
 

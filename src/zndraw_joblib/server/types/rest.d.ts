@@ -1949,6 +1949,11 @@ export interface components {
             /** Max Pending Per Room */
             max_pending_per_room: number | null;
             /**
+             * Limits
+             * @description Default: `[]`.
+             */
+            limits: components["schemas"]["JobLimit"][];
+            /**
              * Priority
              * @description Default: `0`.
              */
@@ -2010,6 +2015,21 @@ export interface components {
             versions: components["schemas"]["JobVersion"][];
         };
         /**
+         * JobLimit
+         * @description A limit of a job: for all its tasks, or with `key` for all tasks with the same value of that key.
+         *
+         *     With `name` it is the limit of this name, which other jobs may share: its values are there.
+         */
+        JobLimit: {
+            /** Max In Flight */
+            max_in_flight?: number | null;
+            rate?: components["schemas"]["Rate"] | null;
+            /** Name */
+            name?: string | null;
+            /** Key */
+            key?: string | null;
+        };
+        /**
          * JobPage
          * @description One page of a list of jobs, newest first; `total` counts the whole list.
          */
@@ -2067,6 +2087,11 @@ export interface components {
             /** Max Pending Per Room */
             max_pending_per_room?: number | null;
             /**
+             * Limits
+             * @description Default: `[]`.
+             */
+            limits?: components["schemas"]["JobLimit"][];
+            /**
              * Priority
              * @description Default: `0`.
              */
@@ -2121,6 +2146,11 @@ export interface components {
             max_pending?: number | null;
             /** Max Pending Per Room */
             max_pending_per_room?: number | null;
+            /**
+             * Limits
+             * @description Default: `[]`.
+             */
+            limits?: components["schemas"]["JobLimit"][];
             /**
              * Priority
              * @description Default: `0`.
@@ -2189,6 +2219,11 @@ export interface components {
             max_pending: number | null;
             /** Max Pending Per Room */
             max_pending_per_room: number | null;
+            /**
+             * Limits
+             * @description Default: `[]`.
+             */
+            limits: components["schemas"]["JobLimit"][];
             /**
              * Priority
              * @description Default: `0`.
@@ -2681,6 +2716,24 @@ export interface components {
             created_at: string;
             /** Content Type */
             content_type: string;
+        };
+        /**
+         * Rate
+         * @description How often tasks may be claimed: `count` in each `per_seconds`, at even distances.
+         *
+         *     After a pause up to `burst` tasks may be claimed at once. In a period of s seconds at most
+         *     ``burst + s * count / per_seconds`` are.
+         */
+        Rate: {
+            /** Count */
+            count: number;
+            /** Per Seconds */
+            per_seconds: number;
+            /**
+             * Burst
+             * @description Default: `1`.
+             */
+            burst?: number;
         };
         /**
          * Readiness
@@ -4085,6 +4138,7 @@ export type Histogram = components['schemas']['Histogram'];
 export type Interval = components['schemas']['Interval'];
 export type JobEntries = components['schemas']['JobEntries'];
 export type JobEntry = components['schemas']['JobEntry'];
+export type JobLimit = components['schemas']['JobLimit'];
 export type JobPage = components['schemas']['JobPage'];
 export type JobPutRequest = components['schemas']['JobPutRequest'];
 export type JobRegisterRequest = components['schemas']['JobRegisterRequest'];
@@ -4116,6 +4170,7 @@ export type ProviderEntry = components['schemas']['ProviderEntry'];
 export type ProviderPage = components['schemas']['ProviderPage'];
 export type ProviderRegisterRequest = components['schemas']['ProviderRegisterRequest'];
 export type ProviderResponse = components['schemas']['ProviderResponse'];
+export type Rate = components['schemas']['Rate'];
 export type Readiness = components['schemas']['Readiness'];
 export type Reason = components['schemas']['Reason'];
 export type RefusedTask = components['schemas']['RefusedTask'];
@@ -6884,6 +6939,14 @@ export interface operations {
                      *       "max_in_flight": null,
                      *       "max_pending": null,
                      *       "max_pending_per_room": 1000,
+                     *       "limits": [
+                     *         {
+                     *           "name": null,
+                     *           "key": "/user_id",
+                     *           "max_in_flight": 2,
+                     *           "rate": null
+                     *         }
+                     *       ],
                      *       "priority": 0,
                      *       "without_workers": "queue"
                      *     }
@@ -6918,7 +6981,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `worker-not-found` */
+            /** @description `limit-not-found`, `worker-not-found` */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -7491,7 +7554,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `job-not-found` */
+            /** @description `job-not-found`, `limit-not-found` */
             404: {
                 headers: {
                     [name: string]: unknown;

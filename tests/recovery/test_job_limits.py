@@ -1,0 +1,268 @@
+"""Limits of jobs, for all tasks and per key, are never exceeded and block no other key."""
+
+import asyncio
+import gc
+import time
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from databases import every_kind
+from replica import ManualClock, Replica, wait_until_waiting
+
+from zndraw_joblib.server.db.tables import metadata
+from zndraw_joblib.server.queue import rules_history, rules_retention
+from zndraw_joblib.server.queue.rules_retention import RETENTIONS
+from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
+from zndraw_joblib.wire.statuses import TaskStatus
+
+pytestmark = every_kind
+
+
+class Killed(Exception):
+    """The server is killed."""
+
+
+class KillAfter:
+    """Kills the server after a number of statements."""
+
+    allowed = statements = 0
+
+    def allow_one_more(self) -> None:
+        """Count from the beginning, to one more."""
+        self.allowed, self.statements = self.allowed + 1, 0
+
+    async def __call__(self, *_: Any) -> None:
+        """Count a statement."""
+        self.statements += 1
+        if self.statements == self.allowed:
+            raise Killed
+
+
+async def claim_all(replica: Replica, worker: UUID | None, count: int, **options: Any) -> list[TaskResponse]:
+    """Claim up to `count` tasks, one by one."""
+    tasks = []
+    for _ in range(count):
+        task = await replica.claim(worker, **options)
+        if task is None:
+            break
+        tasks.append(task)
+    return tasks
+
+
+async def claim_many(replica: Replica, worker: UUID | None, count: int) -> list[TaskResponse]:
+    """Claim up to `count` tasks with one request."""
+    return (await replica.claim_response(worker, max=count)).tasks or []
+
+
+CLAIMS = pytest.mark.parametrize("claim", [claim_all, claim_many], ids=["single", "batch"])
+
+
+def users(tasks: list[TaskResponse]) -> list[Any]:
+    """Return the users in the payloads of tasks."""
+    return [(task.payload or {}).get("user") for task in tasks]
+
+
+@CLAIMS
+@pytest.mark.parametrize("claim_order", ["fifo", "fair"])
+@pytest.mark.parametrize("room_cap", [None, 100])
+async def test_a_full_key_blocks_no_other_key(
+    replica: Replica, claim: Any, claim_order: Any, room_cap: int | None
+) -> None:
+    """The first task of each key is claimed, in their order, and after its end the next one."""
+    replica.runtime.settings.claim_order = claim_order
+    replica.runtime.settings.room_max_in_flight = room_cap
+    job = await replica.register(limits=[{"key": "/user", "max_in_flight": 1}])
+    for user in ("a", "a", "b", "a", "c", "b"):
+        await replica.submit(job, {"user": user})
+    first = await claim(replica, job.worker_id, 9)
+    assert users(first) == ["a", "b", "c"]
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.AT_CAPACITY
+    await replica.report(first[1].id, TaskStatus.RUNNING)
+    await replica.report(first[1].id, TaskStatus.COMPLETED)
+    assert users(await claim(replica, job.worker_id, 9)) == ["b"]
+    await replica.report(first[0].id, TaskStatus.CANCELLED)
+    await replica.report(first[2].id, TaskStatus.CANCELLED)
+    assert users(await claim(replica, job.worker_id, 9)) == ["a"]
+
+
+@CLAIMS
+async def test_a_rate(timed: Replica, clock: ManualClock, claim: Any) -> None:
+    """After a pause `burst` tasks are claimed at once, then one in each interval."""
+    rate = {"count": 6, "per_seconds": 60, "burst": 3}
+    job = await timed.register(limits=[{"rate": rate}])
+    for _ in range(9):
+        await timed.submit(job)
+    assert len(await claim(timed, job.worker_id, 9)) == 3
+    clock.advance(9.9)
+    assert await claim(timed, job.worker_id, 9) == []
+    clock.advance(0.1)
+    assert len(await claim(timed, job.worker_id, 9)) == 1
+    clock.advance(1000)
+    assert len(await claim(timed, job.worker_id, 9)) == 3
+
+
+@CLAIMS
+async def test_all_limits_hold(timed: Replica, clock: ManualClock, claim: Any) -> None:
+    """A task that waits for a rate holds no slot of another limit."""
+    rate = {"count": 1, "per_seconds": 10}
+    job = await timed.register(
+        limits=[{"max_in_flight": 2}, {"key": "/user", "rate": rate}, {"key": "room", "max_in_flight": 1}]
+    )
+    for user, room in (("a", "r1"), ("a", "r2"), ("b", "r1"), ("b", "r3"), ("c", "r4")):
+        await timed.submit(job, {"user": user}, room=room)
+    first = await claim(timed, job.worker_id, 9)
+    assert [(task.payload, task.room_id) for task in first] == [({"user": "a"}, "r1"), ({"user": "b"}, "r3")]
+    await timed.report(first[0].id, TaskStatus.FAILED)
+    second = await claim(timed, job.worker_id, 9)
+    assert users(second) == ["c"]
+    clock.advance(10)
+    await timed.report(first[1].id, TaskStatus.FAILED)
+    third = await claim(timed, job.worker_id, 9)
+    assert [(task.payload, task.room_id) for task in third] == [({"user": "a"}, "r2")]
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_steps_of_the_clock(timed: Replica, clock: ManualClock, hours: int) -> None:
+    """A step back delays a task by at most one interval; a step forward allows at most `burst` at once."""
+    job = await timed.register(limits=[{"key": "/user", "rate": {"count": 6, "per_seconds": 60, "burst": 2}}])
+    for _ in range(9):
+        await timed.submit(job, {"user": 1})
+    assert len(await claim_all(timed, job.worker_id, 9)) == 2
+    assert await timed.claim(job.worker_id) is None
+    clock.advance(hours * 3600)
+    assert len(await claim_all(timed, job.worker_id, 9)) == (2 if hours > 0 else 0)
+    clock.advance(10)
+    assert len(await claim_all(timed, job.worker_id, 9)) == 1
+
+
+async def test_two_replicas_share_the_limits(pair: list[Replica]) -> None:
+    """Claims on both at the same time exceed no limit, and get all that it allows."""
+    job = await pair[0].register(limits=[{"key": "/user", "max_in_flight": 2}, {"max_in_flight": 5}])
+    for number in range(20):
+        await pair[number % 2].submit(job, {"user": number % 4})
+    claimed = await asyncio.gather(*[pair[n % 2].claim(job.worker_id) for n in range(12)])
+    tasks = [task for task in claimed if task is not None]
+    assert len(tasks) == 5
+    assert max(Counter(users(tasks)).values()) <= 2
+
+
+async def test_a_freed_slot_and_a_token_wake_a_claim(pair: list[Replica]) -> None:
+    """Also on another replica, and without the re-check."""
+    job = await pair[0].register(limits=[{"key": "/user", "max_in_flight": 1}])
+    for _ in range(2):
+        await pair[0].submit(job, {"user": 1})
+    first = await pair[0].start(job.worker_id)
+    waiting = asyncio.create_task(pair[1].claim_response(job.worker_id, wait=20))
+    await wait_until_waiting(pair[1], 1)
+    await pair[0].report(first.id, TaskStatus.COMPLETED)
+    assert (await waiting).task is not None
+
+
+async def test_a_claim_waits_for_the_next_token(replica: Replica) -> None:
+    """The scheduler wakes it when the rate allows the task."""
+    running = asyncio.create_task(replica.scheduler.run())
+    job = await replica.register(limits=[{"rate": {"count": 2, "per_seconds": 1}}])
+    for _ in range(2):
+        await replica.submit(job)
+    started = time.monotonic()
+    first = await replica.claim_task(job.worker_id)
+    second = (await replica.claim_response(job.worker_id, wait=20)).task
+    assert second is not None
+    assert second.id != first.id
+    assert 0.3 < time.monotonic() - started < 5
+    running.cancel()
+
+
+async def test_a_repeated_claim_takes_nothing_more(timed: Replica) -> None:
+    """It gets the task of the first one, and no second token."""
+    job = await timed.register(limits=[{"rate": {"count": 2, "per_seconds": 60, "burst": 2}}])
+    for _ in range(3):
+        await timed.submit(job)
+    claim_id = uuid4()
+    first, again = [
+        (await timed.claim_response(job.worker_id, claim_id=claim_id, start=True)).task for _ in range(2)
+    ]
+    assert first is not None
+    assert again is not None
+    assert first.id == again.id
+    assert await timed.claim(job.worker_id) is not None
+    assert await timed.claim(job.worker_id) is None
+
+
+@pytest.mark.parametrize("is_report", [False, True], ids=["claim", "report"])
+async def test_a_transaction_that_ends_after_any_statement(timed: Replica, is_report: bool) -> None:
+    """A server that is killed between two statements leaves no slot and no token behind."""
+    per_user = {"key": "/user", "max_in_flight": 1}
+    per_room = {"key": "room", "rate": {"count": 1, "per_seconds": 1, "burst": 2}}
+    job = await timed.register(limits=[per_user, per_room])
+    for user in (1, 1, 2):
+        await timed.submit(job, {"user": user})
+    held = await timed.start(job.worker_id) if is_report else None
+    killer = timed.runtime.database.on_statement = KillAfter()
+    for _ in range(60):
+        killer.allow_one_more()
+        try:
+            if held is not None:
+                await timed.report(held.id, TaskStatus.COMPLETED)
+            else:
+                assert await timed.claim(job.worker_id) is not None
+            break
+        except Killed as killed:
+            killed.__traceback__ = None  # it has the cursor of a statement of SQLite
+            del killed
+            gc.collect()
+    timed.runtime.database.on_statement = None
+    assert killer.allowed > 3
+    assert users(await claim_all(timed, job.worker_id, 9)) == [1 if is_report else 2]
+
+
+async def test_explain_names_the_limits(timed: Replica) -> None:
+    """The slots that are held, and when the rate allows the next task."""
+    job = await timed.register(
+        limits=[{"key": "/user", "max_in_flight": 1}, {"rate": {"count": 1, "per_seconds": 10}}]
+    )
+    first, second = [await timed.submit(job, {"user": 1}) for _ in range(2)]
+    await timed.claim_task(job.worker_id)
+    explanation = await timed.runtime.database.read(rules_history.explain, second.id, timed.runtime.order)
+    reasons = {reason.code: reason.detail for reason in explanation.reasons}
+    assert reasons["limit_at_capacity"] == (
+        "1 tasks are claimed or running, and max_in_flight of limit `/user` is 1"
+    )
+    assert reasons["rate_limited"].startswith("rate limit of the job: next at 2030-01-01 00:00:10")
+    assert first.queue_position == 1
+
+
+async def test_limits_that_a_job_gets_while_tasks_wait(timed: Replica) -> None:
+    """Tasks that were submitted before count as tasks without a value of the key."""
+    job = await timed.register()
+    for user in (1, 2):
+        await timed.submit(job, {"user": user})
+    await timed.register(worker=job.worker_id, limits=[{"key": "/user", "max_in_flight": 1}])
+    await timed.submit(job, {"user": 3})
+    assert users(await claim_all(timed, job.worker_id, 9)) == [1, 3]
+    await timed.register(worker=job.worker_id, limits=[])
+    assert users(await claim_all(timed, job.worker_id, 9)) == [2]
+
+
+async def test_what_limits_nothing_is_deleted(timed: Replica, clock: ManualClock) -> None:
+    """Once no task of a key waits or is held, and its rate was not used for an hour."""
+    job = await timed.register(
+        limits=[{"key": "/user", "max_in_flight": 1}, {"key": "room", "rate": {"count": 9, "per_seconds": 1}}]
+    )
+    for user in range(4):
+        await timed.submit(job, {"user": user})
+        await timed.submit(job, {"user": user})
+    for _ in range(9):
+        clock.advance(1)
+        for task in await claim_all(timed, job.worker_id, 9):
+            await timed.report(task.id, TaskStatus.FAILED)
+    await timed.register(worker=job.worker_id, limits=[])
+    clock.advance(7200)
+    kinds = [kind for kind in RETENTIONS if kind.rows.startswith("limit_")]
+    for kind in kinds:
+        await timed.runtime.write(rules_retention.prune, kind, timedelta(hours=1), kind.first)
+    for kind in kinds:
+        assert await timed.rows(metadata.tables[f"joblib_{kind.rows}"]) == []
