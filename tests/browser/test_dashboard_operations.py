@@ -160,6 +160,24 @@ async def _correct_and_submit(form: Locator) -> None:
     await form.get_by_role("button", name="Submit").click()
 
 
+async def _pause_rooms(dashboard: Dashboard) -> None:
+    """Pause all rooms and one room; the list and the room say so; resume both."""
+    page = dashboard.page
+    await page.get_by_role("button", name="Pause all rooms").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Pause all rooms").click()
+    await expect(page.get_by_role("button", name="Resume all rooms")).to_be_visible()
+    await dashboard.show("rooms/teaching", "Room teaching")
+    await page.get_by_role("button", name="Pause room teaching").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Pause room teaching").click()
+    await expect(page.get_by_text("Room teaching is paused, by")).to_be_visible()
+    await dashboard.check("room-paused")
+    await page.get_by_role("button", name="Resume room teaching").click()
+    await expect(page.get_by_text("Room teaching is paused, by")).to_be_hidden()
+    await dashboard.show("rooms", "Rooms")
+    await page.get_by_role("button", name="Resume all rooms").click()
+    await expect(page.get_by_role("button", name="Pause all rooms")).to_be_visible()
+
+
 async def test_rooms_and_workers(browser: Browser, database_url: str) -> None:
     """The shares of rooms, the overview of one, a worker with its task, and draining it."""
     async with example_queue(browser, database_url) as (dashboard, queue):
@@ -170,6 +188,7 @@ async def test_rooms_and_workers(browser: Browser, database_url: str) -> None:
         await expect(share).to_have_attribute("value", "1")
         await expect(page.get_by_role("row").filter(has_text="teaching")).to_contain_text("5")
         await dashboard.check("rooms")
+        await _pause_rooms(dashboard)
         await dashboard.show("rooms/teaching", "Room teaching")
         await expect(page.get_by_role("region", name="Newest tasks").get_by_role("row")).to_have_count(8)
         await expect(page.get_by_role("region", name="Counts")).to_contain_text("5waiting")

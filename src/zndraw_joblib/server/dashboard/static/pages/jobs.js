@@ -47,7 +47,7 @@ export const Claimed = ({ counts }) => counts.claimed > 0 && html` <span class="
 
 export function JobState({ job }) {
   if (job.deleted) return html`<${Badge} title="No worker serves it. A worker that registers it restores it.">deleted<//>`;
-  if (job.paused) return html`<${Badge} tone="warn">paused<//>`;
+  if (job.paused) return html`<${Badge} tone="warn" title=${job.paused_until ? `Until ${job.paused_until}` : ""}>paused<//>`;
   if (job.workers === 0 && job.room_id !== "@internal") return html`<${Badge} tone=${job.queued ? "bad" : "warn"}>no workers<//>`;
   return html`<${Badge} tone="good">active<//>`;
 }

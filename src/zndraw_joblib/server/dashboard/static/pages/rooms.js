@@ -1,11 +1,11 @@
 // Rooms: how they share what runs, and what waits in each.
-import { get } from "../api.js";
-import { canReadAll, ownRoom } from "../auth.js";
-import { between, compact, count, duration, plural } from "../format.js";
+import { act, get } from "../api.js";
+import { canOperate, canReadAll, ownRoom } from "../auth.js";
+import { between, compact, count, duration, plural, utc } from "../format.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route } from "../router.js";
-import { Ago, Empty, Figure, Filters, Loaded, Page, Paging, RoomLink, runningLabel, Section, Table, TASK_COLUMNS, TextFilter } from "../ui.js";
+import { Ago, Badge, Button, Empty, Figure, Filters, Loaded, Page, Paging, RoomLink, runningLabel, Section, Table, TASK_COLUMNS, TextFilter } from "../ui.js";
 import { Claimed, Count, JobTable, Oldest } from "./jobs.js";
 import { Findings } from "./overview.js";
 
@@ -30,6 +30,21 @@ async function readRooms(cursor, signal) {
   return { items, next };
 }
 
+// Pause and resume a room, or all rooms if `room` is null; `pauses` are those that concern it.
+function PauseRoomButton({ room, pauses, reload }) {
+  if (!canOperate.value) return null;
+  const path = room === null ? "" : `/rooms/${encodeURIComponent(room)}`;
+  const change = (action) => () => act("POST", `${path}/${action}`).then(reload);
+  const what = room === null ? "all rooms" : `room ${room}`;
+  if (pauses.some((pause) => pause.room === room)) {
+    return html`<${Button} tone="primary" onClick=${change("resume")} success="Workers claim its tasks again." aria-label=${`Resume ${what}`}>Resume ${what}<//>`;
+  }
+  return html`<${Button} onClick=${change("pause")} success="It is paused." aria-label=${`Pause ${what}`}
+    confirm=${{ title: `Pause ${what}?`, body: "No worker claims their tasks, and no schedule submits one, until you resume. Tasks that are claimed or running continue.", action: `Pause ${what}` }}>Pause ${what}<//>`;
+}
+
+const Paused = ({ pause }) => pause && html` <${Badge} tone="warn" title=${`By ${pause.paused_by}`}>${pause.until ? html`paused until ${utc(pause.until)}` : "paused"}<//>`;
+
 const heldIn = (room) => room.counts.claimed + room.counts.running;
 
 function AllRooms() {
@@ -37,8 +52,11 @@ function AllRooms() {
   const cursor = query.get("cursor");
   const text = (query.get("text") ?? "").toLowerCase();
   const state = usePoll((signal) => readRooms(cursor, signal), [cursor]);
+  const paused = usePoll((signal) => get("/pauses", { limit: PART }, { signal }), []);
+  const pauses = paused.data?.items ?? [];
+  const pauseOf = (id) => pauses.find((pause) => pause.room === id);
   const columns = [
-    { name: "room", label: "Room", render: (room) => html`<${RoomLink} id=${room.id} />` },
+    { name: "room", label: "Room", render: (room) => html`<${RoomLink} id=${room.id} /><${Paused} pause=${pauseOf(room.id)} />` },
     { name: "jobs", label: "Own jobs", class: "number", render: (room) => count(room.jobs) },
     { name: "waiting", label: "Waiting", class: "number", render: (room) => html`<${Count} size=${room.counts.pending} to=${href("tasks", { room: room.id, status: "pending" })} />` },
     { name: "oldest", label: "Oldest waiting", render: (room) => html`<${Oldest} at=${room.oldest_waiting_at} />` },
@@ -47,7 +65,8 @@ function AllRooms() {
     { name: "completed", label: "Completed", class: "number", render: (room) => html`<${Count} size=${room.counts.completed} to=${href("tasks", { room: room.id, status: "completed" })} />` },
     { name: "failed", label: "Failed", class: "number", render: (room) => html`<${Count} size=${room.counts.failed} to=${href("tasks", { room: room.id, status: "failed" })} tone="error" />` },
   ];
-  return html`<${Page} title="Rooms"><${Loaded} state=${state}>${({ items, next }) => {
+  const button = paused.data && html`<${PauseRoomButton} room=${null} pauses=${pauses} reload=${paused.reload} />`;
+  return html`<${Page} title="Rooms" actions=${html`<${Paused} pause=${pauseOf(null)} />${button}`}><${Loaded} state=${state}>${({ items, next }) => {
     const busy = (room) => heldIn(room) * 1e9 + room.counts.pending;
     const sorted = [...items].sort((a, b) => busy(b) - busy(a) || a.id.localeCompare(b.id));
     const matches = sorted.filter((room) => room.id.toLowerCase().includes(text));
@@ -83,7 +102,8 @@ export function Room({ segments }) {
   const id = segments[1];
   const state = usePoll((signal) => get(`/rooms/${encodeURIComponent(id)}/overview`, {}, { signal }), [id]);
   const tasks = usePoll((signal) => get("/tasks", { room: id, limit: 10 }, { signal }), [id]);
-  return html`<${Page} title=${`Room ${id}`} actions=${html`<a class="button" href=${href("tasks", { room: id })}>All its tasks</a>`}>
+  const button = state.data && html`<${PauseRoomButton} room=${id} pauses=${state.data.pauses} reload=${state.reload} />`;
+  return html`<${Page} title=${`Room ${id}`} actions=${html`<a class="button" href=${href("tasks", { room: id })}>All its tasks</a>${button}`}>
     <${Loaded} state=${state}>${(room) => html`
       <${Findings} findings=${room.findings} />
       <${Figures} room=${room} />
