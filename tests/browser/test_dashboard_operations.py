@@ -163,6 +163,7 @@ async def _correct_and_submit(form: Locator) -> None:
 async def _pause_rooms(dashboard: Dashboard) -> None:
     """Pause all rooms and one room; the list and the room say so; resume both."""
     page = dashboard.page
+    await dashboard.check("rooms")
     await page.get_by_role("button", name="Pause all rooms").click()
     await page.get_by_role("dialog").get_by_role("button", name="Pause all rooms").click()
     await expect(page.get_by_role("button", name="Resume all rooms")).to_be_visible()
@@ -187,7 +188,6 @@ async def test_rooms_and_workers(browser: Browser, database_url: str) -> None:
         share = page.get_by_role("meter", name="lab: share of running tasks")
         await expect(share).to_have_attribute("value", "1")
         await expect(page.get_by_role("row").filter(has_text="teaching")).to_contain_text("5")
-        await dashboard.check("rooms")
         await _pause_rooms(dashboard)
         await dashboard.show("rooms/teaching", "Room teaching")
         await expect(page.get_by_role("region", name="Newest tasks").get_by_role("row")).to_have_count(8)

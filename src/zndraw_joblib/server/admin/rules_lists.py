@@ -91,10 +91,11 @@ def _is_own(caller: Identity, worker: WorkerListing) -> bool:
 
 
 def _found(task: TaskRecord) -> FoundTask:
-    fields = set(FoundTask.model_fields) - {"job_name", "priority", "error"}
+    fields = set(FoundTask.model_fields) - {"job_name", "priority", "error", "version"}
     return FoundTask(
         job_name=str(task.job),
         priority=-task.lane,
+        version=task.job_version,
         error=task.error and task.error[:_MAX_ERROR],
         **{field: getattr(task, field) for field in fields},
     )
