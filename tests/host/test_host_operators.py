@@ -7,7 +7,7 @@ from databases import on_both
 from rest import V1
 
 from host.queues import Host, running_host
-from zndraw_joblib import Forbidden, Identity, InvalidRequest, JobNotFound
+from zndraw_joblib import Forbidden, Identity, InvalidPayload, InvalidRequest, JobNotFound, ScheduleNotFound
 
 ADA = Identity("ada", is_superuser=False)
 
@@ -67,3 +67,33 @@ async def test_a_pause_in_the_hosts_transaction(host: Host) -> None:
         await host.joblib.pause_room("lab", session=session)
         await session.commit()
     assert (await host.joblib.room_pause("lab")).paused
+
+
+@on_both
+async def test_a_schedule_from_its_creation_to_its_deletion(host: Host) -> None:
+    """Its tasks are those of the identity; wrong fields, names and payloads are refused."""
+    job = await host.register(schema={"type": "object", "required": ["k"]})
+    queue, name = host.joblib, job["full_name"]
+    schedule = await queue.put_schedule(
+        "nightly", name, {"k": 1}, room="lab", cron="0 3 * * *", identity=ADA, priority=2
+    )
+    assert (schedule.created_by, schedule.room_id, schedule.priority) == ("ada", "lab", 2)
+    assert [each.name for each in await queue.list_schedules("lab")] == ["nightly"]
+    assert len((await queue.get_schedule("nightly", "lab", next=3)).next or []) == 3
+    assert (await queue.pause_schedule("nightly", "lab")).paused
+    assert not (await queue.pause_schedule("nightly", "lab", paused=False)).paused
+    task = await queue.run_schedule("nightly", "lab", identity=ADA)
+    assert (task.schedule, task.created_by, task.payload) == ("nightly", "ada", {"k": 1})
+    with pytest.raises(InvalidRequest, match="cron"):
+        await queue.put_schedule("wrong", name, {"k": 1}, room="lab")
+    with pytest.raises(InvalidRequest, match="name"):
+        await queue.put_schedule("not a name", name, {"k": 1}, room="lab", cron="0 3 * * *")
+    with pytest.raises(InvalidPayload):
+        await queue.put_schedule("wrong", name, {}, room="lab", cron="0 3 * * *")
+    await queue.delete_schedule("nightly", "lab")
+    with pytest.raises(ScheduleNotFound):
+        await queue.get_schedule("nightly", "lab")
+    async with host.sessions() as session:
+        await queue.put_schedule("later", name, {"k": 1}, room="lab", every_seconds=60, session=session)
+        await session.rollback()
+    assert await queue.list_schedules("lab") == []

@@ -1,24 +1,30 @@
-"""The methods of `JobLib` for the work of operators: register, forget and pause jobs, and pause rooms."""
+"""The methods of `JobLib` for jobs, rooms and schedules: register, forget, pause, and submit regularly."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 
+from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.extensions import job_name_of, job_room_of
 from zndraw_joblib.server.db.database import Clock, Transaction
 from zndraw_joblib.server.db.host_sessions import read_in, write_in
 from zndraw_joblib.server.http.access import QueueState
 from zndraw_joblib.server.http.identity import NotABoolean, is_superuser
 from zndraw_joblib.server.http.jobs import job_to_put
-from zndraw_joblib.server.process.ports import Identity
-from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_pauses
+from zndraw_joblib.server.http.schedules import checked_schedule
+from zndraw_joblib.server.process.ports import Identity, Page
+from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_pauses, rules_schedules
+from zndraw_joblib.server.queue.rules_schedules import NewSchedule
 from zndraw_joblib.server.runtime.problem_responses import invalid_part
-from zndraw_joblib.wire.messages import JobPutRequest, JobResponse
-from zndraw_joblib.wire.names import HOST, JobName, parse_job_name, validate_room_id
+from zndraw_joblib.wire.messages import MAX_PAGE, JobPutRequest, JobResponse, TaskResponse
+from zndraw_joblib.wire.names import HOST, JobName, is_name, parse_job_name, task_room, validate_room_id
 from zndraw_joblib.wire.operators import PauseState
 from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.problems import InvalidRequest
+from zndraw_joblib.wire.schedules import ScheduleFields, ScheduleRequest, ScheduleResponse
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -129,6 +135,82 @@ class OperatorApi(QueueState):
         """Return whether a room, or the whole queue with None, is paused now, and by which pauses."""
         room_id = None if room is None else validate_room_id(room)
         return await self._read(session, rules_pauses.get, room_id)
+
+    async def put_schedule(  # noqa: PLR0913 - one keyword for each option
+        self,
+        name: str,
+        job: Any,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        room: str | None = None,
+        paused: bool | None = None,
+        identity: Any = None,
+        session: Any = None,
+        **times: Unpack[ScheduleFields],
+    ) -> ScheduleResponse:
+        """Create or replace a schedule: `put_schedule("nightly", "lab:jobs:relax", cron="0 3 * * *")`.
+
+        Its tasks are those of `identity`, from `room`, by default that of the job. `times` are the fields of
+        `ScheduleTimes`. Raises `InvalidRequest`, `JobNotFound`, `InvalidPayload`, and `Conflict` for a room
+        with too many.
+        """
+        caller, full_name = identity_of(identity), job_name(job)
+        room_id, runtime = validate_room_id(task_room(room, full_name)), self.runtime
+        if not is_name(name):
+            raise InvalidRequest(f"name: {name!r:.100} may have letters, digits, '_', '-' and '.', up to 128")
+        fields = {"job": str(full_name), "payload": codecs.plain_payload(payload), "paused": paused, **times}
+        try:
+            body = ScheduleRequest.model_validate(fields)
+        except ValidationError as error:
+            raise invalid_part(error) from error
+        cross_room = runtime.settings.cross_room_jobs
+        known = await self._read(session, rules_jobs.get, room_id, full_name, cross_room=cross_room)
+        item = NewSchedule(caller, room_id, name, full_name, body, paused, cross_room)
+        item = await checked_schedule(runtime, item, to_json(known.schema_).decode())
+        work = rules_audit.of_operator(rules_schedules.put, caller, "schedule.put", name, room_id)
+        schedule, _ = await self._change(session, work, item=item)
+        return schedule
+
+    async def list_schedules(self, room: str, *, session: Any = None) -> list[ScheduleResponse]:
+        """Return the schedules of a room, by name."""
+        items: list[ScheduleResponse] = []
+        while True:
+            part = Page(MAX_PAGE, len(items))
+            page = await self._read(session, rules_schedules.page, validate_room_id(room), part)
+            items += page.items
+            if not page.items or len(items) >= page.total:
+                return items
+
+    async def get_schedule(
+        self, name: str, room: str, *, next: int = 0, session: Any = None
+    ) -> ScheduleResponse:
+        """Return a schedule, with its `next` following due times. Raises `ScheduleNotFound`."""
+        return await self._read(session, rules_schedules.get, validate_room_id(room), name, next)
+
+    async def pause_schedule(
+        self, name: str, room: str, *, paused: bool = True, identity: Any = None, session: Any = None
+    ) -> ScheduleResponse:
+        """Pause a schedule, or resume it; what was due meanwhile follows its `catch_up`."""
+        caller, room_id = identity_of(identity), validate_room_id(room)
+        action = "schedule.pause" if paused else "schedule.resume"
+        work = rules_audit.of_operator(rules_schedules.pause, caller, action, name, room_id)
+        return await self._change(session, work, room_id, name, paused=paused)
+
+    async def run_schedule(self, name: str, room: str, *, identity: Any = None) -> TaskResponse:
+        """Submit a task of a schedule now, as that of `identity`. Raises `ScheduleNotFound`."""
+        record = await self.runtime.database.read(rules_schedules.record, validate_room_id(room), name)
+        options = rules_schedules.options(record)
+        item = self.runtime.submission(identity_of(identity), room, record.job, options)
+        item.schedule = name
+        return await self.dispatcher.submit(item)
+
+    async def delete_schedule(
+        self, name: str, room: str, *, identity: Any = None, session: Any = None
+    ) -> None:
+        """Delete a schedule; its tasks stay. Raises `ScheduleNotFound`."""
+        caller, room_id = identity_of(identity), validate_room_id(room)
+        work = rules_audit.of_operator(rules_schedules.delete, caller, "schedule.delete", name, room_id)
+        await self._change(session, work, room_id, name)
 
     async def _change(
         self,
