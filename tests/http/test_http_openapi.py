@@ -68,6 +68,8 @@ OPERATIONS = {
     "/v1/joblib/pauses": {"get"},
     "/v1/joblib/providers": {"get"},
     "/v1/joblib/schedules": {"get"},
+    "/v1/joblib/limits": {"get"},
+    "/v1/joblib/limits/{limit}": {"get", "put", "delete"},
     "/v1/joblib/admin/settings": {"get"},
     "/v1/joblib/admin/sweeper": {"get", "patch"},
     "/v1/joblib/overview": {"get"},
@@ -201,7 +203,7 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
             operation = paths[path][method]
             names = {parameter["name"] for parameter in operation.get("parameters", [])}
             is_list = method == "get" and path.endswith(
-                ("workers", "jobs", "tasks", "providers", "schedules")
+                ("workers", "jobs", "tasks", "providers", "schedules", "limits")
             )
             is_list = is_list and path.removeprefix("/v1/joblib") not in BY_CURSOR
             expected = {part[1:-1] for part in path.split("/") if part.startswith("{")}

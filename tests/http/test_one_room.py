@@ -88,6 +88,10 @@ OPERATIONS = {
     "get /jobs": OPERATE,
     "get /rooms": OPERATE,
     "get /pauses": OPERATE,
+    "get /limits": OPERATE,
+    "get /limits/{limit}": OPERATE,
+    "put /limits/{limit}": Try(403, 403, json=lambda _: {"max_in_flight": 1}),
+    "delete /limits/{limit}": OPERATE,
     "post /pause": OPERATE,
     "post /resume": OPERATE,
     "post /rooms/{room_id}/pause": ACT,
@@ -284,6 +288,7 @@ async def send(user: httpx.AsyncClient, operation: str, wanted: Try, room: Room)
     names = {**room._asdict(), "task_id": room.running if wanted.task == "running" else room.completed}
     # The requests after a deletion need the schedule: one of another name is not there to be deleted.
     names["schedule"] = SCHEDULE if method != "delete" else "weekly"
+    names["limit"] = "api"
     names["name"] = room.provider if "/providers/" in path else room.job
     made = {"json": wanted.json, "params": wanted.params, "headers": wanted.headers}
     given = {name: make(room) for name, make in made.items() if make is not None}

@@ -39,6 +39,7 @@ COMMANDS = {
     "doctor": ("doctor:doctor", "Check a server, its database and this machine."),
     "audit": ("operators:audit", "List what operators did, newest first."),
     "config": ("operators:config", "List the settings in force, or explain one."),
+    "limits": ("limits:app", "List the limits that jobs share, or change one."),
     "schedules": ("schedules:app", "List the schedules of a room, or change one."),
     "tasks": ("tasks:app", "List tasks, newest first, or change several."),
     "token": ("server.commands:token", "Create, list and revoke the tokens of a server."),

@@ -348,13 +348,15 @@ class AdminClient(JobClient):
 
     def forget(self, name: JobName) -> None:
         """Forget a job; repeat the request while its response is lost."""
+        self.delete(ops.DELETE_JOB, f"Forgetting {name}", room_id=name.room_id, name=name)
+
+    def delete(self, operation: Operation[None], what: str, **parts: Any) -> None:
+        """Send a request that has no answer; repeat it while its response is lost."""
 
         def call(key: str) -> Call[None]:
-            return calls.call_reading(
-                ops.DELETE_JOB, calls.check_empty, key=key, room_id=name.room_id, name=name
-            )
+            return calls.call_reading(operation, calls.check_empty, key=key, **parts)
 
-        self._send_once(f"Forgetting {name}", call)
+        self._send_once(what, call)
 
     def all_jobs(self, room: str) -> list[JobSummary]:
         """Return all jobs that a room sees."""

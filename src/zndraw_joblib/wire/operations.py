@@ -18,6 +18,7 @@ from zndraw_joblib.wire import operators as o
 from zndraw_joblib.wire import problems as p
 from zndraw_joblib.wire import providers as pr
 from zndraw_joblib.wire import schedules as sc
+from zndraw_joblib.wire.policy import LimitValues
 from zndraw_joblib.wire.progress import StoredResult
 
 PREFIX = "/v1/joblib"
@@ -45,6 +46,10 @@ class ProviderPage(m.PaginatedResponse[pr.ProviderResponse]):
 
 class SchedulePage(m.PaginatedResponse[sc.ScheduleResponse]):
     """One page of the schedules of a room, by name; `total` counts the whole list."""
+
+
+class LimitPage(m.PaginatedResponse[o.LimitEntry]):
+    """One page of the limits that jobs share, by name; `total` counts the whole list."""
 
 
 class ScheduleEntries(m.CursorResponse[sc.ScheduleResponse]):
@@ -304,6 +309,19 @@ DELETE_SCHEDULE = Operation("delete_schedule", "DELETE", "/rooms/{room_id}/sched
 
 LIST_ALL_SCHEDULES = Operation("list_all_schedules", "GET", "/schedules",
     "schedules", Access.NAMED_ROOMS, Effect.READ, ScheduleEntries, problems=_ROOMS)
+
+# Limits.
+
+PUT_LIMIT = Operation("put_limit", "PUT", "/limits/{limit}",
+    "jobs", Access.SUPERUSER, Effect.WRITE_ONCE, o.LimitEntry, body=LimitValues, status=201,
+    problems=(p.Conflict,))
+LIST_LIMITS = Operation("list_limits", "GET", "/limits",
+    "jobs", Access.SUPERUSER, Effect.READ, LimitPage)
+GET_LIMIT = Operation("get_limit", "GET", "/limits/{limit}",
+    "jobs", Access.SUPERUSER, Effect.READ, o.LimitEntry, problems=(p.LimitNotFound,))
+DELETE_LIMIT = Operation("delete_limit", "DELETE", "/limits/{limit}",
+    "jobs", Access.SUPERUSER, Effect.WRITE_ONCE, NO_CONTENT, status=204,
+    problems=(p.LimitNotFound, p.Conflict))
 
 # Events.
 

@@ -17,7 +17,7 @@ from zndraw_joblib.wire.messages import (
     SweeperState,
     WorkerInfo,
 )
-from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.policy import JobPolicy, Rate
 from zndraw_joblib.wire.statuses import TaskStatus
 
 # Upper bounds in seconds of all buckets but the last, which has none.
@@ -321,6 +321,17 @@ class JobEntry(SchemaBody, JobPolicy, ResponseBody):
     unserved_since: datetime | None = None
     version: int = 1
     versions: list[JobVersion] = Field(default_factory=list)
+
+
+class LimitEntry(ResponseBody):
+    """A limit that jobs share by its name, and who defined it last."""
+
+    name: str
+    max_in_flight: int | None = None
+    rate: Rate | None = None
+    created_at: datetime
+    updated_at: datetime
+    updated_by: str
 
 
 class PauseRequest(RequestBody):

@@ -1,4 +1,4 @@
-"""Operations of jobs, of pauses and of workers."""
+"""Operations of jobs, of their limits, of pauses and of workers."""
 
 from datetime import datetime
 from functools import partial
@@ -15,6 +15,7 @@ from zndraw_joblib.server.process.ports import Identity, Page, RequestKey
 from zndraw_joblib.server.queue import (
     rules_audit,
     rules_jobs,
+    rules_limits,
     rules_pauses,
     rules_schedules,
     rules_tasks,
@@ -32,11 +33,13 @@ from zndraw_joblib.wire.messages import (
     WorkerInfo,
 )
 from zndraw_joblib.wire.names import JobName
-from zndraw_joblib.wire.operators import PauseRequest, PauseState
+from zndraw_joblib.wire.operators import LimitEntry, PauseRequest, PauseState
+from zndraw_joblib.wire.policy import LimitName, LimitValues
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 
 _JOB: Answers[JobResponse] = answers_of(JobResponse)
+_LIMIT: Answers[tuple[LimitEntry, bool]] = answers_of(tuple[LimitEntry, bool])
 _PAUSE: Answers[PauseState] = answers_of(PauseState)
 _REGISTERED: Answers[tuple[JobResponse, bool]] = answers_of(tuple[JobResponse, bool])
 
@@ -321,3 +324,37 @@ async def _page(runtime: Runtime, caller: Identity, room_id: str | None, part: P
     return json_response(
         await runtime.database.read(rules_lists.list_workers, caller, room_id, part, interval)
     )
+
+
+# Limits that jobs share.
+
+
+@serves(ops.PUT_LIMIT, responses={200: {"model": LimitEntry, "description": "The limit was replaced"}})
+async def put_limit(
+    runtime: Runtime, caller: Identity, limit: LimitName, body: LimitValues, key: RequestKey | None
+) -> Response:
+    """Define a limit that jobs share by its name, for all claims from now on. Superusers only."""
+    work = once(key, _LIMIT, rules_limits.put)
+    entry, is_new = await runtime.write(work, caller, limit, body)
+    return json_response(entry, 201 if is_new else 200)
+
+
+@serves(ops.LIST_LIMITS)
+async def list_limits(runtime: Runtime, caller: Identity, page: Paging) -> Response:
+    """List the limits that jobs share, by name. Superusers only."""
+    return json_response(await runtime.database.read(rules_limits.page, page))
+
+
+@serves(ops.GET_LIMIT)
+async def get_limit(runtime: Runtime, caller: Identity, limit: LimitName) -> Response:
+    """Return a limit that jobs share. Superusers only."""
+    return json_response(await runtime.database.read(rules_limits.get, limit))
+
+
+@serves(ops.DELETE_LIMIT)
+async def delete_limit(
+    runtime: Runtime, caller: Identity, limit: LimitName, key: RequestKey | None
+) -> Response:
+    """Delete a limit that no job has. Superusers only."""
+    await runtime.write(once(key, NOTHING, rules_limits.delete), caller, limit)
+    return Response(status_code=204)

@@ -23,14 +23,16 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import job_key
-from zndraw_joblib.server.queue import sql_jobs, sql_limits
+from zndraw_joblib.server.process.ports import Identity, Page, job_key
+from zndraw_joblib.server.queue import rules_answers, rules_audit, sql_jobs, sql_limits
 from zndraw_joblib.server.queue.rules_unique import canonical_json
-from zndraw_joblib.server.queue.sql_limits import WITHOUT_KEY, BucketState, LimitHead, Wait
+from zndraw_joblib.server.queue.sql_limits import WITHOUT_KEY, BucketState, LimitHead, NamedLimit, Wait
 from zndraw_joblib.server.queue.sql_task_rows import Place, TaskRecord
 from zndraw_joblib.wire.history import Reason
+from zndraw_joblib.wire.messages import PaginatedResponse
+from zndraw_joblib.wire.operators import LimitEntry
 from zndraw_joblib.wire.policy import YEAR_SECONDS, JobLimit, LimitValues
-from zndraw_joblib.wire.problems import LimitNotFound
+from zndraw_joblib.wire.problems import Conflict, InvalidRequest, LimitNotFound
 
 
 class StoredLimits(BaseModel):
@@ -459,3 +461,60 @@ async def next_ready(tx: Transaction) -> datetime | None:
             return None  # another server ends the waits
         for name, count in Counter(names).items():
             tx.wake(job_key(name), count)
+
+
+# The limits that jobs share by their names.
+
+_MAX_NAMED = 10_000
+
+
+async def put(tx: Transaction, caller: Identity, name: str, values: LimitValues) -> tuple[LimitEntry, bool]:
+    """Define a limit, for all claims from now on. Return it, and whether it is new.
+
+    Raises `InvalidRequest` for one that limits nothing, and `Conflict` if there are too many.
+    """
+    if values.is_empty:
+        raise InvalidRequest("body: a limit has max_in_flight, or rate, or both; give one of them")
+    before, now = await sql_limits.get(tx, name, lock=True), await tx.now()
+    created_at = now if before is None else before.created_at
+    limit = NamedLimit(name, values.model_dump_json(), created_at, now, caller.id)
+    await sql_limits.put(tx, limit)
+    if before is None and (await sql_limits.page(tx, 1, 0))[1] > _MAX_NAMED:
+        raise Conflict(f"There are {_MAX_NAMED} limits, which is the most: delete some that no job uses")
+    for queue in await sql_limits.waiting_for(tx, name):
+        tx.wake(job_key(queue))
+    await rules_audit.record(tx, caller, "limit.put", name, None, values.model_dump(mode="json"))
+    return _entry(limit), before is None
+
+
+async def get(tx: Transaction, name: str) -> LimitEntry:
+    """Return a limit. Raises `LimitNotFound`."""
+    return _entry(_existing(await sql_limits.get(tx, name), name))
+
+
+async def page(tx: Transaction, part: Page) -> PaginatedResponse[LimitEntry]:
+    """Return one page of the limits by name."""
+    limits, total = await sql_limits.page(tx, part.limit, part.offset)
+    return rules_answers.page_response(PaginatedResponse[LimitEntry], list(map(_entry, limits)), total, part)
+
+
+async def delete(tx: Transaction, caller: Identity, name: str) -> None:
+    """Delete a limit. Raises `LimitNotFound`, and `Conflict` while a job names it."""
+    _existing(await sql_limits.get(tx, name, lock=True), name)
+    for job, stored in await sql_limits.limits_of_jobs(tx):
+        if any(limit.name == name for limit in _limits_of(stored).limits):
+            raise Conflict(f"Job {job!r} has the limit {name!r}: register it without this limit first")
+    await sql_limits.delete(tx, name)
+    await rules_audit.record(tx, caller, "limit.delete", name)
+
+
+def _existing(limit: NamedLimit | None, name: str) -> NamedLimit:
+    if limit is None:
+        raise LimitNotFound(f"Limit {name!r} not found; an operator defines it with PUT /limits/{name}")
+    return limit
+
+
+def _entry(limit: NamedLimit) -> LimitEntry:
+    values = _values_of(limit.spec)
+    fields = {name: getattr(limit, name) for name in ("name", "created_at", "updated_at", "updated_by")}
+    return LimitEntry(max_in_flight=values.max_in_flight, rate=values.rate, **fields)

@@ -590,6 +590,80 @@ async def lock_specs(tx: Transaction, names: Iterable[str], *, skip_locked: bool
     return {name: spec for name, spec in await tx.execute(sql, params)}
 
 
+_COLUMNS = ("name", "spec", "created_at", "updated_at", "updated_by")
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM joblib_limit"
+_PUT = statement(
+    f"""
+INSERT INTO joblib_limit {one_row(_COLUMNS)}
+ON CONFLICT (name) DO UPDATE SET
+    spec = excluded.spec, updated_at = excluded.updated_at, updated_by = excluded.updated_by
+"""
+)
+_LOCK = statement(f"{_SELECT} WHERE name = :name\nFOR UPDATE", *_COLUMNS)
+_GET = statement(f"{_SELECT} WHERE name = :name", *_COLUMNS)
+_PAGE = statement(f"{_SELECT} ORDER BY name LIMIT :limit OFFSET :offset", *_COLUMNS)
+_COUNT = statement("SELECT count(*) FROM joblib_limit", "number")
+_DELETE = statement("DELETE FROM joblib_limit WHERE name = :name")
+_USERS = statement(
+    """
+SELECT full_name, limits FROM joblib_job WHERE limits IS NOT NULL AND NOT deleted ORDER BY full_name
+""",
+    *("full_name", "limits"),
+)
+_SET_DUE_OF_NAME = statement("UPDATE joblib_limit_wait SET is_due = true WHERE name = :name")
+_WAITING_OF_NAME = statement(
+    f"""
+SELECT DISTINCT {QUEUE_NAME} FROM joblib_limit_wait
+JOIN joblib_job ON joblib_job.id = joblib_limit_wait.job_id
+WHERE joblib_limit_wait.name = :name
+""",
+    "full_name",
+)
+
+
+class NamedLimit(NamedTuple):
+    """A limit that jobs share; `spec` is a `LimitValues` as JSON."""
+
+    name: str
+    spec: str
+    created_at: datetime
+    updated_at: datetime
+    updated_by: str
+
+
+async def get(tx: Transaction, name: str, *, lock: bool = False) -> NamedLimit | None:
+    """Return the limit of a name, with `lock` until the commit."""
+    row = (await tx.execute(_LOCK if lock else _GET, {"name": name})).first()
+    return None if row is None else NamedLimit(*row)
+
+
+async def put(tx: Transaction, limit: NamedLimit) -> None:
+    """Insert or replace a limit, and end the waits for it."""
+    await tx.execute(_PUT, limit._asdict())
+    await tx.execute(_SET_DUE_OF_NAME, {"name": limit.name})
+
+
+async def waiting_for(tx: Transaction, name: str) -> list[str]:
+    """Return the names of the queues that wait for a limit."""
+    return list((await tx.execute(_WAITING_OF_NAME, {"name": name})).scalars())
+
+
+async def page(tx: Transaction, limit: int, offset: int) -> tuple[list[NamedLimit], int]:
+    """Return one page of the limits by name, and the number of all."""
+    rows = (await tx.execute(_PAGE, {"limit": limit, "offset": offset})).all()
+    return [NamedLimit(*row) for row in rows], (await tx.execute(_COUNT)).scalar_one()
+
+
+async def delete(tx: Transaction, name: str) -> None:
+    """Delete a limit, which the caller has locked."""
+    await tx.execute(_DELETE, {"name": name})
+
+
+async def limits_of_jobs(tx: Transaction) -> list[tuple[str, str]]:
+    """Return the jobs with limits: their names, and the limits as they are stored."""
+    return [(name, limits) for name, limits in await tx.execute(_USERS)]
+
+
 # Delete what limits nothing any more.
 
 FIRST_QUEUE = (UUID(int=0), "", "")
