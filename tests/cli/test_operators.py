@@ -190,3 +190,17 @@ def test_a_prefix_names_a_task(stack: Stack) -> None:
     assert first in ambiguous.err
     assert second in ambiguous.err
     assert "There is no task whose id begins with 'ffffffff-ffff'" in unknown.err
+
+
+def test_versions_need_their_job(stack: Stack) -> None:
+    """The option that is missing is named; a job without earlier versions has nothing to retarget."""
+    bulk = ["tasks", "bulk"]
+    alone, nothing = stack.program.run_all(
+        [
+            [*bulk, "cancel", "--version", "1", "--all-rooms", "--yes"],
+            [*bulk, "retarget", "--job", "Show", "--all-rooms", "--yes"],
+        ]
+    )
+    assert (alone.code, alone.is_error_line) == (2, True)
+    assert "--version" in alone.err
+    assert (nothing.code, nothing.err.strip()) == (0, "0 tasks of the current version.")

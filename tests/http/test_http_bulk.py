@@ -346,8 +346,8 @@ async def test_old_entries_are_deleted(replica: Replica) -> None:
     assert len(trail.items) == 3
 
 
-OLD = {"type": "object", "properties": {"x": {"type": "integer"}}}
-OTHER = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 5}}}
+OLD: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
+OTHER: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 5}}}
 
 
 @on_both
@@ -396,3 +396,39 @@ async def test_versions_are_those_of_named_jobs(client: httpx.AsyncClient) -> No
     assert "filter.job" in expect_problem(without_job, 422, "invalid-request")["detail"]
     alone = await client.post(f"{BULK}/preview", json={"action": "cancel", "filter": {"version": [1]}})
     assert "version" in expect_problem(alone, 422, "invalid-request")["detail"]
+
+
+@on_both
+async def test_a_kill_between_two_batches_of_a_retarget_loses_nothing(replica: Replica) -> None:
+    """Each task is in one version; a repeat moves the rest."""
+    job = await replica.register(schema=OLD)
+    await add_tasks(replica, [task(job.id, TaskStatus.PENDING, payload={"x": n % 10}) for n in range(60)])
+    new = {"type": "object", "properties": {**OLD["properties"], "y": {"type": "integer"}}}
+    assert (await replica.register(schema=new)).version == 2
+    batches = 0
+
+    async def write(work: Any, *args: Any) -> Any:
+        nonlocal batches
+        batches += work is rules_searches.apply_batch
+        if batches > 2:
+            raise Killed
+        return await replica.runtime.write(work, *args)
+
+    async def retarget(write: Any) -> Any:
+        runtime, action = replica.runtime, BulkAction.RETARGET
+        confirmed = Confirmed(ADMIN, action, TaskFilter(job=[job.full_name]), 0)
+        limits = BulkLimits(batch=20)
+        shown = await rules_searches.preview(runtime.database.read, runtime.write, confirmed, limits)
+        checked = await runtime.database.read(
+            rules_searches.verify, shown.token, ADMIN, action, confirmed.task_filter
+        )
+        return await rules_searches.apply(
+            runtime.database.read, write, checked, None, limits, runtime.payload_validator.fault
+        )
+
+    with pytest.raises(Killed):
+        await retarget(write)
+    done = await retarget(replica.runtime.write)
+    assert (done.affected, done.skipped, done.refused) == (20, 0, [])
+    rows = await replica.rows(metadata.tables["joblib_job"])
+    assert sorted((row.job_version, row.pending) for row in rows) == [(1, 0), (2, 60)]

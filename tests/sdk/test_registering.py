@@ -61,7 +61,9 @@ def test_an_extension_class_needs_only_its_methods(worker: Make, room: str) -> N
 def test_a_schema_conflict_raises_at_once(worker: Make, room: str) -> None:
     """A refusal of the server is not retried."""
     worker().register(Add, room=room)
-    other = type("Add", (Add,), {"__annotations__": {"c": int}, "c": 0})
+    grown = type("Add", (Add,), {"__annotations__": {"c": int}, "c": 0})
+    worker().register(grown, room=room)
+    other = type("Add", (Add,), {"__annotations__": {"a": str}, "a": ""})
     began = time.monotonic()
     with pytest.raises(ValueError, match="Schema mismatch") as caught:
         worker().register(other, room=room)

@@ -1,18 +1,22 @@
 """Versions of a job: its schema grows while workers of several versions serve it at once."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
+from uuid import UUID
 
 import pytest
 from replica import ADMIN, STRANGER, SUBMITTER, Replica
+from sqlalchemy import delete
 from waiting import until
 
-from zndraw_joblib.server.db.tables import AuditRecord, Job
+from zndraw_joblib.server.db.tables import AuditRecord, Job, QueueBlock, RoomCount, RoomQueue, Task
 from zndraw_joblib.server.process.ports import Page
-from zndraw_joblib.server.queue import rules_jobs, rules_task_actions, rules_tasks
+from zndraw_joblib.server.queue import rules_jobs, rules_schemas, rules_task_actions, rules_tasks, sql_jobs
 from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse, TaskResponse
 from zndraw_joblib.wire.names import parse_job_name
-from zndraw_joblib.wire.problems import Conflict, SchemaConflict
+from zndraw_joblib.wire.problems import Conflict, InvalidPayload, SchemaConflict
 from zndraw_joblib.wire.statuses import TaskStatus
 
 OLD = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -262,3 +266,125 @@ async def test_the_tasks_of_a_job_are_listed_with_those_of_all_versions(replica:
     jobs = await replica.runtime.database.read(rules_jobs.page, room_id="lab", part=Page(50, 0))
     [summary] = jobs.items
     assert (jobs.total, summary.workers) == (1, sorted([old.worker_id, new.worker_id]))
+
+
+class Walk:
+    """Random operations on a job with many versions, and what claims have to return."""
+
+    SCHEMAS = (grown(1), grown(2), grown(3), NEW, OTHER)
+
+    def __init__(self, pair: list[Replica], seed: int) -> None:
+        self.pair, self.random = pair, Random(seed)
+        self.workers: dict[UUID, dict[str, Any]] = {}
+        self.schemas: dict[int, dict[str, Any]] = {}
+        self.pending: dict[UUID, int] = {}
+        self.held: dict[UUID, int] = {}
+        self.job: JobResponse | None = None
+
+    @property
+    def replica(self) -> Replica:
+        """One of the servers."""
+        return self.random.choice(self.pair)
+
+    def serves(self, worker: UUID, version: int) -> bool:
+        """Return whether a worker may get tasks of a version."""
+        schema, other = self.workers[worker], self.schemas[version]
+        return rules_schemas.are_same(schema, other) or rules_schemas.accepts(schema, other)
+
+    async def register(self) -> None:
+        """Register a new worker, or one that exists, with any schema."""
+        schema = self.random.choice(self.SCHEMAS)
+        worker = self.random.choice([None, None, *self.workers])
+        try:
+            self.job = await self.replica.register(
+                schema=schema,
+                worker=worker,
+                without_workers="queue",
+                max_attempts=100,
+                retry_on=["error"],
+                backoff={"base_seconds": 0.0},
+            )
+        except SchemaConflict:
+            return
+        assert self.job.worker_id is not None
+        self.workers[self.job.worker_id] = schema
+        self.schemas[self.job.version] = schema
+
+    async def submit(self) -> None:
+        """Submit a task of the current version."""
+        if self.job is None:
+            return
+        payload = {} if self.random.random() < 0.5 else {"x": 0}
+        try:
+            task = await self.replica.submit(self.job, payload=payload)
+        except InvalidPayload:
+            return
+        self.pending[task.id] = task.version
+
+    async def claim(self) -> None:
+        """Claim with any worker: it gets a task exactly if one of a version that it serves is pending."""
+        if not self.workers:
+            return
+        worker = self.random.choice(list(self.workers))
+        task = await self.replica.claim(worker)
+        expected = {id_ for id_, version in self.pending.items() if self.serves(worker, version)}
+        assert (task is None) == (not expected)
+        if task is not None:
+            assert task.id in expected
+            self.held[task.id] = self.pending.pop(task.id)
+            assert task.version == self.held[task.id]
+
+    async def end(self) -> None:
+        """Complete a task, or let it return to the queue of its version."""
+        if not self.held:
+            return
+        task_id = self.random.choice(list(self.held))
+        version = self.held.pop(task_id)
+        if self.random.random() < 0.5:
+            await self.replica.act(rules_task_actions.release, task_id)
+            self.pending[task_id] = version
+        else:
+            await self.replica.report(task_id, TaskStatus.CANCELLED, by=SUBMITTER)
+
+    async def leave(self) -> None:
+        """Remove a worker without tasks."""
+        idle = [] if self.held else list(self.workers)
+        if idle:
+            worker = self.random.choice(idle)
+            await self.replica.leave(worker)
+            del self.workers[worker]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_versions_tasks_and_workers(pair: list[Replica], seed: int) -> None:
+    """A worker gets each task that its schema accepts, and no other; the counts stay right."""
+    walk = Walk(pair, seed)
+    for _ in range(150):
+        operations = [walk.register, walk.submit, walk.submit, walk.claim, walk.claim, walk.end, walk.leave]
+        await walk.random.choice(operations)()
+    assert len(walk.schemas) > 1
+
+
+async def test_versions_without_tasks_are_pruned(replica: Replica) -> None:
+    """The first one stays as long as there are others; the statistics of the job are in one row."""
+    old = await replica.register(schema=OLD, without_workers="queue")
+    await replica.submit(old, payload={})
+    new = await replica.register(schema=NEW)
+    await replica.submit(new, payload={})
+    newest = await replica.register(schema=grown(1) | {"properties": {"x": {"type": "number"}, "y": {}}})
+    assert sorted(row.job_version for row in await replica.rows(Job.__table__)) == [1, 2, 3]
+    for worker in (new, newest):
+        while (task := await replica.claim(worker.worker_id)) is not None:
+            await end(replica, task)
+    for worker in (old, new, newest):
+        await replica.leave(worker.worker_id)
+    await replica.execute(delete(Task.__table__))
+    await replica.execute(delete(RoomCount.__table__))
+    await replica.execute(delete(RoomQueue.__table__))
+    await replica.execute(delete(QueueBlock.__table__))
+    later = datetime.now(UTC) + timedelta(days=2)
+    for _ in range(3):
+        await replica.runtime.write(sql_jobs.prune, later, sql_jobs.FIRST, 100)
+    rows = await replica.rows(Job.__table__)
+    assert sorted(row.job_version for row in rows) == [1, 3]
+    assert (await read(replica, old)).id == old.id
