@@ -1,11 +1,13 @@
 """Pauses of jobs, rooms and the queue over HTTP: who may, until when, and what operators read."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
-from databases import on_both
+from databases import on_both, on_postgresql
 from rest import V1, AsUser, claim, expect_problem, parse_utc, register, submit
+from servers import ServerProcess
 
 END = "2100-01-01T00:00:00Z"
 
@@ -115,3 +117,22 @@ async def test_the_number_of_paused_rooms_is_bounded(client: httpx.AsyncClient) 
         if cursor is None:
             break
     assert rooms == sorted(f"r{number}" for number in range(1000))
+
+
+@on_postgresql
+async def test_a_pause_ends_although_its_server_was_killed(database_url: str) -> None:
+    """The server that paused is killed; a claim that waits at another one gets the task at the end."""
+    async with asyncio.timeout(100):
+        with ServerProcess(database_url) as stays, ServerProcess(database_url) as killed:
+            async with stays.client() as client, killed.client() as other:
+                job = await register(client)
+                task = await submit(client, job)
+                end = datetime.now(UTC) + timedelta(seconds=3)
+                paused = await other.post(f"{V1}/rooms/lab/pause", json={"until": end.isoformat()})
+                assert paused.json()["paused"]
+                killed.process.kill()
+                body, wait = {"worker_id": job["worker_id"]}, {"Prefer": "wait=30"}
+                claimed = (await client.post(f"{V1}/tasks/claim", json=body, headers=wait)).json()
+                assert claimed["task"]["id"] == task["id"]
+                assert datetime.now(UTC) >= end
+                assert (await client.get(f"{V1}/pauses")).json()["items"] == []
