@@ -100,8 +100,7 @@ class Submission:
     got in an earlier attempt to insert it, which may have succeeded. `traceparent`: the trace context of the
     submit. `on_end`: the name of the host's function to call after the task's end. `payload_key`: the unique
     key that the payload has, if the submit needs it and it was computed already, or why it has none.
-    submit. `on_end`: the name of the host's function to call after the task's end. `schedule` and `due_at`:
-    the schedule that submits it, and when it was due.
+    `schedule` and `due_at`: the schedule that submits it, and when it was due.
     """
 
     caller: Identity
