@@ -149,17 +149,7 @@ def put(  # noqa: PLR0913 - each is an option
     For example: schedules put nightly relax steps=50 --cron '0 3 * * *'
     """
     check_payload(body := parse_object(payload) | parse_values(values or []))
-    if every and len(every) > 1:
-        raise UsageError(f"--every has {len(every)} values. Give it once, or make a schedule for each")
-    if sum(bool(value) for value in (cron, every, at)) != 1:
-        raise UsageError("Give one of --cron, --every and --at, like --cron '0 3 * * *'")
-    times = {
-        "cron": cron,
-        "every_seconds": every[0] if every else None,
-        "at": at,
-        "starts_at": starts_at,
-        "ends_at": ends_at,
-    }
+    times = {**_times(cron, every, at), "starts_at": starts_at, "ends_at": ends_at}
     options = {"priority": priority, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options["max_catch_up"] = max_catch_up
     rules = {"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up}
@@ -173,6 +163,15 @@ def put(  # noqa: PLR0913 - each is an option
         except ValueError as error:
             raise UsageError(str(error)) from error
         _print(schedule, as_json=as_json)
+
+
+def _times(cron: str | None, every: list[float] | None, at: str | None) -> dict[str, Any]:
+    """Return when a schedule is due. Raises `UsageError` unless it is said in one way."""
+    if every and len(every) > 1:
+        raise UsageError(f"--every has {len(every)} values. Give it once, or make a schedule for each")
+    if sum(bool(value) for value in (cron, every, at)) != 1:
+        raise UsageError("Give one of --cron, --every and --at, like --cron '0 3 * * *'")
+    return {"cron": cron, "every_seconds": every[0] if every else None, "at": at}
 
 
 @app.command()

@@ -107,10 +107,8 @@ async def claim_single_statement(  # noqa: PLR0913 - what the last claims have s
     `first_queues`, and one of the claims gets a task. The answer to others may be None.
     """
     if tx.is_sqlite:
-        first_queues = {} if first_queues is None else first_queues
-        return await _claim_on_sqlite(
-            tx, claimants, demands, most_bytes, first_queues, had_many_queues=had_many_queues
-        )
+        known = {} if first_queues is None else first_queues
+        return await _claim_on_sqlite(tx, claimants, demands, most_bytes, known, had_many_queues)
     params = {"at": await tx.now() if tx.has_own_clock else None, "all_digest": list(digests)}
     if _is_lone(demands):
         params |= claimants[0]._asdict() | demands[0]._asdict()
@@ -155,7 +153,6 @@ async def _claim_on_sqlite(
     demands: Sequence[Demand],
     most_bytes: int | None,
     first_queues: dict[UUID, WorkerQueues],
-    *,
     had_many_queues: bool,
 ) -> Sequence[ClaimAnswer | None] | None:
     claims = [demand.claim.hex for demand in demands if demand.claim is not None]
@@ -520,14 +517,8 @@ _FRONT_OR_HEADS = f"""
     WHERE NOT EXISTS (SELECT 1 FROM front)"""
 
 
-def _claim_one(*, has_many_queues: bool) -> Any:
-    front, heads, number = "", _HEADS, "count(*)"
-    if has_many_queues:
-        front = f"front AS ({first_of_front(':worker', _IS_OPEN)}\n),"
-        heads, number = _FRONT_OR_HEADS, "coalesce(sum(number), 0)"
-    return statement(
-        f"""
-WITH worker AS (
+_ONE_WORKER = f"""
+worker AS (
     SELECT id, ctid AS version,
         owner_id = :owner AND NOT draining AND max_tasks IS NULL
             AND CASE WHEN :claim IS NOT NULL THEN (
@@ -537,22 +528,8 @@ WITH worker AS (
             ) IS NULL ELSE true END AS fits,
         last_heartbeat < {_AT} - make_interval(secs => :age) AS is_late
     FROM joblib_worker WHERE id = :worker
-),
-{front}
-heads AS ({heads}
-),
-state AS (
-    SELECT worker.fits AND (queues.open > 0 OR queues.number < {FIRST_QUEUES}) AS fits,
-        worker.is_late OR queues.open > 0 AS must_lock,
-        queues.open = 1 AND queues.number < {FIRST_QUEUES} AS is_only,
-        queues.number >= {FIRST_QUEUES} AS has_many_queues, queues.is_paused
-    FROM worker
-    CROSS JOIN (
-        SELECT {number} AS number, count(*) FILTER (WHERE {_IS_OPEN}) AS open,
-            bool_or({is_job_paused(_AT)} AND room_id <> '{INTERNAL}') AS is_paused
-        FROM heads
-    ) AS queues
-),
+),"""
+_ONE_READY = f"""
 locked AS (
     SELECT ctid AS version FROM joblib_worker
     WHERE id = :worker AND (SELECT fits AND must_lock FROM state)
@@ -562,22 +539,23 @@ ready AS (
     SELECT head.*
     FROM state
     LEFT JOIN (SELECT job_id, lane, seq, has_lanes FROM heads WHERE {
-            _IS_OPEN
-        } ORDER BY lane, seq LIMIT 1) AS head
+    _IS_OPEN
+} ORDER BY lane, seq LIMIT 1) AS head
         ON true
     WHERE state.fits
         AND (NOT state.must_lock OR (SELECT version FROM locked) = (SELECT version FROM worker))
 ),
 first_task AS ({
-            first_tasks(
-                "seq, id, expires_at, room_id",
-                "(SELECT job_id FROM ready)",
-                "1",
-                ("(SELECT lane FROM ready)", "(SELECT CASE WHEN NOT has_lanes THEN seq END FROM ready)"),
-            )
-        }
+    first_tasks(
+        "seq, id, expires_at, room_id",
+        "(SELECT job_id FROM ready)",
+        "1",
+        ("(SELECT lane FROM ready)", "(SELECT CASE WHEN NOT has_lanes THEN seq END FROM ready)"),
+    )
+}
     FOR UPDATE OF joblib_task SKIP LOCKED
-),
+),"""
+_ONE_CLAIMED = f"""
 counted AS (
     UPDATE joblib_job SET pending = pending - 1
     WHERE id = (SELECT job_id FROM ready) AND NOT {is_job_paused(_AT)}
@@ -616,7 +594,8 @@ heartbeats AS (
         WHERE CASE WHEN EXISTS (SELECT 1 FROM counted) THEN worker.is_late OR :claim IS NOT NULL
             ELSE worker.is_late AND ready.job_id IS NULL END
     )
-)
+)"""
+_ONE_ANSWER = f"""
 SELECT {row_columns("claimed", _ROWS.names)},
     jobs.digest,
     CASE WHEN NOT jobs.digest = ANY (:all_digest) THEN array(
@@ -630,7 +609,29 @@ CROSS JOIN LATERAL (
     WHERE worker_id = :worker AND claimed.id IS NULL
 ) AS jobs
 WHERE ready.job_id IS NULL OR claimed.id IS NOT NULL
-""",
+"""
+
+
+def _claim_one(*, has_many_queues: bool) -> Any:
+    front, heads, number = "", _HEADS, "count(*)"
+    if has_many_queues:
+        front = f"front AS ({first_of_front(':worker', _IS_OPEN)}\n),"
+        heads, number = _FRONT_OR_HEADS, "coalesce(sum(number), 0)"
+    state = f"""
+state AS (
+    SELECT worker.fits AND (queues.open > 0 OR queues.number < {FIRST_QUEUES}) AS fits,
+        worker.is_late OR queues.open > 0 AS must_lock,
+        queues.open = 1 AND queues.number < {FIRST_QUEUES} AS is_only,
+        queues.number >= {FIRST_QUEUES} AS has_many_queues, queues.is_paused
+    FROM worker
+    CROSS JOIN (
+        SELECT {number} AS number, count(*) FILTER (WHERE {_IS_OPEN}) AS open,
+            bool_or({is_job_paused(_AT)} AND room_id <> '{INTERNAL}') AS is_paused
+        FROM heads
+    ) AS queues
+),"""
+    return statement(
+        f"WITH {_ONE_WORKER} {front} heads AS ({heads}), {state}{_ONE_READY}{_ONE_CLAIMED}{_ONE_ANSWER}",
         *_ANSWER_NAMES,
         **_TYPES,
     )

@@ -774,6 +774,7 @@ _REFERENCES = (
     "joblib_queue_block WHERE queued = 0 AND job_id",
 )
 # The first version stays while there are others, which have its id; the current one while others have tasks.
+# PostgreSQL reads all tasks for an EXISTS there, but an order that an index has by the index.
 _IS_NOT_FIRST = """NOT EXISTS (
         SELECT 1 FROM joblib_job AS version
         WHERE version.full_name = joblib_job.full_name AND version.first_id = joblib_job.id
@@ -782,7 +783,8 @@ _HAS_NO_VERSIONS = """NOT EXISTS (
         SELECT 1 FROM joblib_job AS version
         WHERE version.full_name = joblib_job.full_name AND version.id <> joblib_job.id
             AND (version.first_id IS NOT NULL
-                OR EXISTS (SELECT 1 FROM joblib_task WHERE joblib_task.job_id = version.id))
+                OR (SELECT id FROM joblib_task WHERE joblib_task.job_id = version.id ORDER BY room_id LIMIT 1)
+                    IS NOT NULL)
     )"""
 _LOCK_UNUSED = statement(
     f"""
