@@ -84,6 +84,17 @@ async def test_claims_of_many_share_the_limit_of_their_worker(replica: Replica) 
     assert (answers[2].reason, answers[2].is_contended) == (EmptyReason.MAX_TASKS, False)
 
 
+async def test_a_claim_without_a_limit_hides_no_limit_of_another_worker(replica: Replica) -> None:
+    """In one transaction, whatever their order."""
+    free, limited = await replica.register(), await replica.register(max_tasks=1)
+    assert free.worker_id is not None
+    assert limited.worker_id is not None
+    submitted = [(await replica.submit(free)).id for _ in range(6)]
+    items = [Claim(OWNER, worker, 15, task_limit=3) for worker in (free.worker_id, limited.worker_id)]
+    answers: list[Any] = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
+    assert [[task.id for task in answer.tasks] for answer in answers] == [submitted[:3], submitted[3:4]]
+
+
 async def test_the_limit_of_a_job(replica: Replica) -> None:
     """It counts claimed and running tasks; the reason names it, or is "empty" for an empty queue."""
     job, other = await replica.register(max_in_flight=2), await replica.register()
