@@ -10,12 +10,14 @@ from uuid import UUID, uuid4
 
 import pytest
 from databases import every_kind
-from replica import ManualClock, Replica, wait_until_waiting
+from replica import ADMIN, ManualClock, Replica, wait_until_waiting
+from sqlalchemy import text
 
 from zndraw_joblib.server.db.tables import metadata
-from zndraw_joblib.server.queue import rules_history, rules_retention
+from zndraw_joblib.server.queue import rules_history, rules_limits, rules_retention
 from zndraw_joblib.server.queue.rules_retention import RETENTIONS
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
+from zndraw_joblib.wire.policy import LimitValues
 from zndraw_joblib.wire.statuses import TaskStatus
 
 pytestmark = every_kind
@@ -159,6 +161,55 @@ async def test_a_freed_slot_and_a_token_wake_a_claim(pair: list[Replica]) -> Non
     await wait_until_waiting(pair[1], 1)
     await pair[0].report(first.id, TaskStatus.COMPLETED)
     assert (await waiting).task is not None
+
+
+OLD = {"type": "object", "properties": {"user": {"type": "integer"}}}
+NEW = {"type": "object", "properties": {"user": {"type": "integer"}, "size": {"type": "integer"}}}
+
+
+@CLAIMS
+async def test_a_slot_that_a_task_of_another_version_frees(replica: Replica, claim: Any) -> None:
+    """It opens the queue of its key in each version."""
+    limits = [{"key": "/user", "max_in_flight": 1}]
+    old = await replica.register(schema=OLD, limits=limits)
+    await replica.submit(old, {"user": 1})
+    held = await replica.start(old.worker_id)
+    new = await replica.register(schema=NEW, limits=limits)
+    await replica.submit(new, {"user": 1})
+    assert await claim(replica, new.worker_id, 9) == []
+    await replica.report(held.id, TaskStatus.COMPLETED)
+    assert [task.version for task in await claim(replica, new.worker_id, 9)] == [2]
+
+
+@CLAIMS
+async def test_a_slot_that_a_task_of_another_job_frees(replica: Replica, claim: Any) -> None:
+    """It opens the queue of its key in each job with the limit."""
+    values = LimitValues(max_in_flight=1)
+    await replica.runtime.write(rules_limits.put, ADMIN, "users", values)
+    limits = [{"key": "/user", "name": "users"}]
+    one, two = [await replica.register(name, limits=limits) for name in ("One", "Two")]
+    await replica.submit(one, {"user": 1})
+    held = await replica.start(one.worker_id)
+    await replica.submit(two, {"user": 1})
+    assert await claim(replica, two.worker_id, 9) == []
+    await replica.report(held.id, TaskStatus.COMPLETED)
+    assert len(await claim(replica, two.worker_id, 9)) == 1
+
+
+async def test_waits_whose_end_was_lost(replica: Replica) -> None:
+    """A cycle of the sweeper ends all for slots that no task holds, however many there are."""
+    job = await replica.register(limits=[{"key": "/user", "max_in_flight": 1}])
+    for user in [*range(30), *range(30)]:
+        await replica.submit(job, {"user": user})
+    for task in await claim_many(replica, job.worker_id, 60):
+        await replica.report(task.id, TaskStatus.RUNNING)
+        await replica.report(task.id, TaskStatus.COMPLETED)
+    async with replica.engine.begin() as connection:
+        await connection.execute(text("DELETE FROM joblib_limit_slot"))
+    assert await claim_many(replica, job.worker_id, 60) == []
+    kind = next(kind for kind in RETENTIONS if kind.rows == "limit_wait")
+    await replica.runtime.write(rules_retention.prune, kind, timedelta(hours=1), kind.first)
+    assert len(await claim_many(replica, job.worker_id, 60)) == 30
 
 
 async def test_a_claim_waits_for_the_next_token(replica: Replica) -> None:

@@ -309,7 +309,7 @@ class _OpenQueues:
         }
         if limits:
             self.limiter = self.limiter or rules_limits.Limiter(self._tx)
-            busy = await self.limiter.add(limits, count)
+            busy = await self.limiter.add(limits, count, versions)
             self._busy |= busy
             self._free |= dict.fromkeys(busy, 0)
 

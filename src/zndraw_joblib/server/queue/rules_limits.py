@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import ceil
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -142,6 +143,12 @@ def _values_of(spec: str) -> LimitValues:
     return LimitValues.model_validate_json(spec)
 
 
+def _has_shared_slots(rule: Rule) -> bool:
+    return (
+        rule.limit.name is not None and rule.limit.key is not None and rule.values.max_in_flight is not None
+    )
+
+
 def rules_of(job: str, limits: Iterable[JobLimit], specs: Mapping[str, str]) -> list[Rule]:
     """Return the limits of a job with their values; `specs` has those of limits with names."""
     number: Counter[str | None] = Counter()
@@ -226,8 +233,15 @@ class Limiter:
         # The waits that are over, and whether a bucket may block more queues than were opened.
         self._due: dict[tuple[UUID, UUID], bool] = {}
 
-    async def add(self, limits: Mapping[UUID, str], count: int) -> set[UUID]:
+    async def add(
+        self,
+        limits: Mapping[UUID, str],
+        count: int,
+        versions: Mapping[UUID, Sequence[UUID]] = MappingProxyType({}),
+    ) -> set[UUID]:
         """Add jobs with these limits, for a claim of `count` tasks. The caller has locked them.
+
+        `versions` has all versions of those that have others, which are locked as well.
 
         Return the jobs whose limits another transaction has locked: they have no tasks for this one.
         """
@@ -246,18 +260,25 @@ class Limiter:
         for job_id, own in new.items():
             if job_id not in busy:
                 self._rules[job_id] = rules_of(own.of, own.limits, self._specs)
-        await self._open(sorted(new.keys() - busy), count)
+        await self._open(sorted(new.keys() - busy), count, versions)
         return busy
 
     def has(self, job_id: UUID) -> bool:
         """Return whether a job has limits."""
         return job_id in self._rules
 
-    async def _open(self, job_ids: Sequence[UUID], count: int) -> None:
+    async def _open(
+        self, job_ids: Sequence[UUID], count: int, versions: Mapping[UUID, Sequence[UUID]]
+    ) -> None:
         """Open queues whose buckets may allow tasks again."""
         if not job_ids:
             return
-        freed = await sql_limits.collect_freed(self._tx, job_ids)
+        # The tasks that held the slots may be of another version, or of another job with the same limit.
+        sharing = sorted({id for job_id in job_ids for id in versions.get(job_id, [job_id])})
+        freed = await sql_limits.collect_freed(self._tx, sharing)
+        named = [job_id for job_id in job_ids if any(map(_has_shared_slots, self._rules[job_id]))]
+        if named:
+            freed |= await sql_limits.collect_awaited(self._tx, named)
         if freed:
             others = (await sql_limits.set_due(self._tx, freed)) - set(job_ids)
             for name, version in (await sql_jobs.full_names(self._tx, others)).values() if others else ():

@@ -403,6 +403,19 @@ _COLLECT_FREED = statement(
     "bucket_id",
 )
 
+_COLLECT_AWAITED = statement(
+    """
+DELETE FROM joblib_limit_slot
+WHERE freed AND EXISTS (
+    SELECT 1 FROM joblib_limit_wait
+    WHERE joblib_limit_wait.bucket_id = joblib_limit_slot.bucket_id
+        AND joblib_limit_wait.job_id = ANY (:all_job_id)
+)
+RETURNING bucket_id
+""",
+    "bucket_id",
+)
+
 
 async def states(
     tx: Transaction, with_slots: Sequence[UUID], with_rates: Sequence[UUID]
@@ -443,6 +456,14 @@ async def collect_freed(tx: Transaction, job_ids: Sequence[UUID]) -> set[UUID]:
     return set((await tx.execute(_COLLECT_FREED, {"all_job_id": padded(job_ids)})).scalars())
 
 
+async def collect_awaited(tx: Transaction, job_ids: Sequence[UUID]) -> set[UUID]:
+    """Delete the freed slots, of any job, for which these jobs wait. Return their buckets.
+
+    The caller has locked these jobs and the limits with names.
+    """
+    return set((await tx.execute(_COLLECT_AWAITED, {"all_job_id": padded(job_ids)})).scalars())
+
+
 # Waits.
 
 _WAIT = Wait._fields
@@ -455,11 +476,21 @@ WHERE joblib_limit_wait.is_due <> excluded.is_due
 """
 )
 _END_WAITS = statement("DELETE FROM joblib_limit_wait WHERE job_id = :job_id AND bucket_id = :bucket_id")
-_SET_DUE = statement(
-    "UPDATE joblib_limit_wait SET is_due = true WHERE bucket_id = ANY (:all_bucket_id) RETURNING job_id",
-    "job_id",
+# In one order, because with limits that jobs share two transactions end waits of the same jobs.
+_SET_DUE, _SET_DUE_OF_JOB = (
+    statement(
+        f"""
+UPDATE joblib_limit_wait SET is_due = true
+WHERE (job_id, bucket_id) IN (
+    SELECT job_id, bucket_id FROM joblib_limit_wait WHERE {condition} ORDER BY job_id, bucket_id
+    FOR UPDATE
 )
-_SET_DUE_OF_JOB = statement("UPDATE joblib_limit_wait SET is_due = true WHERE job_id = :job_id")
+RETURNING job_id
+""",
+        "job_id",
+    )
+    for condition in ("bucket_id = ANY (:all_bucket_id)", "job_id = :job_id")
+)
 _WAITING_JOBS = statement(
     f"""
 SELECT DISTINCT {QUEUE_NAME} FROM joblib_limit_wait
@@ -668,8 +699,6 @@ async def limits_of_jobs(tx: Transaction) -> list[tuple[str, str]]:
 
 FIRST_QUEUE = (UUID(int=0), "", "")
 FIRST_WAIT = (UUID(int=0), UUID(int=0))
-# So many waits for slots are looked at again in each cycle of the pruner, whatever ended them.
-_MAX_CHECKED = 20
 _PRUNE_BUCKETS = statement(
     """
 DELETE FROM joblib_limit_bucket
@@ -709,8 +738,16 @@ RETURNING bucket_id
 """,
     "bucket_id",
 )
-_SET_CHECKED = statement(
-    "UPDATE joblib_limit_wait SET is_due = true WHERE job_id = :job_id AND bucket_id = ANY (:all_bucket_id)"
+# A lost wait: it is for a slot, and no task holds one.
+_SET_LOST = statement(
+    """
+UPDATE joblib_limit_wait SET is_due = true
+WHERE job_id = :job_id AND bucket_id = ANY (:all_bucket_id) AND ready_at IS NULL AND NOT is_due
+    AND NOT EXISTS (
+        SELECT 1 FROM joblib_limit_slot
+        WHERE joblib_limit_slot.bucket_id = joblib_limit_wait.bucket_id AND NOT freed
+    )
+"""
 )
 _FREE_LOST = statement(
     f"""
@@ -765,9 +802,10 @@ async def prune_queues(
 async def prune_waits(
     tx: Transaction, before: datetime, after: tuple[UUID, UUID], limit: int
 ) -> tuple[int, tuple[UUID, UUID]]:
-    """Delete those of the `limit` waits that follow one that block no queue; end some waits for slots.
+    """Delete those of the `limit` waits that follow one that block no queue.
 
-    Return how many were deleted, and the wait to continue from: `FIRST_WAIT` at the end.
+    End those for slots that no task holds. Return how many were deleted, and the wait to continue from:
+    `FIRST_WAIT` at the end.
     """
     params = {"job_id": after[0], "bucket_id": after[1], "limit": limit}
     waits = [Wait(*row) for row in await tx.execute(_FOLLOWING_WAITS, params)]
@@ -776,9 +814,7 @@ async def prune_waits(
         own = [wait for wait in waits if wait.job_id == job_id]
         ids = {"job_id": job_id, "all_bucket_id": padded([wait.bucket_id for wait in own])}
         deleted += len((await tx.execute(_PRUNE_WAITS, {**ids, "at": before})).all())
-        if full := [wait.bucket_id for wait in own if wait.ready_at is None and not wait.is_due]:
-            checked = {"job_id": job_id, "all_bucket_id": padded(full[:_MAX_CHECKED])}
-            await tx.execute(_SET_CHECKED, checked)
+        await tx.execute(_SET_LOST, ids)
     return deleted, (waits[-1].job_id, waits[-1].bucket_id) if len(waits) == limit else FIRST_WAIT
 
 
