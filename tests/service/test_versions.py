@@ -1,16 +1,21 @@
 """Versions of a job: its schema grows while workers of several versions serve it at once."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 from uuid import UUID
 
 import pytest
-from replica import ADMIN, STRANGER, SUBMITTER, Replica
+from databases import on_postgresql
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica
 from sqlalchemy import delete
 from waiting import until
 
+from service.test_plain_reports import wait_for_lock
+from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import AuditRecord, Job, QueueBlock, RoomCount, RoomQueue, Task
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import rules_jobs, rules_schemas, rules_task_actions, rules_tasks, sql_jobs
@@ -104,6 +109,50 @@ async def test_a_waiting_claim_of_another_version_takes_no_wake_up(pair: list[Re
     assert claimed.id == task.id
     assert not waiting.done()
     waiting.cancel()
+
+
+@asynccontextmanager
+async def registered_meanwhile(replica: Replica, job: JobResponse) -> AsyncIterator[None]:
+    """Register a version of a job; commit at the end, after a statement waits for it."""
+    name, is_registered, go = parse_job_name(job.full_name), asyncio.Event(), asyncio.Event()
+    request = JobRegisterRequest(category=name.category, name=name.name, schema_=NEW)
+
+    async def register(tx: Transaction) -> None:
+        await rules_jobs.put(tx, rules_jobs.JobToRegister(OWNER, name.room_id, request))
+        is_registered.set()
+        await go.wait()
+
+    registering = asyncio.create_task(replica.runtime.write(register))
+    await is_registered.wait()
+    yield
+    await wait_for_lock(replica)
+    go.set()
+    await registering
+
+
+@on_postgresql
+@pytest.mark.parametrize("priority", [0, 1])
+async def test_a_submit_waits_for_the_registration_of_a_version(pair: list[Replica], priority: int) -> None:
+    """It gets the new version."""
+    first, second = pair
+    job = await first.register(schema=OLD)
+    await first.running(job)
+    async with registered_meanwhile(second, job):
+        submitting = asyncio.create_task(first.submit(job, {"y": 1}, priority=priority))
+    assert (await submitting).version == 2
+
+
+@on_postgresql
+async def test_a_pause_waits_for_the_registration_of_a_version(pair: list[Replica]) -> None:
+    """It pauses the new version too."""
+    first, second = pair
+    job = await first.register(schema=OLD)
+    await first.running(job)
+    async with registered_meanwhile(second, job):
+        pausing = asyncio.create_task(first.pause(job))
+    await pausing
+    versions = await first.rows(Job.__table__)
+    assert sorted((version.job_version, version.paused) for version in versions) == [(1, True), (2, True)]
 
 
 async def test_an_old_worker_comes_back(replica: Replica) -> None:

@@ -416,8 +416,12 @@ async def _first(tx: Transaction, sql: Any, **params: Any) -> JobRecord | None:
 
 
 async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobName, JobRecord]:
-    """Lock the active jobs of these names until the commit, and return them."""
-    rows = (await tx.execute(_LOCK_NAMED, {"all_full_name": padded([str(name) for name in names])})).all()
+    """Lock the active jobs of these names until the commit, and return them. No name is there twice."""
+    params = {"all_full_name": padded([str(name) for name in names])}
+    rows = (await tx.execute(_LOCK_NAMED, params)).all()
+    if len(rows) < len(names) and not tx.is_sqlite:
+        # The statement may have waited for the commit of a new version, which only the next one sees.
+        rows = (await tx.execute(_LOCK_NAMED, params)).all()
     tx.record_now(rows)
     records = [JobRecord(*row[:-1]) for row in rows]
     return {job.name: job for job in records}
@@ -626,6 +630,8 @@ async def pause(
     tx: Transaction, name: JobName, *, paused: bool, until: datetime | None = None
 ) -> list[JobRecord]:
     """Pause an active job until a time, or resume it. Return its versions."""
+    # A version that is registered meanwhile is seen after the lock.
+    await lock_versions(tx, name)
     params = {"full_name": str(name), "paused": paused, "paused_until": until}
     return [JobRecord(*row) for row in await tx.execute(_PAUSE, params)]
 
