@@ -4,7 +4,6 @@ import asyncio
 from datetime import timedelta
 
 import httpx
-import pytest
 from databases import OpenDatabase, every_kind, on_both
 from replica import ManualClock, Replica
 from rest import V1, AsUser, expect_problem, register
@@ -53,11 +52,8 @@ async def test_servers_share_the_buckets(
     other = Replica(new_database(clock), timed.engine)
 
     async def take(replica: Replica, count: int = 1) -> bool:
-        try:
-            await replica.runtime.write(rules_rates.take, "ada", count, 10, MINUTE)
-        except TooManyRequests:
-            return False
-        return True
+        taken = await replica.runtime.write(rules_rates.take, "ada", [None], count, 10, MINUTE)
+        return isinstance(taken, rules_rates.Tokens)
 
     for seconds, expected in ((0, 10), (6, 1), (3, 0), (3, 1), (1000, 10)):
         clock.advance(seconds)
@@ -73,18 +69,55 @@ async def test_servers_share_the_buckets(
     await other.runtime.finish()
 
 
-async def test_a_clock_that_goes_back_delays_by_the_window_at_most(
-    timed: Replica, clock: ManualClock
-) -> None:
-    """Buckets that are full again are deleted."""
-    await timed.runtime.write(rules_rates.take, "ada", 10, 10, MINUTE)
+@every_kind
+async def test_a_clock_that_went_back_delays_no_user(timed: Replica, clock: ManualClock) -> None:
+    """A bucket fills as if the clock had not changed, also one that owes tokens; full ones are deleted."""
+
+    async def wait(user: str, count: int = 1) -> int:
+        taken = await timed.runtime.write(rules_rates.take, user, [None], count, 10, MINUTE)
+        return int(taken.headers["Retry-After"]) if isinstance(taken, TooManyRequests) else 0
+
+    assert await wait("ada", 10) == await wait("ben", 1) == await wait("eva", 100) == 0
     clock.advance(-3600)
-    with pytest.raises(TooManyRequests, match="retry in 6 s"):
-        await timed.runtime.write(rules_rates.take, "ada", 1, 10, MINUTE)
+    assert (await wait("ada"), await wait("ben", 9), await wait("eva")) == (6, 0, 546)
     clock.advance(6)
-    await timed.runtime.write(rules_rates.take, "ben", 1, 10, MINUTE)
+    assert (await wait("ada"), await wait("ben"), await wait("eva")) == (0, 0, 540)
     [retention] = [each for each in rules_retention.RETENTIONS if each.rows == "submit_rate"]
-    clock.advance(3600)
+    clock.advance(100)
     pruned, _ = await timed.runtime.write(rules_retention.prune, retention, timedelta(0), None)
-    assert pruned.deleted == 1
-    assert [row.user_id for row in await timed.rows(SubmitRate.__table__)] == ["ada"]
+    assert pruned.deleted == 2
+    assert [row.user_id for row in await timed.rows(SubmitRate.__table__)] == ["eva"]
+
+
+@on_both
+async def test_repeats_and_refused_submits_need_no_tokens(
+    settings: ServerSettings, client: httpx.AsyncClient
+) -> None:
+    """Single and in batches: also a repeat while there are none, and a task that no job takes."""
+    settings.max_submits_per_user = 5
+    schema = {"properties": {"x": {"type": "integer"}}}
+    job = await register(client, schema=schema)
+    url, batches = f"{V1}/rooms/lab/tasks/{job['full_name']}", f"{V1}/tasks/submit"
+    task = {"room_id": "lab", "job_name": job["full_name"], "payload": {"x": 1}}
+    wrong = task | {"payload": {"x": "1"}}
+
+    async def post(path: str, body: object, status: int, key: str | None = None) -> None:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        response = await client.post(path, json=body, headers=headers)
+        assert response.status_code == status, response.text
+
+    for _ in range(6):
+        await post(url, {"payload": {"x": "1"}}, 422)
+        await post(f"{V1}/rooms/lab/tasks/@global:modifiers:None", {}, 404)
+        await post(batches, {"tasks": [task, wrong], "atomic": True}, 422)
+    await post(batches, {"tasks": [wrong] * 5}, 200)
+    await post(url, {"payload": {"x": 1}}, 202, "one")
+    for _ in range(2):
+        await post(batches, {"tasks": [task] * 2}, 200, "two")
+        await post(batches, {"tasks": [task] * 2, "atomic": True}, 200, "three")
+        await post(url, {"payload": {"x": 1}}, 202, "one")
+    await post(url, {"payload": {"x": 1}}, 429)
+    await post(url, {"payload": {"x": 2}}, 429, "other")
+    # Another request with a key that was used is refused, and gives no token back.
+    await post(url, {"payload": {"x": 2}}, 422, "one")
+    await post(url, {"payload": {"x": 2}}, 429)

@@ -28,10 +28,18 @@ from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.db.tables import metadata
-from zndraw_joblib.server.queue import sql_details, sql_idempotency, sql_jobs, sql_providers, sql_results
+from zndraw_joblib.server.queue import (
+    rules_rates,
+    sql_details,
+    sql_idempotency,
+    sql_jobs,
+    sql_providers,
+    sql_results,
+)
 from zndraw_joblib.server.queue.rules_providers import InternalProvider, register_internal
 from zndraw_joblib.server.queue.sql_idempotency import StoredAnswer
 from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.problems import TooManyRequests
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -821,6 +829,23 @@ async def test_a_queue_gets_the_table_of_rates(empty: AsyncEngine) -> None:
             await connection.run_sync(migrate, command.downgrade, "0027")
             assert await counts(connection, ["joblib_job"]) == [1]
     assert "joblib_submit_rate" not in await tables(empty)
+
+
+async def test_rates_of_an_earlier_release_keep_their_tokens(empty: AsyncEngine) -> None:
+    """The upgrade from 0030 adds when they were written; a downgrade drops only that."""
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0030")
+        statement = "INSERT INTO joblib_submit_rate (user_id, full_at) VALUES ('ada', 9000000000000000)"
+        await connection.execute(text(statement))
+    for _ in range(2):
+        database = SessionDatabase(open_sessions(empty))
+        await schema.upgrade(database)
+        assert await rows_of(empty, "joblib_submit_rate") == [("ada", 9_000_000_000_000_000, None)]
+        taken, _ = await database.write(rules_rates.take, "ada", [None], 1, 10, timedelta(minutes=1))
+        assert isinstance(taken, TooManyRequests)
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0030")
+            assert await counts(connection, ["joblib_submit_rate"]) == [1]
 
 
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:

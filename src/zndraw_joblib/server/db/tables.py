@@ -696,13 +696,17 @@ class Pause(Base, table=True):
 
 
 class SubmitRate(Base, table=True):
-    """When the token bucket of a user's submits is full, in microseconds since 1970; full without a row."""
+    """When the token bucket of a user's submits is full, and when that was written; full without a row.
+
+    Both are in microseconds since 1970.
+    """
 
     __tablename__ = "joblib_submit_rate"
     __table_args__ = (Index(None, "full_at"),)
 
     user_id: str = _column(Text, key=True)
     full_at: int = _column(BigInteger)
+    written_at: int | None = _column(BigInteger, optional=True)
 
 
 class RoomQueue(Base, table=True):

@@ -127,12 +127,12 @@ async def run_schedule(  # noqa: PLR0913 - one parameter each
     """Submit a task of a schedule now, as the caller's, also while the schedule is paused."""
     record = await queue.runtime.database.read(rules_schedules.record, room_id, schedule)
     options = rules_schedules.options(record)
-    rate = await queue.runtime.take_submits(caller.id, 1)
-    with submit_span(request, traceparent, record.job) as trace:
-        item = queue.runtime.submission(caller, room_id, record.job, options, key, trace)
-        item.schedule = schedule
-        task = await queue.dispatcher.submit(item)
-    headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **rate}
+    async with queue.runtime.take_submits(caller.id, [key]) as tokens:
+        with submit_span(request, traceparent, record.job) as trace:
+            item = queue.runtime.submission(caller, room_id, record.job, options, key, trace)
+            item.schedule = schedule
+            task = await queue.dispatcher.submit(item)
+    headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **tokens.headers}
     return json_response(task, 202, headers)
 
 

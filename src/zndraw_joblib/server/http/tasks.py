@@ -143,16 +143,16 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
     encoded = rules_transitions.check_size("payload", body.payload)
-    rate = await queue.runtime.take_submits(caller.id, 1)
-    with submit_span(request, traceparent, name) as trace:
-        item = queue.runtime.submission(caller, room_id, name, body, key, trace)
-        item.payload_json = encoded
-        if name.room_id == INTERNAL:
-            task = await queue.dispatcher.submit(item)
-        else:
-            answer = await queue.runtime.submit(item)
-            task = answer.result if isinstance(answer, Repeat) else answer
-    headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **rate}
+    async with queue.runtime.take_submits(caller.id, [key]) as tokens:
+        with submit_span(request, traceparent, name) as trace:
+            item = queue.runtime.submission(caller, room_id, name, body, key, trace)
+            item.payload_json = encoded
+            if name.room_id == INTERNAL:
+                task = await queue.dispatcher.submit(item)
+            else:
+                answer = await queue.runtime.submit(item)
+                task = answer.result if isinstance(answer, Repeat) else answer
+    headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **tokens.headers}
     if task.duplicate:
         await _check_duplicate(request, caller, room_id, task)
         return json_response(task, 200, headers)
@@ -380,32 +380,34 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
     A body with a malformed item is refused as a whole.
     """
     rooms = await _writable_rooms(request, queue, body.tasks)
-    rate = await queue.runtime.take_submits(caller.id, len(body.tasks))
     jobs = {name: _job_name(name) for name in {task.job_name for task in body.tasks}}
     may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
     names = [job for job in jobs.values() if isinstance(job, JobName)]
     only = names[0] if len(names) == len(jobs) == 1 else None
-    with submit_span(request, traceparent, only, len(body.tasks)) as trace:
-        items: list[Submission | Exception] = []
-        for index, task in enumerate(body.tasks):
-            room, job = rooms[task.room_id], jobs[task.job_name]
-            problem = _large_payload(task) if may_be_large else None
-            if isinstance(room, Exception):
-                items.append(room)
-            elif isinstance(job, Exception):
-                items.append(job)
-            elif problem is not None:
-                items.append(problem)
-            else:
-                item_or_all = None if body.atomic else item_key(key, index)
-                items.append(queue.runtime.submission(caller, room, job, task, item_or_all, trace))
-        outcomes = await _submit(queue, body, items, key)
+    keys = [key] if body.atomic else [item_key(key, index) for index in range(len(body.tasks))]
+    async with queue.runtime.take_submits(caller.id, keys, len(body.tasks)) as tokens:
+        with submit_span(request, traceparent, only, len(body.tasks)) as trace:
+            items: list[Submission | Exception] = []
+            for index, task in enumerate(body.tasks):
+                room, job = rooms[task.room_id], jobs[task.job_name]
+                problem = _large_payload(task) if may_be_large else None
+                if isinstance(room, Exception):
+                    items.append(room)
+                elif isinstance(job, Exception):
+                    items.append(job)
+                elif problem is not None:
+                    items.append(problem)
+                else:
+                    item_or_all = None if body.atomic else keys[index]
+                    items.append(queue.runtime.submission(caller, room, job, task, item_or_all, trace))
+            outcomes = await _submit(queue, body, items, key)
+        tokens.accepted = sum(isinstance(outcome, TaskResponse) for outcome in outcomes)
     if any(isinstance(outcome, TaskResponse) and outcome.duplicate for outcome in outcomes):
         outcomes = [
             await _readable(request, caller, task.room_id, outcome)
             for task, outcome in zip(body.tasks, outcomes, strict=True)
         ]
-    return _response(outcomes, 202, queue.prefix, is_minimal=minimal, more_headers=rate)
+    return _response(outcomes, 202, queue.prefix, is_minimal=minimal, more_headers=tokens.headers)
 
 
 async def _readable(request: Request, caller: Identity, room_id: str, outcome: Outcome) -> Outcome:

@@ -68,9 +68,10 @@ FOR UPDATE SKIP LOCKED
 _REMOVE = statement("DELETE FROM joblib_idempotency_key WHERE id = ANY (:all_id)")
 
 
-async def stored(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
-    """Return which of these keys have an answer."""
-    return {row.id for row in await tx.execute(_FIND, {"all_id": padded(ids)})}
+async def stored(tx: Transaction, ids: Sequence[UUID], since: datetime | None = None) -> set[UUID]:
+    """Return which of these keys have an answer, stored after a time."""
+    rows = await tx.execute(_FIND, {"all_id": padded(ids)})
+    return {row.id for row in rows if since is None or row.created_at > since}
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> tuple[dict[UUID, StoredAnswer], set[UUID]]:

@@ -6,23 +6,33 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BIG_INTEGER, statement
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# A clock that went back must not leave a bucket empty for longer than it takes to fill it.
-_FULL_AT = """CASE
-        WHEN joblib_submit_rate.full_at > :now_us + {window} THEN :now_us + {window}
-        WHEN joblib_submit_rate.full_at < :now_us THEN :now_us
-        ELSE joblib_submit_rate.full_at
-    END""".format(window=":window_us")
+# If the clock went back since a row was written, the time until its bucket is full is as it was then.
+_FULL_AT = """joblib_submit_rate.full_at - CASE
+        WHEN joblib_submit_rate.written_at > :now_us THEN joblib_submit_rate.written_at - :now_us
+        ELSE 0
+    END"""
+_SINCE = f"CASE WHEN {_FULL_AT} > :now_us THEN {_FULL_AT} ELSE :now_us END"
 _TAKE = statement(
     f"""
-INSERT INTO joblib_submit_rate (user_id, full_at) VALUES (:user_id, :now_us + :cost_us)
-ON CONFLICT (user_id) DO UPDATE SET full_at = {_FULL_AT} + :cost_us
-WHERE {_FULL_AT} + :needed_us <= :now_us + :window_us
+INSERT INTO joblib_submit_rate (user_id, full_at, written_at) VALUES (:user_id, :now_us + :cost_us, :now_us)
+ON CONFLICT (user_id) DO UPDATE SET full_at = {_SINCE} + :cost_us, written_at = :now_us
+WHERE {_SINCE} + :needed_us <= :now_us + :window_us
 RETURNING full_at
 """,
     "full_at",
     **dict.fromkeys(("now_us", "cost_us", "needed_us", "window_us"), BIG_INTEGER),
 )
+_SET_BACK = statement(
+    f"""
+UPDATE joblib_submit_rate SET full_at = {_FULL_AT}, written_at = :now_us
+WHERE user_id = :user_id AND written_at > :now_us
+""",
+    now_us=BIG_INTEGER,
+)
 _FULL = statement("SELECT full_at FROM joblib_submit_rate WHERE user_id = :user_id", "full_at")
+_RETURN = statement(
+    "UPDATE joblib_submit_rate SET full_at = full_at - :cost_us WHERE user_id = :user_id", cost_us=BIG_INTEGER
+)
 _PRUNE = statement(
     """
 DELETE FROM joblib_submit_rate WHERE user_id IN (
@@ -40,15 +50,23 @@ async def take(
 ) -> tuple[bool, timedelta]:
     """Take what a bucket gains in `cost`, if it has at least what it gains in `needed`.
 
-    It is full after `window` without a take. Return whether it was taken, and how long it takes to be full.
+    An empty one is full after `window` without a take. Return whether it was taken, and how long it takes to
+    be full.
     """
     now = _microseconds(await tx.now() - _EPOCH)
     sizes = {"cost_us": cost, "needed_us": needed, "window_us": window}
     params = {"user_id": user_id, "now_us": now} | {name: _microseconds(size) for name, size in sizes.items()}
     row = (await tx.execute(_TAKE, params)).first()
-    full_at = row or (await tx.execute(_FULL, {"user_id": user_id})).first()
-    late = timedelta(microseconds=max(0, full_at[0] - now)) if full_at else timedelta()
-    return row is not None, late if row is not None else min(late, window)
+    is_taken = row is not None
+    if row is None:
+        await tx.execute(_SET_BACK, {"user_id": user_id, "now_us": now})
+        row = (await tx.execute(_FULL, {"user_id": user_id})).first()
+    return is_taken, timedelta(microseconds=max(0, row[0] - now)) if row else timedelta()
+
+
+async def give_back(tx: Transaction, user_id: str, cost: timedelta) -> None:
+    """Return to a bucket what it gains in `cost`."""
+    await tx.execute(_RETURN, {"user_id": user_id, "cost_us": _microseconds(cost)})
 
 
 async def prune(tx: Transaction, at: datetime, limit: int) -> int:

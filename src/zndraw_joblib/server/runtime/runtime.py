@@ -5,10 +5,20 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import partial
+from http import HTTPStatus
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
@@ -75,7 +85,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.policy import WithoutWorkers
-from zndraw_joblib.wire.problems import Forbidden, ProblemException, WorkerNotFound
+from zndraw_joblib.wire.problems import Forbidden, ProblemException, TooManyRequests, WorkerNotFound
 
 Pair = tuple[str, UUID]
 
@@ -349,15 +359,34 @@ class Runtime:
             traceparent=traceparent,
         )
 
-    async def take_submits(self, user: str, count: int) -> dict[str, str]:
-        """Count tasks that a user submits over HTTP for its rate. Return the headers of the response.
+    @asynccontextmanager
+    async def take_submits(
+        self, user: str, keys: Sequence[RequestKey | None], count: int = 1
+    ) -> AsyncGenerator[rules_rates.Tokens]:
+        """Count the tasks of a block for the rate of a user's submits, but no repeats and refused ones.
 
-        Raises `TooManyRequests`, before anything is written.
+        `keys` are those of the tasks, or that of all together. The block sets how many were `accepted`,
+        unless all were. Raises `TooManyRequests`.
         """
-        limit, seconds = self.settings.max_submits_per_user, self.settings.submit_window_seconds
+        limit, window = self.settings.max_submits_per_user, self.settings.submit_window_seconds
         if limit is None:
-            return {}
-        return await self.write_short(rules_rates.take, user, count, limit, timedelta(seconds=seconds))
+            yield rules_rates.Tokens(0, {}, 0)
+            return
+        rate = limit, timedelta(seconds=window)
+        tokens = await self.write_short(rules_rates.take, user, keys, count, *rate)
+        if isinstance(tokens, TooManyRequests):
+            raise tokens
+        try:
+            yield tokens
+        except ProblemException as error:
+            # After an error of the server the tasks may be there.
+            if error.problem.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                tokens.accepted = 0
+            raise
+        finally:
+            if tokens.accepted < tokens.count:
+                refused = tokens.count - tokens.accepted
+                await self.write_short(rules_rates.give_back, user, refused, *rate)
 
     async def submit(self, item: rules_tasks.Submission) -> OnceOrRepeat:
         """Add a task. Raises the problem that `rules_tasks.submit` returns, or `InvalidPayload`."""
