@@ -17,7 +17,8 @@ from zndraw_joblib.server.db.tables import metadata
 from zndraw_joblib.server.queue import rules_history, rules_limits, rules_retention
 from zndraw_joblib.server.queue.rules_retention import RETENTIONS
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
-from zndraw_joblib.wire.policy import LimitValues
+from zndraw_joblib.wire.policy import LimitValues, Rate
+from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 
 pytestmark = every_kind
@@ -104,6 +105,25 @@ async def test_a_rate(timed: Replica, clock: ManualClock, claim: Any) -> None:
     assert len(await claim(timed, job.worker_id, 9)) == 1
     clock.advance(1000)
     assert len(await claim(timed, job.worker_id, 9)) == 3
+
+
+@CLAIMS
+async def test_a_rate_with_a_large_burst(timed: Replica, claim: Any) -> None:
+    """It is refused; one that was stored before works, with a burst of a year at most."""
+    rate = {"count": 1, "per_seconds": 86_400, "burst": 1_000_000}
+    with pytest.raises(InvalidRequest, match=r"limits\.0\.rate\.burst: .* at most 365$"):
+        await timed.register(limits=[{"rate": rate}])
+    with pytest.raises(InvalidRequest, match=r"rate\.burst: .* at most 365$"):
+        await timed.runtime.write(rules_limits.put, ADMIN, "api", LimitValues(rate=Rate(**rate)))
+    job = await timed.register(limits=[{"rate": rate | {"burst": 365}}])
+    async with timed.engine.begin() as connection:
+        await connection.execute(text("UPDATE joblib_job SET limits = replace(limits, '365', '1000000')"))
+        await connection.execute(text("UPDATE joblib_job SET policy = replace(policy, '365', '1000000')"))
+    for _ in range(3):
+        task = await timed.submit(job)
+    assert len(await claim(timed, job.worker_id, 2)) == 2
+    explanation = await timed.runtime.database.read(rules_history.explain, task.id, timed.runtime.order)
+    assert "rate_limited" not in {reason.code for reason in explanation.reasons}
 
 
 @CLAIMS

@@ -176,10 +176,10 @@ class Bucket:
     def reset(self) -> None:
         """Return to what is stored."""
         self.held, self._next_at, self.is_clamped = self._stored.held, self._now, False
-        if self._stored.next_at is not None and (rate := self.rule.values.rate) is not None:
+        if self._stored.next_at is not None and self.rule.values.rate is not None:
             # A later time was stored before the clock was set back. It is replaced, because the time that
             # replaces it is relative to now.
-            latest = self._now + self.interval * rate.burst
+            latest = self._now + self._advance + self.interval
             self.is_clamped = self._stored.next_at > latest
             self._next_at = max(self._now, min(self._stored.next_at, latest))
 
@@ -188,6 +188,12 @@ class Bucket:
         """From one claim to the next."""
         rate = self.rule.values.rate
         return timedelta(microseconds=0 if rate is None else ceil(rate.interval * 1_000_000))
+
+    @cached_property
+    def _advance(self) -> timedelta:
+        """How early a burst may take a token: stored rates of earlier servers may have any burst."""
+        rate = self.rule.values.rate
+        return timedelta() if rate is None else min(self.interval * (rate.burst - 1), _LONGEST)
 
     @property
     def is_full(self) -> bool:
@@ -198,8 +204,7 @@ class Bucket:
     @property
     def ready_at(self) -> datetime:
         """When its rate allows the next task."""
-        rate = self.rule.values.rate
-        return self._now if rate is None else self._next_at - self.interval * (rate.burst - 1)
+        return self._next_at - self._advance
 
     @property
     def allows(self) -> bool:
@@ -454,11 +459,15 @@ async def reasons(tx: Transaction, task: TaskRecord) -> list[Reason]:
 
 
 async def change(tx: Transaction, job_ids: Iterable[UUID], limits: Sequence[JobLimit]) -> None:
-    """Apply the new limits of the versions of a job, which are locked. Raises `LimitNotFound`.
+    """Apply the new limits of the versions of a job, which are locked.
+
+    Raises `LimitNotFound`, and `InvalidRequest` for a burst that is too large.
 
     Tasks that wait keep their keys: those that were submitted before the job had a limit with a key in the
     payload count as tasks without a value of it. Claimed and running tasks hold no slots of new limits.
     """
+    for number, limit in enumerate(limits):
+        _check_burst(limit, f"limits.{number}.rate.burst")
     names = {limit.name for limit in limits if limit.name is not None}
     if names and (unknown := names - (await sql_limits.lock_shared(tx, names))):
         raise LimitNotFound(
@@ -469,6 +478,15 @@ async def change(tx: Transaction, job_ids: Iterable[UUID], limits: Sequence[JobL
         if limits:
             await sql_limits.add_rooms(tx, job_id)
         await sql_limits.set_due_of_job(tx, job_id)
+
+
+def _check_burst(values: LimitValues, field: str) -> None:
+    rate = values.rate
+    if rate is not None and rate.burst * rate.interval > YEAR_SECONDS:
+        raise InvalidRequest(
+            f"{field}: a rate of {rate.count} in {rate.per_seconds:g} seconds takes more than a year "
+            f"for a burst of {rate.burst}; give at most {int(YEAR_SECONDS / rate.interval)}"
+        )
 
 
 async def next_ready(tx: Transaction) -> datetime | None:
@@ -492,10 +510,12 @@ _MAX_NAMED = 10_000
 async def put(tx: Transaction, caller: Identity, name: str, values: LimitValues) -> tuple[LimitEntry, bool]:
     """Define a limit, for all claims from now on. Return it, and whether it is new.
 
-    Raises `InvalidRequest` for one that limits nothing, and `Conflict` if there are too many.
+    Raises `InvalidRequest` for one that limits nothing or has too large a burst, and `Conflict` if there are
+    too many.
     """
     if values.is_empty:
         raise InvalidRequest("body: a limit has max_in_flight, or rate, or both; give one of them")
+    _check_burst(values, "rate.burst")
     before, now = await sql_limits.get(tx, name, lock=True), await tx.now()
     created_at = now if before is None else before.created_at
     limit = NamedLimit(name, values.model_dump_json(), created_at, now, caller.id)
