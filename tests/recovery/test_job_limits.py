@@ -126,6 +126,20 @@ async def test_a_rate_with_a_large_burst(timed: Replica, claim: Any) -> None:
     assert "rate_limited" not in {reason.code for reason in explanation.reasons}
 
 
+async def test_keys_with_the_same_value(timed: Replica) -> None:
+    """The order of the names in an object and the form of a number make no difference."""
+    job = await timed.register(limits=[{"key": "/user", "max_in_flight": 1}])
+    big = 10**20
+    groups: list[list[Any]] = [
+        [{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}],
+        [{"a": big, "b": 2}, {"b": 2, "a": big}],
+        [1, 1.0],
+    ]
+    for user in (value for group in groups for value in group):
+        await timed.submit(job, {"user": user})
+    assert users(await claim_all(timed, job.worker_id, 9)) == [group[0] for group in groups]
+
+
 @CLAIMS
 async def test_all_limits_hold(timed: Replica, clock: ManualClock, claim: Any) -> None:
     """A task that waits for a rate holds no slot of another limit."""

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic import BaseModel
-from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, Page, job_key
@@ -89,12 +88,10 @@ def _value(key: str, payload: Any, submitter: str) -> str:
             value = value[int(name)]
         else:
             return _MISSING
-    if isinstance(value, dict | list):
-        return _digest(to_json(value).decode())
     try:
         return _digest(canonical_json(value))
     except ValueError:  # an integer beyond 2**53
-        return _digest(json.dumps(value))
+        return _digest(json.dumps(value, sort_keys=True))
 
 
 def _digest_in(limit_key: str, key: str) -> str:
