@@ -18,8 +18,16 @@ from service.test_plain_reports import wait_for_lock
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import AuditRecord, Job, QueueBlock, RoomCount, RoomQueue, Task
 from zndraw_joblib.server.process.ports import Page
-from zndraw_joblib.server.queue import rules_jobs, rules_schemas, rules_task_actions, rules_tasks, sql_jobs
-from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse, TaskResponse
+from zndraw_joblib.server.queue import (
+    rules_claims,
+    rules_jobs,
+    rules_schemas,
+    rules_task_actions,
+    rules_tasks,
+    sql_jobs,
+)
+from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult
+from zndraw_joblib.wire.messages import EmptyReason, JobRegisterRequest, JobResponse, TaskResponse
 from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.problems import Conflict, InvalidPayload, SchemaConflict
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -224,6 +232,51 @@ async def test_a_limit_holds_over_all_versions(pair: list[Replica]) -> None:
     assert (await second.claim_response(new.worker_id)).reason == "at_capacity"
     await end(first, claimed[0])
     assert await second.claim(new.worker_id) is not None
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+async def test_versions_share_the_free_slots_in_the_order_of_tasks(
+    replica: Replica, count: int, is_paused: bool
+) -> None:
+    """The oldest tasks get them; those of a paused room take none from another version."""
+    # Which version comes first by its id is random.
+    for number in range(3):
+        name = f"Share{number}"
+        old = await replica.register(name, schema=OLD, max_in_flight=count)
+        before = [await replica.submit(old, room="closed") for _ in range(count)]
+        new = await replica.register(name, schema=NEW)
+        after = [await replica.submit(new) for _ in range(count)]
+        if is_paused:
+            await replica.pause_room("closed")
+        response = await replica.claim_response(new.worker_id, max=count)
+        claimed = [task.id for task in response.tasks or [response.task] if task]
+        assert claimed == [task.id for task in (after if is_paused else before)]
+        await replica.resume_room("closed")
+
+
+async def test_a_batch_of_claims_of_two_versions_is_answered_at_once(replica: Replica) -> None:
+    """The one free slot is for the oldest task. A claim without a slot is not repeated."""
+    old = await replica.register(schema=OLD, max_in_flight=1)
+    first = await replica.submit(old)
+    new = await replica.register(schema=NEW)
+    await replica.submit(new)
+    items = [
+        Claim(OWNER, worker, 15, None, replica.runtime.order)
+        for worker in (old.worker_id, new.worker_id)
+        if worker
+    ]
+    results = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
+    answers = [
+        (list(one.tasks), one.reason, one.is_contended) for one in results if isinstance(one, ClaimResult)
+    ]
+    assert [task.id for tasks, *_ in answers for task in tasks] == [first.id]
+    assert answers[1] == ([], EmptyReason.AT_CAPACITY, False)
+    again = await replica.runtime.write(lambda tx: rules_claims.claim(tx, items))
+    assert [(one.reason, one.is_contended) for one in again if isinstance(one, ClaimResult)] == [
+        (EmptyReason.EMPTY, False),
+        (EmptyReason.AT_CAPACITY, False),
+    ]
 
 
 async def test_a_pause_and_a_policy_are_of_all_versions(replica: Replica) -> None:

@@ -225,9 +225,8 @@ class _OpenQueues:
         self._locked: set[UUID] = set()
         self._free: dict[UUID, int] = {}
         self._busy: set[UUID] = set()
-        # Those versions of limited jobs that have others.
-        self._shared: set[UUID] = set()
         self._checked: set[UUID] = set()
+        self.shared = rules_fairness.VersionSlots()
         self.limiter: rules_limits.Limiter | None = None
 
     async def demand(self, item: Claim, count: int) -> dict[UUID, int]:
@@ -272,8 +271,14 @@ class _OpenQueues:
                 break
             await self._apply(limited, job_ids - self._locked, count)
         for slot in slots:
-            for head in self._by_worker[slot.claim.worker_id].heads:
-                if self._free.get(head.job_id, head.pending) < head.pending and _is_open(head, slot.claim):
+            heads = [
+                head for head in self._by_worker[slot.claim.worker_id].heads if _is_open(head, slot.claim)
+            ]
+            pending = {head.job_id: head.pending for head in heads} if self.shared else {}
+            for head in heads:
+                if self._free.get(head.job_id, head.pending) < head.pending or self.shared.is_exceeded(
+                    head.job_id, pending
+                ):
                     slot.refusal = EmptyReason.AT_CAPACITY
                     slot.may_claim_again = slot.may_claim_again or head.job_id in self._busy
 
@@ -295,13 +300,7 @@ class _OpenQueues:
         }
         self._free |= await rules_fairness.free_slots(self._tx, free, versions)
         for job_id in free.keys() & versioned:
-            # What this transaction gives one version, it does not give another one, whose claim is repeated.
-            others = self._shared.intersection(versions[job_id])
-            if others:
-                self._busy.add(job_id)
-            free_together = self._free[job_id] - sum(self._free[other] for other in others)
-            self._free[job_id] = max(0, min(free_together, limited[job_id].pending))
-            self._shared.add(job_id)
+            self.shared.add(versions[job_id], self._free[job_id])
         limits = {
             job_id: head.limits
             for job_id, head in limited.items()
@@ -533,7 +532,7 @@ async def _choose(
         return {}
     order = order._replace(skips_paused=bool(pauses.rooms))
     open_slots = [slot for slot in slots if slot.demand]
-    return await rules_fairness.assign(tx, open_slots, demand, order, queues.limiter)
+    return await rules_fairness.assign(tx, open_slots, demand, order, queues.limiter, queues.shared)
 
 
 async def _choose_first(
@@ -551,7 +550,7 @@ async def _choose_first(
         [(job_id, count)] = demand.items()
         oldest = await sql_claims.lock_oldest(tx, job_id, count, bodies=is_small)
         locked = {task.seq: task for task in oldest}
-        _assign_oldest(slots, {job_id: [task.place for task in oldest]}, {})
+        _assign_oldest(slots, {job_id: [task.place for task in oldest]}, {}, queues.shared)
     else:
         locked = await _choose_of_several(tx, slots, queues, bodies=is_small)
     if not is_small and locked:
@@ -564,7 +563,9 @@ async def _choose_within_limits(
 ) -> dict[int, TaskRecord]:
     while True:
         open_slots = [slot for slot in slots if slot.demand]
-        locked = await rules_fairness.assign(tx, open_slots, _demand(slots), order, queues.limiter)
+        locked = await rules_fairness.assign(
+            tx, open_slots, _demand(slots), order, queues.limiter, queues.shared
+        )
         places = {seq: task.place for seq, task in locked.items()}
         # Queues that were not read may have tasks that come first.
         if not any(
@@ -629,7 +630,7 @@ async def _assign(
             job_id: [place for place in places if place[1] not in skipped][: demand[job_id]]
             for job_id, places in oldest.items()
         }
-        if _assign_oldest(slots, free, ends):
+        if _assign_oldest(slots, free, ends, queues.shared):
             places_of = {place[1]: place for places in free.values() for place in places}
             for slot in slots:
                 end = queues.end(slot)
@@ -645,7 +646,10 @@ def _may_be_late(slot: _WorkerSlot, places: Mapping[int, Place], end: Place) -> 
 
 
 def _assign_oldest(
-    slots: Sequence[_WorkerSlot], places: Mapping[UUID, Sequence[Place]], ends: Mapping[UUID, Place]
+    slots: Sequence[_WorkerSlot],
+    places: Mapping[UUID, Sequence[Place]],
+    ends: Mapping[UUID, Place],
+    shared: rules_fairness.VersionSlots,
 ) -> bool:
     """Give each slot the first places of its jobs, up to the first end of a job with more tasks.
 
@@ -653,6 +657,8 @@ def _assign_oldest(
     """
     merged: dict[int, tuple[deque[int], bool]] = {}
     assigned: set[int] = set()
+    shared.reset()
+    job_of = {place[1]: job_id for job_id, own in places.items() for place in own} if shared else {}
     is_enough = True
     for slot in slots:
         if id(slot.demand) not in merged:
@@ -664,8 +670,11 @@ def _assign_oldest(
         slot.seqs = []
         while seqs and len(slot.seqs) < slot.task_limit:
             seq = seqs.popleft()
-            if seq not in assigned:
-                slot.seqs.append(seq)
+            if seq in assigned or (shared and not shared.has_free(job_of[seq])):
+                continue
+            slot.seqs.append(seq)
+            if shared:
+                shared.take(job_of[seq])
         assigned.update(slot.seqs)
         is_enough = is_enough and (is_all or len(slot.seqs) == slot.task_limit)
     return is_enough
@@ -687,7 +696,10 @@ def _result(
         return ClaimResult(is_contended=True, is_left_out=True)
     worker_id = slot.claim.worker_id
     # Tasks that are pending and were not claimed here are locked by another transaction.
-    is_left = any(pending > claimed_of[job_id] for job_id, pending in slot.demand.items())
+    is_left = any(
+        pending > claimed_of[job_id] and queues.shared.has_free(job_id, claimed_of)
+        for job_id, pending in slot.demand.items()
+    )
     reason = slot.refusal or (EmptyReason.PAUSED if queues.has_paused(worker_id) else EmptyReason.EMPTY)
     return slot.claim.empty(jobs[worker_id], reason, is_contended=is_left or slot.may_claim_again)
 

@@ -81,6 +81,44 @@ class _JobCandidates(NamedTuple):
     is_all: bool
 
 
+class VersionSlots:
+    """The free slots of jobs with `max_in_flight` that have several versions: these share them."""
+
+    def __init__(self) -> None:
+        self._free: dict[UUID, int] = {}
+        self._versions: dict[UUID, Sequence[UUID]] = {}
+        self._taken: Counter[UUID] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._versions)
+
+    def add(self, versions: Sequence[UUID], free: int) -> None:
+        """Let the versions of a job share its free slots."""
+        self._free |= dict.fromkeys(versions, free)
+        self._versions |= dict.fromkeys(versions, versions)
+
+    def reset(self) -> None:
+        """Return all slots, before other tasks are chosen."""
+        self._taken.clear()
+
+    def take(self, job_id: UUID) -> None:
+        """Take a slot for a task of a version."""
+        self._taken[job_id] += 1
+
+    def has_free(self, job_id: UUID, taken: Mapping[UUID, int] | None = None) -> bool:
+        """Return whether a slot is free for a version after some were taken, by `take` or as `taken` has."""
+        return job_id not in self._versions or (
+            self._sum(job_id, self._taken if taken is None else taken) < self._free[job_id]
+        )
+
+    def is_exceeded(self, job_id: UUID, pending: Mapping[UUID, int]) -> bool:
+        """Return whether the versions of a job have more pending tasks than free slots."""
+        return job_id in self._versions and self._sum(job_id, pending) > self._free[job_id]
+
+    def _sum(self, job_id: UUID, numbers: Mapping[UUID, int]) -> int:
+        return sum(numbers.get(version, 0) for version in self._versions[job_id])
+
+
 async def free_slots(
     tx: Transaction,
     limits: Mapping[UUID, int],
@@ -106,10 +144,11 @@ async def assign(
     demand: Mapping[UUID, int],
     order: ClaimOrder,
     limiter: Limiter | None = None,
+    shared: VersionSlots | None = None,
 ) -> dict[int, TaskRecord]:
     """Choose the tasks of each slot by room, and set its `seqs`; return the locked tasks by `seq`.
 
-    `limiter` has the limits of those jobs that have some.
+    `limiter` has the limits of those jobs that have some, `shared` the slots of those with several versions.
 
     The jobs are locked, so that their claims run one after the other. If a slot gets no task, although
     another room may have one, it keeps its demand; then the caller repeats its claim.
@@ -127,7 +166,9 @@ async def assign(
                 by_job = await _find(tx, demand, order, skipped, limiter, factor)
             free = None if cap is None else await _lock_rooms(tx, by_job, demand, cap, spare)
             turns.clear()
-            turns.update(_fill(slots, by_job, dict(demand), free, order, limiter))
+            turns.update(
+                _fill(slots, by_job, dict(demand), free, order, limiter, shared=shared or VersionSlots())
+            )
             if limiter is None or not await limiter.block() or all(map(_is_filled, slots)):
                 break
         seqs = [seq for slot in slots for seq in slot.seqs]
@@ -213,19 +254,22 @@ async def _find(
     return by_job
 
 
-def _fill(
+def _fill(  # noqa: PLR0913 - what limits a claim
     slots: Sequence[ClaimSlot],
     by_job: Mapping[UUID, _JobCandidates],
     demand: dict[UUID, int],
     free: Counter[str] | None,
     order: ClaimOrder,
     limiter: Limiter | None,
+    *,
+    shared: VersionSlots,
 ) -> dict[UUID, list[tuple[int, RoundPosition]]]:
     """Set the tasks of each slot. Return the turns of their rooms, by job."""
+    shared.reset()
     turns: dict[UUID, list[tuple[int, RoundPosition]]] = {}
     for slot in slots:
         slot.seqs = []
-        open_jobs = [job_id for job_id in slot.demand if demand[job_id]]
+        open_jobs = [job_id for job_id in slot.demand if demand[job_id] and shared.has_free(job_id)]
         while len(slot.seqs) < slot.task_limit:
             choice = _choose(
                 {job_id: by_job[job_id].candidates for job_id in open_jobs if demand[job_id]}, free, limiter
@@ -235,6 +279,9 @@ def _fill(
             job_id, candidate = choice
             slot.seqs.append(candidate.seq)
             demand[job_id] -= 1
+            if shared:
+                shared.take(job_id)
+                open_jobs = list(filter(shared.has_free, open_jobs))
             if candidate.turn is not None:
                 turns.setdefault(job_id, []).append((candidate.seq, candidate.turn))
         if slot.seqs or not open_jobs or (order.open_rooms == OpenRooms() and limiter is None):
