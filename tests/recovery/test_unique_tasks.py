@@ -14,7 +14,7 @@ from waiting import until
 from recovery.test_internal_dispatch import serve
 from zndraw_joblib.server.admin import rules_searches
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import Task
+from zndraw_joblib.server.db.tables import Job, Task
 from zndraw_joblib.server.queue import (
     rules_idempotency,
     rules_task_actions,
@@ -302,6 +302,43 @@ async def test_a_submit_may_replace_a_pending_task(timed: Replica, clock: Manual
     of_job = {**replace, "scope": "job", "key": "both"}
     await timed.submit(job, {"x": 1}, unique=of_job)
     assert (await timed.submit(job, {"x": 2}, unique=of_job, room="attic")).payload == {"x": 1}
+
+
+@every_kind
+@pytest.mark.parametrize("priority", [0, 3])
+async def test_a_replaced_task_gets_the_current_version(timed: Replica, priority: int) -> None:
+    """Its new payload was validated against that, and goes to no worker of an earlier version."""
+    replace = {**KEY, "on_conflict": "replace"}
+    old = await timed.register(schema={"properties": {"x": {"enum": [1]}}})
+    queued = await timed.submit(old, {"x": 1}, unique=replace, priority=priority)
+    later = {"unique": {"key": "later"}, "debounce": {"seconds": 30}}
+    scheduled = await timed.submit(old, {"x": 1}, **later)
+    new = await timed.register(schema={"properties": {"x": {"enum": [1, 2]}}})
+    for task, options in ((queued, {"unique": replace}), (scheduled, later)):
+        replaced = await timed.submit(new, {"x": 2}, **options)
+        assert (replaced.id, replaced.version, replaced.payload) == (task.id, 2, {"x": 2})
+        assert (await timed.get(task.id)).version == 2
+    rows = await timed.rows(Job.__table__)
+    assert {row.job_version: (row.pending, row.scheduled) for row in rows} == {1: (0, 0), 2: (1, 1)}
+    assert await timed.claim(old.worker_id) is None
+    claimed = await timed.claim_task(new.worker_id)
+    assert (claimed.id, claimed.version, claimed.payload) == (queued.id, 2, {"x": 2})
+
+
+@every_kind
+async def test_a_replaced_task_counts_for_the_limit_of_its_new_key(timed: Replica) -> None:
+    """With the key of a task that runs it waits; with another one it is claimed."""
+    replace = {**KEY, "on_conflict": "replace"}
+    job = await timed.register(limits=[{"key": "/u", "max_in_flight": 1}])
+    await timed.submit(job, {"u": "b"})
+    await timed.start(job.worker_id)
+    task = await timed.submit(job, {"u": "a"}, unique=replace)
+    for payload, is_claimed in (({"u": "b"}, False), ({"u": "c"}, True)):
+        assert (await timed.submit(job, payload, unique=replace)).id == task.id
+        claimed = await timed.claim(job.worker_id)
+        assert (claimed is not None) is is_claimed
+    assert claimed is not None
+    assert claimed.payload == {"u": "c"}
 
 
 async def test_a_replaced_task_keeps_its_pause_before_a_retry(timed: Replica, clock: ManualClock) -> None:

@@ -180,7 +180,7 @@ async def submit(
         learn(jobs.values())
     now = await tx.now()
     faults = await _faults(tx, items, jobs)
-    holders = await _key_holders(tx, items, faults, now)
+    holders = await _key_holders(tx, items, faults, {job.id for job in jobs.values()}, now)
     limits = await _PendingLimits.of(tx, items, jobs)
     outcomes = [
         fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits)
@@ -208,7 +208,6 @@ async def _write_submits(
         tasks = [holders.latest(task) for task in tasks]
         await holders.write_freed(tx)
         moves = await holders.write_replaced(tx)
-        await sql_transitions.move(tx, moves)
     if tasks:
         await sql_transitions.add(tx, tasks)
     return tasks, [after for _, after in moves]
@@ -224,9 +223,13 @@ def _submit_result(outcome: _Outcome, position_of: Mapping[UUID, int]) -> TaskRe
 
 
 async def _key_holders(
-    tx: Transaction, items: Sequence[Submission], faults: Sequence[Exception | None], now: datetime
+    tx: Transaction,
+    items: Sequence[Submission],
+    faults: Sequence[Exception | None],
+    job_ids: Collection[UUID],
+    now: datetime,
 ) -> rules_unique.KeyHolders | None:
-    """Return the tasks that hold the keys of these items; None without keys."""
+    """Return the tasks that hold the keys of these items, of jobs that are locked; None without keys."""
     submits = [
         _unique_submit(item, item.options.unique)
         for item, fault in zip(items, faults, strict=True)
@@ -234,7 +237,7 @@ async def _key_holders(
     ]
     if not submits:
         return None
-    return await rules_unique.KeyHolders.of(tx, submits, now, _MAX_BODY_BYTES // len(submits))
+    return await rules_unique.KeyHolders.of(tx, submits, job_ids, now, _MAX_BODY_BYTES // len(submits))
 
 
 def set_payload_keys(items: Iterable[Submission]) -> None:
@@ -403,7 +406,7 @@ async def _submitted_positions(
     New ones are the last, except in queues with several priorities, or with tasks that were replaced.
     """
     for job in jobs.values():
-        if not job.has_lanes and any(task.job_id == job.id and task.lane for task in tasks):
+        if not job.has_lanes and any(task.job_id == job.id and task.lane for task in (*tasks, *replaced)):
             await sql_jobs.record_priorities(tx, job.id)
     mixed = {job.id for job in jobs.values() if job.has_lanes} | {task.job_id for task in tasks if task.lane}
     mixed |= {task.job_id for task in replaced}

@@ -5,7 +5,7 @@ transaction that makes a task hold a key locks the job of the task before.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 from math import isfinite
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
-from zndraw_joblib.server.queue import sql_tasks, sql_unique
+from zndraw_joblib.server.queue import sql_jobs, sql_tasks, sql_transitions, sql_unique
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
 from zndraw_joblib.wire.messages import TaskSubmitRequest, Unique
 from zndraw_joblib.wire.names import JobName
@@ -171,17 +171,30 @@ class KeyHolders:
 
     @classmethod
     async def of(
-        cls, tx: Transaction, submits: Iterable[Submit], now: datetime, most_bytes: int
+        cls,
+        tx: Transaction,
+        submits: Iterable[Submit],
+        job_ids: Collection[UUID],
+        now: datetime,
+        most_bytes: int,
     ) -> "KeyHolders":
-        """Read the holders, and lock those that may change. The jobs are locked.
+        """Read the holders, and lock those that may change. The jobs with these ids are locked.
 
-        Raises `RepeatTransaction` if another transaction is changing one of these.
+        Raises `RepeatTransaction` if another transaction is changing one of these, or has locked the earlier
+        version of a job that one of these leaves.
         """
         may_change: dict[UUID, bool] = {}
         for submit in submits:
             id = submit.key.id
             may_change[id] = may_change.get(id, False) or replaces(submit.options)
         holders = await sql_unique.holders(tx, sorted(may_change), most_bytes)
+        earlier = {
+            task.job_id
+            for id, task in holders.items()
+            if may_change[id] and task.status is TaskStatus.PENDING and task.job_id not in job_ids
+        }
+        if earlier and await sql_jobs.lock(tx, earlier, skip_locked=True) != earlier:
+            raise RepeatTransaction("The earlier version of a task that a submit replaces is locked")
         changing = [
             task
             for id, task in holders.items()
@@ -218,6 +231,10 @@ class KeyHolders:
         elif run_at is None and task.attempt:
             run_at = task.run_at  # the pause before a retry
         return task.changed(
+            job_id=new.job_id,
+            job_version=new.job_version,
+            limit_key=new.limit_key,
+            policy=new.policy,
             payload=new.payload,
             max_attempts=new.max_attempts,
             traceparent=new.traceparent,
@@ -235,13 +252,14 @@ class KeyHolders:
         await sql_unique.free(tx, self._over)
 
     async def write_replaced(self, tx: Transaction) -> list[Move]:
-        """Write the payloads and options of replaced tasks; return their moves, to write the rest."""
+        """Write replaced tasks. Return their moves."""
         moves = [
             (stored, task)
             for task in self._holders.values()
             if (stored := self._stored.get(task.id)) is not None and stored is not task
         ]
         await sql_unique.replace(tx, [after for _, after in moves])
+        await sql_transitions.replace(tx, moves)
         return moves
 
 

@@ -369,6 +369,24 @@ async def retarget(tx: Transaction, moves: Sequence[Move]) -> None:
     await _add_to_queues(tx, [after for _, after in moves if after.is_queued])
 
 
+async def replace(tx: Transaction, moves: Sequence[Move]) -> None:
+    """Do what `move` does for pending tasks, which may get another version of their job and limit key.
+
+    The caller has locked them and the jobs.
+    """
+    retargeted = [
+        (before, before.changed(job_id=after.job_id, job_version=after.job_version))
+        for before, after in moves
+        if before.job_id != after.job_id
+    ]
+    await retarget(tx, retargeted)
+    current = {before.seq: before for _, before in retargeted}
+    moves = [(current.get(before.seq, before), after) for before, after in moves]
+    await move(tx, moves)
+    stayed = [(before, after) for before, after in moves if before.is_queued and after.is_queued]
+    await _add_to_queues(tx, [after for before, after in stayed if before.limit_key != after.limit_key])
+
+
 async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
     if not moves:
         return None
