@@ -335,6 +335,31 @@ async def test_the_number_of_versions_is_limited(replica: Replica, monkeypatch: 
     assert len(await replica.rows(Job.__table__)) == 3
 
 
+@pytest.mark.parametrize("status", [TaskStatus.FAILED, TaskStatus.CANCELLED])
+async def test_a_version_with_tasks_to_retry_is_not_used_again(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, status: TaskStatus
+) -> None:
+    """A task that is retried goes to workers of a schema that accepts it."""
+    monkeypatch.setattr(rules_jobs, "MAX_VERSIONS", 2)
+    first = await replica.register(schema=OTHER)
+    task = await replica.submit(first, payload={"x": "text"})
+    await replica.claim_task(first.worker_id)
+    await replica.report(task.id, TaskStatus.RUNNING)
+    if status is TaskStatus.FAILED:
+        await replica.report(task.id, status, error="x")
+    else:
+        await replica.report(task.id, status, by=SUBMITTER)
+    await replica.leave(first.worker_id)
+    second = await replica.register(schema=grown(1))
+    await replica.submit(second, payload={"x": 1})
+    await end(replica, await replica.claim_task(second.worker_id))
+    await replica.leave(second.worker_id)
+    with pytest.raises(Conflict, match=r"2 versions .* purge"):
+        await replica.register(schema=grown(2))
+    again = await replica.act(rules_task_actions.retry, task.id)
+    assert again.version == 1
+
+
 async def test_an_operator_changes_a_schema_without_a_worker(replica: Replica) -> None:
     """A schema that grows is accepted while tasks wait, another one is not."""
     job = await replica.register(schema=OLD, without_workers="queue")

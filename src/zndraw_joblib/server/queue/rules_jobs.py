@@ -272,11 +272,13 @@ async def _set_current(
     if len(others) + 1 < MAX_VERSIONS:
         return await sql_jobs.add_version(tx, job, schema, number)
     for other in sorted(others, key=attrgetter("job_version")):
-        if not await sql_jobs.is_running(tx, other.id) and not await _is_needed(tx, [other], None):
+        # A retried task must not get to workers of another schema.
+        if not await sql_jobs.may_run(tx, other.id) and not await _is_needed(tx, [other], None):
             return await sql_jobs.make_current(tx, job, other, schema, number)
     raise Conflict(
-        f"{str(job.name)!r} has {MAX_VERSIONS} versions with workers or tasks to run, which is the limit: "
-        "stop workers of old versions, and retarget or cancel their tasks"
+        f"{str(job.name)!r} has {MAX_VERSIONS} versions with workers, or with tasks that may run or be "
+        "retried, which is the limit: stop workers of old versions, retarget their pending tasks, and purge "
+        "those that failed or were cancelled"
     )
 
 

@@ -338,14 +338,17 @@ _WITH_PENDING = statement(
     "SELECT id FROM joblib_job WHERE id = ANY (:all_id) AND (pending > 0 OR scheduled > 0) LIMIT 1", "id"
 )
 _HELD = ", ".join(f"'{status}'" for status in sorted(HELD))
-_IS_RUNNING = statement(
+_MAY_RUN = statement(
     f"""
 SELECT EXISTS (
     SELECT 1 FROM joblib_task
     WHERE joblib_task.status IN ({_HELD}) AND unindexed(joblib_task.job_id) = :id
+) OR EXISTS (
+    SELECT 1 FROM joblib_room_count WHERE job_id = :id
+    GROUP BY room_id HAVING sum(pending) + sum(failed) + sum(cancelled) > 0
 )
 """,
-    "is_running",
+    "may_run",
 )
 _OTHER_WORKERS = statement(
     """
@@ -551,9 +554,9 @@ async def is_used(tx: Transaction, job_id: UUID, but_by: UUID | None) -> bool:
     return bool((await tx.execute(_IS_USED, params)).scalar_one())
 
 
-async def is_running(tx: Transaction, job_id: UUID) -> bool:
-    """Return whether a worker holds a task of a version of a job."""
-    return bool((await tx.execute(_IS_RUNNING, {"id": job_id})).scalar_one())
+async def may_run(tx: Transaction, job_id: UUID) -> bool:
+    """Return whether a version of a job has tasks that have not ended, or that may be retried."""
+    return bool((await tx.execute(_MAY_RUN, {"id": job_id})).scalar_one())
 
 
 async def have_pending(tx: Transaction, job_ids: Sequence[UUID]) -> bool:
