@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 from databases import on_postgresql
-from replica import ADMIN, OWNER, InternalExecutor, Replica, internal
+from replica import ADMIN, OWNER, SUBMITTER, InternalExecutor, Replica, internal
 
 from service.lock_recorder import ORDER, LockRecorder
 from service.test_mixed_load import Actor
@@ -24,6 +24,7 @@ from zndraw_joblib.server.queue import (
     rules_internal,
     rules_providers,
     rules_room_events,
+    rules_sweep,
     rules_task_actions,
     rules_tasks,
     rules_transitions,
@@ -32,7 +33,7 @@ from zndraw_joblib.server.queue import (
     sql_tasks,
     sql_transitions,
 )
-from zndraw_joblib.wire.messages import JobResponse, TaskSubmitRequest, TaskUpdateRequest
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
 from zndraw_joblib.wire.names import INTERNAL, parse_job_name
 from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.wire.providers import ProviderRegisterRequest
@@ -210,6 +211,27 @@ async def test_a_sweep_of_several_kinds(replica: Replica, recorder: LockRecorder
     await Sweeper(replica.runtime.write, replica.runtime.settings).cycle()
     rows = await replica.rows(Task.__table__)
     assert sorted(row.status for row in rows) == ["failed", "pending", "pending"]
+    ok(recorder)
+
+
+@on_postgresql
+async def test_tasks_of_all_versions_leave_their_queues(replica: Replica, recorder: LockRecorder) -> None:
+    """A cancelled, failed or expired task of each version: all versions are locked before one changes."""
+
+    def schema(number: int) -> dict[str, Any]:
+        return {"properties": {"x": {"enum": list(range(number))}}}
+
+    tasks = list[list[TaskResponse]]()
+    for number in range(1, 7):
+        job = await replica.register(schema=schema(number))
+        tasks.append([await replica.submit(job, payload={"x": 0}) for _ in range(2)])
+        await replica.submit(job, payload={"x": 0}, expires_in_seconds=1e-6)
+    for cancelled, failed in tasks:
+        await replica.report(cancelled.id, TaskStatus.CANCELLED, by=SUBMITTER)
+        await replica.act(rules_task_actions.fail, failed.id)
+        await replica.act(rules_task_actions.retry, failed.id)
+    ok(recorder)
+    await replica.runtime.write(rules_sweep.fail_expired)
     ok(recorder)
 
 

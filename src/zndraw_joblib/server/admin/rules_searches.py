@@ -371,10 +371,8 @@ async def apply_batch(  # noqa: PLR0913, PLR0917 - the counts so far, and what a
     """Change the tasks that are as the search found them; record the counts so far in the audit trail."""
     if confirmed.action is BulkAction.PURGE:
         rows = rows[: len(await sql_details.first_to_prune(tx, [row.seq for row in rows]))]
-    elif confirmed.action is BulkAction.RETARGET:
-        await sql_jobs.lock_with_versions(tx, {row.job_id for row in rows})
     else:
-        await sql_jobs.lock(tx, {row.job_id for row in rows})
+        await sql_jobs.lock_with_versions(tx, {row.job_id for row in rows})
     searched = {row.seq: (row.status, row.attempt) for row in rows}
     free = await sql_tasks.lock_free(tx, sorted(searched))
     same = [task for task in free if (task.status.value, task.attempt) == searched[task.seq]]

@@ -127,6 +127,7 @@ async def put(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
     saved = await _save(tx, item, JobPolicy(without_workers=WithoutWorkers.QUEUE), None)
     job = saved.job
     await rules_audit.record(tx, item.caller, "job.put", str(job.name), item.room_id)
+    await sql_jobs.lock_with_versions(tx, [job.id])
     if await sql_jobs.record_unserved(tx, [job.id]):
         raise Conflict(
             f"without_workers: no worker serves {str(job.name)!r}, so it would be forgotten at once; set it "
@@ -319,7 +320,8 @@ async def _worker(tx: Transaction, caller: Identity, request: JobRegisterRequest
 async def record_unserved(tx: Transaction, job_ids: Sequence[UUID]) -> None:
     """Record that those of these jobs are without workers that have none.
 
-    Soft-delete those that are to be forgotten and have no pending task, and notify their rooms.
+    Soft-delete those that are to be forgotten and have no pending task, and notify their rooms. The caller
+    has locked all their versions.
     """
     for name in await sql_jobs.record_unserved(tx, job_ids):
         rules_answers.publish_jobs_changed(tx, name.room_id)

@@ -183,15 +183,17 @@ def kinds(
 async def move_tasks(tx: Transaction, kinds: Sequence[Kind], *, skip_locked: bool = False) -> int:
     """Move a batch of tasks of each kind. Return the size of the largest batch.
 
-    It locks all tasks first, without waiting, then their jobs, in order. With `skip_locked`, it skips the
-    tasks of jobs that another transaction has locked, and looks for tasks of other jobs instead.
+    It locks all tasks first, without waiting, then all versions of their jobs, in order. With `skip_locked`,
+    it locks only the versions of the tasks, skips the tasks of those that another transaction has locked, and
+    looks for tasks of others instead.
     """
+    lock = partial(sql_jobs.lock, skip_locked=True) if skip_locked else sql_jobs.lock_with_versions
     now = await tx.now()
     skipped: set[UUID] = set()
     while True:
         batches = await _find(tx, kinds, now, skipped)
         job_ids = {task.job_id for batch in batches for task in batch}
-        busy = job_ids - await sql_jobs.lock(tx, job_ids, skip_locked=skip_locked)
+        busy = job_ids - await lock(tx, job_ids)
         if not (skip_locked and busy):
             break
         skipped |= busy

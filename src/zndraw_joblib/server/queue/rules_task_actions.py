@@ -108,8 +108,8 @@ async def _apply(
         raise Forbidden(f"Not authorized: only the task's {' or '.join(sorted(kind.allowed))} may do this")
     rules_transitions.check_fence(task, action)
     after = decide(task, action, await tx.now())
-    # Lock the job, so that it is not deleted while a task returns to its queue.
-    await sql_jobs.lock_by_names(tx, [task.job])
+    # So that the job is not deleted, and no other task gets the key, while the task returns to its queue.
+    await sql_jobs.lock_with_versions(tx, [task.job_id])
     if task.status in TERMINAL:
         for refusal in (await rules_unique.retake(tx, [after])).values():
             raise refusal

@@ -503,7 +503,7 @@ async def report(
         current[item.task_id] = after
         results.append(after)
     moves: list[Move] = [(task, after) for task, _, after in decided if after is not task]
-    await sql_transitions.move(tx, moves)
+    emptied = await _move(tx, moves)
     held = [(task, item.update) for task, item, _ in decided if task.status in HELD]
     await rules_details.record(tx, [entry for entry in held if entry[1].has_details], limits)
     await _record_cancels(tx, decided)
@@ -511,16 +511,24 @@ async def report(
     queue_positions = await positions(tx, [task for task in results if isinstance(task, TaskRecord)])
     for _, after in moves:
         rules_answers.publish_status(tx, after, queue_positions.get(after.id))
-    # Only a task that was pending could keep its job from being an orphan.
-    await rules_jobs.record_unserved(
-        tx, sorted({task.job_id for task, _ in moves if task.status == TaskStatus.PENDING})
-    )
+    await rules_jobs.record_unserved(tx, emptied)
     return [
         rules_answers.task_response(task, queue_positions.get(task.id))
         if isinstance(task, TaskRecord)
         else task
         for task in results
     ]
+
+
+async def _move(tx: Transaction, moves: Sequence[Move]) -> list[UUID]:
+    """Write moves. Return the ids of the jobs that may be unserved now; all their versions are locked."""
+    # Only a task that was pending could keep its job from being an orphan.
+    emptied = {before.job_id for before, _ in moves if before.status is TaskStatus.PENDING}
+    if emptied:
+        requeued = {after.job_id for _, after in moves if after.status is TaskStatus.PENDING}
+        await sql_jobs.lock_with_versions(tx, emptied | requeued)
+    await sql_transitions.move(tx, moves)
+    return sorted(emptied)
 
 
 async def _record_cancels(tx: Transaction, decided: Iterable[tuple[TaskRecord, Report, TaskRecord]]) -> None:

@@ -317,6 +317,7 @@ async def unlink_job(tx: Transaction, caller: Identity, worker_id: UUID, name: J
     # `sql_claims.lock_with_queues` sees by the heartbeat that a job was unlinked.
     await sql_workers.heartbeat(tx, [worker_id])
     rules_answers.publish_jobs_changed(tx, name.room_id)
+    await sql_jobs.lock_with_versions(tx, [job.id])
     await rules_jobs.record_unserved(tx, [job.id])
     # Waiting claims of the worker now exclude this job.
     tx.wake(worker_key(worker_id))

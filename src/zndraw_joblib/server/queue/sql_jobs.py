@@ -584,12 +584,12 @@ async def restore(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
 async def record_unserved(tx: Transaction, job_ids: Sequence[UUID]) -> list[JobName]:
     """Record since when those of these jobs have no worker that have none.
 
-    Soft-delete those without pending tasks that are to be forgotten, and return the names of these. The rows
-    are locked before they are checked, so that a link committed meanwhile is seen.
+    Soft-delete those without pending tasks that are to be forgotten, and return the names of these. The
+    caller has locked all their versions before it has changed one of them, so that two such transactions do
+    not wait for each other, and a link committed meanwhile is seen.
     """
     if not job_ids:
         return []
-    await lock_with_versions(tx, job_ids)
     params = {"all_id": padded(job_ids), "now": await tx.now(), "forgets": not tx.keeps_unserved_jobs}
     rows = (await tx.execute(_RECORD_UNSERVED, params)).all()
     return [JobName(*name) for *name, is_deleted in rows if is_deleted]
