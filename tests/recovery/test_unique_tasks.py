@@ -19,6 +19,7 @@ from zndraw_joblib.server.queue import (
     rules_idempotency,
     rules_task_actions,
     rules_unique,
+    sql_jobs,
     sql_tasks,
     sql_transitions,
 )
@@ -405,6 +406,36 @@ async def test_a_retry_by_hand_takes_the_key_again(timed: Replica, clock: Manual
     assert (await timed.submit(job, unique=KEY)).id == old.id
     await timed.report(window.id, "cancelled", by=SUBMITTER)
     assert (await timed.act(rules_task_actions.retry, window.id)).status is TaskStatus.PENDING
+
+
+@on_postgresql
+async def test_a_retry_of_many_locks_the_version_that_submits_lock(
+    replica: Replica, open_replica: OpenReplica
+) -> None:
+    """So that no submit takes the key of a task of an earlier version at the same time."""
+    old = await replica.register(schema={"properties": {"x": {"enum": [1]}}})
+    task = await replica.submit(old, {"x": 1}, unique=KEY)
+    await replica.report(task.id, "cancelled", by=SUBMITTER)
+    # The first version has a task, so this one is its second.
+    new = await replica.register(schema={"properties": {"x": {"enum": [1, 2]}}})
+    [current] = [row.id for row in await replica.rows(Job.__table__) if row.job_version == new.version]
+    other, is_locked = open_replica(), list[bool]()
+
+    async def is_taken(tx: Transaction) -> bool:
+        return not await sql_jobs.lock(tx, [current], skip_locked=True)
+
+    async def write(work: Any, *args: Any) -> Any:
+        async def checked(tx: Transaction) -> Any:
+            result = await work(tx, *args)
+            is_locked.append(await other.runtime.write(is_taken))
+            return result
+
+        return await replica.runtime.write(checked)
+
+    confirmed = rules_searches.Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(room=["lab"]), 2**60)
+    result = await rules_searches.apply(replica.runtime.database.read, write, confirmed, None)
+    assert (result.affected, any(is_locked)) == (1, True)
+    assert (await replica.submit(new, {"x": 2}, unique=KEY)).id == task.id
 
 
 async def test_a_retry_by_hand_of_a_started_task_needs_no_key(replica: Replica) -> None:
