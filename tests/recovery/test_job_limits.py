@@ -14,7 +14,7 @@ from replica import ADMIN, ManualClock, Replica, wait_until_waiting
 from sqlalchemy import text
 
 from zndraw_joblib.server.db.tables import metadata
-from zndraw_joblib.server.queue import rules_history, rules_limits, rules_retention
+from zndraw_joblib.server.queue import rules_history, rules_limits, rules_retention, rules_sweep
 from zndraw_joblib.server.queue.rules_retention import RETENTIONS
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
 from zndraw_joblib.wire.policy import LimitValues, Rate
@@ -259,6 +259,25 @@ async def test_a_claim_waits_for_the_next_token(replica: Replica) -> None:
     assert second.id != first.id
     assert 0.3 < time.monotonic() - started < 5
     running.cancel()
+
+
+async def test_a_wait_that_is_locked(timed: Replica, clock: ManualClock) -> None:
+    """The server looks again soon, and knows when the next wait ends."""
+    for name, seconds in (("One", 10), ("Two", 20)):
+        job = await timed.register(name, limits=[{"rate": {"count": 1, "per_seconds": seconds}}])
+        for _ in range(2):
+            await timed.submit(job)
+        await timed.claim_task(job.worker_id)
+        assert await timed.claim(job.worker_id) is None
+    assert await timed.runtime.write(rules_sweep.next_due) == (10, False)
+    clock.advance(11)
+    if timed.engine.dialect.name == "postgresql":
+        async with timed.engine.begin() as connection:
+            await connection.execute(
+                text("SELECT * FROM joblib_limit_wait ORDER BY ready_at LIMIT 1 FOR UPDATE")
+            )
+            assert await timed.runtime.write(rules_sweep.next_due) == (9, True)
+    assert await timed.runtime.write(rules_sweep.next_due) == (9, False)
 
 
 async def test_a_repeated_claim_takes_nothing_more(timed: Replica) -> None:

@@ -486,17 +486,22 @@ def _check_burst(values: LimitValues, field: str) -> None:
         )
 
 
-async def next_ready(tx: Transaction) -> datetime | None:
-    """Wake claims for tasks whose rates allow them now. Return when a rate allows the next one."""
-    while True:
-        at = await sql_limits.next_ready(tx)
-        if at is None or at > await tx.now():
-            return at
-        names = await sql_limits.end_ready(tx, _MAX_READY)
-        if not names:
-            return None  # another server ends the waits
-        for name, count in Counter(names).items():
-            tx.wake(job_key(name), count)
+async def next_ready(tx: Transaction) -> tuple[datetime | None, bool]:
+    """Wake claims for tasks whose rates allow them now, at most one batch.
+
+    Return when a rate allows the next one, and whether another transaction holds a lock on an earlier one.
+    """
+    at, now = await sql_limits.next_ready(tx), await tx.now()
+    if at is None or at > now:
+        return at, False
+    names = await sql_limits.end_ready(tx, _MAX_READY)
+    for name, count in Counter(names).items():
+        tx.wake(job_key(name), count)
+    if len(names) == _MAX_READY:
+        return now, False
+    at = await sql_limits.next_ready(tx)
+    is_locked = at is not None and at <= now
+    return (await sql_limits.next_ready(tx, after=now) if is_locked else at), is_locked
 
 
 # The limits that jobs share by their names.

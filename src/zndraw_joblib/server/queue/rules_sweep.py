@@ -290,7 +290,7 @@ _DUE = Kind(partial(sql_expiry.lock_due, limit=TASKS_PER_BATCH), _enqueue)
 
 
 class NextDue(NamedTuple):
-    """The seconds until the next scheduled task is due or a pause ends, None without one.
+    """The seconds until the next scheduled task is due, or a pause or wait ends; None without one.
 
     `is_locked`: an earlier one is due, and another transaction holds a lock on it.
     """
@@ -309,8 +309,10 @@ async def next_due(tx: Transaction) -> NextDue:
     is_locked = at is not None and at <= now
     if is_locked:
         at = await sql_expiry.next_due(tx, after=now)
-    ends = (at, await rules_pauses.end_due(tx), await rules_limits.next_ready(tx))
+    ready_at, is_wait_locked = await rules_limits.next_ready(tx)
+    ends = (at, await rules_pauses.end_due(tx), ready_at)
     times = [moment for moment in ends if moment is not None]
+    is_locked = is_locked or is_wait_locked
     return NextDue((min(times) - now).total_seconds() if times else None, is_locked)
 
 

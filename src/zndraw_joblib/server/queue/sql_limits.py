@@ -565,11 +565,15 @@ RETURNING (SELECT {QUEUE_NAME} FROM joblib_job WHERE joblib_job.id = joblib_limi
 """,
     "full_name",
 )
-_NEXT_READY = statement(
-    """
-SELECT ready_at FROM joblib_limit_wait WHERE NOT is_due AND ready_at IS NOT NULL ORDER BY ready_at LIMIT 1
+_NEXT_READY, _NEXT_READY_AFTER = (
+    statement(
+        f"""
+SELECT ready_at FROM joblib_limit_wait
+WHERE NOT is_due AND ready_at IS NOT NULL{condition} ORDER BY ready_at LIMIT 1
 """,
-    "ready_at",
+        "ready_at",
+    )
+    for condition in ("", " AND ready_at > :at")
 )
 
 
@@ -578,9 +582,12 @@ async def end_ready(tx: Transaction, limit: int) -> list[str]:
     return list((await tx.execute(_SET_READY, {"now": await tx.now(), "limit": limit})).scalars())
 
 
-async def next_ready(tx: Transaction) -> datetime | None:
-    """Return when the first wait for a rate ends."""
-    at: datetime | None = (await tx.execute(_NEXT_READY)).scalar_one_or_none()
+async def next_ready(tx: Transaction, after: datetime | None = None) -> datetime | None:
+    """Return when the first wait for a rate ends, of those that end after a time."""
+    params = {} if after is None else {"at": after}
+    at: datetime | None = (
+        await tx.execute(_NEXT_READY if after is None else _NEXT_READY_AFTER, params)
+    ).scalar_one_or_none()
     return at
 
 
