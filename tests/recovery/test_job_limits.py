@@ -261,6 +261,22 @@ async def test_a_claim_waits_for_the_next_token(replica: Replica) -> None:
     running.cancel()
 
 
+@pytest.mark.parametrize("recheck_seconds", [(60.0, 60.0)])
+async def test_a_burst_wakes_a_claim_for_each_token(timed: Replica, clock: ManualClock) -> None:
+    """The wait for the rate ends once, when several tasks are allowed."""
+    limits = [{"rate": {"count": 1, "per_seconds": 1, "burst": 5}}]
+    jobs = [await timed.register(limits=limits) for _ in range(5)]
+    for _ in range(8):
+        await timed.submit(jobs[0])
+    assert len(await claim_many(timed, jobs[0].worker_id, 9)) == 5
+    claims = [asyncio.create_task(timed.claim(job.worker_id, wait=20)) for job in jobs[1:4]]
+    await wait_until_waiting(timed, 3)
+    clock.advance(5)
+    await timed.runtime.write(rules_sweep.next_due)
+    async with asyncio.timeout(10):
+        assert None not in await asyncio.gather(*claims)
+
+
 async def test_a_wait_that_is_locked(timed: Replica, clock: ManualClock) -> None:
     """The server looks again soon, and knows when the next wait ends."""
     for name, seconds in (("One", 10), ("Two", 20)):

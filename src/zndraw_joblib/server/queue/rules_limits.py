@@ -208,6 +208,13 @@ class Bucket:
         """Whether a task may be claimed now."""
         return not self.is_full and self.ready_at <= self._now
 
+    @property
+    def tokens(self) -> int:
+        """How many tasks its rate allows now, if they also get slots; 0 without a rate."""
+        if self.rule.values.rate is None or not self.allows:
+            return 0
+        return 1 + (self._now - self.ready_at) // self.interval
+
     def take(self) -> None:
         """Take a slot and a token."""
         self.held += 1
@@ -424,6 +431,19 @@ class Limiter:
             if ready_at is not None:
                 self._tx.record_due(max(ready_at, now))
         await sql_limits.write_waits(self._tx, waits, ended)
+        await self._wake_for_tokens()
+
+    async def _wake_for_tokens(self) -> None:
+        """Wake claims for the tokens of waits that are over: their ends have woken one claim each."""
+        tokens: Counter[UUID] = Counter()
+        for job_id, bucket_id in self._due:
+            if (bucket := self._buckets.get(bucket_id)) is not None:
+                tokens[job_id] += bucket.tokens
+            elif any(rule.values.rate for rule in self._rules[job_id]):
+                tokens[job_id] += 1  # the claim got another task
+        if +tokens:
+            for job_id, (queue, pending) in (await sql_limits.pending_tasks(self._tx, +tokens)).items():
+                self._tx.wake(job_key(queue), min(pending, tokens[job_id]))
 
 
 def _queue_of(task: TaskRecord) -> tuple[UUID, str, str]:

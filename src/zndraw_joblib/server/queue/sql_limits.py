@@ -499,6 +499,10 @@ WHERE bucket_id = ANY (:all_bucket_id) LIMIT :limit
 """,
     "full_name",
 )
+_PENDING = statement(
+    f"SELECT id, {QUEUE_NAME}, pending FROM joblib_job WHERE id = ANY (:all_job_id) AND pending > 0",
+    *("id", "queue", "pending"),
+)
 # A time that is further away than a rate can block was made before the clock was set back.
 _DUE = statement(
     """
@@ -527,6 +531,12 @@ async def set_due(tx: Transaction, buckets: Iterable[UUID]) -> set[UUID]:
     """End the waits for these buckets. Return the jobs that waited."""
     ids = sorted(buckets)
     return set((await tx.execute(_SET_DUE, {"all_bucket_id": padded(ids)})).scalars()) if ids else set()
+
+
+async def pending_tasks(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, tuple[str, int]]:
+    """Return the names of the queues of jobs that have pending tasks, and the numbers of these, by id."""
+    rows = await tx.execute(_PENDING, {"all_job_id": padded(sorted(job_ids))})
+    return {job_id: (queue, pending) for job_id, queue, pending in rows}
 
 
 async def set_due_of_job(tx: Transaction, job_id: UUID) -> None:
