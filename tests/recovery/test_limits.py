@@ -232,6 +232,34 @@ async def test_a_free_slot_wakes_one_waiting_claim(replica: Replica, free: Any, 
     assert await held(replica) == 1
 
 
+@pytest.mark.parametrize("free", FREEING)
+@pytest.mark.parametrize("is_old_free", [True, False], ids=["old", "new"])
+async def test_a_free_slot_wakes_a_claim_of_another_version(
+    replica: Replica, free: Any, is_old_free: bool
+) -> None:
+    """The versions share the slots; the claim waits for the other queue alone."""
+    schemas = [{"type": "object", "required": required} for required in (["x"], [])]
+    old = await replica.register(schema=schemas[0], max_in_flight=1)
+    await replica.submit(old, {"x": 1})
+    ended = await replica.start(old.worker_id)
+    new = await replica.register(schema=schemas[1])
+    assert new.version == 2
+    if is_old_free:
+        running, waiting, pending = ended, new, await replica.submit(new)
+    else:
+        await replica.report(ended.id, TaskStatus.FAILED, error="again")
+        await replica.submit(new)
+        running, waiting, pending = await replica.start(new.worker_id), old, ended
+        await replica.act(rules_task_actions.retry, ended.id)
+    holder = old if is_old_free else new
+    claim = asyncio.create_task(replica.claim_task(waiting.worker_id, wait=LONG))
+    await wait_until_waiting(replica, 1)
+    await free(replica, holder, running)
+    async with asyncio.timeout(SOON):
+        # The new worker may also run the older task, if that has returned to its queue.
+        assert (await claim).id in {pending.id, ended.id}
+
+
 def counting(replica: Replica) -> list[int]:
     """Count the claims that check the database from now on."""
     looked, claim_once = [0], replica.runtime.claim_once

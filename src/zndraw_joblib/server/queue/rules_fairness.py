@@ -178,13 +178,18 @@ async def assign(
     locked = await sql_claims.lock_chosen(tx, choose, bodies=is_small)
     if not is_small and locked:
         await fit(tx, slots, locked)
-    left_out = set(locked).difference(*[slot.seqs for slot in slots])
+    await _write_turns(tx, turns, set(locked).difference(*[slot.seqs for slot in slots]))
+    return locked
+
+
+async def _write_turns(
+    tx: Transaction, turns: Mapping[UUID, Sequence[tuple[int, RoundPosition]]], left_out: AbstractSet[int]
+) -> None:
     for job_id, seqs in sorted(turns.items()):
         # A room whose task is left out keeps its turn.
         passed = list(takewhile(lambda entry: entry[0] not in left_out, seqs))
         if passed:
             await sql_jobs.set_turn(tx, job_id, passed[-1][1])
-    return locked
 
 
 def _is_filled(slot: ClaimSlot) -> bool:

@@ -363,6 +363,15 @@ _SET_ROUND = statement(
 ADD_TO_COUNTS = """UPDATE joblib_job SET pending = pending + :queued, scheduled = scheduled + :later
 WHERE id = :job"""
 COUNT_TYPES = {"job": UUID_TYPE, "later": INTEGER}
+# Where tasks may wait for the slots that a version's task has freed, without its own queue.
+_OTHER_QUEUES = statement(
+    f"""
+SELECT DISTINCT {QUEUE_NAME} FROM joblib_job JOIN joblib_job AS version
+    ON version.full_name = joblib_job.full_name AND version.id <> joblib_job.id
+WHERE version.id = ANY (:all_id) AND (joblib_job.pending > 0 OR NOT joblib_job.superseded)
+""",
+    "queue",
+)
 _ADD_TO_COUNTS = statement(ADD_TO_COUNTS, **COUNT_TYPES)
 _ROOMS = statement("SELECT DISTINCT room_id FROM joblib_job WHERE id = ANY (:all_id)", "room_id")
 _FULL_NAMES = statement(
@@ -733,6 +742,11 @@ async def full_names(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, tup
     """Return the names of jobs, also of soft-deleted ones, and the numbers of their versions, by id."""
     rows = await tx.execute(_FULL_NAMES, {"all_id": padded(sorted(set(job_ids)))})
     return {job_id: (name, number) for job_id, name, number in rows}
+
+
+async def other_queues(tx: Transaction, job_ids: Iterable[UUID]) -> list[str]:
+    """Return the queues of the other versions of these jobs, but not of old ones without pending tasks."""
+    return list((await tx.execute(_OTHER_QUEUES, {"all_id": padded(sorted(set(job_ids)))})).scalars())
 
 
 async def claimable_counts(tx: Transaction) -> dict[str, int]:

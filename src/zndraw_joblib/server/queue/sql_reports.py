@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, TEXT, statement
+from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue.sql_task_rows import ShortRows, TaskRow, row_columns
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -75,9 +76,16 @@ async def report_single_statement(
         tasks.append(task)
         if task.completed_at is not None:
             tx.record_freed(task.room_id, task.worker_id)
-            if row.max_in_flight is not None:
-                tx.wake(task.job_key, 1)
+            _wake(tx, row, task)
     return tasks
+
+
+def _wake(tx: Transaction, row: Any, task: TaskRow) -> None:
+    """Wake claims for the slot of the job that a task has freed, of each version that may have tasks."""
+    if row.max_in_flight is not None:
+        tx.wake(task.job_key, 1)
+    for version in row.other_versions.split() if row.other_versions else ():
+        tx.wake(job_key(task.job_name, int(version)), 1)
 
 
 async def _report_on_sqlite(
@@ -119,11 +127,19 @@ _ROWS = ShortRows(
     **dict.fromkeys(("job_id", "claimed_at", "result", "run_at", "expires_at", "traceparent")),
     **dict.fromkeys(("schedule", "due_at")),
 )
-_NAMES = (*_ROWS.names, "max_in_flight")
-_TYPES = {name: TEXT for name in ("source", "target", "result", "started", "ended")}
+_NAMES = (*_ROWS.names, "max_in_flight", "other_versions")
+_TYPES = {name: TEXT for name in ("other_versions", "source", "target", "result", "started", "ended")}
 _TYPES |= {"started_ago": FLOAT, "ended_ago": FLOAT}
 # SQLite gets the times themselves.
 _ON_SQLITE = (*FencedReport._fields[:-2], "started", "ended")
+# The versions whose tasks may wait for the slot that this one frees.
+_OTHER_VERSIONS = """CASE WHEN joblib_job.max_in_flight IS NOT NULL
+            AND (joblib_job.job_version > 1 OR joblib_job.superseded)
+        THEN (
+            SELECT {aggregate}(CAST(version.job_version AS text), ' ') FROM joblib_job AS version
+            WHERE version.full_name = joblib_job.full_name AND version.id <> joblib_job.id
+                AND (version.pending > 0 OR NOT version.superseded)
+        ) END"""
 _IS_END = f"reports.target = '{TaskStatus.COMPLETED}'"
 
 
@@ -161,11 +177,11 @@ UPDATE joblib_task SET
 FROM {reports}"""
 
 
-def _answer(full_name: str, job_version: str, max_in_flight: str) -> str:
+def _answer(full_name: str, job_version: str, max_in_flight: str, other_versions: str) -> str:
     payload = """CASE WHEN :most_bytes > 0 AND octet_length(joblib_task.payload)
         + coalesce(octet_length(joblib_task.result), 0) <= :most_bytes THEN joblib_task.payload END"""
     columns = row_columns(names=_ROWS.names, job_name=full_name, job_version=job_version, payload=payload)
-    return f"RETURNING {columns}, {max_in_flight}"
+    return f"RETURNING {columns}, {max_in_flight}, {other_versions}"
 
 
 _AT = "coalesce(:at, now())"
@@ -177,7 +193,8 @@ _REPORT_ONE, _REPORT_MANY = (
         f"""
 WITH locked AS (
     SELECT joblib_task.seq, reports.target, reports.result, reports.started_ago, reports.ended_ago,
-        joblib_job.full_name, joblib_job.job_version, joblib_job.max_in_flight
+        joblib_job.full_name, joblib_job.job_version, joblib_job.max_in_flight,
+        {_OTHER_VERSIONS.format(aggregate="string_agg")} AS other_versions
     FROM {reports}
     JOIN joblib_task ON joblib_task.id = reports.id
     JOIN joblib_job ON joblib_job.id = joblib_task.job_id
@@ -188,7 +205,7 @@ WITH locked AS (
 )
 {_write("locked AS reports", _AT, f"({_AT} - reports.{{}}_ago * interval '1 second')", "greatest")}
 WHERE joblib_task.seq = reports.seq{condition}
-{_answer("reports.full_name", "reports.job_version", "reports.max_in_flight")}
+{_answer(*(f"reports.{name}" for name in ("full_name", "job_version", "max_in_flight", "other_versions")))}
 """,
         *_NAMES,
         **_TYPES,
@@ -210,7 +227,10 @@ def _report_on(reports: str) -> Any:
     # Without the plus sign a subquery of RETURNING scans all jobs.
     policy, *columns = (
         f"(SELECT {column} FROM joblib_job WHERE joblib_job.id = +joblib_task.job_id)"
-        for column in ("policy", "full_name", "job_version", "max_in_flight")
+        for column in (
+            *("policy", "full_name", "job_version", "max_in_flight"),
+            _OTHER_VERSIONS.format(aggregate="group_concat"),
+        )
     )
     return statement(
         f"""

@@ -402,6 +402,10 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
     if slots := [task for task in left if task.limit_key is not None]:
         await _free_slots(tx, slots)
     _record_effects(tx, merged.values())
+    # The versions of a job share its slots.
+    shared = {task.job_id for task in left if _has_limit(task) and (task.job_version > 1 or task.superseded)}
+    for name in await sql_jobs.other_queues(tx, shared) if shared else ():
+        tx.wake(job_key(name), sum(task.job_id in shared for task in left))
     ended = [_attempt(before, after, await tx.now()) for before, after in moves if _requeues(before, after)]
     if ended:
         await tx.execute(_ADD_ATTEMPT, ended)
@@ -444,9 +448,12 @@ def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, Ta
         if before is not None and before.status in HELD and after.status not in HELD:
             tx.record_freed(before.room_id, before.worker_id)
             # A task that returns to its queue wakes a claim itself: one wake-up for one free slot.
-            has_limit = before.policy.max_in_flight is not None or before.limit_key is not None
-            if has_limit and not after.is_queued:
+            if _has_limit(before) and not after.is_queued:
                 tx.wake(before.job_key, 1)
+
+
+def _has_limit(task: TaskRecord) -> bool:
+    return task.policy.max_in_flight is not None or task.limit_key is not None
 
 
 def _requeues(before: TaskRecord, after: TaskRecord) -> bool:
