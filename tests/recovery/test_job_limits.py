@@ -14,7 +14,7 @@ from replica import ADMIN, ManualClock, Replica, wait_until_waiting
 from sqlalchemy import text
 
 from zndraw_joblib.server.db.tables import metadata
-from zndraw_joblib.server.queue import rules_history, rules_limits, rules_retention, rules_sweep
+from zndraw_joblib.server.queue import rules_history, rules_limits, rules_retention, rules_sweep, sql_limits
 from zndraw_joblib.server.queue.rules_retention import RETENTIONS
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
 from zndraw_joblib.wire.policy import LimitValues, Rate
@@ -386,3 +386,19 @@ async def test_what_limits_nothing_is_deleted(timed: Replica, clock: ManualClock
         await timed.runtime.write(rules_retention.prune, kind, timedelta(hours=1), kind.first)
     for kind in kinds:
         assert await timed.rows(metadata.tables[f"joblib_{kind.rows}"]) == []
+
+
+async def test_slots_are_deleted_in_batches(timed: Replica) -> None:
+    """One transaction deletes the slots of a limited number of tasks."""
+    limits = [{"key": "/user", "max_in_flight": 1}]
+    job = await timed.register(limits=limits)
+    for user in range(5):
+        await timed.submit(job, {"user": user})
+    for task in await claim_many(timed, job.worker_id, 5):
+        await timed.report(task.id, TaskStatus.FAILED)
+    await timed.register(worker=job.worker_id, limits=[])
+    counts, after = [], 0
+    for _ in range(3):
+        deleted, after = await timed.runtime.write(sql_limits.prune_slots, after, 2)
+        counts.append(deleted)
+    assert (counts, after) == ([2, 2, 1], 0)

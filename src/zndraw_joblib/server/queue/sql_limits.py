@@ -783,7 +783,7 @@ SELECT DISTINCT task_seq FROM joblib_limit_slot WHERE task_seq > :seq ORDER BY t
 _UNLIMITED = statement(
     """
 DELETE FROM joblib_limit_slot
-WHERE freed AND NOT EXISTS (
+WHERE task_seq = ANY (:all_task_seq) AND freed AND NOT EXISTS (
     SELECT 1 FROM joblib_job WHERE joblib_job.id = joblib_limit_slot.job_id AND limits IS NOT NULL
 )
 RETURNING bucket_id
@@ -838,11 +838,14 @@ async def prune_waits(
 async def prune_slots(tx: Transaction, after: int, limit: int) -> tuple[int, int]:
     """Free those of the slots that follow a task's `seq` whose tasks are not held, as after an upgrade.
 
-    Delete freed slots of jobs without limits. Return how many, and the `seq` to continue from: 0 at the end.
+    Delete the freed ones of jobs without limits. Return how many, and the `seq` to continue from, 0 at
+    the end.
     """
     seqs = list((await tx.execute(_FOLLOWING_SLOTS, {"seq": after, "limit": limit})).scalars())
-    if seqs:
-        await tx.execute(_FREE_LOST, {"all_task_seq": padded(seqs)})
-    buckets = list((await tx.execute(_UNLIMITED)).scalars())
+    if not seqs:
+        return 0, 0
+    params = {"all_task_seq": padded(seqs)}
+    await tx.execute(_FREE_LOST, params)
+    buckets = list((await tx.execute(_UNLIMITED, params)).scalars())
     await set_due(tx, set(buckets))
     return len(buckets), seqs[-1] if len(seqs) == limit else 0
