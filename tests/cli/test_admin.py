@@ -226,7 +226,33 @@ def test_a_job_is_registered_without_a_worker_and_forgotten(stack: Stack, tmp_pa
     program.ok("forget", name)
     assert "not found" in program.error_of("forget", name)
     assert "full name" in program.error_of("register", "area", code=2)
-    assert "--policy" in program.error_of("register", name, "--policy", '{"max_attempts": 0}', code=2)
+    wrong = {
+        '{"max_attempts": 0}': "--policy.max_attempts: ",
+        '{"max_pending_per_rom": 1}': "(did you mean 'max_pending_per_room'?)",
+        '{"limits": [{"max_in_flight": 1, "kye": "/x"}]}': "--policy.limits.0.kye: ",
+        '{"limits": [{"max_in_flight": 1, "key": "x"}]}': "write room, submitter, or a JSON pointer",
+        "[]": "--policy is not an object",
+    }
+    for policy, text in wrong.items():
+        assert text in program.error_of("register", name, "--policy", policy, code=2)
+    schema.write_text("{")
+    assert "is not JSON" in program.error_of("register", name, "--schema", str(schema), code=2)
+
+
+def test_a_job_of_all_rooms_is_not_paused_in_one(stack: Stack) -> None:
+    """A user who means the room is told how."""
+    error = stack.program.error_of("pause", "Show", "--room", "lab", code=2)
+    assert "@global:analysis:Show is a job of all rooms" in error
+
+
+def test_tasks_of_a_full_name_are_those_of_its_room(stack: Stack) -> None:
+    """Without `--room`."""
+    program, name = stack.program, "lone:jobs:area"
+    program.ok("register", name)
+    task_id = program.ok("submit", name).strip()
+    assert task_id in program.ok("tasks", "--job", name)
+    done = program.run("tasks", "bulk", "cancel", "--job", name, "--yes")
+    assert "1 task cancelled" in done.err
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

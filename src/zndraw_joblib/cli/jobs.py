@@ -20,11 +20,12 @@ from zndraw_joblib.cli.display import (
 )
 from zndraw_joblib.cli.options import AsJson, Room, Url, check_room
 from zndraw_joblib.cli.times import future_time
+from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import clean_line
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import JobPutRequest, JobResponse
-from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_job_name
+from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_job_name, unknown_text
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.operators import PauseRequest, PauseState
 from zndraw_joblib.wire.policy import JobPolicy
@@ -240,15 +241,41 @@ def register(
     Tasks of it wait for a worker, unless its policy has another `without_workers`.
     """
     name = _full_name(job)
-    try:
-        fields = {} if schema is None else {"schema": json.loads(schema.read_text())}
-        fields |= JobPolicy(**json.loads(policy)).model_dump(exclude_unset=True)
-        body = JobPutRequest.model_validate(fields)
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"--schema or --policy: {error}") from error
+    body = validated(JobPutRequest, {**_schema_in(schema), **_policy_of(policy)})
     with open_client(url) as client:
         registered = client.post(ops.PUT_JOB, body, room_id=name.room_id, name=name)
         print_json(registered) if as_json else print_job(registered)
+
+
+def _schema_in(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--schema {str(path)!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"--schema {str(path)!r} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"--schema {str(path)!r} is not a JSON object")
+    return {"schema": content}
+
+
+def _policy_of(text: str) -> dict[str, Any]:
+    """Return the fields of a policy that are set. Raises `UsageError`."""
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--policy {text[:100]!r} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise UsageError('--policy is not an object. Pass one like {"max_attempts": 3}')
+    names = list(JobPolicy.model_fields)
+    if unknown := set(fields).difference(names):
+        raise UsageError(unknown_text("--policy", unknown, names))
+    try:
+        return validated(JobPolicy, fields).model_dump(exclude_unset=True)
+    except ValueError as error:
+        raise UsageError(f"--policy.{error}") from error
 
 
 def forget(job: FullName, *, url: Url = DEFAULT_URL) -> None:
@@ -337,6 +364,11 @@ def _change(
     with open_client(url) as client:
         if job is not None:
             name = client.find_job(job, room)
+            if room is not None and name.room_id != room:
+                raise UsageError(
+                    f"{name} is a job of all rooms, so --room {room} would pause it nowhere else: leave out "
+                    "--room to pause it everywhere, or JOB to pause the room"
+                )
             _PAUSED.print_one(client.post(of_job, body, room_id=name.room_id, name=name), as_json=as_json)
             return
         state = client.post(of_all, body) if room is None else client.post(of_room, body, room_id=room)

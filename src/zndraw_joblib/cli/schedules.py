@@ -20,7 +20,7 @@ from zndraw_joblib.cli.submit import (
     parse_object,
     parse_values,
 )
-from zndraw_joblib.cli.times import parse_duration
+from zndraw_joblib.cli.times import TIME_FORMS, future_time, parse_duration
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.names import DEFAULT_ROOM
@@ -38,7 +38,7 @@ Every = Annotated[
         "--every", metavar="DURATION", parser=parse_duration, help="An interval: seconds, or like 5m, 1h."
     ),
 ]
-At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Once, like 2030-01-31T18:00+01:00.")]
+At = Annotated[str | None, typer.Option("--at", metavar="TIME", help=f"Once, {TIME_FORMS}.")]
 TimeZone = Annotated[
     str, typer.Option("--time-zone", metavar="ZONE", help="The time zone of --cron, like Europe/Berlin.")
 ]
@@ -149,7 +149,8 @@ def put(  # noqa: PLR0913 - each is an option
     For example: schedules put nightly relax steps=50 --cron '0 3 * * *'
     """
     check_payload(body := parse_object(payload) | parse_values(values or []))
-    times = {**_times(cron, every, at), "starts_at": starts_at, "ends_at": ends_at}
+    times = {**_times(cron, every, at), "starts_at": future_time(starts_at, "--starts-at")}
+    times["ends_at"] = future_time(ends_at, "--ends-at")
     options = {"priority": priority, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options["max_catch_up"] = max_catch_up
     rules = {"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up}
@@ -171,7 +172,7 @@ def _times(cron: str | None, every: list[float] | None, at: str | None) -> dict[
         raise UsageError(f"--every has {len(every)} values. Give it once, or make a schedule for each")
     if sum(bool(value) for value in (cron, every, at)) != 1:
         raise UsageError("Give one of --cron, --every and --at, like --cron '0 3 * * *'")
-    return {"cron": cron, "every_seconds": every[0] if every else None, "at": at}
+    return {"cron": cron, "every_seconds": every[0] if every else None, "at": future_time(at, "--at")}
 
 
 @app.command()

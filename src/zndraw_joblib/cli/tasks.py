@@ -34,7 +34,7 @@ from zndraw_joblib.wire.messages import (
     TaskActionRequest,
     TaskResponse,
 )
-from zndraw_joblib.wire.names import DEFAULT_ROOM
+from zndraw_joblib.wire.names import DEFAULT_ROOM, RESERVED, JobName, parse_reference
 from zndraw_joblib.wire.operators import BulkAction, BulkPreview, BulkResult, FoundTask, TaskFilter
 from zndraw_joblib.wire.problems import ProblemException, Unauthorized
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -158,8 +158,15 @@ def select(  # noqa: PLR0913 - one for each option
         raise UsageError("--all-rooms and --room cannot be combined. Pass one of them")
     values = {**others, "since": past_time(since, "--since"), "until": past_time(until, "--until")}
     fields = {name: value for name, value in values.items() if value}
-    room_ids = [] if all_rooms else rooms or [DEFAULT_ROOM]
+    room_ids = [] if all_rooms else rooms or _rooms_of(jobs or ()) or [DEFAULT_ROOM]
     return Selection(room_ids, list(statuses or ()), list(jobs or ()), worker, fields)
+
+
+def _rooms_of(jobs: Sequence[str]) -> list[str]:
+    """Return the rooms in the full names of jobs; none if a job is of all rooms or has a short name."""
+    names = [name for job in jobs if isinstance(name := parse_reference(job), JobName)]
+    rooms = {name.room_id for name in names}
+    return [] if len(names) < len(jobs) or rooms & set(RESERVED) else sorted(rooms)
 
 
 # Lists of tasks, as rows of a table.

@@ -79,7 +79,7 @@ def send_once(what: str, make: Callable[[str], Call[T]], key: str | None, rule: 
     try:
         return (yield from repeated(make(request_key), plan))
     except Exception as error:
-        if attempt.was_sent and is_repeatable(error):
+        if attempt.may_be_applied and is_repeatable(error):
             error.add_note(f"The request may or may not have been applied. {rule.how_to_repeat(request_key)}")
         raise
 

@@ -15,9 +15,10 @@ from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.client.submits import Submits
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import JobPutRequest, JobResponse
-from zndraw_joblib.wire.names import validate_room_id
+from zndraw_joblib.wire.names import unknown_text, validate_room_id
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.operators import PauseEntry, PauseRequest, PauseState
+from zndraw_joblib.wire.policy import JobPolicy
 
 
 class Operator:
@@ -33,6 +34,9 @@ class Operator:
         those that are left out keep their value. Raises `SchemaConflict` for another schema while the job has
         a worker or pending tasks.
         """
+        names = list(JobPolicy.model_fields)
+        if unknown := set(policy).difference(names):
+            raise TypeError(unknown_text("The policy of register_job()", unknown, names))
         fields = dict(policy)
         content = schema if schema is not None or isinstance(job, str) else job.model_json_schema()
         if content is not None:

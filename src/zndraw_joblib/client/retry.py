@@ -16,6 +16,7 @@ from zndraw_joblib.wire.problems import (
     InternalJobNotConfigured,
     ProblemException,
     RequestInProgress,
+    TooManyRequests,
     is_own_type,
     problem_for,
 )
@@ -322,14 +323,20 @@ def retry(
 
 @dataclass(slots=True)
 class SendAttempts:
-    """The attempts to send a request; `was_sent` is false while no attempt has reached a server."""
+    """The attempts to send a request; `was_sent` is false while no attempt has reached a server.
+
+    `may_be_applied` is false while the server has answered each with a 429, which applies nothing.
+    """
 
     was_sent: bool = False
+    may_be_applied: bool = False
     refusals: int = 0
 
     def may_repeat(self, error: BaseException) -> bool:
         """Count a failed attempt; return whether another one with the same key should follow."""
-        self.was_sent |= not (is_refused(error) or is_refusal_of_host(error))
+        is_sent = not (is_refused(error) or is_refusal_of_host(error))
+        self.was_sent |= is_sent
+        self.may_be_applied |= is_sent and not isinstance(problem_of(error), TooManyRequests)
         self.refusals += is_refusal_of_host(error)
         return is_repeatable(error) and self.refusals < _MAX_REFUSALS
 

@@ -159,7 +159,8 @@ def unknown_text(what: str, unknown: Iterable[str], names: Collection[str]) -> s
 
 def near_text(name: str, names: Collection[str]) -> str:
     """Return a question that names what may be meant, in parentheses; "" if nothing is near."""
-    near = [other for other in names if name.startswith(other) or other.startswith(name)]
+    near = get_close_matches(name, names, n=1, cutoff=0.9)
+    near = near or [other for other in names if name.startswith(other) or other.startswith(name)]
     near = near or get_close_matches(name, names, n=1)
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
 

@@ -1,5 +1,6 @@
 """The policy of a job: retries after failures and lost workers, time limits, concurrency, priority."""
 
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from math import e
@@ -104,13 +105,23 @@ class Backoff(CheckedKeywords, RequestBody):
 
 MAX_LIMITS = 8
 LimitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+_LIMIT_KEY = r"^(room|submitter|(/([^/~]|~[01])*)+)$"
+
+
+def _limit_key(key: str) -> str:
+    if re.fullmatch(_LIMIT_KEY, key) is None:
+        raise ValueError("write room, submitter, or a JSON pointer into the payload, like /user_id")
+    return key
+
+
 LimitKey = Annotated[
     str,
     Field(
-        pattern=r"^(room|submitter|(/([^/~]|~[01])*)+)$",
         max_length=256,
         description="`room`, `submitter`, or a JSON pointer into the payload",
+        json_schema_extra={"pattern": _LIMIT_KEY},
     ),
+    AfterValidator(_limit_key),
 ]
 InFlight = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -122,7 +133,7 @@ class Rate(CheckedKeywords, RequestBody):
     ``burst + s * count / per_seconds`` are.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     count: InFlight
     per_seconds: Seconds
@@ -137,7 +148,7 @@ class Rate(CheckedKeywords, RequestBody):
 class LimitValues(CheckedKeywords, RequestBody):
     """What a limit allows: `max_in_flight` tasks claimed or running at once, and a `rate` of claims."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_in_flight: InFlight | None = None
     rate: Rate | None = None

@@ -64,6 +64,15 @@ async def worker_reasons(
     return [Reason(code="not_claimed", detail=detail)]
 
 
+def _remedy(task: TaskRecord, job: JobRecord) -> str:
+    if task.job_version == job.job_version:
+        return "Start a worker with the current code of the job, or cancel the task"
+    return (
+        f"Start a worker of this version, or cancel its tasks or move them to the current one: 'tasks bulk "
+        f"retarget --all-rooms --job {task.job} --version {task.job_version}'"
+    )
+
+
 def _unserved(task: TaskRecord, job: JobRecord | None) -> Reason:
     """Return since when no worker serves a job, or this version. `job` is None if it is soft-deleted."""
     detail = f"No worker serves {task.job}"
@@ -71,8 +80,7 @@ def _unserved(task: TaskRecord, job: JobRecord | None) -> Reason:
         return Reason(
             code="no_worker_of_version",
             detail=f"No worker of this version: the task is of version {task.job_version} of {task.job}, and "
-            f"its workers serve other versions; the current one is {job.job_version}. Start a worker of this "
-            "version, or retarget or cancel the task",
+            f"its workers serve other versions; the current one is {job.job_version}. {_remedy(task, job)}",
         )
     if job is None or job.unserved_since is None:
         return Reason(code="no_worker", detail=detail)

@@ -1,6 +1,6 @@
 """Register, list and pause jobs, and decide what becomes of those without workers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -36,6 +36,8 @@ from zndraw_joblib.wire.statuses import TaskStatus
 
 # A job has at most so many versions. Beyond it, the oldest one without workers and live tasks is used again.
 MAX_VERSIONS = 32
+# The text of an error names so many places where schemas differ.
+_SHOWN = 3
 
 
 class JobToRegister(NamedTuple):
@@ -236,16 +238,24 @@ async def _set_schema(
         if not is_growth:
             return job, earlier
     if not is_growth and await _is_needed(tx, [job, *others], worker_id):
+        differences = rules_schemas.differences(job.schema, schema)
         raise SchemaConflict(
             f"Schema mismatch: {str(job.name)!r} is active with another schema, and the new one does not "
-            "accept all that it accepts. Accept more, stop the other workers of the job and let its pending "
-            "tasks end, or use another name",
-            differences=rules_schemas.differences(job.schema, schema),
+            f"accept all that it accepts: see {_pointers(differences)}. Accept more, stop the other workers "
+            "of the job and let its pending tasks end, or use another name",
+            differences=differences,
         )
     current = await _set_current(tx, job, others, schema, worker_id)
     detail = {"version": current.job_version, "replaces": job.job_version}
     await rules_audit.record(tx, caller, "job.schema", str(job.name), job.room_id, detail)
     return current, current
+
+
+def _pointers(differences: Sequence[Mapping[str, Any]]) -> str:
+    """Return where schemas differ, as a few of the pointers."""
+    shown = [str(difference["pointer"])[:100] or "the whole schema" for difference in differences[:_SHOWN]]
+    more = len(differences) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 async def _is_needed(tx: Transaction, versions: Sequence[JobRecord], worker_id: UUID | None) -> bool:
