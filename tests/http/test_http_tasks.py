@@ -72,6 +72,7 @@ async def test_a_submitted_task_is_pending(
         "priority": 0,
         "run_at": None,
         "expires_at": None,
+        "version": 1,
     }
     assert await get_task(ada, task) == task
     status, available = events

@@ -129,7 +129,7 @@ async def test_operations_without_events(recorder: Recorder) -> None:
     await recorder.rest.delete(f"{V1}/workers/{worker}")
     for path in ("workers", "rooms/lab/jobs", "rooms/lab/tasks", f"rooms/lab/jobs/{job['full_name']}"):
         assert (await recorder.rest.get(f"{V1}/{path}")).status_code == 200
-    body = {"category": "modifiers", "name": "A", "schema": {"title": "other"}}
+    body = {"category": "modifiers", "name": "A", "schema": {"type": "integer"}}
     assert (await recorder.rest.put(f"{V1}/rooms/@global/jobs", json=body)).status_code == 409
     assert (await recorder.rest.post(f"{V1}/rooms/lab/tasks/lab:modifiers:No", json={})).status_code == 404
     assert await recorder.new_events() == {}

@@ -48,7 +48,9 @@ async def test_tasks_with_equal_times_are_listed_once(replica: Replica, subtests
                 replica, rules_tasks.page, limit, room_id="lab", status=TaskStatus.COMPLETED
             )
             assert [item.id for item in seen] == ids[1::3][::-1]
-            seen = await all_pages(replica, rules_tasks.page, limit, room_id="lab", status=None, job=job.id)
+            seen = await all_pages(
+                replica, rules_tasks.page, limit, room_id="lab", status=None, jobs=[job.id]
+            )
             assert [item.id for item in seen] == ids[::-1]
 
 
@@ -85,7 +87,9 @@ async def test_a_list_filters_by_room_status_and_job(replica: Replica) -> None:
             task(other.id, TaskStatus.FAILED),
         ],
     )
-    seen = await all_pages(replica, rules_tasks.page, 2, room_id="lab", status=TaskStatus.FAILED, job=job.id)
+    seen = await all_pages(
+        replica, rules_tasks.page, 2, room_id="lab", status=TaskStatus.FAILED, jobs=[job.id]
+    )
     assert [item.id for item in seen] == wanted[::-1]
     assert await all_pages(replica, rules_tasks.page, 2, room_id="nowhere", status=None) == []
 

@@ -329,9 +329,9 @@ def pause(
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Stop handing out the tasks of a job, a room or all rooms; running tasks continue.
+    """Stop handing out the tasks of a job, a room or all rooms.
 
-    Schedules of a paused room wait; what is due meanwhile follows their catch_up.
+    Running tasks continue. Schedules of a paused room wait; what is due meanwhile follows their catch_up.
     """
     body = PauseRequest(until=future_time(until, "--until"))
     _change((ops.PAUSE_JOB, ops.PAUSE_ROOM, ops.PAUSE_ALL_ROOMS), body, (job, room, all_rooms), url, as_json)
@@ -383,7 +383,10 @@ def _is_paused(state: PauseState) -> str:
 
 
 def pauses(*, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """List the paused rooms; the list of jobs shows paused jobs."""
+    """List the paused rooms.
+
+    The list of jobs shows paused jobs.
+    """
     with open_client(url) as client:
         items = client.items(ops.LIST_PAUSES, "the list of pauses", None, {})[0]
         _PAUSES.print(items, caption=f"{len(items):,} pauses of rooms", as_json=as_json)
