@@ -35,6 +35,9 @@ class Rows:
         return self._values
 
     def _add(self) -> Values:
+        for path in ("resume", f"rooms/{ROOM}/resume"):  # a request may have paused them
+            self._post(path, {})
+        self._put("limits/gpu", {"max_in_flight": 1})
         worker = self._post("workers", {})["id"]
         self._job = self._add_job(worker)
         tasks = [self._add_task(worker, states) for states in _STATES]
@@ -51,6 +54,7 @@ class Rows:
             "provider_id": [provider["id"]],
             "id": tasks,
             "attempt": [1],
+            "limit": ["gpu"],
         }
 
     def _add_job(self, worker: str) -> str:
