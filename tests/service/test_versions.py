@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 from databases import on_postgresql
-from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica, wait_until_waiting
 from sqlalchemy import delete
 from waiting import until
 
@@ -232,6 +232,28 @@ async def test_a_limit_holds_over_all_versions(pair: list[Replica]) -> None:
     assert (await second.claim_response(new.worker_id)).reason == "at_capacity"
     await end(first, claimed[0])
     assert await second.claim(new.worker_id) is not None
+
+
+async def test_a_limit_holds_when_the_first_version_is_current_again(replica: Replica) -> None:
+    """A task of the second one still has a slot, and its end wakes a claim of the first one."""
+    old = await replica.register(schema=OLD, max_in_flight=1)
+    await replica.submit(old)
+    await end(replica, await replica.claim_task(old.worker_id))
+    new = await replica.register(schema=OTHER, worker=old.worker_id)
+    assert new.version == 2
+    await replica.submit(new, payload={"x": "a"})
+    running = await replica.claim_task(new.worker_id)
+    again = await replica.register(schema=OLD, worker=old.worker_id)
+    assert again.version == 1
+    task = await replica.submit(again)
+    assert (await replica.claim_response(old.worker_id)).reason == "at_capacity"
+    claim = asyncio.create_task(replica.claim(old.worker_id, wait=30))
+    await wait_until_waiting(replica, 1)
+    await end(replica, running)
+    async with asyncio.timeout(20):
+        claimed = await claim
+    assert claimed is not None
+    assert claimed.id == task.id
 
 
 @pytest.mark.parametrize("is_paused", [False, True])

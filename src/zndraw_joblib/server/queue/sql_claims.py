@@ -134,14 +134,19 @@ _HEAD_NAMES = (
     *("worker_id", "job_id", "lane", "seq", "pending", "paused", "max_in_flight", "limits", "room_id"),
     *("paused_until", "has_pauses", "has_versions"),
 )
+# Other versions share the limits of a job; it costs a probe of an index where there are limits.
+_HAS_VERSIONS = """(joblib_job.max_in_flight IS NOT NULL OR joblib_job.limits IS NOT NULL) AND EXISTS (
+                    SELECT 1 FROM joblib_job AS version
+                    WHERE version.full_name = joblib_job.full_name AND version.id <> joblib_job.id
+                )"""
 _HEAD_COLUMNS = ", ".join(f"heads.{name}" for name in _HEAD_NAMES[1:])
 _JOB_COLUMNS = f"""pending, paused, max_in_flight, limits, room_id, paused_until, {HAS_PAUSES} AS has_pauses,
-                job_version > 1 OR superseded AS has_versions"""
+                {_HAS_VERSIONS} AS has_versions"""
 _HEADS_ON_SQLITE = statement(
     f"""
 SELECT workers.value, joblib_task.job_id, joblib_task.lane, joblib_task.seq,
     joblib_job.pending, joblib_job.paused, joblib_job.max_in_flight, joblib_job.limits, joblib_job.room_id,
-    joblib_job.paused_until, {HAS_PAUSES}, joblib_job.job_version > 1 OR joblib_job.superseded
+    joblib_job.paused_until, {HAS_PAUSES}, {_HAS_VERSIONS}
 FROM json_each(:workers) AS workers
 CROSS JOIN joblib_task ON joblib_task.seq IN (
     SELECT place & {(1 << _SEQ_BITS) - 1}

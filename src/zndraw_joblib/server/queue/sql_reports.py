@@ -133,9 +133,7 @@ _TYPES |= {"started_ago": FLOAT, "ended_ago": FLOAT}
 # SQLite gets the times themselves.
 _ON_SQLITE = (*FencedReport._fields[:-2], "started", "ended")
 # The versions whose tasks may wait for the slot that this one frees.
-_OTHER_VERSIONS = """CASE WHEN joblib_job.max_in_flight IS NOT NULL
-            AND (joblib_job.job_version > 1 OR joblib_job.superseded)
-        THEN (
+_OTHER_VERSIONS = """CASE WHEN joblib_job.max_in_flight IS NOT NULL THEN (
             SELECT {aggregate}(CAST(version.job_version AS text), ' ') FROM joblib_job AS version
             WHERE version.full_name = joblib_job.full_name AND version.id <> joblib_job.id
                 AND (version.pending > 0 OR NOT version.superseded)

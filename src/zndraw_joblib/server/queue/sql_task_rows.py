@@ -115,8 +115,6 @@ class TaskRow:
 class TaskRecord(TaskRow):
     """A task's whole row, with the policy of its job.
 
-    `superseded`: another version of its job is the current one.
-
     A task that is about to return to its queue has two more: the `reason`, and when its attempt `ended_at` if
     that was before now.
     """
@@ -135,7 +133,6 @@ class TaskRecord(TaskRow):
     unique_expires_at: datetime | None = None
     limit_key: str | None = None
     policy: JobPolicy = field(default_factory=JobPolicy)
-    superseded: bool = False
     reason: str | None = None
     ended_at: datetime | None = None
 
@@ -162,7 +159,6 @@ _OF_JOB = {
     "job_name": "joblib_job.full_name AS job_name",
     "policy": "joblib_job.policy",
     "job_version": "joblib_job.job_version",
-    "superseded": "joblib_job.superseded",
 }
 # The columns of tasks in a record.
 COLUMNS = [name for name in RECORD_NAMES if name not in _OF_JOB]

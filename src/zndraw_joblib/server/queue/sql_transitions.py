@@ -403,7 +403,7 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
         await _free_slots(tx, slots)
     _record_effects(tx, merged.values())
     # The versions of a job share its slots.
-    shared = {task.job_id for task in left if _has_limit(task) and (task.job_version > 1 or task.superseded)}
+    shared = {task.job_id for task in left if _has_limit(task)}
     for name in await sql_jobs.other_queues(tx, shared) if shared else ():
         tx.wake(job_key(name), sum(task.job_id in shared for task in left))
     ended = [_attempt(before, after, await tx.now()) for before, after in moves if _requeues(before, after)]
