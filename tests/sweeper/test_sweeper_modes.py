@@ -85,7 +85,7 @@ async def test_enforce_does_what_observe_shows(
     for cycle in cycles:
         assert (cycle.scanned, cycle.stale, cycle.expired) == (7, 3, 3)
         assert cycle.counts == Counts(released=2, failed=4)
-    assert "mode=observe" in caplog.text
+    assert "3 of 7 workers would be removed for silence" in caplog.text
     shown = {change["id"]: change for change in preview["tasks"]}
     assert {tasks[name]["id"]: result for name, result in EXPECTED.items()} == {
         task: (change["after"], change["reason"]) for task, change in shown.items()
