@@ -75,7 +75,7 @@ async def test_a_thousand_workers_are_removed_with_few_statements(
         cycle = await queue.sweep()
     assert (cycle.scanned, cycle.expired, cycle.errors) == (DEAD + 1, DEAD, 0)
     batches = 1 + DEAD // rules_sweep.batch_size(is_sqlite=engine.dialect.name == "sqlite")
-    assert len(statements) < 55 + 12 * batches
+    assert len(statements) < 50 + 12 * batches
     assert await queue.worker_ids() == {job["worker_id"]}
     assert (await count_tasks(queue, "failed"), await count_tasks(queue, "running")) == (DEAD, 0)
     ids = [event.id for event, _ in queue.events.emitted if isinstance(event, TaskStatusEvent)]
@@ -92,7 +92,7 @@ async def test_a_cycle_without_work_uses_few_statements(queue: MountedQueue, eng
     await add_workers(queue, job, 300)
     with recorded_statements(engine) as with_many:
         assert (await queue.sweep()).scanned == 301
-    assert len(with_many) == len(with_one) < 55
+    assert len(with_many) == len(with_one) < 50
 
 
 async def test_abandoned_tasks_fail_with_few_statements(queue: MountedQueue, engine: AsyncEngine) -> None:
@@ -103,7 +103,7 @@ async def test_abandoned_tasks_fail_with_few_statements(queue: MountedQueue, eng
     with recorded_statements(engine) as statements:
         cycle = await queue.sweep()
     assert (cycle.counts.failed, cycle.errors) == (1100, 0)
-    assert len(statements) < 75
+    assert len(statements) < 64
     assert await count_tasks(queue, "failed") == 1100
 
 
