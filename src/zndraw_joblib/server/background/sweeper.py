@@ -139,11 +139,11 @@ class Cycle:
     def __str__(self) -> str:
         """Return the summary for the log, in words."""
         would = "" if self.mode == SweeperMode.ENFORCE else "would be "
-        kept = self.stale - self.expired
+        spared = self.stale - self.expired
         wait = " until the next cycle" if self.is_held_back else ""
         parts = [
             (self.expired, f"of {_number(self.scanned, 'worker')} {would}removed for silence"),
-            (kept, f"silent {_plural(kept, 'worker')} kept{wait}"),
+            (spared, f"silent {_plural(spared, 'worker')} kept{wait}"),
             (self.counts.failed, f"{_plural(self.counts.failed, 'task')} {would}failed"),
             (self.counts.released, f"{_plural(self.counts.released, 'task')} {would}queued again"),
             (self.pruned, f"old {_plural(self.pruned, 'task')} deleted"),

@@ -399,21 +399,23 @@ class Limiter:
         self.reset()
         limited = [task for task in claimed if task.job_id in self._rules]
         await self._read([_queue_of(task) for task in limited])
-        slots, taken = [], set[tuple[UUID, UUID]]()
+        slots, reserved = [], set[tuple[UUID, UUID]]()
         for task in limited:
             for bucket_id in self._of_queue[_queue_of(task)]:
                 bucket = self._buckets[bucket_id]
                 bucket.take()
-                taken.add((task.job_id, bucket_id))
+                reserved.add((task.job_id, bucket_id))
                 if bucket.rule.values.max_in_flight is not None:
                     slots.append((task.seq, bucket_id, task.job_id))
-        changed = {id for _, id in taken} | {id for id, bucket in self._buckets.items() if bucket.is_clamped}
+        changed = {id for _, id in reserved} | {
+            id for id, bucket in self._buckets.items() if bucket.is_clamped
+        }
         tokens = {id: at for id in changed if (at := self._buckets[id].next_at) is not None}
         await sql_limits.take(self._tx, slots, tokens)
         for queue in self._of_queue:
             self._block(queue)
         await self.block()
-        exhausted = {pair for pair in taken if pair[1] in tokens and not self._buckets[pair[1]].allows}
+        exhausted = {pair for pair in reserved if pair[1] in tokens and not self._buckets[pair[1]].allows}
         await self._write_waits(exhausted)
 
     async def _write_waits(self, exhausted: Collection[tuple[UUID, UUID]]) -> None:
@@ -462,17 +464,17 @@ async def reasons(tx: Transaction, task: TaskRecord) -> list[Reason]:
     }
     states = await sql_limits.states(tx, sorted(rules), sorted(rules))
     now = await tx.now()
-    found = []
+    waiting_reasons = []
     for bucket_id, rule in rules.items():
         bucket = Bucket(rule, states.get(bucket_id, BucketState(0, None)), now)
         if bucket.is_full:
             detail = f"{bucket.held} tasks are claimed or running, and max_in_flight of {rule.label} is "
             detail += str(rule.values.max_in_flight)
-            found.append(Reason(code="limit_at_capacity", detail=detail))
+            waiting_reasons.append(Reason(code="limit_at_capacity", detail=detail))
         if bucket.ready_at > now:
             detail = f"rate {rule.label}: next at {bucket.ready_at:%Y-%m-%d %H:%M:%S.%f} UTC"
-            found.append(Reason(code="rate_limited", detail=detail))
-    return found
+            waiting_reasons.append(Reason(code="rate_limited", detail=detail))
+    return waiting_reasons
 
 
 async def change(tx: Transaction, job_ids: Iterable[UUID], limits: Sequence[JobLimit]) -> None:
