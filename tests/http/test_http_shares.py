@@ -11,6 +11,7 @@ from rest import V1, AsUser, expect_problem, register, submit
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.process.shared_limit import StoredLimit
 from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.problems import TooManyRequests
 
 pytestmark = on_both
 
@@ -180,3 +181,29 @@ async def test_a_user_is_not_refused_for_what_others_may_have(runtime: Runtime) 
     await asyncio.sleep(0)
     may_end.set()
     await large
+
+
+async def test_what_is_added_during_a_count_is_not_counted_twice(runtime: Runtime) -> None:
+    """A request near the share waits for the count under way; a refusal by such a count is counted again."""
+    is_first, may_end = asyncio.Event(), asyncio.Event()
+    stored = 0
+
+    async def count(enough: int) -> tuple[int, dict[str, int] | None]:
+        if not is_first.is_set():
+            is_first.set()
+            await may_end.wait()
+        return stored, None if enough >= stored else {"ada": stored}
+
+    limit = StoredLimit("tasks", "max_tasks", lambda: 20, lambda: 3, count, runtime.start)
+    for _ in range(2):
+        await limit.take("ada")
+        stored += 1
+    await is_first.wait()
+    third = asyncio.create_task(limit.take("ada"))
+    await asyncio.sleep(0)
+    assert not third.done()
+    may_end.set()
+    await third
+    stored += 1
+    with pytest.raises(TooManyRequests):
+        await limit.take("ada")

@@ -192,7 +192,8 @@ class StoredLimit:
     `count(enough)` reads how much there is, and how much each user has, or None for that if it is no more
     than `enough` in all. It runs in the background every 10 s, if something is added, and before a refusal.
     After a count there is a pause of at least `pauses[0]` seconds, and `pauses[1]` times as long as the count
-    took, up to 30 s. What this process has added since counts too, and what others have added does not.
+    took, up to 30 s, unless it may have counted twice what the user added meanwhile. What this process has
+    added since counts too, and what others have added does not.
     """
 
     what: str
@@ -209,6 +210,8 @@ class StoredLimit:
     _by_user: Counter[str] = field(default_factory=Counter)
     # What was added since the last count began, which it may have missed.
     _added: Counter[str] = field(default_factory=Counter)
+    # What was added during the last count, which it may have counted too.
+    _twice: Counter[str] = field(default_factory=Counter)
     # The share when the last count began.
     _share: int = 0
     _counted_at: float = -math.inf
@@ -236,10 +239,18 @@ class StoredLimit:
         if time.monotonic() > self._counted_at + max(self.retry_seconds, self._pause):
             self._count(amount)
         is_due = time.monotonic() > self._counted_at + self._pause
-        if not self._has_room(user, amount) and (is_due or self._counting is not None):
+        if (counting := self._counting) is not None:
+            # It may count twice what is added before it ends.
+            if not self._has_room(user, amount + self._added.total()):
+                await asyncio.shield(counting)
+        elif is_due and not self._has_room(user, amount):
+            counting = self._count(amount)
+            await asyncio.shield(counting)
+        # A further count may miss what the user has added since and not committed.
+        is_twice = 0 < self._twice[user] == self._added[user]
+        may_be_others = counting is not None and self._unattributed > 0
+        if (is_twice or may_be_others) and not self._has_room(user, amount):
             await asyncio.shield(self._count(amount))
-            if self._unattributed and not self._has_room(user, amount):  # it was another request's count
-                await asyncio.shield(self._count(amount))
 
     def check(self, user: str, amount: int = 1) -> None:
         """Let a user add so much by the last counts, also in another thread. Raises as `take` does."""
@@ -289,6 +300,7 @@ class StoredLimit:
             with self._lock:
                 self._total = total + self._added.total()
                 self._by_user = Counter(by_user or {}) + self._added
+                self._twice = self._added.copy()
                 self._unattributed = total if by_user is None else 0
         finally:
             seconds = self.pauses[1] * (time.monotonic() - start)
