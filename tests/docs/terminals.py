@@ -18,6 +18,7 @@ TIMEOUT_SECONDS = 300.0
 _BLOCK = re.compile(r"^```(\w+) title=\"([^\"]+)\"\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[=>]|[\x00-\x08\x0b-\x1f]")
 _PROMPT = "(ready) "
+_AGAIN = "A second Ctrl-C"
 
 
 class Block(NamedTuple):
@@ -75,8 +76,7 @@ class Terminal:
     def run(self, command: str, shown: list[str]) -> None:
         """Type a command, and wait for its output and, unless it shows a running server, for its end."""
         if command == "^C":
-            os.write(self._ours, b"\x03")
-            self._await_prompt()
+            self._interrupt()
             return
         self._type(command, shown)
         if command.startswith("zndraw-joblib task"):  # what it reads may be there a moment later
@@ -84,6 +84,13 @@ class Terminal:
         assert self._shows(shown), self.shown
         assert "Traceback" not in self.shown, self.shown
         assert self._has_ended != _runs_on(command), self.shown
+
+    def _interrupt(self) -> None:
+        os.write(self._ours, b"\x03")
+        wait_until(lambda: self._has_ended or _AGAIN in self.shown, TIMEOUT_SECONDS)
+        if not self._has_ended:  # a worker waits for a task whose cancellation it has not heard of
+            os.write(self._ours, b"\x03")
+        self._await_prompt()
 
     def _type(self, command: str, shown: list[str]) -> None:
         self._start = len(self._read)
@@ -113,9 +120,8 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.write(self._ours, b"\x03")
         # A hang-up discards a Ctrl-C that no program has got, and under nohup the program ignores it.
-        self._await_prompt()
+        self._interrupt()
         self._shell.send_signal(signal.SIGHUP)
         self._shell.wait(TIMEOUT_SECONDS)
         os.close(self._ours)
