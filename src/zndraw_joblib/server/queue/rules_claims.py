@@ -674,7 +674,7 @@ def _assign_oldest(
                 continue
             slot.seqs.append(seq)
             if shared:
-                shared.take(job_of[seq])
+                shared.reserve(job_of[seq])
         assigned.update(slot.seqs)
         is_enough = is_enough and (is_all or len(slot.seqs) == slot.task_limit)
     return is_enough

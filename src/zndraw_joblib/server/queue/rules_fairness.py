@@ -87,7 +87,7 @@ class VersionSlots:
     def __init__(self) -> None:
         self._free: dict[UUID, int] = {}
         self._versions: dict[UUID, Sequence[UUID]] = {}
-        self._taken: Counter[UUID] = Counter()
+        self._reserved: Counter[UUID] = Counter()
 
     def __bool__(self) -> bool:
         return bool(self._versions)
@@ -99,16 +99,16 @@ class VersionSlots:
 
     def reset(self) -> None:
         """Return all slots, before other tasks are chosen."""
-        self._taken.clear()
+        self._reserved.clear()
 
-    def take(self, job_id: UUID) -> None:
-        """Take a slot for a task of a version."""
-        self._taken[job_id] += 1
+    def reserve(self, job_id: UUID) -> None:
+        """Reserve a slot for a task of a version."""
+        self._reserved[job_id] += 1
 
-    def has_free(self, job_id: UUID, taken: Mapping[UUID, int] | None = None) -> bool:
-        """Return whether a slot is free for a version after some were taken, by `take` or as `taken` has."""
+    def has_free(self, job_id: UUID, reserved: Mapping[UUID, int] | None = None) -> bool:
+        """Return whether a slot is free for a version beyond the reserved ones."""
         return job_id not in self._versions or (
-            self._sum(job_id, self._taken if taken is None else taken) < self._free[job_id]
+            self._sum(job_id, self._reserved if reserved is None else reserved) < self._free[job_id]
         )
 
     def is_exceeded(self, job_id: UUID, pending: Mapping[UUID, int]) -> bool:
@@ -285,7 +285,7 @@ def _fill(  # noqa: PLR0913 - what limits a claim
             slot.seqs.append(candidate.seq)
             demand[job_id] -= 1
             if shared:
-                shared.take(job_id)
+                shared.reserve(job_id)
                 open_jobs = list(filter(shared.has_free, open_jobs))
             if candidate.turn is not None:
                 turns.setdefault(job_id, []).append((candidate.seq, candidate.turn))
