@@ -27,8 +27,6 @@ _MODULES = {
         "build_task_status_emission",
     ),
     "wire.messages": (
-        "Debounce",
-        "Unique",
         "HeartbeatRequest",
         "JobRegisterRequest",
         "JobResponse",
@@ -125,6 +123,7 @@ _MODULES = {
         "request_hash",
     ),
     "wire.history": ("Reason", "TaskExplanation", "TaskHistory", "Transition"),
+    "wire.unique": ("Debounce", "Unique"),
     "wire.policy": ("Backoff", "JobLimit", "JobPolicy", "Rate", "RetryOn", "WithoutWorkers"),
     "wire.progress": ("LogLevel",),
     "wire.statuses": ("TaskStatus",),

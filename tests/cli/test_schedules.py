@@ -37,6 +37,19 @@ def test_a_schedule_from_its_creation_to_its_deletion(stack: Stack) -> None:
     assert "no schedule 'nightly'" in stack.program.error_of("schedules", "show", "nightly", *room)
 
 
+def test_a_schedule_of_unique_tasks(stack: Stack) -> None:
+    """`--unique` and `--debounce` are those of `submit`; the rule is shown as it is written."""
+    room = ["--room", "unique-schedules"]
+    put = ["schedules", "put", "sync", "Show", "--every", "1h", "--unique", "state", "--debounce", "5m"]
+    shown = json.loads(stack.program.ok(*put, *room, "--json"))
+    assert (shown["unique"]["key"], shown["debounce"]) == ("state", {"seconds": 300.0})
+    text = stack.program.ok("schedules", "show", "sync", *room)
+    assert "unique       key=state\n" in text
+    assert "seconds=300" in text
+    wrong = stack.program.error_of(*put, *room, "--jitter", "5m", code=2)
+    assert "debounce: it sets the time of the task; remove jitter_seconds" in wrong
+
+
 def test_wrong_options(stack: Stack) -> None:
     """Exit code 2, and a line that says what to write."""
     put = ["schedules", "put", "wrong", "Show"]

@@ -9,7 +9,7 @@ from waiting import until
 
 from client.both import Both
 from client.jobs import Area
-from zndraw_joblib import ScheduleNotFound, ScheduleTimes, job
+from zndraw_joblib import Debounce, ScheduleNotFound, ScheduleTimes, Unique, job
 from zndraw_joblib.wire.problems import InvalidPayload, JobNotFound
 from zndraw_joblib.worker.manager import JobManager
 
@@ -31,6 +31,13 @@ async def test_a_schedule_from_its_creation_to_its_deletion(queue: Both, worker:
     assert [later - earlier for earlier, later in pairwise(due)] == [timedelta(minutes=1)] * 2
     assert (await schedules.pause("later")).paused
     assert not (await schedules.resume("later")).paused
+    once = await schedules.put(
+        "once", "Area", cron="0 3 * * *", unique={"key": "a"}, debounce={"seconds": 60}
+    )
+    assert (once.unique, once.debounce) == (Unique(key="a"), Debounce(seconds=60))
+    tasks = [await schedules.run("once") for _ in range(2)]
+    assert [(task.id, task.duplicate) for task in tasks] == [(tasks[0].id, None), (tasks[0].id, True)]
+    await schedules.delete("once")
     task = await schedules.run("nightly")
     assert await (await queue.task(task.id)).result(timeout=30) == 4
     await schedules.delete("later")

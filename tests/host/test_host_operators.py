@@ -75,7 +75,7 @@ async def test_a_schedule_from_its_creation_to_its_deletion(host: Host) -> None:
     job = await host.register(schema={"type": "object", "required": ["k"]})
     queue, name = host.joblib, job["full_name"]
     schedule = await queue.put_schedule(
-        "nightly", name, {"k": 1}, room="lab", cron="0 3 * * *", identity=ADA, priority=2
+        "nightly", name, {"k": 1}, room="lab", cron="0 3 * * *", identity=ADA, priority=2, unique={"key": "n"}
     )
     assert (schedule.created_by, schedule.room_id, schedule.priority) == ("ada", "lab", 2)
     assert [each.name for each in await queue.list_schedules("lab")] == ["nightly"]
@@ -84,6 +84,7 @@ async def test_a_schedule_from_its_creation_to_its_deletion(host: Host) -> None:
     assert not (await queue.pause_schedule("nightly", "lab", paused=False)).paused
     task = await queue.run_schedule("nightly", "lab", identity=ADA)
     assert (task.schedule, task.created_by, task.payload) == ("nightly", "ada", {"k": 1})
+    assert (await queue.run_schedule("nightly", "lab", identity=ADA)).id == task.id
     with pytest.raises(InvalidRequest, match="cron"):
         await queue.put_schedule("wrong", name, {"k": 1}, room="lab")
     with pytest.raises(InvalidRequest, match="name"):

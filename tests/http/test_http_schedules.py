@@ -105,6 +105,82 @@ async def test_a_schedule_is_run_by_hand(client: httpx.AsyncClient, as_user: AsU
     assert (first["created_by"], "due_at" in first) == ("other", False)
 
 
+@on_both
+async def test_due_times_whose_key_a_task_holds_make_no_other_task(client: httpx.AsyncClient) -> None:
+    """Several due times, a run by hand and a submit share the one task, until it ends."""
+    job = await register(client)
+    times = {"every_seconds": 1, "unique": {"key": "sync"}, "payload": {"k": 1}}
+    schedule = (await put(client, job, "often", **times)).json()
+    assert schedule["unique"] == {"key": "sync", "scope": "room", "on_conflict": "return"}
+    # What a response has is a valid request.
+    assert (await put(client, job, "often", **{**times, "unique": schedule["unique"]})).status_code == 200
+
+    async def shown() -> dict[str, Any]:
+        read: dict[str, Any] = (await client.get(f"{URL}/often")).json()
+        return read
+
+    async def has_run_three_times() -> bool:
+        first = parse_utc(schedule["next_due_at"])
+        last = (await shown())["last_due_at"]
+        return last is not None and (parse_utc(last) - first).total_seconds() >= 2
+
+    await until(has_run_three_times)
+    [task] = (await client.get(f"{V1}/rooms/lab/tasks")).json()["items"]
+    assert ((await shown())["last_task_id"], (await shown())["error"]) == (task["id"], None)
+    run = await client.post(f"{URL}/often/run")
+    assert (run.status_code, run.json()["id"], run.json()["duplicate"]) == (200, task["id"], True)
+    body = {"payload": {"k": 2}, "unique": {"key": "sync", "on_conflict": "reject"}}
+    submit = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json=body)
+    assert expect_problem(submit, 409, "duplicate-task")["task_id"] == task["id"]
+    claimed = await claim(client, job["worker_id"])
+    assert claimed is not None
+    for status in ("running", "completed"):
+        await report(client, claimed, status)
+
+    async def has_another_task() -> bool:
+        return bool((await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 2)
+
+    await until(has_another_task)
+
+
+async def test_a_schedule_whose_key_is_rejected_or_replaced(client: httpx.AsyncClient) -> None:
+    """With `reject` the schedule has the problem; with `debounce` its payload replaces that of the task."""
+    job = await register(client)
+    submit = {"payload": {"k": 1}, "unique": {"key": "sync"}}
+    task = (await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json=submit)).json()
+    moment = "2020-01-01T00:00:00Z"
+    reject = {"unique": {"key": "sync", "on_conflict": "reject"}}
+    await put(client, job, "rejected", at=moment, **reject)
+
+    async def error() -> str:
+        return str((await client.get(f"{URL}/rejected")).json()["error"])
+
+    async def has_an_error() -> bool:
+        return "duplicate-task" in await error()
+
+    await until(has_an_error)
+    assert task["id"] in await error()
+    later = {"unique": {"key": "sync"}, "debounce": {"seconds": 600}, "payload": {"k": 2}}
+    await put(client, job, "later", at=moment, **later)
+
+    async def is_replaced() -> bool:
+        read = (await client.get(f"{V1}/tasks/{task['id']}")).json()
+        return read["payload"] == {"k": 2} and read["run_at"] is not None
+
+    await until(is_replaced)
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
+
+
+async def test_a_payload_without_a_key_is_no_schedule(client: httpx.AsyncClient) -> None:
+    """Its unique key is computed when it is written; a key of another room is not shown by a run."""
+    job = await register(client)
+    problem = await put(client, job, every_seconds=5, unique={}, payload={"k": 2**60})
+    assert "unique.key" in expect_problem(problem, 422, "invalid-request")["detail"]
+    assert (await put(client, job, every_seconds=5, unique={}, payload={"k": 1}, paused=True)).is_success
+    tasks = [(await client.post(f"{URL}/nightly/run")).json()["id"] for _ in range(2)]
+    assert tasks[0] == tasks[1]
+
+
 async def test_a_registration_writes_the_schedule_of_its_job(client: httpx.AsyncClient) -> None:
     """It has the job's name, belongs to the job's room, and outlives the worker; another one replaces it."""
     body = {"category": "modifiers", "name": "Clean", "schedule": {"cron": "0 3 * * *", "payload": {"k": 1}}}
@@ -177,6 +253,12 @@ WRONG: list[tuple[dict[str, Any], int, str, str]] = [
         {"every_seconds": 5, "starts_at": "2030-01-02T00:00:00Z", "ends_at": "2030-01-01T00:00:00Z"},
         *(422, "invalid-request", "ends_at is before starts_at"),
     ),
+    ({"every_seconds": 5, "debounce": {"seconds": 5}}, 422, "invalid-request", "it needs unique"),
+    (
+        {"every_seconds": 5, "unique": {}, "debounce": {"seconds": 5}, "jitter_seconds": 5},
+        *(422, "invalid-request", "remove jitter_seconds"),
+    ),
+    ({"every_seconds": 5, "unique": {"keys": "a"}}, 422, "invalid-request", "unique.keys"),
     ({"every_seconds": 5, "payload": {"k": "text"}}, 422, "invalid-payload", "payload/k"),
     ({"every_seconds": 5, "job": "lab:modifiers:Other"}, 404, "job-not-found", "lab:modifiers:Other"),
     ({"every_seconds": 5, "job": "no name"}, 404, "job-not-found", "no name"),

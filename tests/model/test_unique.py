@@ -34,13 +34,13 @@ from zndraw_joblib.wire.messages import (
     TaskResponse,
     TaskSubmitRequest,
     TaskUpdateRequest,
-    Unique,
 )
 from zndraw_joblib.wire.names import GLOBAL, JobName
 from zndraw_joblib.wire.operators import BulkAction, TaskFilter
 from zndraw_joblib.wire.policy import Backoff
 from zndraw_joblib.wire.problems import DuplicateTask, ProblemException
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+from zndraw_joblib.wire.unique import Unique
 
 JOB = JobName(GLOBAL, "modifiers", "Rotate")
 SPANS: list[dict[str, Any]] = [{"until": "ended"}, {"until": "started"}, {"for_seconds": 30}]

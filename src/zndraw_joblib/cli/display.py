@@ -154,7 +154,16 @@ def _text(value: Any, *, plain: bool) -> str:
         return f"{value.total_seconds():.3f}" if plain else format_duration(value)
     if isinstance(value, float) and not plain:
         return f"{value:.1f}"
-    return one_line(str(value))
+    return one_line(str(value) if isinstance(value, float) else _written(value))
+
+
+def _written(value: Any) -> str:
+    """Return a value as text: an object as its fields, a list as its items."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={_written(item)}" for name, item in value.items() if item is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_written, value))
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def shorten_ids(ids: Sequence[str]) -> list[str]:

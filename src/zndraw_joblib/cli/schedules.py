@@ -9,12 +9,14 @@ from zndraw_joblib.cli.client import open_client
 from zndraw_joblib.cli.display import ItemTable, UsageError, print_fields, print_json, print_note
 from zndraw_joblib.cli.options import AsJson, Room, Url, refuse_options_before
 from zndraw_joblib.cli.submit import (
+    DebounceTime,
     ExpiresIn,
     JobOfTask,
     MaxAttempts,
     Payload,
     Priority,
     TaskRoom,
+    UniqueKey,
     Values,
     check_payload,
     parse_object,
@@ -140,6 +142,8 @@ def put(  # noqa: PLR0913 - each is an option
     priority: Priority = None,
     expires_in: ExpiresIn = None,
     max_attempts: MaxAttempts = None,
+    unique: UniqueKey = None,
+    debounce: DebounceTime = None,
     paused: Paused = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -151,8 +155,12 @@ def put(  # noqa: PLR0913 - each is an option
     check_payload(body := parse_object(payload) | parse_values(values or []))
     times = {**_times(cron, every, at), "starts_at": future_time(starts_at, "--starts-at")}
     times["ends_at"] = future_time(ends_at, "--ends-at")
-    options = {"priority": priority, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
-    options["max_catch_up"] = max_catch_up
+    options: dict[str, Any] = {
+        "priority": priority,
+        "expires_in_seconds": expires_in,
+        "max_attempts": max_attempts,
+    }
+    options |= {"max_catch_up": max_catch_up, "unique": unique, "debounce": debounce}
     rules = {"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up}
     fields: dict[str, Any] = {
         name: value for name, value in (times | rules | options).items() if value is not None

@@ -20,12 +20,10 @@ from zndraw_joblib.jobs.failures import encode
 from zndraw_joblib.wire.messages import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
-    Debounce,
     SubmitOptions,
     TaskResponse,
     TaskSubmitRequest,
     TaskToSubmit,
-    Unique,
 )
 from zndraw_joblib.wire.names import (
     DEFAULT_ROOM,
@@ -38,6 +36,7 @@ from zndraw_joblib.wire.names import (
     task_room,
 )
 from zndraw_joblib.wire.problems import JobNotFound, ProblemException
+from zndraw_joblib.wire.unique import Debounce, Unique
 
 # Proxies often refuse bodies of more than a megabyte.
 _CHUNK_BYTES = 1_000_000

@@ -31,6 +31,15 @@ Name = Annotated[
 JsonObject = dict[str, Any]
 
 
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it may have printable characters only")
+    return text
+
+
+Printable = AfterValidator(_printable)
+
+
 # asyncpg takes the last microsecond of the year for infinity.
 _LAST_MOMENT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 

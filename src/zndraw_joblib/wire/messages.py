@@ -12,35 +12,19 @@ from importlib.metadata import version
 from typing import Annotated, Any, Generic, Literal, Self, TypedDict, TypeVar
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from zndraw_joblib.wire.bodies import (
-    CheckedKeywords,
-    JsonObject,
-    Moment,
-    Name,
-    RequestBody,
-    ResponseBody,
-    is_none,
-)
+from zndraw_joblib.wire.bodies import JsonObject, Moment, Name, Printable, RequestBody, ResponseBody, is_none
 from zndraw_joblib.wire.models import DeferredModel
 from zndraw_joblib.wire.policy import MAX_ERROR_TYPE, Attempts, Delay, JobPolicy, Priority, Seconds
 from zndraw_joblib.wire.problems import Problem
 from zndraw_joblib.wire.progress import Failure, LogPart, Progress, StoredResult
 from zndraw_joblib.wire.schedules import ScheduleTimes
 from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.unique import Debounce, Unique, check_debounce
 
 MAX_WORKER_NAME = 128
 MAX_HOST = 255
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("it may have printable characters only")
-    return text
-
-
-_Printable = AfterValidator(_printable)
 
 
 class WorkerInfo(BaseModel):
@@ -50,10 +34,10 @@ class WorkerInfo(BaseModel):
     tasks it runs at once.
     """
 
-    name: Annotated[str, _Printable, Field(min_length=1, max_length=MAX_WORKER_NAME)] | None = None
-    host: Annotated[str, _Printable, Field(min_length=1, max_length=MAX_HOST)] | None = None
+    name: Annotated[str, Printable, Field(min_length=1, max_length=MAX_WORKER_NAME)] | None = None
+    host: Annotated[str, Printable, Field(min_length=1, max_length=MAX_HOST)] | None = None
     pid: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    version: Annotated[str, _Printable, Field(min_length=1, max_length=64)] | None = None
+    version: Annotated[str, Printable, Field(min_length=1, max_length=64)] | None = None
     slots: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
 
@@ -246,50 +230,6 @@ class WorkerResponse(ResponseBody):
     tasks: list[TaskVerdict] = Field(default_factory=list)
 
 
-MAX_UNIQUE_KEY = 255
-
-
-class Unique(CheckedKeywords, RequestBody):
-    """Submit a task only if no other task of its job holds the same key.
-
-    - `key`: by default the SHA-256, as hexadecimal digits, of the payload's canonical JSON (RFC 8785).
-    - `scope`: `room` if each room has keys of its own, `job` if all rooms of the job share them.
-    - `until`: the task holds the key until it has `ended`, also while it waits for a retry, or until it has
-      `started` for the first time.
-    - `for_seconds`: instead of `until`, the task holds the key for this time from its submit, even if it ends
-      earlier or later.
-    - `on_conflict`: with `return`, the answer is the task that holds the key, with `duplicate`. With `reject`
-      it is the problem `duplicate-task`. With `replace`, a task that is pending gets the new payload and
-      options, and keeps its id and its place in the queue; otherwise it is like `return`.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    key: Annotated[str, _Printable, Field(min_length=1, max_length=MAX_UNIQUE_KEY)] | None = None
-    scope: Literal["job", "room"] = "room"
-    until: Literal["started", "ended"] = "ended"
-    for_seconds: Seconds | None = None
-    on_conflict: Literal["return", "reject", "replace"] = "return"
-
-    @model_validator(mode="after")
-    def _one_span(self) -> Self:
-        if self.for_seconds is not None and "until" in self.model_fields_set:
-            raise ValueError("give until or for_seconds, not both")
-        return self
-
-
-class Debounce(CheckedKeywords, RequestBody):
-    """Run a unique task `seconds` after the last of its submits, each of which replaces the payload.
-
-    It enters its queue at the latest `max_seconds` after the first submit.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    seconds: Seconds
-    max_seconds: Seconds | None = None
-
-
 class SubmitOptions(TypedDict, total=False):
     """The options of a submit that `TaskSubmitRequest` explains. Times are seconds or aware datetimes."""
 
@@ -324,17 +264,8 @@ class TaskSubmitRequest(RequestBody):
     def _one_time(self) -> Self:
         if self.run_at is not None and self.delay_seconds is not None:
             raise ValueError("give run_at or delay_seconds, not both")
-        if self.debounce is not None:
-            self._check_debounce()
+        check_debounce(self, "run_at", "delay_seconds")
         return self
-
-    def _check_debounce(self) -> None:
-        if self.unique is None:
-            raise ValueError("debounce: it needs unique, which names the key of the submits to join")
-        if self.run_at is not None or self.delay_seconds is not None:
-            raise ValueError("debounce: it sets the time of the task; remove run_at and delay_seconds")
-        if "on_conflict" in self.unique.model_fields_set and self.unique.on_conflict != "replace":
-            raise ValueError("debounce: each submit replaces the task; remove unique.on_conflict")
 
 
 class TaskResponse(ResponseBody):

@@ -1,5 +1,6 @@
 """The bodies of requests and responses about schedules, which submit tasks of a job at due times."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Self, TypedDict
@@ -17,6 +18,7 @@ from zndraw_joblib.wire.bodies import (
     is_none,
 )
 from zndraw_joblib.wire.policy import Attempts, Priority, Seconds
+from zndraw_joblib.wire.unique import Debounce, Unique, check_debounce
 
 MAX_NEXT = 100
 MAX_CATCH_UP = 1000
@@ -54,7 +56,8 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
     - `catch_up`, `max_catch_up`: for due times that no server submitted within a minute, because all were
       down or the schedule was paused.
     - `starts_at`, `ends_at`: the first and the last time that may be due.
-    - `payload`, `priority`, `expires_in_seconds`, `max_attempts`: of each task, as in a submit.
+    - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`: of each task, as in a
+      submit. A due time whose key another task holds has no task of its own.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -73,6 +76,8 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
     priority: Priority | None = None
     expires_in_seconds: Seconds | None = None
     max_attempts: Attempts | None = None
+    unique: Unique | None = None
+    debounce: Debounce | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -81,6 +86,7 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
             raise ValueError(f"give one of cron, every_seconds and at, not {' and '.join(kinds) or 'none'}")
         if self.starts_at is not None and self.ends_at is not None and self.ends_at < self.starts_at:
             raise ValueError("ends_at is before starts_at")
+        check_debounce(self, "jitter_seconds")
         return self
 
 
@@ -100,6 +106,8 @@ class ScheduleFields(TypedDict, total=False):
     priority: int | None
     expires_in_seconds: float | None
     max_attempts: int | None
+    unique: Unique | Mapping[str, Any] | None
+    debounce: Debounce | Mapping[str, Any] | None
 
 
 class ScheduleRequest(ScheduleTimes):
@@ -124,8 +132,9 @@ class ScheduleResponse(ResponseBody):
     """A schedule. Its tasks are those of `created_by`, who has written it last.
 
     - `next_due_at`: null after the last due time. `next`: the due times that the request asked for.
-    - `last_due_at`, `last_task_id`: of the last task that was submitted at a due time.
-    - `error`, `error_at`: why the last due time has no task; null if it has one, or `overlap` skipped it.
+    - `last_due_at`, `last_task_id`: of the last task that was submitted at a due time, or that held its key.
+    - `error`, `error_at`: why the last due time has no task; null if it has one, if `overlap` skipped it, or
+      if another task held its key.
     """
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
@@ -151,6 +160,8 @@ class ScheduleResponse(ResponseBody):
     priority: int | None = None
     expires_in_seconds: float | None = None
     max_attempts: int | None = None
+    unique: Unique | None = None
+    debounce: Debounce | None = None
     next_due_at: datetime | None = None
     last_due_at: datetime | None = None
     last_task_id: UUID | None = None

@@ -138,7 +138,9 @@ class Schedules:
             results: list[FireResult] = await self._runtime.write(rules_schedules.fire, own, validated)
             return results
 
-        results = await self._runtime.payload_validator.submit([item for _, item in items], put)
+        submissions = [item for _, item in items]
+        await self._runtime.set_payload_keys(submissions)
+        results = await self._runtime.payload_validator.submit(submissions, put)
         faults: dict[UUID, ProblemException] = {}
         busy: list[tuple[Plan, Exception]] = []
         for (plan, _), result in zip(items, results, strict=True):

@@ -1,5 +1,6 @@
 """Operations of schedules."""
 
+import asyncio
 from functools import partial
 from typing import Annotated
 
@@ -8,13 +9,20 @@ from pydantic_core import to_json
 
 from zndraw_joblib.server.http.access import QueueState
 from zndraw_joblib.server.http.routing import Paging, json_response, serves
-from zndraw_joblib.server.http.tasks import TASK_PATH, Traceparent, submit_span
+from zndraw_joblib.server.http.tasks import TASK_PATH, Traceparent, check_duplicate, submit_span
 from zndraw_joblib.server.process.ports import Identity, RequestKey
-from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_schedules, rules_transitions
+from zndraw_joblib.server.queue import (
+    rules_audit,
+    rules_jobs,
+    rules_schedules,
+    rules_transitions,
+    rules_unique,
+)
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, Answers, answers_of, once
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.bodies import Name
+from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import RESERVED, parse_job_name
 from zndraw_joblib.wire.problems import Forbidden
 from zndraw_joblib.wire.schedules import MAX_NEXT, ScheduleRequest, ScheduleResponse, ScheduleUpdate
@@ -65,6 +73,9 @@ async def checked_schedule(
     settings, user = runtime.settings, item.caller.id
     rules_schedules.check(item.times)
     rules_transitions.check_size("payload", item.times.payload)
+    unique = item.times.unique
+    if unique is not None and unique.key is None:
+        await asyncio.to_thread(rules_unique.payload_key, item.times.payload)
     if settings.validate_payload:
         fault = await runtime.payload_validator.fault(schema, item.times.payload, user)
         if fault is not None:
@@ -113,7 +124,10 @@ async def update_schedule(
     return json_response(answer)
 
 
-@serves(ops.RUN_SCHEDULE)
+@serves(
+    ops.RUN_SCHEDULE,
+    responses={200: {"model": TaskResponse, "description": "The task that holds the unique key already"}},
+)
 async def run_schedule(  # noqa: PLR0913 - one parameter each
     request: Request,
     queue: QueueState,
@@ -133,7 +147,9 @@ async def run_schedule(  # noqa: PLR0913 - one parameter each
             item.schedule = schedule
             task = await queue.dispatcher.submit(item)
     headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **tokens.headers}
-    return json_response(task, 202, headers)
+    if task.duplicate:
+        await check_duplicate(request, caller, room_id, task)
+    return json_response(task, 200 if task.duplicate else 202, headers)
 
 
 @serves(ops.DELETE_SCHEDULE)

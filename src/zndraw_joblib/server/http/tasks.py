@@ -154,7 +154,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
                 task = answer.result if isinstance(answer, Repeat) else answer
     headers = {"Location": f"{queue.prefix}{TASK_PATH}{task.id}", "Retry-After": "1", **tokens.headers}
     if task.duplicate:
-        await _check_duplicate(request, caller, room_id, task)
+        await check_duplicate(request, caller, room_id, task)
         return json_response(task, 200, headers)
     if task.payload is not body.payload or len(encoded) < _MIN_ENCODED_CHARACTERS:
         return json_response(task, 202, headers)
@@ -167,7 +167,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
 _REFUSALS = {401, 403, 404}
 
 
-async def _check_duplicate(request: Request, caller: Identity, room_id: str, task: TaskResponse) -> None:
+async def check_duplicate(request: Request, caller: Identity, room_id: str, task: TaskResponse) -> None:
     """Raise `DuplicateTask` if the task that holds a submit's key is of a room that they may not read."""
     if task.room_id != room_id:
         try:
@@ -414,7 +414,7 @@ async def _readable(request: Request, caller: Identity, room_id: str, outcome: O
     """Return the outcome of a submit, or its refusal if it is a task that the caller may not read."""
     if isinstance(outcome, TaskResponse) and outcome.duplicate:
         try:
-            await _check_duplicate(request, caller, room_id, outcome)
+            await check_duplicate(request, caller, room_id, outcome)
         except (ProblemException, HTTPException) as problem:
             return problem
     return outcome

@@ -388,7 +388,7 @@ def run_at(schedule: ScheduleRecord, due_at: datetime) -> datetime | None:
 def options(schedule: ScheduleRecord, due_at: datetime | None = None) -> TaskSubmitRequest:
     """Return the body of a submit of its task."""
     times = schedule.times
-    names = ("payload", "priority", "expires_in_seconds", "max_attempts")
+    names = ("payload", "priority", "expires_in_seconds", "max_attempts", "unique", "debounce")
     fields = {name: value for name in names if (value := getattr(times, name)) is not None}
     if due_at is not None and (moment := run_at(schedule, due_at)) is not None:
         fields["run_at"] = moment
@@ -468,7 +468,8 @@ def _moved(
             return None
         if isinstance(result, Exception):
             moved = moved._replace(error=_text(result), error_at=now)
-        elif result is not None:
+        elif result is not None and result.room_id == item.room_id:
+            # With `unique` it may be a task that held the key, also one of another room.
             moved = moved._replace(last_due_at=item.due_at, last_task_id=result.id)
     return moved
 

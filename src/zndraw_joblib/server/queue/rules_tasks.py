@@ -50,7 +50,6 @@ from zndraw_joblib.wire.messages import (
     TaskResponse,
     TaskSubmitRequest,
     TaskUpdateRequest,
-    Unique,
 )
 from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.policy import WithoutWorkers
@@ -63,6 +62,7 @@ from zndraw_joblib.wire.problems import (
     TooManyRequests,
 )
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TRANSITIONS, Role, TaskStatus
+from zndraw_joblib.wire.unique import Unique
 
 # The bits of version and variant.
 _FIXED_BITS = (0xF << 76) | (0x3 << 62)

@@ -16,10 +16,11 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.queue import sql_jobs, sql_tasks, sql_transitions, sql_unique
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
-from zndraw_joblib.wire.messages import TaskSubmitRequest, Unique
+from zndraw_joblib.wire.messages import TaskSubmitRequest
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.problems import DuplicateTask, InvalidRequest
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+from zndraw_joblib.wire.unique import Unique
 
 # Canonical JSON (RFC 8785), so that clients in any language make the same key of a payload.
 

@@ -395,7 +395,7 @@ class Runtime:
             await self._take_pending([item], [item.key])
         if item.options.unique is None:
             return await self.payload_validator.submit_one(item, self.submits.put)
-        await self._set_payload_keys([item])
+        await self.set_payload_keys([item])
         answer = await self.payload_validator.submit_one(item, self.submits.put)
         await self._load_duplicates([answer])
         return answer
@@ -403,7 +403,7 @@ class Runtime:
     async def submit_many(self, items: Sequence[rules_tasks.Submission]) -> list[OnceOrRepeat | Exception]:
         """Add tasks. The result for each is that of `rules_tasks.submit`, or `InvalidPayload`."""
         await self._take_pending(items, [item.key for item in items])
-        await self._set_payload_keys(items)
+        await self.set_payload_keys(items)
         answers = await self.payload_validator.submit(items, self.submits.put_many)
         await self._load_duplicates(answers)
         return answers
@@ -431,7 +431,7 @@ class Runtime:
             tasks: list[TaskResponse] = response.result if isinstance(response, Repeat) else response
             return tasks
 
-        await self._set_payload_keys(items)
+        await self.set_payload_keys(items)
         results = await self.payload_validator.submit(items, put, is_atomic=True)
         for index, result in enumerate(results):
             if isinstance(result, ProblemException):
@@ -439,7 +439,8 @@ class Runtime:
         await self._load_duplicates(results, write)
         return repeat or [raised(result) for result in results]
 
-    async def _set_payload_keys(self, items: Sequence[rules_tasks.Submission]) -> None:
+    async def set_payload_keys(self, items: Sequence[rules_tasks.Submission]) -> None:
+        """Compute the unique keys that submits without a key have by their payloads."""
         if any(item.options.unique is not None and item.options.unique.key is None for item in items):
             await asyncio.to_thread(rules_tasks.set_payload_keys, items)
 

@@ -3034,6 +3034,8 @@ export interface components {
             expires_in_seconds?: number | null;
             /** Max Attempts */
             max_attempts?: number | null;
+            unique?: components["schemas"]["Unique"] | null;
+            debounce?: components["schemas"]["Debounce"] | null;
             /** Job */
             job: string;
             /** Paused */
@@ -3044,8 +3046,9 @@ export interface components {
          * @description A schedule. Its tasks are those of `created_by`, who has written it last.
          *
          *     - `next_due_at`: null after the last due time. `next`: the due times that the request asked for.
-         *     - `last_due_at`, `last_task_id`: of the last task that was submitted at a due time.
-         *     - `error`, `error_at`: why the last due time has no task; null if it has one, or `overlap` skipped it.
+         *     - `last_due_at`, `last_task_id`: of the last task that was submitted at a due time, or that held its key.
+         *     - `error`, `error_at`: why the last due time has no task; null if it has one, if `overlap` skipped it, or
+         *       if another task held its key.
          */
         ScheduleResponse: {
             /** Room Id */
@@ -3107,6 +3110,8 @@ export interface components {
             expires_in_seconds: number | null;
             /** Max Attempts */
             max_attempts: number | null;
+            unique: components["schemas"]["Unique"] | null;
+            debounce: components["schemas"]["Debounce"] | null;
             /** Next Due At */
             next_due_at: string | null;
             /** Last Due At */
@@ -3133,7 +3138,8 @@ export interface components {
          *     - `catch_up`, `max_catch_up`: for due times that no server submitted within a minute, because all were
          *       down or the schedule was paused.
          *     - `starts_at`, `ends_at`: the first and the last time that may be due.
-         *     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`: of each task, as in a submit.
+         *     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`: of each task, as in a
+         *       submit. A due time whose key another task holds has no task of its own.
          */
         ScheduleTimes: {
             /** Cron */
@@ -3175,6 +3181,8 @@ export interface components {
             expires_in_seconds?: number | null;
             /** Max Attempts */
             max_attempts?: number | null;
+            unique?: components["schemas"]["Unique"] | null;
+            debounce?: components["schemas"]["Debounce"] | null;
         };
         /**
          * ScheduleUpdate
@@ -8405,6 +8413,15 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
+            /** @description The task that holds the unique key already */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskResponse"];
+                };
+            };
             /** @description Successful Response */
             202: {
                 headers: {
