@@ -29,7 +29,7 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult
 from zndraw_joblib.wire.messages import EmptyReason, JobRegisterRequest, JobResponse, TaskResponse
 from zndraw_joblib.wire.names import parse_job_name
-from zndraw_joblib.wire.problems import Conflict, InvalidPayload, SchemaConflict
+from zndraw_joblib.wire.problems import Conflict, InvalidPayload, JobNotFound, SchemaConflict
 from zndraw_joblib.wire.statuses import TaskStatus
 
 OLD = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -161,6 +161,38 @@ async def test_a_pause_waits_for_the_registration_of_a_version(pair: list[Replic
     await pausing
     versions = await first.rows(Job.__table__)
     assert sorted((version.job_version, version.paused) for version in versions) == [(1, True), (2, True)]
+
+
+@on_postgresql
+async def test_an_action_waits_for_the_registration_of_a_version(pair: list[Replica]) -> None:
+    """It locks the new version too, so that no submit with the same unique key comes between."""
+    first, second = pair
+    job = await first.register(schema=OLD)
+    await first.running(job)
+    [row] = await first.rows(Job.__table__)
+
+    async def lock(tx: Transaction) -> set[UUID]:
+        return await sql_jobs.lock_with_versions(tx, [row.id])
+
+    async with registered_meanwhile(second, job):
+        locking = asyncio.create_task(first.runtime.write(lock))
+    assert await locking == {version.id for version in await first.rows(Job.__table__)} > {row.id}
+
+
+async def test_a_worker_leaves_all_versions_of_a_job(pair: list[Replica]) -> None:
+    """A worker of an earlier version can leave the job, and one of the new version leaves the old queue too."""
+    first, second = pair
+    old = await first.register(schema=OLD)
+    task = await first.submit(old, payload={})
+    new = await second.register(schema=NEW)
+    await second.unlink_job(new.worker_id, new)
+    assert await second.claim(new.worker_id) is None
+    await first.submit(new, payload={})
+    await second.unlink_job(old.worker_id, old)
+    assert await first.claim(old.worker_id) is None
+    assert "no_worker" in await first.explain(task.id)
+    with pytest.raises(JobNotFound):
+        await second.unlink_job(old.worker_id, old)
 
 
 async def test_an_old_worker_comes_back(replica: Replica) -> None:

@@ -311,14 +311,15 @@ async def drain(tx: Transaction, caller: Identity, worker_id: UUID, interval: fl
 async def unlink_job(tx: Transaction, caller: Identity, worker_id: UUID, name: JobName) -> None:
     """Unregister a worker from one job. Raises `JobNotFound` if it does not serve it."""
     await _owned(tx, caller, worker_id)
-    job = await sql_jobs.by_name_with_deleted(tx, name)
-    if job is None or not await sql_workers.unlink(tx, worker_id, job.id):
+    versions = await sql_jobs.versions(tx, name)
+    if not any([await sql_workers.unlink(tx, worker_id, version.id) for version in versions]):
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
     # `sql_claims.lock_with_queues` sees by the heartbeat that a job was unlinked.
     await sql_workers.heartbeat(tx, [worker_id])
     rules_answers.publish_jobs_changed(tx, name.room_id)
-    await sql_jobs.lock_with_versions(tx, [job.id])
-    await rules_jobs.record_unserved(tx, [job.id])
+    job_ids = [version.id for version in versions]
+    await sql_jobs.lock_with_versions(tx, job_ids)
+    await rules_jobs.record_unserved(tx, job_ids)
     # Waiting claims of the worker now exclude this job.
     tx.wake(worker_key(worker_id))
 

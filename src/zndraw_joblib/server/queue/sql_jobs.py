@@ -268,7 +268,8 @@ _RECORD_PRIORITIES = statement("UPDATE joblib_job SET has_lanes = true WHERE id 
 _BY_ID = "SELECT id, fair_round, fair_room FROM joblib_job WHERE id = ANY (:all_id) ORDER BY id"
 _LOCK = statement(f"{_BY_ID}\nFOR NO KEY UPDATE", *("id", "fair_round", "fair_room"))
 _LOCK_VERSIONS = statement(
-    f"SELECT id FROM joblib_job WHERE {_NAMES_OF_IDS} ORDER BY id\nFOR NO KEY UPDATE", "id"
+    f"SELECT id, full_name, superseded FROM joblib_job WHERE {_NAMES_OF_IDS} ORDER BY id\nFOR NO KEY UPDATE",
+    *("id", "full_name", "superseded"),
 )
 _VERSIONS = statement(f"{_SELECT} WHERE full_name = :full_name ORDER BY id\nFOR NO KEY UPDATE", *COLUMNS)
 _READ_VERSIONS = statement(f"{_SELECT} WHERE full_name = :full_name ORDER BY job_version DESC", *COLUMNS)
@@ -492,7 +493,7 @@ async def lock_versions(tx: Transaction, name: JobName) -> list[JobRecord]:
     return [JobRecord(*row) for row in await tx.execute(_VERSIONS, {"full_name": str(name)})]
 
 
-async def versions(tx: Transaction, name: JobName) -> list[JobRecord]:
+async def versions(tx: Transaction, name: JobName | str) -> list[JobRecord]:
     """Return all versions of a job, the newest first; also of a soft-deleted one."""
     rows = await tx.execute(_READ_VERSIONS, {"full_name": str(name)})
     return [JobRecord(*row) for row in rows]
@@ -703,7 +704,14 @@ async def lock_with_versions(tx: Transaction, job_ids: Iterable[UUID]) -> set[UU
     ids = sorted(set(job_ids))
     if tx.is_sqlite or not ids:
         return set(ids)
-    return set((await tx.execute(_LOCK_VERSIONS, {"all_id": padded(ids)})).scalars())
+    locked: set[UUID] = set()
+    while True:
+        rows = (await tx.execute(_LOCK_VERSIONS, {"all_id": padded(ids)})).all()
+        before, locked = locked, {row.id for row in rows}
+        names = {row.full_name for row in rows if not row.superseded}
+        if locked == before or all(row.full_name in names for row in rows):
+            return locked
+        # The statement may have waited for the commit of a new version, which only the next one sees.
 
 
 async def lock_named(tx: Transaction, names: Sequence[JobName]) -> None:
