@@ -390,8 +390,29 @@ async def test_tasks_of_an_old_version_are_retargeted_or_cancelled(  # noqa: PLR
     assert newer["version"] == 2
 
 
-async def test_versions_are_those_of_named_jobs(client: httpx.AsyncClient) -> None:
-    """A filter of versions needs jobs, and so does a retarget."""
+@on_both
+async def test_versions_are_those_of_named_jobs(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """A filter of versions needs jobs, and so does a retarget. The error of an unknown version lists all."""
+    job = await register(client, schema=OLD)
+    await submit(client, job, x=1)
+    await register(
+        client, schema={**OLD, "required": []} | {"properties": {"x": {}}}, worker_id=job["worker_id"]
+    )
+    name = job["full_name"]
+    for action, version, detail in (
+        ("retarget", 7, f"version: there is no earlier version 7: {name} has 2 (current), 1"),
+        ("retarget", 2, f"version: there is no earlier version 2: {name} has 2 (current), 1"),
+        ("cancel", 7, f"version: there is no version 7: {name} has 2 (current), 1"),
+    ):
+        body = {"action": action, "filter": {"job": [name], "version": [version]}}
+        response = await client.post(f"{BULK}/preview", json=body)
+        assert detail in expect_problem(response, 422, "invalid-request")["detail"]
+    unknown = {"action": "retarget", "filter": {"job": ["lab:modifiers:Nope"]}}
+    response = await client.post(f"{BULK}/preview", json=unknown)
+    assert "filter.job: there is no job" in expect_problem(response, 422, "invalid-request")["detail"]
+    user = await as_user("user")
+    body = {"action": "cancel", "filter": {"job": [name], "version": [7], "room": ["lab"]}}
+    assert (await user.post(f"{BULK}/preview", json=body)).json()["count"] == 0
     without_job = await client.post(f"{BULK}/preview", json={"action": "retarget", "filter": {}})
     assert "filter.job" in expect_problem(without_job, 422, "invalid-request")["detail"]
     alone = await client.post(f"{BULK}/preview", json={"action": "cancel", "filter": {"version": [1]}})

@@ -231,6 +231,9 @@ async def test_a_room_lists_its_own_and_reserved_jobs(client: httpx.AsyncClient)
         "category": "modifiers",
         "name": "G",
         "workers": [jobs[0]["worker_id"]],
+        "paused": False,
+        "paused_until": None,
+        "unserved_since": None,
     }
 
 

@@ -8,6 +8,10 @@ import httpx
 from databases import on_both, on_postgresql
 from rest import V1, AsUser, claim, expect_problem, parse_utc, register, submit
 from servers import ServerProcess
+from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from zndraw_joblib.server.db.tables import Job
 
 END = "2100-01-01T00:00:00Z"
 
@@ -65,6 +69,28 @@ async def test_a_job_is_paused_until_a_time(client: httpx.AsyncClient) -> None:
     for what, state in (("pause", (True, None)), ("resume", (False, None))):
         answer = (await client.post(f"{url}/{what}")).json()
         assert (answer["paused"], answer["paused_until"]) == state
+
+
+@on_both
+async def test_jobs_whose_pause_is_over_are_not_paused(
+    client: httpx.AsyncClient, engine: AsyncEngine
+) -> None:
+    """Also in the filter of the list of jobs, before a server has ended the pause."""
+    jobs = [await register(client, name, room="lab") for name in ("A", "B", "C")]
+    for job in jobs[:2]:
+        await client.post(f"{V1}/rooms/lab/jobs/{job['full_name']}/pause", json={"until": END})
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    async with engine.begin() as connection:
+        await connection.execute(update(Job).where(Job.name == "A").values(paused_until=past))
+    for query, names in (("true", ["B"]), ("false", ["A", "C"])):
+        items = (await client.get(f"{V1}/jobs?paused={query}")).json()["items"]
+        assert [(job["name"], job["paused"]) for job in items] == [(name, query == "true") for name in names]
+    listed = (await client.get(f"{V1}/rooms/lab/jobs")).json()["items"]
+    assert [(job["name"], job["paused"], job["paused_until"]) for job in listed] == [
+        ("C", False, None),
+        ("B", True, END),
+        ("A", False, None),
+    ]
 
 
 async def test_only_superusers_pause(client: httpx.AsyncClient, as_user: AsUser) -> None:

@@ -180,7 +180,7 @@ async def test_an_action_waits_for_the_registration_of_a_version(pair: list[Repl
 
 
 async def test_a_worker_leaves_all_versions_of_a_job(pair: list[Replica]) -> None:
-    """A worker of an earlier version can leave the job, and one of the new version leaves the old queue too."""
+    """A worker of an earlier version can leave, and one of the new version leaves the old queue too."""
     first, second = pair
     old = await first.register(schema=OLD)
     task = await first.submit(old, payload={})

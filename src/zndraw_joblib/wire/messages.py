@@ -158,12 +158,15 @@ class JobResponse(SchemaBody, JobPolicy, ResponseBody):
 
 
 class JobSummary(ResponseBody):
-    """A job in a list."""
+    """A job in a list. For `paused` to `unserved_since` see a job; servers before 1.0 return none of them."""
 
     full_name: str
     category: str
     name: str
     workers: list[UUID]
+    paused: bool = False
+    paused_until: datetime | None = None
+    unserved_since: datetime | None = None
 
 
 class NamedTask(RequestBody):

@@ -230,8 +230,13 @@ async def preview(
 ) -> BulkPreview:
     """Return how many tasks an action would affect now, and the token that confirms it.
 
-    `read_in` and `write_in` run a function in a transaction; `newest` of `confirmed` is not used.
+    `read_in` and `write_in` run a function in a transaction; `newest` of `confirmed` is not used. Raises
+    `InvalidRequest` for unknown versions.
     """
+    is_retarget, filters = confirmed.action is BulkAction.RETARGET, confirmed.task_filter
+    # Others do not learn which versions the jobs of other rooms have.
+    if confirmed.caller.is_superuser and (is_retarget or filters.version):
+        await read_in(rules_versions.check, filters.job, filters.version, earlier=is_retarget)
     confirmed = confirmed._replace(newest=await read_in(sql_searches.newest))
     count, is_complete = 0, True
     first: list[SearchRow] = []

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic_core import from_json, to_json
-from sqlalchemy import ColumnElement, Integer, Select, bindparam, select, tuple_, union
+from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, func, select, true, tuple_, union
 
 from zndraw_joblib.server.admin.sql_figures import Service, services
 from zndraw_joblib.server.db.bulk import padded
@@ -48,8 +48,8 @@ from zndraw_joblib.wire.schedules import ScheduleResponse
 class ListFilter(NamedTuple):
     """A filter of a list: a parameter of the query, of this type.
 
-    `condition` has the value as a parameter of the same name. It holds unless the value is `unless`. `check`
-    raises the problem of a wrong value.
+    `condition` has the value as a parameter of the same name, and may have `now`. It holds unless the value
+    is `unless`. `check` raises the problem of a wrong value.
     """
 
     annotation: Any
@@ -102,6 +102,8 @@ async def read(
         after = decode_cursor(cursor_list.kind, page.cursor, types)
         params |= {f"after_{key}": value for key, value in zip(cursor_list.keys, after, strict=True)}
     query = _statement(cursor_list, names, is_first=page.cursor is None)
+    if "now" in query.compile().params:
+        params["now"] = await tx.now()
     rows = (await tx.execute(query, params | {"limit": page.limit + 1})).all()
     following = None
     if len(rows) > page.limit:
@@ -277,6 +279,9 @@ def job_entry(  # noqa: PLR0913 - the parts of an entry
     )
 
 
+# As `sql_pauses.is_job_paused`.
+_ENDS_LATER = jobs.c.paused_until > bindparam("now", type_=jobs.c.paused_until.type)
+_IS_PAUSED = and_(jobs.c.paused, func.coalesce(_ENDS_LATER, true()))
 JOBS = CursorList(
     ops.LIST_ALL_JOBS,
     "List the jobs of all rooms by full name, with their counts. `deleted` adds soft-deleted jobs.",
@@ -287,7 +292,7 @@ JOBS = CursorList(
     {
         "room": ListFilter(str, jobs.c.room_id == bindparam("room"), check=validate_room_id),
         "category": ListFilter(Name, jobs.c.category == bindparam("category")),
-        "paused": ListFilter(bool, jobs.c.paused == bindparam("paused")),
+        "paused": ListFilter(bool, bindparam("paused", type_=jobs.c.paused.type) == _IS_PAUSED),
         "deleted": ListFilter(bool, ~jobs.c.deleted, default=False, unless=True),
         "name": ListFilter(Name, jobs.c.name == bindparam("name")),
     },

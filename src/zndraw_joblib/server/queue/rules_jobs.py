@@ -400,12 +400,16 @@ async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[J
     jobs, total = await sql_jobs.page(tx, room_id, part)
     ids_of = await sql_jobs.versions_of(tx, [job.id for job in jobs]) if jobs else {}
     served_by = await sql_workers.serving(tx, [id_ for ids in ids_of.values() for id_ in ids]) if jobs else {}
+    paused = {job.id for job in jobs if job.paused and job.is_paused(await tx.now())}
     items = [
         JobSummary(
             full_name=str(job.name),
             category=job.category,
             name=job.short_name,
             workers=sorted({worker for id_ in ids_of[job.id] for worker in served_by[id_]}),
+            paused=job.id in paused,
+            paused_until=job.paused_until if job.id in paused else None,
+            unserved_since=job.unserved_since,
         )
         for job in jobs
     ]

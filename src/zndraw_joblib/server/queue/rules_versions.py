@@ -1,4 +1,4 @@
-"""Retarget tasks: move pending tasks of earlier versions of a job to its current version."""
+"""Check versions of jobs, and retarget: move pending tasks of earlier versions to the current one."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,7 +10,32 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import rules_answers, sql_jobs, sql_tasks, sql_transitions
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
+
+
+async def check(tx: Transaction, names: Sequence[str], numbers: Sequence[int], *, earlier: bool) -> None:
+    """Raise `InvalidRequest` for versions that none of these jobs has, or has as an `earlier` one.
+
+    With `earlier`, also for the name of no job.
+    """
+    versions = {name: await sql_jobs.versions(tx, name) for name in sorted(set(names))}
+    if earlier and (missing := [name for name, of_job in versions.items() if not of_job]):
+        raise InvalidRequest(f"body.filter.job: there is no job {missing[0]!r}; 'GET /jobs' lists the jobs")
+    records = [record for of_job in versions.values() for record in of_job]
+    usable = {record.job_version for record in records if record.superseded or not earlier}
+    if unknown := sorted(set(numbers) - usable):
+        listed = "; ".join(
+            f"{name} has {', '.join(map(_described, of_job))}" for name, of_job in versions.items() if of_job
+        )
+        what = "no earlier version" if earlier else "no version"
+        raise InvalidRequest(
+            f"body.filter.version: there is {what} {', '.join(map(str, unknown))}: {listed or 'no job'}"
+        )
+
+
+def _described(version: JobRecord) -> str:
+    return f"{version.job_version}{'' if version.superseded else ' (current)'}"
 
 
 class Unchecked(NamedTuple):

@@ -2321,7 +2321,7 @@ export interface components {
         };
         /**
          * JobSummary
-         * @description A job in a list.
+         * @description A job in a list. For `paused` to `unserved_since` see a job; servers before 1.0 return none of them.
          */
         JobSummary: {
             /** Full Name */
@@ -2332,6 +2332,15 @@ export interface components {
             name: string;
             /** Workers */
             workers: string[];
+            /**
+             * Paused
+             * @default false
+             */
+            paused: boolean;
+            /** Paused Until */
+            paused_until: string | null;
+            /** Unserved Since */
+            unserved_since: string | null;
         };
         /**
          * JobVersion
