@@ -156,12 +156,11 @@ def test_a_worker_logs_json(stack: Stack, name: str, run: str, options: list[str
     assert own["message"] == "in two\nlines"
     assert (own["task_id"], own["job"]) == (task, job)
     assert own["worker_id"]
-    [started, ended] = [r for r in json_lines(err) if r["logger"].endswith("task_log")]
-    assert started["message"] == f"Task {task} of {job} started"
-    assert (started["level"], ended["level"]) == ("INFO", "ERROR")
+    [ended] = [r for r in json_lines(err) if r["logger"].endswith("task_log")]
+    assert (ended["level"], ended["task_id"], ended["job"]) == ("ERROR", task, job)
     assert "exception" not in ended
-    assert ended["message"].startswith(f"Task {task} of {job} failed after ")
-    assert ended["message"].endswith(f" s: KeyError: 'missing' ({file}:16)")
+    assert ended["message"].startswith(f"Task {task[:18]} of {job} failed after ")
+    assert ended["message"].endswith(f"s: KeyError: 'missing' ({file}:16)")
 
 
 def test_a_server_logs_json(program: Program) -> None:
@@ -213,14 +212,14 @@ def test_a_stopped_worker_says_what_it_waits_for(stack: Stack, options: list[str
         assert any(expected in line for line in lines)
         (stack.program.folder / "go").touch()
         assert any(
-            re.search(f"Task {task} of logs:analysis:Wait completed in [0-9.]+ s worker_id=[-0-9a-f]+$", each)
+            re.search(f" INFO .*Task {task[:18]} of logs:analysis:Wait completed in [0-9.]+ m?s$", each)
             for each in lines
         )
         assert worker.wait(60) == 0
 
 
 def test_quiet_logs_only_failures(stack: Stack) -> None:
-    """With --quiet, starts and completions are not logged; with debug, a failure has its traceback."""
+    """With --quiet, no completion is logged; with debug, a failure has its traceback."""
     with serving(stack, "--quiet", "--log-level", "debug") as worker:
         (stack.program.folder / "go").touch()
         task = stack.client.submit("logs:analysis:Wait", room="logs")
@@ -229,7 +228,58 @@ def test_quiet_logs_only_failures(stack: Stack) -> None:
         assert stack.client.wait_for(failed).status == "failed"
         worker.send_signal(signal.SIGINT)
         _, err = worker.communicate(timeout=60)
-    assert f"Task {failed} of logs:analysis:Wait failed after" in err
+    assert f"Task {failed[:18]} of logs:analysis:Wait failed after" in err
     assert "Traceback" in err
     assert " started\n" not in err
     assert "completed in" not in err
+
+
+SHORT_TASKS = """
+import logging, time
+from types import SimpleNamespace
+from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
+from zndraw_joblib.jobs.run import Outcome
+from zndraw_joblib.worker.tasks import log_end, log_start
+LogConfig(LogThreshold.INFO, LogFormat.{format}).apply()
+def end(name, seconds, error=None):
+    cancelled = SimpleNamespace(is_set=lambda: False)
+    task_id = name.ljust(36, "0")
+    task = SimpleNamespace(task_id=task_id, worker_id="w", job_name=name, cancelled=cancelled)
+    log_start(task)
+    log_end(task, Outcome(error=error), seconds)
+for number in range(100):
+    end("@global:jobs:add", 0.004)
+end("lab:jobs:add", 0.25)
+end("@global:analysis:Area", 2.5)
+end("@global:jobs:add", 0.004, "ValueError: bad")
+"""
+
+
+def test_short_tasks_of_a_second_are_one_line_for_each_job() -> None:
+    """The first one has a line, the others are counted; long and failed tasks have a line each."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_TASKS.format(format="TEXT")], capture_output=True, text=True, check=True
+    )
+    [first, long, failed, *counts] = [line.split(maxsplit=2)[2] for line in done.stderr.splitlines()]
+    assert first == "INFO    Task @global:jobs:add00 of add completed in 4 ms"
+    assert long == "INFO    Task @global:analysis:A of analysis:Area completed in 2.5 s"
+    assert failed == "ERROR   Task @global:jobs:add00 of add failed after 4 ms: ValueError: bad"
+    assert [" ".join(line.split()) for line in counts] == [
+        "INFO 99 tasks of add completed, on average in 4 ms",
+        "INFO Task lab:jobs:add000000 of lab:jobs:add completed in 250 ms",
+    ]
+
+
+def test_each_task_is_a_record_of_json() -> None:
+    """A program that reads the log gets each task, with its whole id, its job and its duration."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_TASKS.format(format="JSON")], capture_output=True, text=True, check=True
+    )
+    records = json_lines(done.stderr)
+    assert len(records) == 103
+    assert {record["job"] for record in records} == {
+        "@global:jobs:add",
+        "lab:jobs:add",
+        "@global:analysis:Area",
+    }
+    assert [record["seconds"] for record in records[99:102]] == [0.004, 0.25, 2.5]

@@ -14,11 +14,13 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from zndraw_joblib.jobs.logs import (
+    ID_CHARACTERS,
     LogFormat,
     applied_config,
     clean_line,
     clean_text,
     describe,
+    duration_text,
     escape_json,
     one_line,
     unknown_variables,
@@ -58,8 +60,6 @@ class UsageError(CommandError):
 
 # Tables that fit into a terminal: ids, jobs and errors stay visible at 80 columns.
 
-# An id of a task begins with its time; this many characters of it have 12 random bits in addition.
-_ID_CHARACTERS = 18
 _MIN_WIDTH, _GOOD_WIDTH = 10, 16
 # The space after a column, and that at the edge of the table.
 _GAP = 2
@@ -168,7 +168,7 @@ def _written(value: Any) -> str:
 
 def shorten_ids(ids: Sequence[str]) -> list[str]:
     """Return prefixes of ids that name each of them in this list; at least 18 characters."""
-    different, size = set(ids), _ID_CHARACTERS
+    different, size = set(ids), ID_CHARACTERS
     while len({task_id[:size] for task_id in different}) < len(different):
         size += 1
     return [task_id[:size] for task_id in ids]
@@ -355,7 +355,7 @@ def _natural_time(moment: datetime) -> str:
 def format_duration(duration: timedelta) -> str:
     """Return a duration like "350 ms", "2.45 s" or "3 minutes"."""
     seconds = duration.total_seconds()
-    return humanize.metric(seconds, "s") if seconds < 60 else humanize.naturaldelta(duration)
+    return duration_text(seconds) if seconds < 60 else humanize.naturaldelta(duration)
 
 
 def amount_text(progress: Progress) -> str:

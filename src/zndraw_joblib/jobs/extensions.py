@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, model_validator
 
-from zndraw_joblib.wire.names import GLOBAL, JobName
+from zndraw_joblib.wire.names import DEFAULT_CATEGORY, GLOBAL, JobName
 from zndraw_joblib.wire.policy import YEAR_SECONDS
 
-DEFAULT_CATEGORY = "jobs"
 _JOB_METHODS = ("model_json_schema", "model_validate")
 
 

@@ -25,10 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 
-from zndraw_joblib.jobs.extensions import DEFAULT_CATEGORY, Category, Extension
+from zndraw_joblib.jobs.extensions import Category, Extension
 from zndraw_joblib.jobs.failures import describe_errors
 from zndraw_joblib.jobs.task_context import TaskContext
-from zndraw_joblib.wire.names import GLOBAL, is_name, validate_room_id
+from zndraw_joblib.wire.names import DEFAULT_CATEGORY, GLOBAL, is_name, validate_room_id
 from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
 from zndraw_joblib.wire.schedules import ScheduleTimes
 

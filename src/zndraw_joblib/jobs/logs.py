@@ -6,6 +6,7 @@ import os
 import random
 import re
 import sys
+import threading
 import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any, TextIO, TypeVar
 
 from zndraw_joblib.jobs.task_context import running_task
 from zndraw_joblib.jobs.traces import current_ids
+from zndraw_joblib.wire.names import short_name
 
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # Control characters, and those that change the direction or the end of a line.
@@ -46,6 +48,15 @@ def escape_json(text: str) -> str:
     return _CONTROL_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def duration_text(seconds: float) -> str:
+    """Return a duration like 0.42 ms, 350 ms, 2.45 s or 3,600 s."""
+    milliseconds = seconds * 1000
+    if milliseconds < 999.5:
+        digits = 0 if milliseconds >= 10 else 1 if milliseconds >= 1 else 2
+        return f"{round(milliseconds, digits):g} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
 # Configure the log of a process: its level, its format, and the ids that each record carries.
 
 _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -59,6 +70,8 @@ _JSON_NAMES = {
     "stack_info": "stack",
 }
 TASK_LOG = "zndraw_joblib.worker.task_log"
+# An id of a task begins with its time; this many characters of it have 12 random bits in addition.
+ID_CHARACTERS = 18
 # uvicorn's own copy of the message.
 _LEFT_OUT = "color_message"
 # What a terminal or a reader of the file takes as the end of a line, or as a command.
@@ -135,12 +148,14 @@ class LogFields(logging.Filter):
 class _TextFormatter(logging.Formatter):
     """Writes a record as one line, with the ids that its message does not name.
 
+    A line about a task of a worker is short: it has no logger, and the beginning of the task's id alone.
     The traceback of an unexpected error is a field of the line; on a terminal it follows on lines of its own.
     """
 
     def __init__(self, form: str, *, is_terminal: bool) -> None:
         super().__init__(form)
         self._is_terminal = is_terminal
+        self._form_of_tasks = form.replace(" %(name)s:", "")
 
     def format(self, record: logging.LogRecord) -> str:
         line, _, rest = super().format(record).partition("\n")
@@ -150,6 +165,8 @@ class _TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = _escaped(record.message.rstrip("\n"))
+        if record.name == TASK_LOG:
+            return self._form_of_tasks % record.__dict__
         for name in _IDS:
             value = record.__dict__.get(name)
             if value is not None and str(value) not in record.message:
@@ -187,11 +204,63 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
+# Completed tasks that took less time than this are counted, for this time.
+_SHORT_SECONDS = _COUNT_SECONDS = 1.0
+
+
+class _TaskCounter(_StderrHandler):
+    """Writes one line a second about short tasks that complete: a task, or how many of a job.
+
+    Longer tasks, failures and all other records have a line each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._until = 0.0
+        # For each job the last record, and how long all its tasks took.
+        self._counted: dict[str, tuple[logging.LogRecord, list[float]]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or count it for the next line. The caller holds the lock of the handler."""
+        seconds = record.__dict__.get("seconds", _SHORT_SECONDS)
+        now = time.monotonic()
+        if record.name != TASK_LOG or record.levelno != logging.INFO or seconds >= _SHORT_SECONDS:
+            super().emit(record)
+        elif now >= self._until:
+            self._until = now + _COUNT_SECONDS
+            super().emit(record)
+        else:
+            if not self._counted:
+                timer = threading.Timer(self._until - now, self._write_counts)
+                timer.daemon = True
+                timer.start()
+            job = record.__dict__.get("job", "")
+            times = self._counted[job][1] if job in self._counted else []
+            times.append(seconds)
+            self._counted[job] = record, times
+
+    def close(self) -> None:
+        """Write what was counted."""
+        self._write_counts()
+        super().close()
+
+    def _write_counts(self) -> None:
+        with self.lock or threading.RLock():
+            counted, self._counted = self._counted, {}
+            self._until = time.monotonic() + _COUNT_SECONDS
+            for job, (record, times) in counted.items():
+                if len(times) > 1:
+                    mean = duration_text(sum(times) / len(times))
+                    record.msg = f"{len(times):,} tasks of %s completed, on average in {mean}"
+                    record.args = (short_name(job),)
+                super().emit(record)
+
+
 @dataclass(frozen=True, slots=True)
 class LogConfig:
     """The log level of this package, the format, and whether uvicorn logs requests.
 
-    With `quiet`, a worker does not log the start and the end of each task, only failures.
+    With `quiet`, a worker does not log the end of each task, only failures.
     """
 
     level: LogThreshold = LogThreshold.WARNING
@@ -213,7 +282,7 @@ class LogConfig:
         """
         global _applied  # noqa: PLW0603 - it concerns the process
         _applied = self
-        handler = _StderrHandler()
+        handler = _StderrHandler() if self.format == LogFormat.JSON else _TaskCounter()
         handler.addFilter(LogFields())
         if self.format == LogFormat.JSON:
             handler.setFormatter(_json_formatter())

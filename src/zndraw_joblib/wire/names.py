@@ -21,6 +21,8 @@ RESERVED = frozenset({GLOBAL, INTERNAL})
 HOST = "@host"
 # No user has one of these ids.
 RESERVED_IDS = frozenset({INTERNAL, HOST})
+# The category of jobs that are functions, unless they name another.
+DEFAULT_CATEGORY = "jobs"
 # The room of calls that name none: of the command line, the SDK and the clients.
 DEFAULT_ROOM = "default"
 
@@ -43,6 +45,11 @@ class JobName(NamedTuple):
     def __str__(self) -> str:
         """Return ``room:category:name``."""
         return f"{self.room_id}:{self.category}:{self.name}"
+
+
+def short_name(full_name: str) -> str:
+    """Return the name of a job without the room that serves all rooms and the category of functions."""
+    return full_name.removeprefix(f"{GLOBAL}:").removeprefix(f"{DEFAULT_CATEGORY}:")
 
 
 def task_room(room: str | None, job: JobName) -> str:

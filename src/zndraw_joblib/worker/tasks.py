@@ -12,12 +12,13 @@ from uuid import UUID
 from zndraw_joblib.client.retry import describe
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.forks import exit_if_forked
-from zndraw_joblib.jobs.logs import TASK_LOG, task_fields
+from zndraw_joblib.jobs.logs import ID_CHARACTERS, TASK_LOG, duration_text, task_fields
 from zndraw_joblib.jobs.run import Outcome, await_job, failed, make_extension
 from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, start_run, start_span
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, TaskResponse, TaskVerdict, Verdict
+from zndraw_joblib.wire.names import short_name
 
 log = logging.getLogger(__name__)
 # The start and the end of each task, one line each.
@@ -288,13 +289,13 @@ class Coroutines:
             log.warning("A coroutine ended the event loop, which continues: %s", describe(error))
 
 
-# Log the start and the end of each task of a worker, one line each.
+# Log the end of each task of a worker, one line each, and at the level DEBUG its start.
 
 
 def log_start(task: ClaimedTask) -> None:
     """Log that a task starts."""
-    if _task_log.isEnabledFor(logging.INFO):
-        _task_log.info("Task %s of %s started", task.task_id, task.job_name, extra=task_fields(task))
+    if _task_log.isEnabledFor(logging.DEBUG):
+        _log_task(logging.DEBUG, task, "started")
 
 
 def log_end(task: ClaimedTask, outcome: Outcome, seconds: float) -> None:
@@ -303,14 +304,19 @@ def log_end(task: ClaimedTask, outcome: Outcome, seconds: float) -> None:
     level = logging.ERROR if is_failure else logging.INFO
     if not _task_log.isEnabledFor(level):
         return
-    took = f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"
+    took = duration_text(seconds)
     if task.cancelled.is_set():
-        how = f"ended after {took}: it was cancelled"
+        _log_task(level, task, f"ended after {took}: it was cancelled")
     elif outcome.error is None:
-        how = f"completed in {took}"
+        _log_task(level, task, f"completed in {took}", seconds=seconds)
     else:
-        how = f"failed after {took}: {one_line(outcome.error, outcome.failure)}"
-    _task_log.log(level, "Task %s of %s %s", task.task_id, task.job_name, how, extra=task_fields(task))
+        _log_task(level, task, f"failed after {took}: {one_line(outcome.error, outcome.failure)}")
+
+
+def _log_task(level: int, task: ClaimedTask, how: str, **fields: float) -> None:
+    """Write a record with the short names of a task and its job, and with whole ones in its fields."""
+    text = f"Task {task.task_id[:ID_CHARACTERS]} of {short_name(task.job_name)}"
+    _task_log.log(level, "%s %s", text, how, extra={**task_fields(task), **fields})
 
 
 # Spans of a worker, if the program has set up OpenTelemetry: of claims that got tasks, and of runs.

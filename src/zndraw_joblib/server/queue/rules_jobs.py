@@ -6,7 +6,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.jobs.extensions import DEFAULT_CATEGORY
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, Page, job_key, queue_name, worker_key
 from zndraw_joblib.server.queue import (
@@ -22,7 +21,7 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse, JobSummary, PaginatedResponse
-from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
+from zndraw_joblib.wire.names import DEFAULT_CATEGORY, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
 from zndraw_joblib.wire.problems import (
     Conflict,
