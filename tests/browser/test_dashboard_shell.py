@@ -262,6 +262,9 @@ async def test_the_page_of_a_host_works_below_any_prefix(browser: Browser, datab
             await expect(dashboard.title).to_have_text("Tasks")
             await expect(page.get_by_text("dora", exact=True)).to_be_visible()
             assert urlsplit(page.url).path == f"/{prefix}/tools/queue/"
+            await page.goto(f"{url}/{prefix}/tools/queue/t/0198")
+            await expect(page).to_have_url(f"{url}/{prefix}/tools/queue/#/tasks/0198")
+            await page.goto(f"{url}/{prefix}/tools/queue#/tasks")
             status = await page.evaluate(_ACT_FROM_THE_PAGE, "00000000-0000-4000-8000-000000000000")
             assert status == 404  # not 403
         assert dashboard.seen == []

@@ -36,6 +36,7 @@ OPERATIONS = {
     "/v1/joblib/ids": {"get"},
     "/v1/joblib/tasks/claim": {"post"},
     "/v1/joblib/tasks/counts": {"get"},
+    "/v1/joblib/tasks/failures": {"get"},
     "/v1/joblib/tasks/report": {"post"},
     "/v1/joblib/tasks/submit": {"post"},
     "/v1/joblib/tasks/{task_id}": {"get", "patch"},
@@ -236,7 +237,8 @@ WITHOUT_KEY = {
 # Lists for operators, which have cursors.
 BY_CURSOR = {"/jobs", "/providers", "/schedules", "/tasks"}
 _CURSOR = {"cursor", "limit"}
-_FILTER = {"status", "job", "version", "room", "worker", "created_by", "error_code", "text", "since", "until"}
+_FILTER = {"status", "job", "version", "room", "worker", "created_by", "error_code", "exception", "text"}
+_FILTER |= {"since", "until"}
 _STREAM = {"token", "after", "Last-Event-ID", "Prefer"}
 _RANGES = {"Range", "If-Range", "If-None-Match"}
 ALSO = {
@@ -249,6 +251,7 @@ ALSO = {
     ("get", "/providers"): _CURSOR,
     ("get", "/tasks"): _CURSOR | _FILTER,
     ("get", "/tasks/counts"): {"room"},
+    ("get", "/tasks/failures"): _FILTER,
     ("get", "/ids"): {"prefix", "room"},
     ("get", "/audit"): _CURSOR | {"room", "actor", "action"},
     ("get", "/tasks/{task_id}/events"): _STREAM,

@@ -9,7 +9,7 @@ import httpx
 from databases import on_both
 from fastapi import FastAPI, HTTPException
 from replica import ManualClock
-from rest import V1, AsUser, expect_problem, register, submit
+from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
 from zndraw_joblib import JobLib, JobLibSettings
@@ -89,9 +89,9 @@ async def test_findings_are_first_and_have_remedies(engine: AsyncEngine, clock: 
             ("job-without-workers", unserved, "critical"),
             ("failing-job", failing, "critical"),
             ("sweeper-silent", None, "critical"),
-            ("job-paused", paused, "warning"),
             ("waiting-too-long", slow, "warning"),
             ("silent-workers", None, "warning"),
+            ("job-paused", paused, "info"),
         ]
         assert all(finding["remedy"] and finding["detail"] for finding in found["findings"])
         assert found["counts"] == dict.fromkeys(("claimed", "running", "completed", "cancelled"), 0) | {
@@ -107,6 +107,41 @@ async def test_findings_are_first_and_have_remedies(engine: AsyncEngine, clock: 
         assert (room["counts"]["pending"], room["counts"]["failed"], len(room["jobs"])) == (4, 5, 4)
         assert (other["findings"], other["oldest_waiting_at"]) == ([], None)
         assert set(other["counts"].values()) == {0}
+
+
+@on_both
+async def test_a_failure_rate_above_the_usual_one_is_a_finding(
+    engine: AsyncEngine, clock: ManualClock
+) -> None:
+    """It needs 5 failures, 5 % and twice the share of the day before; it begins with the first failure."""
+    async with queue_at(engine, clock) as (joblib, client):
+        job = await register(client, "Often")
+        await joblib.rollups.update()
+        clock.advance(1)
+
+        async def end(completed: int, failed: int) -> list[dict[str, Any]]:
+            for _ in range(completed):
+                await submit(client, job)
+                task = await claim(client, job["worker_id"])
+                for status in ("running", "completed"):
+                    assert (await report(client, task, status, attempt=1)).is_success
+            await fail_tasks(client, job, failed)
+            clock.advance(4)
+            while (await joblib.rollups.update()).is_behind:
+                pass
+            findings = (await get(client, "/overview"))["findings"]
+            return [finding for finding in findings if finding["code"] == "failure-rate"]
+
+        assert await end(30, 4) == []
+        clock.advance(120)
+        [finding] = await end(20, 6)
+        assert "10 of the 60 tasks of @global:modifiers:Often" in finding["detail"]
+        assert "17%; the job has run too rarely before to compare" in finding["detail"]
+        clock.advance(2 * 3600)
+        assert await end(20, 5) == []
+        [finding] = await end(0, 13)
+        assert "47%; on the day before it was 16.7%" in finding["detail"]
+        assert clock.now - datetime.fromisoformat(finding["since"]) < timedelta(minutes=3)
 
 
 @on_both

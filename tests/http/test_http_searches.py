@@ -58,7 +58,8 @@ def lowered(text: str | None) -> str:
 def does_match(row: dict[str, Any], wanted: dict[str, Any]) -> bool:
     """Return whether a row matches every field of a filter."""
     payload = json.dumps(row["payload"], separators=(",", ":"), ensure_ascii=False)
-    found = {"room": row["room_id"], "worker": row["worker_id"]}
+    exception = None if row["error"] is None else row["error"].partition(":")[0]
+    found = {"room": row["room_id"], "worker": row["worker_id"], "exception": exception}
     for name, value in wanted.items():
         if name == "text":
             is_same = any(lowered(value) in lowered(text) for text in (payload, row["error"]))
@@ -119,6 +120,8 @@ async def test_each_filter_alone_and_with_others(replica: Replica) -> None:
         {"worker": worker, "status": ["running"]},
         {"created_by": "other"},
         {"error_code": ["worker-lost"]},
+        {"exception": ["ValueError", "value"]},
+        {"exception": ["value~error", "none"]},
         {"since": at(30)},
         {"until": at(30)},
         {"since": at(20), "until": at(21), "created_by": "other"},
@@ -138,7 +141,7 @@ async def test_who_may_search_where(client: httpx.AsyncClient, as_user: AsUser) 
     held = await claim(client, job["worker_id"])
     assert (await report(client, held, "failed", attempt=1, error="no")).status_code == 200
     ada = await as_user("ada")
-    for url in (f"{V1}/tasks", f"{V1}/tasks/counts"):
+    for url in (f"{V1}/tasks", f"{V1}/tasks/counts", f"{V1}/tasks/failures"):
         expect_problem(await (await as_user()).get(url), 401, "unauthorized")
         problem = expect_problem(await ada.get(url), 403, "forbidden")
         assert "room" in problem["detail"]
@@ -154,6 +157,74 @@ async def test_who_may_search_where(client: httpx.AsyncClient, as_user: AsUser) 
     assert (await client.get(f"{V1}/tasks/counts")).json() == zeros | {"pending": 2, "failed": 1}
     counts = await ada.get(f"{V1}/tasks/counts", params={"room": ["attic", "none"]})
     assert counts.json() == zeros | {"pending": 1}
+
+
+@on_both
+async def test_a_found_task_says_what_it_does_and_waits_for(client: httpx.AsyncClient) -> None:
+    """The beginning of its payload, the name of its worker, its progress, what a pending one waits for."""
+    job, unserved, paused = [
+        await register(client, name, worker={"name": f"{name}-1"}) for name in ("Run", "Gone", "Idle")
+    ]
+    await submit(client, job, text="x" * 500)
+    held = await claim(client, job["worker_id"])
+    assert (await report(client, held, "running", attempt=1, progress={"current": 3, "total": 9})).is_success
+    for other in (job, unserved, paused):
+        await submit(client, other, "attic", steps=1)
+    await submit(client, job, "den", steps=2)
+    later = {"payload": {"steps": 3}, "delay_seconds": 600}
+    assert (await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json=later)).is_success
+    assert (await client.delete(f"{V1}/workers/{unserved['worker_id']}")).is_success
+    assert (await client.post(f"{V1}/rooms/@global/jobs/{paused['full_name']}/pause")).is_success
+    assert (await client.post(f"{V1}/rooms/den/pause")).is_success
+    items = (await client.get(f"{V1}/tasks")).json()["items"]
+    assert [(item["payload_preview"], item["waits_for"]) for item in items[:-1]] == [
+        ('{"steps":3}', "time"),
+        ('{"steps":2}', "resume"),
+        ('{"steps":1}', "resume"),
+        ('{"steps":1}', "worker"),
+        ('{"steps":1}', None),
+    ]
+    assert [items[-1][name] for name in ("worker_name", "waits_for")] == ["Run-1", None]
+    assert (items[-1]["progress"]["current"], items[-1]["progress"]["total"]) == (3, 9)
+    assert items[-1]["payload_preview"] == '{"text":"' + "x" * 191
+    assert (items[0]["worker_name"], items[0]["progress"]) == (None, None)
+
+
+@on_both
+async def test_failures_are_grouped(replica: Replica) -> None:
+    """By job, error code and exception, the largest group first, with times, an example and the filter."""
+    jobs = [await replica.register(name) for name in ("Rotate", "Scale")]
+    errors = ["ValueError: 100%_sure", "value~error", None, "no.Name: x", "ValueError"]
+    rows = [
+        task(
+            jobs[index % 2].id,
+            TaskStatus.FAILED if index % 3 else TaskStatus.CANCELLED,
+            room_id=f"room-{index % 5}",
+            error=errors[index % len(errors)],
+            error_code=["error", "worker-lost"][index // 7 % 2],
+            completed_at=at(index),
+        )
+        | {"job": jobs[index % 2].full_name}
+        for index in range(60)
+    ]
+    await add_tasks(replica, [{name: row[name] for name in row if name != "job"} for row in rows])
+    rows = [row for row in reversed(rows) if row["status"] == "failed"]
+    groups = await replica.runtime.database.read(rules_searches.group_failures, TaskFilter())
+    assert (groups.count, groups.is_complete) == (len(rows), True)
+    assert sum(group.count for group in groups.groups) == len(rows)
+    sizes = [group.count for group in groups.groups]
+    assert sizes == sorted(sizes, reverse=True)
+    for group in groups.groups:
+        kinds = {"ValueError": {errors[0], errors[4]}, "no.Name": {errors[3]}, None: {errors[1], None}}
+        same = [row for row in rows if (row["job"], row["error_code"]) == (group.job_name, group.error_code)]
+        same = [row for row in same if row["error"] in kinds[group.exception]]
+        assert (group.count, group.example) == (len(same), same[0]["id"])
+        assert (group.first_at, group.last_at) == (same[-1]["completed_at"], same[0]["completed_at"])
+    part = await replica.runtime.database.read(
+        rules_searches.group_failures, TaskFilter(exception=["ValueError"], room=["room-0"]), 1
+    )
+    assert [(group.exception, group.count) for group in part.groups] == [("ValueError", 1)]
+    assert not part.is_complete
 
 
 async def test_wrong_parameters_are_problems(client: httpx.AsyncClient) -> None:

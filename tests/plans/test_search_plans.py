@@ -51,7 +51,10 @@ async def test_a_search_reads_its_index(explainer: Explainer, kind: str) -> None
             rules_searches.find, task_filter=TaskFilter(**wanted), page=CursorPage(50, None), budget=budget
         )
         for plan in await explainer.plans(work):
-            assert plan.by("joblib_task") <= indexes, describe(plan)
+            # The tasks of a page are described by their numbers.
+            of_page = KEY - {None} if "SELECT name FROM joblib_worker" in plan.statement else set()
+            assert plan.by("joblib_task") <= (of_page or indexes), describe(plan)
+            assert plan.by("joblib_worker") <= {"pk_joblib_worker", "sqlite_autoindex_joblib_worker_1"}
             if explainer.is_postgresql:
                 assert "Seq Scan joblib_task" not in plan.text, describe(plan)
                 assert plan.sorted_rows <= 5 * FEW, describe(plan)
@@ -64,6 +67,15 @@ def assert_begins_at_its_place(plan: Plan) -> None:
     reads = [line for line in plan.text.splitlines() if re.match("(SEARCH|SCAN) joblib_task", line)]
     assert reads, describe(plan)
     assert all("<?)" in line for line in reads), describe(plan)
+
+
+async def test_failures_are_grouped_by_their_index(explainer: Explainer) -> None:
+    """It reads the newest failed tasks, and no others."""
+    budget = Budget(rows=4_000, seconds=60, grow_below=60, shrink_above=60)
+    for wanted in ({}, {"exception": ["ValueError"]}):
+        work = partial(rules_searches.group_failures, task_filter=TaskFilter(**wanted), budget=budget)
+        for plan in await explainer.plans(work):
+            assert plan.by("joblib_task") <= {UNSUCCESSFUL}, describe(plan)
 
 
 async def test_counts_and_ids_scan_no_tasks(explainer: Explainer) -> None:

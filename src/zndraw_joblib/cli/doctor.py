@@ -197,5 +197,8 @@ def _check_findings(client: AdminClient) -> Iterator[CheckResult]:
         waiting, running = f"{overview.queued:,} tasks wait", f"{counts.running:,} run"
         yield passed("queue", f"{waiting}, {running}, {sum(overview.workers.values()):,} workers")
     for finding in overview.findings:
-        make = failed if finding.severity == Severity.CRITICAL else warned
+        if finding.severity is Severity.INFO:
+            yield passed("queue", finding.detail)
+            continue
+        make = failed if finding.severity is Severity.CRITICAL else warned
         yield make("queue", finding.detail, finding.remedy)

@@ -31,7 +31,7 @@ _MAX_FINDINGS = 5
 _PART_OF_FINDINGS = 3
 # Of a table: the line above, the header, the line below it, and the line that counts the other rows.
 _TABLE_LINES = 4
-_STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow"}
+_STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 
 
 class View(NamedTuple):

@@ -210,6 +210,8 @@ SEARCH_TASKS = Operation("search_tasks", "GET", "/tasks",
     "tasks", Access.NAMED_ROOMS, Effect.READ, FoundTasks, problems=(*_ROOMS, *_BODY))
 COUNT_TASKS = Operation("count_tasks", "GET", "/tasks/counts",
     "tasks", Access.NAMED_ROOMS, Effect.READ, o.StatusCounts, problems=_ROOMS)
+GROUP_FAILURES = Operation("group_failures", "GET", "/tasks/failures",
+    "tasks", Access.NAMED_ROOMS, Effect.READ, o.FailureGroups, problems=(*_ROOMS, *_BODY))
 SUBMIT_TASK = Operation("submit_task", "POST", "/rooms/{room_id}/tasks/{name}",
     "tasks", Access.ROOM_WRITE, Effect.WRITE_ONCE, m.TaskResponse, body=m.TaskSubmitRequest, status=202,
     problems=_SUBMIT)

@@ -18,6 +18,7 @@ from zndraw_joblib.wire.messages import (
     WorkerInfo,
 )
 from zndraw_joblib.wire.policy import JobPolicy, Rate
+from zndraw_joblib.wire.progress import Progress
 from zndraw_joblib.wire.statuses import TaskStatus
 
 # Upper bounds in seconds of all buckets but the last, which has none.
@@ -121,9 +122,10 @@ class TaskFilter(RequestBody):
     """Which tasks to find: a task has to match every field that is given, and any value of a list.
 
     `job` has full names of jobs (``room:category:name``), `room` ids of rooms. `worker` is the id of the
-    current or last worker. `error_code` is as in a task. `text` is part of the payload as JSON text, or of
-    the error; the letters a to z match without regard to case. Times are those of creation: `since` is
-    included, `until` is not. `version` has numbers of versions, and needs `job`.
+    current or last worker. `error_code` is as in a task. `exception` has texts before the first colon of the
+    error, where Python workers write the class of the exception: ``ValueError``. `text` is part of the
+    payload as JSON text, or of the error; the letters a to z match without regard to case. Times are those of
+    creation: `since` is included, `until` is not. `version` has numbers of versions, and needs `job`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -134,6 +136,7 @@ class TaskFilter(RequestBody):
     worker: UUID | None = None
     created_by: SearchedName | None = None
     error_code: Names = Field(default_factory=list)
+    exception: Names = Field(default_factory=list)
     text: Text | None = None
     since: Moment | None = None
     until: Moment | None = None
@@ -146,8 +149,25 @@ class TaskFilter(RequestBody):
         return self
 
 
+class WaitsFor(StrEnum):
+    """What a pending task waits for, beside a free slot.
+
+    `time`: its due time. `resume`: its job, its room or all rooms are paused. `worker`: no worker serves its
+    job.
+    """
+
+    TIME = "time"
+    RESUME = "resume"
+    WORKER = "worker"
+
+
 class FoundTask(ResponseBody):
-    """A task in the result of a search, without payload and result. `error` has at most 300 characters."""
+    """A task in the result of a search, without payload and result. `error` has at most 300 characters.
+
+    In a search, `payload_preview` are the first 200 characters of the payload as JSON text, `worker_name` is
+    what the worker calls itself while it is there, `progress` is the last of a held task, and `waits_for` is
+    null unless a pending task waits for something else than a free slot. In other answers these are null.
+    """
 
     id: UUID
     job_name: str
@@ -166,6 +186,40 @@ class FoundTask(ResponseBody):
     error: str | None = None
     error_code: str | None = None
     version: int = 1
+    payload_preview: str | None = None
+    worker_name: str | None = None
+    progress: Progress | None = None
+    waits_for: WaitsFor | None = None
+
+
+class FailureGroup(ResponseBody):
+    """Failed tasks of one job with the same error code and exception.
+
+    `exception` is the text before the first colon of the error if that can be the name of a class, else null.
+    `first_at` and `last_at` are when the first and the last of these tasks ended; `example` is the newest,
+    `error` its error, at most 300 characters.
+    """
+
+    job_name: str
+    error_code: str | None = None
+    exception: str | None = None
+    count: int
+    first_at: datetime
+    last_at: datetime
+    example: UUID
+    error: str | None = None
+
+
+class FailureGroups(ResponseBody):
+    """The newest failed tasks that match a filter, in groups, the largest first.
+
+    `count` is how many tasks were grouped. `is_complete` is false if older ones match too: at most 2,000 are
+    read.
+    """
+
+    groups: list[FailureGroup]
+    count: int
+    is_complete: bool = True
 
 
 class StatusCounts(ResponseBody):
@@ -485,17 +539,18 @@ class Settings(ResponseBody):
 
 
 class Severity(StrEnum):
-    """How urgent a finding is."""
+    """How urgent a finding is. `info` is a state that an operator chose, such as a pause."""
 
     CRITICAL = "critical"
     WARNING = "warning"
+    INFO = "info"
 
 
 class Finding(ResponseBody):
     """Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
 
     Codes: `job-without-workers`, `job-paused`, `room-paused`, `queue-paused`, `waiting-too-long`,
-    `failing-job`, `sweeper-silent`, `sweeper-held-back`, `silent-workers`, `lost-attempts`,
+    `failing-job`, `failure-rate`, `sweeper-silent`, `sweeper-held-back`, `silent-workers`, `lost-attempts`,
     `schedule-failing`. `since` is when it began, as far as is known.
     """
 

@@ -91,7 +91,8 @@ def _is_own(caller: Identity, worker: WorkerListing) -> bool:
 
 
 def _found(task: TaskRecord) -> FoundTask:
-    fields = set(FoundTask.model_fields) - {"job_name", "priority", "error", "version"}
+    of_searches = {"payload_preview", "worker_name", "progress", "waits_for"}
+    fields = set(FoundTask.model_fields) - {"job_name", "priority", "error", "version"} - of_searches
     return FoundTask(
         job_name=str(task.job),
         priority=-task.lane,

@@ -49,10 +49,13 @@ from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 _LONG, _VERY_LONG = timedelta(minutes=10), timedelta(hours=1)
 # A job with at least this many failures, and this share of its ends, is a finding.
 _MANY_FAILURES, _FAILING_SHARE = 5, 0.5
+# So is one with this share that is this many times its share of the day before, if that had so many ends.
+_HIGH_SHARE, _ABOVE_USUAL, _USUAL_ENDS = 0.05, 2, 20
+_USUAL = timedelta(days=1)
 _MANY_LOST = 5
 _MAX_FINDINGS = 100
 _LISTED_PAUSES = 100
-_ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1}
+_ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
@@ -76,7 +79,7 @@ def paused_job(job: QueuedJob) -> Finding:
     """Return that a paused job has queued tasks."""
     remedy = "Resume the job when its tasks may run again."
     problem = f"{job.full_name} is paused{_until(job.paused_until)}"
-    return _queued(job, "job-paused", Severity.WARNING, problem, remedy)
+    return _queued(job, "job-paused", Severity.INFO, problem, remedy)
 
 
 def paused_rooms(pauses: Iterable[PauseRecord]) -> list[Finding]:
@@ -88,7 +91,7 @@ def paused_rooms(pauses: Iterable[PauseRecord]) -> list[Finding]:
         findings.append(
             Finding(
                 code=f"{what}-paused",
-                severity=Severity.WARNING,
+                severity=Severity.INFO,
                 detail=f"{rest} paused{_until(pause.until)}, by {pause.paused_by}.",
                 remedy=f"Resume the {what} when its tasks may run again.",
                 room=None if is_all else pause.room_id,
@@ -116,10 +119,13 @@ def failing_schedule(schedule: ScheduleRecord) -> Finding:
 
 
 def _queued(job: QueuedJob, code: str, severity: Severity, problem: str, remedy: str) -> Finding:
+    where = "of this room wait" if job.is_of_room else "in its queue"
+    if job.is_of_room and job.queued == 1:
+        where = "of this room waits"
     return Finding(
         code=code,
         severity=severity,
-        detail=f"{problem}: {_tasks(job.queued)} in its queue.",
+        detail=f"{problem}: {_tasks(job.queued)} {where}.",
         remedy=remedy,
         job=job.full_name,
         count=job.queued,
@@ -143,8 +149,11 @@ def waiting_task(task: WaitingTask, now: datetime) -> Finding | None:
     )
 
 
-def failing_tasks(ends: RecentEnds, since: datetime) -> list[Finding]:
-    """Return that most tasks of a job failed, and that attempts were lost, since a time."""
+def failing_tasks(ends: RecentEnds, since: datetime, usual: tuple[int, int] | None = None) -> list[Finding]:
+    """Return that many tasks of a job failed, and that attempts were lost, since a time.
+
+    `usual` is how many tasks of the job completed and failed on the day before, None if unknown.
+    """
     findings = []
     number = ends.failed + ends.completed
     if ends.failed >= _MANY_FAILURES and ends.failed >= _FAILING_SHARE * number:
@@ -159,7 +168,19 @@ def failing_tasks(ends: RecentEnds, since: datetime) -> list[Finding]:
                 remedy="Read the error of one of them; pause the job until it is repaired, then retry them.",
                 job=ends.job,
                 count=ends.failed,
-                since=since,
+                since=ends.failed_since or since,
+            )
+        )
+    elif (problem := _above_usual(ends, number, since, usual)) is not None:
+        findings.append(
+            Finding(
+                code="failure-rate",
+                severity=Severity.WARNING,
+                detail=problem,
+                remedy="Read the error of one of them; retry them once its cause is gone.",
+                job=ends.job,
+                count=ends.failed,
+                since=ends.failed_since or since,
             )
         )
     if ends.lost >= _MANY_LOST:
@@ -172,10 +193,26 @@ def failing_tasks(ends: RecentEnds, since: datetime) -> list[Finding]:
                 remedy="Check the memory of the workers, their connection and the time limits of the job.",
                 job=ends.job,
                 count=ends.lost,
-                since=since,
+                since=ends.lost_since or since,
             )
         )
     return findings
+
+
+def _above_usual(ends: RecentEnds, number: int, since: datetime, usual: tuple[int, int] | None) -> str | None:
+    if ends.failed < _MANY_FAILURES or ends.failed < _HIGH_SHARE * number:
+        return None
+    completed, failed = usual or (0, 0)
+    share, text = ends.failed / number, "the job has run too rarely before to compare"
+    if completed + failed >= _USUAL_ENDS:
+        usual_share = failed / (completed + failed)
+        if share < _ABOVE_USUAL * usual_share:
+            return None
+        text = f"on the day before it was {usual_share:.1%}"
+    return (
+        f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed: "
+        f"{share:.0%}; {text}."
+    )
 
 
 def silent_workers(group: WorkerGroup) -> list[Finding]:
@@ -304,8 +341,11 @@ async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -
         if (late := waiting_task(task, now)) is not None:
             findings.append(late)
     since = (now - _RECENT).replace(second=0, microsecond=0)
-    for ends in await sql_statistics.ends(tx, since):
-        findings += failing_tasks(ends, since)
+    recent = await sql_statistics.ends(tx, since)
+    failing = [ends.job_id for ends in recent if ends.failed >= _MANY_FAILURES]
+    usual = await sql_statistics.ends_before(tx, failing, since - _USUAL, since.replace(minute=0))
+    for ends in recent:
+        findings += failing_tasks(ends, since, usual.get(ends.job_id))
     return findings
 
 
@@ -338,7 +378,9 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
 def _of_room(entries: list[JobEntry]) -> list[Finding]:
     findings = []
     for entry in entries:
-        job = QueuedJob(entry.id, entry.full_name, entry.queued, entry.unserved_since, entry.paused_until)
+        job = QueuedJob(
+            entry.id, entry.full_name, entry.queued, entry.unserved_since, entry.paused_until, is_of_room=True
+        )
         if entry.queued and not entry.workers and entry.room_id != INTERNAL:
             findings.append(unserved_job(job))
         if entry.queued and entry.paused:

@@ -1,6 +1,8 @@
 """Search tasks across rooms, and retry, cancel, release or purge all that match a filter."""
 
+import re
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -10,7 +12,14 @@ from typing import Any, NamedTuple
 
 from zndraw_joblib.server.admin import sql_searches
 from zndraw_joblib.server.admin.sql_lists import decode_cursor, encode_cursor
-from zndraw_joblib.server.admin.sql_searches import Budget, Filter, SearchPart, SearchPosition, SearchRow
+from zndraw_joblib.server.admin.sql_searches import (
+    Budget,
+    Filter,
+    SearchDetail,
+    SearchPart,
+    SearchPosition,
+    SearchRow,
+)
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import CursorPage, Identity, RequestKey
 from zndraw_joblib.server.queue import (
@@ -22,11 +31,13 @@ from zndraw_joblib.server.queue import (
     rules_versions,
     sql_details,
     sql_jobs,
+    sql_pauses,
     sql_tasks,
     sql_transitions,
 )
 from zndraw_joblib.server.queue.rules_idempotency import answers_of, once
 from zndraw_joblib.server.queue.rules_tokens import Signer
+from zndraw_joblib.server.queue.sql_pauses import Pauses
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
 from zndraw_joblib.server.queue.sql_tasks import positions
 from zndraw_joblib.wire.operations import FoundTasks
@@ -35,12 +46,16 @@ from zndraw_joblib.wire.operators import (
     BulkAction,
     BulkPreview,
     BulkResult,
+    FailureGroup,
+    FailureGroups,
     FoundTask,
     RefusedTask,
     StatusCounts,
     TaskFilter,
+    WaitsFor,
 )
 from zndraw_joblib.wire.problems import InvalidRequest, ProblemException, Retried
+from zndraw_joblib.wire.progress import Progress
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 _KIND, _KIND_OF_ROOMS = "tasks", "tasks of rooms"
@@ -61,7 +76,55 @@ async def find(
         return FoundTasks(items=[])
     part = await sql_searches.find(tx, resolved, after, page.limit, budget)
     following = None if part.after is None else _cursor(part.after, is_by_time=bool(task_filter.room))
-    return FoundTasks(items=await entries(tx, part.rows), next=following)
+    return FoundTasks(items=await described(tx, part.rows), next=following)
+
+
+# At most so many of the newest failed tasks are grouped, of at most so many tasks that are read.
+_GROUPED, _GROUPED_OF = 2_000, Budget(rows=20_000, seconds=0.1)
+_NAME_OF_CLASS = re.compile(r"[^\W\d][\w.]*\Z")
+
+
+async def group_failures(
+    tx: Transaction, task_filter: TaskFilter, limit: int = _GROUPED, budget: Budget = _GROUPED_OF
+) -> FailureGroups:
+    """Return the newest failed tasks that match a filter, by job, error code and exception."""
+    task_filter = task_filter.model_copy(update={"status": [TaskStatus.FAILED]})
+    resolved = await resolve(tx, task_filter)
+    if resolved is None:
+        return FailureGroups(groups=[], count=0)
+    part = await sql_searches.find(tx, resolved, None, limit, budget)
+    names = await sql_jobs.full_names(tx, {row.job_id for row in part.rows}) if part.rows else {}
+    groups: dict[tuple[str, str | None, str | None], list[SearchRow]] = defaultdict(list)
+    for row in part.rows:
+        groups[names[row.job_id][0], row.error_code, _exception(row.error)].append(row)
+    return FailureGroups(
+        groups=sorted(
+            (_group(*key, rows) for key, rows in groups.items()),
+            key=lambda group: (-group.count, group.job_name),
+        ),
+        count=len(part.rows),
+        is_complete=part.after is None,
+    )
+
+
+def _exception(error: str | None) -> str | None:
+    name = (error or "").partition(":")[0]
+    return name if _NAME_OF_CLASS.match(name) else None
+
+
+def _group(job: str, code: str | None, exception: str | None, rows: list[SearchRow]) -> FailureGroup:
+    ends = [row.completed_at or row.created_at for row in rows]
+    newest = rows[ends.index(max(ends))]
+    return FailureGroup(
+        job_name=job,
+        error_code=code,
+        exception=exception,
+        count=len(rows),
+        first_at=min(ends),
+        last_at=max(ends),
+        example=newest.id,
+        error=newest.error,
+    )
 
 
 async def resolve(tx: Transaction, task_filter: TaskFilter, *, superseded: bool = False) -> Filter | None:
@@ -80,10 +143,36 @@ async def resolve(tx: Transaction, task_filter: TaskFilter, *, superseded: bool 
         worker=task_filter.worker,
         created_by=task_filter.created_by,
         error_codes=sorted(set(task_filter.error_code)),
+        exceptions=sorted(set(task_filter.exception)),
         text=task_filter.text,
         since=task_filter.since,
         until=task_filter.until,
     )
+
+
+async def described(tx: Transaction, rows: Sequence[SearchRow]) -> list[FoundTask]:
+    """Return found tasks with the beginning of their payloads, workers, progress, what they wait for."""
+    found, now = await entries(tx, rows), await tx.now()
+    details = await sql_searches.details(tx, rows, now)
+    pauses = await sql_pauses.active(tx) if any(task.status is TaskStatus.PENDING for task in found) else None
+    for row, task in zip(rows, found, strict=True):
+        detail = details.get(row.seq)
+        if detail is None:
+            continue
+        task.payload_preview, task.worker_name = detail.payload, detail.worker
+        if task.status in HELD and detail.progress:
+            task.progress = Progress.model_validate(detail.progress)
+        if pauses is not None and task.status is TaskStatus.PENDING:
+            task.waits_for = _waits_for(task, detail, pauses)
+    return found
+
+
+def _waits_for(task: FoundTask, detail: SearchDetail, pauses: Pauses) -> WaitsFor | None:
+    if task.run_at is not None:
+        return WaitsFor.TIME
+    if pauses.is_all or task.room_id in pauses.rooms or detail.is_paused:
+        return WaitsFor.RESUME
+    return None if detail.is_served else WaitsFor.WORKER
 
 
 async def entries(tx: Transaction, rows: Sequence[SearchRow]) -> list[FoundTask]:

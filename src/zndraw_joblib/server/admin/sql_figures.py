@@ -42,6 +42,8 @@ class QueuedJob(NamedTuple):
     paused_until: datetime | None
     # If only another version of it has no worker.
     version: int | None = None
+    # If only the tasks of one room are counted.
+    is_of_room: bool = False
 
 
 class JobFigures(NamedTuple):
@@ -65,7 +67,7 @@ FROM joblib_job WHERE NOT deleted OR superseded AND pending + scheduled > 0
 """,
     *JobTotals._fields,
 )
-_IS_SERVED = "EXISTS (SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.job_id = joblib_job.id)"
+IS_SERVED = "EXISTS (SELECT 1 FROM joblib_worker_job WHERE joblib_worker_job.job_id = joblib_job.id)"
 _UNSERVED, _PAUSED = (
     statement(
         f"""
@@ -75,10 +77,10 @@ FROM joblib_job
 WHERE (NOT deleted OR superseded) AND pending > 0 AND {condition}
 ORDER BY pending DESC, full_name LIMIT :limit
 """,
-        *QueuedJob._fields,
+        *QueuedJob._fields[:-1],
         version=INTEGER,
     )
-    for condition in (f"room_id <> '{INTERNAL}' AND NOT {_IS_SERVED}", is_job_paused(":now"))
+    for condition in (f"room_id <> '{INTERNAL}' AND NOT {IS_SERVED}", is_job_paused(":now"))
 )
 _FIRST = statement(
     f"""

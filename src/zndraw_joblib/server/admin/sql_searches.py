@@ -30,22 +30,28 @@ from sqlalchemy import (
     union_all,
 )
 
-from zndraw_joblib.server.db.bulk import among, by_database, contains, like_pattern, padded
+from zndraw_joblib.server.admin.sql_figures import IS_SERVED
+from zndraw_joblib.server.db.bulk import among, before_colon, by_database, contains, like_pattern, padded
 from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, statement
 from zndraw_joblib.server.db.tables import Job, RoomCount, Task
+from zndraw_joblib.server.queue.sql_pauses import is_job_paused
 from zndraw_joblib.server.queue.sql_task_rows import (
     IS_HELD,
     IS_SCHEDULED,
     QUEUED,
+    TASK_IS_HELD,
     Condition,
     ended_unstarted,
     of_status,
 )
+from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 tasks = Task.__table__
 
 MAX_ERROR = 300
+MAX_PREVIEW = 200
 UNSUCCESSFUL = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
 # More streams than this cost more than they save.
 _MAX_STREAMS = 40
@@ -71,6 +77,7 @@ _CONDITIONS: dict[str, Condition] = {
     "jobs": among(tasks.c.job_id, bindparam("jobs")),
     "rooms": among(tasks.c.room_id, bindparam("rooms")),
     "error_codes": among(tasks.c.error_code, bindparam("error_codes")),
+    "exceptions": among(before_colon(tasks.c.error), bindparam("exceptions")),
     "worker": tasks.c.worker_id == _value("worker", "worker_id"),
     "created_by": tasks.c.created_by == _value("created_by", "created_by"),
     "since": tasks.c.created_at >= _value("since", "created_at"),
@@ -238,7 +245,7 @@ _MAX_UNSUCCESSFUL = 256
 # Tasks are numbered almost in the order of their creation: a transaction takes less than this.
 _DISORDER = timedelta(hours=1)
 _FIRST_JOB, _LAST_JOB = UUID(int=0), UUID(int=2**128 - 1)
-_LISTS = ("jobs", "rooms", "error_codes")
+_LISTS = ("jobs", "rooms", "error_codes", "exceptions")
 
 
 class SearchPosition(NamedTuple):
@@ -271,6 +278,7 @@ class Filter:
     worker: UUID | None = None
     created_by: str | None = None
     error_codes: Sequence[str] = ()
+    exceptions: Sequence[str] = ()
     text: str | None = None
     since: datetime | None = None
     until: datetime | None = None
@@ -307,6 +315,42 @@ class SearchRow(NamedTuple):
         """How many attempts have begun, with the present one."""
         is_unstarted = self.status in TERMINAL and ended_unstarted(self.claimed_at, self.started_at)
         return self.attempt - self.unstarted - is_unstarted
+
+
+class SearchDetail(NamedTuple):
+    """More of a found task: the beginning of its payload, its worker and progress, the state of its job."""
+
+    payload: str
+    worker: str | None
+    progress: dict[str, Any] | None
+    is_paused: bool
+    is_served: bool
+
+
+_DETAILS = statement(
+    f"""
+SELECT seq, substr(payload, 1, {MAX_PREVIEW}),
+    (SELECT name FROM joblib_worker WHERE joblib_worker.id = worker_id),
+    CASE WHEN {TASK_IS_HELD} THEN (SELECT progress FROM joblib_attempt_detail detail
+        WHERE task_seq = seq AND detail.attempt = joblib_task.attempt) END,
+    (SELECT {is_job_paused(":now")} FROM joblib_job WHERE joblib_job.id = job_id),
+    (SELECT room_id = '{INTERNAL}' OR {IS_SERVED} FROM joblib_job WHERE joblib_job.id = job_id)
+FROM joblib_task WHERE seq = ANY (:all_seq)
+""",
+    *("seq", "preview", "name", "progress", "is_paused", "is_served"),
+    preview=TEXT,
+    name=TEXT,
+    is_paused=BOOLEAN,
+    is_served=BOOLEAN,
+)
+
+
+async def details(tx: Transaction, rows: Sequence[SearchRow], now: datetime) -> dict[int, SearchDetail]:
+    """Return more of found tasks, by `seq`."""
+    if not rows:
+        return {}
+    params = {"all_seq": padded([row.seq for row in rows]), "now": now}
+    return {row[0]: SearchDetail(*row[1:]) for row in await tx.execute(_DETAILS, params)}
 
 
 class _Pace:

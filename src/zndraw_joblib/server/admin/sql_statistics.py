@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BIG_INTEGER, INTEGER, one_row, statement
 from zndraw_joblib.server.db.tables import Statistic
 from zndraw_joblib.server.queue import sql_occurrences
 from zndraw_joblib.server.queue.sql_occurrences import KEY
 from zndraw_joblib.server.queue.sql_task_rows import CHUNK
-from zndraw_joblib.wire.operators import MINUTE, Counters, Histogram, Interval
+from zndraw_joblib.wire.operators import HOUR, MINUTE, Counters, Histogram, Interval
 
 # The job that stands for all jobs, and the `start` of the totals since the first start of a server.
 ALL_JOBS = UUID(int=0)
@@ -42,12 +43,15 @@ class Key(NamedTuple):
 
 
 class RecentEnds(NamedTuple):
-    """What happened to the tasks of a job lately."""
+    """What happened to the tasks of a job lately, and since when tasks failed and attempts were lost."""
 
     job: str
+    job_id: UUID
     completed: int
     failed: int
     lost: int
+    failed_since: datetime | None = None
+    lost_since: datetime | None = None
 
 
 _LOCK = statement(
@@ -97,12 +101,24 @@ ORDER BY start, full_name
 )
 _ENDS = statement(
     f"""
-SELECT full_name, sum(completed), sum(failed), sum(lost)
+SELECT full_name, joblib_job.id, sum(completed), sum(failed), sum(lost),
+    min(CASE WHEN failed > 0 THEN start END), min(CASE WHEN lost > 0 THEN start END)
 FROM joblib_statistic JOIN joblib_job ON joblib_statistic.job_id = joblib_job.id
 WHERE resolution = {MINUTE} AND start >= :since AND failed + lost + completed > 0
-GROUP BY full_name ORDER BY full_name
+GROUP BY full_name, joblib_job.id ORDER BY full_name
 """,
     *RecentEnds._fields,
+    failed_since=UtcDateTime(),
+    lost_since=UtcDateTime(),
+)
+_ENDS_BEFORE = statement(
+    f"""
+SELECT job_id, sum(completed), sum(failed) FROM joblib_statistic
+WHERE resolution = {HOUR} AND job_id = ANY (:all_job_id) AND start >= :since AND start < :until
+GROUP BY job_id
+""",
+    *("job_id", "completed", "failed"),
+    until=UtcDateTime(),
 )
 _OLDEST = statement("SELECT min(start) FROM joblib_statistic WHERE resolution = :resolution", "start")
 _PRUNE = statement("DELETE FROM joblib_statistic WHERE resolution = :resolution AND start < :until")
@@ -212,7 +228,20 @@ async def of_jobs(tx: Transaction, resolution: int, since: datetime) -> list[tup
 async def ends(tx: Transaction, since: datetime) -> list[RecentEnds]:
     """Return what was counted in the minutes since a time, for each job with ends."""
     rows = await tx.execute(_ENDS, {"since": since})
-    return [RecentEnds(job, *map(int, numbers)) for job, *numbers in rows]
+    return [
+        RecentEnds(job, job_id, int(completed), int(failed), int(lost), *first)
+        for job, job_id, completed, failed, lost, *first in rows
+    ]
+
+
+async def ends_before(
+    tx: Transaction, job_ids: Sequence[UUID], since: datetime, until: datetime
+) -> dict[UUID, tuple[int, int]]:
+    """Return how many tasks of jobs completed and failed in the hours that began between two times."""
+    if not job_ids:
+        return {}
+    rows = await tx.execute(_ENDS_BEFORE, {"all_job_id": padded(job_ids), "since": since, "until": until})
+    return {job_id: (int(completed), int(failed)) for job_id, completed, failed in rows}
 
 
 async def totals(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, Any]:

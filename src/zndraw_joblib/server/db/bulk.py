@@ -136,6 +136,14 @@ class contains(by_template):
     sqlite = "({0} LIKE {1} ESCAPE '~')"
 
 
+class before_colon(by_template):
+    """``before_colon(column)``: what a text has before its first colon, of its first 200 characters."""
+
+    type = Text()
+    postgresql = "split_part(substr({0}, 1, 200), ':', 1)"
+    sqlite = "substr({0}, 1, min(instr({0} || ':', ':') - 1, 200))"
+
+
 def like_pattern(text: str) -> str:
     """Return the pattern of texts that contain a text."""
     escaped = re.sub(r"[~%_]", r"~\g<0>", text)

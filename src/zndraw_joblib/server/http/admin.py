@@ -58,7 +58,7 @@ from zndraw_joblib.wire.operators import (
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
 
-_LISTS = ("status", "job", "version", "room", "error_code")
+_LISTS = ("status", "job", "version", "room", "error_code", "exception")
 _VALUES = ("worker", "created_by", "text", "since", "until")
 
 
@@ -82,6 +82,7 @@ def _read_rooms(request: Request) -> list[str]:
 _JOBS = Annotated[Names, Query(description="Full names of jobs.")]
 _VERSIONS = Annotated[Versions, Query(description="Numbers of versions of these jobs.")]
 _WORKER = Annotated[Omissible[UUID], Query(description="The current or last worker.")]
+_EXCEPTIONS = Annotated[Names, Query(description="Texts before the first colon of the error.")]
 _TEXT = Annotated[Omissible[Text], Query(description="Part of the payload as JSON, or of the error.")]
 _SINCE = Annotated[Omissible[Moment], Query(description="Created at this time or later.")]
 _UNTIL = Annotated[Omissible[Moment], Query(description="Created before this time.")]
@@ -96,6 +97,7 @@ QueryFilter = Annotated[
         worker=(_WORKER, None),
         created_by=(Annotated[Omissible[SearchedName], Query()], None),
         error_code=(Annotated[Names, Query()], []),
+        exception=(_EXCEPTIONS, []),
         text=(_TEXT, None),
         since=(_SINCE, None),
         until=(_UNTIL, None),
@@ -132,6 +134,18 @@ async def search_tasks(
     """
     filters.room = await allowed_rooms(request, caller, filters.room)
     return json_response(await runtime.database.read(rules_searches.find, filters, page))
+
+
+@serves(ops.GROUP_FAILURES)
+async def group_failures(
+    request: Request, runtime: Runtime, caller: Identity, filters: QueryFilter
+) -> Response:
+    """Group the newest failed tasks that match a filter by job, error code and exception.
+
+    The status of the filter is not used. Callers that are no superusers name rooms that they may read.
+    """
+    filters.room = await allowed_rooms(request, caller, filters.room)
+    return json_response(await runtime.database.read(rules_searches.group_failures, filters))
 
 
 @serves(ops.COUNT_TASKS)

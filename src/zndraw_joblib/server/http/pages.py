@@ -9,6 +9,7 @@ from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, NamedTuple
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -224,6 +225,7 @@ class Dashboard:
         for path, endpoint in {
             f"{self.path}/": self._index,
             f"{self.path}/config.json": self._get_config,
+            f"{self.path}/t/{{task}}": self._show_task,
             f"{self.path}/static/{{name:path}}": self._static,
         }.items():
             app.add_route(path, endpoint, methods=["GET"], include_in_schema=False)
@@ -233,6 +235,10 @@ class Dashboard:
     async def _redirect(self, _: Request) -> Response:
         # Relative, so that it stays below the prefix of a reverse proxy.
         return RedirectResponse(f"{self.path.rpartition('/')[2]}/", 308)
+
+    async def _show_task(self, request: Request) -> Response:
+        """Redirect a short link, `t/ID`, to the page of a task; relative, as above."""
+        return RedirectResponse(f"../#/tasks/{quote(request.path_params['task'], safe='')}", 302)
 
     async def _index(self, request: Request) -> Response:
         return file_response(request, self._files["index.html"], _HEADERS)

@@ -46,6 +46,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/joblib/tasks/failures": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Group failures
+         * @description Group the newest failed tasks that match a filter by job, error code and exception.
+         *
+         *     The status of the filter is not used. Callers that are no superusers name rooms that they may read.
+         */
+        get: operations["groupFailures"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/joblib/rooms/{room_id}/tasks/{name}": {
         parameters: {
             query?: never;
@@ -1766,11 +1788,64 @@ export interface components {
             notes?: string[];
         };
         /**
+         * FailureGroup
+         * @description Failed tasks of one job with the same error code and exception.
+         *
+         *     `exception` is the text before the first colon of the error if that can be the name of a class, else null.
+         *     `first_at` and `last_at` are when the first and the last of these tasks ended; `example` is the newest,
+         *     `error` its error, at most 300 characters.
+         */
+        FailureGroup: {
+            /** Job Name */
+            job_name: string;
+            /** Error Code */
+            error_code: string | null;
+            /** Exception */
+            exception: string | null;
+            /** Count */
+            count: number;
+            /**
+             * First At
+             * Format: date-time
+             */
+            first_at: string;
+            /**
+             * Last At
+             * Format: date-time
+             */
+            last_at: string;
+            /**
+             * Example
+             * Format: uuid
+             */
+            example: string;
+            /** Error */
+            error: string | null;
+        };
+        /**
+         * FailureGroups
+         * @description The newest failed tasks that match a filter, in groups, the largest first.
+         *
+         *     `count` is how many tasks were grouped. `is_complete` is false if older ones match too: at most 2,000 are
+         *     read.
+         */
+        FailureGroups: {
+            /** Groups */
+            groups: components["schemas"]["FailureGroup"][];
+            /** Count */
+            count: number;
+            /**
+             * Is Complete
+             * @default true
+             */
+            is_complete: boolean;
+        };
+        /**
          * Finding
          * @description Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
          *
          *     Codes: `job-without-workers`, `job-paused`, `room-paused`, `queue-paused`, `waiting-too-long`,
-         *     `failing-job`, `sweeper-silent`, `sweeper-held-back`, `silent-workers`, `lost-attempts`,
+         *     `failing-job`, `failure-rate`, `sweeper-silent`, `sweeper-held-back`, `silent-workers`, `lost-attempts`,
          *     `schedule-failing`. `since` is when it began, as far as is known.
          */
         Finding: {
@@ -1795,6 +1870,10 @@ export interface components {
         /**
          * FoundTask
          * @description A task in the result of a search, without payload and result. `error` has at most 300 characters.
+         *
+         *     In a search, `payload_preview` are the first 200 characters of the payload as JSON text, `worker_name` is
+         *     what the worker calls itself while it is there, `progress` is the last of a held task, and `waits_for` is
+         *     null unless a pending task waits for something else than a free slot. In other answers these are null.
          */
         FoundTask: {
             /**
@@ -1848,6 +1927,12 @@ export interface components {
              * @default 1
              */
             version: number;
+            /** Payload Preview */
+            payload_preview: string | null;
+            /** Worker Name */
+            worker_name: string | null;
+            progress: components["schemas"]["Progress"] | null;
+            waits_for: components["schemas"]["WaitsFor"] | null;
         };
         /**
          * FoundTasks
@@ -3310,10 +3395,10 @@ export interface components {
         };
         /**
          * Severity
-         * @description How urgent a finding is.
+         * @description How urgent a finding is. `info` is a state that an operator chose, such as a pause.
          * @enum {string}
          */
-        Severity: "critical" | "warning";
+        Severity: "critical" | "warning" | "info";
         /**
          * Statistics
          * @description Statistics of all jobs, or of one, oldest interval first. Intervals without any task are not in it.
@@ -3596,9 +3681,10 @@ export interface components {
          * @description Which tasks to find: a task has to match every field that is given, and any value of a list.
          *
          *     `job` has full names of jobs (``room:category:name``), `room` ids of rooms. `worker` is the id of the
-         *     current or last worker. `error_code` is as in a task. `text` is part of the payload as JSON text, or of
-         *     the error; the letters a to z match without regard to case. Times are those of creation: `since` is
-         *     included, `until` is not. `version` has numbers of versions, and needs `job`.
+         *     current or last worker. `error_code` is as in a task. `exception` has texts before the first colon of the
+         *     error, where Python workers write the class of the exception: ``ValueError``. `text` is part of the
+         *     payload as JSON text, or of the error; the letters a to z match without regard to case. Times are those of
+         *     creation: `since` is included, `until` is not. `version` has numbers of versions, and needs `job`.
          */
         TaskFilter: {
             /** Status */
@@ -3613,6 +3699,8 @@ export interface components {
             created_by?: string | null;
             /** Error Code */
             error_code?: string[];
+            /** Exception */
+            exception?: string[];
             /** Text */
             text?: string | null;
             /** Since */
@@ -4050,6 +4138,15 @@ export interface components {
             schema_version: string;
         };
         /**
+         * WaitsFor
+         * @description What a pending task waits for, beside a free slot.
+         *
+         *     `time`: its due time. `resume`: its job, its room or all rooms are paused. `worker`: no worker serves its
+         *     job.
+         * @enum {string}
+         */
+        WaitsFor: "time" | "resume" | "worker";
+        /**
          * WithoutWorkers
          * @description What becomes of a job without workers.
          *
@@ -4241,6 +4338,8 @@ export type Debounce = components['schemas']['Debounce'];
 export type EmptyReason = components['schemas']['EmptyReason'];
 export type EventKind = components['schemas']['EventKind'];
 export type Failure = components['schemas']['Failure'];
+export type FailureGroup = components['schemas']['FailureGroup'];
+export type FailureGroups = components['schemas']['FailureGroups'];
 export type Finding = components['schemas']['Finding'];
 export type FoundTask = components['schemas']['FoundTask'];
 export type FoundTasks = components['schemas']['FoundTasks'];
@@ -4338,6 +4437,7 @@ export type Transition = components['schemas']['Transition'];
 export type Unique = components['schemas']['Unique'];
 export type Verdict = components['schemas']['Verdict'];
 export type Version = components['schemas']['Version'];
+export type WaitsFor = components['schemas']['WaitsFor'];
 export type WithoutWorkers = components['schemas']['WithoutWorkers'];
 export type WorkerDetail = components['schemas']['WorkerDetail'];
 export type WorkerInfo = components['schemas']['WorkerInfo'];
@@ -4360,6 +4460,8 @@ export interface operations {
                 worker?: string;
                 created_by?: string;
                 error_code?: string[];
+                /** @description Texts before the first colon of the error. */
+                exception?: string[];
                 /** @description Part of the payload as JSON, or of the error. */
                 text?: string;
                 /** @description Created at this time or later. */
@@ -4499,6 +4601,117 @@ export interface operations {
             };
             /** @description `forbidden` */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    groupFailures: {
+        parameters: {
+            query?: {
+                status?: components["schemas"]["TaskStatus"][];
+                /** @description Full names of jobs. */
+                job?: string[];
+                /** @description Numbers of versions of these jobs. */
+                version?: number[];
+                room?: string[];
+                /** @description The current or last worker. */
+                worker?: string;
+                created_by?: string;
+                error_code?: string[];
+                /** @description Texts before the first colon of the error. */
+                exception?: string[];
+                /** @description Part of the payload as JSON, or of the error. */
+                text?: string;
+                /** @description Created at this time or later. */
+                since?: string;
+                /** @description Created before this time. */
+                until?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FailureGroups"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
                 headers: {
                     [name: string]: unknown;
                 };
