@@ -1,4 +1,4 @@
-"""What superusers do with `Queue` and `AsyncQueue`: jobs without workers, and pauses."""
+"""What superusers do with `Queue` and `AsyncQueue`: jobs without workers, pauses, and limits."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,7 +6,8 @@ import pytest
 
 from client.both import Both
 from client.jobs import Area
-from zndraw_joblib.wire.problems import Conflict, InvalidRequest, JobNotFound
+from zndraw_joblib import Rate
+from zndraw_joblib.wire.problems import Conflict, InvalidRequest, JobNotFound, LimitNotFound
 
 
 async def test_a_job_waits_for_its_worker_and_is_forgotten(queue: Both, room: str) -> None:
@@ -46,3 +47,28 @@ async def test_jobs_and_rooms_are_paused(queue: Both, room: str) -> None:
     assert not (await operator.resume_room(None)).paused
     with pytest.raises(InvalidRequest, match="until"):
         await operator.pause_room(room, datetime(2020, 1, 1, tzinfo=UTC))
+
+
+async def test_limits_that_jobs_share(queue: Both, room: str) -> None:
+    """Defined, replaced, listed and deleted, unless a job has one; wrong names and values are errors."""
+    operator, name = Both(queue.operator), f"{room}.api"
+    limit = await operator.put_limit(name, rate=Rate(count=100, per_seconds=60))
+    assert (limit.name, limit.max_in_flight, limit.rate) == (name, None, Rate(count=100, per_seconds=60))
+    assert (await operator.put_limit(name, max_in_flight=2)).rate is None
+    assert (await operator.get_limit(name)).max_in_flight == 2
+    assert name in [entry.name for entry in await operator.limits()]
+    job = f"{room}:jobs:limited"
+    await operator.register_job(job, limits=[{"name": name}])
+    with pytest.raises(Conflict, match=job):
+        await operator.delete_limit(name)
+    await operator.register_job(job, limits=[])
+    await operator.delete_limit(name)
+    with pytest.raises(LimitNotFound, match=name):
+        await operator.get_limit(name)
+    with pytest.raises(InvalidRequest, match="max_in_flight, or rate"):
+        await operator.put_limit(name)
+    with pytest.raises(ValueError, match="per_seconds"):
+        await operator.put_limit(name, rate={"count": 1})
+    with pytest.raises(ValueError, match="'a b' is no name of a limit"):
+        await operator.put_limit("a b", max_in_flight=1)
+    await operator.forget_job(job)

@@ -7,7 +7,16 @@ from databases import on_both
 from rest import V1
 
 from host.queues import Host, running_host
-from zndraw_joblib import Forbidden, Identity, InvalidPayload, InvalidRequest, JobNotFound, ScheduleNotFound
+from zndraw_joblib import (
+    Forbidden,
+    Identity,
+    InvalidPayload,
+    InvalidRequest,
+    JobNotFound,
+    Rate,
+    ScheduleNotFound,
+)
+from zndraw_joblib.wire.problems import LimitNotFound
 
 ADA = Identity("ada", is_superuser=False)
 
@@ -98,3 +107,22 @@ async def test_a_schedule_from_its_creation_to_its_deletion(host: Host) -> None:
         await queue.put_schedule("later", name, {"k": 1}, room="lab", every_seconds=60, session=session)
         await session.rollback()
     assert await queue.list_schedules("lab") == []
+
+
+@on_both
+async def test_limits_that_jobs_share(host: Host) -> None:
+    """Also in a transaction of the host; the audit trail names the identity."""
+    queue = host.joblib
+    limit = await queue.put_limit("api", rate={"count": 2, "per_seconds": 1}, identity=ADA)
+    assert (limit.updated_by, limit.rate) == ("ada", Rate(count=2, per_seconds=1))
+    async with host.sessions() as session:
+        await queue.put_limit("other", max_in_flight=1, session=session)
+        assert len(await queue.list_limits(session=session)) == 2
+        await session.rollback()
+    assert [each.name for each in await queue.list_limits()] == ["api"]
+    for name, values in (("a b", {"max_in_flight": 1}), ("api", {}), ("api", {"max_in_flight": 0})):
+        with pytest.raises(InvalidRequest):
+            await queue.put_limit(name, **values)
+    await queue.delete_limit("api")
+    with pytest.raises(LimitNotFound):
+        await queue.get_limit("api")

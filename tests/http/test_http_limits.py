@@ -1,7 +1,8 @@
 """Limits that jobs share: who may define them, and what refuses them."""
 
 import httpx
-from rest import V1, AsUser
+from databases import on_both
+from rest import V1, AsUser, expect_problem
 
 LIMITS = f"{V1}/limits"
 RATE = {"rate": {"count": 1, "per_seconds": 3600}}
@@ -35,3 +36,30 @@ async def test_a_limit_that_jobs_share(client: httpx.AsyncClient, as_user: AsUse
         await client.put(f"{V1}/rooms/lab/jobs", json=body)
     assert (await client.delete(f"{LIMITS}/api")).status_code == 204
     assert (await client.get(f"{LIMITS}/api")).status_code == 404
+
+
+async def test_wrong_names_of_limits(client: httpx.AsyncClient) -> None:
+    """The errors say what a name may have, and which limit is nearest."""
+    await client.put(f"{LIMITS}/api", json=RATE)
+    job = {"category": "modifiers", "name": "One", "limits": [{"name": "apis"}]}
+    typo = await client.put(f"{V1}/rooms/lab/jobs", json=job)
+    assert "there is no limit 'apis' (did you mean 'api'?)" in typo.json()["detail"]
+    for name in ("a b", "x" * 65):
+        named = expect_problem(await client.put(f"{LIMITS}/{name}", json=RATE), 422, "invalid-request")
+        assert "is no name of a limit: write 1 to 64 letters, digits" in named["detail"]
+
+
+@on_both
+async def test_tasks_that_wait_for_a_rate_are_measured(client: httpx.AsyncClient) -> None:
+    """Of a job, a key and a limit with a name, once a claim has found the rate used up."""
+    await client.put(f"{LIMITS}/api", json=RATE)
+    limits = [RATE, {"key": "/user", **RATE}, {"name": "api"}, {"key": "room", "max_in_flight": 1}]
+    for name, limit, count in zip(("Job", "Key", "Api", "Slot"), limits, (3, 4, 5, 6), strict=True):
+        body = {"category": "modifiers", "name": name, "limits": [limit]}
+        job = (await client.put(f"{V1}/rooms/lab/jobs", json=body)).json()
+        for number in range(count):
+            payload = {"user": min(number, 2)}
+            await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={"payload": payload})
+        await client.post(f"{V1}/tasks/claim", json={"worker_id": job["worker_id"], "max": 5})
+    # Two of the job, one of the third user, and four of the name.
+    assert "zndraw_joblib_rate_limited_tasks 7" in (await client.get(f"{V1}/metrics")).text

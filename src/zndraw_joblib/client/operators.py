@@ -14,11 +14,11 @@ from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.client.submits import Submits
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.messages import JobPutRequest, JobResponse
+from zndraw_joblib.wire.messages import MAX_PAGE, JobPutRequest, JobResponse
 from zndraw_joblib.wire.names import unknown_text, validate_room_id
 from zndraw_joblib.wire.operations import Operation
-from zndraw_joblib.wire.operators import PauseEntry, PauseRequest, PauseState
-from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.operators import LimitEntry, PauseEntry, PauseRequest, PauseState
+from zndraw_joblib.wire.policy import JobPolicy, LimitValues, Rate, checked_limit_name
 
 
 class Operator:
@@ -84,6 +84,45 @@ class Operator:
             cursor = part.next
             if cursor is None:
                 return entries
+
+    def put_limit(
+        self, name: str, *, max_in_flight: int | None = None, rate: Rate | Mapping[str, Any] | None = None
+    ) -> LimitEntry:
+        """Define a limit that jobs share by its name, or replace both of its values.
+
+        Raises ValueError for invalid values, and `InvalidRequest` for a limit without any.
+        """
+        limit = checked_limit_name(name)
+        body = validated(LimitValues, {"max_in_flight": max_in_flight, "rate": rate})
+
+        def make(key: str) -> calls.Call[LimitEntry]:
+            return calls.call(ops.PUT_LIMIT, body, key=key, limit=limit)
+
+        return self._rest.run(send_once(f"Defining limit {limit}", make, None, self._rule))
+
+    def limits(self) -> list[LimitEntry]:
+        """Return the limits that jobs share, by name."""
+        limits: list[LimitEntry] = []
+        while True:
+            call = calls.call(ops.LIST_LIMITS, query={"limit": MAX_PAGE, "offset": len(limits)})
+            page = self._rest.run(read(call, "Listing limits", self._rule))
+            limits += page.items
+            if not page.items or len(limits) >= page.total:
+                return limits
+
+    def get_limit(self, name: str) -> LimitEntry:
+        """Return a limit that jobs share. Raises `LimitNotFound`."""
+        call = calls.call(ops.GET_LIMIT, limit=checked_limit_name(name))
+        return self._rest.run(read(call, f"Reading limit {name}", self._rule))
+
+    def delete_limit(self, name: str) -> None:
+        """Delete a limit. Raises `LimitNotFound`, and `Conflict` while a job has it."""
+        limit = checked_limit_name(name)
+
+        def make(key: str) -> calls.Call[None]:
+            return call_reading(ops.DELETE_LIMIT, check_empty, key=key, limit=limit)
+
+        self._rest.run(send_once(f"Deleting limit {limit}", make, None, self._rule))
 
     def _change_job(
         self, operation: Operation[JobResponse], job: Any, body: PauseRequest | None

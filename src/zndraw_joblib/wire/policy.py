@@ -104,7 +104,21 @@ class Backoff(CheckedKeywords, RequestBody):
 
 
 MAX_LIMITS = 8
-LimitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+_LIMIT_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+
+
+def checked_limit_name(name: str) -> str:
+    """Return the name of a limit. Raises ValueError for one that it cannot have."""
+    if re.fullmatch(_LIMIT_NAME, name) is None:
+        raise ValueError(
+            f"{name[:100]!r} is no name of a limit: write 1 to 64 letters, digits, '_', '-' and '.'"
+        )
+    return name
+
+
+LimitName = Annotated[
+    str, Field(json_schema_extra={"pattern": _LIMIT_NAME}), AfterValidator(checked_limit_name)
+]
 _LIMIT_KEY = r"^(room|submitter|(/([^/~]|~[01])*)+)$"
 
 

@@ -17,6 +17,7 @@ from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import (
+    rules_limits,
     rules_pauses,
     sql_counts,
     sql_jobs,
@@ -567,6 +568,7 @@ class QueueMetrics:
     last_success: datetime | None
     statistics_until: datetime | None
     schedule_lag_seconds: float
+    rate_limited_tasks: int
     paused_rooms: int
     is_paused: bool
 
@@ -591,6 +593,7 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetric
         last_success=max(successes, default=None),
         statistics_until=await sql_occurrences.read_until(tx),
         schedule_lag_seconds=await _schedule_lag(tx, now),
+        rate_limited_tasks=await rules_limits.count_rate_limited(tx),
         paused_rooms=len(pauses.rooms),
         is_paused=pauses.is_all,
     )

@@ -1,4 +1,4 @@
-"""The methods of `JobLib` for jobs, rooms and schedules: register, forget, pause, and submit regularly."""
+"""The methods of `JobLib` for jobs, rooms, limits and schedules."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
@@ -16,13 +16,13 @@ from zndraw_joblib.server.http.identity import NotABoolean, is_superuser
 from zndraw_joblib.server.http.jobs import job_to_put
 from zndraw_joblib.server.http.schedules import checked_schedule
 from zndraw_joblib.server.process.ports import Identity, Page
-from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_pauses, rules_schedules
+from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_limits, rules_pauses, rules_schedules
 from zndraw_joblib.server.queue.rules_schedules import NewSchedule
 from zndraw_joblib.server.runtime.problem_responses import invalid_part
 from zndraw_joblib.wire.messages import MAX_PAGE, JobPutRequest, JobResponse, TaskResponse
 from zndraw_joblib.wire.names import HOST, JobName, is_name, parse_job_name, task_room, validate_room_id
-from zndraw_joblib.wire.operators import PauseState
-from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.operators import LimitEntry, PauseState
+from zndraw_joblib.wire.policy import JobPolicy, LimitValues, Rate, checked_limit_name
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.schedules import ScheduleFields, ScheduleRequest, ScheduleResponse
 
@@ -60,6 +60,13 @@ def job_name(job: Any, job_room: str | None = None) -> JobName:
             "with @job, nor an instance of one"
         )
     return job_name_of(cls, job_room or job_room_of(cls))
+
+
+def _limit_name(name: str) -> str:
+    try:
+        return checked_limit_name(name)
+    except ValueError as error:
+        raise InvalidRequest(f"name: {error}") from error
 
 
 class OperatorApi(QueueState):
@@ -135,6 +142,44 @@ class OperatorApi(QueueState):
         """Return whether a room, or the whole queue with None, is paused now, and by which pauses."""
         room_id = None if room is None else validate_room_id(room)
         return await self._read(session, rules_pauses.get, room_id)
+
+    async def put_limit(
+        self,
+        name: str,
+        *,
+        max_in_flight: int | None = None,
+        rate: Rate | Mapping[str, Any] | None = None,
+        identity: Any = None,
+        session: Any = None,
+    ) -> LimitEntry:
+        """Define a limit that jobs share by its name, or replace both of its values.
+
+        Raises `InvalidRequest`, and `Conflict` if there are too many. The identity is in the audit trail.
+        """
+        caller = identity_of(identity)
+        try:
+            values = LimitValues.model_validate({"max_in_flight": max_in_flight, "rate": rate})
+        except ValidationError as error:
+            raise invalid_part(error) from error
+        limit, _ = await self._change(session, rules_limits.put, caller, _limit_name(name), values)
+        return limit
+
+    async def list_limits(self, *, session: Any = None) -> list[LimitEntry]:
+        """Return the limits that jobs share, by name."""
+        limits: list[LimitEntry] = []
+        while True:
+            page = await self._read(session, rules_limits.page, Page(MAX_PAGE, len(limits)))
+            limits += page.items
+            if not page.items or len(limits) >= page.total:
+                return limits
+
+    async def get_limit(self, name: str, *, session: Any = None) -> LimitEntry:
+        """Return a limit that jobs share. Raises `LimitNotFound`."""
+        return await self._read(session, rules_limits.get, _limit_name(name))
+
+    async def delete_limit(self, name: str, *, identity: Any = None, session: Any = None) -> None:
+        """Delete a limit. Raises `LimitNotFound`, and `Conflict` while a job has it."""
+        await self._change(session, rules_limits.delete, identity_of(identity), _limit_name(name))
 
     async def put_schedule(  # noqa: PLR0913 - one keyword for each option
         self,

@@ -114,6 +114,7 @@ def queue_families(figures: QueueMetrics) -> Iterator[Family]:
             "For how long the schedule that is most behind has been due.",
             figures.schedule_lag_seconds,
         ),
+        ("rate_limited_tasks", "Pending tasks that wait for a rate.", figures.rate_limited_tasks),
         ("paused_rooms", "Rooms that are paused by themselves.", figures.paused_rooms),
         ("queue_paused", "Whether all rooms are paused.", figures.is_paused),
     ):

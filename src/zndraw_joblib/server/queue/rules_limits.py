@@ -30,6 +30,7 @@ from zndraw_joblib.server.queue.sql_limits import WITHOUT_KEY, BucketState, Limi
 from zndraw_joblib.server.queue.sql_task_rows import Place, TaskRecord
 from zndraw_joblib.wire.history import Reason
 from zndraw_joblib.wire.messages import PaginatedResponse
+from zndraw_joblib.wire.names import near_text
 from zndraw_joblib.wire.operators import LimitEntry
 from zndraw_joblib.wire.policy import YEAR_SECONDS, JobLimit, LimitValues
 from zndraw_joblib.wire.problems import Conflict, InvalidRequest, LimitNotFound
@@ -477,6 +478,23 @@ async def reasons(tx: Transaction, task: TaskRecord) -> list[Reason]:
     return waiting_reasons
 
 
+async def count_rate_limited(tx: Transaction) -> int:
+    """Return how many tasks wait for a rate: of keys at most 10,000, and all of a job for its own rate."""
+    number = await sql_limits.count_blocked(tx)
+    # The rate of a whole job blocks no single queue.
+    waits = [
+        (bucket_id, _limits_of(stored), pending)
+        for bucket_id, stored, pending in await sql_limits.waits_without_queues(tx)
+    ]
+    names = {limit.name for _, own, _ in waits for limit in own.limits if limit.name is not None}
+    specs = await sql_limits.specs(tx, names) if names else {}
+    for bucket_id, own, pending in waits:
+        rules = rules_of(own.of, own.limits, specs)
+        if any(rule.limit.key is None and rule.bucket_id("", "") == bucket_id for rule in rules):
+            number += pending
+    return number
+
+
 async def change(tx: Transaction, job_ids: Iterable[UUID], limits: Sequence[JobLimit]) -> None:
     """Apply the new limits of the versions of a job, which are locked.
 
@@ -489,10 +507,7 @@ async def change(tx: Transaction, job_ids: Iterable[UUID], limits: Sequence[JobL
         _check_burst(limit, f"limits.{number}.rate.burst")
     names = {limit.name for limit in limits if limit.name is not None}
     if names and (unknown := names - (await sql_limits.lock_shared(tx, names))):
-        raise LimitNotFound(
-            f"limits: there is no limit {min(unknown)!r}; an operator defines it with "
-            f"PUT /limits/{min(unknown)}, or zndraw-joblib limits put {min(unknown)}"
-        )
+        raise await _not_found(tx, min(unknown), "limits: ")
     for job_id in job_ids:
         if limits:
             await sql_limits.add_rooms(tx, job_id)
@@ -529,6 +544,8 @@ async def next_ready(tx: Transaction) -> tuple[datetime | None, bool]:
 # The limits that jobs share by their names.
 
 _MAX_NAMED = 10_000
+# Among so many names the nearest one is looked for.
+_MAX_NEAR = 200
 
 
 async def put(tx: Transaction, caller: Identity, name: str, values: LimitValues) -> tuple[LimitEntry, bool]:
@@ -554,7 +571,10 @@ async def put(tx: Transaction, caller: Identity, name: str, values: LimitValues)
 
 async def get(tx: Transaction, name: str) -> LimitEntry:
     """Return a limit. Raises `LimitNotFound`."""
-    return _entry(_existing(await sql_limits.get(tx, name), name))
+    limit = await sql_limits.get(tx, name)
+    if limit is None:
+        raise await _not_found(tx, name)
+    return _entry(limit)
 
 
 async def page(tx: Transaction, part: Page) -> PaginatedResponse[LimitEntry]:
@@ -565,7 +585,8 @@ async def page(tx: Transaction, part: Page) -> PaginatedResponse[LimitEntry]:
 
 async def delete(tx: Transaction, caller: Identity, name: str) -> None:
     """Delete a limit. Raises `LimitNotFound`, and `Conflict` while a job names it."""
-    _existing(await sql_limits.get(tx, name, lock=True), name)
+    if await sql_limits.get(tx, name, lock=True) is None:
+        raise await _not_found(tx, name)
     for job, stored in await sql_limits.limits_of_jobs(tx):
         if any(limit.name == name for limit in _limits_of(stored).limits):
             raise Conflict(f"Job {job!r} has the limit {name!r}: register it without this limit first")
@@ -573,10 +594,12 @@ async def delete(tx: Transaction, caller: Identity, name: str) -> None:
     await rules_audit.record(tx, caller, "limit.delete", name)
 
 
-def _existing(limit: NamedLimit | None, name: str) -> NamedLimit:
-    if limit is None:
-        raise LimitNotFound(f"Limit {name!r} not found; an operator defines it with PUT /limits/{name}")
-    return limit
+async def _not_found(tx: Transaction, name: str, field: str = "") -> LimitNotFound:
+    near = near_text(name, await sql_limits.names_from(tx, name[:1], _MAX_NEAR))
+    return LimitNotFound(
+        f"{field}there is no limit {name!r}{near}; an operator defines it with PUT /limits/{name}, or "
+        f"zndraw-joblib limits put {name}"
+    )
 
 
 def _entry(limit: NamedLimit) -> LimitEntry:

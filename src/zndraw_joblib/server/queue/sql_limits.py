@@ -650,6 +650,9 @@ ON CONFLICT (name) DO UPDATE SET
 _LOCK = statement(f"{_SELECT} WHERE name = :name\nFOR UPDATE", *_COLUMNS)
 _GET = statement(f"{_SELECT} WHERE name = :name", *_COLUMNS)
 _PAGE = statement(f"{_SELECT} ORDER BY name LIMIT :limit OFFSET :offset", *_COLUMNS)
+_FOLLOWING_NAMES = statement(
+    "SELECT name FROM joblib_limit WHERE name >= :name ORDER BY name LIMIT :limit", "name"
+)
 _COUNT = statement("SELECT count(*) FROM joblib_limit", "number")
 _DELETE = statement("DELETE FROM joblib_limit WHERE name = :name")
 _USERS = statement(
@@ -702,6 +705,11 @@ async def page(tx: Transaction, limit: int, offset: int) -> tuple[list[NamedLimi
     return [NamedLimit(*row) for row in rows], (await tx.execute(_COUNT)).scalar_one()
 
 
+async def names_from(tx: Transaction, name: str, limit: int) -> list[str]:
+    """Return the first names of limits from one on."""
+    return list((await tx.execute(_FOLLOWING_NAMES, {"name": name, "limit": limit})).scalars())
+
+
 async def delete(tx: Transaction, name: str) -> None:
     """Delete a limit, which the caller has locked."""
     await tx.execute(_DELETE, {"name": name})
@@ -710,6 +718,67 @@ async def delete(tx: Transaction, name: str) -> None:
 async def limits_of_jobs(tx: Transaction) -> list[tuple[str, str]]:
     """Return the jobs with limits: their names, and the limits as they are stored."""
     return [(name, limits) for name, limits in await tx.execute(_USERS)]
+
+
+# How many tasks wait for rates.
+
+MAX_COUNTED = 10_000
+_OF_RATES = f"SELECT job_id, bucket_id FROM joblib_limit_wait WHERE {_IS_READY} > :now LIMIT {MAX_COUNTED}"
+_OF_WAIT = "joblib_limit_queue.job_id = waits.job_id AND joblib_limit_queue.blocked_by = waits.bucket_id"
+_OF_QUEUE = f"""joblib_task.job_id = waits.job_id AND {TASK_IS_QUEUED}
+        AND joblib_task.room_id = queues.room_id AND joblib_task.limit_key IS NOT NULL
+        AND joblib_task.limit_key >= queues.limit_key AND joblib_task.limit_key <= queues.limit_key"""
+# The limits keep the planner from reading all tasks before the waits.
+_BLOCKED_TASKS = statement(
+    f"""
+SELECT count(*) FROM (
+    SELECT 1 FROM ({_OF_RATES}) AS waits
+    CROSS JOIN LATERAL (
+        SELECT room_id, limit_key FROM joblib_limit_queue WHERE {_OF_WAIT} LIMIT {MAX_COUNTED}
+    ) AS queues
+    CROSS JOIN LATERAL (SELECT 1 FROM joblib_task WHERE {_OF_QUEUE} LIMIT {MAX_COUNTED}) AS tasks
+    LIMIT {MAX_COUNTED}
+) AS blocked
+""",
+    "number",
+)
+_BLOCKED_TASKS_ON_SQLITE = statement(
+    f"""
+SELECT count(*) FROM (
+    SELECT 1 FROM ({_OF_RATES}) AS waits
+    CROSS JOIN joblib_limit_queue AS queues CROSS JOIN joblib_task
+    WHERE {_OF_WAIT.replace("joblib_limit_queue", "queues")} AND {_OF_QUEUE}
+    LIMIT {MAX_COUNTED}
+) AS blocked
+""",
+    "number",
+)
+_WITHOUT_QUEUES = statement(
+    f"""
+SELECT waits.bucket_id, joblib_job.limits, joblib_job.pending FROM ({_OF_RATES}) AS waits
+JOIN joblib_job ON joblib_job.id = waits.job_id
+WHERE joblib_job.limits IS NOT NULL AND joblib_job.pending > 0
+    AND NOT EXISTS (SELECT 1 FROM joblib_limit_queue WHERE {_OF_WAIT})
+LIMIT {MAX_COUNTED}
+""",
+    *("bucket_id", "limits", "pending"),
+)
+
+
+async def count_blocked(tx: Transaction) -> int:
+    """Count the tasks in queues that rates block, up to `MAX_COUNTED`."""
+    sql = _BLOCKED_TASKS_ON_SQLITE if tx.is_sqlite else _BLOCKED_TASKS
+    number: int = (await tx.execute(sql, {"now": await tx.now()})).scalar_one()
+    return number
+
+
+async def waits_without_queues(tx: Transaction) -> list[tuple[UUID, str, int]]:
+    """Return the waits for rates that block no queue.
+
+    Of each the bucket, the limits of the job as they are stored, and the number of its queued tasks.
+    """
+    rows = await tx.execute(_WITHOUT_QUEUES, {"now": await tx.now()})
+    return [(bucket_id, limits, pending) for bucket_id, limits, pending in rows]
 
 
 # Delete what limits nothing any more.
