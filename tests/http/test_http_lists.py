@@ -181,6 +181,8 @@ async def test_the_caller_and_the_release(
         "build": "4f2c1d0",
         "python": platform.python_version(),
         "schema_version": schema.newest(),
+        "socketio": True,
+        "page": "./",
     }
 
 

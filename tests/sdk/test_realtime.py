@@ -13,7 +13,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from waiting import wait_until
 
 from sdk.jobs import Add
@@ -24,6 +25,7 @@ from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.http.pages import install_exception_handlers
 from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.events import sockets_of, workers_of
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
@@ -38,14 +40,29 @@ ON_POLL = {"long_poll": 0, "polling_interval": 60}
 
 
 class HostWithoutSocketIo(LiveServer):
-    """A host without Socket.IO."""
+    """A host without Socket.IO. An older release does not say so. `paths` are those of its requests."""
+
+    def __init__(self, folder: Path, *, is_older: bool) -> None:
+        self.is_older = is_older
+        self.paths: list[str] = []
+        super().__init__(folder)
 
     def build(self) -> Any:
         """Return the app to serve."""
         app = FastAPI()
         install_exception_handlers(app)
+
+        @app.middleware("http")
+        async def record(request: Request, call_next: Any) -> Response:
+            self.paths.append(request.url.path)
+            if self.is_older and self.paths[-1].endswith("/version"):
+                return JSONResponse({"version": "1"})
+            response: Response = await call_next(request)
+            return response
+
         database = open_database(self.settings.database_url)
-        JobLib(session_maker=database, identity=lambda: HOST, settings=self.settings).mount(app)
+        queue = JobLib(session_maker=database, identity=lambda: HOST, settings=self.settings, prefix="/queue")
+        queue.mount(app, dashboard="/jobs")
         return app
 
 
@@ -114,21 +131,44 @@ def test_the_server_may_start_later(own_server: Own, worker: Make, room: str) ->
         manager.disconnect(5)
 
 
-def test_a_server_without_socketio(
-    tmp_path: Path, worker: Make, room: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The client retries with growing pauses, logs that once, and never logs the token."""
-    caplog.set_level(logging.DEBUG)
-    live = HostWithoutSocketIo(tmp_path)
+@contextmanager
+def worker_without_socketio(folder: Path, worker: Make, *, is_older: bool) -> Iterator[HostWithoutSocketIo]:
+    """Yield a host without Socket.IO after a worker of it has run a task; the worker goes on."""
+    live = HostWithoutSocketIo(folder, is_older=is_older)
     try:
-        with live.connect(realtime=True) as api:
+        with connect(f"{live.url}/queue", TOKEN, realtime=True) as api:
             manager = worker(lambda task: 1, at=api)
-            manager.register(Add, room=room)
-            assert manager.wait_for(manager.submit(Add(), room=room), 30).result == 1
-            wait_until(lambda: len([line for line in lines(caplog, logging.DEBUG) if "without" in line]) >= 3)
+            manager.register(Add, room="lab")
+            assert manager.wait_for(manager.submit(Add(), room="lab"), 30).result == 1
+            yield live
             manager.disconnect(5)
     finally:
         live.stop()
+
+
+def test_a_worker_asks_once_whether_a_server_has_socketio(
+    tmp_path: Path, worker: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it has none, the worker opens no socket. The same answer has the URL of the operators' page."""
+    caplog.set_level(logging.DEBUG)
+    with worker_without_socketio(tmp_path, worker, is_older=False) as live:
+        wait_until(lambda: lines(caplog, logging.INFO))
+        with connect(f"{live.url}/queue", TOKEN) as api:
+            release = RestApi(api).send(ops.GET_VERSION)
+        assert (release.socketio, release.page) == (False, "./../jobs/")
+    [message] = lines(caplog, logging.DEBUG)
+    assert "has no Socket.IO" in message
+    assert not [path for path in live.paths if "socket.io" in path]
+
+
+def test_an_older_server_without_socketio(
+    tmp_path: Path, worker: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client retries with growing pauses, logs that once, and never logs the token."""
+    caplog.set_level(logging.DEBUG)
+    with worker_without_socketio(tmp_path, worker, is_older=True) as live:
+        wait_until(lambda: len([line for line in lines(caplog, logging.DEBUG) if "without" in line]) >= 3)
+    assert [path for path in live.paths if path.endswith("/version")] == ["/queue/v1/joblib/version"]
     [message] = lines(caplog, logging.INFO)
     assert "404" in message
     assert TOKEN not in caplog.text

@@ -288,14 +288,18 @@ def _checked(token: str, source: str) -> str:
 
 def explain_unauthorized(access: ServerAccess, problem: ProblemException) -> str:
     """Return which token the server refused, and how to get another one."""
+    how = (
+        "'zndraw-joblib token create NAME' creates one for a standalone server, and an app that has the "
+        "queue issues its own"
+    )
     if access.token is None:
         return (
             f"The server at {access.url} requires a token, and {access.source} has none for this URL. "
-            f"Set {TOKEN_VARIABLE}; the operator creates a token with 'zndraw-joblib token create NAME'"
+            f"Set {TOKEN_VARIABLE} to a token; {how}"
         )
     return (
         f"The server at {access.url} rejected the token from {access.source}: {problem}. "
-        f"Set {TOKEN_VARIABLE} to a valid token; 'zndraw-joblib token create NAME' creates one"
+        f"Set {TOKEN_VARIABLE} to a valid token; {how}"
     )
 
 

@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 
 from zndraw_joblib.client.retry import describe
 from zndraw_joblib.jobs.logs import ExponentialBackoff
+from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.events import Event
+from zndraw_joblib.wire.operators import Version
 
 log = logging.getLogger(__name__)
 # The library logs every packet, also the one with the token.
@@ -27,8 +29,9 @@ class Realtime:
     """A connection to the Socket.IO server at `url`, which a thread opens, and opens again when it is lost.
 
     It uses WebSocket, or HTTP polling where the server refuses WebSocket. While the server does not respond,
-    or has no Socket.IO, the thread tries again with growing pauses, at last once a minute; the log says so
-    once. With `trust_proxies` it uses the proxies of the environment.
+    the thread tries again with growing pauses, at last once a minute; the log says so once. The thread asks
+    the server first whether it has Socket.IO, and ends if it has none. With `trust_proxies` it uses the
+    proxies of the environment.
     """
 
     def __init__(self, url: str, token: str | None, *, trust_proxies: bool) -> None:
@@ -39,7 +42,7 @@ class Realtime:
         self._client: Any = None
         self._send_lock = threading.Lock()
         self._stop = threading.Event()
-        self._is_lost = False
+        self._is_lost = self._has_answered = False
         self._thread = threading.Thread(target=self._run, name="zndraw-joblib-realtime", daemon=True)
         self._thread.start()
 
@@ -80,6 +83,11 @@ class Realtime:
         backoff = ExponentialBackoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while not self._stop.is_set():
             began = time.monotonic()
+            if self._is_missing():
+                log.info(
+                    "The server at %s has no Socket.IO: cancellations come with the next heartbeat", self._url
+                )
+                return
             try:
                 self._wait_for_end(self._open())
                 fault: Exception = ConnectionError("The connection was lost")
@@ -89,6 +97,22 @@ class Realtime:
                 backoff.reset()
             self._log_loss(fault)
             self._stop.wait(backoff.next())
+
+    def _is_missing(self) -> bool:
+        """Return whether the server says that it has no Socket.IO; ask until it has answered once."""
+        import httpx  # noqa: PLC0415 - as in `_new_client`
+
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        try:
+            if not self._has_answered:
+                url = f"{self._url}{ops.PREFIX}{ops.GET_VERSION.path()}"
+                options: dict[str, Any] = {"timeout": _RESPONSE_SECONDS, "trust_env": self._trust_proxies}
+                response = httpx.get(url, headers=headers, **options)
+                self._has_answered = True
+                return response.is_success and not Version.model_validate_json(response.content).socketio
+        except (httpx.HTTPError, ValueError) as error:
+            log.debug("Asking the server for Socket.IO: %s", describe(error))
+        return False
 
     def _open(self) -> Any:
         """Return a connected client. Raises the last error."""

@@ -338,13 +338,19 @@ class Me(ResponseBody):
 
 
 class Version(ResponseBody):
-    """The release of the server that responds: of the package, of Python, and of the database's schema."""
+    """The release of the server that responds: of the package, of Python, and of the database's schema.
+
+    `socketio` is false if the server sends no Socket.IO events. `page` is the URL of the operators' page,
+    relative to the URL that clients have, like ``./``; null if the server has none.
+    """
 
     version: str
     build: str | None = None
     python: str
     database: str
     schema_version: str
+    socketio: bool = True
+    page: str | None = None
 
 
 class JobEntry(SchemaBody, JobPolicy, ResponseBody):

@@ -466,7 +466,7 @@ async def history(tx: Transaction, limit: int = _LISTED_CYCLES) -> list[ServerCy
 _NAME = "zndraw-joblib"
 
 
-async def get(tx: Transaction, build: str | None) -> Version:
+async def get(tx: Transaction, build: str | None, *, socketio: bool, page: str | None) -> Version:
     """Return the versions of this process and of its database; `build` is what the operator calls it."""
     of_database = await schema.get(tx)
     return Version(
@@ -475,6 +475,8 @@ async def get(tx: Transaction, build: str | None) -> Version:
         python=platform.python_version(),
         database=of_database.database,
         schema_version=of_database.schema,
+        socketio=socketio,
+        page=page,
     )
 
 

@@ -288,9 +288,11 @@ class JobLib(HostApi):
             app.user_middleware.append(Middleware(QueueMiddleware, host=app))
         add_problem_pages(app, namespace, self.prefix)
         if dashboard is not None:
-            Dashboard(
+            page = Dashboard(
                 dashboard, is_host=is_host, read_only=read_only, headers=headers_module, prefix=self.prefix
-            ).add_to(app)
+            )
+            page.add_to(app)
+            self.page = page.url
         self._join_lifespan(app)
 
     def _join_lifespan(self, app: FastAPI) -> None:

@@ -321,6 +321,8 @@ class QueueState(ABC):
     worker_rooms: WorkerRooms
     # What precedes ``/v1`` in the paths of its routes.
     prefix: str = ""
+    # The URL of the operators' page, relative to that of the queue; None without a page.
+    page: str | None = None
     # A waiting request or an event stream trusts a check of its caller for this long. With the 3 s for which
     # tokens are cached, a revoked one works for at most 5 s.
     trusted_seconds: float = 2.0
@@ -391,7 +393,10 @@ async def current_identity(request: Request) -> Identity:
     scope, began = request.scope, time.monotonic()
     identity = await (scope.get(QUEUE) or queue_state(request)).identify(request)
     if not isinstance(identity, Identity):
-        raise Unauthorized("The request needs an identity", headers={"WWW-Authenticate": "Bearer"})
+        raise Unauthorized(
+            "The request needs an identity: this app finds no user in it",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
     scope[CALLER], scope[IDENTIFIED_AT] = identity, began
     return identity
 

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -295,9 +296,10 @@ async def _passes(request: Request, queue: QueueState, guard: Guard, room_id: st
 
 
 @serves(ops.GET_VERSION)
-async def get_version(runtime: Runtime, caller: Identity) -> Response:
-    """Return the release of the server that responds, and of its database."""
-    return json_response(await runtime.database.read_short(rules_overview.get, runtime.settings.build))
+async def get_version(runtime: Runtime, queue: QueueState, caller: Identity) -> Response:
+    """Return the release of the server that responds, and of its database; also whether it has Socket.IO."""
+    read = partial(rules_overview.get, socketio=queue.publisher.is_open, page=queue.page)
+    return json_response(await runtime.database.read_short(read, runtime.settings.build))
 
 
 # The state of the queue and of a room, with what is wrong first; the statistics of tasks.

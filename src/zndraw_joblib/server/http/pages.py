@@ -209,6 +209,8 @@ class Dashboard:
     ) -> None:
         self.path, self._prefix = _checked(path), prefix
         depth = self.path.count("/")
+        # Relative to the URL of the queue, which ends with its prefix.
+        self.url = f"./{'../' * prefix.count('/')}{self.path.lstrip('/')}/".replace("//", "/")
         config = Config(
             api="../" * depth + f"{prefix}{PREFIX}".lstrip("/"),
             identity="host" if is_host else "token",

@@ -1042,7 +1042,7 @@ export interface paths {
         };
         /**
          * Get version
-         * @description Return the release of the server that responds, and of its database.
+         * @description Return the release of the server that responds, and of its database; also whether it has Socket.IO.
          */
         get: operations["getVersion"];
         put?: never;
@@ -4124,6 +4124,9 @@ export interface components {
         /**
          * Version
          * @description The release of the server that responds: of the package, of Python, and of the database's schema.
+         *
+         *     `socketio` is false if the server sends no Socket.IO events. `page` is the URL of the operators' page,
+         *     relative to the URL that clients have, like ``./``; null if the server has none.
          */
         Version: {
             /** Version */
@@ -4136,6 +4139,13 @@ export interface components {
             database: string;
             /** Schema Version */
             schema_version: string;
+            /**
+             * Socketio
+             * @default true
+             */
+            socketio: boolean;
+            /** Page */
+            page: string | null;
         };
         /**
          * WaitsFor
