@@ -189,6 +189,12 @@ def test_a_job_is_paused_and_resumed(stack: Stack, job: Job) -> None:
     assert "paused   True" in paused.out
     assert "paused\t" in explained.out
     assert job.claim() is None
+    listed, of_room, as_json = stack.program.run_all(
+        [["pauses"], ["jobs", "--room", job.room], ["pauses", "--json"]]
+    )
+    assert f"{job.room}\t{job.name}\t" in listed.out
+    assert f"{job.name}\tpaused\t" in of_room.out
+    assert [pause["room"] for pause in json.loads(as_json.out) if pause["job"] == job.name] == [job.room]
     assert json.loads(stack.program.ok("resume", job.name, "--json"))["paused"] is False
     assert job.claim() is not None
 
@@ -223,8 +229,15 @@ def test_a_job_is_registered_without_a_worker_and_forgotten(stack: Stack, tmp_pa
     assert f"No worker serves {name} since " in program.ok("explain", task_id)
     assert "pending" in program.error_of("forget", name)
     program.ok("cancel", task_id)
-    program.ok("forget", name)
-    assert "not found" in program.error_of("forget", name)
+    program.ok("schedules", "put", "nightly", name, "width=3", "--every", "1h")
+    show = ["schedules", "show", "nigthly", "--room", "early"]
+    forgotten, none, nearest = program.run_all([["forget", name], ["forget", name], show])
+    assert "1 schedule of it cannot submit tasks until then: nightly in room early." in forgotten.err
+    assert "not found" in none.err
+    program.ok("register", name)
+    assert "did you mean 'nightly'?" in nearest.err
+    assert "Did you mean early:jobs:area?" in program.error_of("forget", "early:jobs:aera")
+    program.ok("schedules", "delete", "nightly", "--room", "early")
     assert "full name" in program.error_of("register", "area", code=2)
     wrong = {
         '{"max_attempts": 0}': "--policy.max_attempts: ",
@@ -297,7 +310,7 @@ def test_the_sweeper_is_shown_and_changed(program: Program) -> None:
         preview = wait_until(
             lambda: (done := program.run("sweeper", "--preview")).out.count("\n") == 3 and done
         )
-        assert "1 of 1 workers sent no heartbeat" in preview.err
+        assert "1 of 1 worker sent no heartbeat" in preview.err
         header, *lines = [line.split("\t") for line in preview.out.splitlines()]
         assert header == ["what", "id", "before", "after", "reason", "run_at"]
         assert [line[:4] for line in lines] == [

@@ -147,3 +147,4 @@ def test_a_rejected_registration_is_printed_once(stack: Stack) -> None:
         done = stack.program.run("worker", "odd.py", "--processes", count)
         assert done.code == 1
         assert done.err.count("Category 'odd' is not allowed") == 1
+        assert "Serving" not in done.err

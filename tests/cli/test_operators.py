@@ -40,7 +40,7 @@ def test_tasks_are_found_in_all_rooms(stack: Stack) -> None:
         found = {task["id"] for task in json.loads(one.out)}
         assert failing in found if name == "error" else found == expected, name
     head, *lines = table.out.splitlines()
-    assert head.split("\t") == ["task", "job", "room", "status", "created", "took", "error"]
+    assert head.split("\t") == ["task", "job", "room", "status", "due", "created", "took", "error"]
     assert [line.split("\t")[0] for line in lines] == [passing, failing]
     assert "it broke" in lines[1]
     assert (unknown.code, unknown.is_error_line) == (1, True)
@@ -52,7 +52,7 @@ def test_jobs_and_workers_of_all_rooms_are_listed(stack: Stack) -> None:
         [["jobs", "--all-rooms"], ["jobs", "--all-rooms", "--json"], ["workers", "--json", "--limit", "500"]]
     )
     head, *lines = jobs.out.splitlines()
-    assert head.split("\t") == ["job", "state", "workers", "queued", "oldest", "held", "failed"]
+    assert head.split("\t") == ["job", "state", "until", "workers", "queued", "oldest", "held", "failed"]
     assert "@global:analysis:Show" in {line.split("\t")[0] for line in lines}
     assert {"counts", "slots"} <= set(json.loads(as_json.out)[0])
     [worker] = [each for each in json.loads(workers.out) if "@global:analysis:Show" in each["jobs"]]

@@ -76,18 +76,46 @@ def test_several_tasks_are_cancelled(stack: Stack) -> None:
     ids = [done.out.strip() for done in stack.program.run_all([submit, submit])]
     ended = stack.program.ok("submit", "Show", "value=1").strip()
     stack.client.wait_for(ended, TIMEOUT)
-    done = stack.program.run("cancel", ids[0], ended, "ffffffff", ids[1])
+    done = stack.program.run("cancel", ids[0], "nope", ended, "ffffffff", ids[1])
     assert done.code == 1
     assert [line.split("\t")[0] for line in done.out.splitlines()[1:]] == ids
-    refused, unknown, error = done.err.splitlines()
+    wrong, refused, unknown, error = done.err.splitlines()
+    assert wrong.startswith("nope: 'nope' is not an id")
     assert refused.startswith(f"{ended}: ")
     assert unknown.startswith("ffffffff: There is no task")
-    assert error == "Error: 2 of 4 tasks were not changed; see the reasons above"
+    assert error == "Error: 3 of 5 tasks were not changed; see the reasons above"
     again = stack.program.run("retry", *ids, "--json")
     assert [(task["id"], task["status"]) for task in json.loads(again.out)] == [
         (one, "pending") for one in ids
     ]
     stack.program.ok("cancel", *ids)
+
+
+def test_a_time_of_no_use_is_an_error(stack: Stack) -> None:
+    """The end of a pause that is past, the begin of a list that is in the future, and an empty interval."""
+    wrong = {
+        ("pause", "--room", "attic", "--until", "yesterday"): "--until 'yesterday' is over: it was ",
+        ("tasks", "--since", "tomorrow"): "--since 'tomorrow' is in the future: ",
+        ("tasks", "--since", "1h", "--until", "2h"): "--since '1h' is not before --until '2h'",
+    }
+    for done, text in zip(stack.program.run_all(list(wrong)), wrong.values(), strict=True):
+        assert (done.code, text in done.err) == (2, True), done
+    assert stack.program.run("cancel", "nope").code == 2
+
+
+def test_a_scheduled_task_is_listed_with_its_time(stack: Stack) -> None:
+    """A list has the time at which it enters its queue."""
+    task_id = stack.program.ok("submit", "Show", "value=1", "--room", "later", "--delay", "1h").strip()
+    head, line = stack.program.ok("tasks", "--room", "later").splitlines()
+    row = dict(zip(head.split("\t"), line.split("\t"), strict=True))
+    assert row["due"] == stack.client.get_task(task_id).run_at.isoformat()
+    stack.program.ok("cancel", task_id)
+    assert (
+        stack.program.ok("tasks", "--room", "later")
+        .splitlines()[1]
+        .split("\t")[head.split("\t").index("due")]
+        == ""
+    )
 
 
 def test_a_time_that_is_past_is_said(stack: Stack) -> None:
@@ -134,11 +162,11 @@ def test_lists_are_tab_separated_or_json(stack: Stack) -> None:
         [*lists, ["jobs", "Picky"], ["jobs", "Picky", "--json"], ["submit", "Show", "--json", "value=7"]]
     )
     header, line = tasks.out.splitlines()
-    assert header.split("\t") == ["task", "job", "status", "created", "took", "error"]
+    assert header.split("\t") == ["task", "job", "status", "due", "created", "took", "error"]
     assert line.split("\t")[:3] == [task_id, "@global:analysis:Show", "completed"]
     [task] = json.loads(as_json.out)
     assert task["id"] == task_id
-    assert "@global:analysis:Show\t1" in jobs.out.splitlines()
+    assert "@global:analysis:Show\t\t\t1\t" in jobs.out.splitlines()
     assert "@global:analysis:Show" in {job["full_name"] for job in json.loads(jobs_as_json.out)}
     assert task["worker_id"] in workers.out
     assert "number\tinteger\t(required)" in picky.out

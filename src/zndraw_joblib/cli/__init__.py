@@ -32,7 +32,7 @@ COMMANDS = {
     "forget": ("jobs:forget", "Forget a job without workers and pending tasks."),
     "pause": ("jobs:pause", "Stop handing out the tasks of a job, a room or all rooms."),
     "resume": ("jobs:resume", "Hand out the tasks of a paused job, room or queue again."),
-    "pauses": ("jobs:pauses", "List the paused rooms."),
+    "pauses": ("jobs:pauses", "List what is paused: the whole queue, rooms and jobs."),
     "drain": ("worker:drain", "Let a worker finish its tasks, claim no more, and leave."),
     "sweeper": ("tasks:sweeper", "Show the sweeper's state, or change it with --mode."),
     "top": ("top:top", "Show the queue, its jobs and workers until Ctrl-C."),

@@ -53,7 +53,14 @@ from zndraw_joblib.wire.messages import (
     TaskResponse,
     TaskUpdateRequest,
 )
-from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_reference
+from zndraw_joblib.wire.names import (
+    DEFAULT_ROOM,
+    JobName,
+    missing_text,
+    near_text,
+    parse_job_name,
+    parse_reference,
+)
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.operators import (
     BulkAction,
@@ -71,6 +78,7 @@ from zndraw_joblib.wire.problems import (
     MethodNotAllowed,
     NotFound,
     ProblemException,
+    ScheduleNotFound,
     Unauthorized,
 )
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
@@ -344,11 +352,32 @@ class AdminClient(JobClient):
 
     def job(self, name: JobName) -> JobResponse:
         """Return a job with its schema and policy."""
-        return self._rest.send(ops.GET_JOB, room_id=name.room_id, name=name)
+        with self.near_jobs(name):
+            return self._rest.send(ops.GET_JOB, room_id=name.room_id, name=name)
 
     def forget(self, name: JobName) -> None:
         """Forget a job; repeat the request while its response is lost."""
-        self.delete(ops.DELETE_JOB, f"Forgetting {name}", room_id=name.room_id, name=name)
+        with self.near_jobs(name):
+            self.delete(ops.DELETE_JOB, f"Forgetting {name}", room_id=name.room_id, name=name)
+
+    @contextmanager
+    def near_jobs(self, name: JobName) -> Iterator[None]:
+        """Name the nearest jobs of its room if there is no job of this name."""
+        try:
+            yield
+        except JobNotFound as problem:
+            seen = [parse_job_name(job.full_name) for job in self.all_jobs(name.room_id)]
+            raise CommandError(missing_text(str(problem), str(name), name.room_id, seen)) from problem
+
+    @contextmanager
+    def near_schedules(self, name: str, room: str) -> Iterator[None]:
+        """Name the nearest schedule of a room if it has none of this name."""
+        try:
+            yield
+        except ScheduleNotFound as problem:
+            names = [schedule.name for schedule in self.schedules.all(room)]
+            text = near_text(name, names) or (f". It has {', '.join(names[:10])}" if names else "")
+            raise CommandError(f"{problem}{text}") from problem
 
     def delete(self, operation: Operation[None], what: str, **parts: Any) -> None:
         """Send a request that has no answer; repeat it while its response is lost."""

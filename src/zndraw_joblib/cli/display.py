@@ -74,7 +74,8 @@ class ItemTable:
 
     A cell is the name of a field, or a function of the item. As far as needed, `ids` are cut to a prefix that
     is unique in the table, `wide` columns to 16 characters, and `optional` ones are left out, the first one
-    first. A text in one of `paths` keeps its end, and one in `wrapped` takes several lines.
+    first. A text in one of `paths` keeps its end, and one in `wrapped` takes several lines. A `sparse` column
+    is left out while it is empty.
     """
 
     cells: Mapping[str, str | Callable[[Any], Any]]
@@ -83,6 +84,7 @@ class ItemTable:
     optional: Sequence[str] = ()
     paths: Sequence[str] = ("job",)
     wrapped: Sequence[str] = ()
+    sparse: Sequence[str] = ()
 
     def without(self, column: str) -> "ItemTable":
         """Return the same table without a column."""
@@ -106,9 +108,10 @@ class ItemTable:
 
         lines = self.texts(items)
         texts = {name: [line[number] for line in lines] for number, name in enumerate(self.cells)}
-        widths = {name: max(map(cell_len, [name, *texts[name]])) for name in self.cells}
+        texts = {name: cells for name, cells in texts.items() if name not in self.sparse or any(cells)}
+        widths = {name: max(map(cell_len, [name, *texts[name]])) for name in texts}
         if _excess(widths, width) > 0:
-            for name in self.ids:
+            for name in texts.keys() & set(self.ids):
                 texts[name] = shorten_ids(texts[name])
                 widths[name] = max(map(cell_len, [name, *texts[name]]))
             widths = _fit(widths, self, width)
@@ -322,6 +325,11 @@ def logs_json() -> bool:
     """Return whether each line on standard error is a record of the log as JSON."""
     applied = applied_config()
     return applied is not None and applied.format == LogFormat.JSON
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, like "1 task" and "1,200 tasks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def print_json(value: BaseModel | Sequence[BaseModel] | Any) -> None:

@@ -15,6 +15,7 @@ from zndraw_joblib.cli.display import (
     CommandError,
     MissingOperation,
     State,
+    counted,
     failed,
     format_duration,
     passed,
@@ -194,8 +195,8 @@ def _check_findings(client: AdminClient) -> Iterator[CheckResult]:
     overview = client.read(ops.GET_OVERVIEW, "the overview")
     if not overview.findings:
         counts = overview.counts
-        waiting, running = f"{overview.queued:,} tasks wait", f"{counts.running:,} run"
-        yield passed("queue", f"{waiting}, {running}, {sum(overview.workers.values()):,} workers")
+        waiting, running = f"{counted(overview.queued, 'task')} waiting", f"{counts.running:,} running"
+        yield passed("queue", f"{waiting}, {running}, {counted(sum(overview.workers.values()), 'worker')}")
     for finding in overview.findings:
         if finding.severity is Severity.INFO:
             yield passed("queue", finding.detail)

@@ -9,25 +9,27 @@ from typing import Annotated, Any
 
 import typer
 
-from zndraw_joblib.cli.client import open_client
+from zndraw_joblib.cli.client import AdminClient, open_client
 from zndraw_joblib.cli.display import (
     ItemTable,
+    MissingOperation,
     UsageError,
+    counted,
     format_duration,
     print_fields,
     print_json,
     print_note,
 )
 from zndraw_joblib.cli.options import AsJson, Room, Url, check_room
-from zndraw_joblib.cli.times import future_time
+from zndraw_joblib.cli.times import future_time, local_now
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import clean_line
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.messages import JobPutRequest, JobResponse
-from zndraw_joblib.wire.names import DEFAULT_ROOM, JobName, parse_job_name, unknown_text
+from zndraw_joblib.wire.messages import JobPutRequest, JobResponse, JobSummary
+from zndraw_joblib.wire.names import DEFAULT_ROOM, RESERVED, JobName, parse_job_name, unknown_text
 from zndraw_joblib.wire.operations import Operation
-from zndraw_joblib.wire.operators import PauseRequest, PauseState
+from zndraw_joblib.wire.operators import JobEntry, PauseRequest, PauseState
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.problems import JobNotFound
 
@@ -55,7 +57,8 @@ def print_job(job: JobResponse) -> None:
 
 def _versions(job: JobResponse) -> str:
     return "; ".join(
-        f"{one.version}{' (current)' if one.current else ''}: {one.workers} workers, {one.pending} waiting"
+        f"{one.version}{' (current)' if one.current else ''}: {counted(one.workers, 'worker')}, "
+        f"{one.pending:,} waiting"
         for one in job.versions
     )
 
@@ -162,10 +165,17 @@ JobToShow = Annotated[
     str | None, typer.Argument(metavar="NAME", help="The job to show: its full name, or Name alone.")
 ]
 AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Jobs of all rooms with their counts.")]
+
+
+def _state(job: JobSummary | JobEntry) -> str:
+    return "paused" if job.paused else ""
+
+
 JOBS = ItemTable(
     {
         "job": "full_name",
-        "state": lambda job: "paused" if job.paused else "",
+        "state": _state,
+        "until": "paused_until",
         "workers": "workers",
         "queued": "queued",
         "oldest": "oldest_waiting_at",
@@ -174,8 +184,19 @@ JOBS = ItemTable(
     },
     wide=["job"],
     optional=["oldest", "failed"],
+    sparse=["until"],
 )
-_JOBS_OF_ROOM = ItemTable({"job": "full_name", "workers": lambda job: len(job.workers)}, wide=["job"])
+_JOBS_OF_ROOM = ItemTable(
+    {
+        "job": "full_name",
+        "state": _state,
+        "until": "paused_until",
+        "workers": lambda job: len(job.workers),
+        "unserved": "unserved_since",
+    },
+    wide=["job"],
+    sparse=["state", "until", "unserved"],
+)
 _PAUSED = ItemTable(
     {
         "job": "full_name",
@@ -207,11 +228,11 @@ def jobs(
             print_json(job) if as_json else print_job(job)
         elif all_rooms:
             entries = client.all_job_entries()
-            JOBS.print(entries, caption=f"{len(entries):,} jobs in all rooms", as_json=as_json)
+            JOBS.print(entries, caption=f"{counted(len(entries), 'job')} in all rooms", as_json=as_json)
         else:
             summaries = client.all_jobs(room)
-            number = f"{len(summaries):,} job{'' if len(summaries) == 1 else 's'}"
-            _JOBS_OF_ROOM.print(summaries, caption=f"Room {room} sees {number}", as_json=as_json)
+            caption = f"Room {room} sees {counted(len(summaries), 'job')}"
+            _JOBS_OF_ROOM.print(summaries, caption=caption, as_json=as_json)
 
 
 SchemaFile = Annotated[
@@ -283,7 +304,29 @@ def forget(job: FullName, *, url: Url = DEFAULT_URL) -> None:
     name = _full_name(job)
     with open_client(url) as client:
         client.forget(name)
+        schedules = _schedules_of(client, name)
     print_note(f"The job {name} is forgotten. Its tasks stay, and a worker that registers it restores it.")
+    if schedules:
+        rest = f" and {len(schedules) - _MAX_SCHEDULES:,} more" if len(schedules) > _MAX_SCHEDULES else ""
+        print_note(
+            f"{counted(len(schedules), 'schedule')} of it cannot submit tasks until then: "
+            f"{', '.join(schedules[:_MAX_SCHEDULES])}{rest}. 'schedules delete NAME --room ROOM' deletes one."
+        )
+
+
+# So many schedules are named.
+_MAX_SCHEDULES = 5
+
+
+def _schedules_of(client: AdminClient, name: JobName) -> list[str]:
+    """Return the schedules of a job; none for a server that has no list of them."""
+    query = {} if name.room_id in RESERVED else {"room": name.room_id}
+    try:
+        items, _ = client.items(ops.LIST_ALL_SCHEDULES, "the list of all schedules", None, query)
+    except MissingOperation:
+        return []
+    of_job = [schedule for schedule in items if schedule.job == str(name)]
+    return [f"{schedule.name} in room {schedule.room_id}" for schedule in of_job]
 
 
 def _full_name(job: str) -> JobName:
@@ -318,6 +361,18 @@ _PAUSES = ItemTable(
     wide=["room", "by"],
     optional=["until"],
 )
+_ALL_PAUSES = ItemTable(
+    {
+        "room": lambda pause: pause["room"] or "(all rooms)",
+        "job": "job",
+        "until": "until",
+        "paused": "paused_at",
+        "by": "paused_by",
+    },
+    wide=["job", "room", "by"],
+    optional=["until", "paused"],
+    sparse=["job", "until", "paused", "by"],
+)
 
 
 def pause(
@@ -333,7 +388,10 @@ def pause(
 
     Running tasks continue. Schedules of a paused room wait; what is due meanwhile follows their catch_up.
     """
-    body = PauseRequest(until=future_time(until, "--until"))
+    end = future_time(until, "--until")
+    if end is not None and end <= local_now():
+        raise UsageError(f"--until {until!r} is over: it was {end:%Y-%m-%d %H:%M:%S}. Pass a later time")
+    body = PauseRequest(until=end)
     _change((ops.PAUSE_JOB, ops.PAUSE_ROOM, ops.PAUSE_ALL_ROOMS), body, (job, room, all_rooms), url, as_json)
 
 
@@ -369,7 +427,9 @@ def _change(
                     f"{name} is a job of all rooms, so --room {room} would pause it nowhere else: leave out "
                     "--room to pause it everywhere, or JOB to pause the room"
                 )
-            _PAUSED.print_one(client.post(of_job, body, room_id=name.room_id, name=name), as_json=as_json)
+            with client.near_jobs(name):
+                changed = client.post(of_job, body, room_id=name.room_id, name=name)
+            _PAUSED.print_one(changed, as_json=as_json)
             return
         state = client.post(of_all, body) if room is None else client.post(of_room, body, room_id=room)
         if as_json:
@@ -383,10 +443,17 @@ def _is_paused(state: PauseState) -> str:
 
 
 def pauses(*, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """List the paused rooms.
+    """List what is paused: the whole queue, rooms and jobs.
 
-    The list of jobs shows paused jobs.
+    The audit trail has who paused a job.
     """
     with open_client(url) as client:
-        items = client.items(ops.LIST_PAUSES, "the list of pauses", None, {})[0]
-        _PAUSES.print(items, caption=f"{len(items):,} pauses of rooms", as_json=as_json)
+        rooms = client.items(ops.LIST_PAUSES, "the list of pauses", None, {})[0]
+        paused = client.items(ops.LIST_ALL_JOBS, "the list of all jobs", None, {"paused": "true"})[0]
+    items: list[dict[str, Any]] = [{**pause.model_dump(), "job": None} for pause in rooms]
+    of_jobs = dict.fromkeys(("paused_at", "paused_by"))
+    items += [
+        {"room": job.room_id, "until": job.paused_until, **of_jobs, "job": job.full_name} for job in paused
+    ]
+    number = f"{counted(len(rooms), 'pause')} of rooms, {counted(len(paused), 'paused job')}"
+    _ALL_PAUSES.print(items, caption=number, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from zndraw_joblib.cli.client import open_client
-from zndraw_joblib.cli.display import ItemTable, UsageError, print_fields, print_json, print_note
+from zndraw_joblib.cli.display import ItemTable, UsageError, counted, print_fields, print_json, print_note
 from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Limit, Url, check_room
 from zndraw_joblib.cli.server.commands import needs_server
 from zndraw_joblib.client.connection import DEFAULT_URL
@@ -67,7 +67,7 @@ def audit(
     with open_client(url) as client:
         query = {"room": room, "actor": actor, "action": action}
         entries, _ = client.items(ops.LIST_AUDIT_ENTRIES, "the audit trail", limit, query)
-    _ACTIONS.print(entries, caption=f"{len(entries)} actions", as_json=as_json)
+    _ACTIONS.print(entries, caption=counted(len(entries), "action"), as_json=as_json)
 
 
 def config(

@@ -25,9 +25,7 @@ TaskId = Annotated[
 ]
 TaskIds = Annotated[
     list[str],
-    typer.Argument(
-        metavar="TASK...", parser=parse_id, help="The ids of tasks, or their beginnings.", show_default=False
-    ),
+    typer.Argument(metavar="TASK...", help="The ids of tasks, or their beginnings.", show_default=False),
 ]
 WorkerId = Annotated[
     str,

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import typer
 
 from zndraw_joblib.cli.client import open_client
-from zndraw_joblib.cli.display import ItemTable, UsageError, print_fields, print_json, print_note
+from zndraw_joblib.cli.display import ItemTable, UsageError, counted, print_fields, print_json, print_note
 from zndraw_joblib.cli.options import AsJson, Room, Url, refuse_options_before
 from zndraw_joblib.cli.submit import (
     DebounceTime,
@@ -114,7 +114,7 @@ def schedules(
             items, _ = client.items(ops.LIST_ALL_SCHEDULES, "the list of all schedules", None, {})
         else:
             items = client.schedules.all(room)
-    number = f"{len(items):,} schedule{'' if len(items) == 1 else 's'}"
+    number = counted(len(items), "schedule")
     if all_rooms:
         _SCHEDULES.print(items, caption=f"{number} in all rooms", as_json=as_json)
     else:
@@ -186,7 +186,7 @@ def _times(cron: str | None, every: list[float] | None, at: str | None) -> dict[
 @app.command()
 def show(name: Name, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Show a schedule."""
-    with open_client(url) as client:
+    with open_client(url) as client, client.near_schedules(name, room):
         _print(client.schedules.get(name, room=room), as_json=as_json)
 
 
@@ -200,7 +200,7 @@ def following(
     url: Url = DEFAULT_URL,
 ) -> None:
     """List when a schedule is due next."""
-    with open_client(url) as client:
+    with open_client(url) as client, client.near_schedules(name, room):
         schedule = client.schedules.get(name, room=room, next=count)
     zone = ZoneInfo(schedule.time_zone)
     rows = [
@@ -213,21 +213,21 @@ def following(
 @app.command()
 def pause(name: Name, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Submit no more tasks of a schedule."""
-    with open_client(url) as client:
+    with open_client(url) as client, client.near_schedules(name, room):
         _print(client.schedules.pause(name, room=room), as_json=as_json)
 
 
 @app.command()
 def resume(name: Name, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Submit tasks of a paused schedule again."""
-    with open_client(url) as client:
+    with open_client(url) as client, client.near_schedules(name, room):
         _print(client.schedules.resume(name, room=room), as_json=as_json)
 
 
 @app.command()
 def run(name: Name, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Submit a task of a schedule now, and print its id."""
-    with open_client(url) as client:
+    with open_client(url) as client, client.near_schedules(name, room):
         task = client.schedules.run(name, room=room)
     print_json(task) if as_json else typer.echo(task.id)
 
@@ -235,7 +235,7 @@ def run(name: Name, *, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: 
 @app.command()
 def delete(name: Name, *, room: Room = DEFAULT_ROOM, url: Url = DEFAULT_URL) -> None:
     """Delete a schedule; its tasks stay."""
-    with open_client(url) as client:
+    with open_client(url) as client, client.near_schedules(name, room):
         client.schedules.delete(name, room=room)
     print_note(f"Schedule {name} of room {room} is deleted. Its tasks stay.")
 

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, ValidationError
 
 from zndraw_joblib.cli import following
 from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import CommandError, UsageError, print_json, print_note
+from zndraw_joblib.cli.display import CommandError, UsageError, counted, print_json, print_note
 from zndraw_joblib.cli.options import AsJson, Url, check_room
 from zndraw_joblib.cli.task_output import check_completed, write_result
 from zndraw_joblib.cli.times import TIME_FORMS, future_time, local_now, parse_duration
@@ -280,13 +280,13 @@ def submit_file(client: AdminClient, file: CheckedFile, key: str) -> None:
                 progress.update(bar, completed=submitted)
         except KeyboardInterrupt:
             print_note(
-                f"Stopped after {submitted:,} of {file.tasks:,} tasks. To submit the others, repeat the "
-                f"command with --idempotency-key {key}"
+                f"Stopped after {submitted:,} of {counted(file.tasks, 'task')}. To submit the others, repeat "
+                f"the command with --idempotency-key {key}"
             )
             raise
-    print_note(f"Submitted {submitted - refused:,} of {file.tasks:,} tasks of {file.name}.")
+    print_note(f"Submitted {submitted - refused:,} of {counted(file.tasks, 'task')} of {file.name}.")
     if refused:
-        raise CommandError(f"{refused:,} tasks were refused; their lines are named above")
+        raise CommandError(f"{counted(refused, 'task')} refused; the lines are named above")
 
 
 def _print_results(results: Sequence[str | ProblemException], numbers: deque[int]) -> int:

@@ -16,13 +16,14 @@ from zndraw_joblib.cli.display import (
     CommandError,
     ItemTable,
     UsageError,
+    counted,
     print_fields,
     print_json,
     print_note,
 )
 from zndraw_joblib.cli.options import AsJson, Limit, TaskId, TaskIds, Url, check_room, refuse_options_before
 from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
-from zndraw_joblib.cli.times import past_time
+from zndraw_joblib.cli.times import local_now, past_time
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import LogConfig, one_line
@@ -156,7 +157,14 @@ def select(  # noqa: PLR0913 - one for each option
     """Return what the options select. Raises `UsageError`."""
     if all_rooms and rooms:
         raise UsageError("--all-rooms and --room cannot be combined. Pass one of them")
-    values = {**others, "since": past_time(since, "--since"), "until": past_time(until, "--until")}
+    begin, end = past_time(since, "--since"), past_time(until, "--until")
+    if begin is not None and begin > local_now():
+        raise UsageError(
+            f"--since {since!r} is in the future: {begin:%Y-%m-%d %H:%M:%S}. Pass an earlier time"
+        )
+    if begin is not None and end is not None and begin >= end:
+        raise UsageError(f"--since {since!r} is not before --until {until!r}: no task is between them")
+    values = {**others, "since": begin, "until": end}
     fields = {name: value for name, value in values.items() if value}
     room_ids = [] if all_rooms else rooms or _rooms_of(jobs or ()) or [DEFAULT_ROOM]
     return Selection(room_ids, list(statuses or ()), list(jobs or ()), worker, fields)
@@ -172,6 +180,12 @@ def _rooms_of(jobs: Sequence[str]) -> list[str]:
 # Lists of tasks, as rows of a table.
 
 
+def _due(task: TaskResponse | FoundTask) -> datetime | None:
+    """Return when a task that waits for its time enters its queue."""
+    is_later = task.run_at is not None and task.run_at > datetime.now(UTC)
+    return task.run_at if is_later and task.status == TaskStatus.PENDING else None
+
+
 def _took(task: TaskResponse | FoundTask) -> timedelta | None:
     until = datetime.now(UTC) if task.status == TaskStatus.RUNNING else task.completed_at
     return until - task.started_at if task.started_at and until else None
@@ -183,6 +197,7 @@ TASKS = ItemTable(
         "job": "job_name",
         "room": "room_id",
         "status": "status",
+        "due": _due,
         "created": "created_at",
         "took": _took,
         "error": "error",
@@ -190,6 +205,7 @@ TASKS = ItemTable(
     wide=["job", "error"],
     ids=["task"],
     optional=["took", "created", "room"],
+    sparse=["due"],
 )
 _CYCLE_CHANGES = ItemTable(
     {name: name for name in ("what", "id", "before", "after", "reason", "run_at")},
@@ -282,7 +298,7 @@ def _apply(
     if as_json:
         print_json(result)
         return
-    print_note(f"{_tasks(result.affected)} {_DONE[result.action]}{_skipped(result)}.")
+    print_note(f"{counted(result.affected, 'task')} {_DONE[result.action]}{_skipped(result)}.")
     for refused in result.refused:
         print_note(f"{refused.id}: {refused.detail}")
     if not preview.is_complete:
@@ -320,7 +336,7 @@ def _print_bulk_preview(preview: BulkPreview) -> None:
 
 
 def _count(preview: BulkPreview) -> str:
-    return _tasks(preview.count)
+    return counted(preview.count, "task")
 
 
 def _skipped(result: BulkResult) -> str:
@@ -331,10 +347,6 @@ def _skipped(result: BulkResult) -> str:
     if result.action is BulkAction.RETARGET:
         return f"; {result.skipped:,} stay, because they do not match its schema or have changed meanwhile"
     return f"; {result.skipped:,} had changed meanwhile or were locked"
-
-
-def _tasks(count: int) -> str:
-    return f"{count:,} task{'' if count == 1 else 's'}"
 
 
 # Commands for administrators: retry, release, fail, sweeper.
@@ -358,14 +370,14 @@ def _change_each(
     changed: list[TaskResponse] = []
     with open_client(url) as client:
         if len(task_ids) == 1:
-            print_task(change(client, client.find_task(task_ids[0])), as_json=as_json)
+            print_task(change(client, client.find_task(parse_id(task_ids[0]))), as_json=as_json)
             return
         for task_id in task_ids:
             try:
-                changed.append(change(client, client.find_task(task_id)))
+                changed.append(change(client, client.find_task(parse_id(task_id))))
             except Unauthorized:
                 raise
-            except (CommandError, ProblemException) as error:
+            except (CommandError, ProblemException, typer.BadParameter) as error:
                 print_note(f"{task_id}: {one_line(str(error))}")
     if changed or as_json:
         TASKS.print(changed, as_json=as_json)
@@ -417,7 +429,7 @@ def _print_state(state: SweeperState) -> None:
 
 
 def _print_cycle_preview(preview: SweeperPreview) -> None:
-    print_note(f"{preview.stale} of {preview.scanned} workers sent no heartbeat for too long.")
+    print_note(f"{preview.stale:,} of {counted(preview.scanned, 'worker')} sent no heartbeat for too long.")
     removed = [{"what": "worker", "id": id, "after": "removed"} for id in preview.workers]
     _CYCLE_CHANGES.print([*removed, *[{"what": "task", **change.model_dump()} for change in preview.tasks]])
 
@@ -482,10 +494,10 @@ def _find(
     """Return tasks, and how many there are."""
     if selection.needs_search:
         items, has_more = client.search(selection.resolve(client), limit)
-        return items, f"{len(items)} tasks" + ("; there may be more, see --limit" if has_more else "")
+        return items, counted(len(items), "task") + ("; there may be more, see --limit" if has_more else "")
     room, status = selection.rooms[0], next(iter(selection.statuses), None)
     page = client.tasks(room, status=status, limit=limit)
-    return page.items, f"{len(page.items)} of {page.total:,} tasks in room {room}"
+    return page.items, f"{len(page.items):,} of {counted(page.total, 'task')} in room {room}"
 
 
 def task(  # noqa: PLR0913 - each is an option

@@ -33,7 +33,10 @@ def parse_duration(text: float | str) -> float:
 
 
 def past_time(text: str | None, option: str) -> datetime | None:
-    """Return a time up to now: a duration counts back, and 18:00 is its last occurrence."""
+    """Return a time up to now: a duration counts back, and 18:00 is its last occurrence.
+
+    One with a day may be in the future.
+    """
     return None if text is None else _time(text, option, sign=-1)
 
 

@@ -15,6 +15,7 @@ from zndraw_joblib.cli.display import (
     CommandError,
     ItemTable,
     UsageError,
+    counted,
     print_fields,
     print_json,
     print_note,
@@ -411,7 +412,9 @@ def workers(
             _show(client, worker, as_json=as_json)
             return
         page = client.workers(room, limit=limit)
-    WORKERS.print(page.items, caption=f"{len(page.items)} of {page.total:,} workers", as_json=as_json)
+    WORKERS.print(
+        page.items, caption=f"{len(page.items):,} of {counted(page.total, 'worker')}", as_json=as_json
+    )
 
 
 def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
@@ -430,4 +433,4 @@ def _show(client: AdminClient, worker: str, *, as_json: bool) -> None:
     print_fields({**detail.model_dump(exclude={"jobs", "tasks"}), "jobs": ", ".join(detail.jobs)})
     if detail.tasks:
         typer.echo()
-        TASKS.print(detail.tasks, caption=f"{len(detail.tasks)} tasks")
+        TASKS.print(detail.tasks, caption=counted(len(detail.tasks), "task"))

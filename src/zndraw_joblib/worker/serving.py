@@ -55,16 +55,16 @@ def serve(
     `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument.
     `policy` sets fields of the policies of all jobs; several attempts alone mean after any failure, unless a
     class sets its `retry_on`. Tasks wait while no worker serves a job, unless `without_workers` is set.
-    `on_start` is called before the registration, once signals are handled.
+    `on_start` is called after the registration.
     `options` are those of `JobManager`. A refusal of the server at registration is raised.
     """
     with JobManager(api, execute=Runner(context), **options) as manager:
 
         def register() -> None:
-            if on_start is not None:
-                on_start()
             for cls in extensions:
                 manager.register(cls, room=room, **_completed(cls, policy or {}))
+            if on_start is not None:
+                on_start()
 
         manager.wait(register)
 

@@ -224,9 +224,9 @@ def silent_workers(group: WorkerGroup) -> list[Finding]:
         Finding(
             code="silent-workers",
             severity=Severity.WARNING,
-            detail=f"{group.workers} workers have sent no heartbeat for two intervals; they hold "
+            detail=f"{_workers(group.workers)} sent no heartbeat for two intervals. They hold "
             f"{_tasks(group.held)}.",
-            remedy="Check that these processes run and reach the server. The sweeper removes them after "
+            remedy="Check that these processes run and reach the server. The sweeper removes a worker after "
             "worker_timeout_seconds.",
             count=group.workers,
         )
@@ -271,6 +271,10 @@ def _held_back(detail: str) -> Finding:
         detail=detail,
         remedy="Look at the preview of the sweeper, then set its mode to enforce.",
     )
+
+
+def _workers(number: int) -> str:
+    return "1 worker has" if number == 1 else f"{number} workers have"
 
 
 def _tasks(number: int) -> str:

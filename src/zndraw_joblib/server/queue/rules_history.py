@@ -258,16 +258,14 @@ async def _limit_reasons(tx: Transaction, task: TaskRecord, order: ClaimOrder) -
         versions = await sql_jobs.versions_of(tx, [task.job_id])
         held = (await sql_tasks.held_of_jobs(tx, versions[task.job_id])).total()
         if held >= limit:
-            detail = f"{held} tasks of {task.job} are claimed or running, and max_in_flight is {limit}"
+            detail = f"{_held(held, task.job)} claimed or running, and max_in_flight is {limit}"
             reasons.append(Reason(code="job_at_capacity", detail=detail))
     reasons += await rules_limits.reasons(tx, task)
     if order.room_cap is not None:
         held = (await sql_tasks.held_in_rooms(tx, [task.room_id]))[task.room_id]
         if held >= order.room_cap:
-            detail = (
-                f"{held} tasks of room {task.room_id!r} are claimed or running, and room_max_in_flight is "
-                f"{order.room_cap}"
-            )
+            what = _held(held, f"room {task.room_id!r}")
+            detail = f"{what} claimed or running, and room_max_in_flight is {order.room_cap}"
             reasons.append(Reason(code="room_at_capacity", detail=detail))
     return reasons
 
@@ -277,3 +275,7 @@ async def _existing(tx: Transaction, task_id: UUID) -> TaskRecord:
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")
     return task
+
+
+def _held(number: int, what: object) -> str:
+    return f"1 task of {what} is" if number == 1 else f"{number} tasks of {what} are"
