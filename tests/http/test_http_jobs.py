@@ -249,6 +249,19 @@ async def test_a_job_is_found_by_its_full_name(client: httpx.AsyncClient, spelle
         assert response.json() == {**glob, "worker_id": None}
 
 
+async def test_a_misspelt_field_of_a_registration_is_refused(client: httpx.AsyncClient) -> None:
+    """The error names the field that is meant. Fields that resemble none are ignored, many at once too."""
+    wrong = {"max_atempts": "'max_attempts'", "polcy": "the fields of a policy", "priorty": "'priority'"}
+    for name, meant in {**wrong, "policy": "the fields of a policy", "limit": "'limits'"}.items():
+        for url, body in ((JOBS, ROTATE), (f"{JOBS}/lab:modifiers:Rotate", {})):
+            response = await client.put(url, json={**body, name: 2})
+            detail = expect_problem(response, 422, "invalid-request")["detail"]
+            assert f"{name}: there is no such field" in detail
+            assert meant in detail
+    newer = {"colour": 1, "max_pending_per_user": 1, **{f"{number:04}": 1 for number in range(2000)}}
+    assert (await client.put(JOBS, json={**ROTATE, **newer, "schema": {}})).status_code == 201
+
+
 @pytest.mark.parametrize("part", ["", "/tasks"], ids=["job", "tasks"])
 async def test_an_unknown_job_name_is_not_found(client: httpx.AsyncClient, part: str) -> None:
     """404; for an invalid full name the detail begins with the text of the contract."""

@@ -1,12 +1,13 @@
 """The bodies of requests and responses about jobs, workers, tasks, batches and the sweeper.
 
-The server ignores unknown fields of a request.
+The server ignores unknown fields of a request, but refuses those of registrations that resemble a field.
 """
 
 import os
 import socket
 from collections.abc import Mapping
 from datetime import datetime
+from difflib import get_close_matches
 from enum import StrEnum
 from importlib.metadata import version
 from typing import Annotated, Any, Generic, Literal, Self, TypedDict, TypeVar
@@ -94,7 +95,33 @@ class CursorResponse(ResponseBody, Generic[Item]):
 MaxTasks = Annotated[int, Field(ge=1, le=10_000)]
 
 
-class JobPutRequest(SchemaBody, JobPolicy):
+class RegistrationBody(SchemaBody, JobPolicy):
+    """The schema and the policy of a registration.
+
+    Unknown fields are ignored, because a newer worker may send some. One that resembles a field is refused.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_misspelt_field(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            names = {field.alias or name for name, field in cls.model_fields.items()}
+            unknown = sorted(str(name)[:_MAX_FIELD] for name in values.keys() - names - {"schema_"})
+            for name in unknown[:_MAX_UNKNOWN]:
+                if near := get_close_matches(name, {*names, "policy"}, n=1, cutoff=_NEAR):
+                    is_policy = near == ["policy"]
+                    meant = "the fields of a policy are here" if is_policy else f"did you mean {near[0]!r}?"
+                    raise ValueError(f"{name}: there is no such field ({meant})")
+        return values
+
+
+# One letter of ten is wrong.
+_NEAR = 0.9
+# So much of so many unknown fields is compared.
+_MAX_FIELD, _MAX_UNKNOWN = 40, 20
+
+
+class JobPutRequest(RegistrationBody):
     """Register a job without a worker, or change the policy of one.
 
     Without `schema`, a job that exists keeps its own. Omitted policy fields keep their registered or default
@@ -102,7 +129,7 @@ class JobPutRequest(SchemaBody, JobPolicy):
     """
 
 
-class JobRegisterRequest(SchemaBody, JobPolicy):
+class JobRegisterRequest(RegistrationBody):
     """Register a job and link a worker to it; without `worker_id` a new worker is created.
 
     Omitted policy fields keep their registered or default value. `max_tasks`: how many tasks the worker may
