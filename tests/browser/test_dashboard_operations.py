@@ -230,14 +230,6 @@ async def test_the_servers(browser: Browser, database_url: str) -> None:
         await expect(page.get_by_role("region", name="Schema")).to_contain_text('"path"')
         await page.keyboard.press("Escape")
         await dashboard.check("providers")
-        job = await queue.client.put(f"{V1}/rooms/lab/jobs", json={"category": "jobs", "name": "Clean"})
-        times = {"job": job.json()["full_name"], "cron": "0 3 * * *", "time_zone": "Europe/Berlin"}
-        assert (await queue.client.put(f"{V1}/rooms/lab/schedules/nightly", json=times)).status_code == 201
-        await dashboard.show("schedules", "Schedules")
-        await expect(page.get_by_role("row").filter(has_text="nightly")).to_contain_text(
-            "0 3 * * * Europe/Berlin"
-        )
-        await dashboard.check("schedules")
         await _change_the_sweeper(dashboard, queue)
         await _follow_the_audit_trail(dashboard, queue)
         await dashboard.show("settings?source=changed", "Settings")
@@ -246,6 +238,132 @@ async def test_the_servers(browser: Browser, database_url: str) -> None:
         await expect(page.get_by_text("a-token-for-a-real-server")).to_have_count(0)
         await dashboard.check("settings")
         assert dashboard.seen == []
+
+
+async def test_schedules(browser: Browser, database_url: str) -> None:
+    """Write one with the form, see problems at their fields, change, run and delete it; also on a phone."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page, schema = dashboard.page, {"type": "object", "properties": {"days": {"type": "integer"}}}
+        job = {"category": "jobs", "name": "Clean", "schema": schema}
+        assert (await queue.client.put(f"{V1}/rooms/lab/jobs", json=job)).status_code == 201
+        await dashboard.show("schedules?room=lab", "Schedules")
+        await _write_a_schedule(dashboard)
+        row = page.get_by_role("row").filter(has_text="nightly")
+        await expect(row).to_contain_text("0 3 * * * Europe/Berlin")
+        await _change_the_schedule(dashboard, queue, row)
+        await row.get_by_role("button", name="Delete nightly").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Delete the schedule").click()
+        await expect(page.get_by_text("This room has no schedules.")).to_be_visible()
+        assert dashboard.seen == []
+
+
+async def _write_a_schedule(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    await page.get_by_role("button", name="New schedule").click()
+    form = page.get_by_role("dialog", name="New schedule")
+    await form.get_by_label("Name").fill("nightly")
+    await form.get_by_label("Job").fill("lab:jobs:Clean")
+    await form.get_by_label("Cron expression").fill("0 3 * *")
+    await form.get_by_label("Payload").fill('{"days": "many"}')
+    await form.get_by_role("button", name="Create the schedule").click()
+    await expect(form.get_by_label("Cron expression")).to_have_attribute("aria-invalid", "true")
+    await expect(form.get_by_text("is no cron expression")).to_be_visible()
+    await form.get_by_label("Cron expression").fill("0 3 * * *")
+    await form.get_by_label("Time zone").fill("Europe/Berlin")
+    await form.get_by_role("button", name="Create the schedule").click()
+    await expect(form.get_by_label("Payload")).to_have_attribute("aria-invalid", "true")
+    await form.get_by_label("Payload").fill('{"days": 30}')
+    await form.get_by_text("More options").click()
+    await form.get_by_label("Unique").fill('{"key": "clean"}')
+    await dashboard.check("schedule-form")
+    await form.get_by_role("button", name="Create the schedule").click()
+
+
+async def _change_the_schedule(dashboard: Dashboard, queue: ExampleQueue, row: Locator) -> None:
+    page, url = dashboard.page, f"{V1}/rooms/lab/schedules/nightly"
+    before = (await queue.client.get(url)).json()
+    await row.get_by_role("button", name="Edit nightly").click()
+    form = page.get_by_role("dialog", name="Edit the schedule nightly")
+    await expect(form.get_by_label("Payload")).to_have_value('{\n  "days": 30\n}')
+    await form.get_by_text("More options").click()
+    await form.get_by_label("While a task").select_option("skip")
+    await form.get_by_label("First time").fill("2030-01-31T18:00:00")
+    await form.get_by_role("button", name="Change the schedule").click()
+    await expect(form).to_be_hidden()
+    after = (await queue.client.get(url)).json()
+    assert after["starts_at"] == "2030-01-31T17:00:00Z"
+    assert (after["overlap"], after["unique"], after["payload"]) == ("skip", before["unique"], {"days": 30})
+    await row.get_by_role("button", name="Run nightly").click()
+    await expect(page.get_by_text("A task is submitted.")).to_be_visible()
+    await row.get_by_role("button", name="Pause nightly").click()
+    await expect(row.get_by_text("paused", exact=True)).to_be_visible()
+    await dashboard.check("schedules")
+    await _check_on_a_phone(dashboard, "schedules", "Edit nightly")
+
+
+async def _check_on_a_phone(dashboard: Dashboard, name: str, button: str) -> None:
+    """Check that neither the list nor the form is wider than the screen."""
+    page, size = dashboard.page, dashboard.page.viewport_size
+    assert size is not None
+    await page.set_viewport_size({"width": 390, "height": 844})
+    table = page.get_by_role("region", name=name.capitalize())
+    assert await table.evaluate("(element) => element.scrollWidth <= element.clientWidth")
+    assert await page.evaluate("document.documentElement.scrollWidth") == 390
+    await dashboard.check(f"{name}-phone")
+    await page.get_by_role("button", name=button).click()
+    assert await page.get_by_role("dialog").evaluate(
+        "(element) => element.scrollWidth <= element.clientWidth"
+    )
+    await dashboard.check(f"{name}-form-phone")
+    await page.keyboard.press("Escape")
+    await page.set_viewport_size(size)
+
+
+async def test_limits_that_jobs_share(browser: Browser, database_url: str) -> None:
+    """Define one, see problems at their fields, change it, and delete it when no job has it."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page = dashboard.page
+        await dashboard.show("limits", "Limits")
+        await expect(page.get_by_text("There are no limits.")).to_be_visible()
+        row = page.get_by_role("row").filter(has_text="api")
+        await _define_a_limit(dashboard, row)
+        limit = (await queue.client.get(f"{V1}/limits/api")).json()
+        assert (limit["max_in_flight"], limit["rate"]["burst"]) == (5, 20)
+        await dashboard.check("limits")
+        await _check_on_a_phone(dashboard, "limits", "Edit api")
+        limits = [{"name": "api"}, {"key": "room", "rate": {"count": 1, "per_seconds": 60}}]
+        job = {"category": "jobs", "name": "Call", "limits": limits}
+        assert (await queue.client.put(f"{V1}/rooms/lab/jobs", json=job)).status_code == 201
+        await dashboard.show("jobs/lab:jobs:Call", "Call")
+        await expect(page.get_by_text("api; 1 in 60 s for each room")).to_be_visible()
+        await dashboard.show("limits", "Limits")
+        for shown in ("Job 'lab:jobs:Call' has the limit", "The limit is deleted."):
+            await row.get_by_role("button", name="Delete api").click()
+            await page.get_by_role("dialog").get_by_role("button", name="Delete the limit").click()
+            await expect(page.get_by_text(shown)).to_be_visible()
+            await queue.client.put(f"{V1}/rooms/lab/jobs", json={**job, "limits": []})
+        await expect(page.get_by_text("There are no limits.")).to_be_visible()
+        assert dashboard.seen == []
+
+
+async def _define_a_limit(dashboard: Dashboard, row: Locator) -> None:
+    page = dashboard.page
+    await page.get_by_role("button", name="New limit").click()
+    form = page.get_by_role("dialog", name="New limit")
+    await form.get_by_label("Name").fill("api")
+    await form.get_by_label("Rate: tasks").fill("100")
+    await form.get_by_role("button", name="Create the limit").click()
+    await expect(form.get_by_label("Rate: period")).to_have_attribute("aria-invalid", "true")
+    await form.get_by_label("Rate: period").fill("60")
+    await dashboard.check("limit-form")
+    await form.get_by_role("button", name="Create the limit").click()
+    await expect(row).to_contain_text("100 in 60 s")
+    await row.get_by_role("button", name="Edit api").click()
+    form = page.get_by_role("dialog", name="Edit the limit api")
+    await form.get_by_label("At once").fill("5")
+    await form.get_by_label("Rate: burst").fill("20")
+    await form.get_by_role("button", name="Change the limit").click()
+    await expect(row).to_contain_text("100 in 60 s, burst 20")
 
 
 async def _change_the_sweeper(dashboard: Dashboard, queue: ExampleQueue) -> None:

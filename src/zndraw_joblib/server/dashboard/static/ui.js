@@ -124,8 +124,9 @@ export const runningLabel = (counts, label = "running") => (counts.claimed ? `${
 
 // --- Tables ---------------------------------------------------------------------------------------------------------
 
-// `columns`: { name, label, render(row), class }. With `selection`, a signal of a Set of keys, rows can be selected.
-export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty = "There is nothing here.", selection, rowLabel = rowKey, rowClass }) {
+// `columns`: { name, label, render(row), class }. With `selection`, a signal of a Set of keys, rows can be selected. On a phone a
+// table that `stacks` shows the cells of a row below each other.
+export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty = "There is nothing here.", selection, rowLabel = rowKey, rowClass, stacks }) {
   if (!rows.length) return html`<${Empty}>${empty}<//>`;
   const selected = selection?.value;
   const toggle = (keys, on) => {
@@ -135,7 +136,7 @@ export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty 
   };
   const keys = rows.map(rowKey);
   const all = selected && keys.every((key) => selected.has(key));
-  return html`<div class="table" tabindex="0" role="region" aria-label=${caption}><table>
+  return html`<div class="table ${stacks ? "stacks" : ""}" tabindex="0" role="region" aria-label=${caption}><table>
     <caption class="hidden">${caption}</caption>
     <thead><tr>
       ${selection && html`<th scope="col" class="choose"><input type="checkbox" aria-label="Choose all rows" checked=${all}
@@ -147,7 +148,7 @@ export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty 
       return html`<tr key=${key} class="${selected?.has(key) ? "is-chosen" : ""} ${rowClass?.(row) ?? ""}">
         ${selection && html`<td class="choose"><input type="checkbox" aria-label=${`Choose ${rowLabel(row)}`} checked=${selected.has(key)}
           onChange=${(event) => toggle([key], event.target.checked)} /></td>`}
-        ${columns.map((column) => html`<td key=${column.name} class=${column.class}>${column.render(row)}</td>`)}
+        ${columns.map((column) => html`<td key=${column.name} class=${column.class} data-label=${stacks ? column.label : undefined}>${column.render(row)}</td>`)}
       </tr>`;
     })}</tbody>
   </table></div>`;

@@ -4,6 +4,7 @@ import { canReadAll } from "../auth.js";
 import { Audit } from "./audit.js";
 import { Job } from "./job.js";
 import { Jobs } from "./jobs.js";
+import { Limits } from "./limits.js";
 import { Overview } from "./overview.js";
 import { Providers } from "./providers.js";
 import { Schedules } from "./schedules.js";
@@ -21,6 +22,7 @@ export const pages = [
   { name: "rooms", label: "Rooms", key: "r", view: Rooms, detail: Room },
   { name: "workers", label: "Workers", key: "w", view: Workers, detail: Worker },
   { name: "schedules", label: "Schedules", key: "d", view: Schedules },
+  { name: "limits", label: "Limits", key: "l", view: Limits, needs: canReadAll },
   { name: "providers", label: "Providers", key: "p", view: Providers, needs: canReadAll },
   { name: "sweeper", label: "Sweeper", key: "s", view: Sweeper, needs: canReadAll },
   { name: "settings", label: "Settings", key: "e", view: Settings, needs: canReadAll },

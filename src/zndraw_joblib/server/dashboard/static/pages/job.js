@@ -10,6 +10,7 @@ import { href } from "../router.js";
 import { filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
 import { Ago, Badge, Copy, Empty, Facts, Figure, Json, Loaded, Page, RoomLink, runningLabel, Section } from "../ui.js";
 import { ForgetButton, JobState, PauseButton } from "./jobs.js";
+import { limitText } from "./limits.js";
 import { jobPath, maySubmit, Submit } from "./submit.js";
 import { readWorkers, WorkerTable } from "./workers.js";
 
@@ -95,6 +96,7 @@ function Policy({ job }) {
     ["Time limit of an attempt", job.timeout_seconds ? duration(job.timeout_seconds) : "none"],
     ["Time to start", job.start_timeout_seconds ? duration(job.start_timeout_seconds) : "no limit"],
     ["Running at once", job.max_in_flight ? count(job.max_in_flight) : "no limit"],
+    ["Limits", job.limits?.map(limitText).join("; ") || "none"],
     ["Pending at once", job.max_pending ? count(job.max_pending) : "no limit"],
     ["Pending from one room", job.max_pending_per_room ? count(job.max_pending_per_room) : "no limit"],
     ["Priority", String(job.priority)],
