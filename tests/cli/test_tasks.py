@@ -118,6 +118,20 @@ def test_a_scheduled_task_is_listed_with_its_time(stack: Stack) -> None:
     )
 
 
+def test_delayed_tasks_run_now(stack: Stack) -> None:
+    """`run-now` takes several ids, as the other commands for tasks do."""
+    ids = [
+        stack.program.ok("submit", "Show", f"value={number}", "--delay", "1h").strip() for number in range(2)
+    ]
+    done = stack.program.run("run-now", *ids, "--json")
+    assert [task["run_at"] for task in json.loads(done.out)] == [None, None]
+    for task in ids:
+        assert stack.client.wait_for(task, TIMEOUT).status == "completed"
+    refused = stack.program.run("run-now", ids[0])
+    assert refused.code == 1
+    assert "Only a task that is pending can be run now" in refused.err
+
+
 def test_a_time_that_is_past_is_said(stack: Stack) -> None:
     """The task is queued at once."""
     done = stack.program.run("submit", "Show", "value=1", "--run-at", "2020-01-01")

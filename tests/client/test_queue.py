@@ -81,6 +81,8 @@ async def test_a_task_that_waits_says_why(queue: Both, worker: Make, room: str) 
         await task.result()
     assert caught.value.code == "cancelled"
     assert (await task.retry()).status == TaskStatus.PENDING
+    later = await queue.submit(Area(), delay_seconds=3600)
+    assert (await later.run_now()).run_at is None
     assert [each.status for each in (await task.history()).transitions][-1] == TaskStatus.PENDING
 
 

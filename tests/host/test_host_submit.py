@@ -187,6 +187,28 @@ async def test_a_task_is_cancelled_by_those_who_may(host: Host) -> None:
         await host.joblib.cancel(ended["id"])
 
 
+async def test_a_delayed_task_runs_now_for_those_who_may(host: Host) -> None:
+    """The submitter and the host may; in a session it takes effect at the commit."""
+    job = await host.register()
+    mine, other = [
+        await host.joblib.submit(job["full_name"], room="lab", identity=ADA, delay_seconds=60)
+        for _ in range(2)
+    ]
+    with pytest.raises(Forbidden):
+        await host.joblib.run_now(mine.id, identity=Identity("eve", is_superuser=False))
+    assert (await host.joblib.run_now(mine.id, identity=ADA)).run_at is None
+    async with asyncio.timeout(BOUND), host.sessions() as session:
+        await host.joblib.run_now(other.id, session=session)
+        await session.rollback()
+        assert (await host.joblib.get(other.id)).run_at is not None
+        await host.joblib.run_now(other.id, session=session)
+        await session.commit()
+    assert (await host.joblib.get(other.id)).run_at is None
+    ended = await host.end(job)
+    with pytest.raises(InvalidTaskTransition):
+        await host.joblib.run_now(ended["id"])
+
+
 async def test_no_user_is_the_host(async_url: str) -> None:
     """A request whose identity has the host's id is refused."""
     async with running_host(async_url) as host:

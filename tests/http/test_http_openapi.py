@@ -51,6 +51,7 @@ OPERATIONS = {
     "/v1/joblib/tasks/{task_id}/release": {"post"},
     "/v1/joblib/tasks/{task_id}/result": {"get", "head", "put"},
     "/v1/joblib/tasks/{task_id}/retry": {"post"},
+    "/v1/joblib/tasks/{task_id}/run-now": {"post"},
     "/v1/joblib/rooms/{room_id}/providers": {"get", "put"},
     "/v1/joblib/rooms/{room_id}/providers/{name}": {"get"},
     "/v1/joblib/rooms/{room_id}/providers/{name}/info": {"get"},

@@ -1,11 +1,16 @@
 """Policies, actions and reasons over HTTP."""
 
+import asyncio
+
 import httpx
 import pytest
+from databases import on_both
 from fastapi import FastAPI, HTTPException
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
+from waiting import until
 
 from zndraw_joblib import verify_readable_room
+from zndraw_joblib.server.runtime.runtime import Runtime
 
 CLAIM = f"{V1}/tasks/claim"
 
@@ -89,6 +94,8 @@ async def test_permissions_of_actions(client: httpx.AsyncClient, as_user: AsUser
         (submitter, "release"),
         (stranger, "retry"),
         (owner, "retry"),
+        (stranger, "run-now"),
+        (owner, "run-now"),
         (owner, "fail"),
         (submitter, "fail"),
     ]:
@@ -100,8 +107,52 @@ async def test_permissions_of_actions(client: httpx.AsyncClient, as_user: AsUser
     assert (await client.post(f"{url}/fail", json={"error": "no use"})).json()["error"] == "no use"
     assert (await submitter.post(f"{url}/retry")).json()["status"] == "pending"
     assert (await owner.post(f"{V1}/workers/{job['worker_id']}/drain")).json()["drain"] is True
-    for what in ("release", "retry", "fail"):
+    for what in ("release", "retry", "run-now", "fail"):
         expect_problem(await client.post(f"{V1}/tasks/{UNKNOWN_ID}/{what}"), 404, "task-not-found")
+
+
+@on_both
+async def test_a_delayed_task_runs_now(client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime) -> None:
+    """It wakes a waiting claim. A repeat changes nothing. The audit trail has what an operator does."""
+    ada = await as_user("ada")
+    job = await register(client)
+    path = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    later = [(await ada.post(path, json={"delay_seconds": 3600})).json() for _ in range(2)]
+    waiting = asyncio.ensure_future(claim(client, job["worker_id"], 30))
+    await until(lambda: len(runtime.waiters) == 1)
+    url = f"{V1}/tasks/{later[1]['id']}/run-now"
+    first, again = [await ada.post(url, headers={"Idempotency-Key": '"now"'}) for _ in range(2)]
+    assert first.json() == again.json()
+    assert (first.json()["status"], first.json()["run_at"]) == ("pending", None)
+    assert (await waiting)["id"] == later[1]["id"]
+    problem = expect_problem(await ada.post(url), 409, "invalid-task-transition")
+    assert problem["detail"] == "Only a task that is pending can be run now; this one is claimed"
+    now = f"{V1}/tasks/{later[0]['id']}/run-now"
+    expect_problem(await ada.post(now, json={"attempt": 3}), 409, "stale-report")
+    bodies = [(await client.post(now)).json() for _ in range(2)]
+    assert [body["queue_position"] for body in bodies] == [1, 1]
+    entries = (await client.get(f"{V1}/audit")).json()["items"]
+    assert [entry["action"] for entry in entries] == ["task.run-now"]
+    entry = next(entry for entry in (await client.get(f"{V1}/jobs")).json()["items"])
+    assert (entry["queued"], entry["scheduled"], entry["counts"]["claimed"]) == (1, 0, 1)
+
+
+@on_both
+async def test_a_pause_before_the_next_attempt_ends_now(client: httpx.AsyncClient) -> None:
+    """The task keeps its error, its attempts and its place before later tasks."""
+    retries = {"max_attempts": 2, "retry_on": ["error"], "backoff": {"base_seconds": 600}}
+    job = await register(client, **retries)
+    task, other = [await submit(client, job) for _ in range(2)]
+    held = await claim(client, job["worker_id"])
+    assert held["id"] == task["id"]
+    await report(client, held, "running")
+    await report(client, held, "failed", error="ValueError: bad")
+    before = await get_task(client, task)
+    assert before["run_at"] is not None
+    after = (await client.post(f"{V1}/tasks/{task['id']}/run-now")).json()
+    assert after == before | {"run_at": None, "queue_position": 1}
+    assert (await claim(client, job["worker_id"]))["id"] == task["id"]
+    assert (await claim(client, job["worker_id"]))["id"] == other["id"]
 
 
 async def test_an_action_on_a_changed_task_is_refused(client: httpx.AsyncClient) -> None:

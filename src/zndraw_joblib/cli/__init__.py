@@ -26,6 +26,7 @@ COMMANDS = {
     "explain": ("tasks:explain", "Explain a task's status, most important reason first."),
     "cancel": ("tasks:cancel", "Cancel tasks that have not ended."),
     "retry": ("tasks:retry", "Queue failed or cancelled tasks again."),
+    "run-now": ("tasks:run_now", "Queue tasks before their time, or the next attempt's."),
     "release": ("tasks:release", "Take tasks from their workers and queue them again."),
     "fail": ("tasks:fail", "End a task as failed, without a retry."),
     "register": ("jobs:register", "Register a job without a worker, or change one."),

@@ -413,7 +413,9 @@ class AdminClient(JobClient):
         def call(key: str) -> Call[TaskResponse]:
             return calls.act_on_task(action, str(task_id), request, key=key)
 
-        return self._send_once(f"Request to {action.name.removesuffix('_task')} task {task_id}", call)
+        return self._send_once(
+            f"Request to {action.name.replace('_task', '').replace('_', ' ')} task {task_id}", call
+        )
 
     def post(self, operation: Operation[Model], body: BaseModel | None = None, **parts: object) -> Model:
         """Return the answer to a request that changes something; repeat it while its response is lost."""

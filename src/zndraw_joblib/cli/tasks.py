@@ -392,6 +392,16 @@ def retry(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL)
     _change_each(task_ids, AdminClient.retry, url, as_json=as_json)
 
 
+def run_now(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Queue tasks before their time, or the next attempt's.
+
+    For a task with a delay or a time (--delay, --run-at), and for one that waits for its next attempt.
+    """
+    _change_each(
+        task_ids, lambda client, task_id: client.act(ops.RUN_TASK_NOW, task_id), url, as_json=as_json
+    )
+
+
 def release(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Take tasks from their workers and queue them again."""
     _change_each(

@@ -105,6 +105,11 @@ class AsyncTaskHandle(TaskId[AsyncRest]):
         flow = send_once(self._what("Retrying"), self._retry_call, None, self._rule)
         return self._keep(await self._rest.run(flow))
 
+    async def run_now(self) -> TaskResponse:
+        """Put the task into its queue before its `run_at` or the end of a pause, and return it."""
+        flow = send_once(self._what("Running"), self._run_now_call, None, self._rule)
+        return self._keep(await self._rest.run(flow))
+
     async def logs(self, attempt: int | None = None) -> list[NumberedLine]:
         """Return the lines of the log of an attempt, by default of the current or last one."""
         return await self._rest.run(logs(self, attempt, self._rule))

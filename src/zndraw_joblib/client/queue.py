@@ -104,6 +104,11 @@ class TaskHandle(TaskId[TaskRest]):
         flow = send_once(self._what("Retrying"), self._retry_call, None, self._rule)
         return self._keep(self._rest.run(flow))
 
+    def run_now(self) -> TaskResponse:
+        """Put the task into its queue before its `run_at` or the end of a pause, and return it."""
+        flow = send_once(self._what("Running"), self._run_now_call, None, self._rule)
+        return self._keep(self._rest.run(flow))
+
     def logs(self, attempt: int | None = None) -> list[NumberedLine]:
         """Return the lines of the log of an attempt, by default of the current or last one."""
         return self._rest.run(logs(self, attempt, self._rule))

@@ -87,6 +87,9 @@ class TaskId(str, Generic[Rest]):
     def _retry_call(self, key: str) -> Call[TaskResponse]:
         return calls.act_on_task(ops.RETRY_TASK, self, key=key)
 
+    def _run_now_call(self, key: str) -> Call[TaskResponse]:
+        return calls.act_on_task(ops.RUN_TASK_NOW, self, key=key)
+
 
 def id_of(task: object) -> UUID:
     """Return the id of a task. Raises TypeError for another type, ValueError for a text that is no UUID."""

@@ -232,6 +232,9 @@ RELEASE_TASK = Operation("release_task", "POST", "/tasks/{task_id}/release",
 RETRY_TASK = Operation("retry_task", "POST", "/tasks/{task_id}/retry",
     "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
     body=m.TaskActionRequest, has_optional_body=True, problems=(*_REPORT, p.TooManyRequests, p.DuplicateTask))
+RUN_TASK_NOW = Operation("run_task_now", "POST", "/tasks/{task_id}/run-now",
+    "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
+    body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
 FAIL_TASK = Operation("fail_task", "POST", "/tasks/{task_id}/fail",
     "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
     body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)

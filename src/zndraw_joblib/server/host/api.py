@@ -29,6 +29,7 @@ from zndraw_joblib.server.process.ports import Identity, Page, RequestKey, Wake,
 from zndraw_joblib.server.queue import (
     rules_idempotency,
     rules_jobs,
+    rules_task_actions,
     rules_tasks,
     rules_transitions,
     rules_workers,
@@ -46,6 +47,7 @@ from zndraw_joblib.wire.messages import (
     JobSummary,
     PaginatedResponse,
     SubmitOptions,
+    TaskActionRequest,
     TaskResponse,
     TaskToSubmit,
     TaskUpdateRequest,
@@ -330,6 +332,19 @@ class HostApi(OperatorApi):
         if session is None:
             return await self.runtime.report(report)
         return await self._write(session, _report, report)
+
+    async def run_now(
+        self, task_id: UUID | str, *, identity: Any = None, session: Any = None
+    ) -> TaskResponse:
+        """Put a task into its queue before its `run_at` or the end of a pause between attempts. Return it.
+
+        Raises `TaskNotFound`, `InvalidTaskTransition` for a task that is not pending, and `Forbidden`
+        unless `identity` is its submitter or a superuser.
+        """
+        work, caller = rules_task_actions.run_now, identity_of(identity)
+        if session is None:
+            return await self.runtime.write(work, caller, _id(task_id), TaskActionRequest())
+        return await self._write(session, work, caller, _id(task_id), TaskActionRequest())
 
     async def jobs(
         self, room: str = GLOBAL, *, limit: int = 50, offset: int = 0, session: Any = None

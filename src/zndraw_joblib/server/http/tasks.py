@@ -295,11 +295,33 @@ async def retry_task(
 
     Its submitter, who must be able to write to its room as for a submit, or a superuser may do so.
     """
+    await _check_may_resubmit(request, queue, caller, task_id)
+    await queue.runtime.stored.take(queue.runtime.stored.pending_tasks, caller.id, [key])
+    return await _act(queue.runtime, caller, task_id, body, key, rules_task_actions.retry)
+
+
+@serves(ops.RUN_TASK_NOW)
+async def run_task_now(
+    request: Request,
+    queue: QueueState,
+    caller: Identity,
+    task_id: UUID,
+    key: RequestKey | None,
+    body: TaskActionRequest | None = None,
+) -> Response:
+    """Put a task with a delay, a `run_at` or a pause before its next attempt into its queue now.
+
+    A task that is in its queue already stays there. Its submitter, who must be able to write to its room as
+    for a submit, or a superuser may do so.
+    """
+    await _check_may_resubmit(request, queue, caller, task_id)
+    return await _act(queue.runtime, caller, task_id, body, key, rules_task_actions.run_now)
+
+
+async def _check_may_resubmit(request: Request, queue: QueueState, caller: Identity, task_id: UUID) -> None:
     if not caller.is_superuser and queue.guards.has(request, verify_writable_room):
         room_id = (await queue.runtime.get_task(task_id, with_position=False)).room_id
         await queue.guards.check(request, verify_writable_room, room_id)
-    await queue.runtime.stored.take(queue.runtime.stored.pending_tasks, caller.id, [key])
-    return await _act(queue.runtime, caller, task_id, body, key, rules_task_actions.retry)
 
 
 @serves(ops.FAIL_TASK)

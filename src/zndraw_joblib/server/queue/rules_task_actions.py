@@ -1,4 +1,4 @@
-"""Release, retry and fail a task on request. An `attempt` in the request must be that of the task."""
+"""Release, retry, hasten and fail a task on request. An `attempt` in the request must be that of the task."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -43,6 +43,7 @@ class _Kind(NamedTuple):
 
 _RELEASE = _Kind("task.release", frozenset({Role.WORKER, Role.SUPERUSER}))
 _RETRY = _Kind("task.retry", frozenset({Role.SUBMITTER, Role.SUPERUSER}))
+_RUN_NOW = _Kind("task.run-now", frozenset({Role.SUBMITTER, Role.SUPERUSER}))
 _FAIL = _Kind("task.fail", frozenset({Role.SUPERUSER}))
 
 
@@ -85,6 +86,18 @@ async def retry(tx: Transaction, caller: Identity, task_id: UUID, action: TaskAc
     return await _apply(tx, caller, task_id, action, _RETRY, decide)
 
 
+async def run_now(
+    tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest
+) -> TaskResponse:
+    """Put a scheduled task into its queue, for its submitter or a superuser; a queued one stays there."""
+
+    def decide(task: TaskRecord, _: TaskActionRequest, now: datetime) -> TaskRecord:
+        _check_status(task, frozenset({TaskStatus.PENDING}), "run now")
+        return rules_transitions.due(task) if task.is_scheduled else task
+
+    return await _apply(tx, caller, task_id, action, _RUN_NOW, decide)
+
+
 async def fail(tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest) -> TaskResponse:
     """Fail a task that has not ended, for a superuser. Later reports of its worker are rejected."""
 
@@ -99,6 +112,20 @@ async def fail(tx: Transaction, caller: Identity, task_id: UUID, action: TaskAct
 async def _apply(
     tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest, kind: _Kind, decide: _Decide
 ) -> TaskResponse:
+    task = await _locked(tx, caller, task_id, kind)
+    rules_transitions.check_fence(task, action)
+    after = decide(task, action, await tx.now())
+    if after is not task:
+        await _write(tx, task, after)
+        if rules_audit.is_by_operator(caller, task):
+            await rules_audit.record(tx, caller, kind.name, str(task_id), task.room_id)
+    position = (await positions(tx, [after])).get(task_id)
+    if after is not task:
+        rules_answers.publish_status(tx, after, position)
+    return rules_answers.task_response(after, position, unique_key=after.unique_text)
+
+
+async def _locked(tx: Transaction, caller: Identity, task_id: UUID, kind: _Kind) -> TaskRecord:
     task = (await sql_tasks.lock(tx, [task_id])).get(task_id)
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")
@@ -106,8 +133,10 @@ async def _apply(
         raise Forbidden("Not authorized: the task is internal")
     if not rules_transitions.roles_of(caller, task) & kind.allowed:
         raise Forbidden(f"Not authorized: only the task's {' or '.join(sorted(kind.allowed))} may do this")
-    rules_transitions.check_fence(task, action)
-    after = decide(task, action, await tx.now())
+    return task
+
+
+async def _write(tx: Transaction, task: TaskRecord, after: TaskRecord) -> None:
     # So that the job is not deleted, and no other task gets the key, while the task returns to its queue.
     await sql_jobs.lock_with_versions(tx, [task.job_id])
     if task.status in TERMINAL:
@@ -117,11 +146,6 @@ async def _apply(
     await rules_jobs.restore_needed(tx, [after])
     if task.status == TaskStatus.PENDING:
         await rules_jobs.record_unserved(tx, [task.job_id])
-    if rules_audit.is_by_operator(caller, task):
-        await rules_audit.record(tx, caller, kind.name, str(task_id), task.room_id)
-    position = (await positions(tx, [after])).get(task_id)
-    rules_answers.publish_status(tx, after, position)
-    return rules_answers.task_response(after, position, unique_key=after.unique_text)
 
 
 def _check_status(task: TaskRecord, allowed: frozenset[TaskStatus], verb: str) -> None:

@@ -101,7 +101,7 @@ function Trouble({ task, history }) {
     ${text && html`<pre tabindex="0" role="region" aria-label="Traceback">${text}</pre>`}<//>`;
 }
 
-// Operators may do everything; others cancel and retry what they submitted, and submit in rooms where they may write.
+// Operators may do everything; others cancel, retry and run now what they submitted, and submit in rooms where they may write.
 function Actions({ task, reload }) {
   const editing = useSignal(false);
   if (config.value.read_only) return null;
@@ -110,6 +110,7 @@ function Actions({ task, reload }) {
   const run = (name) => () => apply[name](task.id).then(reload);
   const may = {
     retry: ["failed", "cancelled"].includes(task.status) && (canOperate.value || isOwn),
+    runNow: task.status === "pending" && task.run_at && (canOperate.value || isOwn),
     cancel: !isOver(task.status) && (canOperate.value || isOwn),
     release: isHeld && canOperate.value,
     fail: !isOver(task.status) && canOperate.value,
@@ -118,6 +119,7 @@ function Actions({ task, reload }) {
   const failIt = () => act("POST", `/tasks/${task.id}/fail`, {}).then(reload);
   return html`
     ${may.retry && html`<${Button} tone="primary" onClick=${run("retry")} success="The task is in its queue again.">Retry<//>`}
+    ${may.runNow && html`<${Button} tone="primary" onClick=${run("runNow")} success="The task is in its queue.">Run now<//>`}
     ${may.release && html`<${Button} onClick=${run("release")} success="The task is in its queue again."
       confirm=${{ title: "Release the task?", body: "Its worker loses it, and another worker may claim it. This counts as no failure.", action: "Release", tone: "primary" }}>Release<//>`}
     ${may.cancel && html`<${Button} onClick=${run("cancel")} success="The task is cancelled."

@@ -76,6 +76,7 @@ const isAllowed = (task, action) => ACTIONS[action].statuses.includes(task.statu
 
 export const apply = {
   retry: (id) => act("POST", `/tasks/${id}/retry`, {}),
+  runNow: (id) => act("POST", `/tasks/${id}/run-now`, {}),
   release: (id) => act("POST", `/tasks/${id}/release`, {}),
   cancel: (id) => act("PATCH", `/tasks/${id}`, { status: "cancelled" }),
 };
