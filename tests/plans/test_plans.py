@@ -460,6 +460,32 @@ async def test_a_page_of_a_job_reads_that_jobs_tasks(explainer: Explainer, subte
                 assert_reads(plans, JOB_ROOM, *([] if status is None else [PENDING, ROOM]))
 
 
+async def test_a_page_of_several_versions_of_a_job_reads_the_first_tasks_of_each(
+    explainer: Explainer, subtests: pytest.Subtests
+) -> None:
+    """Of each version the index returns as many as the page may have; only these are sorted."""
+    for status in (None, TaskStatus.PENDING, TaskStatus.COMPLETED):
+        for offset in (0, 10):
+            with subtests.test(status=status, offset=offset):
+                work = partial(
+                    sql_tasks.page,
+                    room_id=LAB,
+                    status=status,
+                    job_ids=[job_id(BIG), job_id(RARE), job_id(IDLE)],
+                    part=Page(50, offset),
+                )
+                plans = await explainer.plans(work)
+                assert_totals(plans, status)
+                if status is TaskStatus.COMPLETED:
+                    assert_reads(plans, ROOM, HELD, *([JOB_ROOM] if explainer.is_postgresql else []))
+                    continue
+                for plan in plans:
+                    if "UNION ALL" in plan.statement:
+                        assert plan.by("joblib_task") <= {JOB_ROOM, PENDING, ROOM} | KEY, describe(plan)
+                        # SQLite does not say that it sorts the first tasks only.
+                        assert not explainer.is_postgresql or plan.sorted_rows <= FEW, describe(plan)
+
+
 async def test_a_position_is_counted_in_the_queue(explainer: Explainer, subtests: pytest.Subtests) -> None:
     """The rank of a task is a sum of the counts of blocks, and a count of few tasks in its own block.
 

@@ -449,6 +449,40 @@ async def test_the_tasks_of_a_job_are_listed_with_those_of_all_versions(replica:
     assert (jobs.total, summary.workers) == (1, sorted([old.worker_id, new.worker_id]))
 
 
+async def leave_all(replica: Replica, job: JobResponse, task_ids: list[UUID]) -> None:
+    """Cancel the tasks of a job, and let its workers leave."""
+    for task_id in task_ids:
+        await replica.report(task_id, TaskStatus.CANCELLED, by=SUBMITTER)
+    for worker_id in (await read(replica, job)).workers:
+        await replica.leave(worker_id)
+
+
+async def test_pages_of_a_job_have_the_tasks_of_its_versions_in_order(replica: Replica) -> None:
+    """Newest first, for each size and offset, although the first version is used again after the third."""
+    third = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}, "z": {}}}
+    tasks, numbers = [], []
+    for schema in (OLD, NEW, third, OLD):
+        job = await replica.register(schema=schema, room="lab")
+        for _ in range(3):
+            task = await replica.submit(job, payload={})
+            tasks.append(task.id)
+            numbers.append(task.version)
+        if schema is third:
+            await leave_all(replica, job, tasks)
+    assert numbers == [1] * 3 + [2] * 3 + [3] * 3 + [1] * 3
+    name = parse_job_name(job.full_name)
+    ids = await replica.runtime.database.read(rules_jobs.ids_of, "lab", name, cross_room=False)
+    for status, ordered in ((None, tasks[::-1]), (TaskStatus.PENDING, tasks[:8:-1])):
+        for limit in (1, 2, 5, 50):
+            for offset in range(len(tasks) + 1):
+                part = Page(limit, offset)
+                page = await replica.runtime.database.read(
+                    rules_tasks.page, "lab", status, part=part, jobs=ids
+                )
+                ids_of_page = [task.id for task in page.items]
+                assert (ids_of_page, page.total) == (ordered[offset : offset + limit], len(ordered))
+
+
 class Walk:
     """Random operations on a job with many versions, and what claims have to return."""
 

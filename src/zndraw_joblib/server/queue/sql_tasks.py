@@ -10,7 +10,7 @@ from uuid import UUID
 
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.statements import BIG_INTEGER, as_sql, statement
+from zndraw_joblib.server.db.statements import BIG_INTEGER, UUID_TYPE, as_sql, statement
 from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import sql_counts
 from zndraw_joblib.server.queue.sql_counts import BLOCK_BITS
@@ -228,9 +228,15 @@ async def page(
     The newest task comes first. Raises `ContentTooLarge` for a page with more than 32 MiB of payloads and
     results.
     """
-    of_job = sql_counts.of_job(job_ids)
-    rows, size = _page(status, of_job)
     params = sql_counts.job_params(room_id, job_ids) | {"limit": part.limit, "offset": part.offset}
+    if len(job_ids) > 1 and status in _BACKLOG:
+        number = 1 << (len(job_ids) - 1).bit_length()
+        ids = [*job_ids, *[_NO_JOB] * (number - len(job_ids))]
+        rows, size = _page_of_versions(status, number)
+        params |= {f"job_{index}": id_ for index, id_ in enumerate(ids)} | {"most": part.limit + part.offset}
+        del params["all_job_id"]
+    else:
+        rows, size = _page(status, sql_counts.of_job(job_ids))
     if part.limit > _SMALL_PAGE:
         _check_size((await tx.execute(size, params)).scalar_one(), part)
     records = await fetch_records(tx, rows, **params)
@@ -248,25 +254,59 @@ def _check_size(characters: int, part: Page) -> None:
 @cache
 def _page(status: TaskStatus | None, of_job: str) -> tuple[Any, Any]:
     """Return the statements for a page and for its size."""
-    conditions = "joblib_task.room_id = :room_id"
+    conditions = _in_room(status)
     if of_job:
         # The newest tasks of a job are pending ones, so its index is slow for others.
-        is_backlog = status in {None, TaskStatus.PENDING}
-        conditions += (
-            f" AND {'joblib_task.job_id' if is_backlog else 'unindexed(joblib_task.job_id)'} {of_job}"
-        )
-    if status is not None:
-        conditions += f" AND {as_sql(of_status([status]))}"
-    rest = f"""WHERE {conditions}
-ORDER BY joblib_task.created_at DESC, joblib_task.seq DESC
-LIMIT :limit OFFSET :offset"""
+        job = "joblib_task.job_id" if status in _BACKLOG else "unindexed(joblib_task.job_id)"
+        conditions += f" AND {job} {of_job}"
+    return _rows_and_size(f"WHERE {conditions}\n{_ORDER}\nLIMIT :limit OFFSET :offset", {})
+
+
+@cache
+def _page_of_versions(status: TaskStatus | None, number: int) -> tuple[Any, Any]:
+    """Return the statements for a page of several jobs: only the first rows of each are read and sorted."""
+    heads = "\n    UNION ALL\n".join(
+        f"""    SELECT * FROM (
+        SELECT joblib_task.created_at, joblib_task.seq FROM joblib_task
+        WHERE {_in_room(status)} AND joblib_task.job_id = :job_{index}
+        {_ORDER}
+        LIMIT :most
+    ) AS head_{index}"""
+        for index in range(number)
+    )
+    rest = f"""WHERE joblib_task.seq IN (
+    SELECT heads.seq FROM (
+{heads}
+    ) AS heads
+    ORDER BY heads.created_at DESC, heads.seq DESC
+    LIMIT :limit OFFSET :offset
+)
+{_ORDER}"""
+    return _rows_and_size(
+        rest, {f"job_{index}": UUID_TYPE for index in range(number)} | {"most": BIG_INTEGER}
+    )
+
+
+# The statuses of which the newest tasks of a job are found by its index.
+_BACKLOG = frozenset({None, TaskStatus.PENDING})
+# The id of no job.
+_NO_JOB = UUID(int=0)
+_ORDER = "ORDER BY joblib_task.created_at DESC, joblib_task.seq DESC"
+
+
+def _in_room(status: TaskStatus | None) -> str:
+    of_this = "" if status is None else f" AND {as_sql(of_status([status]))}"
+    return f"joblib_task.room_id = :room_id{of_this}"
+
+
+def _rows_and_size(rest: str, types: dict[str, Any]) -> tuple[Any, Any]:
     size = f"""
 SELECT coalesce(sum(size), 0) FROM (
     SELECT length(joblib_task.payload) + coalesce(length(joblib_task.result), 0) AS size
     FROM joblib_task {rest}
 ) AS page"""
-    rows = statement(f"{SELECT_RECORDS[True]} {rest}", *RECORD_NAMES, limit=BIG_INTEGER)
-    return rows, statement(size, "size", limit=BIG_INTEGER)
+    rows = statement(f"{SELECT_RECORDS[True]} {rest}", *RECORD_NAMES, limit=BIG_INTEGER, **types)
+    return rows, statement(size, "size", limit=BIG_INTEGER, **types)
 
 
 # Find the queue positions of pending tasks, counted from 1, without ranking whole queues.
