@@ -53,6 +53,7 @@ async def test_the_page_asks_for_a_token(browser: Browser, database_url: str) ->
             await expect(dashboard.title).to_have_text("Overview")
             assert server.token not in page.url
             assert await page.evaluate("Object.values(localStorage)") == []
+            await page.get_by_label("admin, superuser").click()
             await page.get_by_role("button", name="Log out").click()
             await expect(page.get_by_label("Token")).to_be_visible()
             assert await page.evaluate("Object.values(sessionStorage)") == []

@@ -139,6 +139,7 @@ async def _cancel_all_that_match(dashboard: Dashboard, queue: ExampleQueue) -> N
     """The dialog counts the tasks of the filter first, and the others stay as they are."""
     page = dashboard.page
     await dashboard.show("tasks?room=teaching", "Tasks")
+    await page.get_by_text("All that match").click()
     await page.get_by_role("button", name="Cancel …").click()
     dialog = page.get_by_role("dialog", name="Cancel all that match")
     await expect(dialog).to_contain_text("5 tasks")
@@ -154,6 +155,7 @@ async def _purge_all_that_match(dashboard: Dashboard) -> None:
     """A purge needs the number of its tasks, typed."""
     page = dashboard.page
     await dashboard.show("tasks", "Tasks")
+    await page.get_by_text("All that match").click()
     await page.get_by_role("button", name="Purge …").click()
     dialog = page.get_by_role("dialog", name="Purge all that match")
     button = dialog.get_by_role("button", name=re.compile("Purge [0-9]+ tasks"))

@@ -40,6 +40,7 @@ async def seed(replica: Replica) -> list[dict[str, Any]]:
             error=ERRORS[index % 3] if status is TaskStatus.FAILED or index % 7 == 0 else None,
             error_code="worker-lost" if index % 4 == 0 else "error",
             payload=PAYLOADS[index // 7 % 3],
+            run_at=at(9_999_999) if status is TaskStatus.PENDING and index % 4 else None,
             created_at=LONG_AGO + timedelta(minutes=index // 2),
             completed_at=LONG_AGO + timedelta(minutes=index)
             if status in set(TaskStatus) - HELD - {"pending"}
@@ -60,6 +61,7 @@ def does_match(row: dict[str, Any], wanted: dict[str, Any]) -> bool:
     payload = json.dumps(row["payload"], separators=(",", ":"), ensure_ascii=False)
     exception = None if row["error"] is None else row["error"].partition(":")[0]
     found = {"room": row["room_id"], "worker": row["worker_id"], "exception": exception}
+    found["scheduled"] = row["status"] == TaskStatus.PENDING and row["run_at"] is not None
     for name, value in wanted.items():
         if name == "text":
             is_same = any(lowered(value) in lowered(text) for text in (payload, row["error"]))
@@ -119,6 +121,8 @@ async def test_each_filter_alone_and_with_others(replica: Replica) -> None:
         {"worker": worker},
         {"worker": worker, "status": ["running"]},
         {"created_by": "other"},
+        {"scheduled": True},
+        {"scheduled": False, "status": ["pending"], "room": ["room-1", "room-4"]},
         {"error_code": ["worker-lost"]},
         {"exception": ["ValueError", "value"]},
         {"exception": ["value~error", "none"]},

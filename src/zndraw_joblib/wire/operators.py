@@ -126,6 +126,7 @@ class TaskFilter(RequestBody):
     error, where Python workers write the class of the exception: ``ValueError``. `text` is part of the
     payload as JSON text, or of the error; the letters a to z match without regard to case. Times are those of
     creation: `since` is included, `until` is not. `version` has numbers of versions, and needs `job`.
+    `scheduled`: pending tasks that are not due yet; if false, all others.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -141,6 +142,7 @@ class TaskFilter(RequestBody):
     since: Moment | None = None
     until: Moment | None = None
     version: Versions = Field(default_factory=list)
+    scheduled: bool | None = None
 
     @model_validator(mode="after")
     def _version_needs_job(self) -> Self:

@@ -336,6 +336,12 @@ async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -
     paused = await sql_figures.paused_jobs(tx, _LISTED_JOBS)
     findings = [unserved_job(job) for job in unserved]
     findings += [paused_job(job) for job in paused]
+    since = (now - _RECENT).replace(second=0, microsecond=0)
+    recent = await sql_statistics.ends(tx, since)
+    failing = [ends.job_id for ends in recent if ends.failed >= _MANY_FAILURES]
+    usual = await sql_statistics.ends_before(tx, failing, since - _USUAL, since.replace(minute=0))
+    for ends in recent:
+        findings += failing_tasks(ends, since, usual.get(ends.job_id))
     # The longest wait of each job, unless it is known why it waits.
     explained = {job.id for job in (*unserved, *paused)}
     longest: dict[str, WaitingTask] = {}
@@ -345,12 +351,6 @@ async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -
     for task in longest.values():
         if (late := waiting_task(task, now)) is not None:
             findings.append(late)
-    since = (now - _RECENT).replace(second=0, microsecond=0)
-    recent = await sql_statistics.ends(tx, since)
-    failing = [ends.job_id for ends in recent if ends.failed >= _MANY_FAILURES]
-    usual = await sql_statistics.ends_before(tx, failing, since - _USUAL, since.replace(minute=0))
-    for ends in recent:
-        findings += failing_tasks(ends, since, usual.get(ends.job_id))
     return findings
 
 

@@ -80,7 +80,7 @@ async def find(
 
 
 # At most so many of the newest failed tasks are grouped, of at most so many tasks that are read.
-_GROUPED, _GROUPED_OF = 2_000, Budget(rows=20_000, seconds=0.1)
+_GROUPED, _GROUPED_OF = 2_000, Budget(rows=20_000, seconds=0.5)
 _NAME_OF_CLASS = re.compile(r"[^\W\d][\w.]*\Z")
 
 
@@ -144,6 +144,7 @@ async def resolve(tx: Transaction, task_filter: TaskFilter, *, superseded: bool 
         created_by=task_filter.created_by,
         error_codes=sorted(set(task_filter.error_code)),
         exceptions=sorted(set(task_filter.exception)),
+        scheduled=task_filter.scheduled,
         text=task_filter.text,
         since=task_filter.since,
         until=task_filter.until,

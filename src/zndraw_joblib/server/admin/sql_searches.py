@@ -16,11 +16,14 @@ from uuid import UUID
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     ColumnElement,
     Select,
     Text,
     and_,
     bindparam,
+    case,
+    false,
     func,
     literal_column,
     or_,
@@ -78,6 +81,7 @@ _CONDITIONS: dict[str, Condition] = {
     "rooms": among(tasks.c.room_id, bindparam("rooms")),
     "error_codes": among(tasks.c.error_code, bindparam("error_codes")),
     "exceptions": among(before_colon(tasks.c.error), bindparam("exceptions")),
+    "scheduled": case((IS_SCHEDULED, true()), else_=false()) == bindparam("scheduled", type_=Boolean()),
     "worker": tasks.c.worker_id == _value("worker", "worker_id"),
     "created_by": tasks.c.created_by == _value("created_by", "created_by"),
     "since": tasks.c.created_at >= _value("since", "created_at"),
@@ -279,6 +283,7 @@ class Filter:
     created_by: str | None = None
     error_codes: Sequence[str] = ()
     exceptions: Sequence[str] = ()
+    scheduled: bool | None = None
     text: str | None = None
     since: datetime | None = None
     until: datetime | None = None

@@ -60,7 +60,7 @@ from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemExcept
 from zndraw_joblib.wire.statuses import TaskStatus
 
 _LISTS = ("status", "job", "version", "room", "error_code", "exception")
-_VALUES = ("worker", "created_by", "text", "since", "until")
+_VALUES = ("worker", "created_by", "text", "since", "until", "scheduled")
 
 
 def _read_filter(request: Request) -> TaskFilter:
@@ -85,6 +85,7 @@ _VERSIONS = Annotated[Versions, Query(description="Numbers of versions of these 
 _WORKER = Annotated[Omissible[UUID], Query(description="The current or last worker.")]
 _EXCEPTIONS = Annotated[Names, Query(description="Texts before the first colon of the error.")]
 _TEXT = Annotated[Omissible[Text], Query(description="Part of the payload as JSON, or of the error.")]
+_SCHEDULED = Annotated[Omissible[bool], Query(description="Pending and not due yet; false: all others.")]
 _SINCE = Annotated[Omissible[Moment], Query(description="Created at this time or later.")]
 _UNTIL = Annotated[Omissible[Moment], Query(description="Created before this time.")]
 QueryFilter = Annotated[
@@ -102,6 +103,7 @@ QueryFilter = Annotated[
         text=(_TEXT, None),
         since=(_SINCE, None),
         until=(_UNTIL, None),
+        scheduled=(_SCHEDULED, None),
     ),
 ]
 QueryRooms = Annotated[list[str], Parameter(_read_rooms, room=(Annotated[Names, Query()], []))]

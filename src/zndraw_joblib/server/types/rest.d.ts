@@ -3708,6 +3708,7 @@ export interface components {
          *     error, where Python workers write the class of the exception: ``ValueError``. `text` is part of the
          *     payload as JSON text, or of the error; the letters a to z match without regard to case. Times are those of
          *     creation: `since` is included, `until` is not. `version` has numbers of versions, and needs `job`.
+         *     `scheduled`: pending tasks that are not due yet; if false, all others.
          */
         TaskFilter: {
             /** Status */
@@ -3732,6 +3733,8 @@ export interface components {
             until?: string | null;
             /** Version */
             version?: number[];
+            /** Scheduled */
+            scheduled?: boolean | null;
         };
         /**
          * TaskHistory
@@ -4501,6 +4504,8 @@ export interface operations {
                 since?: string;
                 /** @description Created before this time. */
                 until?: string;
+                /** @description Pending and not due yet; false: all others. */
+                scheduled?: boolean;
                 limit?: number;
                 /** @description `next` of the last response */
                 cursor?: string;
@@ -4691,6 +4696,8 @@ export interface operations {
                 since?: string;
                 /** @description Created before this time. */
                 until?: string;
+                /** @description Pending and not due yet; false: all others. */
+                scheduled?: boolean;
             };
             header?: never;
             path?: never;

@@ -6,7 +6,7 @@ import { isVisible, retryNow } from "./live.js";
 import { pages } from "./pages/index.js";
 import { go, href, route } from "./router.js";
 import { theme, themes } from "./theme.js";
-import { Between, Dialog, Empty, Failure, Loading, Messages, Page, Questions } from "./ui.js";
+import { Between, Dialog, Empty, Failure, Loading, Menu, Messages, Page, Questions } from "./ui.js";
 
 const failure = signal(null);
 const showsKeys = signal(false);
@@ -23,10 +23,12 @@ function Frame() {
     <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <div class="frame">
       <header class="bar">
-        <a class="brand" href=${href(canReadAll.value ? "overview" : "tasks")}>
-          <img src="static/icon.svg" alt="" width="26" height="26" /><span>${config.value.title}</span></a>
-        <nav aria-label="Pages"><ul>${all.map((entry) => html`<li key=${entry.name}>
-          <a href=${href(entry.name)} aria-current=${entry.name === name ? "page" : undefined}>${entry.label}</a></li>`)}</ul></nav>
+        <a class="brand" aria-label=${config.value.title} href=${href(canReadAll.value ? "overview" : "tasks")}>
+          <img src="static/icon.svg" alt="" width="26" height="26" /><span class="title">${config.value.title}</span></a>
+        <nav aria-label="Pages"><ul>
+          ${all.filter((entry) => entry.place !== "more").map((entry) => html`<li key=${entry.name} class=${entry.place ?? ""}><${NavLink} entry=${entry} name=${name} /></li>`)}
+          ${all.some((entry) => entry.place) && html`<li><${Menu} key=${key} label="More" isCurrent=${page?.place}>
+            <ul>${all.filter((entry) => entry.place).map((entry) => html`<li key=${entry.name} class=${entry.place === "wide" ? "narrow" : ""}><${NavLink} entry=${entry} name=${name} /></li>`)}</ul><//></li>`}</ul></nav>
         <${Corner} />
       </header>
       <div class="content">
@@ -37,6 +39,8 @@ function Frame() {
       </div>
     </div>`;
 }
+
+const NavLink = ({ entry, name }) => html`<a href=${href(entry.name)} aria-current=${entry.name === name ? "page" : undefined}>${entry.label}</a>`;
 
 function skip(event) {
   event.preventDefault();
@@ -55,13 +59,13 @@ function Corner() {
   return html`<div class="corner">
     ${!canReadAll.value && html`<${RoomChoice} />`}
     ${config.value.read_only && html`<span class="badge warn">read-only</span>`}
-    <label class="hidden" for="theme">Colours</label>
-    <select id="theme" value=${theme.value} onChange=${(event) => (theme.value = event.target.value)}>
-      ${Object.entries(themes).map(([value, label]) => html`<option key=${value} value=${value}>${label}</option>`)}</select>
-    <button type="button" class="plain" aria-label="Keys" title="Keys (?)" onClick=${() => (showsKeys.value = true)}>?</button>
-    <span class="who" title=${me.value?.is_superuser ? "Superuser" : "User"}>${me.value?.id}</span>
-    ${token.value && html`<button type="button" class="small" onClick=${leave}>Log out</button>`}
-    <span class="version" title="Version of the server">${config.value.version}</span>
+    <${Menu} title=${`${me.value?.id}, ${me.value?.is_superuser ? "superuser" : "user"}`} label=${html`<span class="who">${me.value?.id}</span>`}>
+      <div class="field"><label for="theme">Colours</label>
+        <select id="theme" value=${theme.value} onChange=${(event) => (theme.value = event.target.value)}>
+          ${Object.entries(themes).map(([value, label]) => html`<option key=${value} value=${value}>${label}</option>`)}</select></div>
+      <button type="button" class="small" onClick=${() => (showsKeys.value = true)}>Keys (?)</button>
+      ${token.value && html`<button type="button" class="small" onClick=${leave}>Log out</button>`}
+      <span class="help">Server ${config.value.version}</span><//>
   </div>`;
 }
 

@@ -2,7 +2,7 @@
 
 const SHORT = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const LONG = new Intl.DateTimeFormat(undefined, {
-  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23",
+  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short",
 });
 const NUMBER = new Intl.NumberFormat("en");
 const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -11,17 +11,13 @@ export const count = (value) => NUMBER.format(value ?? 0);
 export const compact = (value) => (value < 10_000 ? count(value) : COMPACT.format(value));
 export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 
-// Local time; without the date if it is today.
-export function time(text) {
-  const at = new Date(text);
-  const isToday = at.toDateString() === new Date().toDateString();
-  return (isToday ? SHORT : LONG).format(at);
-}
+const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 // The time of day, where the date is known or is in the title.
 export const timeOfDay = (text) => SHORT.format(new Date(text));
 
-export const utc = (text) => `${new Date(text).toISOString().replace("T", " ").slice(0, 19)} UTC`;
+// A moment in the zone of the browser, which is named.
+export const exact = (text) => `${LONG.format(new Date(text))}${ZONE ? ` (${ZONE})` : ""}`;
 
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
@@ -54,3 +50,41 @@ export function bytes(size) {
 
 // The ids of tasks begin with the time, so those of one minute differ only at their end.
 export const shortId = (id) => (id[14] === "7" ? `${id.slice(0, 8)}…${id.slice(-4)}` : String(id).slice(0, 8));
+
+// The parts of a full name: its room, category and own name.
+export const partsOf = (name) => {
+  const [room, category, ...own] = name.split(":");
+  return own.length ? { room, category, name: own.join(":") } : { room: "", category: "", name };
+};
+
+const JSON_TOKENS = /"(?:[^"\\]|\\.)*"?|[{}[\],:]|[^"{}[\],:]+/g;
+
+function textOf(token) {
+  try {
+    return JSON.parse(token);
+  } catch {
+    return token.replaceAll(/^"|\\.?$/g, ""); // the text was cut
+  }
+}
+
+// The beginning of a payload, JSON that may be cut, as a line: structure CO-on-Pt-11 · steps 90.
+export function preview(text) {
+  let [line, depth] = ["", 0];
+  for (const token of (text ?? "").match(JSON_TOKENS) ?? []) {
+    if (token === "{" || token === "[") line += depth++ ? token : "";
+    else if (token === "}" || token === "]") line += --depth ? token : "";
+    else if (token === ",") line += depth > 1 ? ", " : " · ";
+    else if (token === ":") line += " ";
+    else line += token[0] === '"' ? textOf(token) : token;
+  }
+  return line.replaceAll(/\s+/g, " ").trim();
+}
+
+// What tells a task from others of its job: the first text of its payload, or its first value with its name.
+export function subject(payload) {
+  const entries = payload && typeof payload === "object" && !Array.isArray(payload) ? Object.entries(payload) : [];
+  const [, text] = entries.find(([, value]) => typeof value === "string" && value.trim()) ?? [];
+  const [name, value] = entries.find(([, item]) => item === null || typeof item !== "object" || item.text) ?? [];
+  const line = text ?? (name === undefined ? "" : `${name} ${value}`);
+  return line.length > 60 ? `${line.slice(0, 59)}…` : line;
+}

@@ -98,3 +98,34 @@ export function useStream(path, on, { keys = [], isOver } = {}) {
   }, [path, ...keys]);
   return state.value;
 }
+
+// Reads on through the parts of a list, of which `first` is the state of the first part, until there are `size` items or
+// `load(cursor, abort)` has no more. Returns { items, next, isReading, stop, goOn }; `keys` are as those of usePoll.
+export function useParts(first, load, size, keys) {
+  const key = JSON.stringify(keys);
+  const state = useMemo(() => ({ more: signal([]), next: signal(undefined), isStopped: signal(false) }), [key]);
+  const begin = first.data?.next ?? null;
+  const items = [...new Map([...(first.data?.items ?? []), ...state.more.value].map((item) => [item.id, item])).values()];
+  const next = state.next.value === undefined ? begin : state.next.value;
+  const isReading = Boolean(next) && items.length < size && !state.isStopped.value && first.data !== null;
+  useWhileVisible(async (abort) => {
+    let cursor = next;
+    for (let failures = 0; isReading && cursor && !abort.aborted; ) {
+      try {
+        const part = await load(cursor, abort);
+        if (abort.aborted) return;
+        cursor = part.next;
+        failures = 0;
+        state.more.value = [...state.more.value, ...part.items];
+        state.next.value = cursor;
+        if ((first.data?.items.length ?? 0) + state.more.value.length >= size) return;
+      } catch (error) {
+        if (abort.aborted) return;
+        if (isFinal(error)) return void (state.isStopped.value = true);
+        failures += 1;
+        await pause(backoff(failures), abort);
+      }
+    }
+  }, [key, isReading]);
+  return { items, next, isReading, stop: () => (state.isStopped.value = true), goOn: () => (state.isStopped.value = false), isStopped: state.isStopped.value };
+}

@@ -2,7 +2,7 @@
 import { effect, signal } from "./lib.js";
 
 const KEY = "zndraw-joblib theme";
-export const themes = { "": "System colours", light: "Light", dark: "Dark" };
+export const themes = { "": "As the system", light: "Light", dark: "Dark" };
 export const theme = signal(stored());
 // Changes with the colours, also with those of the system; plots have to be drawn again then.
 export const drawn = signal(0);

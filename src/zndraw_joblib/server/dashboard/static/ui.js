@@ -2,26 +2,29 @@
 import { get, Problem } from "./api.js";
 import { canReadAll, ownRoom } from "./auth.js";
 import { stringify } from "./json.js";
-import { between, compact, count, duration, shortId, time, utc } from "./format.js";
+import { between, compact, count, duration, exact, partsOf, shortId } from "./format.js";
 import { html, signal, useEffect, useId, useRef, useSignal } from "./lib.js";
 import { usePoll } from "./live.js";
 import { href, route, setQuery } from "./router.js";
 
 // --- Text -----------------------------------------------------------------------------------------------------------
 
+const narrow = matchMedia("(max-width: 45rem)");
+// Whether the window is as narrow as a phone.
+export const isNarrow = signal(narrow.matches);
+narrow.addEventListener("change", () => (isNarrow.value = narrow.matches));
+
 // The present time, once a second, for ages; it stands still while the page is hidden.
 export const now = signal(Date.now());
 setInterval(() => document.hidden || (now.value = Date.now()), 1000);
 
-// A moment in local time; UTC in the title.
-export const Time = ({ at }) => at ? html`<time datetime=${at} title=${utc(at)}>${time(at)}</time>` : html`<span class="none">–</span>`;
-
-// How long ago a moment is, or how long it will take.
-export function Ago({ at }) {
+// How long ago a moment is, or how long it will take; the moment itself in the title.
+export function Ago({ at, isShort = false }) {
   if (!at) return html`<span class="none">–</span>`;
   const seconds = (now.value - new Date(at)) / 1000;
-  const text = duration(Math.max(1, Math.abs(Math.round(seconds))));
-  return html`<time datetime=${at} title=${utc(at)}>${seconds < -1 ? `in ${text}` : `${text} ago`}</time>`;
+  const whole = duration(Math.max(1, Math.abs(Math.round(seconds))));
+  const text = isShort ? whole.split(" ").slice(0, 2).join(" ") : whole;
+  return html`<time datetime=${at} title=${exact(at)}>${seconds < -1 ? `in ${text}` : isShort ? text : `${text} ago`}</time>`;
 }
 
 export const Between = ({ from, to }) => html`<span>${duration(between(from, to ?? (from && new Date(now.value).toISOString())))}</span>`;
@@ -31,13 +34,25 @@ export const Badge = ({ tone = "quiet", title, children }) => html`<span class="
 
 const TONES = { pending: "quiet", claimed: "warn", running: "busy", completed: "good", failed: "bad", cancelled: "quiet" };
 export const STATUSES = Object.keys(TONES);
-export const Status = ({ status }) => html`<${Badge} tone=${TONES[status]}>${status}<//>`;
+const WAITS = { time: ["scheduled", "quiet"], worker: ["waits for worker", "bad"], resume: ["waits for resume", "warn"] };
+const WAITS_BECAUSE = { time: "It enters its queue when it is due", worker: "No worker serves its job", resume: "Its job, its room or all rooms are paused" };
+// Of a pending task also what it `waitsFor`, beside a free slot.
+export function Status({ status, waitsFor }) {
+  const [text, tone] = (status === "pending" && WAITS[waitsFor]) || [status, TONES[status]];
+  return html`<${Badge} tone=${tone} title=${text !== status ? WAITS_BECAUSE[waitsFor] : undefined}>${text}<//>`;
+}
 
 // A name of several parts: a line may break after a separator.
 export const Name = ({ text }) => text.split(/(?<=[:_./-])/).map((part, index) => (index ? html`<wbr />${part}` : part));
 
 export const TaskLink = ({ id }) => html`<a class="id" href=${href(["tasks", id])} title=${id}>${shortId(id)}</a>`;
-export const JobLink = ({ name }) => html`<a class="name" href=${href(["jobs", name])} title=${name}><${Name} text=${name} /></a>`;
+// A job by its own name; the room, unless it is that of all jobs, and the category come before it, dimmed.
+export function JobName({ name }) {
+  const { room, category, name: own } = partsOf(name);
+  const before = [room === "@global" ? "" : room, category].filter(Boolean);
+  return html`${before.length > 0 && html`<span class="before"><${Name} text=${`${before.join(":")}:`} /></span><wbr />`}<${Name} text=${own} />`;
+}
+export const JobLink = ({ name }) => html`<a class="name" href=${href(["jobs", name])} title=${name}><${JobName} name=${name} /></a>`;
 export const RoomLink = ({ id }) => html`<a class="name" href=${href(["rooms", id])} title=${id}><${Name} text=${id} /></a>`;
 export const WorkerLink = ({ id, name }) =>
   id ? html`<a class=${name ? "name" : "id"} href=${href(["workers", id])} title=${id}>${name ?? shortId(id)}</a>` : html`<span class="none">–</span>`;
@@ -122,11 +137,25 @@ export const Figure = ({ label, value, to, tone = "", title }) => {
 // The label of a count of running tasks: tasks that workers have claimed, but have not started, do not run.
 export const runningLabel = (counts, label = "running") => (counts.claimed ? `${label}, ${count(counts.claimed)} claimed ahead` : label);
 
+// A menu that closes when something outside of it is clicked or focused, and on Escape.
+export function Menu({ label, title, isCurrent, children }) {
+  const element = useRef();
+  useEffect(() => {
+    const close = (event) => {
+      const isOutside = !element.current.contains(event.target) || (event.type === "click" && event.target.closest("button, a"));
+      if (event.type === "keydown" ? event.key === "Escape" : isOutside) element.current.open = false;
+    };
+    const kinds = ["click", "focusin", "keydown"];
+    for (const kind of kinds) document.addEventListener(kind, close);
+    return () => kinds.forEach((kind) => document.removeEventListener(kind, close));
+  }, []);
+  return html`<details class="menu" ref=${element}><summary class=${isCurrent ? "is-current" : ""} title=${title} aria-label=${title}>${label}</summary><div>${children}</div></details>`;
+}
+
 // --- Tables ---------------------------------------------------------------------------------------------------------
 
-// `columns`: { name, label, render(row), class }. With `selection`, a signal of a Set of keys, rows can be selected. On a phone a
-// table that `stacks` shows the cells of a row below each other.
-export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty = "There is nothing here.", selection, rowLabel = rowKey, rowClass, stacks }) {
+// `columns`: { name, label, render(row), class }. With `selection`, a signal of a Set of keys, rows can be selected.
+export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty = "There is nothing here.", selection, rowLabel = rowKey, rowClass, class: name = "" }) {
   if (!rows.length) return html`<${Empty}>${empty}<//>`;
   const selected = selection?.value;
   const toggle = (keys, on) => {
@@ -136,19 +165,19 @@ export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty 
   };
   const keys = rows.map(rowKey);
   const all = selected && keys.every((key) => selected.has(key));
-  return html`<div class="table ${stacks ? "stacks" : ""}" tabindex="0" role="region" aria-label=${caption}><table>
+  return html`<div class="table ${name}" tabindex="0" role="region" aria-label=${caption}><table>
     <caption class="hidden">${caption}</caption>
     <thead><tr>
       ${selection && html`<th scope="col" class="choose"><input type="checkbox" aria-label="Choose all rows" checked=${all}
         onChange=${(event) => toggle(keys, event.target.checked)} /></th>`}
-      ${columns.map((column) => html`<th key=${column.name} scope="col" class=${column.class}>${column.label}</th>`)}
+      ${columns.map((column) => html`<th key=${column.name} scope="col" class="${column.class ?? ""} is-${column.name}">${column.label}</th>`)}
     </tr></thead>
     <tbody>${rows.map((row) => {
       const key = rowKey(row);
       return html`<tr key=${key} class="${selected?.has(key) ? "is-chosen" : ""} ${rowClass?.(row) ?? ""}">
         ${selection && html`<td class="choose"><input type="checkbox" aria-label=${`Choose ${rowLabel(row)}`} checked=${selected.has(key)}
           onChange=${(event) => toggle([key], event.target.checked)} /></td>`}
-        ${columns.map((column) => html`<td key=${column.name} class=${column.class} data-label=${stacks ? column.label : undefined}>${column.render(row)}</td>`)}
+        ${columns.map((column) => html`<td key=${column.name} class="${column.class ?? ""} is-${column.name}" data-label=${column.label}>${column.render(row)}</td>`)}
       </tr>`;
     })}</tbody>
   </table></div>`;
@@ -157,7 +186,7 @@ export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty 
 // The columns that several tables of tasks have.
 export const TASK_COLUMNS = {
   id: { name: "id", label: "Task", render: (task) => html`<${TaskLink} id=${task.id} />` },
-  status: { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} />` },
+  status: { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} waitsFor=${task.waits_for} />` },
   job: { name: "job", label: "Job", render: (task) => html`<${JobLink} name=${task.job_name} />` },
   room: { name: "room", label: "Room", render: (task) => html`<${RoomLink} id=${task.room_id} />` },
   created: { name: "created", label: "Created", render: (task) => html`<${Ago} at=${task.created_at} />` },
@@ -199,12 +228,13 @@ export const Filters = ({ children, label = "Filter" }) =>
   html`<form class="filters" role="search" aria-label=${label} onSubmit=${(event) => event.preventDefault()}>${children}</form>`;
 
 // A field of the query; it applies on Enter, and half a second after the last key.
-export function TextFilter({ name, label, placeholder, isFirst = false, type = "search", list }) {
+export function TextFilter({ name, label, placeholder, isFirst = false, type = "search", list, options = [] }) {
   const id = useId();
   const timer = useRef(null);
   // What the user has typed. The page is shown again with each answer of the server, which must not remove it.
   const typed = useRef("");
-  const present = route.value.query.get(name) ?? "";
+  const value = route.value.query.get(name) ?? "";
+  const present = options.find(([option]) => option === value)?.[1] ?? value;
   const isTyped = timer.current !== null || typed.current.trim() === present;
   const stop = () => {
     clearTimeout(timer.current);
@@ -213,7 +243,8 @@ export function TextFilter({ name, label, placeholder, isFirst = false, type = "
   const apply = (value) => {
     stop();
     typed.current = value;
-    setQuery({ [name]: value.trim(), cursor: null });
+    const text = value.trim();
+    setQuery({ [name]: options.find(([, option]) => option === text)?.[0] ?? text, cursor: null, from: null });
   };
   const later = ({ target: { value } }) => {
     stop();
@@ -226,12 +257,23 @@ export function TextFilter({ name, label, placeholder, isFirst = false, type = "
       autocomplete="off" spellcheck=${false} onInput=${later} onChange=${(event) => apply(event.target.value)} /></div>`;
 }
 
+// A TextFilter with suggestions: `load()` returns [[value, label], …] once the field gets the focus. The field shows the
+// label, the address has the value.
+export function SuggestingFilter({ load, name, ...rest }) {
+  const id = useId();
+  const options = useSignal([]);
+  const read = async () => (options.value = await load());
+  useEffect(() => void (route.value.query.get(name) && read()), []);
+  return html`<div onFocusIn=${read}><${TextFilter} name=${name} list=${id} options=${options.value} ...${rest} />
+    <datalist id=${id}>${options.value.map(([value, label]) => html`<option key=${value} value=${label} />`)}</datalist></div>`;
+}
+
 // `options`: [[value, label], …]; the first one is usually ["", "all"].
 export function ChoiceFilter({ name, label, options }) {
   const id = useId();
   const present = route.value.query.get(name) ?? "";
   return html`<div class="field"><label for=${id}>${label}</label>
-    <select id=${id} name=${name} value=${present} onChange=${(event) => setQuery({ [name]: event.target.value, cursor: null })}>
+    <select id=${id} name=${name} value=${present} onChange=${(event) => setQuery({ [name]: event.target.value, cursor: null, from: null })}>
       ${options.map(([value, text]) => html`<option key=${value} value=${value} selected=${value === present}>${text}</option>`)}
     </select></div>`;
 }
@@ -241,7 +283,7 @@ export function SetFilter({ name, label, values, counts }) {
   const selected = new Set(route.value.query.getAll(name));
   const toggle = (value) => {
     selected.has(value) ? selected.delete(value) : selected.add(value);
-    setQuery({ [name]: [...selected], cursor: null });
+    setQuery({ [name]: [...selected], cursor: null, from: null });
   };
   return html`<fieldset class="set"><legend>${label}</legend><div>
     ${values.map((value) => html`<button key=${value} type="button" class="chip" aria-pressed=${selected.has(value) ? "true" : "false"}

@@ -38,7 +38,7 @@ export function Limits() {
   return html`<${Page} title="Limits" actions=${actions}>
     <p class="help">Jobs name these limits in their policy, and share their slots and tokens.</p>
     <${Loaded} state=${state}>${({ items, total }) => html`
-      <${Table} caption="Limits" columns=${columns} rows=${items} rowKey=${(limit) => limit.name} stacks
+      <${Table} caption="Limits" columns=${columns} rows=${items} rowKey=${(limit) => limit.name}
         empty="There are no limits. Jobs may have limits of their own without a name." />
       <${Paging} next=${items.length && offset + items.length < total ? String(offset + items.length) : null} />`}<//>
     ${edited.value && html`<${LimitForm} limit=${edited.value} onClose=${() => (edited.value = null)} reload=${state.reload} />`}<//>`;

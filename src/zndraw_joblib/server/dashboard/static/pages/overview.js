@@ -1,12 +1,14 @@
 // What is wrong first, then how much happens, then who works.
 import { get } from "../api.js";
+import { canOperate } from "../auth.js";
 import { between, compact, count, duration, plural } from "../format.js";
 import { html, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
 import { DURATIONS, Plot } from "../plots.js";
 import { href, route, setQuery } from "../router.js";
 import { causesOf, filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
-import { Ago, Badge, Between, Empty, Figure, Loaded, Page, runningLabel, Section, Table } from "../ui.js";
+import { Ago, Badge, Between, Empty, isNarrow, JobLink, Loaded, Page, Section, Table } from "../ui.js";
+import { Bulk } from "./tasks.js";
 
 const WHOLE = [1, 2, 5].flatMap((step) => [1, 10, 100, 1000, 10_000, 100_000].map((size) => step * size)).sort((a, b) => a - b);
 const RANGES = {
@@ -26,7 +28,8 @@ export function Overview() {
   return html`<${Page} title="Overview" actions=${html`<${Badge} tone=${stream.isOpen ? "good" : "warn"}>${stream.isOpen ? "live" : "connecting"}<//>`}>
     <${Loaded} state=${state}>${(overview) => html`
       <${Findings} findings=${overview.findings} />
-      <${Figures} overview=${overview} />
+      <${Statuses} overview=${overview} />
+      <${Failures} />
       <${History} overview=${overview} />
       <${Servers} servers=${overview.servers} />`}<//><//>`;
 }
@@ -35,8 +38,8 @@ const REMEDIES = {
   task: (finding) => [["Show the task", href(["tasks", finding.task])]],
   job: (finding) => [
     ["Show the job", href(["jobs", finding.job])],
-    finding.code === "failing-job"
-      ? ["Show its failed tasks", href("tasks", { job: finding.job, status: "failed" })]
+    ["failing-job", "failure-rate"].includes(finding.code)
+      ? ["Show its failed tasks", href("tasks", { job: finding.job, status: "failed", since: "1h" })]
       : finding.code === "lost-attempts" ? ["Show its tasks that were lost", href("tasks", { job: finding.job, error_code: ["worker-lost", "run-timeout"] })]
       : ["Show its waiting tasks", href("tasks", { job: finding.job, status: "pending" })],
   ],
@@ -51,35 +54,88 @@ function linksOf(finding) {
   return remedies;
 }
 
-export function Findings({ findings }) {
-  if (!findings.length) {
-    return html`<section class="fine" aria-label="Findings"><${Badge} tone="good">Nothing is wrong<//>
-      <span>Jobs have workers, no task waits too long, and the sweeper runs.</span></section>`;
-  }
-  return html`<section class="findings" aria-labelledby="findings"><h2 id="findings">${plural(findings.length, "problem")}</h2>
-    <ul>${findings.map((finding) => html`<li key=${[finding.code, finding.job, finding.room, finding.task].join()} class="finding ${finding.severity}">
-      <div class="finding-head"><${Badge} tone=${finding.severity === "critical" ? "bad" : "warn"} title=${finding.code}>${finding.severity}<//>
-        <strong>${finding.detail}</strong>${finding.since && html`<span class="help">for <${Between} from=${finding.since} /></span>`}</div>
-      <p>${finding.remedy}</p>
-      <p class="links">${linksOf(finding).map(([label, to]) => html`<a key=${to} href=${to}>${label}</a>`)}</p></li>`)}</ul></section>`;
+const Finding = ({ finding }) => html`<li class="finding ${finding.severity}">
+  <div class="finding-head"><${Badge} tone=${{ critical: "bad", warning: "warn" }[finding.severity] ?? "quiet"} title=${finding.code}>${finding.severity}<//>
+    <strong>${finding.detail}</strong>${finding.since && html`<span class="help">for <${Between} from=${finding.since} /></span>`}</div>
+  <p>${finding.remedy} <span class="links">${linksOf(finding).map(([label, to]) => html`<a key=${to} href=${to}>${label}</a>`)}</span></p></li>`;
+
+const keyOf = (finding) => [finding.code, finding.job, finding.room, finding.task].join();
+
+// The first items of a list, and a button for the others.
+function Folded({ items, size, list, word }) {
+  const isOpen = useSignal(false);
+  return html`${list(isOpen.value ? items : items.slice(0, size))}
+    ${items.length > size && html`<button type="button" class="small unfold" aria-expanded=${isOpen.value ? "true" : "false"} onClick=${() => (isOpen.value = !isOpen.value)}>${isOpen.value ? "Show fewer" : `Show ${plural(items.length - size, `more ${word}`)}`}</button>`}`;
 }
 
-function Figures({ overview }) {
-  const { counts, workers, oldest_waiting_at: oldest, at } = overview;
-  const active = (workers.active ?? 0) + (workers.draining ?? 0) + (workers.silent ?? 0);
-  const waited = between(oldest, at);
-  const more = [workers.silent && `${count(workers.silent)} silent`, workers.draining && `${count(workers.draining)} draining`].filter(Boolean).join(", ");
-  return html`<section class="figures" aria-label="Counts">
-    <${Figure} label=${overview.scheduled ? `waiting, ${compact(overview.scheduled)} scheduled` : "waiting"} value=${compact(overview.queued)} to=${href("tasks", { status: "pending" })} />
-    <${Figure} label="oldest waiting" value=${oldest ? duration(waited) : "–"} tone=${waited > 3600 ? "warn" : ""} />
-    <${Figure} label=${runningLabel(counts)} value=${compact(counts.running)} tone=${counts.running ? "busy" : ""} to=${href("tasks", { status: counts.claimed ? ["claimed", "running"] : "running" })} />
-    <${Figure} label="completed" value=${compact(counts.completed)} to=${href("tasks", { status: "completed" })} title=${count(counts.completed)} />
-    <${Figure} label="failed" value=${compact(counts.failed)} tone=${counts.failed ? "bad" : ""} to=${href("tasks", { status: "failed" })} title=${count(counts.failed)} />
-    <${Figure} label=${more ? `workers, ${more}` : "workers"} value=${count(active)} tone=${active ? "" : "bad"} to=${href("workers")} />
-    <${Figure} label="slots in use" value=${`${count(overview.slots_used)} / ${count(overview.slots)}`} />
-    <${Figure} label=${overview.paused_jobs ? `jobs, ${count(overview.paused_jobs)} paused` : "jobs"} value=${count(overview.jobs)} to=${href("jobs")} />
-  </section>`;
+// Problems, and below them what operators wanted, as pauses: these are none.
+export function Findings({ findings }) {
+  const problems = findings.filter((finding) => finding.severity !== "info");
+  const others = findings.filter((finding) => finding.severity === "info");
+  return html`${problems.length === 0
+    ? html`<section class="fine" aria-label="Findings"><${Badge} tone="good">Nothing is wrong<//>
+      <span>Jobs have workers, no task waits too long, and the sweeper runs.</span></section>`
+    : html`<section class="findings" aria-labelledby="findings"><h2 id="findings">${plural(problems.length, "problem")}</h2>
+      <${Folded} items=${problems} size=${isNarrow.value ? 2 : 4} list=${(items) => html`<ul>${items.map((finding) => html`<${Finding} key=${keyOf(finding)} finding=${finding} />`)}</ul>`} word="problem" /></section>`}
+    ${others.length > 0 && html`<section class="findings" aria-label="Pauses"><ul>${others.map((finding) => html`<${Finding} key=${keyOf(finding)} finding=${finding} />`)}</ul></section>`}`;
 }
+
+const TONES = { claimed: "warn", running: "busy", failed: "bad", completed: "good" };
+
+function Statuses({ overview }) {
+  const { counts, workers, oldest_waiting_at: oldest, at, recent } = overview;
+  const active = (workers.active ?? 0) + (workers.draining ?? 0) + (workers.silent ?? 0);
+  const rows = [
+    ["scheduled", overview.scheduled, { scheduled: "true" }],
+    ["pending", overview.queued, { status: "pending", scheduled: "false" }],
+    ["claimed", counts.claimed, { status: "claimed" }],
+    ["running", counts.running, { status: "running" }],
+    ["failed", sumOf(recent, "failed"), { status: "failed", since: "1h" }, "in the last hour"],
+    ["completed", sumOf(recent, "completed"), { status: "completed", since: "1h" }, "in the last hour"],
+  ];
+  const facts = [
+    html`<a href=${href("workers")} class=${active ? "" : "error"}>${plural(active, "worker")}</a>${workers.silent > 0 && html`, <a class="warn" href=${href("workers", { state: "silent" })}>${count(workers.silent)} silent</a>`}${workers.draining > 0 && `, ${count(workers.draining)} draining`}`,
+    html`${count(overview.slots_used)} of ${plural(overview.slots, "slot")} in use`,
+    oldest && html`<span class=${between(oldest, at) > 3600 ? "warn" : ""}>the oldest waits for ${duration(between(oldest, at))}</span>`,
+    html`<a href=${href("jobs")}>${plural(overview.jobs, "job")}</a>${overview.paused_jobs > 0 && html`, <a href=${href("jobs", { paused: "true" })}>${count(overview.paused_jobs)} paused</a>`}`,
+    html`ever <a href=${href("tasks", { status: "completed" })}>${count(counts.completed)} completed</a>, <a href=${href("tasks", { status: "failed" })}>${count(counts.failed)} failed</a>`,
+  ];
+  return html`<section class="card statuses" aria-label="Counts"><ul>${rows.map(([name, size, query, more]) => html`<li key=${name}>
+      <a href=${href("tasks", query)} title=${`${count(size)} ${name}${more ? ` ${more}` : ""}`}><span class="value ${size ? TONES[name] : ""}">${compact(size)}</span> <span class="label">${name}${more && html`<span class="of-hour"> ${more}</span>`}</span></a></li>`)}</ul>
+    <p class="help">${facts.filter(Boolean).map((fact, index) => html`${index > 0 && " · "}${fact}`)}</p></section>`;
+}
+
+// Of how many seconds failures are grouped: of the period that is shown, but of a day at least.
+const groupedSeconds = () => Math.max(RANGES[route.value.query.get("range")]?.seconds ?? 0, 86_400);
+
+// The newest failed tasks by job and exception. A group without an exception may be a part of those with its error code,
+// so it cannot be retried as a whole.
+export function Failures({ job }) {
+  const seconds = groupedSeconds();
+  const since = () => new Date(Date.now() - seconds * 1000).toISOString();
+  const state = usePoll((signal) => get("/tasks/failures", { job, since: since() }, { signal }), [seconds, job], 15);
+  const retrying = useSignal(null);
+  const groups = state.data?.groups;
+  if (!groups?.length) return null;
+  const filterOf = (group) => ({ job: [group.job_name], status: ["failed"], error_code: group.error_code ? [group.error_code] : [], exception: group.exception ? [group.exception] : [] });
+  const isWhole = (group) => group.exception || group.error_code !== "error";
+  const columns = [
+    { name: "count", label: "Failed", class: "number", render: (group) => html`<a class="error" href=${href("tasks", { ...filterOf(group), since: sinceName(seconds) })}><b>${count(group.count)}</b></a>` },
+    !job && { name: "job", label: "Job", render: (group) => html`<${JobLink} name=${group.job_name} />` },
+    { name: "kind", label: "Exception", render: (group) => html`<b class="name">${group.exception ?? group.error_code ?? "unknown"}</b>` },
+    { name: "example", label: "Last error", class: "text", render: (group) => html`<a class="clip" href=${href(["tasks", group.example])} title=${group.error}>${withoutName(group) || "Show the task"}</a>` },
+    { name: "first", label: "First", render: (group) => html`<${Ago} at=${group.first_at} isShort />` },
+    { name: "last", label: "Last", render: (group) => html`<${Ago} at=${group.last_at} isShort />` },
+    canOperate.value && { name: "do", label: "Actions", render: (group) => isWhole(group) && html`<button type="button" class="small" aria-label=${`Retry all ${count(group.count)} of ${group.job_name}, ${group.exception ?? group.error_code}`} onClick=${() => (retrying.value = { ...filterOf(group), since: since() })}>Retry all …</button>` },
+  ].filter(Boolean);
+  return html`<${Section} title="Failures by job and exception" actions=${html`<span class="help">of ${state.data.is_complete ? "" : `the newest ${count(state.data.count)} of `}the last ${seconds > 86_400 ? duration(seconds) : "24 h"}</span>`}>
+    <${Folded} items=${groups} size=${8} word="group" list=${(items) => html`
+      <${Table} caption="Failures by job and exception" class="failures" columns=${columns} rows=${items} rowKey=${(group) => [group.job_name, group.error_code, group.exception].join()} />`} /><//>
+    ${retrying.value && html`<${Bulk} action="retry" filter=${retrying.value} onClose=${() => (retrying.value = null)} onDone=${state.reload} />`}`;
+}
+
+const sinceName = (seconds) => (seconds === 86_400 ? "24h" : seconds === 7 * 86_400 ? "7d" : "30d");
+const withoutName = ({ error, exception }) => (exception && error?.startsWith(`${exception}:`) ? error.slice(exception.length + 1).trim() : error);
 
 function History({ overview }) {
   const name = RANGES[route.value.query.get("range")] ? route.value.query.get("range") : "1h";

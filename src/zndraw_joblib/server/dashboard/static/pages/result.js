@@ -3,7 +3,7 @@ import { download } from "../api.js";
 import { bytes } from "../format.js";
 import { html, useEffect, useMemo, useSignal } from "../lib.js";
 import { parse, stringify } from "../json.js";
-import { Button, Copy, Empty, Failure, Json, Loading, Section, Time } from "../ui.js";
+import { Ago, Button, Copy, Empty, Failure, Json, Loading, Section } from "../ui.js";
 import { arraysIn, ArrayView, fromNpy, fromTagged, isArray } from "./arrays.js";
 
 const NOTHING = { completed: "The job returned nothing.", failed: "The task has failed, so it has no result.", cancelled: "The task was cancelled, so it has no result." };
@@ -75,7 +75,7 @@ function Stored({ task }) {
       if (address) URL.revokeObjectURL(address);
     };
   }, [task.id, etag]);
-  return html`<p class="help">${filename ?? "Without a name"}, ${type}, ${bytes(size)}${expires && html`, kept until <${Time} at=${expires} />`}</p>
+  return html`<p class="help">${filename ?? "Without a name"}, ${type}, ${bytes(size)}${expires && html`, kept until <${Ago} at=${expires} />`}</p>
     ${failed.value ? html`<${Failure} error=${failed.value} />` : !canShow ? html`<${Empty}>The page cannot show this result. Download it.<//>`
       : preview.value ? html`<${Content} ...${preview.value} />` : html`<${Loading} />`}`;
 }

@@ -1,7 +1,7 @@
 // Rooms: how they share what runs, and what waits in each.
 import { act, get } from "../api.js";
 import { canOperate, canReadAll, ownRoom } from "../auth.js";
-import { between, compact, count, duration, plural, utc } from "../format.js";
+import { between, compact, count, duration, plural } from "../format.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route } from "../router.js";
@@ -43,7 +43,7 @@ function PauseRoomButton({ room, pauses, reload }) {
     confirm=${{ title: `Pause ${what}?`, body: "No worker claims their tasks, and no schedule submits one, until you resume. Tasks that are claimed or running continue.", action: `Pause ${what}` }}>Pause ${what}<//>`;
 }
 
-const Paused = ({ pause }) => pause && html` <${Badge} tone="warn" title=${`By ${pause.paused_by}`}>${pause.until ? html`paused until ${utc(pause.until)}` : "paused"}<//>`;
+const Paused = ({ pause }) => pause && html` <${Badge} tone="warn" title=${`By ${pause.paused_by}`}>${pause.until ? html`paused, ends <${Ago} at=${pause.until} />` : "paused"}<//>`;
 
 const heldIn = (room) => room.counts.claimed + room.counts.running;
 

@@ -27,7 +27,7 @@ export function Schedules() {
     ${canWriteRoom.value && html`<${Button} tone="primary" onClick=${() => edit({})}>New schedule<//>`}</div>`;
   return html`<${ListPage} title="Schedules" path="/schedules" filters=${["room"]} laterSeconds=${30}
     needsRoom="You see the schedules of rooms that you may read." form=${filter}>
-    ${(items, reload, isFiltered) => html`<${Table} caption="Schedules" columns=${columnsWith(reload, edit)} rows=${items} stacks
+    ${(items, reload, isFiltered) => html`<${Table} caption="Schedules" columns=${columnsWith(reload, edit)} rows=${items}
       rowKey=${(schedule) => `${schedule.room_id} ${schedule.name}`}
       empty=${isFiltered ? "This room has no schedules." : "There are no schedules. Write one here, with @job(schedule=…), Queue.schedules or 'zndraw-joblib schedules put'."} />
       ${edited.value && html`<${ScheduleForm} schedule=${edited.value} reload=${reload} onClose=${() => edit(null)} />`}`}<//>`;

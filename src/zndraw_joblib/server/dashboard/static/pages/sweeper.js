@@ -4,7 +4,7 @@ import { canOperate } from "../auth.js";
 import { count, duration, plural, shortId } from "../format.js";
 import { html, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
-import { Ago, ask, Badge, Button, Empty, Facts, Failure, Loaded, Page, Section, Status, Table, TaskLink, Time, toast, WorkerLink } from "../ui.js";
+import { Ago, ask, Badge, Button, Empty, Facts, Failure, Loaded, Page, Section, Status, Table, TaskLink, toast, WorkerLink } from "../ui.js";
 
 const MODES = {
   enforce: { text: "It removes silent workers and recovers their tasks.", tone: "good" },
@@ -67,7 +67,7 @@ function Preview() {
     { name: "before", label: "Now", render: (task) => html`<${Status} status=${task.before} />` },
     { name: "after", label: "Then", render: (task) => html`<${Status} status=${task.after} />` },
     { name: "reason", label: "Reason", render: (task) => html`<code>${task.reason}</code>` },
-    { name: "due", label: "Due", render: (task) => html`<${Time} at=${task.run_at} />` },
+    { name: "due", label: "Due", render: (task) => html`<${Ago} at=${task.run_at} />` },
   ];
   const plan = preview.value;
   return html`<${Section} title="What a cycle would do now" class="wide" actions=${html`<${Button} class="small" onClick=${read}>${plan ? "Read again" : "Preview"}<//>`}>
@@ -103,7 +103,7 @@ function Cycles({ sweeper }) {
   const hosts = Object.fromEntries((sweeper.servers ?? []).map((server) => [server.id, `${server.host} (${server.pid})`]));
   const number = (name, label, tone = "") => ({ name, label, class: "number", render: (cycle) => cycle[name] ? html`<span class=${tone}>${count(cycle[name])}</span>` : html`<span class="none">0</span>` });
   const columns = [
-    { name: "at", label: "At", render: (cycle) => html`<${Time} at=${cycle.at} />` },
+    { name: "at", label: "At", render: (cycle) => html`<${Ago} at=${cycle.at} />` },
     sweeper.history && { name: "server", label: "Server", render: (cycle) => hosts[cycle.server_id] ?? html`<span class="id" title=${cycle.server_id}>${shortId(cycle.server_id)}</span>` },
     { name: "mode", label: "Mode", render: (cycle) => html`${cycle.mode ?? html`<${Badge} tone="bad">unknown<//>`} ${cycle.held_back && html`<${Badge} tone="bad" title="The mass-expiry guard stopped it: most workers would have expired at once">held back<//>`}` },
     number("scanned", "Workers"), number("stale", "Silent", "warn"), number("expired", "Removed", "warn"),

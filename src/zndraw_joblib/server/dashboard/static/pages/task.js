@@ -6,7 +6,7 @@ import { parseExact, stringify } from "../json.js";
 import { html, useRef, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
 import { go } from "../router.js";
-import { Ago, Badge, Button, Copy, Dialog, Failure, JobLink, Json, Loaded, Page, RoomLink, Section, Facts, Status, Time, toast, WorkerLink } from "../ui.js";
+import { Ago, Badge, Button, Copy, Dialog, Failure, JobLink, Json, Loaded, Page, RoomLink, Section, Facts, Status, toast, WorkerLink } from "../ui.js";
 import { Result } from "./result.js";
 import { Log } from "./task_log.js";
 import { apply } from "./tasks.js";
@@ -64,10 +64,10 @@ function Summary({ task, explanation }) {
       ["Worker", task.worker_id && html`<${WorkerLink} id=${task.worker_id} />`],
       ["Attempts", task.attempts || null],
       ["Priority", task.priority || null],
-      ["Due", isWaiting && task.run_at && html`<${Time} at=${task.run_at} />`],
+      ["Due", isWaiting && task.run_at && html`<${Ago} at=${task.run_at} />`],
       ["Fails if not claimed", isWaiting && task.expires_at && html`<${Ago} at=${task.expires_at} />`],
       ["Unique key", task.unique_key],
-      ["Schedule", task.schedule && html`${task.schedule}${task.due_at && html`, due <${Time} at=${task.due_at} />`}`],
+      ["Schedule", task.schedule && html`${task.schedule}${task.due_at && html`, due <${Ago} at=${task.due_at} />`}`],
       ["Id", html`<span class="id">${task.id}</span> <${Copy} text=${task.id} />`, "wide"],
     ]} />
     ${explanation.reasons.length > 0 && !isOver(task.status) && html`<div class="why"><h3>${isWaiting ? "Why it waits" : "Who holds it"}</h3>

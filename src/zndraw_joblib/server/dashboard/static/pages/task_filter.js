@@ -2,12 +2,15 @@
 import { canReadAll, ownRoom } from "../auth.js";
 import { html, useId } from "../lib.js";
 import { route, setQuery } from "../router.js";
-import { ChoiceFilter, Filters, SetFilter, STATUSES, TextFilter } from "../ui.js";
+import { ChoiceFilter, Filters, isNarrow, SetFilter, STATUSES, SuggestingFilter, TextFilter } from "../ui.js";
+import { jobNames, roomNames, workerNames } from "./suggestions.js";
 
-const LISTS = ["status", "job", "version", "room", "error_code"];
-const SINGLE = ["worker", "created_by", "text", "since", "until"];
+const LISTS = ["status", "job", "version", "room", "error_code", "exception"];
+const SINGLE = ["worker", "created_by", "text", "since", "until", "scheduled"];
 export const NAMES = [...LISTS, ...SINGLE];
-const PERIODS = { "15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800 };
+const PERIODS = { "15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000 };
+
+const SHOWN = ["job", "room", "worker", "since"];
 
 const split = (text) => text.split(",").map((part) => part.trim()).filter(Boolean);
 
@@ -27,7 +30,7 @@ export function filterOf(query) {
   }
   for (const name of SINGLE) {
     const value = query.get(name);
-    if (value) filter[name] = name === "since" || name === "until" ? moment(value) : value;
+    if (value) filter[name] = name === "since" || name === "until" ? moment(value) : name === "scheduled" ? value === "true" : value;
   }
   if (!canReadAll.value && !filter.room && ownRoom.value) filter.room = [ownRoom.value];
   return filter;
@@ -36,33 +39,38 @@ export function filterOf(query) {
 // What identifies the filter; "the last hour" stays the same while time goes on.
 export const keyOf = (query) => JSON.stringify([...NAMES.map((name) => query.getAll(name)), ownRoom.value]);
 export const isFiltered = (query, names = NAMES) => names.some((name) => query.getAll(name).some(Boolean));
-export const clear = () => setQuery({ ...Object.fromEntries(NAMES.map((name) => [name, null])), cursor: null });
+export const clear = () => setQuery({ ...Object.fromEntries(NAMES.map((name) => [name, null])), cursor: null, from: null });
 
 function Until() {
   const id = useId();
   const value = route.value.query.get("until") ?? "";
   return html`<div class="field"><label for=${id}>Created until</label>
-    <input id=${id} type="datetime-local" value=${value} onChange=${(event) => setQuery({ until: event.target.value, cursor: null })} /></div>`;
+    <input id=${id} type="datetime-local" value=${value} onChange=${(event) => setQuery({ until: event.target.value, cursor: null, from: null })} /></div>`;
 }
 
 // `counts` of the statuses, if they are those of all tasks that the filter finds.
 export function TaskFilters({ counts }) {
   const { query } = route.value;
   const since = query.get("since") ?? "";
-  const periods = [["", "any time"], ["15m", "15 minutes"], ["1h", "the last hour"], ["24h", "the last day"], ["7d", "the last week"]];
+  const periods = [["", "any time"], ["15m", "15 minutes"], ["1h", "the last hour"], ["24h", "the last day"], ["7d", "the last week"], ["30d", "30 days"]];
   if (since && !PERIODS[since]) periods.push([since, since]);
-  const hasMore = ["version", "worker", "created_by", "error_code", "until"].some((name) => query.has(name));
+  const hasMore = ["version", "created_by", "error_code", "exception", "until", "scheduled"].some((name) => query.has(name));
+  const fields = html`
+    <${SuggestingFilter} name="job" label="Job" placeholder="room:category:name" load=${jobNames} />
+    <${SuggestingFilter} name="room" label="Room" placeholder=${canReadAll.value ? "" : ownRoom.value} load=${roomNames} />
+    <${SuggestingFilter} name="worker" label="Worker" placeholder="name or id" load=${workerNames} />
+    <${ChoiceFilter} name="since" label="Created in" options=${periods} />`;
+  const rest = html`
+    <${TextFilter} name="version" label="Version of the job" placeholder="1" />
+    <${TextFilter} name="error_code" label="Error code" />
+    <${TextFilter} name="exception" label="Exception" placeholder="ValueError" />
+    <${TextFilter} name="created_by" label="Submitter" />
+    <${ChoiceFilter} name="scheduled" label="Due" options=${[["", "at any time"], ["true", "later: scheduled"], ["false", "now"]]} />
+    <${Until} />`;
   return html`<div class="card"><${Filters} label="Filter tasks">
     <${SetFilter} name="status" label="Status" values=${STATUSES} counts=${counts} />
     <${TextFilter} name="text" label="Text in payload or error" isFirst />
-    <${TextFilter} name="job" label="Job" placeholder="room:category:name" />
-    <${TextFilter} name="room" label="Room" placeholder=${canReadAll.value ? "" : ownRoom.value} />
-    <${ChoiceFilter} name="since" label="Created in" options=${periods} />
-    <details class="more" open=${hasMore}><summary>More</summary><div>
-      <${TextFilter} name="version" label="Version of the job" placeholder="1" />
-      <${TextFilter} name="error_code" label="Error code" />
-      <${TextFilter} name="created_by" label="Submitter" />
-      <${TextFilter} name="worker" label="Worker (id)" />
-      <${Until} /></div></details>
+    ${isNarrow.value ? html`<details class="more" open=${hasMore || SHOWN.some((name) => query.has(name))}><summary>More</summary><div>${fields}${rest}</div></details>`
+      : html`${fields}<details class="more" open=${hasMore}><summary>More</summary><div>${rest}</div></details>`}
     ${isFiltered(query) && html`<button type="button" class="plain small" onClick=${clear}>Clear</button>`}<//></div>`;
 }

@@ -1,6 +1,6 @@
 // The log of an attempt: what is there, and the lines that follow.
 import { get } from "../api.js";
-import { count, timeOfDay, utc } from "../format.js";
+import { count, exact, timeOfDay } from "../format.js";
 import { html, useEffect, useLayoutEffect, useRef, useSignal } from "../lib.js";
 import { Empty, Failure, Section } from "../ui.js";
 
@@ -62,6 +62,6 @@ function Lines({ lines, dropped }) {
   const onScroll = ({ target }) => (isAtEnd.current = target.scrollHeight - target.scrollTop - target.clientHeight < 20);
   return html`${dropped > 0 && html`<p class="help">${count(dropped)} lines were not kept.</p>`}
     <div class="log" ref=${element} onScroll=${onScroll} role="log" aria-label="Log" tabindex="0">
-      ${lines.map((line) => html`<div key=${line.n} class="line is-${line.level} from-${line.source}"><time title=${utc(line.at)}>${timeOfDay(line.at)}</time>
+      ${lines.map((line) => html`<div key=${line.n} class="line is-${line.level} from-${line.source}"><time title=${exact(line.at)}>${timeOfDay(line.at)}</time>
         ${line.level && line.level !== "info" && html`<b>${line.level}</b> `}<span>${line.text}</span></div>`)}</div>`;
 }

@@ -1,11 +1,11 @@
 // All tasks that match the filter in the address, newest first, and actions on the chosen or on all of them.
 import { act, get } from "../api.js";
 import { canOperate, canReadAll, canWriteRoom, me, ownRoom } from "../auth.js";
-import { count, plural, shortId } from "../format.js";
+import { count, partsOf, plural, preview, shortId } from "../format.js";
 import { html, signal, useId, useMemo, useSignal } from "../lib.js";
-import { usePoll } from "../live.js";
-import { href, route } from "../router.js";
-import { Ago, Between, Button, Dialog, Empty, Failure, Loaded, Page, Paging, Status, Table, TASK_COLUMNS, toast, WorkerLink } from "../ui.js";
+import { usePoll, useParts } from "../live.js";
+import { href, route, setQuery } from "../router.js";
+import { Ago, Between, Button, Dialog, Empty, Failure, Loaded, Menu, Page, Status, Table, TASK_COLUMNS, toast, WorkerLink } from "../ui.js";
 import { filterOf, isFiltered, keyOf, NAMES, TaskFilters } from "./task_filter.js";
 
 const LIMIT = 50;
@@ -32,44 +32,93 @@ export function Tasks() {
   const isMissingRoom = !canReadAll.value && !query.get("room") && !ownRoom.value;
   const selection = useMemo(() => signal(new Set()), [key, cursor]);
   const bulk = useSignal(null);
-  const state = usePoll((abort) => isMissingRoom ? { items: [], next: null } : get("/tasks", { ...filterOf(query), cursor, limit: LIMIT }, { signal: abort }),
-    [key, cursor, isMissingRoom], cursor ? 15 : 3);
+  const load = (from, abort) => isMissingRoom ? { items: [], next: null } : get("/tasks", { ...filterOf(query), cursor: from, limit: LIMIT }, { signal: abort });
+  const state = usePoll((abort) => load(cursor, abort), [key, cursor, isMissingRoom], cursor || query.get("text") ? 15 : 3);
+  // A search for something rare reads on through older parts by itself.
+  const parts = useParts(state, load, LIMIT, [key, cursor, isMissingRoom]);
   const rooms = filterOf(query).room;
   const isCounted = !isFiltered(query, NAMES.filter((name) => name !== "room" && name !== "status"));
   const counts = usePoll((abort) => isCounted && !isMissingRoom ? get("/tasks/counts", { room: rooms }, { signal: abort }) : null, [JSON.stringify(rooms), isCounted, isMissingRoom], 5);
   const actions = permitted().filter(([, action]) => !action.needsJob || filterOf(query).job);
-  return html`<${Page} title="Tasks" actions=${actions.length > 0 && !isMissingRoom && html`<span class="help">All that match:</span>
-      ${actions.map(([name, action]) => html`<button key=${name} type="button" class=${action.deletes ? "small deletes" : "small"} onClick=${() => (bulk.value = name)}>${action.label} …</button>`)}`}>
-    <${TaskFilters} counts=${isCounted ? counts.data : null} />
+  return html`<${Page} title="Tasks" actions=${actions.length > 0 && !isMissingRoom && html`<${Menu} label="All that match">
+      ${actions.map(([name, action]) => html`<button key=${name} type="button" class=${action.deletes ? "small deletes" : "small"} onClick=${() => (bulk.value = name)}>${action.label} …</button>`)}<//>`}>
+    <${TaskFilters} counts=${isCounted && counts.data} />
     ${isMissingRoom ? html`<${Empty}>Name your room above. You see the tasks of rooms that you may read.<//>` : html`
-      <${Loaded} state=${state}>${({ items, next }) => html`
-        ${selection.value.size > 0 && html`<${Chosen} tasks=${items.filter((task) => selection.value.has(task.id))} selection=${selection} reload=${state.reload} />`}
-        <${Table} caption="Tasks" columns=${columnsOf(items)} rows=${items} selection=${actions.length ? selection : null}
-          rowLabel=${(task) => `task ${shortId(task.id)}`} empty=${nothing(query, next, cursor)} />
-        <${Paging} next=${next} />`}<//>`}
+      <${Loaded} state=${state}>${() => html`
+        ${selection.value.size > 0 && html`<${Chosen} tasks=${parts.items.filter((task) => selection.value.has(task.id))} selection=${selection} reload=${state.reload} />`}
+        <${Reading} parts=${parts} />
+        ${(parts.items.length > 0 || !parts.isReading) && html`<${Table} caption="Tasks" class="dense cards" columns=${COLUMNS} rows=${parts.items} selection=${actions.length ? selection : null}
+          rowLabel=${(task) => `task ${shortId(task.id)}`} empty=${nothing(query, parts.next, cursor)} />`}
+        <${Position} parts=${parts} total=${isCounted && counts.data && totalOf(counts.data, query)} />`}<//>`}
     ${bulk.value && html`<${Bulk} action=${bulk.value} filter=${filterOf(query)} onClose=${() => (bulk.value = null)} onDone=${state.reload} />`}<//>`;
 }
 
+const totalOf = (counts, query) => (query.getAll("status").length ? query.getAll("status") : Object.keys(counts)).reduce((sum, status) => sum + (counts[status] ?? 0), 0);
+
+// How far a search that reads on by itself has come.
+function Reading({ parts: { items, isReading, isStopped, next, stop, goOn } }) {
+  if (!isReading && !(isStopped && next)) return null;
+  return html`<div class="choice" role="status"><strong>${isReading ? "Searching older tasks …" : "The search was stopped."}</strong>
+    <span>${plural(items.length, "match", "matches")} so far</span>
+    <button type="button" class="small" onClick=${isReading ? stop : goOn}>${isReading ? "Stop" : "Go on"}</button></div>`;
+}
+
+// The cursors of the parts that were shown before, so that one can go back to them.
+const before = new Map();
+
+function Position({ parts: { items, next, isReading }, total }) {
+  const { query } = route.value;
+  const [cursor, from] = [query.get("cursor"), Number(query.get("from")) || 1];
+  const to = from + items.length - 1;
+  const go = (target, first) => setQuery({ cursor: target, from: first > 1 ? String(first) : null }, { keep: true });
+  const older = () => {
+    before.set(next, { cursor, from });
+    go(next, to + 1);
+  };
+  const newer = () => {
+    const last = before.get(cursor) ?? { cursor: null, from: 1 };
+    go(last.cursor, last.from);
+  };
+  if (!items.length && !cursor) return null;
+  return html`<nav class="paging" aria-label="Parts of the list">
+    ${cursor && html`<button type="button" onClick=${newer}>${before.has(cursor) ? "Newer" : "Newest"}</button>`}
+    <span class="help">${items.length > 0 && html`${count(from)}–${count(to)}${total ? ` of ${count(Math.max(total, to))}` : next ? "" : ` of ${count(to)}`}`}</span>
+    ${next && !isReading && html`<button type="button" onClick=${older}>Older</button>`}</nav>`;
+}
+
 function nothing(query, next, cursor) {
-  if (next) return "No match among the newest tasks. The next part searches older ones.";
+  if (next) return "No match among the tasks that were searched.";
   if (cursor) return "No further task matches.";
   return isFiltered(query) ? "No task matches this filter." : "There are no tasks yet. Submit one with the SDK, the command line or on a job's page.";
 }
 
-function columnsOf(items) {
-  return [
-    TASK_COLUMNS.id,
-    { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} />${task.status === "pending" && task.run_at && html` <span class="help">due <${Ago} at=${task.run_at} /></span>`}` },
-    TASK_COLUMNS.job, TASK_COLUMNS.room, TASK_COLUMNS.created,
-    { name: "ran", label: "Ran", class: "number", render: (task) => task.started_at ? html`<${Between} from=${task.started_at} to=${task.completed_at} />` : html`<span class="none">–</span>` },
-    { name: "attempts", label: "Attempts", class: "number", render: (task) => task.attempts || html`<span class="none">–</span>` },
-    { name: "worker", label: "Worker", render: (task) => html`<${WorkerLink} id=${task.worker_id} />` },
-    items.some((task) => task.error || task.error_code) && {
-      name: "error", label: "Error", class: "text",
-      render: (task) => task.error && html`<span title=${`${task.error_code}: ${task.error}`}>${task.error}</span>`,
-    },
-  ].filter(Boolean);
+// A task by its job and the beginning of its payload; the link leads to it.
+const What = ({ task }) => html`<a class="what" href=${href(["tasks", task.id])} title=${`${task.job_name} · ${task.id}`}><b>${partsOf(task.job_name).name}</b> <span class="preview">${preview(task.payload_preview)}</span></a>`;
+
+const dimmed = (text) => html`<span class="none">${text}</span>`;
+
+// What a task is at: its progress, its error, when it is due, or how long it ran.
+function Detail({ task }) {
+  const attempt = task.attempts > 1 && html`<span class="none">attempt ${task.attempts} · </span>`;
+  if (task.error && ["failed", "pending"].includes(task.status)) return html`<span class="clip error" title=${`${task.error_code ?? ""} ${task.error}`}>${attempt}${task.error}</span>`;
+  if (task.status === "pending") return task.run_at ? html`<span class="clip none">due <${Ago} at=${task.run_at} /></span>` : dimmed("");
+  if (task.status === "running" && task.progress) {
+    const { current, total, message } = task.progress;
+    const part = total ? Math.min(1, Number(current ?? 0) / Number(total)) : null;
+    return html`<span class="clip step" title=${message}>${part !== null && html`<progress max="1" value=${part} aria-label="Progress"></progress> ${Math.floor(part * 100)} %`} ${attempt}${message}</span>`;
+  }
+  if (task.status === "claimed" && !task.started_at) return html`<span class="clip none">${attempt}not started yet</span>`;
+  return task.started_at ? html`<span class="clip none">${attempt}${task.completed_at ? "ran" : "runs for"} <${Between} from=${task.started_at} to=${task.completed_at} /></span>` : dimmed("");
 }
+
+const COLUMNS = [
+  TASK_COLUMNS.status,
+  { name: "what", label: "Task", render: (task) => html`<${What} task=${task} />` },
+  { name: "detail", label: "Progress or error", render: (task) => html`<${Detail} task=${task} />` },
+  { name: "room", label: "Room", render: (task) => html`<a class="clip" href=${href(["rooms", task.room_id])} title=${task.room_id}>${task.room_id}</a>` },
+  { name: "age", label: "Age", class: "number", render: (task) => html`<${Ago} at=${task.created_at} isShort />` },
+  { name: "worker", label: "Worker", render: (task) => html`<${WorkerLink} id=${task.worker_id} name=${task.worker_name} />` },
+];
 
 // What may be done with a task: of operators each action, of others those on tasks that they submitted.
 const isAllowed = (task, action) => ACTIONS[action].statuses.includes(task.status) && (canOperate.value || task.created_by === me.value.id);
@@ -103,7 +152,7 @@ function Chosen({ tasks, selection, reload }) {
 }
 
 // Shows how many tasks an action would change, and does it after a confirmation.
-function Bulk({ action, filter, onClose, onDone }) {
+export function Bulk({ action, filter, onClose, onDone }) {
   const { label, text, done } = ACTIONS[action];
   // The filter as it was when the dialog opened: the token of the preview confirms this one.
   const filters = useMemo(() => filter, []);

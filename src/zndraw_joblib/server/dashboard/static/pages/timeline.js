@@ -1,7 +1,7 @@
 // The attempts of a task: when it waited, when it ran, and how each attempt ended.
 import { between, duration } from "../format.js";
 import { html } from "../lib.js";
-import { now, Section, Status, Time, WorkerLink } from "../ui.js";
+import { Ago, now, Section, Status, WorkerLink } from "../ui.js";
 
 const TERMINAL = ["completed", "failed", "cancelled"];
 export const isOver = (status) => TERMINAL.includes(status);
@@ -42,9 +42,9 @@ export function Timeline({ history }) {
       ${claimed > 0 && html`<span class="key claimed">was claimed ${duration(claimed)}</span>`}
       ${worked > 0 && html`<span class="key running">ran ${duration(worked)}</span>`}</p>
     <ol class="transitions">${transitions.map((transition, index) => html`<li key=${index}>
-      <${Time} at=${transition.at} /> <${Status} status=${transition.status} />
+      <${Ago} at=${transition.at} /> <${Status} status=${transition.status} />
       <span class="help">${index ? `+${duration(between(transitions[index - 1].at, transition.at))}` : ""}</span>
       <span class="what">${transition.attempt_number ? `attempt ${transition.attempt_number}` : transition.attempt > 0 && "not started"} ${transition.worker_id && html` on <${WorkerLink} id=${transition.worker_id} />`}
-        ${transition.reason && html` <code>${transition.reason}</code>`}${transition.run_at && html` · due <${Time} at=${transition.run_at} />`}
+        ${transition.reason && html` <code>${transition.reason}</code>`}${transition.run_at && html` · due <${Ago} at=${transition.run_at} />`}
         ${transition.error && html`<span class="error">${transition.error}</span>`}</span></li>`)}</ol><//>`;
 }
