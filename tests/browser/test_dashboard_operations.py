@@ -416,7 +416,7 @@ async def test_a_reader_of_a_room(browser: Browser, database_url: str) -> None:
             for button in ("Pause", "Drain"):
                 await expect(page.get_by_role("button", name=button)).to_have_count(0)
             await page.get_by_label("structure").select_option("hcp")
-            await page.get_by_role("button", name="Submit").click()
+            await page.get_by_role("button", name="Submit", exact=True).click()
             await expect(page.get_by_text("Why it waits")).to_be_visible()
             assert (await _newest(queue))["payload"] == {"steps": 100, "structure": "hcp"}
             assert dashboard.seen == []

@@ -59,6 +59,29 @@ export function nodeOf(schema, root = schema, depth = 0) {
   return { ...node, kind: "object", fields };
 }
 
+// The provider of the choices of a field, by the word `x-provider` of its schema: { name, params, items, value, label }. Else null.
+export function providerOf({ schema, kind }) {
+  const { "x-provider": word } = schema;
+  const { provider: name, ...rest } = isObject(word) ? word : { provider: word };
+  return ["string", "integer", "number"].includes(kind) && /^([^:/]+:){1,2}[^:/]+$/.test(name) ? { ...rest, name } : null;
+}
+
+const atPath = (value, path) => String(path).split(".").reduce((at, part) => at?.[part], value);
+const MAX_CHOICES = 1000;
+
+// The choices in the answer of a provider, [[text of the draft, label], …]. The answer is a list, or has it at the path `items`.
+// Of an item that is an object, the value is at the path `value`, and its label at `label`.
+export function choicesIn(answer, { items = "items", value = "value", label = "label" }) {
+  const list = Array.isArray(answer) ? answer : atPath(answer, items);
+  if (!Array.isArray(list)) throw new Error(`The answer is no list, and has none at ${items}.`);
+  const textOf = (item) => (typeof item === "string" ? item : stringify(item));
+  return list.slice(0, MAX_CHOICES).map((item) => {
+    const content = isObject(item) ? atPath(item, value) : item;
+    if (content === undefined) throw new Error(`An item of the answer has no ${value}.`);
+    return [textOf(content), textOf((isObject(item) ? atPath(item, label) : undefined) ?? content)];
+  });
+}
+
 let lastKey = 0;
 export const itemOf = (draft) => ({ key: (lastKey += 1), draft });
 const fits = { array: Array.isArray, object: isObject, string: (value) => typeof value === "string", boolean: (value) => typeof value === "boolean" };

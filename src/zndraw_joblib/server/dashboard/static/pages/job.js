@@ -29,14 +29,16 @@ export function Job({ segments }) {
   const name = segments[1];
   const state = usePoll((signal) => load(name, signal), [name, ownRoom.value]);
   const job = state.data;
-  return html`<${Page} title=${name.split(":").at(-1)} actions=${job && html`<${PauseButton} job=${job} reload=${state.reload} small=${false} />
+  const maySend = job && maySubmit(job, canWriteRoom.value);
+  return html`<${Page} title=${name.split(":").at(-1)} actions=${job && html`${maySend && html`<button type="button" class="primary" onClick=${showForm}>Submit a task</button>`}
+      <${PauseButton} job=${job} reload=${state.reload} small=${false} />
       <${ForgetButton} job=${job} reload=${state.reload} />
       <a class="button" href=${href("tasks", { job: name })}>All its tasks</a>`}>
     <${Loaded} state=${state} missing=${`There is no job ${name}. Its full name is room:category:name, such as @global:modifiers:relax.`}>${(shown) => html`
-      <${Summary} job=${shown} />
+      <${Summary} job=${shown} hasForm=${maySend} />
       <${Activity} job=${shown} />
       <div class="columns">
-        ${maySubmit(shown, canWriteRoom.value) && html`<${Submit} key=${stringify(shown.schema ?? {})} job=${shown} />`}
+        ${maySend && html`<${Submit} key=${stringify(shown.schema ?? {})} job=${shown} />`}
         <div class="stack">
           <${Policy} job=${shown} />
           <${Section} title="Schema of the payload" actions=${html`<${Copy} text=${stringify(shown.schema, 2)} label="Copy JSON" />`}>
@@ -57,11 +59,18 @@ function Versions({ job }) {
   </table></div><p class="help">A task goes to a worker whose schema accepts that of its version.</p><//>`;
 }
 
-function Summary({ job }) {
+// The form is below the counts: the first field gets the focus.
+function showForm() {
+  const form = document.querySelector("section.submit");
+  form.scrollIntoView();
+  form.querySelector("form :is(input, select, textarea)")?.focus({ preventScroll: true });
+}
+
+function Summary({ job, hasForm }) {
   const to = (status) => href("tasks", { job: job.full_name, status });
   const state = typeof job.workers === "number" ? html`<${JobState} job=${job} />` : html`<${Badge} tone=${job.paused ? "warn" : "good"}>${job.paused ? "paused" : "active"}<//>`;
   const facts = html`<section class="card" aria-label="Summary"><${Facts} items=${[
-    ["Description", job.schema?.description && html`<span class="text">${job.schema.description}</span>`, "all"],
+    ["Description", !hasForm && job.schema?.description && html`<span class="text">${job.schema.description}</span>`, "all"],
     ["Full name", html`<span class="name">${job.full_name}</span> <${Copy} text=${job.full_name} />`, "wide"],
     ["State", state],
     ["Room", html`<${RoomLink} id=${job.room_id} />`],

@@ -1,9 +1,12 @@
 // The fields of a form that a JSON Schema describes. A field gets its node, its draft, and what to do with a new draft.
+import { get } from "../api.js";
+import { count } from "../format.js";
 import { html, useId } from "../lib.js";
+import { usePoll } from "../live.js";
 import { stringify } from "../json.js";
-import { below, draftOf, hintOf, itemOf } from "../schema.js";
+import { below, choicesIn, draftOf, hintOf, itemOf, providerOf } from "../schema.js";
 
-// `problems` has the messages by the pointer of the field.
+// `problems` has the messages by the pointer of the field. The choices of a field may come from a provider that `room` sees.
 export function Field({ node, ...rest }) {
   if (node.kind === "object") return html`<${Group} node=${node} ...${rest} />`;
   if (node.kind === "array") return html`<${List} node=${node} ...${rest} />`;
@@ -13,24 +16,53 @@ export function Field({ node, ...rest }) {
 export const Problems = ({ id, messages }) => messages && html`<div id=${id} class="problem">
   ${messages.map((message, index) => html`<p key=${index}>${message}</p>`)}</div>`;
 
-function Leaf({ node, label, isRequired, pointer, draft, onChange, problems }) {
+// A provider named without a room is the room's own one, or else that of all rooms.
+async function readChoices(room, provider, signal) {
+  const [short, full] = [provider.name.split(":").length < 3, provider.name];
+  const read = (name) => get(`/rooms/${encodeURIComponent(room)}/providers/${encodeURIComponent(name).replaceAll("%3A", ":")}`, provider.params, { signal, headers: { Prefer: "wait=10" } });
+  const answer = await read(short ? `${room}:${full}` : full).catch((error) => {
+    if (!short || error.status !== 404) throw error;
+    return read(`@global:${full}`);
+  });
+  return choicesIn(answer, provider);
+}
+
+// The field of a schema with `x-provider`; a plain one while its provider has no answer.
+function Chooser({ provider, room, draft, isRequired, onChange, common, control, helpId }) {
+  const state = usePoll((signal) => room ? readChoices(room, provider, signal) : [], [room, provider], null);
+  if (!state.data) {
+    return html`${control}<p id=${helpId} class="help">${state.error
+      ? html`No choices from the provider ${provider.name}: ${state.error.message} <button type="button" class="small" onClick=${state.reload}>Read again</button>`
+      : `Reading the choices from the provider ${provider.name} …`}</p>`;
+  }
+  const { data: choices } = state;
+  const isOther = draft !== "" && !choices.some(([value]) => value === draft);
+  return html`<select ...${common} value=${draft} onChange=${(event) => onChange(event.target.value)}>
+      <option value="">${isRequired ? "choose …" : "not given"}</option>
+      ${isOther && html`<option value=${draft}>${draft} (not among the choices)</option>`}
+      ${choices.map(([value, text], index) => html`<option key=${index} value=${value}>${text}</option>`)}</select>
+    <p id=${helpId} class="help">${count(choices.length)} choices from the provider ${provider.name}</p>`;
+}
+
+function Leaf({ node, label, isRequired, pointer, draft, onChange, problems, room }) {
   const id = useId();
+  const provider = providerOf(node);
   const messages = problems[pointer];
   const common = {
-    id, name: pointer, required: isRequired, "aria-invalid": messages ? "true" : undefined,
-    "aria-describedby": `${id}-help${messages ? ` ${id}-problem` : ""}`,
+    // The form is sent in any state: the server says what is wrong. So `required` is only said, not enforced.
+    id, name: pointer, "aria-required": isRequired ? "true" : undefined, "aria-invalid": messages ? "true" : undefined,
+    "aria-describedby": `${id}-help${provider ? ` ${id}-choices` : ""}${messages ? ` ${id}-problem` : ""}`,
     autocomplete: "off", spellcheck: false,
   };
+  const control = html`<${Control} node=${node} draft=${draft} onChange=${onChange} common=${common} isRequired=${isRequired} />`;
   return html`<div class="field"><label for=${id}><span class="name">${label}</span>${isRequired && html` <span class="needed" title="required">*</span>`}</label>
-    <${Control} node=${node} draft=${draft} onChange=${onChange} common=${common} isRequired=${isRequired} />
+    ${provider ? html`<${Chooser} provider=${provider} room=${room} draft=${draft} isRequired=${isRequired} onChange=${onChange} common=${common} helpId=${`${id}-choices`} control=${control} />` : control}
     <p id=${`${id}-help`} class="help">${[node.schema.description, hintOf(node)].filter(Boolean).join(" · ")}</p>
     <${Problems} id=${`${id}-problem`} messages=${messages} /></div>`;
 }
 
-// The form is sent in any state: the server says what is wrong. So `required` is only said, not enforced.
-function Control({ node, draft, onChange, common: { required, ...common }, isRequired }) {
+function Control({ node, draft, onChange, common: attributes, isRequired }) {
   const change = (event) => onChange(event.target.value);
-  const attributes = { ...common, "aria-required": required ? "true" : undefined };
   if (node.kind === "choice" || node.kind === "boolean") {
     const options = node.kind === "boolean" ? [["true", "true"], ["false", "false"]]
       : node.options.map((option, index) => [String(index), typeof option === "string" ? option : stringify(option)]);
@@ -47,9 +79,9 @@ function Control({ node, draft, onChange, common: { required, ...common }, isReq
   return html`<input ...${attributes} type="text" inputmode=${mode} value=${draft} onInput=${change} />`;
 }
 
-function Group({ node, label, isRequired, pointer, draft, onChange, problems }) {
+function Group({ node, label, isRequired, pointer, draft, onChange, problems, room }) {
   const fields = html`${node.fields.map(({ name, isRequired: isNeeded, node: field }) => html`<${Field} key=${name} node=${field} label=${name}
-    isRequired=${isNeeded} pointer=${below(pointer, name)} draft=${draft.fields[name]} problems=${problems}
+    isRequired=${isNeeded} pointer=${below(pointer, name)} draft=${draft.fields[name]} problems=${problems} room=${room}
     onChange=${(next) => onChange((now) => ({ ...now, fields: { ...now.fields, [name]: applied(next, now.fields[name]) } }))} />`)}`;
   if (pointer === "") return html`<div class="form">${fields}</div>`;
   return html`<fieldset class="group"><legend><span class="name">${label}</span>${isRequired && html` <span class="needed" title="required">*</span>`}</legend>
@@ -61,7 +93,7 @@ function Group({ node, label, isRequired, pointer, draft, onChange, problems }) 
 // A change is a new draft, or a function of the present one, so that two changes at once are both kept.
 export const applied = (next, draft) => (typeof next === "function" ? next(draft) : next);
 
-function List({ node, label, isRequired, pointer, draft, onChange, problems }) {
+function List({ node, label, isRequired, pointer, draft, onChange, problems, room }) {
   const add = () => onChange((now) => [...now, itemOf(draftOf(node.item, undefined, true))]);
   const remove = (key) => onChange((now) => now.filter((item) => item.key !== key));
   const change = (key) => (next) => onChange((now) => now.map((item) => (item.key === key ? { ...item, draft: applied(next, item.draft) } : item)));
@@ -69,7 +101,7 @@ function List({ node, label, isRequired, pointer, draft, onChange, problems }) {
     <p class="help">${[node.schema.description, hintOf(node)].filter(Boolean).join(" · ")}</p>
     <${Problems} messages=${problems[pointer]} />
     ${draft.map((item, index) => html`<div key=${item.key} class="item">
-      <${Field} node=${node.item} label=${`${label} ${index + 1}`} isRequired pointer=${below(pointer, index)} draft=${item.draft} problems=${problems} onChange=${change(item.key)} />
-      <button type="button" class="small" aria-label=${`Remove ${label} ${index + 1}`} onClick=${() => remove(item.key)}>Remove</button></div>`)}
-    <button type="button" class="small" onClick=${add}>Add to ${label}</button></fieldset>`;
+      <${Field} node=${node.item} label=${`${label} ${index + 1}`} isRequired pointer=${below(pointer, index)} draft=${item.draft} problems=${problems} room=${room} onChange=${change(item.key)} />
+      <button type="button" class="small" data-edits=${pointer} aria-label=${`Remove ${label} ${index + 1}`} onClick=${() => remove(item.key)}>Remove</button></div>`)}
+    <button type="button" class="small" data-edits=${pointer} onClick=${add}>Add to ${label}</button></fieldset>`;
 }

@@ -1,9 +1,11 @@
 // Submit a task: a form made from the job's JSON Schema, or JSON. The server validates; its problems are at their fields.
-import { act, newKey, Unreachable } from "../api.js";
+import { act, get, newKey, Unreachable } from "../api.js";
 import { canOperate, canReadAll, ownRoom } from "../auth.js";
+import { between, duration, shortId } from "../format.js";
 import { parseExact, stringify } from "../json.js";
-import { html, useId, useMemo, useRef, useSignal } from "../lib.js";
-import { go } from "../router.js";
+import { html, useEffect, useId, useMemo, useRef, useSignal } from "../lib.js";
+import { usePoll } from "../live.js";
+import { go, route, setQuery } from "../router.js";
 import { draftOf, nodeOf, placed, valueOf } from "../schema.js";
 import { Button, Failure, Section, toast } from "../ui.js";
 import { applied, Field, Problems } from "./schema_fields.js";
@@ -28,13 +30,14 @@ export function Submit({ job }) {
   const text = useSignal(start ? "" : "{}");
   const isJson = useSignal(!start);
   const room = useSignal(RESERVED.includes(job.room_id) ? ownRoom.value || DEFAULT_ROOM : job.room_id);
+  const enteredRoom = useSignal(room.value);
   const options = useSignal({});
   const failure = useSignal(null);
   const lastTry = useRef(null);
-  const roomId = useId();
   const form = useRef();
-  // What is said of a field holds until the field changes.
+  // What is said of a field holds until the field changes, and what is said of none until any does.
   const edited = useSignal(new Set());
+  const from = route.value.query.get("from");
   const shown = failure.value ? placesOf(failure.value, node, draft.value, isJson.value, edited.value) : { fields: {}, options: {}, rest: [] };
 
   const toJson = () => {
@@ -56,6 +59,23 @@ export function Submit({ job }) {
     isJson.value = false;
     return undefined;
   };
+  // Fill the form with the payload of an earlier task.
+  useEffect(() => {
+    if (!from) return undefined;
+    const controller = new AbortController();
+    const fill = (task) => {
+      text.value = stringify(task.payload, 2);
+      draft.value = start && draftOf(node, task.payload);
+      isJson.value = isJson.value || !draft.value;
+      if (canReadAll.value) room.value = enteredRoom.value = task.room_id;
+      options.value = task.priority ? { ...options.value, priority: String(task.priority) } : options.value;
+      failure.value = null;
+      form.current?.closest("section").scrollIntoView();
+    };
+    get(`/tasks/${encodeURIComponent(from)}`, {}, { signal: controller.signal }).then(fill, (error) => controller.signal.aborted || fail({ error }));
+    return () => controller.abort();
+  }, [from]);
+  const edit = (pointer) => failure.value && (edited.value = new Set([...edited.value, pointer]));
   const fail = (faults) => {
     failure.value = faults;
     edited.value = new Set();
@@ -72,11 +92,11 @@ export function Submit({ job }) {
       else if (entered) body[name] = Number(entered);
     }
     if (problems.length) return fail({ problems });
-    const content = `${room.value}\n${stringify(body)}`;
+    const content = `${enteredRoom.value}\n${stringify(body)}`;
     // The same task after a lost answer has the same key, so it is not submitted twice.
     lastTry.current = { content, key: lastTry.current?.content === content ? lastTry.current.key : newKey() };
     try {
-      const task = await act("POST", `/rooms/${encodeURIComponent(room.value.trim())}/tasks/${jobPath(job.full_name)}`, body, { key: lastTry.current.key });
+      const task = await act("POST", `/rooms/${encodeURIComponent(enteredRoom.value.trim())}/tasks/${jobPath(job.full_name)}`, body, { key: lastTry.current.key });
       lastTry.current = null;
       toast(task.duplicate ? "This task holds the key: no other one was submitted." : "Submitted.");
       go(["tasks", task.id]);
@@ -89,21 +109,51 @@ export function Submit({ job }) {
   const choice = start && html`<div class="set" role="group" aria-label="How to write the payload"><div>
     <button type="button" class="chip" aria-pressed=${isJson.value ? "false" : "true"} onClick=${() => isJson.value && toForm()}>Form</button>
     <button type="button" class="chip" aria-pressed=${isJson.value ? "true" : "false"} onClick=${() => isJson.value || toJson()}>JSON</button></div></div>`;
+  const isUnedited = edited.value.size === 0;
   return html`<${Section} title="Submit a task" class="submit" actions=${choice}><form ref=${form} class="form" noValidate onSubmit=${(event) => event.preventDefault()}
-    onInput=${({ target }) => failure.value && (edited.value = new Set([...edited.value, target.name]))}>
-    ${shown.rest.length > 0 && html`<div class="failure" role="alert"><strong>The task was not submitted</strong>
+    onInput=${({ target }) => edit(target.name)} onClick=${({ target }) => target.dataset.edits !== undefined && edit(`${target.dataset.edits}/`)}>
+    ${job.schema?.description && html`<p class="text">${job.schema.description}</p>`}
+    ${shown.rest.length > 0 && isUnedited && html`<div class="failure" role="alert"><strong>The task was not submitted</strong>
       ${shown.rest.map((message, index) => html`<p key=${index}>${message}</p>`)}</div>`}
-    ${failure.value?.error && !isOfFields(failure.value.error) && html`<${Failure} error=${failure.value.error} />`}
-    ${canReadAll.value && html`<div class="field"><label for=${roomId}>Room <span class="needed" title="required">*</span></label>
-      <input id=${roomId} name="room" value=${room.value} autocomplete="off" spellcheck=${false} aria-required="true" onInput=${(event) => (room.value = event.target.value)} /></div>`}
+    ${failure.value?.error && isUnedited && !isOfFields(failure.value.error) && html`<${Failure} error=${failure.value.error} />`}
+    <${EarlierPayloads} job=${job} from=${from} />
+    ${canReadAll.value && html`<${RoomField} entered=${enteredRoom} room=${room} />`}
     ${isJson.value
       ? html`<${JsonField} text=${text} messages=${shown.fields[""]} />`
-      : html`<${Field} node=${node} pointer="" draft=${draft.value} problems=${shown.fields} isRequired
+      : html`<${Field} node=${node} pointer="" draft=${draft.value} problems=${shown.fields} room=${room.value.trim()} isRequired
           onChange=${(next) => (draft.value = applied(next, draft.value))} />`}
     <${Options} options=${options} problems=${shown.options} />
-    <div class="actions"><${Button} tone="primary" onClick=${send} disabled=${!room.value.trim()}>Submit<//>
-      ${!room.value.trim() && html`<span class="help">Name the room of the task.</span>`}</div>
+    <div class="actions"><${Button} tone="primary" onClick=${send} disabled=${!enteredRoom.value.trim()}>Submit<//>
+      ${!enteredRoom.value.trim() && html`<span class="help">Name the room of the task.</span>`}</div>
   </form><//>`;
+}
+
+const MAX_EARLIER = 10;
+
+// A choice of the last payloads of the job; the address has the task of the chosen one.
+function EarlierPayloads({ job, from }) {
+  const id = useId();
+  const query = { job: job.full_name, room: canReadAll.value ? null : ownRoom.value, limit: 50 };
+  const { data } = usePoll((signal) => get("/tasks", query, { signal }), [query], null);
+  const seen = new Set();
+  const tasks = (data?.items ?? []).filter(({ payload_preview: text }) => !seen.has(text) && seen.add(text)).slice(0, MAX_EARLIER);
+  if (!tasks.length && !from) return null;
+  return html`<div class="field"><label for=${id}>Start from</label>
+    <select id=${id} value=${from ?? ""} onChange=${(event) => setQuery({ from: event.target.value })}>
+      <option value="">the defaults of the job</option>
+      ${from && !tasks.some((task) => task.id === from) && html`<option value=${from}>task ${shortId(from)}</option>`}
+      ${tasks.map((task) => html`<option key=${task.id} value=${task.id}>${task.payload_preview.slice(0, 100)} (${task.status}, ${duration(between(task.created_at, new Date()))} ago)</option>`)}</select></div>`;
+}
+
+// The choices of providers are read again when the field is left.
+function RoomField({ entered, room }) {
+  const id = useId();
+  const names = useSignal([]);
+  const suggest = async () => (names.value = (await get("/rooms", { limit: 200 })).items.map((item) => item.id));
+  return html`<div class="field"><label for=${id}>Room <span class="needed" title="required">*</span></label>
+    <input id=${id} name="room" list=${`${id}-names`} value=${entered.value} autocomplete="off" spellcheck=${false} aria-required="true" onFocus=${suggest}
+      onInput=${(event) => (entered.value = event.target.value)} onChange=${() => (room.value = entered.value)} />
+    <datalist id=${`${id}-names`}>${names.value.map((name) => html`<option key=${name} value=${name} />`)}</datalist></div>`;
 }
 
 function JsonField({ text, messages }) {
@@ -139,19 +189,20 @@ const isOfFields = (error) => error.status === 422 && Array.isArray(error.fields
 function placesOf({ problems, error }, node, draft, isJson, edited) {
   const places = { fields: {}, options: {}, rest: [] };
   const ofPayload = [];
+  // A change in a field also changes what is around it; that of a list's items (`/list/`) also what is in it.
+  const isEdited = (pointer) => [...edited].some((at) => at === pointer || (pointer && at.startsWith(`${pointer}/`)) || (at.endsWith("/") && pointer.startsWith(at)));
   for (const problem of problems ?? (isOfFields(error) ? error.fields.errors : [])) {
     const option = problem.option ?? (problem.loc?.[0] === "body" && OPTIONS.find(([name]) => name === problem.loc[1])?.[0]);
-    if (option) edited.has(option) || (places.options[option] ??= []).push(problem.message);
+    if (option) isEdited(option) || (places.options[option] ??= []).push(problem.message);
     else if (problem.pointer !== undefined) ofPayload.push(problem);
     else places.rest.push(`${(problem.loc ?? []).join(".")}: ${problem.message}`);
   }
   if (isJson) {
-    if (ofPayload.length && !edited.has("")) places.fields[""] = ofPayload.map(({ pointer, message }) => (pointer ? `${pointer}: ${message}` : message));
+    if (ofPayload.length && !isEdited("")) places.fields[""] = ofPayload.map(({ pointer, message }) => (pointer ? `${pointer}: ${message}` : message));
     return places;
   }
   const { "": whole = [], ...fields } = placed(ofPayload, node, draft);
-  for (const pointer of edited) delete fields[pointer];
-  return { ...places, fields, rest: [...places.rest, ...whole] };
+  return { ...places, fields: Object.fromEntries(Object.entries(fields).filter(([pointer]) => !isEdited(pointer))), rest: [...places.rest, ...whole] };
 }
 
 // Operators submit everywhere; others in the room that they look at.

@@ -1,0 +1,140 @@
+"""The form that submits a task, in a browser: choices of a provider, earlier payloads, and errors that go."""
+
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Locator, expect
+from rest import V1, register, submit
+
+from browser.dashboard import Dashboard, example_queue
+from browser.example_queue import ExampleQueue
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parametrize("kind", ["sqlite"]),  # the page does not depend on the database
+]
+_STRUCTURE = {"provider": "structures:all", "params": {"kind": "slab"}, "value": "id", "label": "formula"}
+_SCHEMA = {
+    "type": "object",
+    "description": "Relax the adsorbate on its slab.\n\nOne task takes about two minutes.",
+    "properties": {
+        "structure": {"type": "string", "description": "The slab", "x-provider": _STRUCTURE},
+        "sites": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 2},
+        "potential": {"type": "string", "default": "mace", "x-provider": "lab:potentials:all"},
+    },
+    "required": ["structure"],
+}
+_SLABS = {"items": [{"id": "CO-on-Pt-11", "formula": "CO Pt₁₁"}, {"id": "H-on-Ni-3", "formula": None}]}
+
+
+async def _put_provider(queue: ExampleQueue, name: str, category: str) -> dict[str, Any]:
+    body = {"category": category, "name": name, "schema": {}}
+    response = await queue.client.put(f"{V1}/rooms/lab/providers", json=body)
+    assert response.status_code == 201, response.text
+    return dict(response.json())
+
+
+async def _claim(queue: ExampleQueue, provider: dict[str, Any], wait: int) -> dict[str, Any] | None:
+    response = await queue.client.post(
+        f"{V1}/providers/requests/claim",
+        json={"worker_id": provider["worker_id"]},
+        headers={"Prefer": f"wait={wait}"},
+    )
+    assert response.status_code == 200, response.text
+    return response.json()["request"]  # type: ignore[no-any-return]
+
+
+async def _answer(queue: ExampleQueue, provider: dict[str, Any], content: Any, params: str) -> None:
+    """Answer the next request of the page as the worker of the provider."""
+    request = await _claim(queue, provider, wait=20)
+    assert request is not None
+    assert request["params"] == params
+    response = await queue.client.post(
+        f"{V1}/providers/{provider['id']}/results",
+        json=content,
+        headers={"X-Request-Hash": request["request_id"]},
+    )
+    assert response.status_code == 204, response.text
+
+
+async def test_a_form_with_choices_and_earlier_payloads(browser: Browser, database_url: str) -> None:
+    """A provider has the choices of a field, an earlier payload fills the form, errors go when corrected."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page = dashboard.page
+        job = await register(queue.client, "Adsorb", schema=_SCHEMA)
+        earlier = await submit(queue.client, job, "lab", structure="H-on-Ni-3", sites=[4, 5])
+        for _ in range(2):
+            await submit(queue.client, job, "teaching", structure="CO-on-Pt-11")
+        provider = await _put_provider(queue, "all", "structures")
+        assert await _claim(queue, provider, wait=0) is None  # it is connected from now on
+        await dashboard.show(f"jobs/{job['full_name']}", "Adsorb")
+        form = page.get_by_role("region", name="Submit a task")
+        await expect(form.get_by_text("One task takes about two minutes.")).to_be_visible()
+        await _choose_the_room(form)
+        await expect(form.get_by_text("Reading the choices from the provider structures:all")).to_be_visible()
+        await _answer(queue, provider, _SLABS, '{"kind":"slab"}')
+        structure = form.get_by_label("structure").and_(form.locator("select"))
+        await expect(structure.locator("option")).to_have_text(["choose …", "CO Pt₁₁", "H-on-Ni-3"])
+        await expect(form.get_by_text("No choices from the provider lab:potentials:all")).to_be_visible()
+        await expect(form.get_by_label("potential").and_(form.locator("input"))).to_have_value("mace")
+        await _correct_the_errors(form)
+        await _start_from(dashboard, form, earlier)
+        await structure.select_option("CO Pt₁₁")
+        await _submit(dashboard, queue, form)
+        assert dashboard.seen == []
+
+
+async def _submit(dashboard: Dashboard, queue: ExampleQueue, form: Locator) -> None:
+    await form.get_by_role("button", name="Submit", exact=True).click()
+    await expect(dashboard.page.get_by_text("Why it waits")).to_be_visible()
+    listed = (await queue.client.get(f"{V1}/rooms/lab/tasks", params={"limit": 1})).json()["items"][0]
+    assert listed["payload"] == {"structure": "CO-on-Pt-11", "sites": [4, 5]}
+
+
+async def _choose_the_room(form: Locator) -> None:
+    """The room has a default, and the server's rooms as suggestions."""
+    room = form.get_by_label("Room")
+    await expect(room).to_have_value("default")
+    await expect(form.get_by_text("provider structures:all: ")).to_be_visible()  # no such room has it
+    await room.focus()
+    suggestions = form.locator("datalist option")
+    await expect(suggestions).not_to_have_count(0)
+    assert "teaching" in [await option.get_attribute("value") for option in await suggestions.all()]
+    await room.fill("lab")
+    await room.press("Tab")
+
+
+async def _correct_the_errors(form: Locator) -> None:
+    """The error of a field goes when the field is corrected, that of a list when an item is removed."""
+    for value in ("-1", "2", "3"):
+        await form.get_by_role("button", name="Add to sites").click()
+        await form.get_by_role("textbox", name="sites").last.fill(value)
+    await form.get_by_role("button", name="Submit", exact=True).click()
+    await expect(form.get_by_text("A value is required.")).to_be_visible()
+    await expect(form.get_by_text("-1 is less than")).to_be_visible()
+    await expect(form.get_by_text("has more than 2 items")).to_be_visible()
+    await form.get_by_label("structure").and_(form.locator("select")).select_option("H-on-Ni-3")
+    await expect(form.get_by_text("A value is required.")).to_be_hidden()
+    await expect(form.get_by_text("-1 is less than")).to_be_visible()
+    await form.get_by_role("button", name="Remove sites 1").click()
+    await expect(form.locator(".problem")).to_have_count(0)
+
+
+async def _start_from(dashboard: Dashboard, form: Locator, earlier: dict[str, Any]) -> None:
+    """The choice has each payload once, the newest first; the address has the task of the chosen one."""
+    page, choice = dashboard.page, form.get_by_label("Start from")
+    await expect(choice.locator("option")).to_have_count(3)
+    await choice.select_option(index=2)
+    await expect(form.get_by_role("textbox", name="sites 2")).to_have_value("5")
+    assert page.url.endswith(f"?from={earlier['id']}")
+    await page.set_viewport_size({"width": 390, "height": 800})
+    await page.get_by_role("button", name="Submit a task").click()
+    await expect(choice).to_be_focused()
+    assert await page.evaluate("document.documentElement.scrollWidth") == 390
+    await page.evaluate("scrollTo(0, 0)")
+    await dashboard.check("submit-narrow")
+    await page.set_viewport_size({"width": 1280, "height": 860})
+    await dashboard.check("submit")
+    await page.reload()
+    await expect(form.get_by_role("textbox", name="sites 2")).to_have_value("5")
+    await expect(form.get_by_label("structure").and_(form.locator("select"))).to_have_value("H-on-Ni-3")
