@@ -1,10 +1,19 @@
 """The command doctor against a running server, without one, and with faults; misspelt variables."""
 
 import json
+import re
+import sys
+from functools import partial
 from pathlib import Path
+
+import httpx
+import pytest
+from servers import Valkey
+from waiting import wait_until
 
 from cli.conftest import Stack
 from cli.program import Program, RunningServer
+from zndraw_joblib.cli.display import passed, print_checks, warned
 from zndraw_joblib.cli.doctor import Clocks, check_clocks
 
 
@@ -31,7 +40,8 @@ def test_each_check_has_a_state_and_a_remedy(stack: Stack, tmp_path: Path) -> No
     )
     found = checks_of(good.out)
     assert {"settings", "server", "database", "clocks", "sweeper"} <= set(found)
-    assert {found[name][0] for name in ("settings", "server", "database", "clocks")} == {"ok"}
+    assert {found[name][0] for name in ("settings", "server", "ready", "database", "clocks")} == {"ok"}
+    assert found["redis"][0] == "skipped"
     assert found["disk"][0] in {"ok", "warning"}
     assert {check["name"] for check in json.loads(as_json.out)} == set(found)
     assert none.code == 1
@@ -44,6 +54,39 @@ def test_each_check_has_a_state_and_a_remedy(stack: Stack, tmp_path: Path) -> No
     assert "secret" not in redis.out
     assert "Did you mean ZNDRAW_JOBLIB_WORKER_TIMEOUT_SECONDS?" in checks_of(typo.out)["settings"][1]
     assert (wrong.code, checks_of(wrong.out)["settings"][0]) == (1, "failed")
+
+
+def test_long_lines_wrap_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines of a check are below its first one, those of a remedy below its text."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_checks([passed("disk", "word " * 9), warned("a-check", "x", "remedy " * 7)])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert [line.rstrip() for line in lines] == [
+        "ok       disk     word word word word word word word word",
+        "                  word",
+        "warning  a-check  x",
+        "                  → remedy remedy remedy remedy remedy",
+        "                    remedy remedy",
+    ]
+
+
+def test_a_dead_redis_is_named_without_its_url(program: Program) -> None:
+    """The server says so at /health/ready, which stays 200, because other tasks go on; doctor asks for it."""
+    valkey = Valkey()
+    with RunningServer(program, REDIS_URL=valkey.url) as server:
+        ask = partial(httpx.get, f"{server.url}/health/ready")
+        doctor = ["doctor", "--url", server.url]
+        first, good = ask().json(), checks_of(program.run(*doctor).out)
+        valkey.stop()
+        wait_until(lambda: ask().json()["checks"]["redis"] != "ok")
+        answer, bad = ask(), program.run(*doctor)
+    assert (first["status"], first["checks"]["redis"], good["redis"][0]) == ("ready", "ok", "ok")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+    assert answer.json()["checks"]["redis"].startswith("unavailable (ConnectionError): internal tasks")
+    assert (bad.code, checks_of(bad.out)["redis"][0], checks_of(bad.out)["ready"][0]) == (1, "failed", "ok")
 
 
 def test_clocks_that_differ_are_named() -> None:

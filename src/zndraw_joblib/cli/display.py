@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -271,12 +272,16 @@ def print_checks(checks: Sequence[CheckResult]) -> None:
     from rich.text import Text  # noqa: PLC0415 - see `ItemTable.build`
 
     terminal, width = console(), max(len(check.name) for check in checks)
+    indent = width + 11
+    size = max(_GOOD_WIDTH, terminal.width - indent)
     for check in checks:
+        first, *more = textwrap.wrap(one_line(check.detail), size) or [""]
         state = (f"{check.state:<8} ", _STYLES[check.state])
-        line = Text.assemble(state, (f"{check.name:<{width}}  ", "bold"), one_line(check.detail))
-        terminal.print(line, soft_wrap=True)
-        if check.remedy:
-            terminal.print(Text(f"{'':<{width + 11}}→ {one_line(check.remedy)}", "dim"), soft_wrap=True)
+        terminal.print(Text.assemble(state, (f"{check.name:<{width}}  ", "bold"), first))
+        remedy = textwrap.wrap(f"→ {one_line(check.remedy or '')}", size, subsequent_indent="  ")
+        lines = [*[(line, "") for line in more], *[(line, "dim") for line in remedy if check.remedy]]
+        for line, style in lines:
+            terminal.print(Text(f"{'':<{indent}}{line}", style))
 
 
 # Output of the commands: tables on a terminal, tab-separated lines and JSON for programs.

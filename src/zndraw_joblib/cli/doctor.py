@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
+from urllib.parse import urljoin
 
 import typer
 
@@ -32,6 +33,7 @@ from zndraw_joblib.wire.operators import Severity
 from zndraw_joblib.wire.problems import Forbidden, NotFound
 
 _MAX_SKEW_SECONDS = 5.0
+_REDIS = "redis"
 _SET_CLOCK = "Synchronise the clocks of all machines with NTP (chrony, systemd-timesyncd)"
 _SILENT_CYCLES = 3
 
@@ -51,6 +53,8 @@ def doctor(*, database_url: DatabaseUrl = None, as_json: AsJson = False, url: Ur
     """
     local, database_clock = _local_checks(database_url)
     remote, clocks = _server_checks(url)
+    if any(check.name == _REDIS for check in remote):
+        local = [check for check in local if (check.name, check.state) != (_REDIS, State.SKIPPED)]
     ahead = clocks.database if database_clock is None else database_clock
     checks = [*remote, *local, *check_clocks(Clocks(clocks.server, ahead))]
     print_json(checks) if as_json else print_checks(checks)
@@ -64,7 +68,8 @@ def _local_checks(database_url: str | None) -> tuple[list[CheckResult], float | 
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zndraw_joblib"):
             raise
-        return [skipped("database", "The server is not installed here; run doctor on its machine too")], None
+        detail = "The server is not installed here: settings, database, Redis and disk were not checked"
+        return [skipped("database", f"{detail}; run doctor on its machine too")], None
     return local.run(database_url)
 
 
@@ -146,6 +151,7 @@ def check_clocks(clocks: Clocks) -> Iterator[CheckResult]:
 
 def _check_queue(client: AdminClient) -> Iterator[CheckResult]:
     checks: dict[str, Callable[[AdminClient], Iterator[CheckResult]]] = {
+        "ready": _check_ready,
         "sweeper": _check_sweeper,
         "queue": _check_findings,
     }
@@ -156,6 +162,26 @@ def _check_queue(client: AdminClient) -> Iterator[CheckResult]:
             yield skipped(name, "Only a superuser's token may see it")
         except (MissingOperation, NotFound):
             yield skipped(name, "The server is an older release without this check")
+
+
+def _check_ready(client: AdminClient) -> Iterator[CheckResult]:
+    """Check what the server finds in itself; it needs no token."""
+    api = client.connection
+    response = api.http.get(urljoin(api.base_url, "/health/ready"))
+    try:
+        checks: dict[str, str] = response.json()["checks"]
+    except (ValueError, LookupError, TypeError):
+        yield skipped("ready", f"The server has no /health/ready at this URL: status {response.status_code}")
+        return
+    redis = checks.pop(_REDIS, None)
+    for reason in (text for text in checks.values() if text != "ok"):
+        yield failed("ready", reason, "Look into the server's log; other servers take the requests meanwhile")
+    if redis not in {None, "ok"}:
+        yield failed(_REDIS, f"Redis is {redis}", "Start Redis or Valkey; the server finds it by itself")
+    elif redis:
+        yield passed(_REDIS, "Redis answers the server")
+    if all(text == "ok" for text in checks.values()):
+        yield passed("ready", "The server takes requests and writes to its database")
 
 
 def _check_sweeper(client: AdminClient) -> Iterator[CheckResult]:

@@ -44,7 +44,8 @@ def run(database_url: str | None) -> tuple[list[CheckResult], float | None]:
         ], None
     checks = list(_check_variables())
     if location.is_missing and config.database_url == DEFAULT_DATABASE_URL:
-        checks.append(skipped("database", "No database is named here; --database-url names the server's"))
+        detail = "No database is named here, so neither it nor its disk was checked"
+        checks.append(skipped("database", f"{detail}; --database-url names the server's"))
         return [*checks, *_check_redis(config)], None
     check, ahead = _check_database(config.database_url, location)
     return [*checks, check, *_check_redis(config), *_check_disk(config, location)], ahead
@@ -89,6 +90,7 @@ async def _now(tx: Transaction) -> datetime:
 
 def _check_redis(config: ServerSettings) -> Iterator[CheckResult]:
     if config.redis_url is None:
+        yield skipped("redis", "No redis_url is set here, so no Redis was checked")
         return
     parts = urlsplit(config.redis_url)
     where = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path

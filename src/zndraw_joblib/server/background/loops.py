@@ -34,8 +34,12 @@ async def write(tx: Transaction) -> None:
 
 logger = logging.getLogger(__name__)
 
-_PROBE_SECONDS = 3.0
+_PROBE_SECONDS, _REDIS_SECONDS = 3.0, 1.0
 _CACHE_SECONDS = 1.0
+
+
+# The check of Redis: without it the server still takes requests, and all other servers miss it too.
+REDIS = "redis"
 
 
 class Health:
@@ -57,7 +61,8 @@ class Health:
         return await asyncio.shield(self._running)
 
     async def _check(self) -> dict[str, str]:
-        results = {"work": await self._probe(), **{name: run() for name, run in self._checks.items()}}
+        probe, redis = await asyncio.gather(self._probe(), self._probe_redis())
+        results = {"work": probe, **{name: run() for name, run in self._checks.items()}, **redis}
         self._cached = time.monotonic() + _CACHE_SECONDS, results
         return results
 
@@ -73,6 +78,24 @@ class Health:
                 logger.warning("The health check of the write path failed: %r", error)
                 return str(error) if isinstance(error, ProblemException) else type(error).__name__
         return "ok"
+
+    async def _probe_redis(self) -> dict[str, str]:
+        """Return `ok`, or what waits for Redis; nothing for a server without it. The others need no Redis."""
+        url = self._runtime.settings.redis_url
+        if url is None:
+            return {}
+        from zndraw_joblib.server.process.redis import open_redis  # noqa: PLC0415 - few servers need it
+
+        client = open_redis(url)
+        try:
+            async with asyncio.timeout(_REDIS_SECONDS):
+                await client.ping()
+        except Exception as error:
+            waits = "internal tasks, provider results and events of other servers wait"
+            return {REDIS: f"unavailable ({type(error).__name__}): {waits}"}
+        finally:
+            await client.aclose()
+        return {REDIS: "ok"}
 
     def _requests(self) -> list[Awaitable[Any]]:
         """Return a request of each kind that is written in batches, and one that changes the database.

@@ -1479,6 +1479,9 @@ export interface paths {
         /**
          * Ready
          * @description Return 200 while requests of each kind succeed, the database accepts writes and the sweeper runs.
+         *
+         *     The check `redis` of a server that uses Redis changes no status: the server works without it, but internal
+         *     tasks and provider results wait.
          */
         get: operations["checkReadiness"];
         put?: never;
