@@ -32,6 +32,27 @@ async def test_a_job_waits_for_its_worker_and_is_forgotten(queue: Both, room: st
     await operator.forget_job(Area)
 
 
+async def test_tasks_are_moved_to_the_current_version(queue: Both, room: str) -> None:
+    """A job has its versions; tasks whose payloads do not match stay, and unknown versions are errors."""
+    operator, name = Both(queue.operator), f"{room}:jobs:grows"
+    schema = {"properties": {"x": {"type": "integer", "maximum": 5}}}
+    await operator.register_job(name, schema)
+    tasks = [await queue.submit(name, {"x": x}) for x in (3, 4)]
+    await operator.register_job(name, {"properties": {"x": {"type": "integer"}}})
+    versions = (await operator.job(name)).versions
+    assert [(one.version, one.current, one.pending) for one in versions] == [(2, True, 0), (1, False, 2)]
+    result = await operator.retarget(name, [1])
+    assert (result.affected, result.is_complete) == (2, True)
+    assert [(await task.refresh()).version for task in tasks] == [2, 2]
+    assert (await operator.retarget(name)).affected == 0
+    with pytest.raises(InvalidRequest, match="no earlier version 7"):
+        await operator.retarget(name, [7])
+    with pytest.raises(JobNotFound):
+        await operator.job(f"{room}:jobs:nope")
+    for task in tasks:
+        await task.cancel()
+
+
 async def test_jobs_and_rooms_are_paused(queue: Both, room: str) -> None:
     """Until a time or a resume; the list has the rooms."""
     operator, name = Both(queue.operator), f"{room}:jobs:later"

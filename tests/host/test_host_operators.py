@@ -110,6 +110,28 @@ async def test_a_schedule_from_its_creation_to_its_deletion(host: Host) -> None:
 
 
 @on_both
+async def test_tasks_are_moved_to_the_current_version(host: Host) -> None:
+    """Those whose payloads match its schema; a job has its versions. The audit trail names the identity."""
+    queue, name = host.joblib, "lab:jobs:grows"
+    await queue.register_job(name, {"properties": {"x": {"type": "integer", "maximum": 5}}})
+    small, task = [(await queue.submit(name, {"x": x})).id for x in (3, 4)]
+    await queue.register_job(name, {"properties": {"x": {"type": "integer"}}})
+    assert [(one.version, one.pending) for one in (await queue.get_job(name)).versions] == [(2, 0), (1, 2)]
+    result = await queue.retarget(name, [1], identity=ADA)
+    assert (result.affected, result.refused, result.is_complete) == (2, [], True)
+    assert [(await queue.get(task_id)).version for task_id in (small, task)] == [2, 2]
+    assert (await queue.retarget(name)).affected == 0
+    with pytest.raises(InvalidRequest, match=r"no earlier version 7: lab:jobs:grows has 2 \(current\), 1"):
+        await queue.retarget(name, [7])
+    with pytest.raises(InvalidRequest, match="there is no job 'lab:jobs:nope'"):
+        await queue.retarget("lab:jobs:nope")
+    with pytest.raises(InvalidRequest, match="version"):
+        await queue.retarget(name, [0])
+    audit = (await host.client.get(f"{V1}/audit?action=bulk.retarget")).json()["items"]
+    assert [entry["actor"] for entry in audit] == ["@host", "ada"]
+
+
+@on_both
 async def test_limits_that_jobs_share(host: Host) -> None:
     """Also in a transaction of the host; the audit trail names the identity."""
     queue = host.joblib

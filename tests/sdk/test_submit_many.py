@@ -39,6 +39,15 @@ def api(server: ServerProcess) -> Iterator[Connection]:
         yield api
 
 
+def test_a_duplicate_in_a_batch_is_marked(api: Connection) -> None:
+    """Its handle is that of the task which holds the key."""
+    client = JobClient(RestApi(api))
+    tasks = [NewTask(ADD, {"a": a}, unique={"key": key}) for a, key in ((1, "one"), (2, "one"), (3, "three"))]
+    first, again, third = client.submit_many(tasks, room="lab", atomic=True)
+    assert (first, again.duplicate) == (again, True)
+    assert (first.duplicate, third.duplicate) == (False, False)
+
+
 def test_each_task_gets_its_id_or_its_problem(api: Connection) -> None:
     """In order: a refused task spoils no other one; rooms, jobs and options may differ."""
     client = JobClient(RestApi(api))

@@ -3,7 +3,7 @@
 `client.operators` has the same for programs without an event loop; `make generate` writes it from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,17 @@ from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_PAGE, JobPutRequest, JobResponse
 from zndraw_joblib.wire.names import unknown_text, validate_room_id
 from zndraw_joblib.wire.operations import Operation
-from zndraw_joblib.wire.operators import LimitEntry, PauseEntry, PauseRequest, PauseState
+from zndraw_joblib.wire.operators import (
+    BulkAction,
+    BulkPreviewRequest,
+    BulkRequest,
+    BulkResult,
+    LimitEntry,
+    PauseEntry,
+    PauseRequest,
+    PauseState,
+    TaskFilter,
+)
 from zndraw_joblib.wire.policy import JobPolicy, LimitValues, Rate, checked_limit_name
 
 
@@ -49,6 +59,31 @@ class AsyncOperator:
             return calls.call(ops.PUT_JOB, body, key=key, room_id=name.room_id, name=name)
 
         return await self._rest.run(send_once(f"Registering {name}", make, None, self._rule))
+
+    async def job(self, job: Any) -> JobResponse:
+        """Return a job. Its `versions` are the current one, and those with workers or waiting tasks."""
+        name = self._submits.job_name(job)
+        call = calls.call(ops.GET_JOB, room_id=name.room_id, name=name)
+        return await self._rest.run(read(call, f"Reading {name}", self._rule))
+
+    async def retarget(self, job: Any, versions: Iterable[int] = ()) -> BulkResult:
+        """Move pending tasks of earlier versions of a job to its current version.
+
+        By default those of all earlier versions. A task whose payload does not match the current schema stays
+        and is in `refused`. Raises `InvalidRequest` for a version that the job does not have. At most 10,000
+        tasks are moved; repeat the call until `is_complete`.
+        """
+        name = self._submits.job_name(job)
+        filters = validated(TaskFilter, {"job": [str(name)], "version": list(versions)})
+        request = BulkPreviewRequest(action=BulkAction.RETARGET, filter=filters)
+        what = f"Retargeting {name}"
+        preview = await self._rest.run(read(calls.call(ops.PREVIEW_BULK_ACTION, request), what, self._rule))
+        body = BulkRequest(action=BulkAction.RETARGET, filter=filters, token=preview.token)
+
+        def make(key: str) -> calls.Call[BulkResult]:
+            return calls.call(ops.APPLY_BULK_ACTION, body, key=key)
+
+        return await self._rest.run(send_once(what, make, None, self._rule))
 
     async def forget_job(self, job: Any) -> None:
         """Forget a job; its tasks stay. Raises `Conflict` while it has a worker or a pending task."""

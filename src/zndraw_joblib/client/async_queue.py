@@ -209,7 +209,9 @@ class AsyncSubmitter:
     def _handle_or_problem(self, result: Submitted | ProblemException) -> AsyncTaskHandle | ProblemException:
         if isinstance(result, ProblemException):
             return result
-        return AsyncTaskHandle(result.id, self._rest, self._rule, room=result.room)
+        handle = AsyncTaskHandle(result.id, self._rest, self._rule, room=result.room)
+        handle.duplicate = result.is_duplicate
+        return handle
 
 
 class AsyncQueue(AsyncSubmitter):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 from uuid import UUID, uuid5
 
@@ -175,7 +175,16 @@ MINIMAL_JSON = {"Content-Type": "application/json", "Prefer": "return=minimal"}
 _EVENT_STREAM = {"Accept": "text/event-stream"}
 # The server sends a comment every 15 s.
 _SILENT_SECONDS = 30.0
-Results = list[UUID | ProblemException]
+
+
+class SubmittedTask(NamedTuple):
+    """The task of a submit in a batch; a duplicate made none, because this one holds its unique key."""
+
+    id: UUID
+    is_duplicate: bool
+
+
+Results = list[SubmittedTask | ProblemException]
 
 
 def call(operation: Operation[Model], body: Body = None, **options: Any) -> Call[Model]:
@@ -237,7 +246,7 @@ def submit(
 
 
 def submit_many(body: bytes, key: str, count: int, check: Callable[[Results], object] = len) -> Call[Results]:
-    """Submit the `count` tasks of a `BatchSubmitRequest`; return the id or the problem of each.
+    """Submit the `count` tasks of a `BatchSubmitRequest`; return the task or the problem of each.
 
     `check` gets them first, and may raise.
     """
@@ -246,7 +255,7 @@ def submit_many(body: bytes, key: str, count: int, check: Callable[[Results], ob
         items = parse(messages.BatchResponse, response).results
         if len(items) != count:
             raise UnexpectedResponse(response)
-        results = [_id_or_problem(item, response) for item in items]
+        results = [_task_or_problem(item, response) for item in items]
         check(results)
         return results
 
@@ -317,9 +326,11 @@ def _trace() -> dict[str, str]:
     return {} if traceparent is None else {TRACEPARENT: traceparent}
 
 
-def _id_or_problem(result: messages.BatchResult, response: "httpx.Response") -> UUID | ProblemException:
+def _task_or_problem(
+    result: messages.BatchResult, response: "httpx.Response"
+) -> SubmittedTask | ProblemException:
     if result.problem is not None:
         return problem_for(result.status, result.problem.model_dump())
     if result.id is None:
         raise UnexpectedResponse(response)
-    return result.id
+    return SubmittedTask(result.id, is_duplicate=result.status == HTTPStatus.OK)

@@ -208,7 +208,9 @@ class Submitter:
     def _handle_or_problem(self, result: Submitted | ProblemException) -> TaskHandle | ProblemException:
         if isinstance(result, ProblemException):
             return result
-        return TaskHandle(result.id, self._rest, self._rule, room=result.room)
+        handle = TaskHandle(result.id, self._rest, self._rule, room=result.room)
+        handle.duplicate = result.is_duplicate
+        return handle
 
 
 class Queue(Submitter, ResultReader):

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4, uuid5
 from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.client import calls
-from zndraw_joblib.client.calls import Call, Results, validated
+from zndraw_joblib.client.calls import Call, Results, SubmittedTask, validated
 from zndraw_joblib.client.flows import Flow, all_jobs, find_job, send_once
 from zndraw_joblib.client.retry import RetryRule, is_repeatable
 from zndraw_joblib.jobs import codecs
@@ -147,15 +147,16 @@ _CHUNKS = UUID("6f3d1c1e-6c1c-4f0e-9d7d-3a2b8f1e5c47")
 
 
 class Submitted(NamedTuple):
-    """The id of a submitted task, and its room, None if it is not known."""
+    """A submitted task: its id, whether it is a duplicate, and its room, None if it is not known."""
 
     id: UUID
+    is_duplicate: bool
     room: str | None
 
     @classmethod
-    def of(cls, result: UUID | ProblemException, room: str | None) -> "Submitted | ProblemException":
+    def of(cls, result: SubmittedTask | ProblemException, room: str | None) -> "Submitted | ProblemException":
         """Return the result of a submit from a room."""
-        return result if isinstance(result, ProblemException) else cls(result, room)
+        return result if isinstance(result, ProblemException) else cls(*result, room)
 
 
 class Submits:

@@ -1,6 +1,6 @@
 """The methods of `JobLib` for jobs, rooms, limits and schedules."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
@@ -9,19 +9,29 @@ from pydantic_core import to_json
 
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.extensions import job_name_of, job_room_of
+from zndraw_joblib.server.admin import sql_searches
+from zndraw_joblib.server.admin.rules_searches import Confirmed
 from zndraw_joblib.server.db.database import Clock, Transaction
 from zndraw_joblib.server.db.host_sessions import read_in, write_in
 from zndraw_joblib.server.http.access import QueueState
+from zndraw_joblib.server.http.admin import apply_confirmed
 from zndraw_joblib.server.http.identity import NotABoolean, is_superuser
 from zndraw_joblib.server.http.jobs import job_to_put
 from zndraw_joblib.server.http.schedules import checked_schedule
 from zndraw_joblib.server.process.ports import Identity, Page
-from zndraw_joblib.server.queue import rules_audit, rules_jobs, rules_limits, rules_pauses, rules_schedules
+from zndraw_joblib.server.queue import (
+    rules_audit,
+    rules_jobs,
+    rules_limits,
+    rules_pauses,
+    rules_schedules,
+    rules_versions,
+)
 from zndraw_joblib.server.queue.rules_schedules import NewSchedule
 from zndraw_joblib.server.runtime.problem_responses import invalid_part
 from zndraw_joblib.wire.messages import MAX_PAGE, JobPutRequest, JobResponse, TaskResponse
 from zndraw_joblib.wire.names import HOST, JobName, is_name, parse_job_name, task_room, validate_room_id
-from zndraw_joblib.wire.operators import LimitEntry, PauseState
+from zndraw_joblib.wire.operators import BulkAction, BulkResult, LimitEntry, PauseState, TaskFilter
 from zndraw_joblib.wire.policy import JobPolicy, LimitValues, Rate, checked_limit_name
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.schedules import ScheduleFields, ScheduleRequest, ScheduleResponse
@@ -100,6 +110,31 @@ class OperatorApi(QueueState):
         item = await job_to_put(self.runtime, caller, name, body)
         registered, _ = await self._change(session, rules_jobs.put, item)
         return registered
+
+    async def get_job(self, job: Any, *, session: Any = None) -> JobResponse:
+        """Return a job. Its `versions` are the current one, and those with workers or waiting tasks.
+
+        Raises `JobNotFound`.
+        """
+        name = job_name(job)
+        return await self._read(session, rules_jobs.get, name.room_id, name, cross_room=True)
+
+    async def retarget(self, job: Any, versions: Iterable[int] = (), *, identity: Any = None) -> BulkResult:
+        """Move pending tasks of earlier versions of a job to its current version.
+
+        By default those of all earlier versions. A task whose payload does not match the current schema stays
+        and is in `refused`. At most 10,000 tasks are moved, in several transactions; repeat the call until
+        `is_complete`. The audit trail has the identity. Raises `InvalidRequest` for unknown versions.
+        """
+        caller, numbers = identity_of(identity)._replace(is_superuser=True), list(versions)
+        read, name = self.runtime.database.read, str(job_name(job))
+        await read(rules_versions.check, [name], numbers, earlier=True)
+        try:
+            filters = TaskFilter.model_validate({"job": [name], "version": numbers})
+        except ValidationError as error:
+            raise invalid_part(error) from error
+        confirmed = Confirmed(caller, BulkAction.RETARGET, filters, await read(sql_searches.newest))
+        return await apply_confirmed(self.runtime, confirmed, None)
 
     async def forget_job(self, job: Any, *, identity: Any = None, session: Any = None) -> None:
         """Forget a job; its tasks stay. Raises `JobNotFound`, and `Conflict` for one that is in use."""

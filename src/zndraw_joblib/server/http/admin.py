@@ -47,6 +47,7 @@ from zndraw_joblib.wire.operators import (
     BulkAction,
     BulkPreviewRequest,
     BulkRequest,
+    BulkResult,
     Me,
     Names,
     Permission,
@@ -437,15 +438,19 @@ async def apply_bulk_action(
     if (first := await rules_searches.first_result(runtime.write, key)) is not None:
         return json_response(first)
     confirmed = await runtime.database.read(rules_searches.verify, body.token, caller, body.action, filters)
+    return json_response(await apply_confirmed(runtime, confirmed, key))
+
+
+async def apply_confirmed(runtime: Runtime, confirmed: Confirmed, key: RequestKey | None) -> BulkResult:
+    """Apply an action, in transactions that leave room for the events of others."""
 
     async def write(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         async with runtime.events.room(BulkLimits().batch):
             return await runtime.write(work, *args, **kwargs)
 
-    result = await rules_searches.apply(
-        runtime.database.read, write, confirmed, key, fault=runtime.payload_validator.fault
-    )
-    return json_response(result)
+    read, fault = runtime.database.read, runtime.payload_validator.fault
+    result: BulkResult = await rules_searches.apply(read, write, confirmed, key, fault=fault)
+    return result
 
 
 async def _allowed_filter(
