@@ -100,7 +100,20 @@ async def test_a_job_that_would_be_forgotten_is_not_put(client: httpx.AsyncClien
     expect_problem(await client.get(url), 404, "job-not-found")
     internal = f"{V1}/rooms/@internal/jobs/@internal:modifiers:Rotate"
     expect_problem(await client.put(internal, json={}), 409, "conflict")
-    expect_problem(await client.put(url, json={"schema": {"type": 5}}), 422, "invalid-schema")
+    for schema, text in (
+        ({"type": 5}, "schema/type: 5 is not valid"),
+        (
+            {"$ref": "https://example.org/x"},
+            "$ref refers to nothing inside the schema: Resource 'https://example",
+        ),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/b"}}},
+            "Pointer '/$defs/b' does not exist. Put the definition",
+        ),
+    ):
+        problem = expect_problem(await client.put(url, json={"schema": schema}), 422, "invalid-schema")
+        assert text in problem["detail"]
+        assert "Failed validating" not in problem["detail"]
     expect_problem(await client.put(f"{V1}/rooms/lab/jobs/other:modifiers:A", json={}), 404, "job-not-found")
     expect_problem(await client.put(f"{V1}/rooms/lab/jobs/lab:unknown:A", json={}), 400, "invalid-category")
 

@@ -346,13 +346,44 @@ async def test_explain_names_the_limits(timed: Replica) -> None:
     )
     first, second = [await timed.submit(job, {"user": 1}) for _ in range(2)]
     await timed.claim_task(job.worker_id)
-    explanation = await timed.runtime.database.read(rules_history.explain, second.id, timed.runtime.order)
-    reasons = {reason.code: reason.detail for reason in explanation.reasons}
+    reasons = await _reasons(timed, second)
     assert reasons["limit_at_capacity"] == (
-        "1 tasks are claimed or running, and max_in_flight of limit `/user` is 1"
+        "1 task is claimed or running, and max_in_flight of limit `/user` is 1"
     )
     assert reasons["rate_limited"].startswith("rate limit of the job: next at 2030-01-01 00:00:10")
     assert first.queue_position == 1
+
+
+async def _reasons(replica: Replica, task: TaskResponse) -> dict[str, str]:
+    explanation = await replica.runtime.database.read(rules_history.explain, task.id, replica.runtime.order)
+    return {reason.code: reason.detail for reason in explanation.reasons}
+
+
+@pytest.mark.parametrize("key", [None, "/user"])
+async def test_explain_says_when_a_rate_allows_each_task(
+    timed: Replica, clock: ManualClock, key: str | None
+) -> None:
+    """Those before it take the next tokens; tasks that a burst allows now do not wait for the rate."""
+    rate = {"count": 1, "per_seconds": 10, "burst": 2}
+    job = await timed.register(limits=[{"key": key, "rate": rate}])
+    tasks = [await timed.submit(job, {"user": 1}) for _ in range(4)]
+    texts = [(await _reasons(timed, task)).get("rate_limited") for task in tasks]
+    label = "limit of the job" if key is None else "limit `/user`"
+    times = ("00:00:10.000000 UTC, after 2 other tasks", "00:00:20.000000 UTC, after 3 other tasks")
+    assert texts == [None, None, *(f"rate {label}: next at about 2030-01-01 {text}" for text in times)]
+    for _ in range(2):
+        await timed.claim_task(job.worker_id)
+    clock.advance(5)
+    assert (await _reasons(timed, tasks[2]))["rate_limited"].endswith(
+        ": next at 2030-01-01 00:00:10.000000 UTC"
+    )
+    assert "00:00:20.000000 UTC, after 1 other task" in (await _reasons(timed, tasks[3]))["rate_limited"]
+    slow = {"count": 1, "per_seconds": 31_536_000}
+    yearly = await timed.register("Yearly", limits=[{"key": key, "rate": slow}])
+    tasks = [await timed.submit(yearly, {"user": 1}) for _ in range(3)]
+    assert (await _reasons(timed, tasks[2]))["rate_limited"].endswith(
+        "not within a year, after 2 other tasks"
+    )
 
 
 async def test_limits_that_a_job_gets_while_tasks_wait(timed: Replica) -> None:

@@ -20,6 +20,7 @@ from zndraw_joblib.cli.display import (
     print_json,
     print_note,
 )
+from zndraw_joblib.cli.limits import limit_text
 from zndraw_joblib.cli.options import AsJson, Room, Url, check_room
 from zndraw_joblib.cli.times import future_time, local_now
 from zndraw_joblib.client.calls import validated
@@ -79,7 +80,9 @@ def _policy(job: JobResponse) -> dict[str, Any]:
         if name.endswith("_seconds") and value:
             shown[name.removesuffix("_seconds")] = format_duration(timedelta(seconds=value))
         else:
-            shown[name] = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+            shown[name] = value
+    if job.limits:
+        shown["limits"] = "; ".join(map(limit_text, job.limits))
     return shown
 
 

@@ -219,7 +219,7 @@ async def _pending_reasons(
 ) -> tuple[list[Reason], timedelta | None]:
     """Return the reasons, and about how long the task waits."""
     job = await sql_jobs.by_name(tx, task.job)
-    limits = await _limit_reasons(tx, task, order)
+    limits = await _limit_reasons(tx, task, position, order)
     reasons = []
     for pause in await sql_pauses.of_room(tx, task.room_id):
         what = "All rooms are" if pause.room_id == ALL_ROOMS else f"Room {task.room_id} is"
@@ -251,7 +251,9 @@ def _until(end: datetime | None) -> str:
     return "" if end is None else f" until {end:%Y-%m-%d %H:%M:%S} UTC"
 
 
-async def _limit_reasons(tx: Transaction, task: TaskRecord, order: ClaimOrder) -> list[Reason]:
+async def _limit_reasons(
+    tx: Transaction, task: TaskRecord, position: int | None, order: ClaimOrder
+) -> list[Reason]:
     reasons = []
     limit = task.policy.max_in_flight
     if limit is not None:
@@ -260,7 +262,7 @@ async def _limit_reasons(tx: Transaction, task: TaskRecord, order: ClaimOrder) -
         if held >= limit:
             detail = f"{_held(held, task.job)} claimed or running, and max_in_flight is {limit}"
             reasons.append(Reason(code="job_at_capacity", detail=detail))
-    reasons += await rules_limits.reasons(tx, task)
+    reasons += await rules_limits.reasons(tx, task, position)
     if order.room_cap is not None:
         held = (await sql_tasks.held_in_rooms(tx, [task.room_id]))[task.room_id]
         if held >= order.room_cap:

@@ -50,6 +50,8 @@ _SPARE_QUEUES = 7
 # How many waits for rates end in one transaction.
 _MAX_READY = 500
 _LONGEST = timedelta(seconds=YEAR_SECONDS)
+# So many tasks with the same key are counted to say when a rate allows one after them.
+_MAX_BEFORE = 10_000
 
 
 # The keys of a task.
@@ -453,8 +455,11 @@ def _queue_of(task: TaskRecord) -> tuple[UUID, str, str]:
     return task.job_id, task.room_id, task.limit_key or ""
 
 
-async def reasons(tx: Transaction, task: TaskRecord) -> list[Reason]:
-    """Return which limits of its job keep a waiting task from being claimed now."""
+async def reasons(tx: Transaction, task: TaskRecord, position: int | None) -> list[Reason]:
+    """Return which limits of its job keep a waiting task from being claimed now.
+
+    `position` is that in the queue of the job; the tasks before it take tokens of the rates first.
+    """
     limits = task.policy.limits
     if not limits:
         return []
@@ -464,18 +469,39 @@ async def reasons(tx: Transaction, task: TaskRecord) -> list[Reason]:
         for rule in rules_of(task.job_name, limits, specs)
     }
     states = await sql_limits.states(tx, sorted(rules), sorted(rules))
-    now = await tx.now()
+    now, others = await tx.now(), 0
+    if any(rule.limit.key is not None and rule.values.rate is not None for rule in rules.values()):
+        others = await sql_limits.count_before(tx, task, _MAX_BEFORE)
     waiting_reasons = []
     for bucket_id, rule in rules.items():
         bucket = Bucket(rule, states.get(bucket_id, BucketState(0, None)), now)
         if bucket.is_full:
-            detail = f"{bucket.held} tasks are claimed or running, and max_in_flight of {rule.label} is "
+            held = "1 task is" if bucket.held == 1 else f"{bucket.held} tasks are"
+            detail = f"{held} claimed or running, and max_in_flight of {rule.label} is "
             detail += str(rule.values.max_in_flight)
             waiting_reasons.append(Reason(code="limit_at_capacity", detail=detail))
-        if bucket.ready_at > now:
-            detail = f"rate {rule.label}: next at {bucket.ready_at:%Y-%m-%d %H:%M:%S.%f} UTC"
-            waiting_reasons.append(Reason(code="rate_limited", detail=detail))
+        before = others if rule.limit.key is not None else (position or 1) - 1
+        if (rate_detail := _rate_detail(bucket, before, now)) is not None:
+            waiting_reasons.append(Reason(code="rate_limited", detail=rate_detail))
     return waiting_reasons
+
+
+def _rate_detail(bucket: Bucket, before: int, now: datetime) -> str | None:
+    """Return when a rate allows a task with so many others before it; None for now."""
+    rate = bucket.rule.values.rate
+    if rate is None:
+        return None
+    after = f", after {before} other task{'' if before == 1 else 's'}" if before else ""
+    if before * rate.interval > YEAR_SECONDS:
+        return f"rate {bucket.rule.label}: not within a year{after}"
+    at = bucket.ready_at + before * bucket.interval
+    # Rooms may take turns, and jobs may share the limit: then it is not exact for those that are not first.
+    about = "about " if before else ""
+    return (
+        None
+        if at <= now
+        else f"rate {bucket.rule.label}: next at {about}{at:%Y-%m-%d %H:%M:%S.%f} UTC{after}"
+    )
 
 
 async def count_rate_limited(tx: Transaction) -> int:

@@ -380,6 +380,9 @@ def raise_if_invalid(errors: list[dict[str, str]]) -> None:
         raise InvalidPayload("; ".join(listed) + (f" (and {more} more)" if more > 0 else ""), errors=errors)
 
 
+_MAX_SCHEMA_ERROR = 1000
+
+
 def _compiled(schema: str) -> "jsonschema_rs.Validator":
     # It is loaded for the first schema: many servers have none, and it takes 3 MiB.
     import jsonschema_rs  # noqa: PLC0415
@@ -391,8 +394,17 @@ def _compiled(schema: str) -> "jsonschema_rs.Validator":
             offline=True,
             pattern_options=jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES),
         )
+    except jsonschema_rs.ValidationError as error:
+        if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Referencing):
+            reason = error.message.partition(" and retrieving")[0][:_MAX_SCHEMA_ERROR]
+            raise InvalidSchema(
+                f"schema: a $ref refers to nothing inside the schema: {reason}. Put the definition into "
+                "$defs, and refer to it as #/$defs/name; schemas elsewhere are not loaded"
+            ) from error
+        place = "".join(f"/{part}" for part in error.instance_path)
+        raise InvalidSchema(f"schema{place}: {error.message}"[:_MAX_SCHEMA_ERROR]) from error
     except (ValueError, jsonschema_rs.ReferencingError) as error:
-        raise InvalidSchema(f"schema: {str(error)[:1000]}") from error
+        raise InvalidSchema(f"schema: {error}"[:_MAX_SCHEMA_ERROR]) from error
 
 
 def _compiled_bytes(schema: str) -> int:

@@ -220,6 +220,17 @@ ORDER BY room_id, lane, seq LIMIT :count
 """,
     *("lane", "seq"),
 )
+_BEFORE = statement(
+    f"""
+SELECT count(*) FROM (
+    SELECT 1 FROM joblib_task
+    WHERE job_id = :job_id AND {TASK_IS_QUEUED} AND room_id = :room_id AND limit_key IS NOT NULL
+        AND limit_key = :limit_key AND (lane, seq) < (:lane, :seq)
+    LIMIT :limit
+) AS before
+""",
+    "number",
+)
 _IS_HEAD = "job_id = :job_id AND room_id = :room_id AND limit_key = :limit_key"
 _MOVE = statement(f"UPDATE joblib_limit_queue SET lane = :lane, seq = :seq WHERE {_IS_HEAD}")
 _REMOVE = statement(f"DELETE FROM joblib_limit_queue WHERE {_IS_HEAD}")
@@ -332,6 +343,15 @@ async def first_tasks(
             own = await tx.execute(_FIRST_WITHOUT_KEY, {**params, "room_id": head.room_id})
             places[head] = [(lane, seq) for lane, seq in own]
     return {head: sorted(of_head) for head, of_head in places.items()}
+
+
+async def count_before(tx: Transaction, task: TaskRecord, limit: int) -> int:
+    """Return how many queued tasks of its room and key are before a queued task, at most `limit`."""
+    if not task.is_queued or task.limit_key is None:
+        return 0
+    params = {name: getattr(task, name) for name in _HEAD}
+    number: int = (await tx.execute(_BEFORE, {**params, "limit": limit})).scalar_one()
+    return number
 
 
 async def move(tx: Transaction, heads: Sequence[LimitHead]) -> None:
