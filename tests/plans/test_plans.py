@@ -6,6 +6,8 @@ The tests explain the statements that the code executes; a full scan of the task
 import re
 from datetime import timedelta
 from functools import partial
+from itertools import product
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -80,6 +82,16 @@ def assert_bounded(plans: list[Plan]) -> None:
             assert None not in plan.by(table), describe(plan)
 
 
+def with_events(work: Any, kind: str) -> Any:
+    """Return work whose plain statements of a kind are those of watched rooms."""
+
+    async def expect_events(tx: Transaction) -> Any:
+        tx.expected_events = {kind: 1}
+        return await work(tx)
+
+    return expect_events
+
+
 async def test_a_claim_reads_the_head_of_its_queue(explainer: Explainer, subtests: pytest.Subtests) -> None:
     """A worker of one job reads the head of that queue, for any length, and its own links and tasks."""
     for most in (1, 256):
@@ -99,21 +111,21 @@ async def test_a_plain_claim_reads_the_head_of_its_queue(
     explainer: Explainer, subtests: pytest.Subtests
 ) -> None:
     """Its one statement reads that head, the held tasks of its workers, and tasks by their keys."""
-    for most in (1, 100):
-        for claimants in (1, 16):
-            with subtests.test(most=most, claimants=claimants):
-                for number in (BIG, RARE, IDLE):
-                    ids = [worker_id(number + JOBS * turn) for turn in range(1, claimants + 1)]
-                    items = [
-                        rules_claims.Claim(OWNER, worker, 15, uuid4(), task_limit=most, start=True)
-                        for worker in ids
-                    ]
-                    plans = await explainer.plans(partial(claim_with_one_statement, items=items))
-                    assert len({plan.statement for plan in plans}) == 1
-                    assert_reads(plans, PENDING, HELD, "uq_joblib_task_id")
-                    assert_bounded(plans)
-                    for plan in plans:
-                        assert {PENDING, HELD, "uq_joblib_task_id"} == plan.by("joblib_task"), describe(plan)
+    for most, claimants, has_events in product((1, 100), (1, 16), (False, True)):
+        with subtests.test(most=most, claimants=claimants, has_events=has_events):
+            for number in (BIG, RARE, IDLE):
+                ids = [worker_id(number + JOBS * turn) for turn in range(1, claimants + 1)]
+                items = [
+                    rules_claims.Claim(OWNER, worker, 15, uuid4(), task_limit=most, start=True)
+                    for worker in ids
+                ]
+                work = partial(claim_with_one_statement, items=items)
+                plans = await explainer.plans(with_events(work, "claim") if has_events else work)
+                assert len({plan.statement for plan in plans}) == 1
+                assert_reads(plans, PENDING, HELD, "uq_joblib_task_id")
+                assert_bounded(plans)
+                for plan in plans:
+                    assert {PENDING, HELD, "uq_joblib_task_id"} == plan.by("joblib_task"), describe(plan)
 
 
 @on_postgresql
@@ -299,22 +311,22 @@ async def test_a_plain_report_finds_its_tasks_by_their_keys(
     explainer: Explainer, subtests: pytest.Subtests
 ) -> None:
     """Its one statement reads and writes only their own rows."""
-    for wants_body in (False, True):
-        for count in (1, 256):
-            with subtests.test(wants_body=wants_body, count=count):
-                items = [
-                    rules_tasks.Report(
-                        OWNER, task_id(61_500 + turn), TaskUpdateRequest(status=status), wants_body=wants_body
-                    )
-                    for turn in range(count)
-                    for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED)
-                ]
-                plans = await explainer.plans(partial(rules_idempotency.report, items=items))
-                plans = [plan for plan in plans if plan.statement == plans[0].statement]
-                assert "UPDATE joblib_task" in plans[0].statement
-                assert_reads(plans, KEY)
-                assert_bounded(plans)
-                assert not any(None in plan.by("joblib_job") for plan in plans if not explainer.is_postgresql)
+    for wants_body, count, has_events in product((False, True), (1, 256), (False, True)):
+        with subtests.test(wants_body=wants_body, count=count, has_events=has_events):
+            items = [
+                rules_tasks.Report(
+                    OWNER, task_id(61_500 + turn), TaskUpdateRequest(status=status), wants_body=wants_body
+                )
+                for turn in range(count)
+                for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED)
+            ]
+            work = partial(rules_idempotency.report, items=items)
+            plans = await explainer.plans(with_events(work, "report") if has_events else work)
+            plans = [plan for plan in plans if plan.statement == plans[0].statement]
+            assert "UPDATE joblib_task" in plans[0].statement
+            assert_reads(plans, KEY)
+            assert_bounded(plans)
+            assert not any(None in plan.by("joblib_job") for plan in plans if not explainer.is_postgresql)
 
 
 async def test_a_heartbeat_finds_its_workers_by_their_keys(

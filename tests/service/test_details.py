@@ -108,6 +108,25 @@ async def test_answers_without_progress_have_no_field_for_it(replica: Replica) -
     assert (await replica.get(submitted.id)).model_dump(mode="json")["progress"]["current"] == 1
 
 
+async def test_an_end_with_progress_and_a_log_reads_no_task(replica: Replica) -> None:
+    """The statement of plain reports checks the fence; a stale report stores nothing."""
+    tasks = [await replica.running(await replica.register()) for _ in range(2)]
+    statements = replica.record_statements()
+    for task, attempt in zip(tasks, (1, 2), strict=True):
+        final = {"progress": Progress(current=4, total=4), "log": numbered(1, 2)}
+        update = TaskUpdateRequest(status=TaskStatus.COMPLETED, attempt=attempt, **final)
+        [result] = await replica.runtime.report_many([rules_tasks.Report(OWNER, task.id, update)])
+        if attempt == 1:
+            assert isinstance(result, TaskResponse)
+            assert result.status is TaskStatus.COMPLETED
+            assert not any(statement.sql.startswith("SELECT joblib_task") for statement in statements)
+        else:
+            assert isinstance(result, StaleReport)
+    first, second = [await replica.get(task.id) for task in tasks]
+    assert first.progress == Progress(current=4, total=4)
+    assert second.progress is None
+
+
 async def test_the_final_progress_is_announced_before_the_end(replica: Replica) -> None:
     """One report has the last progress, the last lines and the end; one event each, in this order."""
     task = await replica.running(await replica.register())

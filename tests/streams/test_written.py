@@ -3,17 +3,21 @@
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from databases import every_kind, on_postgresql
-from replica import ADMIN, OWNER, Replica
+from replica import ADMIN, OWNER, SUBMITTER, Replica
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from zndraw_joblib import Worker, cleanup_stale_workers, cleanup_worker
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import events, streams
+from zndraw_joblib.server.process.ports import RequestKey
 from zndraw_joblib.server.queue import rules_task_actions, rules_tasks, sql_streams
+from zndraw_joblib.server.queue.rules_idempotency import Repeat
 from zndraw_joblib.server.queue.sql_streams import Bounds
-from zndraw_joblib.wire.messages import TaskActionRequest, TaskUpdateRequest
+from zndraw_joblib.wire.messages import TaskActionRequest, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
+from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.progress import LogLine, LogPart, Progress
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -124,3 +128,57 @@ async def test_the_functions_of_a_host_record(replica: Replica) -> None:
     async with AsyncSession(replica.engine) as session:
         await cleanup_stale_workers(session, timedelta(seconds=-60))
     assert await recorded(replica) == ["failed", "failed"]
+
+
+@on_postgresql
+async def test_plain_requests_in_a_watched_room_take_two_statements(replica: Replica) -> None:
+    """Once there were events, their statement writes in watched rooms too, and the events follow it.
+
+    After some requests without events, it is a transaction of its own again.
+    """
+    job = await replica.register()
+    await watch(replica, "lab")
+    statements = replica.record_statements()
+
+    async def run_task(room: str = "lab") -> list[bool]:
+        statements.clear()
+        await replica.submit(job, room=room)
+        task = await replica.claim_task(job.worker_id)
+        for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED):
+            await replica.report(task.id, status)
+        return [statement.is_alone for statement in statements]
+
+    for _ in range(3):
+        taken = await run_task()
+    assert taken == 8 * [False]
+    assert await recorded(replica) == 3 * ["pending", "claimed", "running", "completed"]
+    assert await run_task("elsewhere") == 4 * [False]
+    for _ in range(20):
+        taken = await run_task("elsewhere")
+    assert taken == 4 * [True]
+    assert len(await run_task()) > 8
+    assert (await recorded(replica))[-4:] == ["pending", "claimed", "running", "completed"]
+
+
+@on_postgresql
+async def test_keys_of_submits_to_a_watched_room_are_applied_once(replica: Replica) -> None:
+    """Batches of tasks with and without keys, to watched and other rooms, take the same statement."""
+    job = await replica.register()
+    await watch(replica, "lab")
+    for _ in range(2):
+        await replica.submit(job)
+    statements = replica.record_statements()
+    key = RequestKey(uuid4(), uuid4(), timedelta(days=1), SUBMITTER.id)
+
+    def submission(room: str) -> rules_tasks.Submission:
+        name, keyed = parse_job_name(job.full_name), key if room == "lab" else None
+        return replica.runtime.submission(SUBMITTER, room, name, TaskSubmitRequest(), keyed)
+
+    rooms = ["elsewhere", "lab", "attic"]
+    results = await replica.runtime.submits.put_many(list(map(submission, rooms)))
+    assert [task.room_id for task in results if isinstance(task, TaskResponse)] == rooms
+    assert [statement.is_alone for statement in statements] == [False, False]
+    [repeated] = await replica.runtime.submits.put_many([submission("lab")])
+    assert isinstance(repeated, Repeat)
+    assert repeated.result == results[1]
+    assert await recorded(replica) == 3 * ["pending"]

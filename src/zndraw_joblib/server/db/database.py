@@ -41,9 +41,22 @@ _ATTEMPTS = 5
 _RETRY_SECONDS = 15.0
 # PostgreSQL: while one batch waits for the disk, the next is prepared. A third would only make them smaller.
 CONCURRENT_BATCHES = 2
+# After events of a kind of plain requests, the statements of this many transactions are not alone.
+_EXPECTED = 16
 _NOW = select(func.now())
 _COMMIT_LAZILY = select(func.set_config("synchronous_commit", "off", true()), func.now().label("now"))
 SQLITE_LOCK = "BEGIN IMMEDIATE"
+
+
+class PlainStatements(NamedTuple):
+    """A statement of plain requests in two forms, with the same columns; one is `is_watched`.
+
+    `alone` writes nothing in a watched room: it may be a transaction of its own. `followed` writes in any
+    room, and returns whether one of the rooms is watched.
+    """
+
+    alone: Any
+    followed: Any
 
 
 class Freed(NamedTuple):
@@ -71,6 +84,9 @@ class Transaction:
         self._logged: list[Callable[[], list[NewEvent]]] = []
         self._is_watched: bool | None = None
         self._must_ask = False
+        # Of each kind of plain requests, for how many transactions more events are expected.
+        self.expected_events: Mapping[str, int] = {}
+        self.plain_kind: str | None = None
         self.wakes: list[Wake] = []
         # The stored events of watched rooms.
         self.appended: dict[str, list[EventRow]] = {}
@@ -90,6 +106,22 @@ class Transaction:
         If the connection is lost the transaction is repeated, although the statement may have been applied.
         """
         return (await self._execute_alone(statement, parameters)).all()
+
+    async def execute_plain(
+        self, kind: str, statements: PlainStatements, parameters: Mapping[str, Any], *, is_alone: bool = True
+    ) -> Sequence[Any]:
+        """Run the first statement, of plain requests of a `kind`, like `execute_alone`.
+
+        If it is not to be alone, or the last transactions of its kind had events, others may follow it.
+        """
+        self.plain_kind = kind
+        if not is_alone or self.expected_events.get(kind):
+            rows = (await self.execute(statements.followed, parameters)).all()
+        else:
+            rows = await self.execute_alone(statements.alone, parameters)
+        if rows:
+            self.record_watched(is_watched=any(row.is_watched for row in rows))
+        return rows
 
     async def now(self) -> datetime:
         """Return the time of this transaction by the database's clock, which on SQLite is the server's."""
@@ -232,6 +264,7 @@ class Database(ABC):
     def __init__(self, clock: Clock | None = None, limits: Limits | None = None) -> None:
         self._clock = clock
         self._limits = limits or Limits()
+        self._expected_events: dict[str, int] = {}
 
     async def read(
         self,
@@ -303,7 +336,11 @@ class Database(ABC):
         """
         write = partial(self._write, lambda tx: work(self._prepared(tx), items), is_short, lock_seconds)
         committed: tuple[Result, Transaction] = await _retry(write)
-        return _logged(committed) if committed[1].actions else committed
+        tx = committed[1]
+        if tx.plain_kind is not None:
+            expected = self._expected_events.get(tx.plain_kind, 0)
+            self._expected_events[tx.plain_kind] = _EXPECTED if tx.appended else max(0, expected - 1)
+        return _logged(committed) if tx.actions else committed
 
     def use_clock(self, clock: Clock | None) -> None:
         """Take the time of later transactions from `clock`; with None, from the database, as by default."""
@@ -335,6 +372,7 @@ class Database(ABC):
     def _prepared(self, tx: Transaction) -> Transaction:
         if self.keeps_unserved_jobs is not None:
             tx.keeps_unserved_jobs = self.keeps_unserved_jobs()
+        tx.expected_events = self._expected_events
         return tx
 
     async def _alone(self, transaction: Callable[[], Awaitable[Result]]) -> Result:

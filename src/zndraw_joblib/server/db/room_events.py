@@ -2,7 +2,8 @@
 
 Only watched rooms have a row in `joblib_room_stream`. On PostgreSQL the statements that write tasks return
 `is_watched(room)`, so that other rooms cost no statement; a statement that is a transaction of its own has
-``NOT is_watched(room)`` as a guard and writes nothing in a watched room. A client that begins to watch a room
+``NOT is_watched(room)`` as a guard and writes nothing in a watched room: its other form, without the guard,
+is used while there are events. A client that begins to watch a room
 waits for the transactions that have read this table before (`streams.transactions_under_way`).
 """
 

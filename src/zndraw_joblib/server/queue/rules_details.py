@@ -55,11 +55,26 @@ DEFAULT_LIMITS = LogLimits()
 Line = tuple[int, bytes]
 
 
+class HeldAttempt(NamedTuple):
+    """The attempt of a task whose details are stored."""
+
+    seq: int
+    id: UUID
+    room_id: str
+    job_name: str
+    attempt: int
+
+    @classmethod
+    def of(cls, task: TaskRecord) -> Self:
+        """Return the current attempt of a task."""
+        return cls(task.seq, task.id, task.room_id, task.job_name, task.attempt)
+
+
 @dataclass
 class Reported:
     """What one transaction stores of a held attempt: its last progress, its failure, and lines of its log."""
 
-    task: TaskRecord
+    task: HeldAttempt
     progress: Progress | None = None
     failure: Failure | None = None
     parts: list[LogPart] = field(default_factory=list)
@@ -80,7 +95,7 @@ class Reported:
 
 async def record(
     tx: Transaction,
-    reports: Iterable[tuple[TaskRecord, TaskUpdateRequest | NamedTask]],
+    reports: Iterable[tuple[HeldAttempt, TaskUpdateRequest | NamedTask]],
     limits: LogLimits = DEFAULT_LIMITS,
 ) -> None:
     """Store the details in reports, in order. The caller has locked the tasks and checked the fences.
@@ -104,10 +119,14 @@ async def record(
     for seq, entry in reported.items():
         if entry.task.attempt > MAX_ATTEMPTS:
             await sql_details.forget(tx, seq, entry.task.attempt - MAX_ATTEMPTS)
-        if entry.progress is not None:
-            make = partial(_progress_emission, entry.task, entry.progress)
-            tx.emit((entry.task.id, "progress"), make, of_task=True)
-            tx.record_unknown()
+    progress = [(entry.task, entry.progress) for entry in reported.values() if entry.progress is not None]
+    if progress:
+        tx.emit_many(
+            lambda reaches: [
+                _progress_emission(*entry) for entry in progress if reaches(room_of(entry[0].room_id))
+            ]
+        )
+        tx.record_unknown()
 
 
 async def _add_lines(
@@ -198,14 +217,14 @@ def _change(reported: Reported, added: LogCounts | None, now: datetime) -> Chang
     )
 
 
-def _log_event(task: TaskRecord, part: StoredLogPart) -> NewEvent:
+def _log_event(task: HeldAttempt, part: StoredLogPart) -> NewEvent:
     data = f'{{"attempt":{task.attempt},"first":{part.first},"lines":{part.lines}}}'
     return NewEvent(task.room_id, task.id, EventKind.LOG, data)
 
 
-def _progress_emission(task: TaskRecord, progress: Progress) -> Emission:
+def _progress_emission(task: HeldAttempt, progress: Progress) -> Emission:
     event = TaskProgress.model_construct(
-        id=task.id, name=str(task.job), room_id=task.room_id, attempt=task.attempt, progress=progress
+        id=task.id, name=task.job_name, room_id=task.room_id, attempt=task.attempt, progress=progress
     )
     return Emission(event, room_of(task.room_id))
 

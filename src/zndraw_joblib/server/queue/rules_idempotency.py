@@ -135,7 +135,7 @@ async def report(
     tx: Transaction, items: Sequence[rules_tasks.Report], limits: Callable[[], LogLimits] = LogLimits
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
     """Apply reports as `rules_tasks.report` does. A stored answer has no payload either."""
-    results = await rules_tasks.report_plain(tx, items, rules_tasks.most_body_bytes(items))
+    results = await rules_tasks.report_plain(tx, items, rules_tasks.most_body_bytes(items), limits())
     if len(results) == len(items):
         return list(results.values())
     rest = [item for index, item in enumerate(items) if index not in results]

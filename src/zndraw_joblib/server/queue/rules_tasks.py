@@ -37,7 +37,7 @@ from zndraw_joblib.server.queue import (
     sql_tasks,
     sql_transitions,
 )
-from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, LogLimits
+from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, HeldAttempt, LogLimits
 from zndraw_joblib.server.queue.rules_unique import Duplicate
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_reports import FencedReport, report_single_statement
@@ -504,8 +504,12 @@ async def report(
         results.append(after)
     moves: list[Move] = [(task, after) for task, _, after in decided if after is not task]
     emptied = await _move(tx, moves)
-    held = [(task, item.update) for task, item, _ in decided if task.status in HELD]
-    await rules_details.record(tx, [entry for entry in held if entry[1].has_details], limits)
+    details = [
+        (HeldAttempt.of(task), item.update)
+        for task, item, _ in decided
+        if task.status in HELD and item.update.has_details
+    ]
+    await rules_details.record(tx, details, limits)
     await _record_cancels(tx, decided)
     await rules_jobs.restore_needed(tx, [after for _, after in moves])
     queue_positions = await positions(tx, [task for task in results if isinstance(task, TaskRecord)])
@@ -769,7 +773,8 @@ def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence[Submission]) -
     return keys
 
 
-# Apply plain reports: starts and ends without an error by the holder of the task, as nearly all are.
+# Apply plain reports: starts and ends without an error by the holder of the task, as nearly all are, with
+# their progress and lines of the log.
 #
 # They are written with one statement that has all conditions. If a task is not as assumed, or a report is
 # not plain, `report` decides.
@@ -783,7 +788,9 @@ _SOURCES: dict[TaskStatus, TaskStatus] = {
 _MAX_ATTEMPT = 2**31 - 1
 
 
-async def report_plain(tx: Transaction, items: Sequence[Report], most_bytes: int) -> dict[int, TaskResponse]:
+async def report_plain(
+    tx: Transaction, items: Sequence[Report], most_bytes: int, limits: LogLimits
+) -> dict[int, TaskResponse]:
     """Apply plain reports; return their results by the indexes of the items. The others were not applied.
 
     On PostgreSQL either all are applied or none. `most_bytes`: the size of the largest payload to read.
@@ -792,12 +799,19 @@ async def report_plain(tx: Transaction, items: Sequence[Report], most_bytes: int
     reports = [report for report in report_of.values() if report is not None]
     if not reports or not (tx.is_sqlite or len(reports) == len(report_of)):
         return {}
-    written = {task.id: task for task in await report_single_statement(tx, reports, most_bytes)}
-    results = {}
+    has_details = any(item.update.has_details for item in items)
+    rows = await report_single_statement(tx, reports, most_bytes, is_alone=not has_details)
+    written = {task.id: (seq, task) for seq, task in rows}
+    results: dict[int, TaskResponse] = {}
+    details = []
     for index, item in enumerate(items):
-        task = written.get(item.task_id)
-        if task is not None:
+        if item.task_id in written:
+            seq, task = written[item.task_id]
             results[index] = rules_answers.task_response(_reported(task, item.update))
+            if item.update.has_details:
+                held = HeldAttempt(seq, task.id, task.room_id, task.job_name, task.attempt)
+                details.append((held, item.update))
+    await rules_details.record(tx, details, limits)
     rules_answers.publish_changed(tx, list(results.values()))
     return results
 
@@ -826,7 +840,7 @@ def _fenced_report(item: Report) -> FencedReport | None:
     update = item.update
     if update.status is None or (source := _SOURCES.get(update.status)) is None:
         return None
-    if item.key is not None or update.error or update.has_details:
+    if item.key is not None or update.error or update.failure is not None:
         return None
     if update.attempt is not None and not 0 <= update.attempt <= _MAX_ATTEMPT:
         return None

@@ -22,7 +22,7 @@ from zndraw_joblib.server.queue import (
     sql_transitions,
     sql_workers,
 )
-from zndraw_joblib.server.queue.rules_details import LogLimits
+from zndraw_joblib.server.queue.rules_details import HeldAttempt, LogLimits
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskState
 from zndraw_joblib.server.queue.sql_tasks import positions
 from zndraw_joblib.server.queue.sql_workers import WorkerRecord
@@ -123,7 +123,9 @@ async def _record_details(tx: Transaction, items: Sequence[Heartbeat], limits: L
     if detailed:
         records = await sql_tasks.lock(tx, list({task.id for _, task in detailed}), 0)
         held = {
-            (id_, task.worker_id, task.attempt): task for id_, task in records.items() if task.status in HELD
+            (id_, task.worker_id, task.attempt): HeldAttempt.of(task)
+            for id_, task in records.items()
+            if task.status in HELD
         }
         tokens = [(held.get((task.id, worker_id, task.attempt)), task) for worker_id, task in detailed]
         await rules_details.record(tx, [(task, named) for task, named in tokens if task is not None], limits)

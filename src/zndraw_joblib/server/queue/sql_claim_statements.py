@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.database import PlainStatements, Transaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, INTEGER, TEXT, UUID_TYPE, statement
 from zndraw_joblib.server.queue import sql_counts, sql_workers
@@ -100,7 +100,7 @@ async def claim_single_statement(  # noqa: PLR0913 - what the last claims have s
 
     - no worker is draining, has a limit, or got tasks for one of these ids before;
     - all their jobs with tasks are one job, or there is one claim of one task; its job has no limit;
-    - no task has expired, or is of a room that is watched or has a pause;
+    - no task has expired, or is of a room that has a pause, or is watched unless events were expected;
     - the payloads have up to `most_bytes` together.
 
     On SQLite the workers have few jobs, except that of a lone claim, whose queues are added to
@@ -112,14 +112,13 @@ async def claim_single_statement(  # noqa: PLR0913 - what the last claims have s
     params = {"at": await tx.now() if tx.has_own_clock else None, "all_digest": list(digests)}
     if _is_lone(demands):
         params |= claimants[0]._asdict() | demands[0]._asdict()
-        rows = await tx.execute_alone(_CLAIM_ONE[had_many_queues], params)
+        rows = await tx.execute_plain("claim", _CLAIM_ONE[had_many_queues], params)
     else:
         params |= _by_column(Claimant._fields, claimants) | _by_column(Demand._fields, demands)
-        rows = await tx.execute_alone(_CLAIM, {**params, "most_bytes": most_bytes})
+        rows = await tx.execute_plain("claim", _CLAIM, {**params, "most_bytes": most_bytes})
     if not rows:
         return None
     tx.record_now(rows)
-    tx.record_watched(is_watched=False)
     now = await tx.now()
     claims = groupby(rows, attrgetter("position"))
     return [
@@ -324,9 +323,12 @@ _COUNTED_COLUMNS = f"""id, full_name, job_version, pending,
             CAST(policy AS json) ->> 'timeout_seconds' AS float
         )) AS end_by"""
 _HAS_LANES = "(SELECT has_lanes FROM joblib_job WHERE joblib_job.id = (SELECT queue FROM ready))"
+
+
 # The first tasks of the queue, which it locks; it skips locked ones. Then the job: no row if it is paused or
-# has a limit now, or if a task does not fit.
-_COUNTED = f"""
+# has a limit now, or if a task does not fit, as one of a room that is `watched`.
+def _counted(watched: str) -> str:
+    return f"""
 demand AS (
     SELECT demands.*, sum(task_limit) OVER (ORDER BY position) - task_limit + 1 AS first
     FROM {_DEMANDS} JOIN workers ON workers.id = demands.worker
@@ -335,13 +337,13 @@ demand AS (
 first_block AS ({first_block("(SELECT queue FROM ready)", _HAS_LANES)}
 ),
 first_tasks AS ({
-    first_tasks(
-        "seq, id, lane, expires_at, room_id, octet_length(payload) AS size",
-        "(SELECT queue FROM ready)",
-        "(SELECT coalesce(sum(task_limit), 0) FROM demand)",
-        ("(SELECT lane FROM first_block)", "(SELECT seq FROM first_block)"),
-    )
-}
+        first_tasks(
+            "seq, id, lane, expires_at, room_id, octet_length(payload) AS size",
+            "(SELECT queue FROM ready)",
+            "(SELECT coalesce(sum(task_limit), 0) FROM demand)",
+            ("(SELECT lane FROM first_block)", "(SELECT seq FROM first_block)"),
+        )
+    }
     FOR UPDATE OF joblib_task SKIP LOCKED
 ),
 counted AS (
@@ -351,12 +353,14 @@ counted AS (
         AND EXISTS (SELECT 1 FROM first_tasks)
         AND NOT EXISTS (
             SELECT 1 FROM first_tasks
-            WHERE expires_at <= {_AT} OR {is_watched("first_tasks.room_id")}
+            WHERE expires_at <= {_AT} OR {watched}
                 OR {may_be_paused("first_tasks.room_id")}
         )
         AND (:most_bytes IS NULL OR (SELECT sum(size) FROM first_tasks) <= :most_bytes)
     RETURNING {_COUNTED_COLUMNS}
 )"""
+
+
 # One row of arrays: of the tasks in the order of `seq`, with their ranks and claims, and of the claims. If
 # tasks and claims were joined, PostgreSQL might compare each with each.
 _LISTS = """
@@ -446,6 +450,7 @@ def _served_jobs(worker_id: str) -> str:
 _ANSWER_NAMES = (
     *_ROWS.names,
     *("jobs_digest", "job_names", "is_paused", "is_contended", "has_many_queues", "position", "now"),
+    "is_watched",
 )
 _TYPES = {
     "digest": TEXT,
@@ -460,14 +465,18 @@ _TYPES = {
     "is_started": BOOLEAN,
     "task_limit": INTEGER,
     "has_many_queues": BOOLEAN,
+    "is_watched": BOOLEAN,
 }
-_ANSWER = f"""
+
+
+def _answer_of_all(watched: str) -> str:
+    return f"""
 SELECT {row_columns("answers", _ROWS.names)},
     answers.digest,
     CASE WHEN NOT answers.digest = ANY (:all_digest) THEN array(
         SELECT {QUEUE_NAME} FROM {_served_jobs("answers.worker")} ORDER BY joblib_job.id
     ) END,
-    answers.is_paused, answers.is_contended, false, answers.position, now()
+    answers.is_paused, answers.is_contended, false, answers.position, now(), {watched}
 FROM (
     SELECT {row_columns("claimed", _ROWS.names)}, claimed.rank, claims.*,
         CASE WHEN claimed.id IS NULL THEN (
@@ -487,11 +496,15 @@ FROM (
 ) AS answers
 ORDER BY answers.position, answers.rank
 """
-_CLAIM = statement(
-    f"WITH {_WORKERS},{_READY},{_COUNTED},{_LISTS},{_CLAIMED},{sql_counts.COUNT_CLAIMED},{_HEARTBEATS}"
-    f"{_ANSWER}",
-    *_ANSWER_NAMES,
-    **_TYPES,
+
+
+def _claim(guard: str, watched: str) -> Any:
+    parts = (_WORKERS, _READY, _counted(guard), _LISTS, _CLAIMED, sql_counts.COUNT_CLAIMED, _HEARTBEATS)
+    return statement(f"WITH {','.join(parts)}{_answer_of_all(watched)}", *_ANSWER_NAMES, **_TYPES)
+
+
+_CLAIM = PlainStatements(
+    _claim(is_watched("first_tasks.room_id"), "false"), _claim("false", is_watched("answers.room_id"))
 )
 
 
@@ -555,7 +568,10 @@ first_task AS ({
 }
     FOR UPDATE OF joblib_task SKIP LOCKED
 ),"""
-_ONE_CLAIMED = f"""
+
+
+def _one_claimed(watched: str) -> str:
+    return f"""
 counted AS (
     UPDATE joblib_job SET pending = pending - 1
     WHERE id = (SELECT job_id FROM ready) AND NOT {is_job_paused(_AT)}
@@ -563,7 +579,7 @@ counted AS (
         AND EXISTS (
             SELECT 1 FROM first_task
             WHERE (first_task.seq = (SELECT seq FROM ready) OR (SELECT is_only FROM state))
-                AND (expires_at <= {_AT}) IS NOT TRUE AND NOT {is_watched("first_task.room_id")}
+                AND (expires_at <= {_AT}) IS NOT TRUE AND NOT {watched}
                 AND NOT {may_be_paused("first_task.room_id")}
         )
     RETURNING {_COUNTED_COLUMNS}
@@ -595,13 +611,16 @@ heartbeats AS (
             ELSE worker.is_late AND ready.job_id IS NULL END
     )
 )"""
-_ONE_ANSWER = f"""
+
+
+def _one_answer(watched: str) -> str:
+    return f"""
 SELECT {row_columns("claimed", _ROWS.names)},
     jobs.digest,
     CASE WHEN NOT jobs.digest = ANY (:all_digest) THEN array(
         SELECT {QUEUE_NAME} FROM {_served_jobs(":worker")} ORDER BY joblib_job.id
     ) END,
-    (SELECT is_paused FROM state), false, (SELECT has_many_queues FROM state), 1, now()
+    (SELECT is_paused FROM state), false, (SELECT has_many_queues FROM state), 1, now(), {watched}
 FROM ready
 LEFT JOIN claimed ON true
 CROSS JOIN LATERAL (
@@ -612,7 +631,7 @@ WHERE ready.job_id IS NULL OR claimed.id IS NOT NULL
 """
 
 
-def _claim_one(*, has_many_queues: bool) -> Any:
+def _claim_one(*, has_many_queues: bool) -> PlainStatements:
     front, heads, number = "", _HEADS, "count(*)"
     if has_many_queues:
         front = f"front AS ({first_of_front(':worker', _IS_OPEN)}\n),"
@@ -630,10 +649,13 @@ state AS (
         FROM heads
     ) AS queues
 ),"""
-    return statement(
-        f"WITH {_ONE_WORKER} {front} heads AS ({heads}), {state}{_ONE_READY}{_ONE_CLAIMED}{_ONE_ANSWER}",
-        *_ANSWER_NAMES,
-        **_TYPES,
+
+    def form(guard: str, watched: str) -> Any:
+        parts = f"{_ONE_WORKER} {front} heads AS ({heads}), {state}{_ONE_READY}{_one_claimed(guard)}"
+        return statement(f"WITH {parts}{_one_answer(watched)}", *_ANSWER_NAMES, **_TYPES)
+
+    return PlainStatements(
+        form(is_watched("first_task.room_id"), "false"), form("false", is_watched("claimed.room_id"))
     )
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.database import PlainStatements, Transaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, TEXT, statement
 from zndraw_joblib.server.process.ports import job_key
@@ -48,12 +48,13 @@ class FencedReport(NamedTuple):
 
 
 async def report_single_statement(
-    tx: Transaction, reports: Sequence[FencedReport], most_bytes: int = 0
-) -> list[TaskRow]:
-    """Write reports of different tasks; return the tasks that were written, with payloads up to `most_bytes`.
+    tx: Transaction, reports: Sequence[FencedReport], most_bytes: int = 0, *, is_alone: bool = True
+) -> list[tuple[int, TaskRow]]:
+    """Write reports of different tasks; return those that were written, each after its `seq`.
 
-    A report whose task is not as assumed writes nothing. On PostgreSQL then none does, so that the caller can
-    lock all tasks in their order; nor if a task is of a watched room.
+    They have payloads up to `most_bytes`. A report whose task is not as assumed writes nothing. On PostgreSQL
+    then none does, so that the caller can lock all tasks in their order; nor if a task is of a watched room,
+    unless events were expected or the statement is not to be alone.
     """
     if tx.is_sqlite:
         rows = await _report_on_sqlite(tx, reports, most_bytes)
@@ -63,17 +64,18 @@ async def report_single_statement(
         params: dict[str, Any] = {"at": await tx.now() if tx.has_own_clock else None}
         params["most_bytes"] = most_bytes
         if len(reports) == 1:
-            rows = await tx.execute_alone(_REPORT_ONE, params | reports[0]._asdict())
+            params |= reports[0]._asdict()
         else:
             columns = zip(FencedReport._fields, zip(*reports, strict=True), strict=True)
             params |= {f"all_{name}": list(values) for name, values in columns}
-            rows = await tx.execute_alone(_REPORT_MANY, {**params, "count": len(reports)})
-        if rows:
-            tx.record_watched(is_watched=False)
+            params["count"] = len(reports)
+        report = _REPORT_ONE if len(reports) == 1 else _REPORT_MANY
+        rows = await tx.execute_plain("report", report, params, is_alone=is_alone)
+        tx.record_now(rows)
     tasks = []
     for row in rows:
         task = _ROWS.row_of(row)
-        tasks.append(task)
+        tasks.append((row.seq, task))
         if task.completed_at is not None:
             tx.record_freed(task.room_id, task.worker_id)
             _wake(tx, row, task)
@@ -127,8 +129,9 @@ _ROWS = ShortRows(
     **dict.fromkeys(("job_id", "claimed_at", "result", "run_at", "expires_at", "traceparent")),
     **dict.fromkeys(("schedule", "due_at")),
 )
-_NAMES = (*_ROWS.names, "max_in_flight", "other_versions")
-_TYPES = {name: TEXT for name in ("other_versions", "source", "target", "result", "started", "ended")}
+_NAMES = (*_ROWS.names, "max_in_flight", "other_versions", "seq", "now", "is_watched")
+_TYPES = {"is_watched": BOOLEAN}
+_TYPES |= {name: TEXT for name in ("other_versions", "source", "target", "result", "started", "ended")}
 _TYPES |= {"started_ago": FLOAT, "ended_ago": FLOAT}
 # SQLite gets the times themselves.
 _ON_SQLITE = (*FencedReport._fields[:-2], "started", "ended")
@@ -175,20 +178,26 @@ UPDATE joblib_task SET
 FROM {reports}"""
 
 
-def _answer(full_name: str, job_version: str, max_in_flight: str, other_versions: str) -> str:
+def _answer(of_job: Sequence[str], now: str, watched: str) -> str:
+    full_name, job_version, *limits = of_job
     payload = """CASE WHEN :most_bytes > 0 AND octet_length(joblib_task.payload)
         + coalesce(octet_length(joblib_task.result), 0) <= :most_bytes THEN joblib_task.payload END"""
     columns = row_columns(names=_ROWS.names, job_name=full_name, job_version=job_version, payload=payload)
-    return f"RETURNING {columns}, {max_in_flight}, {other_versions}"
+    return f"RETURNING {columns}, {', '.join(limits)}, joblib_task.seq, {now}, {watched}"
 
 
 _AT = "coalesce(:at, now())"
+
+
 # It locks the tasks in their order. The lock reads the newest version of a row that another transaction has
 # changed meanwhile. The UPDATE must not compare more than the key: it compares the older version first.
 # One report has no list: PostgreSQL starts each part of a statement for each execution.
-_REPORT_ONE, _REPORT_MANY = (
-    statement(
-        f"""
+def _report(reports: str, order: str, condition: str) -> PlainStatements:
+    of_job = [f"reports.{name}" for name in ("full_name", "job_version", "max_in_flight", "other_versions")]
+
+    def form(guard: str, watched: str) -> Any:
+        return statement(
+            f"""
 WITH locked AS (
     SELECT joblib_task.seq, reports.target, reports.result, reports.started_ago, reports.ended_ago,
         joblib_job.full_name, joblib_job.job_version, joblib_job.max_in_flight,
@@ -196,27 +205,32 @@ WITH locked AS (
     FROM {reports}
     JOIN joblib_task ON joblib_task.id = reports.id
     JOIN joblib_job ON joblib_job.id = joblib_task.job_id
-    WHERE {_may_be_written("CAST(joblib_job.policy AS json)")}
-        AND NOT {is_watched("joblib_task.room_id")}
+    WHERE {_may_be_written("CAST(joblib_job.policy AS json)")}{guard}
     {order}
     FOR UPDATE OF joblib_task
 )
 {_write("locked AS reports", _AT, f"({_AT} - reports.{{}}_ago * interval '1 second')", "greatest")}
 WHERE joblib_task.seq = reports.seq{condition}
-{_answer(*(f"reports.{name}" for name in ("full_name", "job_version", "max_in_flight", "other_versions")))}
+{_answer(of_job, "now()", watched)}
 """,
-        *_NAMES,
-        **_TYPES,
-    )
-    for reports, order, condition in (
-        (f"(SELECT {', '.join(f':{name} AS {name}' for name in FencedReport._fields)}) AS reports", "", ""),
-        (
-            f"unnest({', '.join(f'(SELECT :all_{name})' for name in FencedReport._fields)}) "
-            f"AS reports ({', '.join(FencedReport._fields)})",
-            "ORDER BY joblib_task.seq",
-            " AND (SELECT count(*) FROM locked) = :count",
-        ),
-    )
+            *_NAMES,
+            **_TYPES,
+        )
+
+    watched = is_watched("joblib_task.room_id")
+    return PlainStatements(form(f" AND NOT {watched}", "false"), form("", watched))
+
+
+_REPORT_ONE, _REPORT_MANY = (
+    _report(
+        f"(SELECT {', '.join(f':{name} AS {name}' for name in FencedReport._fields)}) AS reports", "", ""
+    ),
+    _report(
+        f"unnest({', '.join(f'(SELECT :all_{name})' for name in FencedReport._fields)}) "
+        f"AS reports ({', '.join(FencedReport._fields)})",
+        "ORDER BY joblib_task.seq",
+        " AND (SELECT count(*) FROM locked) = :count",
+    ),
 )
 
 
@@ -235,11 +249,10 @@ def _report_on(reports: str) -> Any:
 WITH reports AS MATERIALIZED (SELECT {reports})
 {_write("reports", ":at", "reports.{}", "max")}
 WHERE joblib_task.id = reports.id AND {_may_be_written(policy)}
-{_answer(*columns)}, EXISTS (SELECT 1 FROM joblib_room_stream)
+{_answer(columns, "NULL", "EXISTS (SELECT 1 FROM joblib_room_stream)")}
 """,
-        *(*_NAMES, "is_watched"),
+        *_NAMES,
         **_TYPES,
-        is_watched=BOOLEAN,
         rows=TEXT,
     )
 

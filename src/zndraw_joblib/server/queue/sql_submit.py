@@ -13,7 +13,7 @@ from uuid import UUID
 from pydantic_core import to_json
 from sqlalchemy.exc import IntegrityError
 
-from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.database import PlainStatements, Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BIG_INTEGER, BOOLEAN, INTEGER, TEXT, UUID_TYPE, statement
@@ -68,7 +68,7 @@ async def append(
     """Append tasks to the queue of a job. Return None if what is assumed about the job is wrong.
 
     It also returns None if one of the keys was used or is being used, or on PostgreSQL if one of the rooms is
-    watched. Then nothing was written.
+    watched and no events were expected. Then nothing was written.
     """
     if tx.is_sqlite:
         return await _append_on_sqlite(tx, job, new, keys)
@@ -89,14 +89,13 @@ async def append(
             "all_answer": [key.answer for key in keys],
         }
     try:
-        rows = await tx.execute_alone(_APPEND[len(new) == 1, bool(keys)], params)
+        rows = await tx.execute_plain("submit", _APPEND[len(new) == 1, bool(keys)], params)
     except IntegrityError as error:
         # A transaction that committed after the start of this statement has stored one of the keys.
         raise RepeatTransaction("An idempotency key was stored meanwhile") from error
     if not rows:
         return None
     tx.record_now(rows)
-    tx.record_watched(is_watched=False)
     return Appended(await tx.now(), rows[0].pending - len(new))
 
 
@@ -165,14 +164,12 @@ _IS_AS_ASSUMED = """full_name = :full_name AND NOT deleted AND job_version = :jo
 _AT = "coalesce(:at, now())"
 
 
-def _counted_job(rooms: str, condition: str) -> str:
-    """Return the part that locks and counts the job, if it is as assumed and the condition holds."""
+def _counted_job(*conditions: str) -> str:
+    """Return the part that locks and counts the job, if it is as assumed and the conditions hold."""
     return f"""
 job AS (
     UPDATE joblib_job SET pending = pending + :count
-    WHERE {_IS_AS_ASSUMED}
-        AND NOT {is_watched(rooms)}
-        AND {condition}
+    WHERE {" AND ".join((_IS_AS_ASSUMED, *conditions))}
     RETURNING id, pending
 )"""
 
@@ -235,30 +232,37 @@ stored_keys AS (
 )"""
 
 
-def _append(*parts: str) -> Any:
-    return statement(
-        f"WITH {', '.join(parts)} SELECT pending, now() FROM job",
-        *("pending", "now"),
-        id=TEXT,
-        payload=TEXT,
-        schema=TEXT,
-        key=UUID_TYPE,
-        lock=BIG_INTEGER,
-        position=INTEGER,
-    )
+def _append(rooms: str, added: Sequence[str], *, has_keys: bool) -> PlainStatements:
+    locked, stored = ([_LOCKED_KEYS], [_STORED_KEYS]) if has_keys else ([], [])
+    conditions = [_KEYS_ARE_FREE] if has_keys else []
+
+    def form(watched: str, *guards: str) -> Any:
+        parts = (*locked, _counted_job(*guards, *conditions), *added, *stored)
+        return statement(
+            f"WITH {', '.join(parts)} SELECT pending, now(), {watched} FROM job",
+            *("pending", "now", "is_watched"),
+            id=TEXT,
+            payload=TEXT,
+            schema=TEXT,
+            key=UUID_TYPE,
+            lock=BIG_INTEGER,
+            position=INTEGER,
+            is_watched=BOOLEAN,
+        )
+
+    return PlainStatements(form("false", f"NOT {is_watched(rooms)}"), form(is_watched(rooms)))
 
 
 # By whether it is one task, and whether there are keys. One task has no list and is counted without groups:
 # PostgreSQL starts each part of a statement for each execution.
-_APPEND = {}
-for _is_one, _rooms, *_added in (
-    (True, ":room_id", _ONE_TASK, sql_counts.COUNT_ADDED_ONE),
-    (False, "ANY (:all_room_id)", _TASKS, sql_counts.COUNT_ADDED),
-):
-    _APPEND[_is_one, False] = _append(_counted_job(_rooms, "true"), *_added)
-    _APPEND[_is_one, True] = _append(
-        _LOCKED_KEYS, _counted_job(_rooms, _KEYS_ARE_FREE), *_added, _STORED_KEYS
+_APPEND = {
+    (is_one, has_keys): _append(rooms, added, has_keys=has_keys)
+    for is_one, rooms, added in (
+        (True, ":room_id", (_ONE_TASK, sql_counts.COUNT_ADDED_ONE)),
+        (False, "ANY (:all_room_id)", (_TASKS, sql_counts.COUNT_ADDED)),
     )
+    for has_keys in (False, True)
+}
 _FIND_KEYS_ON_SQLITE = statement(
     """
 SELECT 1 FROM joblib_idempotency_key WHERE id IN (SELECT value FROM json_each(:ids)) LIMIT 1
