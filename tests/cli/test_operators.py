@@ -109,6 +109,32 @@ def _purge_typing(text: str, stack: Stack, *wanted: str) -> tuple[int, str]:
     return code, command.shown.replace("\x1b[0m", "").strip().splitlines()[-1].split(": ")[-1]
 
 
+def test_failures_are_counted_by_job_and_exception(stack: Stack) -> None:
+    """The newest error of each group is an example; --exception selects one."""
+    room = ["--room", "failures"]
+    failing = [stack.program.ok("submit", "Fail", *room).strip() for _ in range(2)]
+    for task_id in failing:
+        stack.client.wait_for(task_id, TIMEOUT)
+    groups, as_json, none = stack.program.run_all(
+        [
+            ["tasks", "failures", *room],
+            ["tasks", "failures", *room, "--exception", "RuntimeError", "--json"],
+            ["tasks", *room, "--exception", "KeyError", "--json"],
+        ]
+    )
+    assert [line.split("\t")[:4] for line in groups.out.splitlines()] == [
+        ["failures", "job", "exception", "error"],
+        [
+            "2",
+            stack.client.get_task(failing[0]).job_name,
+            "RuntimeError",
+            "RuntimeError: it broke in two lines",
+        ],
+    ]
+    assert [group["example"] for group in json.loads(as_json.out)["groups"]] == failing[1:]
+    assert json.loads(none.out) == []
+
+
 def test_several_tasks_are_changed_after_a_preview(stack: Stack) -> None:
     """A preview changes nothing; without a terminal --yes is needed; the audit trail has the action."""
     room = ["--room", "bulk"]

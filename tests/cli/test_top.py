@@ -8,7 +8,9 @@ from rich.console import Console
 
 from zndraw_joblib.cli.top import View, render, sparkline
 from zndraw_joblib.wire.operators import (
+    FailureGroup,
     Finding,
+    FoundTask,
     Interval,
     JobEntry,
     Overview,
@@ -17,6 +19,7 @@ from zndraw_joblib.wire.operators import (
     WorkerState,
     WorkerSummary,
 )
+from zndraw_joblib.wire.progress import Progress
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -104,6 +107,27 @@ def test_the_view_fits_a_terminal() -> None:
     assert whole.count("very-long-host-name.cluster.example.org") == 40
     assert "more workers" not in whole
     assert "Running 3, claimed ahead 400; 3 of 160 slots in use" in whole
+
+
+def test_failures_and_running_tasks_have_room_beside_jobs_and_workers() -> None:
+    """The most frequent failure and a task with its progress are shown, and in a small terminal neither."""
+    group = {"count": 7, "first_at": NOW, "last_at": NOW, "example": uuid4(), "error": "ValueError: bad"}
+    failures = [
+        FailureGroup(job_name=f"lab:jobs:fail{number}", exception="ValueError", **group)
+        for number in range(9)
+    ]
+    task = {"id": uuid4(), "room_id": "lab", "status": "running", "created_at": NOW, "worker_name": "gpu-1"}
+    progress = Progress(current=40, total=100, unit="frames")
+    running = [FoundTask(job_name="@global:jobs:relax", progress=progress, **task)]
+    view = a_view()._replace(running=running, failures=failures)
+    text = shown(view, 100, 50)
+    assert len(text.splitlines()) <= 50
+    for part in ("lab:jobs:fail0", "ValueError: bad", "40/100 frames (40%)", "gpu-1", "AtOnce49", "node-39"):
+        assert part in text
+    assert "relax  " in text
+    small = shown(view, 80, 24)
+    assert len(small.splitlines()) <= 24
+    assert "lab:jobs:fail0" not in small
 
 
 def test_a_small_terminal_has_each_table() -> None:

@@ -36,7 +36,7 @@ COMMANDS = {
     "pauses": ("jobs:pauses", "List what is paused: the whole queue, rooms and jobs."),
     "drain": ("worker:drain", "Let a worker finish its tasks, claim no more, and leave."),
     "sweeper": ("tasks:sweeper", "Show the sweeper's state, or change it with --mode."),
-    "top": ("top:top", "Show the queue, its jobs and workers until Ctrl-C."),
+    "top": ("top:top", "Show queue, failures, tasks, jobs, workers until Ctrl-C."),
     "doctor": ("doctor:doctor", "Check a server, its database and this machine."),
     "audit": ("operators:audit", "List what operators did, newest first."),
     "config": ("operators:config", "List the settings in force, or explain one."),

@@ -68,6 +68,7 @@ from zndraw_joblib.wire.operators import (
     BulkPreviewRequest,
     BulkRequest,
     BulkResult,
+    FailureGroups,
     FoundTask,
     JobEntry,
     TaskFilter,
@@ -214,6 +215,11 @@ class AdminClient(JobClient):
         """
         query = filters.model_dump(mode="json", exclude_defaults=True)
         return self.items(ops.SEARCH_TASKS, "searches for tasks", limit, query, _SEARCH_SECONDS)
+
+    def failures(self, filters: TaskFilter) -> FailureGroups:
+        """Return the newest failed tasks that match, in groups."""
+        query = filters.model_dump(mode="json", exclude_defaults=True)
+        return self.read(ops.GROUP_FAILURES, "groups of failures", query=query)
 
     def preview_bulk(self, action: BulkAction, filters: TaskFilter) -> BulkPreview:
         """Return how many tasks an action would change, and the token that confirms it."""

@@ -88,6 +88,14 @@ ErrorCodes = Annotated[
     list[str] | None,
     typer.Option("--error-code", metavar="CODE", help="Only tasks with this error code; repeatable."),
 ]
+Exceptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exception",
+        metavar="NAME",
+        help="Only tasks whose error begins with this class of exception, like ValueError; repeatable.",
+    ),
+]
 Text = Annotated[
     str | None, typer.Option("--text", metavar="TEXT", help="Only tasks with this text in payload or error.")
 ]
@@ -207,6 +215,20 @@ TASKS = ItemTable(
     optional=["took", "created", "room"],
     sparse=["due"],
 )
+FAILURES = ItemTable(
+    {
+        "failures": "count",
+        "job": "job_name",
+        "exception": lambda group: group.exception or group.error_code,
+        "error": "error",
+        "first": "first_at",
+        "last": "last_at",
+        "example": "example",
+    },
+    wide=["error", "job", "exception"],
+    ids=["example"],
+    optional=["first", "example"],
+)
 _CYCLE_CHANGES = ItemTable(
     {name: name for name in ("what", "id", "before", "after", "reason", "run_at")},
     wide=["reason"],
@@ -252,6 +274,7 @@ def bulk(  # noqa: PLR0913 - each is an option
     worker: WorkerOf = None,
     created_by: CreatedBy = None,
     error_code: ErrorCodes = None,
+    exception: Exceptions = None,
     text: Text = None,
     version: Versions = None,
     since: Since = None,
@@ -267,7 +290,7 @@ def bulk(  # noqa: PLR0913 - each is an option
     needs their number. Tasks that are submitted meanwhile are not changed.
     """
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
-    others |= {"version": version}
+    others |= {"version": version, "exception": exception}
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
     if not (preview or yes or sys.stdin.isatty()):
         raise UsageError(
@@ -475,6 +498,7 @@ def tasks(  # noqa: PLR0913 - each is an option
     worker: WorkerOf = None,
     created_by: CreatedBy = None,
     error_code: ErrorCodes = None,
+    exception: Exceptions = None,
     text: Text = None,
     version: Versions = None,
     since: Since = None,
@@ -490,12 +514,41 @@ def tasks(  # noqa: PLR0913 - each is an option
     if refuse_options_before(context):
         return
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
-    others |= {"version": version}
+    others |= {"version": version, "exception": exception}
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
     with open_client(url) as client:
         items, caption = _find(client, selection, limit)
     table = TASKS.without("room") if len(selection.rooms) == 1 else TASKS
     table.print(items, caption=caption, as_json=as_json)
+
+
+@app.command()
+def failures(  # noqa: PLR0913 - each is an option
+    *,
+    all_rooms: AllRooms = False,
+    room: Rooms = None,
+    job: Jobs = None,
+    error_code: ErrorCodes = None,
+    exception: Exceptions = None,
+    text: Text = None,
+    since: Since = None,
+    until: Until = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Count failed tasks by job and exception, the most frequent first.
+
+    'tasks bulk retry' with --job and --exception queues a group again.
+    """
+    others: dict[str, Any] = {"error_code": error_code, "exception": exception, "text": text}
+    selection = select(room, None, job, None, since, until, all_rooms=all_rooms, **others)
+    with open_client(url) as client:
+        answer = client.failures(selection.resolve(client))
+    if as_json:
+        print_json(answer)
+        return
+    older = "" if answer.is_complete else ", the newest of more"
+    FAILURES.print(answer.groups, caption=f"{counted(answer.count, 'failed task')}{older}")
 
 
 def _find(

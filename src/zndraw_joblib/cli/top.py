@@ -1,28 +1,52 @@
-"""The command top: a live view of the queue, its findings, jobs and workers, in the size of a terminal."""
+"""The command top: a live view of the queue in the size of a terminal.
+
+It has findings, totals, failures in groups, tasks that run, jobs and workers.
+"""
 
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import format_duration, local_time, print_json
+from zndraw_joblib.cli.display import (
+    ItemTable,
+    MissingOperation,
+    counted,
+    format_duration,
+    local_time,
+    print_json,
+)
 from zndraw_joblib.cli.jobs import JOBS
 from zndraw_joblib.cli.options import AsJson, Url
+from zndraw_joblib.cli.task_output import progress_text
+from zndraw_joblib.cli.tasks import FAILURES
 from zndraw_joblib.cli.worker import WORKERS
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.client.retry import describe, is_unreachable
 from zndraw_joblib.jobs.logs import one_line
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.operators import MINUTE, Interval, JobEntry, Overview, Severity, WorkerSummary
+from zndraw_joblib.wire.names import short_name
+from zndraw_joblib.wire.operators import (
+    MINUTE,
+    FailureGroup,
+    FoundTask,
+    Interval,
+    JobEntry,
+    Overview,
+    Severity,
+    TaskFilter,
+    WorkerSummary,
+)
+from zndraw_joblib.wire.statuses import TaskStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MINUTES = 60
@@ -31,6 +55,8 @@ _MAX_FINDINGS = 5
 _PART_OF_FINDINGS = 3
 # Of a table: the line above, the header, the line below it, and the line that counts the other rows.
 _TABLE_LINES = 4
+# A table with one row.
+_SECTION_LINES = _TABLE_LINES + 1
 _STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 
 
@@ -43,6 +69,24 @@ class View(NamedTuple):
     jobs: Sequence[JobEntry]
     workers: Sequence[WorkerSummary]
     problem: str = ""
+    running: Sequence[FoundTask] = ()
+    failures: Sequence[FailureGroup] = ()
+
+
+_RUNNING = ItemTable(
+    {
+        "running": "id",
+        "job": lambda task: short_name(task.job_name),
+        "room": "room_id",
+        "progress": lambda task: progress_text(task.progress),
+        "for": lambda task: task.started_at and max(datetime.now(UTC) - task.started_at, timedelta()),
+        "worker": lambda task: task.worker_name or str(task.worker_id or "")[:8],
+    },
+    wide=["progress", "job", "worker"],
+    ids=["running"],
+    optional=["room"],
+)
+_FAILURES = FAILURES.without("first").without("example")
 
 
 def render(view: View, width: int, height: int | None) -> RenderableType:
@@ -51,28 +95,50 @@ def render(view: View, width: int, height: int | None) -> RenderableType:
     lines = [_title(view), *_findings(view.overview, width, room), *_totals(view.overview)]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
-    job_rows, worker_rows = len(view.jobs), len(view.workers)
+    jobs = sorted(view.jobs, key=_load, reverse=True)
+    workers = sorted(view.workers, key=lambda worker: worker.held or 0, reverse=True)
+    sections = [
+        _Section(JOBS, jobs, max(view.overview.jobs, len(jobs)), "job", _job_style),
+        _Section(WORKERS, workers, max(sum(view.overview.workers.values()), len(workers)), "worker"),
+    ]
+    running = _Section(_RUNNING, view.running, max(view.overview.counts.running, len(view.running)), "task")
+    failures = _Section(_FAILURES, view.failures, len(view.failures), "failure")
+    # Those that a small terminal has no room for come first in a larger one.
+    for section in (failures, running):
+        if section.items and (height is None or height - len(lines) >= _SECTION_LINES * (len(sections) + 1)):
+            sections.insert(len(sections) - 2, section)
+    rows = [len(section.items) for section in sections]
     if height is not None:
-        rows = max(2, height - len(lines) - 2 * _TABLE_LINES)
-        job_rows = min(job_rows, rows - min(worker_rows, rows // 2))
-        worker_rows = min(worker_rows, rows - job_rows)
-    jobs = sorted(view.jobs, key=_load, reverse=True)[:job_rows]
-    workers = sorted(view.workers, key=lambda worker: worker.held or 0, reverse=True)[:worker_rows]
-    all_jobs = max(view.overview.jobs, len(view.jobs))
-    all_workers = max(sum(view.overview.workers.values()), len(view.workers))
-    styles = ["yellow" if job.paused or (job.queued and not job.workers) else "" for job in jobs]
-    return Group(
-        *lines,
-        *_section(JOBS.build(jobs, width, styles), all_jobs, "job"),
-        *_section(WORKERS.build(workers, width), all_workers, "worker"),
-    )
+        rows = _fitting(rows, height - len(lines) - _TABLE_LINES * len(sections))
+    parts = zip(sections, rows, strict=True)
+    return Group(*lines, *(part for section, size in parts for part in section.render(size, width)))
 
 
-def _section(table: Table, count: int, noun: str) -> list[RenderableType]:
-    """Return an empty line, a table, and how many of `count` rows it does not show."""
-    table.show_edge = False
-    more = count - table.row_count
-    return [Text(), table, Text(f"  and {_plural(more, f'more {noun}')}" if more else "", "dim")]
+def _fitting(sizes: Sequence[int], room: int) -> list[int]:
+    """Return how many rows each table has in a number of lines: one each in turn, and at least one."""
+    rows = [min(1, size) for size in sizes]
+    while sum(rows) < room and rows != list(sizes):
+        for number, size in enumerate(sizes):
+            rows[number] += rows[number] < size and sum(rows) < room
+    return rows
+
+
+class _Section(NamedTuple):
+    """A table of the first ones of `items`, and how many of all it does not show."""
+
+    table: ItemTable
+    items: Sequence[Any]
+    total: int
+    noun: str
+    style: Callable[[Any], str] = lambda _: ""
+
+    def render(self, rows: int, width: int) -> list[RenderableType]:
+        """Return an empty line, the table, and a line for the other items."""
+        items = self.items[:rows]
+        table = self.table.build(items, width, [self.style(item) for item in items])
+        table.show_edge = False
+        more = self.total - len(items)
+        return [Text(), table, Text(f"  and {counted(more, f'more {self.noun}')}" if more else "", "dim")]
 
 
 def sparkline(intervals: Sequence[Interval], at: datetime) -> str:
@@ -84,6 +150,10 @@ def sparkline(intervals: Sequence[Interval], at: datetime) -> str:
             ended[_MINUTES - 1 - ago] = interval.completed + interval.failed + interval.cancelled
     highest = max(ended)
     return "".join(_BARS[-(-count * (len(_BARS) - 1) // highest)] if highest else _BARS[0] for count in ended)
+
+
+def _job_style(job: JobEntry) -> str:
+    return "yellow" if job.paused or (job.queued and not job.workers) else ""
 
 
 def _load(job: JobEntry) -> tuple[int, int]:
@@ -101,7 +171,7 @@ def _totals(overview: Overview) -> list[Text]:
     workers = ", ".join(f"{count:,} {state}" for state, count in overview.workers.items()) or "none"
     slots_in_use = min(counts.running, overview.slots) if overview.slots_used is None else overview.slots_used
     ahead = f", claimed ahead {counts.claimed:,}" if counts.claimed else ""
-    servers, paused = _plural(len(overview.servers), "server"), _plural(overview.paused_jobs, "job")
+    servers, paused = counted(len(overview.servers), "server"), counted(overview.paused_jobs, "job")
     return [
         Text(f"Waiting {overview.queued:,}{waits}; scheduled {overview.scheduled:,}"),
         Text(f"Running {counts.running:,}{ahead}; {slots_in_use:,} of {overview.slots:,} slots in use"),
@@ -109,10 +179,6 @@ def _totals(overview: Overview) -> list[Text]:
         Text(f"Workers {workers}; {servers}; {paused} paused"),
         Text(f"Hour    {sparkline(overview.recent, overview.at)}"),
     ]
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _rate(overview: Overview) -> str:
@@ -136,17 +202,17 @@ def _findings(overview: Overview, width: int, room: int | None) -> list[Text]:
         lines += (Text(line, _STYLES[finding.severity]) for line in wrapped)
         shown += 1
     more = len(overview.findings) - shown
-    return [*lines, Text(f"  and {_plural(more, 'more finding')}", "dim")] if more else lines
+    return [*lines, Text(f"  and {counted(more, 'more finding')}", "dim")] if more else lines
 
 
 Seconds = Annotated[
     float, typer.Option("--interval", metavar="SECONDS", min=0.5, max=3600, help="The time between updates.")
 ]
-_MAX_JOBS, _MAX_WORKERS = 1000, 200
+_MAX_JOBS, _MAX_WORKERS, _MAX_RUNNING = 1000, 200, 50
 
 
 def top(*, interval: Seconds = 2.0, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Show the queue, its jobs and workers until Ctrl-C.
+    """Show queue, failures, tasks, jobs, workers until Ctrl-C.
 
     Without a terminal, print it once. With --json, print the overview of the queue once.
     """
@@ -176,8 +242,15 @@ def _live(client: AdminClient, url: str, interval: float) -> None:
 
 def _read(client: AdminClient, url: str) -> View:
     overview = client.read(ops.GET_OVERVIEW, "the overview")
-    workers = client.workers(limit=_MAX_WORKERS)
-    return View(url, datetime.now(UTC), overview, client.all_job_entries(_MAX_JOBS), workers.items)
+    workers, jobs = client.workers(limit=_MAX_WORKERS).items, client.all_job_entries(_MAX_JOBS)
+    running: Sequence[FoundTask] = ()
+    groups: Sequence[FailureGroup] = ()
+    if overview.counts.running:
+        running, _ = client.search(TaskFilter(status=[TaskStatus.RUNNING]), _MAX_RUNNING)
+    if overview.counts.failed:
+        with suppress(MissingOperation):
+            groups = client.failures(TaskFilter()).groups
+    return View(url, datetime.now(UTC), overview, jobs, workers, running=running, failures=groups)
 
 
 def _read_again(client: AdminClient, url: str, before: View) -> View:
