@@ -18,6 +18,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from pydantic_core import from_json
 from replica import TIMEOUT
 from sqlalchemy import Connection, column, func, insert, inspect, select, table, text
 from sqlalchemy.exc import IntegrityError
@@ -28,6 +29,7 @@ from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.db.tables import metadata
+from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import (
     rules_rates,
     sql_details,
@@ -35,11 +37,15 @@ from zndraw_joblib.server.queue import (
     sql_jobs,
     sql_providers,
     sql_results,
+    sql_tasks,
+    sql_transitions,
 )
 from zndraw_joblib.server.queue.rules_providers import InternalProvider, register_internal
 from zndraw_joblib.server.queue.sql_idempotency import StoredAnswer
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.problems import TooManyRequests
+from zndraw_joblib.wire.statuses import TaskStatus
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -846,6 +852,37 @@ async def test_rates_of_an_earlier_release_keep_their_tokens(empty: AsyncEngine)
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0030")
             assert await counts(connection, ["joblib_submit_rate"]) == [1]
+
+
+async def test_long_payloads_return_to_their_tasks(empty: AsyncEngine) -> None:
+    """The upgrade from 0031 leaves payloads in the rows of tasks; a downgrade moves the others there."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "Rotate", "schema": {}}
+    task = {"job_id": job["id"], "room_id": "lab", "created_by": "ada", "created_at": at}
+    task |= {"attempt": 0, "lane": 0, "failures": 0, "crashes": 0, "status": TaskStatus.PENDING}
+    long = {"text": "ä" * 5_000}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0031")
+        await add(connection, {"joblib_job": job | {"created_at": at}})
+        for payload in (long, {}):
+            await add(connection, {"joblib_task": task | {"id": uuid4(), "payload": payload}})
+    database = SessionDatabase(open_sessions(empty))
+    expected = [long, {}]
+    for _ in range(2):
+        await schema.upgrade(database)
+        item = TaskRecord(**task, id=uuid4(), job_name="lab:modifiers:Rotate", payload=long, seq=0)
+        await database.write(sql_transitions.add, [item])
+        expected.append(long)
+        records, _ = await database.read(sql_tasks.page, "lab", None, part=Page(10, 0))
+        assert sorted((record.seq, len(str(record.payload))) for record in records) == [
+            (number, len(str(payload))) for number, payload in enumerate(expected, 1)
+        ]
+        async with empty.begin() as connection:
+            assert await counts(connection, ["joblib_payload"]) == [empty.dialect.name == "sqlite"]
+            await connection.run_sync(migrate, command.downgrade, "0031")
+            rows = await connection.execute(text("SELECT payload FROM joblib_task ORDER BY seq"))
+            assert [from_json(payload) for payload in rows.scalars()] == expected
+    assert "joblib_payload" not in await tables(empty)
 
 
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:

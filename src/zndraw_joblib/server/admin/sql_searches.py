@@ -37,7 +37,7 @@ from zndraw_joblib.server.admin.sql_figures import IS_SERVED
 from zndraw_joblib.server.db.bulk import among, before_colon, by_database, contains, like_pattern, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, statement
-from zndraw_joblib.server.db.tables import Job, RoomCount, Task
+from zndraw_joblib.server.db.tables import Job, RoomCount, Task, whole_payload
 from zndraw_joblib.server.queue.sql_pauses import is_job_paused
 from zndraw_joblib.server.queue.sql_task_rows import (
     IS_HELD,
@@ -90,7 +90,7 @@ _CONDITIONS: dict[str, Condition] = {
     # The last one: it costs most.
     "text": or_(
         contains(tasks.c.error, bindparam("text", type_=Text())),
-        contains(tasks.c.payload, bindparam("text", type_=Text())),
+        contains(whole_payload(tasks.c.payload, tasks.c.seq), bindparam("text", type_=Text())),
     ),
 }
 CONDITIONS = tuple(_CONDITIONS)
@@ -334,7 +334,7 @@ class SearchDetail(NamedTuple):
 
 _DETAILS = statement(
     f"""
-SELECT seq, substr(payload, 1, {MAX_PREVIEW}),
+SELECT seq, substr(payload_of(joblib_task), 1, {MAX_PREVIEW}),
     (SELECT name FROM joblib_worker WHERE joblib_worker.id = worker_id),
     CASE WHEN {TASK_IS_HELD} THEN (SELECT progress FROM joblib_attempt_detail detail
         WHERE task_seq = seq AND detail.attempt = joblib_task.attempt) END,

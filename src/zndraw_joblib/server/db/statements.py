@@ -3,17 +3,20 @@
 In the text `:name` is a parameter, and `:all_name` a list. Parameters and result columns have the type of
 the column of a table with the same name, unless the caller passes another.
 
-The text is PostgreSQL's. For SQLite five things are rewritten, so that a statement of both is written once:
+The text is PostgreSQL's. For SQLite some things are rewritten, so that a statement of both is written once:
 
 - `x = ANY (:all_name)` becomes `x IN (…)` with one placeholder for each value,
 - `IS NOT DISTINCT FROM` becomes `IS`,
 - `octet_length(x)`, which SQLite has only since 3.43, becomes `length(CAST(x AS BLOB))`,
 - a line with `FOR UPDATE`, `FOR NO KEY UPDATE` or `FOR KEY SHARE` is removed: SQLite has one writer,
-- `unindexed(x)`, a column for which SQLite uses no index, becomes `+x`, and on PostgreSQL `x`.
+- `unindexed(x)`, a column for which SQLite uses no index, becomes `+x`, and on PostgreSQL `x`,
+- `payload_of(tasks)` and `payload_size(tasks)`, a task's payload and its bytes, are those of its row in the
+  table of long payloads, if it has one, and on PostgreSQL always of its column.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -37,7 +40,7 @@ from sqlmodel import AutoString
 
 from zndraw_joblib.server.db.column_types import UtcDateTime, Uuid
 from zndraw_joblib.server.db.compiled import ASYNCPG
-from zndraw_joblib.server.db.tables import metadata
+from zndraw_joblib.server.db.tables import PAYLOAD_COLUMN, metadata
 
 Type = TypeEngine[Any]
 # Types of names that are no columns.
@@ -53,6 +56,23 @@ _LIST = re.compile(r"= ANY \(:all_(\w+)\)")
 _LOCK = re.compile(r"\n *FOR (UPDATE|NO KEY UPDATE|KEY SHARE)\b.*")
 _BYTES = re.compile(r"\boctet_length\(([\w.]+)\)")
 _UNINDEXED = re.compile(r"\bunindexed\(([\w.]+)\)")
+_PAYLOAD = re.compile(r"\bpayload_of\((\w+)\)")
+_PAYLOAD_SIZE = re.compile(r"\bpayload_size\((\w+)\)")
+_PAYLOAD_COLUMN = partial(PAYLOAD_COLUMN.format, r"\1.payload", r"\1.seq")
+_ON_SQLITE = [
+    (_LIST, r"IN :all_\1"),
+    (re.compile("IS NOT DISTINCT FROM"), "IS"),
+    (_PAYLOAD, _PAYLOAD_COLUMN("content", r"\1.payload")),
+    (_PAYLOAD_SIZE, _PAYLOAD_COLUMN("size", r"octet_length(\1.payload)")),
+    (_BYTES, r"length(CAST(\1 AS BLOB))"),
+    (_UNINDEXED, r"+\1"),
+    (_LOCK, ""),
+]
+_ON_POSTGRESQL = [
+    (_PAYLOAD, r"\1.payload"),
+    (_PAYLOAD_SIZE, r"octet_length(\1.payload)"),
+    (_UNINDEXED, r"\1"),
+]
 
 
 def _types_of_columns() -> dict[str, Type | None]:
@@ -91,20 +111,21 @@ class _Sql(TextClause):
 @compiles(_Sql, "sqlite")
 def _compile_for_sqlite(element: _Sql, compiler: SQLCompiler, **options: Any) -> str:
     lists = {f"all_{name}" for name in _LIST.findall(element.source)}
-    form = _bound(text(_on_sqlite(element.source)), element.types, lists)
+    form = _bound(text(_rewritten(element.source, _ON_SQLITE)), element.types, lists)
     return str(compiler.process(form, **options))
 
 
 def statement(sql: str, *columns: str, **types: Type) -> Any:
     """Return a statement with these result columns, in their order. `types` are those of other names."""
-    element: Any = _bound(_Sql(_UNINDEXED.sub(r"\1", sql)), types)
+    element: Any = _bound(_Sql(_rewritten(sql, _ON_POSTGRESQL)), types)
     element.source, element.types = sql, types
     return element.columns(*[column(name, _column_type(name, types)) for name in columns])
 
 
-def _on_sqlite(sql: str) -> str:
-    sql = _LIST.sub(r"IN :all_\1", sql).replace("IS NOT DISTINCT FROM", "IS")
-    return _LOCK.sub("", _UNINDEXED.sub(r"+\1", _BYTES.sub(r"length(CAST(\1 AS BLOB))", sql)))
+def _rewritten(sql: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, replacement in rules:
+        sql = pattern.sub(replacement, sql)
+    return sql
 
 
 def _bound(clause: TextClause, types: dict[str, Type], lists: Collection[str] = ()) -> TextClause:

@@ -26,6 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
+from zndraw_joblib.server.db.bulk import by_template
 from zndraw_joblib.server.db.column_types import JsonText, UtcDateTime, Uuid
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
@@ -128,6 +129,29 @@ def moment(*, nullable: bool = False) -> Any:
     """Return a column of a point in time: null by default, or the time when a host's code builds the row."""
     column = Column(UtcDateTime, nullable=nullable)
     return Field(default_factory=lambda: None if nullable else datetime.now(UTC), sa_column=column)
+
+
+# SQLite's value of a column of `Payload`, or another one if the task's row has its payload.
+PAYLOAD_COLUMN = """CASE {0} WHEN '' THEN (
+    SELECT joblib_payload.{2} FROM joblib_payload WHERE joblib_payload.task_seq = {1}
+) ELSE {3} END"""
+
+
+class whole_payload(by_template):
+    """``whole_payload(payload, seq)``: the payload of a task, wherever it is."""
+
+    type = JsonText()
+    postgresql, sqlite = "{0}", PAYLOAD_COLUMN.format("{0}", "{1}", "content", "{0}")
+
+
+class PayloadText(JsonText):
+    """The column of payloads. A host that selects tasks gets each whole payload."""
+
+    cache_ok = True
+
+    def column_expression(self, column: Any) -> Any:
+        """Return what is selected instead of the column."""
+        return whole_payload(column, column.table.c.seq)
 
 
 def _optional_text() -> Any:
@@ -615,7 +639,7 @@ class Task(Base, table=True):
     room_id: str = Field(max_length=128)
     status: str = TaskStatus.PENDING.value
     created_by: str
-    payload: dict[str, Any] = _column(JsonText)
+    payload: dict[str, Any] = _column(PayloadText)
     created_at: datetime = moment()
     claimed_at: datetime | None = moment(nullable=True)
     started_at: datetime | None = moment(nullable=True)
@@ -647,6 +671,19 @@ class Task(Base, table=True):
     schedule: str | None = Field(default=None, max_length=128)
     due_at: datetime | None = moment(nullable=True)
     limit_key: str | None = _optional_text()
+
+
+class Payload(Base, table=True):
+    """A long payload of a task, of `size` bytes, on SQLite: the column of the task's row is empty then.
+
+    SQLite writes a whole row again when one column changes. PostgreSQL does not: there the table is empty.
+    """
+
+    __tablename__ = "joblib_payload"
+
+    task_seq: int = _column(SEQUENCE, key=True)
+    size: int
+    content: str = _column(Text)
 
 
 class Schedule(Base, table=True):

@@ -670,7 +670,7 @@ SELECT joblib_worker.id, joblib_worker.last_heartbeat,
     queue.id, queue.full_name, queue.job_version, queue.policy,
     queue.max_in_flight IS NOT NULL OR queue.limits IS NOT NULL,
     CASE WHEN :count IS NOT NULL THEN (
-        SELECT sum(octet_length(payload)) FROM ({first_tasks("payload", "queue.id", ":count")})
+        SELECT sum(size) FROM ({first_tasks("payload_size(joblib_task) AS size", "queue.id", ":count")})
     ) END,
     {HAS_PAUSES} OR EXISTS (SELECT 1 FROM joblib_task WHERE {TASK_IS_PENDING} AND expires_at <= :now)
 FROM json_each(:rows) AS claimants

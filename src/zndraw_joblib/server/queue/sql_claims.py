@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, statement
+from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, TEXT, statement
 from zndraw_joblib.server.queue import sql_workers
 from zndraw_joblib.server.queue.sql_counts import BLOCK_BITS
 from zndraw_joblib.server.queue.sql_pauses import HAS_PAUSES
@@ -96,9 +96,14 @@ FOR UPDATE OF joblib_task SKIP LOCKED
     )
     for bodies in (True, False)
 }
-_PAYLOADS = statement("SELECT seq, payload FROM joblib_task WHERE seq = ANY (:all_seq)", *("seq", "payload"))
+_PAYLOADS = statement(
+    "SELECT seq, payload_of(joblib_task) AS payload FROM joblib_task WHERE seq = ANY (:all_seq)",
+    *("seq", "payload"),
+)
 _SIZES = statement(
-    "SELECT seq, octet_length(payload) FROM joblib_task WHERE seq = ANY (:all_seq)", *("seq", "size")
+    "SELECT seq, payload_size(joblib_task) AS size FROM joblib_task WHERE seq = ANY (:all_seq)",
+    *("seq", "size"),
+    size=INTEGER,
 )
 # Each queue is read by itself: a condition over several jobs makes PostgreSQL sort the whole backlog.
 _OLDEST = statement(

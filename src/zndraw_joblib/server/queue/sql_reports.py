@@ -15,7 +15,7 @@ from zndraw_joblib.server.db.database import PlainStatements, Transaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, TEXT, statement
 from zndraw_joblib.server.process.ports import job_key
-from zndraw_joblib.server.queue.sql_task_rows import ShortRows, TaskRow, row_columns
+from zndraw_joblib.server.queue.sql_task_rows import BODY_SIZE, ShortRows, TaskRow, row_columns
 from zndraw_joblib.wire.statuses import TaskStatus
 
 # The fence: what a report may name of its claim, and the task must have then. Reports are refused by it in
@@ -180,8 +180,7 @@ FROM {reports}"""
 
 def _answer(of_job: Sequence[str], now: str, watched: str) -> str:
     full_name, job_version, *limits = of_job
-    payload = """CASE WHEN :most_bytes > 0 AND octet_length(joblib_task.payload)
-        + coalesce(octet_length(joblib_task.result), 0) <= :most_bytes THEN joblib_task.payload END"""
+    payload = f"""CASE WHEN :most_bytes > 0 AND {BODY_SIZE} <= :most_bytes THEN payload_of(joblib_task) END"""
     columns = row_columns(names=_ROWS.names, job_name=full_name, job_version=job_version, payload=payload)
     return f"RETURNING {columns}, {', '.join(limits)}, joblib_task.seq, {now}, {watched}"
 

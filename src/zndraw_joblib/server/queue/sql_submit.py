@@ -17,7 +17,7 @@ from zndraw_joblib.server.db.database import PlainStatements, Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BIG_INTEGER, BOOLEAN, INTEGER, TEXT, UUID_TYPE, statement
-from zndraw_joblib.server.queue import sql_counts
+from zndraw_joblib.server.queue import sql_counts, sql_payloads, sql_room_queues
 from zndraw_joblib.server.queue.sql_idempotency import lock_number
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -139,9 +139,15 @@ async def _append_on_sqlite(
 
 
 async def _insert_on_sqlite(tx: Transaction, new: Sequence[NewTaskRow], shared: dict[str, Any]) -> None:
-    if len(new) == 1 or max(len(task.payload) for task in new) > _MAX_LISTED_CHARACTERS:
+    has_long = any(sql_payloads.is_long(task.payload) for task in new)
+    if has_long or len(new) == 1:
+        # SQLite parses each value of a list several times: statements for each take less time here.
         for task in new:
-            await tx.execute(_INSERT_ONE_ON_SQLITE, {**task._asdict(), **shared})
+            row = task._replace(payload=sql_payloads.column(task.payload)) if has_long else task
+            await tx.execute(_INSERT_ONE_ON_SQLITE, {**row._asdict(), **shared})
+        if has_long:
+            first = await sql_room_queues.last_seq(tx) - len(new) + 1
+            await sql_payloads.write(tx, enumerate((task.payload for task in new), first))
     else:
         await tx.execute(_INSERT_ON_SQLITE, {"rows": to_json(new).decode(), **shared})
 
@@ -287,8 +293,6 @@ RETURNING pending, (
 )
 _COLUMNS = """id, job_id, room_id, created_by, payload, traceparent, created_at,
     status, attempt, lane, failures, crashes"""
-# SQLite parses each value of a list several times: for longer payloads, statements for each take less time.
-_MAX_LISTED_CHARACTERS = 3_000
 _INSERT_ONE_ON_SQLITE = statement(
     f"""
 INSERT INTO joblib_task ({_COLUMNS})

@@ -187,6 +187,7 @@ def row_of(values: Sequence[Any]) -> TaskRow:
 
 def row_columns(table: str = "joblib_task", names: Iterable[str] = ROW_NAMES, **others: str) -> str:
     """Return the columns of a `TaskRow` as SQL: those of the table, and `others` by their names."""
+    others = {"payload": f"payload_of({table})"} | others
     return ", ".join(f"{others[name]} AS {name}" if name in others else f"{table}.{name}" for name in names)
 
 
@@ -210,13 +211,14 @@ class ShortRows:
 
 
 # How many bytes payload and result of a task have together.
-BODY_SIZE = "octet_length(joblib_task.payload) + coalesce(octet_length(joblib_task.result), 0)"
+BODY_SIZE = "payload_size(joblib_task) + coalesce(octet_length(joblib_task.result), 0)"
+_BODIES = {"payload": "payload_of(joblib_task)", "result": "joblib_task.result"}
 
 
 def _record_column(name: str, *, bodies: bool | str) -> str:
-    if name in {"payload", "result"} and bodies is not True:
-        is_small = f"CASE WHEN {BODY_SIZE} <= :most_bytes THEN joblib_task.{name} END"
-        return f"{is_small if bodies else 'NULL'} AS {name}"
+    if body := _BODIES.get(name):
+        is_small = f"CASE WHEN {BODY_SIZE} <= :most_bytes THEN {body} END"
+        return f"{body if bodies is True else is_small if bodies else 'NULL'} AS {name}"
     return _OF_JOB.get(name, f"joblib_task.{name}")
 
 

@@ -61,7 +61,8 @@ _BODY_SIZES = statement(
     f"SELECT id, {BODY_SIZE} FROM joblib_task WHERE id = ANY (:all_id)", *("id", "body_size")
 )
 _BODIES = statement(
-    "SELECT id, payload, result FROM joblib_task WHERE id = ANY (:all_id)", *("id", "payload", "result")
+    "SELECT id, payload_of(joblib_task) AS payload, result FROM joblib_task WHERE id = ANY (:all_id)",
+    *("id", "payload", "result"),
 )
 _BY_CLAIMS = statement(
     f"""
@@ -215,9 +216,9 @@ async def _count_held(tx: Transaction, column: str, values: Sequence[Any]) -> Co
     return Counter({key: count for key, count in rows})
 
 
-MAX_PAGE_CHARACTERS = 32 * 1024**2
+MAX_PAGE_BYTES = 32 * 1024**2
 # A page of so few tasks cannot exceed the bound.
-_SMALL_PAGE = MAX_PAGE_CHARACTERS // (2 * MAX_JSON_BYTES)
+_SMALL_PAGE = MAX_PAGE_BYTES // (2 * MAX_JSON_BYTES)
 
 
 async def page(
@@ -243,11 +244,11 @@ async def page(
     return records, await sql_counts.total(tx, room_id, status, job_ids)
 
 
-def _check_size(characters: int, part: Page) -> None:
-    if characters > MAX_PAGE_CHARACTERS:
+def _check_size(size: int, part: Page) -> None:
+    if size > MAX_PAGE_BYTES:
         raise ContentTooLarge(
-            f"limit: these {part.limit} tasks hold {characters} characters of payloads and results; a page "
-            f"holds at most {MAX_PAGE_CHARACTERS}. Request fewer tasks at once"
+            f"limit: these {part.limit} tasks hold {size} bytes of payloads and results; a page holds at "
+            f"most {MAX_PAGE_BYTES}. Request fewer tasks at once"
         )
 
 
@@ -302,8 +303,7 @@ def _in_room(status: TaskStatus | None) -> str:
 def _rows_and_size(rest: str, types: dict[str, Any]) -> tuple[Any, Any]:
     size = f"""
 SELECT coalesce(sum(size), 0) FROM (
-    SELECT length(joblib_task.payload) + coalesce(length(joblib_task.result), 0) AS size
-    FROM joblib_task {rest}
+    SELECT {BODY_SIZE} AS size FROM joblib_task {rest}
 ) AS page"""
     rows = statement(f"{SELECT_RECORDS[True]} {rest}", *RECORD_NAMES, limit=BIG_INTEGER, **types)
     return rows, statement(size, "size", limit=BIG_INTEGER, **types)

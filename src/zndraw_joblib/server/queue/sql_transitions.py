@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
+from pydantic_core import to_json
 from sqlalchemy import (
     Boolean,
     ColumnElement,
@@ -24,7 +25,7 @@ from zndraw_joblib.server.db.bulk import among, arrays, by_column, json_rows, pa
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
-from zndraw_joblib.server.db.statements import as_sql, one_row, statement
+from zndraw_joblib.server.db.statements import TEXT, as_sql, one_row, statement
 from zndraw_joblib.server.db.tables import Task
 from zndraw_joblib.server.process.ports import job_key, queue_name
 from zndraw_joblib.server.queue import (
@@ -33,6 +34,7 @@ from zndraw_joblib.server.queue import (
     sql_jobs,
     sql_limits,
     sql_occurrences,
+    sql_payloads,
     sql_results,
     sql_room_queues,
 )
@@ -224,7 +226,7 @@ _INSERTED = [name for name in COLUMNS if name not in {"seq", "queued_at"}]
 _MAX_WOKEN = 100
 _UNIQUE_VIOLATION = "23505"
 _UNCHANGED = sql_jobs.CountChange(0, 0)
-_INSERT_ON_SQLITE = statement(f"INSERT INTO joblib_task {one_row(_INSERTED)}")
+_INSERT_ON_SQLITE = statement(f"INSERT INTO joblib_task {one_row(_INSERTED)}", payload=TEXT)
 _ADDED_TO_QUEUES = f"added WHERE status = '{TaskStatus.PENDING}' AND run_at IS NULL"
 _ADD = f"""
 WITH added AS (
@@ -280,9 +282,8 @@ async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
     inserted = [(None, task) for task in new]
     job_counts = _count_changes(inserted)
     if tx.is_sqlite:
-        await tx.execute(_INSERT_ON_SQLITE, rows)
+        first = await _insert_on_sqlite(tx, rows)
         await sql_jobs.add_to_counts(tx, job_counts)
-        first = await sql_room_queues.last_seq(tx) - len(new) + 1
         numbered = [task.changed(seq=first + index) for index, task in enumerate(new)]
         queued = [task for task in numbered if task.is_queued]
         await sql_room_queues.add(tx, queued)
@@ -300,6 +301,17 @@ async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
             # An earlier attempt, whose connection was lost, has inserted these tasks meanwhile.
             raise RepeatTransaction("The tasks were inserted meanwhile") from error
     _record_effects(tx, inserted)
+
+
+async def _insert_on_sqlite(tx: Transaction, rows: Sequence[dict[str, Any]]) -> int:
+    """Insert rows of tasks with their payloads, and return the `seq` of the first."""
+    payloads = [to_json(row["payload"]).decode() for row in rows]
+    columns = map(sql_payloads.column, payloads)
+    stored = [row | {"payload": column} for row, column in zip(rows, columns, strict=True)]
+    await tx.execute(_INSERT_ON_SQLITE, stored)
+    first = await sql_room_queues.last_seq(tx) - len(rows) + 1
+    await sql_payloads.write(tx, enumerate(payloads, first))
+    return first
 
 
 async def _add_on_postgresql(
@@ -566,6 +578,7 @@ async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -
         await sql_details.prune(tx, chunk)
         await tx.execute(_REMOVE_ATTEMPTS, {"all_task_seq": padded(chunk)})
         await sql_results.detach(tx, chunk)
+        await sql_payloads.remove(tx, chunk)
         await tx.execute(_REMOVE, {"all_seq": padded(chunk)})
     if deleted:
         await sql_counts.write_pruned(tx, changes)

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from uuid import UUID
 
+from pydantic_core import to_json
+
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.statements import statement
+from zndraw_joblib.server.db.statements import TEXT, statement
 from zndraw_joblib.server.db.tables import KEY_IS_HELD
+from zndraw_joblib.server.queue import sql_payloads
 from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
     RECORD_COLUMNS,
@@ -27,7 +30,8 @@ WHERE unique_id = ANY (:all_unique_id) AND {KEY_IS_HELD}
 )
 _FREE = statement("UPDATE joblib_task SET unique_id = NULL WHERE seq = ANY (:all_seq)")
 _REPLACE = statement(
-    f"UPDATE joblib_task SET {', '.join(f'{name} = :{name}' for name in _REPLACED)} WHERE seq = :seq"
+    f"UPDATE joblib_task SET {', '.join(f'{name} = :{name}' for name in _REPLACED)} WHERE seq = :seq",
+    payload=TEXT,
 )
 
 
@@ -52,6 +56,13 @@ async def free(tx: Transaction, seqs: Sequence[int]) -> None:
 
 async def replace(tx: Transaction, tasks: Sequence[TaskRecord]) -> None:
     """Write the payloads and options of tasks that later submits have replaced."""
-    rows = [{"seq": task.seq, **{name: getattr(task, name) for name in _REPLACED}} for task in tasks]
+    rows = []
+    for task in tasks:
+        row = {"seq": task.seq, **{name: getattr(task, name) for name in _REPLACED}}
+        rows.append(row | {"payload": to_json(task.payload).decode()})
+    if tx.is_sqlite and rows:
+        await sql_payloads.remove(tx, [row["seq"] for row in rows])
+        await sql_payloads.write(tx, [(row["seq"], row["payload"]) for row in rows])
+        rows = [row | {"payload": sql_payloads.column(row["payload"])} for row in rows]
     if rows:
         await tx.execute(_REPLACE, rows)
