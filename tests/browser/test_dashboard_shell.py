@@ -99,7 +99,7 @@ async def test_a_hidden_page_sends_no_requests(browser: Browser, database_url: s
     """It closes its stream and polls no more until it is shown again."""
     async with example_queue(browser, database_url) as (dashboard, queue):
         page, url = dashboard.page, f"/tasks/{queue.tasks['running']['id']}/events"
-        await dashboard.show(f"tasks/{queue.tasks['running']['id']}", "Task")
+        await dashboard.show(f"tasks/{queue.tasks['running']['id']}", "Relax · fcc")
         await expect(page.get_by_text("live", exact=True)).to_be_visible()
         await page.clock.install()
         await page.evaluate(

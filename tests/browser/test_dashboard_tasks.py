@@ -8,7 +8,7 @@ from playwright.async_api import Browser, expect
 from rest import V1, claim, get_task, report, submit
 
 from browser.dashboard import Dashboard, example_queue
-from browser.example_queue import ExampleQueue
+from browser.example_queue import ExampleQueue, tagged_result
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -18,7 +18,9 @@ _LINE = {"at": "2026-01-02T03:05:00Z", "text": "one more line", "level": "info",
 
 
 async def _show(dashboard: Dashboard, task: dict[str, Any]) -> None:
-    await dashboard.show(f"tasks/{task['id']}", f"Task {task['id'][:8]}")
+    await dashboard.show(f"tasks/{task['id']}")
+    await expect(dashboard.title).to_have_text(re.compile(rf"^{task['job_name'].split(':')[-1]} · "))
+    await expect(dashboard.page.get_by_label("Summary")).to_contain_text(task["id"])
 
 
 async def test_a_task_is_followed_to_its_end(browser: Browser, database_url: str) -> None:
@@ -46,10 +48,63 @@ async def test_a_task_is_followed_to_its_end(browser: Browser, database_url: str
         assert dashboard.seen == []
 
 
+async def test_a_task_is_read_and_compared(browser: Browser, database_url: str) -> None:
+    """The log is searched and saved, tables and structures are shown, two tasks are compared."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page = dashboard.page
+        await _show(dashboard, queue.tasks["running"])
+        await page.get_by_label("Search in the log").fill("step 7")
+        await expect(page.get_by_role("log").locator(".line")).to_have_count(1)
+        await expect(page.get_by_text("1 of 13 lines")).to_be_visible()
+        assert page.url.endswith("?log=step+7")
+        async with page.expect_download() as download:
+            await page.get_by_role("button", name="Download").click()
+        assert (await (await download.value).path()).read_text().count("\n") == 13
+        await _show_tagged_results(dashboard, queue)
+        await _compare(dashboard, queue)
+        await dashboard.show(f"tasks/{queue.tasks['image']['id'][:-1]}")
+        await expect(page.get_by_label("Summary")).to_contain_text(queue.tasks["image"]["id"])
+        await dashboard.show("tasks/ffffffff")
+        await expect(page.get_by_text("No such task: ffffffff.")).to_be_visible()
+        assert dashboard.seen == []
+
+
+async def _show_tagged_results(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    """A structure turns with the keys, also on a phone; a table has names and types of its columns."""
+    page = dashboard.page
+    task = await queue.finish("render", "lab", tagged_result(), kind="all")
+    await _show(dashboard, task)
+    picture = page.get_by_role("img", name="CH2O: drag or press the arrow keys to turn it")
+    before = await picture.evaluate("(canvas) => canvas.toDataURL()")
+    await picture.press("ArrowLeft")
+    assert await picture.evaluate("(canvas) => canvas.toDataURL()") != before
+    table = page.get_by_role("region", name="scan")
+    await expect(table.get_by_role("row")).to_have_count(11)
+    await expect(table).to_contain_text("energyfloat64")
+    await expect(page.get_by_text("the first 10 of 40 rows")).to_be_visible()
+    for width in (390, 1280):
+        await page.set_viewport_size({"width": width, "height": 844})
+        await dashboard.check(f"task-tagged-{width}")
+        assert await page.evaluate("document.documentElement.scrollWidth") == width
+
+
+async def _compare(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    page, failed = dashboard.page, queue.tasks["failed"]
+    await _show(dashboard, queue.tasks["array"])
+    await page.get_by_label("with").select_option(failed["id"])
+    await expect(page).to_have_url(re.compile(f"with={failed['id']}$"))
+    differences = page.get_by_role("region", name="Differences")
+    await expect(differences.get_by_role("row").filter(has_text="payload.structure")).to_contain_text('"hcp"')
+    await expect(differences.get_by_role("row").filter(has_text="error")).to_contain_text("no volume")
+    await dashboard.check("task-compare")
+
+
 async def _retry_a_failed_task(dashboard: Dashboard, queue: ExampleQueue) -> None:
     page = dashboard.page
     await _show(dashboard, queue.tasks["failed"])
     await expect(page.get_by_label("Traceback")).to_contain_text("energy = self.calculator")
+    await expect(page.locator(".error").filter(has_text="The cell has no volume")).to_have_count(1)
+    await expect(page.get_by_text("1 attempt, 4 changes")).to_be_visible()
     await dashboard.check("task-failed")
     await page.get_by_role("button", name="All frames").click()
     await expect(page.get_by_label("Traceback")).to_contain_text("cause")
@@ -132,7 +187,7 @@ async def test_actions_on_all_that_match(browser: Browser, database_url: str) ->
         await _cancel_all_that_match(dashboard, queue)
         await _purge_all_that_match(dashboard)
         await dashboard.show("tasks/nonsense")
-        await expect(dashboard.page.get_by_text("There is no task nonsense.")).to_be_visible()
+        await expect(dashboard.page.get_by_text("No such task: nonsense.")).to_be_visible()
 
 
 async def _cancel_all_that_match(dashboard: Dashboard, queue: ExampleQueue) -> None:

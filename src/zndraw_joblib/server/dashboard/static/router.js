@@ -32,6 +32,12 @@ export function href(segments, query = {}) {
 // Go to another page; the browser's back button returns.
 export const go = (segments, query) => (location.hash = href(segments, query));
 
+// Show another page instead of the present one, which the back button skips.
+export function replace(segments, query) {
+  history.replaceState(null, "", href(segments, query));
+  current.value = location.hash;
+}
+
 // Change parts of the query; null and "" remove them. Without `keep`, the address replaces the present one.
 export function setQuery(changes, { keep = false } = {}) {
   const { segments, query } = route.value;

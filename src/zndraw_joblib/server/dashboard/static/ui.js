@@ -2,7 +2,7 @@
 import { get, Problem } from "./api.js";
 import { canReadAll, ownRoom } from "./auth.js";
 import { stringify } from "./json.js";
-import { between, compact, count, duration, exact, partsOf, shortId } from "./format.js";
+import { between, compact, count, duration, exact, partsOf, plural, shortId } from "./format.js";
 import { html, signal, useEffect, useId, useRef, useSignal } from "./lib.js";
 import { usePoll } from "./live.js";
 import { href, route, setQuery } from "./router.js";
@@ -54,12 +54,51 @@ export function JobName({ name }) {
 }
 export const JobLink = ({ name }) => html`<a class="name" href=${href(["jobs", name])} title=${name}><${JobName} name=${name} /></a>`;
 export const RoomLink = ({ id }) => html`<a class="name" href=${href(["rooms", id])} title=${id}><${Name} text=${id} /></a>`;
-export const WorkerLink = ({ id, name }) =>
-  id ? html`<a class=${name ? "name" : "id"} href=${href(["workers", id])} title=${id}>${name ?? shortId(id)}</a>` : html`<span class="none">–</span>`;
+// The names of workers by id, read once each; null for those that are gone or may not be read.
+const workerNames = new Map();
+function nameOfWorker(id) {
+  if (!workerNames.has(id)) {
+    const name = signal(null);
+    workerNames.set(id, name);
+    if (canReadAll.value) get(`/workers/${id}`).then((worker) => (name.value = worker.name), () => {});
+  }
+  return workerNames.get(id).value;
+}
+
+// Without a `name`, not even null, the link reads it.
+export function WorkerLink({ id, name }) {
+  if (!id) return html`<span class="none">–</span>`;
+  const text = name === undefined ? nameOfWorker(id) : name;
+  return html`<a class=${text ? "name" : "id"} href=${href(["workers", id])} title=${id}>${text ?? shortId(id)}</a>`;
+}
 
 // A value as JSON, with all digits of its numbers.
-export const Json = ({ value, label }) =>
-  html`<pre class="json" tabindex="0" role="region" aria-label=${label}>${stringify(value, 2)}</pre>`;
+export function Json({ value, label }) {
+  const text = stringify(value, 2);
+  return html`<pre class="json" tabindex="0" role="region" aria-label=${label}>${text.length > MAX_PLAIN_JSON ? html`<${Tree} value=${value} />` : text}</pre>`;
+}
+
+// Longer JSON is a tree, whose parts open.
+const MAX_PLAIN_JSON = 4000;
+const MAX_BRANCHES = 200;
+
+function Tree({ value }) {
+  if (value === null || typeof value !== "object" || value.text !== undefined) return html`<span>${stringify(value)}</span>`;
+  const text = stringify(value, 2);
+  if (text.length < 400) return html`<span>${text}</span>`;
+  const entries = Object.entries(value);
+  return html`<div class="tree">${entries.slice(0, MAX_BRANCHES).map(([key, item]) => html`<${Branch} key=${key} name=${key} value=${item} />`)}
+    ${entries.length > MAX_BRANCHES && html`<div class="none">and ${count(entries.length - MAX_BRANCHES)} more: copy or download them</div>`}</div>`;
+}
+
+function Branch({ name, value }) {
+  const isOpen = useSignal(false);
+  const isGroup = value !== null && typeof value === "object" && value.text === undefined;
+  const isLong = typeof value === "string" && value.length > 400;
+  if (!isGroup && !isLong) return html`<div><b>${name}</b>: ${stringify(value)}</div>`;
+  const size = isLong ? plural(value.length, "character") : Array.isArray(value) ? plural(value.length, "item") : plural(Object.keys(value).length, "field");
+  return html`<details onToggle=${(event) => (isOpen.value = event.target.open)}><summary><b>${name}</b>: ${size}</summary>${isOpen.value && html`<${Tree} value=${value} />`}</details>`;
+}
 
 export function Copy({ text, label = "Copy" }) {
   const isDone = useSignal(false);
@@ -79,6 +118,13 @@ async function copyText(text) {
   area.select();
   document.execCommand("copy");
   return area.remove();
+}
+
+// Let the browser save a blob as a file.
+export function saveAs(blob, name) {
+  const address = URL.createObjectURL(blob);
+  Object.assign(document.createElement("a"), { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
 // --- States ---------------------------------------------------------------------------------------------------------
@@ -177,7 +223,7 @@ export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty 
       return html`<tr key=${key} class="${selected?.has(key) ? "is-chosen" : ""} ${rowClass?.(row) ?? ""}">
         ${selection && html`<td class="choose"><input type="checkbox" aria-label=${`Choose ${rowLabel(row)}`} checked=${selected.has(key)}
           onChange=${(event) => toggle([key], event.target.checked)} /></td>`}
-        ${columns.map((column) => html`<td key=${column.name} class="${column.class ?? ""} is-${column.name}" data-label=${column.label}>${column.render(row)}</td>`)}
+        ${columns.map((column) => html`<td key=${column.name} class="${column.class ?? ""} is-${column.name}" data-label=${typeof column.label === "string" ? column.label : undefined}>${column.render(row)}</td>`)}
       </tr>`;
     })}</tbody>
   </table></div>`;

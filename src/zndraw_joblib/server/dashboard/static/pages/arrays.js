@@ -49,15 +49,6 @@ export function fromTagged({ dtype, shape, data }) {
   return { dtype, shape: lengths, data: numbers(NAMES[dtype], bytes, false) };
 }
 
-// Find the arrays in a JSON value, with the path to each: ["forces", {…}].
-export function arraysIn(value, path = "", arrays = []) {
-  if (isArray(value)) arrays.push([path || "value", value]);
-  else if (value && typeof value === "object") {
-    for (const [key, item] of Object.entries(value)) if (arrays.length < 8) arraysIn(item, path ? `${path}.${key}` : key, arrays);
-  }
-  return arrays;
-}
-
 function rangeOf(data) {
   let [low, high, sum] = [Infinity, -Infinity, 0];
   for (const item of data) {
@@ -80,7 +71,7 @@ export function ArrayView({ name, array }) {
   return html`<div class="array">${name && html`<h3>${name}</h3>`}<${Facts} items=${facts} />
     ${isImage && html`<${Picture} shape=${shape} data=${data} range=${range} />`}
     ${isNumeric && shape.length === 1 && data.length > 8 && html`<${Line} data=${data} />`}
-    ${data && !isImage && html`<${Cells} shape=${shape} data=${data} />`}
+    ${data && !isImage && !(isNumeric && shape.length === 1 && data.length > 8) && html`<${Cells} shape=${shape} data=${data} />`}
     ${!data && html`<p class="help">The page cannot show this kind of array. Download it.</p>`}</div>`;
 }
 

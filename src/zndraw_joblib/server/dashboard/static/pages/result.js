@@ -3,8 +3,9 @@ import { download } from "../api.js";
 import { bytes } from "../format.js";
 import { html, useEffect, useMemo, useSignal } from "../lib.js";
 import { parse, stringify } from "../json.js";
-import { Ago, Button, Copy, Empty, Failure, Json, Loading, Section } from "../ui.js";
-import { arraysIn, ArrayView, fromNpy, fromTagged, isArray } from "./arrays.js";
+import { Ago, Button, Copy, Empty, Failure, Json, Loading, saveAs, Section } from "../ui.js";
+import { ArrayView, fromNpy } from "./arrays.js";
+import { isTagged, TaggedView, taggedIn } from "./frames.js";
 
 const NOTHING = { completed: "The job returned nothing.", failed: "The task has failed, so it has no result.", cancelled: "The task was cancelled, so it has no result." };
 const MAX_PREVIEW = 8 * 1024 * 1024;
@@ -20,36 +21,25 @@ export function Result({ task }) {
       : html`<${Value} value=${result} label="Result" />`}<//>`;
 }
 
-// JSON, with the arrays in it shown below it.
+// JSON, with the arrays, tables and structures in it shown below it.
 export function Value({ value, label }) {
-  const arrays = useMemo(() => arraysIn(value), [value]);
-  return html`${!isArray(value) && html`<${Json} value=${shortened(value)} label=${label} />`}
-    ${arrays.map(([path, array]) => html`<${ArrayView} key=${path} name=${isArray(value) ? "" : path} array=${decoded(array)} />`)}`;
-}
-
-function decoded(array) {
-  try {
-    return fromTagged(array);
-  } catch {
-    return { dtype: array.dtype, shape: array.shape ?? [], data: null };
-  }
+  const tagged = useMemo(() => taggedIn(value), [value]);
+  return html`${!isTagged(value) && html`<${Json} value=${shortened(value)} label=${label} />`}
+    ${tagged.map(([path, item]) => html`<${TaggedView} key=${path} name=${isTagged(value) ? "" : path} value=${item} />`)}`;
 }
 
 // The contents of arrays and bytes are long texts of base64, which say nothing to a reader.
 function shortened(value) {
   if (Array.isArray(value)) return value.map(shortened);
   if (value === null || typeof value !== "object" || value.constructor !== Object) return value;
-  const isTagged = typeof value.$zndraw === "string" && typeof value.data === "string" && value.data.length > 80;
-  if (isTagged) return { ...value, data: `${value.data.slice(0, 24)}… (${bytes(Math.floor(value.data.length * 0.75))})` };
+  if (["pandas.DataFrame", "pandas.Series", "ase.Atoms"].includes(value.$zndraw)) return { $zndraw: value.$zndraw, "…": "shown below" };
+  if (typeof value.$zndraw === "string" && typeof value.data === "string" && value.data.length > 80) return { ...value, data: `${value.data.slice(0, 24)}… (${bytes(Math.floor(value.data.length * 0.75))})` };
   return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, shortened(item)]));
 }
 
 async function save(task) {
   const response = await download(`/tasks/${task.id}/result`, { headers: { Accept: "*/*" } });
-  const address = URL.createObjectURL(await response.blob());
-  const name = task.stored_result.filename ?? `result-${task.id.slice(0, 8)}`;
-  Object.assign(document.createElement("a"), { href: address, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+  saveAs(await response.blob(), task.stored_result.filename ?? `result-${task.id.slice(0, 8)}`);
 }
 
 function Stored({ task }) {

@@ -1,12 +1,13 @@
 // One task: why it waits or failed, what it does, what it got and returned, and what may be done with it.
 import { act, get } from "../api.js";
-import { canOperate, canWriteRoom, config, me } from "../auth.js";
-import { count, duration, shortId } from "../format.js";
+import { canOperate, canReadAll, canWriteRoom, config, me, ownRoom } from "../auth.js";
+import { count, duration, partsOf, shortId, subject } from "../format.js";
 import { parseExact, stringify } from "../json.js";
-import { html, useRef, useSignal } from "../lib.js";
+import { html, useEffect, useRef, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
-import { go } from "../router.js";
-import { Ago, Badge, Button, Copy, Dialog, Failure, JobLink, Json, Loaded, Page, RoomLink, Section, Facts, Status, toast, WorkerLink } from "../ui.js";
+import { go, href, replace } from "../router.js";
+import { Ago, Badge, Button, Copy, Dialog, Empty, Failure, JobLink, Json, Loaded, Page, RoomLink, Section, Facts, Status, toast, WorkerLink } from "../ui.js";
+import { Compare } from "./compare.js";
 import { Result } from "./result.js";
 import { Log } from "./task_log.js";
 import { apply } from "./tasks.js";
@@ -18,8 +19,25 @@ async function load(id, abort) {
   return { task, history, explanation };
 }
 
-export function Task({ segments }) {
-  const id = segments[1];
+const IS_ID = /^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$/i;
+
+export const Task = ({ segments: [, id] }) => (IS_ID.test(id) ? html`<${Whole} id=${id} />` : html`<${Shortened} id=${id} />`);
+
+const NoTask = ({ id }) => html`<${Empty}>No such task: ${id}. Tasks that have ended are deleted after some time.<//>`;
+
+// The beginning of an id: that of one task leads to it.
+function Shortened({ id }) {
+  const state = usePoll((abort) => get("/ids", { prefix: id, room: canReadAll.value ? undefined : ownRoom.value }, { signal: abort }), [id], null);
+  const ids = state.data?.tasks ?? [];
+  useEffect(() => {
+    if (ids.length === 1) replace(["tasks", ids[0]]);
+  }, [ids[0], ids.length]);
+  return html`<${Page} title="Task">${state.error?.status === 422 ? html`<${NoTask} id=${id} />` : html`<${Loaded} state=${state}>${() => ids.length
+    ? html`<${Section} title=${`Tasks whose ids begin with ${id}`}><ul class="names">${ids.map((one) => html`<li key=${one}><a class="id" href=${href(["tasks", one])}>${one}</a></li>`)}</ul><//>`
+    : html`<${NoTask} id=${id} />`}<//>`}<//>`;
+}
+
+function Whole({ id }) {
   const state = usePoll((abort) => load(id, abort), [id], 10);
   const progress = useSignal(null);
   const news = useSignal(null);
@@ -31,20 +49,24 @@ export function Task({ segments }) {
     else if (event === "snapshot") progress.value = body.progress ? { attempt: body.attempt, progress: body.progress } : null;
     else if (event === "status" || event === "result" || event === "end") state.reload();
   });
-  return html`<${Page} title=${`Task ${shortId(id)}`} actions=${task && html`
+  const title = task ? [partsOf(task.job_name).name, subject(task.payload)].filter(Boolean).join(" · ") : `Task ${shortId(id)}`;
+  return html`<${Page} title=${title} actions=${task && html`
       ${!isEnded && html`<${Badge} tone=${stream.isOpen ? "good" : "warn"}>${stream.isOpen ? "live" : "connecting"}<//>`}
       <${Actions} task=${task} reload=${state.reload} />`}>
-    <${Loaded} state=${state} missing=${`There is no task ${id}. Tasks that have ended are deleted after some time.`}>${({ task: shown, history, explanation }) => html`
+    <${Loaded} state=${state} missing=${html`No such task: ${id}. Tasks that have ended are deleted after some time.`}>${({ task: shown, history, explanation }) => html`
       <${Summary} task=${shown} explanation=${explanation} />
-      ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === shown.attempt && progress.value.progress) || shown.progress} />`}
       <${Trouble} task=${shown} history=${history} />
-      <${Timeline} history=${history} />
       <div class="columns">
-        <${Section} title="Payload" actions=${html`<${Copy} text=${stringify(shown.payload, 2)} label="Copy JSON" />`}>
-          <${Json} value=${shown.payload} label="Payload" /><//>
-        <${Result} task=${shown} />
+        <div class="stack">
+          ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === shown.attempt && progress.value.progress) || shown.progress} />`}
+          ${(shown.status === "completed" || shown.stored_result || (shown.result ?? null) !== null) && html`<${Result} task=${shown} />`}
+          <${Section} title="Payload" actions=${html`<${Copy} text=${stringify(shown.payload, 2)} label="Copy JSON" />`}>
+            <${Json} value=${shown.payload} label="Payload" /><//>
+        </div>
+        <${Log} id=${shown.id} attempt=${shown.attempt} attempts=${attemptsOf(history)} news=${news.value} isEnded=${isEnded} />
       </div>
-      <${Log} id=${shown.id} attempt=${shown.attempt} attempts=${attemptsOf(history)} news=${news.value} isEnded=${isEnded} />`}<//><//>`;
+      <${Timeline} history=${history} error=${shown.error} />
+      <${Compare} task=${shown} />`}<//><//>`;
 }
 
 // The numbers of the attempts and those of their claims, the last 50, newest first.

@@ -1,8 +1,9 @@
 // The log of an attempt: what is there, and the lines that follow.
 import { get } from "../api.js";
 import { count, exact, timeOfDay } from "../format.js";
-import { html, useEffect, useLayoutEffect, useRef, useSignal } from "../lib.js";
-import { Empty, Failure, Section } from "../ui.js";
+import { html, useEffect, useId, useLayoutEffect, useRef, useSignal } from "../lib.js";
+import { route, setQuery } from "../router.js";
+import { Empty, Failure, saveAs, Section } from "../ui.js";
 
 const MAX_SHOWN = 5000;
 
@@ -20,8 +21,8 @@ async function readAll(id, attempt, abort, after = 0) {
 // `news` is the last `log` event of the task's stream. `attempt` is the number of the last claim; `attempts` has the number and the
 // claim of each attempt, the last one first: a claim that never started is no attempt, and has no log.
 export function Log({ id, attempt, attempts, news, isEnded }) {
-  const selected = useSignal(null);
-  const shown = selected.value ?? attempts[0]?.[1] ?? attempt;
+  const selected = Number(route.value.query.get("attempt"));
+  const shown = attempts.find(([number]) => number === selected)?.[1] ?? attempts[0]?.[1] ?? attempt;
   const log = useSignal(null);
   const error = useSignal(null);
   useEffect(() => {
@@ -45,23 +46,45 @@ export function Log({ id, attempt, attempts, news, isEnded }) {
     readAll(id, shownLog.attempt, controller.signal, shownLog.last).then((answer) => answer.lines.length && add(answer.lines), () => {});
     return () => controller.abort();
   }, [news, log.value?.attempt]);
-  const choice = attempts.length > 1 && html`<label>Attempt <select value=${shown} onChange=${(event) => (selected.value = Number(event.target.value))}>
+  const choose = ({ target }) => setQuery({ attempt: String(attempts.find(([, claim]) => claim === Number(target.value))[0]) });
+  const choice = attempts.length > 1 && html`<label>Attempt <select value=${shown} onChange=${choose}>
     ${attempts.map(([number, claim]) => html`<option key=${claim} value=${claim}>${number}</option>`)}</select></label>`;
-  return html`<${Section} title="Log" class="wide" actions=${choice}>
+  const lines = log.value?.lines ?? [];
+  const save = () => saveAs(new Blob([lines.map((line) => `${line.at} ${line.level ?? ""} ${line.text}\n`).join("")], { type: "text/plain" }), `task-${id}-attempt-${shown}.log`);
+  const actions = html`${choice}${lines.length > 0 && html`<button type="button" class="small" onClick=${save}>Download</button>`}`;
+  return html`<${Section} title="Log" actions=${actions}>
     ${error.value && html`<${Failure} error=${error.value} />`}
-    ${log.value?.lines.length ? html`<${Lines} ...${log.value} />` : html`<${Empty}>${!shown ? `No worker has claimed the task${isEnded ? "" : " yet"}.` : isEnded || shown !== attempt ? "The job has written no line." : "No line yet."}<//>`}<//>`;
+    ${log.value?.lines.length ? html`<${Lines} ...${log.value} isEnded=${isEnded} />` : html`<${Empty}>${!shown ? `No worker has claimed the task${isEnded ? "" : " yet"}.` : isEnded || shown !== attempt ? "The job has written no line." : "No line yet."}<//>`}<//>`;
 }
 
-function Lines({ lines, dropped }) {
+function Lines({ lines, dropped, isEnded }) {
   const element = useRef();
-  const isAtEnd = useRef(true);
-  // New lines scroll into view, unless the reader has scrolled up.
+  // Whether new lines scroll into view: until the reader scrolls up.
+  const follows = useSignal(true);
+  const [searchId, text] = [useId(), (route.value.query.get("log") ?? "").toLowerCase()];
+  const matches = text ? lines.filter((line) => line.text.toLowerCase().includes(text)) : lines;
   useLayoutEffect(() => {
-    if (isAtEnd.current) element.current.scrollTop = element.current.scrollHeight;
-  }, [lines]);
-  const onScroll = ({ target }) => (isAtEnd.current = target.scrollHeight - target.scrollTop - target.clientHeight < 20);
-  return html`${dropped > 0 && html`<p class="help">${count(dropped)} lines were not kept.</p>`}
+    if (follows.value) element.current.scrollTop = element.current.scrollHeight;
+  }, [matches.length, lines.at(-1)?.n, follows.value]);
+  const onScroll = ({ target }) => (follows.value = target.scrollHeight - target.scrollTop - target.clientHeight < 20);
+  return html`<div class="log-tools"><label class="hidden" for=${searchId}>Search in the log</label>
+      <input id=${searchId} type="search" placeholder="Search in the log" value=${text} autocomplete="off" onInput=${(event) => setQuery({ log: event.target.value })} />
+      ${text && html`<span class="help" role="status">${count(matches.length)} of ${count(lines.length)} lines</span>`}
+      ${!isEnded && html`<label class="check"><input type="checkbox" checked=${follows.value} onChange=${(event) => (follows.value = event.target.checked)} /> Follow</label>`}</div>
+    ${dropped > 0 && html`<p class="help">${count(dropped)} lines were not kept: the server keeps <code>task_log_max_bytes</code> of each attempt.</p>`}
     <div class="log" ref=${element} onScroll=${onScroll} role="log" aria-label="Log" tabindex="0">
-      ${lines.map((line) => html`<div key=${line.n} class="line is-${line.level} from-${line.source}"><time title=${exact(line.at)}>${timeOfDay(line.at)}</time>
-        ${line.level && line.level !== "info" && html`<b>${line.level}</b> `}<span>${line.text}</span></div>`)}</div>`;
+      ${matches.map((line) => html`<div key=${line.n} class="line is-${line.level} from-${line.source}"><time title=${exact(line.at)}>${timeOfDay(line.at)}</time>
+        ${line.level && line.level !== "info" && html`<b>${line.level}</b> `}<span>${text ? marked(line.text, text) : line.text}</span></div>`)}</div>`;
+}
+
+// A line with the matches of a text in lower case.
+function marked(line, text) {
+  const parts = [];
+  for (let at = 0; at <= line.length; ) {
+    const next = line.toLowerCase().indexOf(text, at);
+    if (next < 0) return [...parts, line.slice(at)];
+    parts.push(line.slice(at, next), html`<mark>${line.slice(next, next + text.length)}</mark>`);
+    at = next + text.length;
+  }
+  return parts;
 }

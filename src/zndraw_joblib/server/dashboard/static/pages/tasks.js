@@ -117,7 +117,7 @@ const COLUMNS = [
   { name: "detail", label: "Progress or error", render: (task) => html`<${Detail} task=${task} />` },
   { name: "room", label: "Room", render: (task) => html`<a class="clip" href=${href(["rooms", task.room_id])} title=${task.room_id}>${task.room_id}</a>` },
   { name: "age", label: "Age", class: "number", render: (task) => html`<${Ago} at=${task.created_at} isShort />` },
-  { name: "worker", label: "Worker", render: (task) => html`<${WorkerLink} id=${task.worker_id} name=${task.worker_name} />` },
+  { name: "worker", label: "Worker", render: (task) => html`<${WorkerLink} id=${task.worker_id} name=${task.worker_name ?? null} />` },
 ];
 
 // What may be done with a task: of operators each action, of others those on tasks that they submitted.

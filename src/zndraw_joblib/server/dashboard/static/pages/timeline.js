@@ -1,5 +1,5 @@
 // The attempts of a task: when it waited, when it ran, and how each attempt ended.
-import { between, duration } from "../format.js";
+import { between, duration, plural } from "../format.js";
 import { html } from "../lib.js";
 import { Ago, now, Section, Status, WorkerLink } from "../ui.js";
 
@@ -32,19 +32,23 @@ function total(transitions, statuses) {
   return stretches(transitions).filter((part) => statuses.includes(part.status)).reduce((sum, part) => sum + (part.to - part.from) / 1000, 0);
 }
 
-export function Timeline({ history }) {
+// `error` is the one that the page shows above: it is not repeated. Of a task that has ended, the changes are folded.
+export function Timeline({ history, error }) {
   const { transitions } = history;
   if (!transitions.length) return null;
   const [claimed, worked] = ["claimed", "running"].map((status) => total(transitions, [status]));
+  const attempts = new Set(transitions.map((transition) => transition.attempt_number).filter(Boolean)).size;
+  const isEnded = isOver(transitions.at(-1).status);
+  const summary = [attempts > 0 && plural(attempts, "attempt"), plural(transitions.length, "change")].filter(Boolean).join(", ");
   return html`<${Section} title="Timeline" class="wide">
     <${Bars} transitions=${transitions} />
     <p class="legend"><span class="key pending">waited ${duration(total(transitions, ["pending"]))}</span>
       ${claimed > 0 && html`<span class="key claimed">was claimed ${duration(claimed)}</span>`}
       ${worked > 0 && html`<span class="key running">ran ${duration(worked)}</span>`}</p>
-    <ol class="transitions">${transitions.map((transition, index) => html`<li key=${index}>
+    <details key=${String(isEnded)} open=${!isEnded}><summary>${summary}</summary><ol class="transitions">${transitions.map((transition, index) => html`<li key=${index}>
       <${Ago} at=${transition.at} /> <${Status} status=${transition.status} />
       <span class="help">${index ? `+${duration(between(transitions[index - 1].at, transition.at))}` : ""}</span>
       <span class="what">${transition.attempt_number ? `attempt ${transition.attempt_number}` : transition.attempt > 0 && "not started"} ${transition.worker_id && html` on <${WorkerLink} id=${transition.worker_id} />`}
         ${transition.reason && html` <code>${transition.reason}</code>`}${transition.run_at && html` · due <${Ago} at=${transition.run_at} />`}
-        ${transition.error && html`<span class="error">${transition.error}</span>`}</span></li>`)}</ol><//>`;
+        ${transition.error && transition.error !== error && html`<span class="error clip" title=${transition.error}>${transition.error}</span>`}</span></li>`)}</ol></details><//>`;
 }

@@ -76,7 +76,7 @@ function JobsOf({ worker }) {
 export function WorkerTable({ workers, reload, hasJobs = false, empty = "There are no workers." }) {
   const acts = workers.some(isOwn);
   const columns = [
-    { name: "name", label: "Worker", render: (worker) => html`<${WorkerLink} id=${worker.id} name=${worker.name} />${worker.name && html` <span class="id help">${worker.id.slice(0, 8)}</span>`}` },
+    { name: "name", label: "Worker", render: (worker) => html`<${WorkerLink} id=${worker.id} name=${worker.name ?? null} />${worker.name && html` <span class="id help">${worker.id.slice(0, 8)}</span>`}` },
     { name: "state", label: "State", render: (worker) => html`<${WorkerState} worker=${worker} />` },
     { name: "held", label: "Running", class: "number", render: (worker) => html`<${Held} worker=${worker} />` },
     { name: "host", label: "Host", render: (worker) => html`<${Text} value=${worker.host} />${worker.pid && html` <span class="help">pid ${worker.pid}</span>`}` },
