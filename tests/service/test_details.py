@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 from databases import every_kind
+from pydantic_core import from_json, to_json
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, TIMEOUT, Replica
 from sqlalchemy import update
 
@@ -285,7 +286,8 @@ def small(settings: JobLibSettings) -> JobLibSettings:
 async def kept(replica: Replica) -> tuple[int, int]:
     """Return how many lines and bytes of logs are stored, and check the counts of the attempts."""
     parts, rows = await replica.rows(LOG), await replica.rows(DETAILS)
-    found = sum(each.last - each.first + 1 for each in parts), sum(len(each.lines.encode()) for each in parts)
+    sizes = [len(to_json(line["text"])) for each in parts for line in from_json(each.lines)]
+    found = sum(each.last - each.first + 1 for each in parts), sum(sizes)
     assert found == (sum(row.log_lines for row in rows), sum(row.log_bytes for row in rows))
     return found
 
@@ -317,6 +319,17 @@ async def test_a_log_is_bounded_by_bytes(replica: Replica, small: JobLibSettings
         assert (await kept(replica))[1] <= 4096
     found = await log(replica, task.id)
     assert [line.n for line in found.lines] == list(range(found.dropped + 1, 40))
+
+
+async def test_times_and_levels_take_no_room_in_a_log(replica: Replica, small: JobLibSettings) -> None:
+    """More than half of the bytes are texts, also of short lines."""
+    small.task_log_max_lines = 10_000
+    task = await replica.running(await replica.register())
+    for first in range(1, 1000, 100):
+        await report(replica, task, log=part(first, ["x" * 18] * 100))
+    number, size = await kept(replica)
+    assert 2048 < size <= 4096
+    assert size == 20 * number
 
 
 async def test_the_bound_of_one_log_leaves_others(replica: Replica, small: JobLibSettings) -> None:

@@ -14,6 +14,7 @@ from zndraw_joblib.cli.display import (
     CommandError,
     ItemTable,
     amount_text,
+    counted,
     format_duration,
     print_fields,
     print_json,
@@ -104,7 +105,10 @@ def print_lines(lines: Sequence[NumberedLine], after: int) -> None:
         write = _write_line
     for line in lines:
         if line.n > after + 1:
-            print_note(f"{line.n - after - 1:,} lines of the log are not kept.")
+            print_note(
+                f"{counted(line.n - after - 1, 'line')} of the log are not kept: the server's settings "
+                "task_log_max_bytes and task_log_max_lines bound it."
+            )
         after = line.n
         write(line)
     sys.stdout.flush()

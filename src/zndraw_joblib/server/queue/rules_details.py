@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple, Self
 from uuid import UUID
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import NewEvent
@@ -34,7 +34,7 @@ _LINES_PER_REPORT = 20
 
 
 class LogLimits(NamedTuple):
-    """How many lines, and bytes of JSON, of an attempt's log are kept."""
+    """How many lines, and bytes of their texts as JSON, of an attempt's log are kept."""
 
     lines: int = 10_000
     size: int = 256 * 1024
@@ -51,8 +51,10 @@ def weight(log: LogPart | None) -> int:
 
 
 DEFAULT_LIMITS = LogLimits()
-# A line with its number, as JSON.
-Line = tuple[int, bytes]
+
+
+# A line with its number, as JSON, and the bytes of its text in it.
+Line = tuple[int, bytes, int]
 
 
 class HeldAttempt(NamedTuple):
@@ -166,15 +168,16 @@ def _new_lines(parts: Iterable[LogPart], last: int) -> Iterator[Line]:
         for number, line in enumerate(part.lines, part.first):
             if number > last:
                 last = number
-                yield number, line.model_dump_json(exclude_defaults=True).encode()
+                encoded = line.model_dump_json(exclude_defaults=True).encode()
+                yield number, encoded, len(to_json(line.text))
 
 
 def _newest(lines: Sequence[Line], limits: LogLimits) -> Sequence[Line]:
     """Return the newest of these lines that a log of the largest size can have."""
     size = 0
     for place in range(len(lines) - 1, -1, -1):
-        size += len(lines[place][1]) + 1
-        if size >= limits.size or len(lines) - place > limits.lines:
+        size += lines[place][2]
+        if size > limits.size or len(lines) - place > limits.lines:
             return lines[place + 1 :]
     return lines
 
@@ -183,22 +186,24 @@ def _parts(lines: Iterable[Line], limits: LogLimits) -> Iterator[StoredLogPart]:
     """Return lines as parts of consecutive numbers, which are small enough to delete them one by one."""
     most_bytes = min(limits.size // _PARTS_PER_BOUND, _MAX_PART_BYTES)
     most_lines = min(limits.lines // _PARTS_PER_BOUND + 1, MAX_LOG_LINES)
-    part: list[bytes] = []
+    part: list[Line] = []
     size = last = 0
-    for number, text in lines:
-        if part and (number != last + 1 or size + len(text) > most_bytes or len(part) >= most_lines):
-            yield _part(last, part)
+    for line in lines:
+        number, encoded, _ = line
+        is_full = size + len(encoded) > most_bytes or len(part) >= most_lines
+        if part and (number != last + 1 or is_full):
+            yield _part(part)
             part, size = [], 0
-        part.append(text)
-        size += len(text)
+        part.append(line)
+        size += len(encoded)
         last = number
     if part:
-        yield _part(last, part)
+        yield _part(part)
 
 
-def _part(last: int, texts: Sequence[bytes]) -> StoredLogPart:
-    lines = b"[%b]" % b",".join(texts)
-    return StoredLogPart(last - len(texts) + 1, last, len(lines), lines.decode())
+def _part(lines: Sequence[Line]) -> StoredLogPart:
+    texts = b"[%b]" % b",".join([encoded for _, encoded, _ in lines])
+    return StoredLogPart(lines[0][0], lines[-1][0], sum([size for _, _, size in lines]), texts.decode())
 
 
 def _change(reported: Reported, added: LogCounts | None, now: datetime) -> Change:
