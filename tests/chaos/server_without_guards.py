@@ -52,7 +52,10 @@ def find_before_removing(*, check_again: bool) -> None:
         async def lock(tx: Any, *arguments: Any) -> Any:
             if check_again:
                 return await lock_if_stale(tx, *arguments)
-            batch, found[:] = dict.fromkeys(found, 0), []  # an empty batch ends the cycle
+            batch, found[:] = (
+                dict.fromkeys(found, sql_workers.SilentWorker()),
+                [],
+            )  # an empty batch ends the cycle
             return batch
 
         sql_workers.lock_if_stale = lock

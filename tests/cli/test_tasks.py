@@ -67,6 +67,18 @@ def test_a_pending_task_is_cancelled(stack: Stack) -> None:
     assert listed.out.splitlines()[1].startswith(f"{task_id}\tempty:analysis:Unserved\tcancelled\t")
 
 
+def test_a_submit_to_a_job_without_workers_says_so(stack: Stack) -> None:
+    """On standard error, with the remedy, and exit code 0: the task waits."""
+    stack.program.ok("register", "idle:analysis:Idle")
+    submitted, served = stack.program.run_all(
+        [["submit", "idle:analysis:Idle"], ["submit", "Show", "value=1"]]
+    )
+    assert (submitted.code, served.code, served.err) == (0, 0, "")
+    start = f"Task {submitted.out.strip()} waits: No worker serves idle:analysis:Idle"
+    assert submitted.err.startswith(start)
+    assert submitted.err.endswith("; 'zndraw-joblib worker FILE' starts one.\n")
+
+
 def test_several_tasks_are_cancelled(stack: Stack) -> None:
     """The refusal of one, or an id that no task has, stops none of the others; the exit code is 1."""
     with stack.server.connect() as api:

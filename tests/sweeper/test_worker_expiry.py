@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from typing import Any
 from uuid import UUID
 
@@ -402,7 +403,9 @@ class TestFailures:
         await queue.sweep()
         held, record = _summaries(caplog)
         assert held.message.startswith("Swept: 3 silent workers kept until the next cycle (")
-        assert record.message.startswith("Swept: 3 of 3 workers removed for silence (")
+        assert record.message.startswith("Swept: 3 of 3 workers removed for silence: ")
+        silent = re.findall(r"(\S+) \([0-9a-f]{8}, silent for [0-9]+ s\)", record.message)
+        assert silent == ["unnamed"] * 3
         assert record.cycle["expired"] == 3  # type: ignore[attr-defined]
 
 

@@ -11,8 +11,9 @@ from zndraw_joblib.cli.task_output import print_lines
 from zndraw_joblib.client.retry import is_connection_error, is_missing, is_unreachable
 from zndraw_joblib.jobs.logs import one_line
 from zndraw_joblib.wire.events import TaskStatusEvent
-from zndraw_joblib.wire.history import EventKind, NumberedLine, StreamEvent
+from zndraw_joblib.wire.history import EventKind, NumberedLine, StreamEvent, TaskExplanation
 from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.progress import LogPart
 from zndraw_joblib.wire.progress import Progress as AttemptProgress
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
@@ -163,11 +164,30 @@ class Waiting:
             self.reason = (
                 f"about {format_duration(timedelta(seconds=explanation.wait_seconds))}; {self.reason}"
             )
-        for reason in explanation.reasons:
-            if (remedy := _REMEDIES.get(reason.code)) and reason.code not in self._printed:
-                self._printed.add(reason.code)
-                remedy = remedy.replace("JOB", task.job_name)
-                print_note(f"Task {task.id} waits: {one_line(reason.detail)}; {remedy}.")
+        print_reasons(explanation, task.job_name, self._printed)
+
+
+def print_reasons(explanation: TaskExplanation, job_name: str, printed: set[str]) -> None:
+    """Print each reason with a remedy, unless its code is in `printed`."""
+    for reason in explanation.reasons:
+        if (remedy := _REMEDIES.get(reason.code)) and reason.code not in printed:
+            printed.add(reason.code)
+            remedy = remedy.replace("JOB", job_name)
+            print_note(f"Task {explanation.id} waits: {one_line(reason.detail)}; {remedy}.")
+
+
+def note_reasons(client: AdminClient, task_id: UUID) -> None:
+    """Print why a new task does not run soon: no worker serves its job, or the job is paused.
+
+    A server that does not answer is no error: the task was submitted.
+    """
+    try:
+        explanation = client.explain(task_id)
+        if _REMEDIES.keys() & {reason.code for reason in explanation.reasons}:
+            print_reasons(explanation, client.get_task(task_id).job_name, set())
+    except Exception as error:
+        if not (is_unreachable(error) or is_missing(error) or isinstance(error, ProblemException)):
+            raise
 
 
 def follow(

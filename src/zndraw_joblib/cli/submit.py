@@ -460,6 +460,8 @@ def _finish(client: AdminClient, task_id: UUID, timeout: float | None, *, wait: 
     """Print the id of a task, or with `wait` its result at its end; as JSON print the task."""
     if not wait:
         print_json(client.get_task(task_id)) if as_json else typer.echo(task_id)
+        sys.stdout.flush()
+        following.note_reasons(client, task_id)
         return
     task = following.follow(client, task_id, timeout=timeout)
     if as_json:

@@ -138,11 +138,14 @@ class Cycle:
 
     def __str__(self) -> str:
         """Return the summary for the log, in words."""
+        names = list(self.counts.silent.values())
+        more = [f"{self.expired - len(names):,} more"] if self.expired > len(names) else []
+        silent = f": {', '.join([*names, *more])}" if names else ""
         would = "" if self.mode == SweeperMode.ENFORCE else "would be "
         spared = self.stale - self.expired
         wait = " until the next cycle" if self.is_held_back else ""
         parts = [
-            (self.expired, f"of {_number(self.scanned, 'worker')} {would}removed for silence"),
+            (self.expired, f"of {_number(self.scanned, 'worker')} {would}removed for silence{silent}"),
             (spared, f"silent {_plural(spared, 'worker')} kept{wait}"),
             (self.counts.failed, f"{_plural(self.counts.failed, 'task')} {would}failed"),
             (self.counts.released, f"{_plural(self.counts.released, 'task')} {would}queued again"),

@@ -98,17 +98,19 @@ async def retire_stale(  # noqa: PLR0913 - one argument per condition
     if is_first:
         await sql_workers.clamp_future_heartbeats(tx, _MAX_CLOCK_JITTER)
     size = batch_size(is_sqlite=tx.is_sqlite)
-    costs = await sql_workers.lock_if_stale(tx, await tx.now() - timeout, size, only, but_of)
+    silent = await sql_workers.lock_if_stale(tx, await tx.now() - timeout, size, only, but_of)
     most_cost = COST_PER_WORKER * size
     stale: list[UUID] = []
     total = 0
-    for worker_id, cost in costs.items():
+    for worker_id, (cost, *_) in silent.items():
         if total + cost > most_cost and stale:
             break
         if cost > most_cost and is_short:
             raise TooManyTasks
         stale.append(worker_id)
         total += cost
+    if counts is not None:
+        counts.add_silent({worker_id: silent[worker_id] for worker_id in stale}, await tx.now())
     await rules_workers.retire(tx, stale, counts, total)
     return len(stale)
 

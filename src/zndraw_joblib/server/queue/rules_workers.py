@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
+from zndraw_joblib.jobs.logs import one_line
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, worker_key
 from zndraw_joblib.server.queue import (
@@ -25,7 +27,7 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_details import HeldAttempt, LogLimits
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskState
 from zndraw_joblib.server.queue.sql_tasks import positions
-from zndraw_joblib.server.queue.sql_workers import WorkerRecord
+from zndraw_joblib.server.queue.sql_workers import SilentWorker, WorkerRecord
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, TaskVerdict, WorkerInfo, WorkerResponse
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import (
@@ -45,12 +47,24 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 Decide = Callable[[TaskRecord, datetime, float], TaskRecord]
 
 
+# So many removed workers are named in the log of a cycle.
+_MAX_DESCRIBED = 3
+
+
 @dataclass(slots=True)
 class Counts:
-    """How many held tasks were requeued, and how many failed."""
+    """How many held tasks were requeued, and how many failed. `silent` describes some removed workers."""
 
     released: int = 0
     failed: int = 0
+    silent: dict[UUID, str] = field(default_factory=dict, compare=False)
+
+    def add_silent(self, workers: Mapping[UUID, SilentWorker], now: datetime) -> None:
+        """Describe workers for the log, unless some are described already."""
+        for worker_id, worker in islice(workers.items(), _MAX_DESCRIBED - len(self.silent)):
+            silence = 0.0 if worker.last_heartbeat is None else (now - worker.last_heartbeat).total_seconds()
+            name = one_line(worker.name or "unnamed")
+            self.silent[worker_id] = f"{name} ({str(worker_id)[:8]}, silent for {silence:.0f} s)"
 
 
 class Heartbeat(NamedTuple):

@@ -70,6 +70,14 @@ _STALE = statement(
 )
 
 
+class SilentWorker(NamedTuple):
+    """A worker to remove: what it costs to recover its tasks, 1 for each one that fails without a retry."""
+
+    cost: int = 0
+    name: str | None = None
+    last_heartbeat: datetime | None = None
+
+
 def _lock_stale(condition: str) -> Any:
     # A stronger lock would conflict with a provider that gets one of these workers as its next worker.
     return statement(
@@ -77,13 +85,13 @@ def _lock_stale(condition: str) -> Any:
 SELECT joblib_worker.id, (
     SELECT coalesce(sum({COST_IF_LOST}), 0) FROM joblib_task
     WHERE {TASK_IS_HELD} AND joblib_task.worker_id = joblib_worker.id
-) AS cost
+) AS cost, joblib_worker.name, joblib_worker.last_heartbeat
 FROM joblib_worker WHERE joblib_worker.last_heartbeat < :at AND {condition}
 ORDER BY joblib_worker.last_heartbeat
 LIMIT :limit
 {_LOCK_OF_WORKER} SKIP LOCKED
 """,
-        *("id", "cost"),
+        *("id", *SilentWorker._fields),
     )
 
 
@@ -217,19 +225,18 @@ async def lock_of_owner(tx: Transaction, owner_id: str, limit: int) -> list[UUID
 
 async def lock_if_stale(
     tx: Transaction, cutoff: datetime, limit: int, only: UUID | None = None, but_of: Collection[str] = ()
-) -> dict[UUID, int]:
-    """Lock up to `limit` workers without a heartbeat since `cutoff`, the oldest heartbeat first.
+) -> dict[UUID, SilentWorker]:
+    """Lock and return up to `limit` workers without a heartbeat since `cutoff`, the oldest heartbeat first.
 
-    Those of the users `but_of` are left out. Return them with what it costs to recover their tasks: 1 for
-    each one that fails without a retry. A worker that another transaction has locked (it claims, or another
-    sweeper removes it) is skipped.
+    Those of the users `but_of` are left out. A worker that another transaction has locked (it claims, or
+    another sweeper removes it) is skipped.
     """
     params = {"at": cutoff, "limit": limit}
     if only is None:
         rows = await tx.execute(_LOCK_STALE, {**params, "all_owner_id": padded([*but_of])})
     else:
         rows = await tx.execute(_LOCK_ONE_STALE, {**params, "id": only})
-    return {worker_id: cost for worker_id, cost in rows}
+    return {worker_id: SilentWorker(*values) for worker_id, *values in rows}
 
 
 async def stale(tx: Transaction, cutoff: datetime, limit: int) -> list[UUID]:
