@@ -35,6 +35,7 @@ from zndraw_joblib.server.queue import (
     sql_room_queues,
     sql_tasks,
     sql_transitions,
+    sql_unique,
     sql_workers,
 )
 from zndraw_joblib.server.queue.rules_claims import claim_with_one_statement
@@ -496,6 +497,17 @@ async def test_a_page_of_several_versions_of_a_job_reads_the_first_tasks_of_each
                         assert plan.by("joblib_task") <= {JOB_ROOM, PENDING, ROOM} | KEY, describe(plan)
                         # SQLite does not say that it sorts the first tasks only.
                         assert not explainer.is_postgresql or plan.sorted_rows <= FEW, describe(plan)
+
+
+async def test_the_tasks_that_hold_keys_are_found_by_these(
+    explainer: Explainer, subtests: pytest.Subtests
+) -> None:
+    """A submit with a unique key, and a batch of them, read their holders by the index of the keys."""
+    for count in (1, 1000):
+        with subtests.test(count=count):
+            ids = [uuid4() for _ in range(count)]
+            plans = await explainer.plans(partial(sql_unique.holders, ids=ids, most_bytes=1000))
+            assert_reads(plans, "uq_joblib_task_unique_id")
 
 
 async def test_a_position_is_counted_in_the_queue(explainer: Explainer, subtests: pytest.Subtests) -> None:

@@ -761,6 +761,88 @@ async def test_stored_answers_count_for_no_user(empty: AsyncEngine) -> None:
             assert await counts(connection, ["joblib_idempotency_key"]) == [number + 1]
 
 
+async def test_tasks_of_earlier_releases_hold_no_key(empty: AsyncEngine) -> None:
+    """The upgrade from 0021 keeps tasks; one live task holds a key. A downgrade drops the keys only."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "Rotate", "schema": {}}
+    task = {"job_id": job["id"], "room_id": "lab", "created_by": "ada", "payload": {}, "created_at": at}
+    task |= {"attempt": 0, "lane": 0, "failures": 0, "crashes": 0, "status": "pending"}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0021")
+        await add(connection, {"joblib_job": job | {"created_at": at}})
+        for _ in range(2):
+            await add(connection, {"joblib_task": task | {"id": uuid4()}})
+    for number in (1, 2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        keyed = task | {"unique_id": uuid4(), "unique_text": "k", "unique_until": "ended"}
+        ended = keyed | {"status": "failed", "completed_at": at}
+        async with empty.begin() as connection:
+            for row in (keyed, ended, ended):
+                await add(connection, {"joblib_task": row | {"id": uuid4()}})
+        with pytest.raises(IntegrityError, match="unique_id"):
+            async with empty.begin() as connection:
+                await add(connection, {"joblib_task": keyed | {"id": uuid4()}})
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0021")
+            assert await counts(connection, ["joblib_task"]) == [3 * number + 2]
+
+
+async def test_jobs_of_earlier_releases_have_one_version(empty: AsyncEngine) -> None:
+    """The upgrade from 0028 keeps jobs, and all that refers to them; so does a downgrade."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {
+        "id": uuid4(),
+        "room_id": "lab",
+        "category": "modifiers",
+        "name": "A",
+        "schema": {},
+        "created_at": at,
+    }
+    task = {"job_id": job["id"], "room_id": "lab", "created_by": "ada", "payload": {}, "created_at": at}
+    worker = {"id": uuid4(), "owner_id": "ada", "created_at": at, "last_heartbeat": at}
+    rows = {
+        "joblib_job": job,
+        "joblib_worker": worker,
+        "joblib_worker_job": {"worker_id": worker["id"], "job_id": job["id"]},
+        "joblib_task": task
+        | {"id": uuid4(), "attempt": 0, "lane": 0, "failures": 0, "crashes": 0, "status": "pending"},
+        "joblib_room_queue": {"job_id": job["id"], "room_id": "lab", "lane": 0, "seq": 1},
+    }
+    name = JobName("lab", "modifiers", "A")
+    database = SessionDatabase(open_sessions(empty))
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0028")
+        await add(connection, rows)
+    for _ in range(2):
+        await schema.upgrade(database)
+        [stored] = await database.read(sql_jobs.versions, name)
+        assert (stored.id, stored.job_version, stored.superseded) == (job["id"], 1, False)
+        async with empty.begin() as connection:
+            assert await counts(connection, list(rows)) == [1] * len(rows)
+        with pytest.raises(IntegrityError, match="full_name"):
+            async with empty.begin() as connection:
+                await add(connection, {"joblib_job": job | {"id": uuid4()}})
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0028")
+            assert await counts(connection, list(rows)) == [1] * len(rows)
+
+
+async def test_a_job_with_versions_stops_a_downgrade(empty: AsyncEngine) -> None:
+    """To 0028, where a full name is of one row. Nothing is changed then."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "A", "schema": {}}
+    name, database = JobName("lab", "modifiers", "A"), SessionDatabase(open_sessions(empty))
+    await schema.upgrade(database)
+    async with empty.begin() as connection:
+        await add(connection, {"joblib_job": job | {"created_at": at}})
+    current, _ = await database.write(sql_jobs.lock_versions, name)
+    await database.write(sql_jobs.add_version, current[0], {"type": "object"}, 2)
+    with pytest.raises(IntegrityError):
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0028")
+    assert len(await database.read(sql_jobs.versions, name)) == 2
+
+
 async def test_tasks_of_earlier_releases_have_no_schedule(empty: AsyncEngine) -> None:
     """The upgrade from 0024 keeps tasks; a due time is unique for a schedule of a room."""
     at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
