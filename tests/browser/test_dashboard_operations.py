@@ -81,6 +81,68 @@ async def test_jobs_and_submitting(browser: Browser, database_url: str) -> None:
         assert dashboard.seen == []
 
 
+async def _job_with_two_versions(queue: ExampleQueue) -> tuple[str, dict[str, Any]]:
+    """Return the path of a job with a task of each version, and the task of the first one."""
+    old = {"type": "object", "properties": {"steps": {"type": "integer", "maximum": 500}}}
+    new = {"type": "object", "properties": {"steps": {"type": "integer"}, "force": {"type": "number"}}}
+    job = await register(queue.client, "Anneal", room="lab", schema=old)
+    url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    body = {"payload": {"steps": 100}, "unique": {"key": "anneal the lab"}}
+    task = (await queue.client.post(url, json=body)).json()
+    await register(queue.client, "Anneal", room="lab", schema=new)
+    await submit(queue.client, job, "lab", steps=1000)
+    assert (await queue.client.post(url, json=body)).json()["duplicate"]
+    return f"jobs/{job['full_name']}", task
+
+
+async def test_tasks_of_an_earlier_version_are_moved(browser: Browser, database_url: str) -> None:
+    """The job lists its versions; a task has its version and its unique key."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page = dashboard.page
+        path, task = await _job_with_two_versions(queue)
+        await dashboard.show(path, "Anneal")
+        versions = page.get_by_role("region", name="Versions of the schema")
+        current, earlier = (versions.get_by_role("row").nth(number) for number in (1, 2))
+        await expect(current).to_contain_text("Version 2 current")
+        await dashboard.check("versions")
+        await _fits_a_phone(dashboard, "versions")
+        await earlier.get_by_role("button", name="Retarget version 1").click()
+        await expect(page.get_by_role("dialog")).to_contain_text("1 task")
+        await dashboard.check("retarget")
+        await page.get_by_role("dialog").get_by_role("button", name="Retarget 1 task").click()
+        await expect(page.get_by_text("1 task moved to the current version.")).to_be_visible()
+        await expect(earlier.get_by_role("button")).to_be_hidden()
+        await dashboard.show(f"tasks/{task['id']}")
+        summary = page.get_by_role("region", name="Summary")
+        await expect(summary).to_contain_text("anneal the lab")
+        await expect(summary).to_contain_text("Version of the job2")
+        await dashboard.check("unique-task")
+        await _fits_a_phone(dashboard, "unique-task")
+
+
+async def test_a_reader_of_a_room_sees_paused_jobs(browser: Browser, database_url: str) -> None:
+    """In the list of the jobs that the room sees."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        name = queue.jobs["export"]["full_name"]
+        await queue.client.post(f"{V1}/rooms/lab/jobs/{name}/pause")
+        reader = await new_user(database_url, "reader")
+        async with opened(browser, dashboard.url, reader) as other:
+            await _choose_a_room(other)
+            await other.show("jobs", "Jobs")
+            await expect(other.page.get_by_role("row").filter(has_text="Export")).to_contain_text("paused")
+            await other.check("jobs-of-a-room")
+            await _fits_a_phone(other, "jobs-of-a-room")
+
+
+async def _fits_a_phone(dashboard: Dashboard, name: str) -> None:
+    page, size = dashboard.page, dashboard.page.viewport_size
+    assert size is not None
+    await page.set_viewport_size({"width": 390, "height": 800})
+    assert await page.evaluate("document.documentElement.scrollWidth") == 390
+    await dashboard.check(f"{name}-390")
+    await page.set_viewport_size(size)
+
+
 async def _show_a_long_name_on_a_phone(dashboard: Dashboard, queue: ExampleQueue) -> None:
     page, size = dashboard.page, dashboard.page.viewport_size
     assert size is not None

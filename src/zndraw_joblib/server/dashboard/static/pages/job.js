@@ -1,17 +1,18 @@
 // One job: its counts, policy, schema and workers, what happened in the last hour, and a form to submit a task.
 import { get } from "../api.js";
-import { canReadAll, canWriteRoom, ownRoom } from "../auth.js";
+import { canOperate, canReadAll, canWriteRoom, ownRoom } from "../auth.js";
 import { compact, count, duration, plural } from "../format.js";
 import { stringify } from "../json.js";
-import { html } from "../lib.js";
+import { html, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
 import { DURATIONS, Plot } from "../plots.js";
 import { href } from "../router.js";
 import { filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
-import { Ago, Badge, Copy, Empty, Facts, Figure, Json, Loaded, Page, RoomLink, runningLabel, Section } from "../ui.js";
+import { Ago, Badge, Copy, Empty, Facts, Figure, Json, Loaded, Page, RoomLink, runningLabel, Section, Table } from "../ui.js";
 import { ForgetButton, JobState, PauseButton } from "./jobs.js";
 import { limitText } from "./limits.js";
 import { jobPath, maySubmit, Submit } from "./submit.js";
+import { Bulk } from "./tasks.js";
 import { readWorkers, WorkerTable } from "./workers.js";
 
 async function load(name, signal) {
@@ -45,18 +46,22 @@ export function Job({ segments }) {
             <${Json} value=${shown.schema} label="Schema" /><//>
         </div>
       </div>
-      <${Versions} job=${shown} />
+      <${Versions} job=${shown} reload=${state.reload} />
       <${JobWorkers} job=${shown} />`}<//><//>`;
 }
 
-function Versions({ job }) {
+function Versions({ job, reload }) {
+  const chosen = useSignal(null);
   if (!(job.versions?.length > 1)) return null;
-  return html`<${Section} title="Versions of the schema" class="wide"><div class="table"><table>
-    <thead><tr><th scope="col">Version</th><th scope="col" class="number">Workers</th><th scope="col" class="number">Waiting</th><th scope="col" class="number">Scheduled</th></tr></thead>
-    <tbody>${job.versions.map((version) => html`<tr key=${version.version}>
-      <td><a href=${href("tasks", { job: job.full_name, version: version.version })}>${version.version}</a>${version.current && ", current"}</td>
-      <td class="number">${count(version.workers)}</td><td class="number">${count(version.pending)}</td><td class="number">${count(version.scheduled)}</td></tr>`)}</tbody>
-  </table></div><p class="help">A task goes to a worker whose schema accepts that of its version.</p><//>`;
+  const isOld = (version) => !version.current && version.pending + version.scheduled > 0;
+  const columns = [
+    { name: "version", label: "Version", render: ({ version, current }) => html`<a href=${href("tasks", { job: job.full_name, version })}>Version ${version}</a>${current && html` <${Badge} tone="good">current<//>`}` },
+    ...["workers", "pending", "scheduled"].map((name) => ({ name, label: { workers: "Workers", pending: "Waiting", scheduled: "Scheduled" }[name], class: "number", render: (version) => count(version[name]) })),
+    canOperate.value && { name: "do", label: "Actions", render: (version) => isOld(version) && html`<button type="button" class="small" onClick=${() => (chosen.value = version.version)} aria-label=${`Retarget version ${version.version}`}>Retarget …</button>` },
+  ].filter(Boolean);
+  return html`<${Section} title="Versions of the schema" class="wide" actions=${html`<span class="help">A task goes to a worker whose schema accepts that of its version.</span>`}>
+    <${Table} caption="Versions of the schema" columns=${columns} rows=${job.versions} rowKey=${({ version }) => String(version)} />
+    ${chosen.value && html`<${Bulk} action="retarget" filter=${{ job: [job.full_name], version: [chosen.value] }} onClose=${() => (chosen.value = null)} onDone=${reload} />`}<//>`;
 }
 
 // The form is below the counts: the first field gets the focus.
@@ -87,7 +92,7 @@ function Summary({ job, hasForm }) {
     <${Figure} label="completed" value=${compact(counts.completed)} title=${count(counts.completed)} to=${to("completed")} />
     <${Figure} label="failed" value=${compact(counts.failed)} title=${count(counts.failed)} tone=${counts.failed ? "bad" : ""} to=${to("failed")} />
     <${Figure} label="cancelled" value=${compact(counts.cancelled)} title=${count(counts.cancelled)} to=${to("cancelled")} />
-    <${Figure} label=${`workers, ${plural(job.slots, "slot")}`} value=${count(job.workers)} tone=${job.workers || job.room_id === "@internal" ? "" : "bad"} />
+    <${Figure} label=${`workers${job.versions?.length > 1 ? ` of version ${job.version}` : ""}, ${plural(job.slots, "slot")}`} value=${count(job.workers)} tone=${job.workers || job.room_id === "@internal" ? "" : "bad"} />
   </section>`;
 }
 

@@ -85,6 +85,7 @@ function RoomJobs() {
   const columns = [
     { name: "job", label: "Job", render: (job) => html`<${JobLink} name=${job.full_name} />` },
     { name: "category", label: "Category", render: (job) => job.category },
+    { name: "state", label: "State", render: (job) => html`<${JobState} job=${{ ...job, room_id: job.full_name.split(":")[0], workers: job.workers.length }} />` },
     { name: "workers", label: "Workers", class: "number", render: (job) => count(job.workers.length) },
   ];
   return html`<${Page} title="Jobs">${room

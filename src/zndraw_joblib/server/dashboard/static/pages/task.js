@@ -88,6 +88,7 @@ function Summary({ task, explanation }) {
       ["Priority", task.priority || null],
       ["Due", isWaiting && task.run_at && html`<${Ago} at=${task.run_at} />`],
       ["Fails if not claimed", isWaiting && task.expires_at && html`<${Ago} at=${task.expires_at} />`],
+      ["Version of the job", task.version],
       ["Unique key", task.unique_key],
       ["Schedule", task.schedule && html`${task.schedule}${task.due_at && html`, due <${Ago} at=${task.due_at} />`}`],
       ["Id", html`<span class="id">${task.id}</span> <${Copy} text=${task.id} />`, "wide"],
