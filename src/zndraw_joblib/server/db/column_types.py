@@ -38,9 +38,11 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 def _to_sqlite(value: datetime | None) -> str | None:
-    """Return the text that SQLAlchemy stores."""
-    if value is None:
-        return None
+    return None if value is None else sqlite_text(value)
+
+
+def sqlite_text(value: datetime) -> str:
+    """Return a time as SQLAlchemy stores it on SQLite."""
     return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 

@@ -12,10 +12,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import bindparam, delete, func, insert, select, update
+from sqlalchemy import bindparam, delete, func, select, update
 
 from zndraw_joblib.server.db.bulk import among, padded
-from zndraw_joblib.server.db.statements import TEXT, statement
+from zndraw_joblib.server.db.column_types import sqlite_text
+from zndraw_joblib.server.db.statements import TEXT, one_row, statement
 from zndraw_joblib.server.db.tables import RoomEvent, RoomStream
 
 streams = RoomStream.__table__
@@ -63,7 +64,11 @@ _COUNT = (
     .where(streams.c.room_id == bindparam("room"))
     .values(last_n=bindparam("new_last"), size=bindparam("new_size"))
 )
-_ADD = insert(events)
+# Values as SQLite stores them: to convert those of each event costs more than to insert it.
+_ADD = statement(
+    f"INSERT INTO joblib_room_event {one_row(('room_id', 'n', 'task_id', 'at', 'kind', 'data', 'size'))}",
+    **{name: TEXT for name in ("task_id", "at", "data")},
+)
 _SIZES = select(events.c.n, func.sum(events.c.size).over(order_by=events.c.n.desc()).label("newer"))
 _SIZES_OF_ROOM = _SIZES.where(events.c.room_id == bindparam("room")).subquery()
 _OVERSIZED = select(func.max(_SIZES_OF_ROOM.c.n)).where(_SIZES_OF_ROOM.c.newer > bindparam("most"))
@@ -123,15 +128,24 @@ async def append(
     appended: dict[str, list[EventRow]] = {room_id: [] for room_id in watched}
     last = {room_id: row.last_n for room_id, row in watched.items()}
     size = {room_id: row.size for room_id, row in watched.items()}
-    rows = []
+    rows, stored_at = [], sqlite_text(at)
     for room_id, task_id, kind, data in new:
         if room_id in watched:
             last[room_id] += 1
-            length = len(data.encode())
+            n, length = last[room_id], len(data.encode())
             size[room_id] += length
-            row = EventRow(last[room_id], task_id, at, kind, data)
-            appended[room_id].append(row)
-            rows.append({"room_id": room_id, "size": length, **row._asdict()})
+            appended[room_id].append(EventRow(n, task_id, at, kind, data))
+            rows.append(
+                {
+                    "room_id": room_id,
+                    "n": n,
+                    "task_id": task_id.hex,
+                    "at": stored_at,
+                    "kind": kind,
+                    "data": data,
+                    "size": length,
+                }
+            )
     counted = [{"room": room, "new_last": last[room], "new_size": size[room]} for room in watched]
     await execute(_COUNT, counted)
     await execute(_ADD, rows)

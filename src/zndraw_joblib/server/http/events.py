@@ -43,7 +43,7 @@ from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.waiters import Expired, in_time
 from zndraw_joblib.server.queue import rules_tokens
 from zndraw_joblib.server.queue.rules_room_events import Part
-from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, Reader, format_sse_event
+from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, Reader, format_sse_event, item_as_sse
 from zndraw_joblib.server.runtime.problem_responses import as_problem, problem_response
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
@@ -320,7 +320,7 @@ def _sent(reader: Reader, part: Part) -> tuple[bytes, bool]:
     if part.snapshot is not None:
         data = to_json(part.snapshot).decode()
         texts.append(format_sse_event(event="snapshot", data_str=data, id=str(part.next)))
-    texts += [format_sse_event(data_str=item.json, event=item.kind, id=str(item.n)) for item in part.events]
+    texts += map(item_as_sse, part.events)
     if part.ended:
         texts.append(_end(part.next))
     return b"".join(texts), part.ended

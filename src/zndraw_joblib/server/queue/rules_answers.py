@@ -80,7 +80,9 @@ construct = fast_construct if is_fast_right() else public_construct
 # Turn records into messages, and record the events and wake-ups that follow a commit.
 
 Item = TypeVar("Item")
-_FIELDS = set(TaskResponse.model_fields)
+_FIELDS, _STATUS_FIELDS, _AVAILABLE_FIELDS = (
+    set(model.model_fields) for model in (TaskResponse, TaskStatusEvent, TaskAvailable)
+)
 # In the order of the response; those without a default are set for each task.
 _DEFAULTS: dict[str, Any] = {
     name: None if field.is_required() else field.default for name, field in TaskResponse.model_fields.items()
@@ -218,24 +220,25 @@ def publish_jobs_changed(tx: Transaction, room_id: str) -> None:
 
 
 def _available_emission(task: TaskResponse | TaskRow) -> Emission:
-    event = TaskAvailable.model_construct(job_name=task.job_name, room_id=task.room_id, task_id=task.id)
-    return Emission(event, workers_of(task.job_name))
+    values = {"job_name": task.job_name, "room_id": task.room_id, "task_id": task.id}
+    return Emission(construct(TaskAvailable, values, _AVAILABLE_FIELDS), workers_of(task.job_name))
 
 
 def status_event(task: TaskResponse | TaskRow, position: int | None = None) -> TaskStatusEvent:
     """Return the event with the status of a task; the response to a submit has its position in the queue."""
-    return TaskStatusEvent.model_construct(
-        id=task.id,
-        name=task.job_name,
-        room_id=task.room_id,
-        status=task.status,
-        created_at=task.created_at,
-        started_at=task.started_at,
-        completed_at=task.completed_at,
-        queue_position=task.queue_position if isinstance(task, TaskResponse) else position,
-        worker_id=task.worker_id,
-        error=task.error,
-    )
+    values = {
+        "id": task.id,
+        "name": task.job_name,
+        "room_id": task.room_id,
+        "status": task.status,
+        "created_at": task.created_at,
+        "started_at": task.started_at,
+        "completed_at": task.completed_at,
+        "queue_position": task.queue_position if isinstance(task, TaskResponse) else position,
+        "worker_id": task.worker_id,
+        "error": task.error,
+    }
+    return construct(TaskStatusEvent, values, _STATUS_FIELDS)
 
 
 def _status_emission(task: TaskResponse | TaskRow, position: int | None = None) -> Emission:

@@ -1,7 +1,8 @@
 """The events of watched rooms: watch a room, read a snapshot or what follows a position, delete old ones."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -117,6 +118,11 @@ async def _room_snapshot(tx: Transaction, room_id: str) -> RoomSnapshot:
 
 def item_of(row: EventRow) -> Item:
     """Return an event as clients get it."""
-    at = to_json(row.at).decode()
-    head = f'{{"n":{row.n},"kind":"{row.kind}","task_id":"{row.task_id}","at":{at},"data":'
+    head = f'{{"n":{row.n},"kind":"{row.kind}","task_id":"{row.task_id}","at":{_time(row.at)},"data":'
     return Item(row.n, row.task_id, row.kind, f"{head}{row.data}}}")
+
+
+# The events of a transaction have the same time.
+@lru_cache(maxsize=64)
+def _time(at: datetime) -> str:
+    return to_json(at).decode()

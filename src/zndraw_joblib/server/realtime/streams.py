@@ -64,7 +64,12 @@ def entry_of(item: Item) -> Entry:
     """Return an event in the format of Server-Sent Events."""
     # In a text within the JSON the quotes are escaped.
     is_end = item.kind == EventKind.STATUS and any(end in item.json for end in _ENDS)
-    return Entry(item.task_id, format_sse_event(data_str=item.json, event=item.kind, id=str(item.n)), is_end)
+    return Entry(item.task_id, item_as_sse(item), is_end)
+
+
+def item_as_sse(item: Item) -> bytes:
+    """Return an event in this format, whose JSON has no line breaks."""
+    return f"event: {item.kind}\ndata: {item.json}\nid: {item.n}\n\n".encode()
 
 
 class Reader:
