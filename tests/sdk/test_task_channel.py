@@ -76,7 +76,7 @@ def test_lines_keep_their_numbers_until_they_are_acknowledged() -> None:
 
 
 def test_the_oldest_lines_are_dropped_and_leave_a_gap() -> None:
-    """At most 10,000 lines or 256 KiB wait; the numbers of the dropped ones are missing."""
+    """At most 10,000 lines or 1 MiB wait; the numbers of the dropped ones are missing."""
     task = Task()
     for number in range(MAX_WAITING_LINES + 5):
         task.channel.add([Line(0, str(number))])

@@ -27,6 +27,7 @@ from zndraw_joblib.wire.progress import Failure, Progress
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 _TEXT = re.compile(r"text/|application/json\b", re.IGNORECASE)
+_BOUNDS = "the server's settings task_log_max_bytes and task_log_max_lines bound it"
 _JSON = re.compile(r"application/json\b", re.IGNORECASE)
 _CHANGES = ItemTable(
     {
@@ -105,10 +106,8 @@ def print_lines(lines: Sequence[NumberedLine], after: int) -> None:
         write = _write_line
     for line in lines:
         if line.n > after + 1:
-            print_note(
-                f"{counted(line.n - after - 1, 'line')} of the log are not kept: the server's settings "
-                "task_log_max_bytes and task_log_max_lines bound it."
-            )
+            reason = "the job wrote them faster than its worker reports" if after else _BOUNDS
+            print_note(f"{counted(line.n - after - 1, 'line')} of the log are not kept: {reason}.")
         after = line.n
         write(line)
     sys.stdout.flush()

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 # The content of channels is reported at most twice a second.
 REPORT_INTERVAL_SECONDS = 0.5
 MAX_WAITING_LINES = 10_000
-MAX_WAITING_BYTES = 256 * 1024
+MAX_WAITING_BYTES = 1024 * 1024
 NO_WORKER = UUID(int=0)
 _MAX_PART_BYTES = 64 * 1024
 _MAX_PARTIAL_LINES = 100
@@ -70,7 +70,7 @@ class LiveReport:
 class TaskChannel:
     """Holds the progress and the log of one attempt until they are reported. Thread-safe.
 
-    Only the latest progress is kept, and at most 10,000 lines or 256 KiB: then the oldest lines are dropped.
+    Only the latest progress is kept, and at most 10,000 lines or 1 MiB: then the oldest lines are dropped.
     Lines are numbered from 1 on. `on_content` is called with the channel when there is something to report
     again. `captures`: what the job prints is logged. A copy in another process is a new channel.
 

@@ -156,7 +156,7 @@ class TaskContext:
     def log(self, text: object, level: LogLevel | str = LogLevel.INFO) -> None:
         """Write to the task's log; each line of `text` is a line of the log, cut at 8,192 characters.
 
-        Of what waits to be reported, at most 10,000 lines or 256 KiB are kept; the oldest are dropped, and
+        Of what waits to be reported, at most 10,000 lines or 1 MiB are kept; the oldest are dropped, and
         readers of the log see how many. Raises ValueError for an unknown `level`.
         """
         checked, now = LogLevel(level), time()
