@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 
+import httpx
 from waiting import wait_until
 
 from cli.conftest import Stack
 from cli.program import TIMEOUT
+from cli.terminal import OnTerminal
 
 
 def test_submit_waits_for_the_result(stack: Stack) -> None:
@@ -77,6 +79,20 @@ def test_a_submit_to_a_job_without_workers_says_so(stack: Stack) -> None:
     start = f"Task {submitted.out.strip()} waits: No worker serves idle:analysis:Idle"
     assert submitted.err.startswith(start)
     assert submitted.err.endswith("; 'zndraw-joblib worker FILE' starts one.\n")
+
+
+def test_a_terminal_has_the_link_of_a_task(stack: Stack) -> None:
+    """It is short, and the server redirects it to the page of the task."""
+    command = OnTerminal(stack.program, "submit", "Show", "value=1", is_output=True)
+    assert command.end()[0] == 0
+    task_id, see = command.shown.split("\r\n")[:2]
+    link = f"{stack.server.url}/t/{task_id[:18]}"
+    assert see == f"See {link}"
+    answer = httpx.get(link)
+    assert (answer.status_code, answer.headers["location"]) == (302, f"../#/tasks/{task_id[:18]}")
+    shown = OnTerminal(stack.program, "task", task_id, is_output=True)
+    assert shown.end()[0] == 0
+    assert shown.shown.strip().endswith(see)
 
 
 def test_several_tasks_are_cancelled(stack: Stack) -> None:

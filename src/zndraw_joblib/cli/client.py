@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from math import inf
 from typing import IO, Any, TypeVar
+from urllib.parse import urljoin
 from uuid import UUID
 
 import typer
@@ -39,6 +40,7 @@ from zndraw_joblib.client.retry import (
 )
 from zndraw_joblib.client.schedules import Schedules
 from zndraw_joblib.client.submits import chunks
+from zndraw_joblib.jobs.logs import ID_CHARACTERS
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import NumberedLine, TaskEvents
 from zndraw_joblib.wire.messages import (
@@ -234,6 +236,17 @@ class AdminClient(JobClient):
             return calls.call(ops.APPLY_BULK_ACTION, request, key=key)
 
         return self._send_once(f"Bulk action {preview.action}", call)
+
+    def task_link(self, task_id: UUID) -> str | None:
+        """Return the URL of a task on the operators' page; None if the server has no page, or is older."""
+        try:
+            page = self.read(ops.GET_VERSION, "its version").page
+        except Exception as error:
+            if isinstance(error, CommandError | ProblemException) or is_unreachable(error):
+                return None
+            raise
+        base_url = self.connection.base_url
+        return None if page is None else urljoin(f"{base_url}/", f"{page}t/{str(task_id)[:ID_CHARACTERS]}")
 
     def find_task(self, text: str) -> UUID:
         """Return the id of the task that begins with `text`. Raises `CommandError`."""

@@ -462,6 +462,8 @@ def _finish(client: AdminClient, task_id: UUID, timeout: float | None, *, wait: 
         print_json(client.get_task(task_id)) if as_json else typer.echo(task_id)
         sys.stdout.flush()
         following.note_reasons(client, task_id)
+        if sys.stdout.isatty() and not as_json and (link := client.task_link(task_id)):
+            print_note(f"See {link}")
         return
     task = following.follow(client, task_id, timeout=timeout)
     if as_json:

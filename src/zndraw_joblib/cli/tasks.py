@@ -598,6 +598,8 @@ def task(  # noqa: PLR0913 - each is an option
             write_result(client, client.get_task(uuid))
         else:
             print_task(client.get_task(uuid), as_json=as_json)
+            if sys.stdout.isatty() and not as_json and (link := client.task_link(uuid)):
+                print_note(f"See {link}")
 
 
 def _check_views(views: dict[str, bool], *, as_json: bool) -> None:
