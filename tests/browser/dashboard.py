@@ -1,5 +1,6 @@
 """The operators' page in a browser, on a real server: what its tests share."""
 
+import io
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from PIL import Image, ImageChops, ImageStat
 from playwright.async_api import Browser, BrowserContext, Locator, Page, expect
 from servers import ServerProcess
 
@@ -17,6 +19,9 @@ from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.queue.rules_tokens import digest
 
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
+PICTURES = Path(__file__).parent / "pictures"
+# Of 255: other names and times differ by less, a broken table by more.
+MAX_DIFFERENCE = 1.5
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 THEMES = ("light", "dark")
 _RUN_AXE = """
@@ -74,8 +79,27 @@ class Dashboard:
             # Through the debugger, so that the page's own policy stays in force.
             if not await self.page.evaluate("Boolean(window.axe)"):
                 await self.page.evaluate(AXE.read_text(encoding="utf-8"))
-            assert await self.page.evaluate(_RUN_AXE) == [], f"{name}, {theme}"
+            violations = await self.page.evaluate(_RUN_AXE)
+            assert violations == [], f"{name}, {theme}: {violations}"
         assert self.seen == []
+
+    async def compare(self, name: str) -> None:
+        """Compare what is shown with a stored picture, so tolerantly that only the layout counts.
+
+        With SCREENSHOTS=pictures, store it instead.
+        """
+        assert await self.difference(name) <= MAX_DIFFERENCE, name
+
+    async def difference(self, name: str) -> float:
+        """Return how far the shades of what is shown are from those of a stored picture, on average."""
+        await self.page.evaluate("document.documentElement.dataset.theme = 'light'; scrollTo(0, 0)")
+        shot = Image.open(io.BytesIO(await self.page.screenshot())).convert("L")
+        small, path = shot.resize((shot.width // 10, shot.height // 10)), PICTURES / f"{name}.png"
+        if os.environ.get("SCREENSHOTS") == "pictures" and not path.exists():
+            small.save(path)
+        stored = Image.open(path)
+        assert stored.size == small.size
+        return float(ImageStat.Stat(ImageChops.difference(stored, small)).mean[0])
 
     async def _shoot(self, name: str) -> None:
         """Write an image into the folder that SCREENSHOTS names; `docs` is that of the documentation."""

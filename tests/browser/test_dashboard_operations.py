@@ -253,7 +253,7 @@ async def test_rooms_and_workers(browser: Browser, database_url: str) -> None:
         await _pause_rooms(dashboard)
         await dashboard.show("rooms/teaching", "Room teaching")
         await expect(page.get_by_role("region", name="Newest tasks").get_by_role("row")).to_have_count(8)
-        await expect(page.get_by_role("region", name="Counts")).to_contain_text("5waiting")
+        await expect(page.get_by_role("region", name="Counts")).to_contain_text("5pending")
         await dashboard.check("room")
         await dashboard.show("workers?text=gpu", "Workers")
         row = page.get_by_role("row").filter(has_text="gpu-07.example.org")

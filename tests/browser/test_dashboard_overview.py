@@ -67,7 +67,7 @@ async def test_the_overview_shows_what_is_wrong_and_follows_it(browser: Browser,
         findings = page.get_by_role("region", name="problem")
         await expect(findings).to_contain_text("lab:modifiers:Export")
         await expect(page.get_by_text("live", exact=True)).to_be_visible()
-        await expect(page.get_by_label("Counts")).to_contain_text("6 pending")
+        await expect(page.get_by_label("Counts")).to_contain_text("6 queued")
         await expect(page.get_by_text(f"{failed + 2} failed.").first).to_be_visible()
         await expect(page.get_by_role("region", name="Servers").get_by_role("row")).to_have_count(2)
         await page.mouse.move(0, 0)
@@ -82,6 +82,6 @@ async def test_the_overview_shows_what_is_wrong_and_follows_it(browser: Browser,
         await expect(findings).to_be_visible()
         job = await register(queue.client, "Export", room="lab")
         await submit(queue.client, job, "lab", format="cif")
-        await expect(page.get_by_label("Counts")).to_contain_text("7 pending")
+        await expect(page.get_by_label("Counts")).to_contain_text("7 queued")
         await expect(findings.filter(has_text="Export")).to_be_hidden()
         assert dashboard.seen == []

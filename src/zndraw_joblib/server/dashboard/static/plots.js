@@ -42,14 +42,27 @@ function labelWidth(plot, labels, axis, cycle) {
   return Math.ceil(Math.max(24, ...widths) + ticks.size + gap + 2);
 }
 
-function optionsFor(element, { series, format, width, sync, isIndex, least, incrs }) {
+// Only the pointer's place is shared between plots: a selection is one plot's own.
+const SHARED = { pub: (type) => type === "mousemove" || type === "mouseleave" };
+
+// Pass the selected times to `onSelect`, and remove the selection.
+function takeSelection(plot, onSelect) {
+  const { left, width } = plot.select;
+  if (width < 4) return;
+  const [from, to] = [left, left + width].map((at) => plot.posToVal(at, "x"));
+  plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  onSelect(from, to);
+}
+
+function optionsFor(element, { series, format, width, sync, isIndex, least, incrs, select }) {
   const [line, soft] = [colour(element, "line"), colour(element, "soft")];
   const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
   return {
     width,
     height: HEIGHT,
     padding: [8, 20, 0, 0],
-    cursor: { sync: sync ? { key: sync } : undefined, points: { size: 6 }, y: false, drag: { x: false, y: false } },
+    cursor: { sync: sync ? { key: sync, filters: SHARED } : undefined, points: { size: 6 }, y: false, drag: { x: Boolean(select), y: false, setScale: false } },
+    hooks: select && { setSelect: [select] },
     legend: { live: true },
     scales: { x: { time: !isIndex }, y: { range: (_, low, high) => [Math.min(0, low), Math.max(high * 1.1, least)] } },
     axes: [{ ...axis, values: isIndex ? undefined : CLOCK }, { ...axis, size: labelWidth, incrs, values: (_, values) => values.map(format) }],
@@ -70,17 +83,18 @@ function optionsFor(element, { series, format, width, sync, isIndex, least, incr
 }
 
 // `times` in seconds; `series`: [{ label, values, colour, fill, dash }]; `summary` says what the plot shows.
+// `onSelect(from, to)` gets the times that a user selects by dragging.
 // `least` is the least height of the scale, and `incrs` are the steps of its labels. With `isIndex`, `times` are no times but numbers.
-export function Plot({ times, series, format = compact, range, sync, summary, isIndex = false, least = 1e-9, incrs }) {
+export function Plot({ times, series, format = compact, range, sync, summary, isIndex = false, least = 1e-9, incrs, onSelect }) {
   const element = useRef();
   const plot = useRef();
   const id = useId();
   const look = JSON.stringify([series.map(({ label, colour: name }) => [label, name]), drawn.value]);
   const latest = useRef();
-  latest.current = { range };
+  latest.current = { range, onSelect };
   useEffect(() => {
     const host = element.current;
-    const options = optionsFor(host, { series, format, sync, isIndex, least, incrs, width: host.clientWidth });
+    const options = optionsFor(host, { series, format, sync, isIndex, least, incrs, width: host.clientWidth, select: onSelect && ((chart) => takeSelection(chart, latest.current.onSelect)) });
     // The range moves with time, so it is read when the plot is drawn.
     options.scales.x.range = (_, low, high) => latest.current.range ?? [low, high];
     plot.current = new uPlot(options, [times, ...series.map(({ values }) => values)], host);

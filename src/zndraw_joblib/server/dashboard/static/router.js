@@ -38,6 +38,10 @@ export function replace(segments, query) {
   current.value = location.hash;
 }
 
+// Show the tasks that were created between two times, in seconds.
+export const showTasksBetween = (filter) => (from, to) =>
+  go("tasks", { ...filter, since: new Date(Math.floor(from) * 1000).toISOString(), until: new Date(Math.ceil(to) * 1000).toISOString() });
+
 // Change parts of the query; null and "" remove them. Without `keep`, the address replaces the present one.
 export function setQuery(changes, { keep = false } = {}) {
   const { segments, query } = route.value;

@@ -6,9 +6,10 @@ import { stringify } from "../json.js";
 import { html, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
 import { DURATIONS, Plot } from "../plots.js";
-import { href } from "../router.js";
+import { href, showTasksBetween } from "../router.js";
 import { filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
 import { Ago, Badge, Copy, Empty, Facts, Figure, Json, Loaded, Page, RoomLink, runningLabel, Section, Table } from "../ui.js";
+import { Failures } from "./overview.js";
 import { ForgetButton, JobState, PauseButton } from "./jobs.js";
 import { limitText } from "./limits.js";
 import { jobPath, maySubmit, Submit } from "./submit.js";
@@ -37,6 +38,7 @@ export function Job({ segments }) {
       <a class="button" href=${href("tasks", { job: name })}>All its tasks</a>`}>
     <${Loaded} state=${state} missing=${`There is no job ${name}. Its full name is room:category:name, such as @global:modifiers:relax.`}>${(shown) => html`
       <${Summary} job=${shown} hasForm=${maySend} />
+      ${canReadAll.value && html`<${Failures} job=${shown.full_name} />`}
       <${Activity} job=${shown} />
       <div class="columns">
         ${maySend && html`<${Submit} key=${stringify(shown.schema ?? {})} job=${shown} />`}
@@ -56,7 +58,7 @@ function Versions({ job, reload }) {
   const isOld = (version) => !version.current && version.pending + version.scheduled > 0;
   const columns = [
     { name: "version", label: "Version", render: ({ version, current }) => html`<a href=${href("tasks", { job: job.full_name, version })}>Version ${version}</a>${current && html` <${Badge} tone="good">current<//>`}` },
-    ...["workers", "pending", "scheduled"].map((name) => ({ name, label: { workers: "Workers", pending: "Waiting", scheduled: "Scheduled" }[name], class: "number", render: (version) => count(version[name]) })),
+    ...["workers", "pending", "scheduled"].map((name) => ({ name, label: { workers: "Workers", pending: "Queued", scheduled: "Scheduled" }[name], class: "number", render: (version) => count(version[name]) })),
     canOperate.value && { name: "do", label: "Actions", render: (version) => isOld(version) && html`<button type="button" class="small" onClick=${() => (chosen.value = version.version)} aria-label=${`Retarget version ${version.version}`}>Retarget …</button>` },
   ].filter(Boolean);
   return html`<${Section} title="Versions of the schema" class="wide" actions=${html`<span class="help">A task goes to a worker whose schema accepts that of its version.</span>`}>
@@ -81,13 +83,13 @@ function Summary({ job, hasForm }) {
     ["Room", html`<${RoomLink} id=${job.room_id} />`],
     ["Category", job.category],
     ["Created", job.created_at && html`<${Ago} at=${job.created_at} />`],
-    ["No worker since", job.unserved_since && html`<${Ago} at=${job.unserved_since} />${job.queued ? `, ${plural(job.queued, "task")} waiting` : ""}`],
+    ["No worker since", job.unserved_since && html`<${Ago} at=${job.unserved_since} />${job.queued ? `, ${plural(job.queued, "task")} queued` : ""}`],
     ["Oldest waiting", job.oldest_waiting_at && html`<${Ago} at=${job.oldest_waiting_at} />`],
   ]} /></section>`;
   if (!job.counts) return facts;
   const { counts } = job;
   return html`${facts}<section class="figures" aria-label="Counts">
-    <${Figure} label=${job.scheduled ? `waiting, ${compact(job.scheduled)} scheduled` : "waiting"} value=${compact(counts.pending)} to=${to("pending")} />
+    <${Figure} label=${job.scheduled ? `queued, ${compact(job.scheduled)} scheduled` : "queued"} value=${compact(job.queued)} to=${to("pending")} />
     <${Figure} label=${runningLabel(counts, job.max_in_flight ? `running, limit ${count(job.max_in_flight)}` : "running")} value=${compact(counts.running)} tone=${counts.running ? "busy" : ""} to=${to(counts.claimed ? ["claimed", "running"] : "running")} />
     <${Figure} label="completed" value=${compact(counts.completed)} title=${count(counts.completed)} to=${to("completed")} />
     <${Figure} label="failed" value=${compact(counts.failed)} title=${count(counts.failed)} tone=${counts.failed ? "bad" : ""} to=${to("failed")} />
@@ -134,12 +136,12 @@ function Activity({ job }) {
   const [waited, ran] = ["waiting", "running"].map((name) => quantile(mergedHistogram(intervals, name), 0.5));
   const lasted = ran === null ? "No attempt ended in the last hour." : `Half of the attempts waited less than ${duration(waited)} and ran less than ${duration(ran)}.`;
   return html`<div class="columns">
-    <${Section} title="Tasks per minute"><${Plot} times=${times} range=${range} sync="job" summary=${summary} series=${[
+    <${Section} title="Tasks per minute"><${Plot} times=${times} range=${range} sync="job" onSelect=${showTasksBetween({ job: job.full_name })} summary=${summary} series=${[
       { label: "submitted", colour: "soft", values: values("submitted"), dash: [4, 4] },
       { label: "completed", colour: "good", values: values("completed"), fill: true },
       { label: "failed", colour: "bad", values: values("failed"), fill: true },
     ]} /><p class="help">${summary}</p><//>
-    <${Section} title="Waiting and running"><${Plot} times=${times} range=${range} sync="job" incrs=${DURATIONS} format=${duration} summary=${lasted} series=${[
+    <${Section} title="Waiting and running"><${Plot} times=${times} range=${range} sync="job" onSelect=${showTasksBetween({ job: job.full_name })} incrs=${DURATIONS} format=${duration} summary=${lasted} series=${[
       { label: "half waited", colour: "warn", values: quantiles("waiting", 0.5) },
       { label: "half ran", colour: "busy", values: quantiles("running", 0.5), fill: true },
     ]} /><p class="help">${lasted}</p><//></div>`;

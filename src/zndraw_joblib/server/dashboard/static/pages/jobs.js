@@ -65,7 +65,7 @@ export function JobTable({ jobs, reload, room, empty }) {
   const columns = [
     { name: "job", label: "Job", render: (job) => html`<${JobLink} name=${job.full_name} />` },
     { name: "state", label: "State", render: (job) => html`<${JobState} job=${job} />` },
-    { name: "waiting", label: "Waiting", class: "number", render: (job) => html`<${Count} size=${job.counts.pending} to=${to(job, "pending")} />${job.scheduled > 0 && html` <span class="help">${compact(job.scheduled)} scheduled</span>`}` },
+    { name: "waiting", label: room ? "Pending" : "Queued", class: "number", render: (job) => html`<${Count} size=${room ? job.counts.pending : job.queued} to=${to(job, "pending")} />${job.scheduled > 0 && html` <span class="help">${compact(job.scheduled)} scheduled</span>`}` },
     !room && { name: "oldest", label: "Oldest waiting", render: (job) => html`<${Oldest} at=${job.oldest_waiting_at} />` },
     { name: "running", label: "Running", class: "number", render: (job) => html`<${Count} size=${job.counts.running} to=${to(job, "running")} tone="busy" /><${Claimed} counts=${job.counts} />${job.max_in_flight && html` <span class="help" title="running and claimed together">limit ${count(job.max_in_flight)}</span>`}` },
     { name: "completed", label: "Completed", class: "number", render: (job) => html`<${Count} size=${job.counts.completed} to=${to(job, "completed")} />` },

@@ -5,7 +5,7 @@ import { between, compact, count, duration, plural } from "../format.js";
 import { html, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
 import { DURATIONS, Plot } from "../plots.js";
-import { href, route, setQuery } from "../router.js";
+import { href, route, setQuery, showTasksBetween } from "../router.js";
 import { causesOf, filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
 import { Ago, Badge, Between, Empty, isNarrow, JobLink, Loaded, Page, Section, Table } from "../ui.js";
 import { Bulk } from "./tasks.js";
@@ -87,7 +87,7 @@ function Statuses({ overview }) {
   const active = (workers.active ?? 0) + (workers.draining ?? 0) + (workers.silent ?? 0);
   const rows = [
     ["scheduled", overview.scheduled, { scheduled: "true" }],
-    ["pending", overview.queued, { status: "pending", scheduled: "false" }],
+    ["queued", overview.queued, { status: "pending", scheduled: "false" }],
     ["claimed", counts.claimed, { status: "claimed" }],
     ["running", counts.running, { status: "running" }],
     ["failed", sumOf(recent, "failed"), { status: "failed", since: "1h" }, "in the last hour"],
@@ -152,7 +152,7 @@ function History({ overview }) {
     <button key=${key} type="button" class="chip" aria-pressed=${key === name ? "true" : "false"} onClick=${() => setQuery({ range: key === "1h" ? null : key })}>${range.label}</button>`)}</div></div>`;
   if (!intervals) return html`<${Section} title="History" actions=${choice}><${Loaded} state=${polled}>${() => null}<//><//>`;
   const view = { ...filled(intervals, resolution, since, until), intervals, range: [since, until], per: resolution === 60 ? "minute" : "hour", label: label.toLowerCase() };
-  return html`<div class="heading"><h2>The last ${view.label}</h2>${choice}</div><div class="columns plots">
+  return html`<div class="heading"><h2>The last ${view.label}</h2><span class="help">Drag over a plot to see the tasks of that time.</span>${choice}</div><div class="columns plots">
     <${Throughput} ...${view} /><${Waiting} ...${view} />
     <${Running} ...${view} /><${Causes} ...${view} /></div>`;
 }
@@ -165,7 +165,7 @@ function Throughput({ times, at, intervals, range, per, label }) {
     { label: "failed", colour: "bad", values: values("failed"), fill: true },
   ];
   const summary = `Tasks in the last ${label}: ${count(sumOf(intervals, "submitted"))} submitted, ${count(sumOf(intervals, "completed"))} completed, ${count(sumOf(intervals, "failed"))} failed.`;
-  return html`<${Section} title=${`Tasks per ${per}`}><${Plot} times=${times} series=${series} range=${range} sync="overview" least=${4} incrs=${WHOLE} summary=${summary} />
+  return html`<${Section} title=${`Tasks per ${per}`}><${Plot} times=${times} series=${series} range=${range} sync="overview" onSelect=${showTasksBetween({})} least=${4} incrs=${WHOLE} summary=${summary} />
     <p class="help">${summary}</p><//>`;
 }
 
@@ -181,7 +181,7 @@ const durations = (name, title, words) =>
     const summary = median === null
       ? `No task ${words[0]} in the last ${label}.`
       : `In the last ${label}, half of the tasks ${words[1]} up to ${duration(median)}, and 95 % up to ${duration(quantile(all, 0.95))}.`;
-    return html`<${Section} title=${title}><${Plot} times=${times} series=${series} range=${range} sync="overview" least=${1} incrs=${DURATIONS} format=${duration} summary=${summary} />
+    return html`<${Section} title=${title}><${Plot} times=${times} series=${series} range=${range} sync="overview" onSelect=${showTasksBetween({})} least=${1} incrs=${DURATIONS} format=${duration} summary=${summary} />
       <p class="help">${summary}</p><//>`;
   };
 const Waiting = durations("waiting", "Waiting time", ["was claimed", "waited"]);

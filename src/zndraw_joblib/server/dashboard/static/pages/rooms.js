@@ -1,11 +1,11 @@
 // Rooms: how they share what runs, and what waits in each.
 import { act, get } from "../api.js";
 import { canOperate, canReadAll, ownRoom } from "../auth.js";
-import { between, compact, count, duration, plural } from "../format.js";
+import { compact, count, plural } from "../format.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route } from "../router.js";
-import { Ago, Badge, Button, Empty, Figure, Filters, Loaded, Page, Paging, RoomLink, runningLabel, Section, Table, TASK_COLUMNS, TextFilter } from "../ui.js";
+import { Ago, Badge, Between, Button, Empty, Figure, Filters, Loaded, Page, Paging, RoomLink, runningLabel, Section, Table, TASK_COLUMNS, TextFilter } from "../ui.js";
 import { Claimed, Count, JobTable, Oldest } from "./jobs.js";
 import { Findings } from "./overview.js";
 
@@ -35,12 +35,12 @@ function PauseRoomButton({ room, pauses, reload }) {
   if (!canOperate.value) return null;
   const path = room === null ? "" : `/rooms/${encodeURIComponent(room)}`;
   const change = (action) => () => act("POST", `${path}/${action}`).then(reload);
-  const what = room === null ? "all rooms" : `room ${room}`;
+  const [what, short] = room === null ? ["all rooms", "all rooms"] : [`room ${room}`, "room"];
   if (pauses.some((pause) => pause.room === room)) {
-    return html`<${Button} tone="primary" onClick=${change("resume")} success="Workers claim its tasks again." aria-label=${`Resume ${what}`}>Resume ${what}<//>`;
+    return html`<${Button} tone="primary" onClick=${change("resume")} success="Workers claim its tasks again." aria-label=${`Resume ${what}`}>Resume ${short}<//>`;
   }
   return html`<${Button} onClick=${change("pause")} success="It is paused." aria-label=${`Pause ${what}`}
-    confirm=${{ title: `Pause ${what}?`, body: "No worker claims their tasks, and no schedule submits one, until you resume. Tasks that are claimed or running continue.", action: `Pause ${what}` }}>Pause ${what}<//>`;
+    confirm=${{ title: `Pause ${what}?`, body: "No worker claims their tasks, and no schedule submits one, until you resume. Tasks that are claimed or running continue.", action: `Pause ${what}` }}>Pause ${short}<//>`;
 }
 
 const Paused = ({ pause }) => pause && html` <${Badge} tone="warn" title=${`By ${pause.paused_by}`}>${pause.until ? html`paused, ends <${Ago} at=${pause.until} />` : "paused"}<//>`;
@@ -58,7 +58,7 @@ function AllRooms() {
   const columns = [
     { name: "room", label: "Room", render: (room) => html`<${RoomLink} id=${room.id} /><${Paused} pause=${pauseOf(room.id)} />` },
     { name: "jobs", label: "Own jobs", class: "number", render: (room) => count(room.jobs) },
-    { name: "waiting", label: "Waiting", class: "number", render: (room) => html`<${Count} size=${room.counts.pending} to=${href("tasks", { room: room.id, status: "pending" })} />` },
+    { name: "waiting", label: "Pending", class: "number", render: (room) => html`<${Count} size=${room.counts.pending} to=${href("tasks", { room: room.id, status: "pending" })} />` },
     { name: "oldest", label: "Oldest waiting", render: (room) => html`<${Oldest} at=${room.oldest_waiting_at} />` },
     { name: "running", label: "Running", class: "number", render: (room) => html`<${Count} size=${room.counts.running} to=${href("tasks", { room: room.id, status: "running" })} tone="busy" /><${Claimed} counts=${room.counts} />` },
     { name: "share", label: "Share of running", class: "number", render: (room) => percent(room.share) },
@@ -90,12 +90,12 @@ function Fairness({ rooms }) {
     ${active.length ? html`<ul class="bars shares">${active.slice(0, MAX_BARS).map((room) => {
       const waits = room.counts.pending;
       return html`<li key=${room.id}><${RoomLink} id=${room.id} />
-        <span class="help">${compact(room.counts.running)} running${room.counts.claimed > 0 && ` · ${compact(room.counts.claimed)} claimed ahead`} · ${compact(waits)} waiting</span>
+        <span class="help">${compact(room.counts.running)} running${room.counts.claimed > 0 && ` · ${compact(room.counts.claimed)} claimed ahead`} · ${compact(waits)} pending</span>
         <meter class="held" min="0" max="1" value=${room.share} aria-label=${`${room.id}: share of running tasks`} title=${`${Math.round(room.share * 100)} % of running tasks`}></meter>
-        <meter class="waits" min="0" max="1" value=${queued ? waits / queued : 0} aria-label=${`${room.id}: share of waiting tasks`} title=${`${queued ? Math.round((waits / queued) * 100) : 0} % of waiting tasks`}></meter></li>`;
-    })}</ul><p class="legend"><span class="key running">share of running tasks</span><span class="key waits">share of waiting tasks</span>
+        <meter class="waits" min="0" max="1" value=${queued ? waits / queued : 0} aria-label=${`${room.id}: share of pending tasks`} title=${`${queued ? Math.round((waits / queued) * 100) : 0} % of pending tasks`}></meter></li>`;
+    })}</ul><p class="legend"><span class="key running">share of running tasks</span><span class="key waits">share of pending tasks</span>
       ${active.length > MAX_BARS && html`<span>${plural(active.length - MAX_BARS, "more room")} below</span>`}</p>`
-      : html`<${Empty}>No room has running or waiting tasks.<//>`}<//>`;
+      : html`<${Empty}>No room has running or pending tasks.<//>`}<//>`;
 }
 
 export function Room({ segments }) {
@@ -115,8 +115,8 @@ function Figures({ room }) {
   const { counts } = room;
   const to = (status) => href("tasks", { room: room.room, status });
   return html`<section class="figures" aria-label="Counts">
-    <${Figure} label="waiting" value=${compact(counts.pending)} to=${to("pending")} />
-    <${Figure} label="oldest waiting" value=${room.oldest_waiting_at ? duration(between(room.oldest_waiting_at, room.at)) : "–"} />
+    <${Figure} label="pending" value=${compact(counts.pending)} to=${to("pending")} />
+    <${Figure} label="oldest waiting" value=${room.oldest_waiting_at ? html`<${Between} from=${room.oldest_waiting_at} />` : "–"} />
     <${Figure} label=${runningLabel(counts)} value=${compact(counts.running)} tone=${counts.running ? "busy" : ""} to=${to(counts.claimed ? ["claimed", "running"] : "running")} />
     <${Figure} label="completed" value=${compact(counts.completed)} to=${to("completed")} />
     <${Figure} label="failed" value=${compact(counts.failed)} tone=${counts.failed ? "bad" : ""} to=${to("failed")} />

@@ -1,5 +1,6 @@
 // The filter of tasks in the address, and as the API wants it.
 import { canReadAll, ownRoom } from "../auth.js";
+import { exact } from "../format.js";
 import { html, useId } from "../lib.js";
 import { route, setQuery } from "../router.js";
 import { ChoiceFilter, Filters, isNarrow, SetFilter, STATUSES, SuggestingFilter, TextFilter } from "../ui.js";
@@ -43,9 +44,12 @@ export const clear = () => setQuery({ ...Object.fromEntries(NAMES.map((name) => 
 
 function Until() {
   const id = useId();
-  const value = route.value.query.get("until") ?? "";
+  const until = moment(route.value.query.get("until") ?? "");
+  const at = new Date(until);
+  // The field has local times, the address has those of UTC.
+  const value = until && !Number.isNaN(at.getTime()) ? new Date(at - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16) : "";
   return html`<div class="field"><label for=${id}>Created until</label>
-    <input id=${id} type="datetime-local" value=${value} onChange=${(event) => setQuery({ until: event.target.value, cursor: null, from: null })} /></div>`;
+    <input id=${id} type="datetime-local" value=${value} onChange=${(event) => setQuery({ until: event.target.value && moment(event.target.value), cursor: null, from: null })} /></div>`;
 }
 
 // `counts` of the statuses, if they are those of all tasks that the filter finds.
@@ -53,7 +57,7 @@ export function TaskFilters({ counts }) {
   const { query } = route.value;
   const since = query.get("since") ?? "";
   const periods = [["", "any time"], ["15m", "15 minutes"], ["1h", "the last hour"], ["24h", "the last day"], ["7d", "the last week"], ["30d", "30 days"]];
-  if (since && !PERIODS[since]) periods.push([since, since]);
+  if (since && !PERIODS[since]) periods.push([since, `since ${Number.isNaN(Date.parse(since)) ? since : exact(since)}`]);
   const hasMore = ["version", "created_by", "error_code", "exception", "until", "scheduled"].some((name) => query.has(name));
   const fields = html`
     <${SuggestingFilter} name="job" label="Job" placeholder="room:category:name" load=${jobNames} />
