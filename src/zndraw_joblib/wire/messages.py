@@ -294,7 +294,8 @@ class TaskSubmitRequest(RequestBody):
     def _one_time(self) -> Self:
         if self.run_at is not None and self.delay_seconds is not None:
             raise ValueError("give run_at or delay_seconds, not both")
-        check_debounce(self, "run_at", "delay_seconds")
+        if self.debounce is not None:
+            check_debounce(self, "run_at", "delay_seconds")
         return self
 
 

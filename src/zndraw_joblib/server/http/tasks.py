@@ -409,22 +409,22 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
     keys = [key] if body.atomic else [item_key(key, index) for index in range(len(body.tasks))]
     async with queue.runtime.take_submits(caller.id, keys, len(body.tasks)) as tokens:
         with submit_span(request, traceparent, only, len(body.tasks)) as trace:
-            items: list[Submission | Exception] = []
+            items, has_unique = list[Submission | Exception](), False
             for index, task in enumerate(body.tasks):
                 room, job = rooms[task.room_id], jobs[task.job_name]
-                problem = _large_payload(task) if may_be_large else None
+                has_unique = has_unique or task.unique is not None
                 if isinstance(room, Exception):
                     items.append(room)
                 elif isinstance(job, Exception):
                     items.append(job)
-                elif problem is not None:
+                elif may_be_large and (problem := _large_payload(task)) is not None:
                     items.append(problem)
                 else:
                     item_or_all = None if body.atomic else keys[index]
                     items.append(queue.runtime.submission(caller, room, job, task, item_or_all, trace))
             outcomes = await _submit(queue, body, items, key)
-        tokens.accepted = sum(isinstance(outcome, TaskResponse) for outcome in outcomes)
-    if any(isinstance(outcome, TaskResponse) and outcome.duplicate for outcome in outcomes):
+        tokens.accepted = tokens.count and sum(isinstance(each, TaskResponse) for each in outcomes)
+    if has_unique:
         outcomes = [
             await _readable(request, caller, task.room_id, outcome)
             for task, outcome in zip(body.tasks, outcomes, strict=True)

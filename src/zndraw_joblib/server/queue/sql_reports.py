@@ -78,14 +78,14 @@ async def report_single_statement(
         tasks.append((row.seq, task))
         if task.completed_at is not None:
             tx.record_freed(task.room_id, task.worker_id)
-            _wake(tx, row, task)
+            if row.max_in_flight is not None:
+                _wake(tx, row, task)
     return tasks
 
 
 def _wake(tx: Transaction, row: Any, task: TaskRow) -> None:
     """Wake claims for the slot of the job that a task has freed, of each version that may have tasks."""
-    if row.max_in_flight is not None:
-        tx.wake(task.job_key, 1)
+    tx.wake(task.job_key, 1)
     for version in row.other_versions.split() if row.other_versions else ():
         tx.wake(job_key(task.job_name, int(version)), 1)
 

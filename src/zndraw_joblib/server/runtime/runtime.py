@@ -15,7 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
@@ -153,6 +153,10 @@ Write = Callable[..., Awaitable[Any]]
 _MAX_CLAIM_PAUSE, _FINISH_SECONDS, _LAST_EVENTS_SECONDS = 0.5, 10.0, 1.0
 # A write for this many tasks takes a few milliseconds, or a few tens if it changes all of them.
 _TASKS_PER_SHORT_WRITE = 500
+
+
+# Without a rate of submits.
+_NO_RATE = nullcontext(rules_rates.Tokens(0, {}, 0))
 
 
 class Runtime:
@@ -359,20 +363,22 @@ class Runtime:
             traceparent=traceparent,
         )
 
-    @asynccontextmanager
-    async def take_submits(
+    def take_submits(
         self, user: str, keys: Sequence[RequestKey | None], count: int = 1
-    ) -> AsyncGenerator[rules_rates.Tokens]:
+    ) -> AbstractAsyncContextManager[rules_rates.Tokens]:
         """Count the tasks of a block for the rate of a user's submits, but no repeats and refused ones.
 
         `keys` are those of the tasks, or that of all together. The block sets how many were `accepted`,
         unless all were. Raises `TooManyRequests`.
         """
-        limit, window = self.settings.max_submits_per_user, self.settings.submit_window_seconds
-        if limit is None:
-            yield rules_rates.Tokens(0, {}, 0)
-            return
-        rate = limit, timedelta(seconds=window)
+        limit = self.settings.max_submits_per_user
+        return _NO_RATE if limit is None else self._take_submits(limit, user, keys, count)
+
+    @asynccontextmanager
+    async def _take_submits(
+        self, limit: int, user: str, keys: Sequence[RequestKey | None], count: int
+    ) -> AsyncGenerator[rules_rates.Tokens]:
+        rate = limit, timedelta(seconds=self.settings.submit_window_seconds)
         tokens = await self.write_short(rules_rates.take, user, keys, count, *rate)
         if isinstance(tokens, TooManyRequests):
             raise tokens
