@@ -128,6 +128,9 @@ async def test_a_delayed_task_runs_now(client: httpx.AsyncClient, as_user: AsUse
     problem = expect_problem(await ada.post(url), 409, "invalid-task-transition")
     assert problem["detail"] == "Only a task that is pending can be run now; this one is claimed"
     now = f"{V1}/tasks/{later[0]['id']}/run-now"
+    refused = await ada.post(f"{V1}/tasks/{later[0]['id']}/retry")
+    detail = expect_problem(refused, 409, "invalid-task-transition")["detail"]
+    assert detail.endswith("this one is pending. 'run-now' queues it before its time")
     expect_problem(await ada.post(now, json={"attempt": 3}), 409, "stale-report")
     bodies = [(await client.post(now)).json() for _ in range(2)]
     assert [body["queue_position"] for body in bodies] == [1, 1]

@@ -108,6 +108,11 @@ def test_tasks_take_the_arguments_of_the_function() -> None:
     for wrong, error in (
         (scale.task, r"scale\.task\(\): missing a required argument: 'value'"),
         (lambda: scale.task(1, fctor=2), r"scale\.task\(\): got an unexpected keyword argument 'fctor'"),
+        (
+            lambda: job(max_attempts=4),
+            r"^@job has no option 'max_attempts'\. Pass policy=JobPolicy\(max_attempts=…\)$",
+        ),
+        (lambda: job(categry="a"), r"^@job has no option 'categry'\. Its options are name, category, "),
         (lambda: where.task(task=None), r"where\.task\(\): got an unexpected keyword argument 'task'"),
     ):
         with pytest.raises(TypeError, match=error):

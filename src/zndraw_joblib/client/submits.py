@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple, Self
 from uuid import UUID, uuid4, uuid5
@@ -49,6 +50,13 @@ class TaskOptions(SubmitOptions, total=False):
     job_room: str | None
 
 
+def _with_near_name(option: str) -> str:
+    """Return an unknown option, with the one that it begins or resembles."""
+    names = TaskOptions.__annotations__
+    near = [name for name in names if name.startswith(f"{option}_")] or get_close_matches(option, names, n=1)
+    return f"{option} (did you mean {near[0]}?)" if near else option
+
+
 @dataclass(frozen=True, slots=True)
 class NewTask:
     """A task to submit; its fields are the arguments of `submit`.
@@ -80,7 +88,8 @@ class NewTask:
         if unknown:
             names = ", ".join(TaskOptions.__annotations__)
             raise TypeError(
-                f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {names}. "
+                f"unknown options of a submit: {', '.join(map(_with_near_name, sorted(unknown)))}. "
+                f"Known are: {names}. "
                 "Pass the job's parameters as one dict: submit(job, {'width': 3})"
             )
         return cls(job, payload, **options)

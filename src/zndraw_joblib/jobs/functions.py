@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import NoneType, SimpleNamespace, UnionType
 from typing import (
@@ -287,6 +287,7 @@ def job(
     policy: JobPolicy | None = None,
     room: str = GLOBAL,
     schedule: ScheduleTimes | str | None = None,
+    **unknown: Any,
 ) -> Any:
     """Make a function or a coroutine function a job, wherever an `Extension` class is one.
 
@@ -301,6 +302,8 @@ def job(
     A call still calls the function; `area.task(width=3)` is a task of it, to submit. Raises TypeError for a
     function that cannot be a job; it names the parameter and the remedy.
     """
+    if unknown:
+        raise TypeError(_unknown_options(unknown))
     attributes: dict[str, Any] = {"category": _checked_category(category), "job_room": validate_room_id(room)}
     attributes["policy"] = queuing(_checked_policy(policy or JobPolicy()))
 
@@ -314,6 +317,15 @@ def job(
         return cls
 
     return decorate if function is None else decorate(function)
+
+
+def _unknown_options(unknown: Collection[str]) -> str:
+    """Return what is wrong with options of `job`, and which ones belong to the policy."""
+    names = ", ".join(map(repr, sorted(unknown)))
+    policy = ", ".join(f"{name}=…" for name in sorted(unknown) if name in JobPolicy.model_fields)
+    known = "name, category, policy, room, schedule"
+    remedy = f"Pass policy=JobPolicy({policy})" if policy else f"Its options are {known}"
+    return f"@job has no option {names}. {remedy}"
 
 
 def _check_function(function: Any) -> None:

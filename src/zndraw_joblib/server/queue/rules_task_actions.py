@@ -80,7 +80,9 @@ async def retry(tx: Transaction, caller: Identity, task_id: UUID, action: TaskAc
     """Requeue a failed or cancelled task for its submitter or a superuser."""
 
     def decide(task: TaskRecord, _: TaskActionRequest, now: datetime) -> TaskRecord:
-        _check_status(task, _RETRIABLE, "retried")
+        _check_status(
+            task, _RETRIABLE, "retried", ". 'run-now' queues it before its time" * task.is_scheduled
+        )
         return rules_transitions.retried(task, Retried.problem_id())
 
     return await _apply(tx, caller, task_id, action, _RETRY, decide)
@@ -148,11 +150,11 @@ async def _write(tx: Transaction, task: TaskRecord, after: TaskRecord) -> None:
         await rules_jobs.record_unserved(tx, [task.job_id])
 
 
-def _check_status(task: TaskRecord, allowed: frozenset[TaskStatus], verb: str) -> None:
+def _check_status(task: TaskRecord, allowed: frozenset[TaskStatus], verb: str, remedy: str = "") -> None:
     if task.status not in allowed:
-        listed = ", ".join(status for status in TaskStatus if status in allowed)
+        listed = " or ".join(status for status in TaskStatus if status in allowed)
         raise InvalidTaskTransition(
-            f"Only a task that is {listed} can be {verb}; this one is {task.status}",
+            f"Only a task that is {listed} can be {verb}; this one is {task.status}{remedy}",
             reason="wrong order",
             current_status=task.status,
             current_attempt=task.attempt,
