@@ -23,6 +23,7 @@ from benchmarks import (
     rooms,
     sdk_worker,
     start,
+    unique,
     watched,
     writes,
 )
@@ -49,6 +50,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "sockets": rates.run_socketio_overhead,
     "dead-workers": dead_workers.run,
     "rooms": rooms.run,
+    "unique": unique.run,
     "replicas": replicas.run,
     "streams": event_streams.run,
     "control": control.run,

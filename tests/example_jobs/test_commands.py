@@ -36,3 +36,25 @@ def test_submits_work_as_they_are_shown(examples: Stack, tmp_path: Path, page: s
         _, _, name = command.partition(" > ")
         result = (tmp_path / name).read_bytes() if name else done.stdout
         assert result.startswith(b"\x89PNG" if name else b"{"), result[:100]
+
+
+def test_one_task_for_a_slider_versions_and_a_pause(examples: Stack) -> None:
+    """The example runs as its docstring says, twice, and leaves neither a job nor a pause."""
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, ROOT / "examples" / "operating.py"],
+            env=examples.program.env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT,
+        )
+        assert done.returncode == 0, done.stderr
+        first, *versions, moved, paused = done.stdout.splitlines()
+        assert first == "1 task for 40 submits, 39 of them duplicates: {'width': 39}"
+        assert len(versions) == 2
+        assert moved == "1 task moved to the current version"
+        assert paused.startswith("Room operating is paused until ")
+    pauses, jobs = examples.program.run_all([["pauses"], ["jobs", "--room", "operating"]])
+    assert len(pauses.out.splitlines()) == 1
+    assert "scale" not in jobs.out
