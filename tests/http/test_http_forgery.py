@@ -1,5 +1,6 @@
 """Pages of other sites cannot act with the cookies of a user."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,6 +108,7 @@ async def test_the_page_is_below_a_path_of_the_host(sqlite_url: str, subtests: p
                         f"{base}/{name}", headers={"If-None-Match": found.headers["etag"]}
                     )
                     assert (known.status_code, known.content) == (304, b"")
+                await _check_the_transfer(client, base)
                 config = (await client.get(f"{base}/config.json")).json()
                 assert config.pop("version")
                 assert config == {
@@ -122,6 +124,25 @@ async def test_the_page_is_below_a_path_of_the_host(sqlite_url: str, subtests: p
                 Path(__file__).parents[2].joinpath("src/zndraw_joblib/server/dashboard/vendor.mjs").exists()
             )
             await database.close()
+
+
+async def _check_the_transfer(client: httpx.AsyncClient, base: str) -> None:
+    """The page names its modules, so that they load at once, and sends them compressed: 120 kB in all."""
+    index = (await client.get(f"{base}/")).text
+    names = re.findall(r'(?:href|src)="(static/[^"]+)"', index)
+    assert "static/pages/tasks.js" in names
+    assert "static/vendor/uplot.js" not in names
+    size = 0
+    for name in dict.fromkeys(names):
+        plain, packed = [
+            await client.get(f"{base}/{name}", headers={"Accept-Encoding": encoding})
+            for encoding in ("identity", "br, gzip;q=0.5")
+        ]
+        assert plain.content == packed.content, name
+        assert "content-encoding" not in plain.headers
+        assert packed.headers["vary"] == "Accept-Encoding"
+        size += int(packed.headers["content-length"])
+    assert size < 120_000
 
 
 def test_a_path_of_the_page_begins_with_a_slash() -> None:

@@ -10,7 +10,7 @@ const packages = {
   "@preact/signals-core@1.14.5": { "dist/signals-core.module.js": "signals-core.js" },
   "@preact/signals@2.11.4": { "dist/signals.module.js": "signals.js" },
   "htm@3.1.1": { "dist/htm.module.js": "htm.js" },
-  "uplot@1.6.32": { "dist/uPlot.esm.js": "uplot.js", "dist/uPlot.min.css": "uplot.css" },
+  "uplot@1.6.32": { "dist/uPlot.iife.min.js": "uplot.js", "dist/uPlot.min.css": "uplot.css" },
 };
 // A browser resolves no names of packages, and a Content-Security-Policy without inline scripts allows no import map.
 const imports = {
@@ -22,7 +22,7 @@ const imports = {
 const [python, ...npm] = process.argv.slice(2);
 const vendor = fileURLToPath(new URL("static/vendor/", import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), "vendor-"));
-const notes = ["# Libraries of the page", "", "Files of npm packages, unchanged but for the names in their imports. `make vendor` writes this folder.", ""];
+const notes = ["# Libraries of the page", "", "Files of npm packages, unchanged but for the names in their imports and the export of uPlot. `make vendor` writes this folder.", ""];
 for (const [name, files] of Object.entries(packages)) {
   const packed = execFileSync(resolve(python), [...npm, "pack", "--silent", name], { cwd: folder, encoding: "utf8" }).trim();
   execFileSync("tar", ["-xzf", packed], { cwd: folder });
@@ -30,7 +30,8 @@ for (const [name, files] of Object.entries(packages)) {
     const text = readFileSync(join(folder, "package", from), "utf8")
       .replace(/from\s*"([^"]+)"/g, (all, wanted) => (imports[wanted] ? `from"${imports[wanted]}"` : all))
       .replace(/\n?\/\/# sourceMappingURL=.*\s*$/, "\n");
-    writeFileSync(join(vendor, to), text);
+    // The small file of uPlot is a script that defines a variable.
+    writeFileSync(join(vendor, to), from.includes(".iife.") ? `${text.trimEnd()}\nexport default uPlot;\n` : text);
   }
   const licence = readFileSync(join(folder, "package", "LICENSE"), "utf8").trim();
   notes.push(`## ${name}`, "", Object.values(files).map((file) => `\`${file}\``).join(", "), "", "```text", licence, "```", "");

@@ -1,5 +1,6 @@
 """Pages and files without data: problem types, operations, TypeScript declarations, the operators' page."""
 
+import gzip
 import hashlib
 import inspect
 import mimetypes
@@ -27,26 +28,34 @@ _KINDS = {"js": "text/javascript", "svg": "image/svg+xml", "ts": "application/ty
 
 
 class StaticFile(NamedTuple):
-    """The content of a file, its media type and its ETag."""
+    """The content of a file, plain and compressed, its media type and its ETag."""
 
     content: bytes
     media_type: str
     etag: str
+    gzipped: bytes
 
 
 def static_file(name: str, content: bytes) -> StaticFile:
     """Return a file; its media type follows from its name."""
     kind = _KINDS.get(name.rpartition(".")[2]) or mimetypes.guess_type(name)[0] or "application/octet-stream"
-    return StaticFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return StaticFile(content, kind, etag, gzip.compress(content, mtime=0))
 
 
 def file_response(request: Request, file: StaticFile, headers: dict[str, str]) -> Response:
     """Return a file, or 304 if the client has it already."""
-    headers = {**headers, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "ETag": file.etag}
+    headers = {**headers, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+    headers |= {"ETag": file.etag, "Vary": "Accept-Encoding"}
     etags = request.headers.get("if-none-match", "")
     if file.etag in {tag.strip().removeprefix("W/") for tag in etags.split(",")}:
         return Response(status_code=304, headers=headers)
-    return Response(file.content, headers=headers, media_type=file.media_type)
+    accepted = request.headers.get("accept-encoding", "").split(",")
+    encodings = {part.partition(";")[0].strip() for part in accepted}
+    if "gzip" not in encodings or len(file.gzipped) >= len(file.content):
+        return Response(file.content, headers=headers, media_type=file.media_type)
+    headers |= {"Content-Encoding": "gzip", "ETag": f"W/{file.etag}"}
+    return Response(file.gzipped, headers=headers, media_type=file.media_type)
 
 
 # TypeScript declarations of the API: files without data, so they need no identity.
@@ -178,6 +187,8 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data: blob:; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+# Modules that not all pages need.
+_ON_DEMAND = {"static/pages/atoms.js", "static/vendor/uplot.js"}
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -265,5 +276,10 @@ def _checked(path: str) -> str:
 def _read_files() -> dict[str, StaticFile]:
     shown = {".html", ".js", ".css", ".svg"}
     paths = [path for path in DASHBOARD.rglob("*") if path.suffix in shown]
-    names = (path.relative_to(DASHBOARD).as_posix() for path in paths)
-    return {name: static_file(name, path.read_bytes()) for name, path in zip(names, paths, strict=True)}
+    contents = {path.relative_to(DASHBOARD).as_posix(): path.read_bytes() for path in sorted(paths)}
+    # All modules at once, and not each after the one that imports it.
+    modules = [name for name in contents if name.endswith(".js") and name not in _ON_DEMAND]
+    links = "".join(f'<link rel="modulepreload" href="{name}">' for name in modules)
+    index = contents["index.html"].decode().replace("</head>", f"{links}</head>")
+    contents["index.html"] = index.encode()
+    return {name: static_file(name, content) for name, content in contents.items()}

@@ -1,9 +1,17 @@
 // Lines over time, drawn by uPlot. Each plot has a text that says the same to a screen reader.
-import { html, useEffect, useId, useRef } from "./lib.js";
+import { html, signal, useEffect, useId, useRef } from "./lib.js";
 import { compact } from "./format.js";
 import "./language.js";
 import { drawn } from "./theme.js";
-import uPlot from "./vendor/uplot.js";
+
+// The library, a third of all scripts, once the first plot is shown.
+const library = signal(null);
+let isLoading = false;
+function load() {
+  if (isLoading) return;
+  isLoading = true;
+  import("./vendor/uplot.js").then((module) => (library.value = module.default), () => (isLoading = false));
+}
 
 const HEIGHT = 190;
 // The steps of the labels of durations, in seconds: round numbers of milliseconds, seconds, minutes, hours, days.
@@ -92,7 +100,9 @@ export function Plot({ times, series, format = compact, range, sync, summary, is
   const look = JSON.stringify([series.map(({ label, colour: name }) => [label, name]), drawn.value]);
   const latest = useRef();
   latest.current = { range, onSelect };
+  const uPlot = library.value;
   useEffect(() => {
+    if (!uPlot) return load();
     const host = element.current;
     const options = optionsFor(host, { series, format, sync, isIndex, least, incrs, width: host.clientWidth, select: onSelect && ((chart) => takeSelection(chart, latest.current.onSelect)) });
     // The range moves with time, so it is read when the plot is drawn.
@@ -105,7 +115,7 @@ export function Plot({ times, series, format = compact, range, sync, summary, is
       plot.current.destroy();
       plot.current = null;
     };
-  }, [look]);
+  }, [look, uPlot]);
   useEffect(() => plot.current?.setData([times, ...series.map(({ values }) => values)]));
   return html`<figure class="plot"><div ref=${element} aria-hidden="true"></div>
     <figcaption id=${id} class="hidden">${summary}</figcaption></figure>`;
