@@ -160,7 +160,7 @@ async def test_two_replicas_under_mixed_load(
     answers = sum((actor.answers for actor in actors), Counter())
     assert {"register", "submit", "claim", "report", "leave", "cycle"} <= set(answers), answers
     while not any(actor.sweeper.actions["expire-worker"] for actor in actors):
-        await actors[0].register()
+        known["jobs"].append(await replicas[0].register())
         await actors[0].fall_silent()
         await actors[0].sweeper.cycle()
     events = [event for replica in replicas for event, _ in replica.events]
