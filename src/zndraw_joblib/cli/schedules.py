@@ -153,22 +153,18 @@ def put(  # noqa: PLR0913 - each is an option
     For example: schedules put nightly relax steps=50 --cron '0 3 * * *'
     """
     check_payload(body := parse_object(payload) | parse_values(values or []))
-    times = {**_times(cron, every, at), "starts_at": future_time(starts_at, "--starts-at")}
-    times["ends_at"] = future_time(ends_at, "--ends-at")
-    options: dict[str, Any] = {
-        "priority": priority,
-        "expires_in_seconds": expires_in,
-        "max_attempts": max_attempts,
-    }
-    options |= {"max_catch_up": max_catch_up, "unique": unique, "debounce": debounce}
-    rules = {"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up}
     fields: dict[str, Any] = {
-        name: value for name, value in (times | rules | options).items() if value is not None
+        **_times(cron, every, at),
+        **{"starts_at": future_time(starts_at, "--starts-at"), "ends_at": future_time(ends_at, "--ends-at")},
+        **{"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up},
+        **{"max_catch_up": max_catch_up, "unique": unique, "debounce": debounce, "priority": priority},
+        **{"expires_in_seconds": expires_in, "max_attempts": max_attempts, "paused": paused},
     }
+    fields = {name: value for name, value in fields.items() if value is not None}
     with open_client(url) as client:
         full_name = str(client.find_job(str(job), room))
         try:
-            schedule = client.schedules.put(name, full_name, body, room=room, paused=paused, **fields)
+            schedule = client.schedules.put(name, full_name, body, room=room, **fields)
         except ValueError as error:
             raise UsageError(str(error)) from error
         _print(schedule, as_json=as_json)

@@ -155,35 +155,8 @@ def failing_tasks(ends: RecentEnds, since: datetime, usual: tuple[int, int] | No
 
     `usual` is how many tasks of the job completed and failed on the day before, None if unknown.
     """
-    findings = []
     number = ends.failed + ends.completed
-    if ends.failed >= _MANY_FAILURES and ends.failed >= _FAILING_SHARE * number:
-        detail = (
-            f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed."
-        )
-        findings.append(
-            Finding(
-                code="failing-job",
-                severity=Severity.WARNING if ends.completed else Severity.CRITICAL,
-                detail=detail,
-                remedy="Read the error of one of them; pause the job until it is repaired, then retry them.",
-                job=ends.job,
-                count=ends.failed,
-                since=ends.failed_since or since,
-            )
-        )
-    elif (problem := _above_usual(ends, number, since, usual)) is not None:
-        findings.append(
-            Finding(
-                code="failure-rate",
-                severity=Severity.WARNING,
-                detail=problem,
-                remedy="Read the error of one of them; retry them once its cause is gone.",
-                job=ends.job,
-                count=ends.failed,
-                since=ends.failed_since or since,
-            )
-        )
+    findings = [_failing(ends, number, since) or _above_usual(ends, number, since, usual)]
     if ends.lost >= _MANY_LOST:
         findings.append(
             Finding(
@@ -197,10 +170,26 @@ def failing_tasks(ends: RecentEnds, since: datetime, usual: tuple[int, int] | No
                 since=ends.lost_since or since,
             )
         )
-    return findings
+    return [finding for finding in findings if finding is not None]
 
 
-def _above_usual(ends: RecentEnds, number: int, since: datetime, usual: tuple[int, int] | None) -> str | None:
+def _failing(ends: RecentEnds, number: int, since: datetime) -> Finding | None:
+    if ends.failed < _MANY_FAILURES or ends.failed < _FAILING_SHARE * number:
+        return None
+    return Finding(
+        code="failing-job",
+        severity=Severity.WARNING if ends.completed else Severity.CRITICAL,
+        detail=f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed.",
+        remedy="Read the error of one of them; pause the job until it is repaired, then retry them.",
+        job=ends.job,
+        count=ends.failed,
+        since=ends.failed_since or since,
+    )
+
+
+def _above_usual(
+    ends: RecentEnds, number: int, since: datetime, usual: tuple[int, int] | None
+) -> Finding | None:
     if ends.failed < _MANY_FAILURES or ends.failed < _HIGH_SHARE * number:
         return None
     completed, failed = usual or (0, 0)
@@ -210,9 +199,15 @@ def _above_usual(ends: RecentEnds, number: int, since: datetime, usual: tuple[in
         if share < _ABOVE_USUAL * usual_share:
             return None
         text = f"on the day before it was {usual_share:.1%}"
-    return (
-        f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed: "
-        f"{share:.0%}; {text}."
+    return Finding(
+        code="failure-rate",
+        severity=Severity.WARNING,
+        detail=f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed: "
+        f"{share:.0%}; {text}.",
+        remedy="Read the error of one of them; retry them once its cause is gone.",
+        job=ends.job,
+        count=ends.failed,
+        since=ends.failed_since or since,
     )
 
 
