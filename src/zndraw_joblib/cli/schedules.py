@@ -153,8 +153,7 @@ def put(  # noqa: PLR0913 - each is an option
     For example: schedules put nightly relax steps=50 --cron '0 3 * * *'
     """
     check_payload(body := parse_object(payload) | parse_values(values or []))
-    fields: dict[str, Any] = {
-        **_times(cron, every, at),
+    fields = _times(cron, every, at) | {
         **{"starts_at": future_time(starts_at, "--starts-at"), "ends_at": future_time(ends_at, "--ends-at")},
         **{"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up},
         **{"max_catch_up": max_catch_up, "unique": unique, "debounce": debounce, "priority": priority},

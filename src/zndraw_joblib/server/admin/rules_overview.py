@@ -179,12 +179,16 @@ def _failing(ends: RecentEnds, number: int, since: datetime) -> Finding | None:
     return Finding(
         code="failing-job",
         severity=Severity.WARNING if ends.completed else Severity.CRITICAL,
-        detail=f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed.",
+        detail=f"{_failed(ends, number, since)}.",
         remedy="Read the error of one of them; pause the job until it is repaired, then retry them.",
         job=ends.job,
         count=ends.failed,
         since=ends.failed_since or since,
     )
+
+
+def _failed(ends: RecentEnds, number: int, since: datetime) -> str:
+    return f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed"
 
 
 def _above_usual(
@@ -202,8 +206,7 @@ def _above_usual(
     return Finding(
         code="failure-rate",
         severity=Severity.WARNING,
-        detail=f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed: "
-        f"{share:.0%}; {text}.",
+        detail=f"{_failed(ends, number, since)}: {share:.0%}; {text}.",
         remedy="Read the error of one of them; retry them once its cause is gone.",
         job=ends.job,
         count=ends.failed,
