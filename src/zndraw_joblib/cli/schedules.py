@@ -163,10 +163,9 @@ def put(  # noqa: PLR0913 - each is an option
     with open_client(url) as client:
         full_name = str(client.find_job(str(job), room))
         try:
-            schedule = client.schedules.put(name, full_name, body, room=room, **fields)
+            _print(client.schedules.put(name, full_name, body, room=room, **fields), as_json=as_json)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        _print(schedule, as_json=as_json)
 
 
 def _times(cron: str | None, every: list[float] | None, at: str | None) -> dict[str, Any]:
