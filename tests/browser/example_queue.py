@@ -60,6 +60,12 @@ class ExampleQueue:
         self.tasks["stuck"] = await submit(client, self.jobs["export"], "lab", format="xyz")
         await client.delete(f"{V1}/workers/{self.jobs['export']['worker_id']}")
 
+    async def empty(self) -> None:
+        """Let the job's worker finish the tasks that wait, so that it claims the next one."""
+        while task := await claim(self.client, self.jobs["relax"]["worker_id"]):
+            for status in ("running", "completed"):
+                assert (await report(self.client, task, status, attempt=1)).status_code == 200
+
     async def start(self, job: str, room: str, **payload: Any) -> dict[str, Any]:
         """Submit a task and let the job's worker start it."""
         task = await submit(self.client, self.jobs[job], room, **payload)
@@ -103,34 +109,12 @@ def _line(n: int, text: str, level: str = "info") -> dict[str, Any]:
     return {"at": f"2026-01-02T03:04:{n:02}Z", "text": text, "level": level, "source": "stdout"}
 
 
-def _tagged(dtype: str, shape: list[int], values: list[Any]) -> dict[str, Any]:
-    """Return an array as the SDK encodes it."""
-    kind = {"float64": "d", "int64": "q"}[dtype]
-    data = base64.b64encode(struct.pack(f"<{len(values)}{kind}", *values)).decode()
-    return {"$zndraw": "ndarray", "dtype": dtype, "shape": shape, "data": data}
-
-
 def _array() -> dict[str, Any]:
-    """Return a result with an array of 24 by 24."""
+    """Return a result with an array of 24 by 24, as the SDK encodes it."""
     values = [((x - 12) ** 2 + (y - 12) ** 2) / 100 for x in range(24) for y in range(24)]
-    return {"energy": -7.5, "atoms": 9007199254740993, "density": _tagged("float64", [24, 24], values)}
-
-
-def tagged_result() -> dict[str, Any]:
-    """Return a result with a structure of ASE and a table of pandas, as the SDK encodes them."""
-    positions = [0.0, 0.0, 0.0, 1.2, 0.0, 0.0, -0.6, 0.9, 0.0, -0.6, -0.9, 0.0]
-    fields = {
-        "numbers": _tagged("int64", [4], [6, 8, 1, 1]),
-        "positions": _tagged("float64", [4, 3], positions),
-        "cell": _tagged("float64", [3, 3], [4.0, 0.0, 0.0, 0.0, 4.0, 0.0, 0.0, 0.0, 4.0]),
-    }
-    energies = [n / 7 for n in range(40)]
-    columns = [
-        {"name": "energy", "dtype": "float64", "values": _tagged("float64", [40], energies)},
-        {"name": "label", "dtype": "object", "values": [f"<b>{n}</b>" if n % 3 else None for n in range(40)]},
-    ]
-    table = {"$zndraw": "pandas.DataFrame", "index": None, "columns": columns, "rows": 40}
-    return {"cell": {"$zndraw": "ase.Atoms", "atoms": fields}, "scan": table}
+    data = base64.b64encode(struct.pack(f"<{len(values)}d", *values)).decode()
+    density = {"$zndraw": "ndarray", "dtype": "float64", "shape": [24, 24], "data": data}
+    return {"energy": -7.5, "atoms": 9007199254740993, "density": density}
 
 
 def _image() -> bytes:

@@ -1,4 +1,5 @@
 // Texts for people: times, durations, counts and sizes.
+import { Exact } from "./json.js";
 
 const SHORT = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const LONG = new Intl.DateTimeFormat(undefined, {
@@ -84,7 +85,7 @@ export function preview(text) {
 export function subject(payload) {
   const entries = payload && typeof payload === "object" && !Array.isArray(payload) ? Object.entries(payload) : [];
   const [, text] = entries.find(([, value]) => typeof value === "string" && value.trim()) ?? [];
-  const [name, value] = entries.find(([, item]) => item === null || typeof item !== "object" || item.text) ?? [];
+  const [name, value] = entries.find(([, item]) => item === null || typeof item !== "object" || item instanceof Exact) ?? [];
   const line = text ?? (name === undefined ? "" : `${name} ${value}`);
   return line.length > 60 ? `${line.slice(0, 59)}…` : line;
 }

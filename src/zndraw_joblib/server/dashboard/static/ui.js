@@ -1,7 +1,7 @@
 // The parts that pages are made of.
 import { get, Problem } from "./api.js";
 import { canReadAll, ownRoom } from "./auth.js";
-import { stringify } from "./json.js";
+import { Exact, stringify } from "./json.js";
 import { between, compact, count, duration, exact, partsOf, plural, shortId } from "./format.js";
 import { html, signal, useEffect, useId, useRef, useSignal } from "./lib.js";
 import { usePoll } from "./live.js";
@@ -56,7 +56,7 @@ export const JobLink = ({ name }) => html`<a class="name" href=${href(["jobs", n
 export const RoomLink = ({ id }) => html`<a class="name" href=${href(["rooms", id])} title=${id}><${Name} text=${id} /></a>`;
 // The names of workers by id, read once each; null for those that are gone or may not be read.
 const workerNames = new Map();
-function nameOfWorker(id) {
+export function nameOfWorker(id) {
   if (!workerNames.has(id)) {
     const name = signal(null);
     workerNames.set(id, name);
@@ -72,32 +72,39 @@ export function WorkerLink({ id, name }) {
   return html`<a class=${text ? "name" : "id"} href=${href(["workers", id])} title=${id}>${text ?? shortId(id)}</a>`;
 }
 
-// A value as JSON, with all digits of its numbers.
-export function Json({ value, label }) {
-  const text = stringify(value, 2);
-  return html`<pre class="json" tabindex="0" role="region" aria-label=${label}>${text.length > MAX_PLAIN_JSON ? html`<${Tree} value=${value} />` : text}</pre>`;
+// A value as JSON, with all digits of its numbers; longer JSON is a tree, whose parts open.
+const MAX_PLAIN_PARTS = 60;
+const PART = 100;
+const isLeaf = (value) => value === null || typeof value !== "object" || value instanceof Exact;
+
+// Whether a value has more than `size` parts.
+function isLarger(value, size) {
+  let rest = size;
+  const visit = (item) => {
+    rest -= 1;
+    if (rest > 0 && !isLeaf(item)) Object.values(item).every((part) => (visit(part), rest > 0));
+  };
+  visit(value);
+  return rest <= 0;
 }
 
-// Longer JSON is a tree, whose parts open.
-const MAX_PLAIN_JSON = 4000;
-const MAX_BRANCHES = 200;
+export const Json = ({ value, label }) => isLarger(value, MAX_PLAIN_PARTS)
+  ? html`<div class="json tree" tabindex="0" role="region" aria-label=${label}><${Branch} value=${value} isOpen /></div>`
+  : html`<pre class="json" tabindex="0" role="region" aria-label=${label}>${stringify(value, 2)}</pre>`;
 
-function Tree({ value }) {
-  if (value === null || typeof value !== "object" || value.text !== undefined) return html`<span>${stringify(value)}</span>`;
-  const text = stringify(value, 2);
-  if (text.length < 400) return html`<span>${text}</span>`;
+// An object or a list, whose parts are drawn when it is opened, some at a time.
+function Branch({ name, value, isOpen = false }) {
+  const open = useSignal(isOpen);
+  const size = useSignal(PART);
+  const key = name === undefined ? "" : html`<b>${name}</b>: `;
+  const isShort = isLeaf(value) || Object.keys(value).length === 0 || (Array.isArray(value) && !isLarger(value, 12) && stringify(value).length < 88);
+  if (isShort) return html`<div class="leaf">${key}${stringify(value)}</div>`;
   const entries = Object.entries(value);
-  return html`<div class="tree">${entries.slice(0, MAX_BRANCHES).map(([key, item]) => html`<${Branch} key=${key} name=${key} value=${item} />`)}
-    ${entries.length > MAX_BRANCHES && html`<div class="none">and ${count(entries.length - MAX_BRANCHES)} more: copy or download them</div>`}</div>`;
-}
-
-function Branch({ name, value }) {
-  const isOpen = useSignal(false);
-  const isGroup = value !== null && typeof value === "object" && value.text === undefined;
-  const isLong = typeof value === "string" && value.length > 400;
-  if (!isGroup && !isLong) return html`<div><b>${name}</b>: ${stringify(value)}</div>`;
-  const size = isLong ? plural(value.length, "character") : Array.isArray(value) ? plural(value.length, "item") : plural(Object.keys(value).length, "field");
-  return html`<details onToggle=${(event) => (isOpen.value = event.target.open)}><summary><b>${name}</b>: ${size}</summary>${isOpen.value && html`<${Tree} value=${value} />`}</details>`;
+  const next = Math.min(PART, entries.length - size.value);
+  return html`<details open=${isOpen} onToggle=${(event) => (open.value = event.target.open)}>
+    <summary>${key}<span class="help">${plural(entries.length, Array.isArray(value) ? "item" : "field")}</span></summary>
+    ${open.value && html`${entries.slice(0, size.value).map(([part, item]) => html`<${Branch} key=${part} name=${part} value=${item} />`)}
+      ${next > 0 && html`<button type="button" class="small" onClick=${() => (size.value += PART)}>${next} more of ${count(entries.length)}</button>`}`}</details>`;
 }
 
 export function Copy({ text, label = "Copy" }) {

@@ -1,6 +1,6 @@
 // NumPy arrays, as .npy files and as tagged JSON: their shape, range, and a picture or a table.
 import { count } from "../format.js";
-import { html, useEffect, useRef } from "../lib.js";
+import { html, useEffect, useRef, useSignal } from "../lib.js";
 import { Plot } from "../plots.js";
 import { Facts } from "../ui.js";
 
@@ -49,29 +49,34 @@ export function fromTagged({ dtype, shape, data }) {
   return { dtype, shape: lengths, data: numbers(NAMES[dtype], bytes, false) };
 }
 
+// The range of the values that are numbers, and how many are not (NaN, infinite).
 function rangeOf(data) {
-  let [low, high, sum] = [Infinity, -Infinity, 0];
+  let [low, high, sum, size] = [Infinity, -Infinity, 0, 0];
   for (const item of data) {
     const value = Number(item);
+    if (!Number.isFinite(value)) continue;
     if (value < low) low = value;
     if (value > high) high = value;
     sum += value;
+    size += 1;
   }
-  return { low, high, mean: sum / data.length };
+  return size ? { low, high, mean: sum / size, others: data.length - size } : null;
 }
 
-const short = (value) => (typeof value === "number" && !Number.isInteger(value) ? Number(value.toPrecision(5)) : value).toString();
+export const short = (value) => (typeof value === "number" && !Number.isInteger(value) ? Number(value.toPrecision(5)) : value).toString();
 
 export function ArrayView({ name, array }) {
   const { dtype, shape, data } = array;
   const isNumeric = data && typeof data[0] !== "string" && data.length > 0 && !Array.isArray(data);
   const range = isNumeric ? rangeOf(data) : null;
-  const isImage = isNumeric && ((shape.length === 2 && shape[0] > 8 && shape[1] > 8) || (shape.length === 3 && dtype === "uint8" && [3, 4].includes(shape[2])));
-  const facts = [["Shape", shape.join(" × ") || "scalar"], ["Type", dtype], range && ["Range", `${short(range.low)} … ${short(range.high)}`], range && ["Mean", short(range.mean)]].filter(Boolean);
+  const isColoured = shape.length === 3 && dtype === "uint8" && [3, 4].includes(shape[2]);
+  const isImage = range && ((shape.length === 2 && shape[0] > 8 && shape[1] > 8) || isColoured);
+  const facts = [["Shape", shape.join(" × ") || "scalar"], ["Type", dtype], range && ["Range", `${short(range.low)} … ${short(range.high)}`], range && ["Mean", short(range.mean)],
+    range?.others > 0 && ["NaN or infinite", count(range.others)]].filter(Boolean);
   return html`<div class="array">${name && html`<h3>${name}</h3>`}<${Facts} items=${facts} />
     ${isImage && html`<${Picture} shape=${shape} data=${data} range=${range} />`}
     ${isNumeric && shape.length === 1 && data.length > 8 && html`<${Line} data=${data} />`}
-    ${data && !isImage && !(isNumeric && shape.length === 1 && data.length > 8) && html`<${Cells} shape=${shape} data=${data} />`}
+    ${data && !isImage && html`<${Cells} shape=${shape} data=${data} />`}
     ${!data && html`<p class="help">The page cannot show this kind of array. Download it.</p>`}</div>`;
 }
 
@@ -83,30 +88,54 @@ const Line = ({ data }) => {
 };
 
 function Cells({ shape, data }) {
-  const columns = shape.length > 1 ? shape.at(-1) : 1;
+  const columns = shape.at(-1) ?? 1;
   const rows = Math.min(8, Math.ceil(data.length / columns));
   const shown = Math.min(8, columns);
-  return html`<table class="cells"><tbody>${Array.from({ length: rows }, (_, row) => html`<tr key=${row}>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="The first values"><table class="cells"><tbody>${Array.from({ length: rows }, (_, row) => html`<tr key=${row}>
     ${Array.from({ length: shown }, (_, column) => html`<td key=${column} class="number">${short(data[row * columns + column] ?? "")}</td>`)}
-    ${columns > shown && html`<td>…</td>`}</tr>`)}</tbody></table>`;
+    ${columns > shown && html`<td>…</td>`}</tr>`)}</tbody></table></div>`;
 }
 
-// A matrix as shades between its least and greatest value, or an array of RGB as it is.
+// Colours from the least to the greatest value, which also readers who confuse red and green tell apart.
+const COLOURS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+const CSS_COLOURS = COLOURS.map((colour) => `rgb(${colour})`).join(", ");
+
+function shade(part, channel) {
+  const at = Math.min(COLOURS.length - 1.001, Math.max(0, part * (COLOURS.length - 1)));
+  const below = Math.floor(at);
+  return COLOURS[below][channel] + (at - below) * (COLOURS[below + 1][channel] - COLOURS[below][channel]);
+}
+
+// A matrix as a heat map, or an array of RGB as it is. What is no number is transparent.
 function Picture({ shape, data, range }) {
   const canvas = useRef();
+  const point = useSignal(null);
   const [height, width, channels = 1] = shape;
+  const isTooLarge = width * height > 4_000_000;
   useEffect(() => {
+    if (isTooLarge) return;
     const context = canvas.current.getContext("2d");
     const image = context.createImageData(width, height);
-    const scale = range.high > range.low ? 255 / (range.high - range.low) : 0;
+    const scale = range.high > range.low ? 1 / (range.high - range.low) : 0;
     for (let at = 0; at < width * height; at += 1) {
-      for (let colour = 0; colour < 3; colour += 1) {
-        image.data[at * 4 + colour] = channels > 1 ? data[at * channels + colour] : (Number(data[at]) - range.low) * scale;
+      const value = Number(data[at * channels]);
+      if (!Number.isFinite(value)) continue;
+      for (let channel = 0; channel < 3; channel += 1) {
+        image.data[at * 4 + channel] = channels > 1 ? data[at * channels + channel] : shade((value - range.low) * scale, channel);
       }
       image.data[at * 4 + 3] = channels === 4 ? data[at * 4 + 3] : 255;
     }
     context.putImageData(image, 0, 0);
   }, [data]);
-  if (width * height > 4_000_000) return html`<p class="help">The array is too large for a picture. Download it.</p>`;
-  return html`<canvas ref=${canvas} class="picture" width=${width} height=${height} role="img" aria-label=${`The array as a picture of ${width} by ${height}`}></canvas>`;
+  if (isTooLarge) return html`<p class="help">The array is too large for a picture. Download it.</p>`;
+  const show = ({ offsetX, offsetY, target }) => {
+    const [row, column] = [Math.floor((offsetY / target.clientHeight) * height), Math.floor((offsetX / target.clientWidth) * width)];
+    if (row >= 0 && column >= 0 && row < height && column < width) point.value = [row, column];
+  };
+  const at = point.value && point.value[0] * width + point.value[1];
+  const values = point.value && Array.from({ length: channels }, (_, channel) => short(data[at * channels + channel])).join(", ");
+  return html`<div class="heat"><canvas ref=${canvas} class="picture" width=${width} height=${height} role="img" aria-label=${`The array as a picture of ${width} by ${height}`}
+      onPointerMove=${show} onPointerLeave=${() => (point.value = null)}></canvas>
+    ${channels === 1 && html`<div class="scale"><span>${short(range.low)}</span><span class="colours" style=${{ background: `linear-gradient(to right, ${CSS_COLOURS})` }}></span><span>${short(range.high)}</span></div>`}
+    <p class="help">${point.value ? `row ${point.value[0]}, column ${point.value[1]}: ${values}` : "\u00a0"}</p></div>`;
 }

@@ -1,64 +1,88 @@
-// Two tasks of a job side by side: in which parts of the payload and of the result they differ.
+// Two tasks beside each other: how they ran, and where their payloads and results differ.
 import { get } from "../api.js";
 import { canReadAll } from "../auth.js";
-import { between, duration, preview, shortId } from "../format.js";
-import { html, useId } from "../lib.js";
+import { between, count, duration, plural, preview, shortId } from "../format.js";
 import { stringify } from "../json.js";
+import { html, useId, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
-import { href, route, setQuery } from "../router.js";
-import { Empty, Loaded, Section, Table } from "../ui.js";
+import { route, setQuery } from "../router.js";
+import { Ago, Copy, Loaded, Section, Status, TaskLink } from "../ui.js";
+import { fromTagged, isArray, short } from "./arrays.js";
+import { summary } from "./values.js";
 
-const MAX_DIFFERENCES = 200;
-const MAX_SHOWN = 300;
-const isGroup = (value) => value !== null && typeof value === "object" && value.text === undefined;
+const MAX_ROWS = 200;
+const isPart = (value) => value !== null && typeof value === "object" && [Object, Array].includes(value.constructor) && summary(value) === undefined;
 
-// Return the places where two values differ: [{ path, one, other }]. A value that is not there is undefined.
-export function differences(one, other, path = "", places = []) {
-  if (places.length >= MAX_DIFFERENCES) return places;
-  if (isGroup(one) && isGroup(other) && Array.isArray(one) === Array.isArray(other)) {
-    for (const key of new Set([...Object.keys(one), ...Object.keys(other)])) {
-      differences(one[key], other[key], path ? `${path}.${key}` : key, places);
-    }
-  } else if (stringify(one ?? null) !== stringify(other ?? null) || (one === undefined) !== (other === undefined)) places.push({ path, one, other });
-  return places;
+// Collect the paths at which two values differ, [path, one, other], and count the equal ones.
+function compare(one, other, path, rows) {
+  if (isPart(one) && isPart(other) && Array.isArray(one) === Array.isArray(other)) {
+    for (const key of new Set([...Object.keys(one), ...Object.keys(other)])) compare(one[key], other[key], path ? `${path}.${key}` : key, rows);
+  } else if (textOf(one) === textOf(other)) rows.equal += 1;
+  else rows.push([path, one, other]);
+  return rows;
 }
 
-function Value({ value }) {
-  if (value === undefined) return html`<span class="none">not there</span>`;
-  const text = stringify(value);
-  return html`<code title=${text.slice(0, 2000)}>${text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}…` : text}</code>`;
+const textOf = (value) => (value === undefined ? undefined : stringify(value));
+
+// How far two numbers, or two arrays of the same shape, are apart.
+function distance(one, other) {
+  const [from, to] = [one, other].map((value) => (isArray(value) && typeof value.data === "string" ? fromTagged(value) : value));
+  if (typeof from?.valueOf() === "number" && typeof to?.valueOf() === "number") {
+    const change = to - from;
+    return `${change > 0 ? "+" : ""}${short(change)}${Number(from) ? `, ${change > 0 ? "+" : ""}${short((100 * change) / Math.abs(from))} %` : ""}`;
+  }
+  if (!from?.data || !to?.data || String(from.shape) !== String(to.shape)) return "";
+  let greatest = 0;
+  for (let at = 0; at < from.data.length; at += 1) greatest = Math.max(greatest, Math.abs(Number(to.data[at]) - Number(from.data[at])) || 0);
+  return `at most ${short(greatest)} apart`;
 }
 
-const factsOf = (task) => ({ status: task.status, ran: duration(between(task.started_at, task.completed_at)), attempts: task.attempts, version: task.version, error: task.error ?? undefined });
+const shown = (value) => (value === undefined ? html`<span class="none">–</span>` : html`<code class="value">${summary(value) ?? textOf(value)}</code>`);
 
-export function Compare({ task }) {
+function Differences({ title, one, other }) {
+  const rows = compare(one, other, "", Object.assign([], { equal: 0 }));
+  const isSame = rows.length === 0;
+  return html`<h3>${title}</h3><p class="help">${isSame ? "No difference." : `${plural(rows.length, "difference")}, ${plural(rows.equal, "equal value")}.`}${rows.length > MAX_ROWS ? ` The first ${MAX_ROWS}:` : ""}</p>
+    ${!isSame && html`<div class="scroll" tabindex="0" role="region" aria-label=${`Differences of the ${title.toLowerCase()}`}><table class="differences">
+      <thead><tr><th scope="col">Field</th><th scope="col">This task</th><th scope="col">The other</th><th scope="col">Difference</th></tr></thead>
+      <tbody>${rows.slice(0, MAX_ROWS).map(([path, from, to]) => html`<tr key=${path}><th scope="row">${path || "value"}</th><td>${shown(from)}</td><td>${shown(to)}</td><td>${distance(from, to)}</td></tr>`)}</tbody></table></div>`}`;
+}
+
+const FACTS = [
+  ["Status", (task) => html`<${Status} status=${task.status} />`],
+  ["Created", (task) => html`<${Ago} at=${task.created_at} />`],
+  ["Waited", (task) => duration(between(task.created_at, task.started_at))],
+  ["Ran", (task) => duration(between(task.started_at, task.completed_at))],
+  ["Attempts", (task) => count(task.attempts)],
+  ["Error", (task) => task.error && html`<span class="error">${task.error}</span>`],
+  ["Uploaded result", ({ stored_result: stored }) => stored && `${stored.content_type}, ${count(stored.size)} bytes`],
+];
+
+// The section of a task's page that compares it with the task `with` in the address.
+export function Comparison({ task, onClose }) {
   const id = useId();
-  const withId = route.value.query.get("with") ?? "";
-  const others = usePoll((signal) => get("/tasks", { job: task.job_name, room: canReadAll.value ? undefined : task.room_id, limit: 20 }, { signal }), [task.job_name, task.room_id], null);
-  const other = usePoll((signal) => (withId ? get(`/tasks/${encodeURIComponent(withId)}`, {}, { signal }) : null), [withId], 60);
-  const choose = ({ target }) => setQuery({ with: target.value });
-  const items = (others.data?.items ?? []).filter((item) => item.id !== task.id);
-  const choice = html`<label for=${id}>with</label> <select id=${id} value=${withId} onChange=${choose}>
-    <option value="">choose a task of this job …</option>
-    ${withId && !items.some((item) => item.id === withId) && html`<option value=${withId}>${shortId(withId)}</option>`}
-    ${items.map((item) => html`<option key=${item.id} value=${item.id}>${item.status}, ${shortId(item.id)}: ${preview(item.payload_preview).slice(0, 50)}</option>`)}</select>`;
-  if (!withId && !items.length) return null;
-  return html`<${Section} title="Compare" class="wide compare" actions=${choice}>${withId && html`<${Loaded} state=${other} missing=${`There is no task ${withId}.`}>${(second) =>
-    second && html`<${Differences} task=${task} other=${second} />`}<//>`}<//>`;
-}
-
-function Differences({ task, other }) {
-  const places = [
-    ...differences(factsOf(task), factsOf(other)),
-    ...differences(task.payload, other.payload, "payload"),
-    ...differences(task.result ?? undefined, other.result ?? undefined, "result"),
-  ];
-  if (!places.length) return html`<${Empty}>They have the same payload and result.<//>`;
-  const columns = [
-    { name: "path", label: "Where", render: ({ path }) => html`<span class="name">${path}</span>` },
-    { name: "one", label: "This task", class: "value", render: ({ one }) => html`<${Value} value=${one} />` },
-    { name: "other", label: "The other", class: "value", render: ({ other: value }) => html`<${Value} value=${value} />` },
-  ];
-  return html`<p class="help">${places.length >= MAX_DIFFERENCES ? "The first differences" : "Differences"} from <a href=${href(["tasks", other.id])}>${shortId(other.id)}</a>.</p>
-    <${Table} caption="Differences" columns=${columns} rows=${places} rowKey=${({ path }) => path} />`;
+  const other = route.value.query.get("with");
+  const query = { job: task.job_name, room: canReadAll.value ? null : task.room_id, limit: 50 };
+  const earlier = usePoll((abort) => get("/tasks", query, { signal: abort }), [query], null);
+  const state = usePoll((abort) => other ? get(`/tasks/${encodeURIComponent(other)}`, {}, { signal: abort }) : null, [other], other ? 10 : null);
+  // An id, or an address that ends with it.
+  const entered = useSignal(other ?? "");
+  const enter = ({ target }) => {
+    entered.value = /[0-9a-f-]{36}/.exec(target.value)?.[0] ?? target.value.trim();
+    setQuery({ with: entered.value });
+  };
+  const names = (earlier.data?.items ?? []).filter((item) => item.id !== task.id);
+  return html`<${Section} title="Compare" actions=${html`<${Copy} text=${location.href} label="Copy link" /><button type="button" class="small" onClick=${onClose}>Close</button>`}>
+    <div class="form two"><div class="field"><label for=${id}>With one of the last tasks of the job</label>
+        <select id=${id} value=${names.some((item) => item.id === other) ? other : ""} onChange=${enter}><option value="">choose …</option>
+          ${names.map((item) => html`<option key=${item.id} value=${item.id} selected=${item.id === other}>${preview(item.payload_preview) || shortId(item.id)} (${item.status}, ${duration(between(item.created_at, new Date()))} ago)</option>`)}</select></div>
+      <div class="field"><label for=${`${id}-other`}>Or its id, or its address</label>
+        <input id=${`${id}-other`} value=${entered.value} autocomplete="off" spellcheck=${false}
+          onInput=${(event) => (entered.value = event.target.value)} onChange=${enter} /></div></div>
+    ${other && html`<${Loaded} state=${state} missing=${html`No such task: ${other}.`}>${(second) => second && html`
+      <div class="scroll" tabindex="0" role="region" aria-label="Both tasks"><table class="differences"><thead><tr><td></td><th scope="col">This task</th><th scope="col"><${TaskLink} id=${second.id} /></th></tr></thead>
+        <tbody>${FACTS.map(([name, render]) => [name, render(task), render(second)]).filter(([, from, to]) => from || to)
+          .map(([name, from, to]) => html`<tr key=${name}><th scope="row">${name}</th><td>${from || "–"}</td><td>${to || "–"}</td></tr>`)}</tbody></table></div>
+      <${Differences} title="Payloads" one=${task.payload} other=${second.payload} />
+      <${Differences} title="Results" one=${task.result ?? undefined} other=${second.result ?? undefined} />`}<//>`}<//>`;
 }

@@ -1,40 +1,25 @@
 // The result of a task: JSON, arrays, images and text are shown, everything can be downloaded.
 import { download } from "../api.js";
 import { bytes } from "../format.js";
-import { html, useEffect, useMemo, useSignal } from "../lib.js";
+import { html, useEffect, useSignal } from "../lib.js";
 import { parse, stringify } from "../json.js";
-import { Ago, Button, Copy, Empty, Failure, Json, Loading, saveAs, Section } from "../ui.js";
+import { Ago, Button, Copy, Empty, Failure, Loading, saveAs, Section } from "../ui.js";
 import { ArrayView, fromNpy } from "./arrays.js";
-import { isTagged, TaggedView, taggedIn } from "./frames.js";
+import { Value } from "./values.js";
 
-const NOTHING = { completed: "The job returned nothing.", failed: "The task has failed, so it has no result.", cancelled: "The task was cancelled, so it has no result." };
 const MAX_PREVIEW = 8 * 1024 * 1024;
 const IMAGES = /^image\/(png|jpeg|gif|webp|svg\+xml|avif|bmp)$/;
 
 export function Result({ task }) {
   const { stored_result: stored, result } = task;
+  const isEmpty = !stored && (result === null || result === undefined);
+  if (isEmpty && task.status !== "completed") return null;
   const actions = html`${stored && html`<${Button} class="small" onClick=${() => save(task)}>Download<//>`}
-    ${!stored && result !== null && html`<${Copy} text=${stringify(result, 2)} label="Copy JSON" />`}`;
+    ${!stored && !isEmpty && html`<${Copy} text=${stringify(result, 2)} label="Copy JSON" />`}`;
   return html`<${Section} title="Result" actions=${actions}>${stored
     ? html`<${Stored} task=${task} />`
-    : result === null || result === undefined ? html`<${Empty}>${NOTHING[task.status] ?? "No result yet."}<//>`
+    : isEmpty ? html`<${Empty}>The job returned nothing.<//>`
       : html`<${Value} value=${result} label="Result" />`}<//>`;
-}
-
-// JSON, with the arrays, tables and structures in it shown below it.
-export function Value({ value, label }) {
-  const tagged = useMemo(() => taggedIn(value), [value]);
-  return html`${!isTagged(value) && html`<${Json} value=${shortened(value)} label=${label} />`}
-    ${tagged.map(([path, item]) => html`<${TaggedView} key=${path} name=${isTagged(value) ? "" : path} value=${item} />`)}`;
-}
-
-// The contents of arrays and bytes are long texts of base64, which say nothing to a reader.
-function shortened(value) {
-  if (Array.isArray(value)) return value.map(shortened);
-  if (value === null || typeof value !== "object" || value.constructor !== Object) return value;
-  if (["pandas.DataFrame", "pandas.Series", "ase.Atoms"].includes(value.$zndraw)) return { $zndraw: value.$zndraw, "…": "shown below" };
-  if (typeof value.$zndraw === "string" && typeof value.data === "string" && value.data.length > 80) return { ...value, data: `${value.data.slice(0, 24)}… (${bytes(Math.floor(value.data.length * 0.75))})` };
-  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, shortened(item)]));
 }
 
 async function save(task) {

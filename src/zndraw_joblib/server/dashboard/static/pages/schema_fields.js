@@ -39,8 +39,8 @@ function Chooser({ provider, room, draft, isRequired, onChange, common, control,
   const isOther = draft !== "" && !choices.some(([value]) => value === draft);
   return html`<select ...${common} value=${draft} onChange=${(event) => onChange(event.target.value)}>
       <option value="">${isRequired ? "choose …" : "not given"}</option>
-      ${isOther && html`<option value=${draft}>${draft} (not among the choices)</option>`}
-      ${choices.map(([value, text], index) => html`<option key=${index} value=${value}>${text}</option>`)}</select>
+      ${isOther && html`<option value=${draft} selected>${draft} (not among the choices)</option>`}
+      ${choices.map(([value, text], index) => html`<option key=${index} value=${value} selected=${value === draft}>${text}</option>`)}</select>
     <p id=${helpId} class="help">${count(choices.length)} choices from the provider ${provider.name}</p>`;
 }
 

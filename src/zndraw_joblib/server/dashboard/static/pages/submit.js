@@ -1,7 +1,7 @@
 // Submit a task: a form made from the job's JSON Schema, or JSON. The server validates; its problems are at their fields.
 import { act, get, newKey, Unreachable } from "../api.js";
 import { canOperate, canReadAll, ownRoom } from "../auth.js";
-import { between, duration, shortId } from "../format.js";
+import { between, duration, preview, shortId } from "../format.js";
 import { parseExact, stringify } from "../json.js";
 import { html, useEffect, useId, useMemo, useRef, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
@@ -9,6 +9,7 @@ import { go, route, setQuery } from "../router.js";
 import { draftOf, nodeOf, placed, valueOf } from "../schema.js";
 import { Button, Failure, Section, toast } from "../ui.js";
 import { applied, Field, Problems } from "./schema_fields.js";
+import { roomNames } from "./suggestions.js";
 
 // The room of tasks where none is named, as in the command line.
 const DEFAULT_ROOM = "default";
@@ -141,19 +142,19 @@ function EarlierPayloads({ job, from }) {
   return html`<div class="field"><label for=${id}>Start from</label>
     <select id=${id} value=${from ?? ""} onChange=${(event) => setQuery({ from: event.target.value })}>
       <option value="">the defaults of the job</option>
-      ${from && !tasks.some((task) => task.id === from) && html`<option value=${from}>task ${shortId(from)}</option>`}
-      ${tasks.map((task) => html`<option key=${task.id} value=${task.id}>${task.payload_preview.slice(0, 100)} (${task.status}, ${duration(between(task.created_at, new Date()))} ago)</option>`)}</select></div>`;
+      ${from && !tasks.some((task) => task.id === from) && html`<option value=${from} selected>task ${shortId(from)}</option>`}
+      ${tasks.map((task) => html`<option key=${task.id} value=${task.id} selected=${task.id === from}>${preview(task.payload_preview) || "an empty payload"} (${task.status}, ${duration(between(task.created_at, new Date()))} ago)</option>`)}</select></div>`;
 }
 
 // The choices of providers are read again when the field is left.
 function RoomField({ entered, room }) {
   const id = useId();
   const names = useSignal([]);
-  const suggest = async () => (names.value = (await get("/rooms", { limit: 200 })).items.map((item) => item.id));
+  const suggest = async () => (names.value = await roomNames());
   return html`<div class="field"><label for=${id}>Room <span class="needed" title="required">*</span></label>
     <input id=${id} name="room" list=${`${id}-names`} value=${entered.value} autocomplete="off" spellcheck=${false} aria-required="true" onFocus=${suggest}
       onInput=${(event) => (entered.value = event.target.value)} onChange=${() => (room.value = entered.value)} />
-    <datalist id=${`${id}-names`}>${names.value.map((name) => html`<option key=${name} value=${name} />`)}</datalist></div>`;
+    <datalist id=${`${id}-names`}>${names.value.map(([name]) => html`<option key=${name} value=${name} />`)}</datalist></div>`;
 }
 
 function JsonField({ text, messages }) {

@@ -1,17 +1,18 @@
 // One task: why it waits or failed, what it does, what it got and returned, and what may be done with it.
 import { act, get } from "../api.js";
 import { canOperate, canReadAll, canWriteRoom, config, me, ownRoom } from "../auth.js";
-import { count, duration, partsOf, shortId, subject } from "../format.js";
-import { parseExact, stringify } from "../json.js";
-import { html, useEffect, useRef, useSignal } from "../lib.js";
+import { count, duration, exact, partsOf, shortId, subject } from "../format.js";
+import { stringify } from "../json.js";
+import { html, useEffect, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
-import { go, href, replace } from "../router.js";
-import { Ago, Badge, Button, Copy, Dialog, Empty, Failure, JobLink, Json, Loaded, Page, RoomLink, Section, Facts, Status, toast, WorkerLink } from "../ui.js";
-import { Compare } from "./compare.js";
+import { href, replace, route, setQuery } from "../router.js";
+import { Ago, Badge, Button, Copy, Empty, JobLink, Json, Loaded, nameOfWorker, Page, RoomLink, Section, Facts, Status, WorkerLink } from "../ui.js";
+import { Comparison } from "./compare.js";
 import { Result } from "./result.js";
 import { Log } from "./task_log.js";
 import { apply } from "./tasks.js";
 import { isOver, Timeline } from "./timeline.js";
+import { Value } from "./values.js";
 
 async function load(id, abort) {
   const [task, history, explanation] = await Promise.all(
@@ -37,6 +38,9 @@ function Shortened({ id }) {
     : html`<${NoTask} id=${id} />`}<//>`}<//>`;
 }
 
+// A task is called by its job, and by what tells it from the other tasks of the job.
+const titleOf = (task) => `${partsOf(task.job_name).name} · ${subject(task.payload) || shortId(task.id)}`;
+
 function Whole({ id }) {
   const state = usePoll((abort) => load(id, abort), [id], 10);
   const progress = useSignal(null);
@@ -49,28 +53,36 @@ function Whole({ id }) {
     else if (event === "snapshot") progress.value = body.progress ? { attempt: body.attempt, progress: body.progress } : null;
     else if (event === "status" || event === "result" || event === "end") state.reload();
   });
-  const title = task ? [partsOf(task.job_name).name, subject(task.payload)].filter(Boolean).join(" · ") : `Task ${shortId(id)}`;
-  return html`<${Page} title=${title} actions=${task && html`
+  const isComparing = useSignal(false);
+  const close = () => {
+    isComparing.value = false;
+    setQuery({ with: null });
+  };
+  return html`<${Page} title=${task ? titleOf(task) : `Task ${shortId(id)}`} actions=${task && html`
       ${!isEnded && html`<${Badge} tone=${stream.isOpen ? "good" : "warn"}>${stream.isOpen ? "live" : "connecting"}<//>`}
-      <${Actions} task=${task} reload=${state.reload} />`}>
+      <${Actions} task=${task} reload=${state.reload} />
+      <button type="button" onClick=${() => (isComparing.value = true)}>Compare …</button>`}>
     <${Loaded} state=${state} missing=${html`No such task: ${id}. Tasks that have ended are deleted after some time.`}>${({ task: shown, history, explanation }) => html`
       <${Summary} task=${shown} explanation=${explanation} />
-      <${Trouble} task=${shown} history=${history} />
-      <div class="columns">
-        <div class="stack">
-          ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === shown.attempt && progress.value.progress) || shown.progress} />`}
-          ${(shown.status === "completed" || shown.stored_result || (shown.result ?? null) !== null) && html`<${Result} task=${shown} />`}
-          <${Section} title="Payload" actions=${html`<${Copy} text=${stringify(shown.payload, 2)} label="Copy JSON" />`}>
-            <${Json} value=${shown.payload} label="Payload" /><//>
-        </div>
+      ${(isComparing.value || route.value.query.has("with")) && html`<${Comparison} task=${shown} onClose=${close} />`}
+      <div class="columns task"><div class="stack">
+        ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === shown.attempt && progress.value.progress) || shown.progress} />`}
+        <${Trouble} task=${shown} history=${history} />
+        <${Section} title="Payload" actions=${html`<${Copy} text=${stringify(shown.payload, 2)} label="Copy JSON" />`}>
+          <${Value} value=${shown.payload} label="Payload" /><//>
+        <${Result} task=${shown} />
+      </div><div class="stack">
         <${Log} id=${shown.id} attempt=${shown.attempt} attempts=${attemptsOf(history)} news=${news.value} isEnded=${isEnded} />
-      </div>
-      <${Timeline} history=${history} error=${shown.error} />
-      <${Compare} task=${shown} />`}<//><//>`;
+        <${Timeline} history=${history} />
+      </div></div>`}<//><//>`;
 }
 
 // The numbers of the attempts and those of their claims, the last 50, newest first.
 const attemptsOf = (history) => [...new Map(history.transitions.filter((transition) => transition.attempt_number).map((transition) => [transition.attempt_number, transition.attempt]))].slice(-50).reverse();
+
+// A sentence of the API, with moments in the zone of the reader instead of UTC, and with names of workers.
+const readable = (text) => text.replace(/(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC/g, (_, day, time) => exact(`${day}T${time}Z`))
+  .replace(/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/g, (id) => nameOfWorker(id) ?? shortId(id));
 
 function Summary({ task, explanation }) {
   const isWaiting = task.status === "pending";
@@ -94,7 +106,7 @@ function Summary({ task, explanation }) {
       ["Id", html`<span class="id">${task.id}</span> <${Copy} text=${task.id} />`, "wide"],
     ]} />
     ${explanation.reasons.length > 0 && !isOver(task.status) && html`<div class="why"><h3>${isWaiting ? "Why it waits" : "Who holds it"}</h3>
-      <ul>${explanation.reasons.map((reason) => html`<li key=${reason.code}><code>${reason.code}</code> ${reason.detail}</li>`)}</ul>
+      <ul>${explanation.reasons.map((reason) => html`<li key=${reason.code}><code>${reason.code}</code> ${readable(reason.detail)}</li>`)}</ul>
       ${isWaiting && explanation.wait_seconds !== null && html`<p class="help">It waits about ${duration(explanation.wait_seconds)} at the current rate of its job${
         explanation.queue_position ? `, at position ${count(explanation.queue_position)} of its queue` : ""}.</p>`}</div>`}</section>`;
 }
@@ -115,7 +127,7 @@ function Trouble({ task, history }) {
   const isFull = useSignal(false);
   if (!task.error && !failure) return null;
   const text = isFull.value ? failure?.full_traceback : failure?.traceback || failure?.full_traceback;
-  return html`<${Section} title=${task.status === "pending" ? "The last attempt failed" : "Error"} class="wide trouble" actions=${html`
+  return html`<${Section} title=${task.status === "pending" ? "The last attempt failed" : "Error"} class="trouble" actions=${html`
       ${failure?.full_traceback && failure.full_traceback !== failure.traceback && html`<button type="button" class="small" aria-pressed=${isFull.value ? "true" : "false"}
         onClick=${() => (isFull.value = !isFull.value)}>All frames</button>`}
       ${text && html`<${Copy} text=${text} />`}`}>
@@ -126,7 +138,6 @@ function Trouble({ task, history }) {
 
 // Operators may do everything; others cancel, retry and run now what they submitted, and submit in rooms where they may write.
 function Actions({ task, reload }) {
-  const editing = useSignal(false);
   if (config.value.read_only) return null;
   const isOwn = task.created_by === me.value.id;
   const isHeld = ["claimed", "running"].includes(task.status);
@@ -149,36 +160,5 @@ function Actions({ task, reload }) {
       confirm=${{ title: "Cancel the task?", body: isHeld ? "Its worker is asked to stop." : "No worker gets it.", action: "Cancel the task" }}>Cancel<//>`}
     ${may.fail && html`<${Button} onClick=${failIt} success="The task has failed."
       confirm=${{ title: "Fail the task?", body: "It ends as failed, also while a worker holds it. The worker's later reports are refused.", action: "Fail the task" }}>Fail<//>`}
-    ${may.submit && html`<button type="button" onClick=${() => (editing.value = true)}>Submit again …</button>`}
-    ${editing.value && html`<${Resubmit} task=${task} onClose=${() => (editing.value = false)} />`}`;
-}
-
-function Resubmit({ task, onClose }) {
-  const text = useRef();
-  const error = useSignal(null);
-  const submit = async () => {
-    let payload;
-    try {
-      payload = parseExact(text.current.value);
-    } catch (problem) {
-      error.value = new Error(`The payload is no JSON: ${problem.message}`);
-      return;
-    }
-    try {
-      const name = encodeURIComponent(task.job_name).replaceAll("%3A", ":");
-      const body = { payload, ...(task.priority && { priority: task.priority }) };
-      const copy = await act("POST", `/rooms/${encodeURIComponent(task.room_id)}/tasks/${name}`, body);
-      onClose();
-      toast("Submitted.");
-      go(["tasks", copy.id]);
-    } catch (problem) {
-      error.value = problem;
-    }
-  };
-  return html`<${Dialog} title="Submit again" onClose=${onClose} wide>
-    <div class="dialog-body"><p class="help">A new task of <span class="name">${task.job_name}</span> in the room ${task.room_id}. Change the payload as you like.</p>
-      <label for="payload">Payload</label>
-      <textarea id="payload" ref=${text} rows="16" spellcheck=${false} defaultValue=${stringify(task.payload, 2)}></textarea>
-      <${Failure} error=${error.value} /></div>
-    <footer><button type="button" onClick=${onClose}>Close</button><${Button} tone="primary" onClick=${submit}>Submit<//></footer><//>`;
+    ${may.submit && html`<a class="button" href=${href(["jobs", task.job_name], { from: task.id })}>Submit again …</a>`}`;
 }

@@ -1,18 +1,18 @@
 // The log of an attempt: what is there, and the lines that follow.
 import { get } from "../api.js";
-import { count, exact, timeOfDay } from "../format.js";
-import { html, useEffect, useId, useLayoutEffect, useRef, useSignal } from "../lib.js";
+import { count, exact, plural, timeOfDay } from "../format.js";
+import { html, useEffect, useLayoutEffect, useRef, useSignal } from "../lib.js";
 import { route, setQuery } from "../router.js";
-import { Empty, Failure, saveAs, Section } from "../ui.js";
+import { Button, Empty, Failure, Loading, saveAs, Section } from "../ui.js";
 
 const MAX_SHOWN = 5000;
 
-// Read the lines after a number.
-async function readAll(id, attempt, abort, after = 0) {
+// Read the lines after a number, the last `size` of them.
+async function readAll(id, attempt, abort, after = 0, size = MAX_SHOWN) {
   let lines = [];
   for (;;) {
     const part = await get(`/tasks/${id}/log`, { attempt, after }, { signal: abort });
-    lines = [...lines, ...part.lines].slice(-MAX_SHOWN);
+    lines = [...lines, ...part.lines].slice(-size);
     if (!part.next) return { lines, dropped: part.dropped, last: part.last };
     after = part.next;
   }
@@ -21,8 +21,8 @@ async function readAll(id, attempt, abort, after = 0) {
 // `news` is the last `log` event of the task's stream. `attempt` is the number of the last claim; `attempts` has the number and the
 // claim of each attempt, the last one first: a claim that never started is no attempt, and has no log.
 export function Log({ id, attempt, attempts, news, isEnded }) {
-  const selected = Number(route.value.query.get("attempt"));
-  const shown = attempts.find(([number]) => number === selected)?.[1] ?? attempts[0]?.[1] ?? attempt;
+  const { query } = route.value;
+  const shown = attempts.find(([number]) => String(number) === query.get("attempt"))?.[1] ?? attempts[0]?.[1] ?? attempt;
   const log = useSignal(null);
   const error = useSignal(null);
   useEffect(() => {
@@ -46,45 +46,54 @@ export function Log({ id, attempt, attempts, news, isEnded }) {
     readAll(id, shownLog.attempt, controller.signal, shownLog.last).then((answer) => answer.lines.length && add(answer.lines), () => {});
     return () => controller.abort();
   }, [news, log.value?.attempt]);
-  const choose = ({ target }) => setQuery({ attempt: String(attempts.find(([, claim]) => claim === Number(target.value))[0]) });
-  const choice = attempts.length > 1 && html`<label>Attempt <select value=${shown} onChange=${choose}>
-    ${attempts.map(([number, claim]) => html`<option key=${claim} value=${claim}>${number}</option>`)}</select></label>`;
-  const lines = log.value?.lines ?? [];
-  const save = () => saveAs(new Blob([lines.map((line) => `${line.at} ${line.level ?? ""} ${line.text}\n`).join("")], { type: "text/plain" }), `task-${id}-attempt-${shown}.log`);
-  const actions = html`${choice}${lines.length > 0 && html`<button type="button" class="small" onClick=${save}>Download</button>`}`;
+  const search = query.get("log") ?? "";
+  const isFollowing = useSignal(true);
+  const lines = log.value?.attempt === shown ? log.value.lines : [];
+  const text = search.trim().toLowerCase();
+  const matches = text ? lines.filter((line) => `${line.level} ${line.text}`.toLowerCase().includes(text)) : lines;
+  const save = async () => {
+    const { lines: all } = await readAll(id, shown, undefined, 0, Infinity);
+    const content = all.map((line) => [line.at, line.level, line.text].filter(Boolean).join(" "));
+    saveAs(new Blob([`${content.join("\n")}\n`], { type: "text/plain" }), `log-${id}-${shown}.txt`);
+  };
+  const actions = html`
+    ${attempts.length > 1 && html`<label>Attempt <select value=${attempts.find(([, claim]) => claim === shown)?.[0]} onChange=${(event) => setQuery({ attempt: event.target.value })}>
+      ${attempts.map(([number]) => html`<option key=${number} value=${number}>${number}</option>`)}</select></label>`}
+    ${lines.length > 0 && html`<input type="search" class="small" aria-label="Search in the log" placeholder="Search" value=${search}
+        onInput=${(event) => setQuery({ log: event.target.value })} />
+      ${!isEnded && shown === attempt && html`<button type="button" class="small" aria-pressed=${isFollowing.value ? "true" : "false"}
+        onClick=${() => (isFollowing.value = !isFollowing.value)}>Follow</button>`}
+      <${Button} class="small" onClick=${save}>Download<//>`}`;
+  const nothing = !shown ? `No worker has claimed the task${isEnded ? "" : " yet"}.` : isEnded || shown !== attempt ? "The job has written no line." : "No line yet.";
   return html`<${Section} title="Log" actions=${actions}>
     ${error.value && html`<${Failure} error=${error.value} />`}
-    ${log.value?.lines.length ? html`<${Lines} ...${log.value} isEnded=${isEnded} />` : html`<${Empty}>${!shown ? `No worker has claimed the task${isEnded ? "" : " yet"}.` : isEnded || shown !== attempt ? "The job has written no line." : "No line yet."}<//>`}<//>`;
+    ${shown && log.value?.attempt !== shown && !error.value ? html`<${Loading} />` : lines.length ? html`
+      ${log.value.dropped > 0 && html`<p class="help">${plural(log.value.dropped, "line")} before these, or between them, ${log.value.dropped === 1 ? "is" : "are"} not kept: see the settings <code>task_log_max_lines</code> and <code>task_log_max_bytes</code>.</p>`}
+      ${lines.length === MAX_SHOWN && html`<p class="help">The last ${count(MAX_SHOWN)} lines; a download has all that are kept.</p>`}
+      ${text && html`<p class="help" role="status">${count(matches.length)} of ${plural(lines.length, "line")}</p>`}
+      <${Lines} lines=${matches} text=${text} isFollowing=${isFollowing} />` : html`<${Empty}>${nothing}<//>`}<//>`;
 }
 
-function Lines({ lines, dropped, isEnded }) {
-  const element = useRef();
-  // Whether new lines scroll into view: until the reader scrolls up.
-  const follows = useSignal(true);
-  const [searchId, text] = [useId(), (route.value.query.get("log") ?? "").toLowerCase()];
-  const matches = text ? lines.filter((line) => line.text.toLowerCase().includes(text)) : lines;
-  useLayoutEffect(() => {
-    if (follows.value) element.current.scrollTop = element.current.scrollHeight;
-  }, [matches.length, lines.at(-1)?.n, follows.value]);
-  const onScroll = ({ target }) => (follows.value = target.scrollHeight - target.scrollTop - target.clientHeight < 20);
-  return html`<div class="log-tools"><label class="hidden" for=${searchId}>Search in the log</label>
-      <input id=${searchId} type="search" placeholder="Search in the log" value=${text} autocomplete="off" onInput=${(event) => setQuery({ log: event.target.value })} />
-      ${text && html`<span class="help" role="status">${count(matches.length)} of ${count(lines.length)} lines</span>`}
-      ${!isEnded && html`<label class="check"><input type="checkbox" checked=${follows.value} onChange=${(event) => (follows.value = event.target.checked)} /> Follow</label>`}</div>
-    ${dropped > 0 && html`<p class="help">${count(dropped)} lines were not kept: the server keeps <code>task_log_max_bytes</code> of each attempt.</p>`}
-    <div class="log" ref=${element} onScroll=${onScroll} role="log" aria-label="Log" tabindex="0">
-      ${matches.map((line) => html`<div key=${line.n} class="line is-${line.level} from-${line.source}"><time title=${exact(line.at)}>${timeOfDay(line.at)}</time>
-        ${line.level && line.level !== "info" && html`<b>${line.level}</b> `}<span>${text ? marked(line.text, text) : line.text}</span></div>`)}</div>`;
-}
-
-// A line with the matches of a text in lower case.
+// The parts of a text that match a search are marked.
 function marked(line, text) {
+  if (!text) return line;
   const parts = [];
-  for (let at = 0; at <= line.length; ) {
-    const next = line.toLowerCase().indexOf(text, at);
-    if (next < 0) return [...parts, line.slice(at)];
-    parts.push(line.slice(at, next), html`<mark>${line.slice(next, next + text.length)}</mark>`);
-    at = next + text.length;
+  let from = 0;
+  for (let at = line.toLowerCase().indexOf(text); at >= 0; at = line.toLowerCase().indexOf(text, from)) {
+    parts.push(line.slice(from, at), html`<mark>${line.slice(at, at + text.length)}</mark>`);
+    from = at + text.length;
   }
-  return parts;
+  return [...parts, line.slice(from)];
+}
+
+function Lines({ lines, text, isFollowing }) {
+  const element = useRef();
+  // New lines scroll into view, unless the reader has scrolled up.
+  useLayoutEffect(() => {
+    if (isFollowing.value) element.current.scrollTop = element.current.scrollHeight;
+  }, [lines, isFollowing.value]);
+  const onScroll = ({ target }) => (isFollowing.value = target.scrollHeight - target.scrollTop - target.clientHeight < 20);
+  return html`<div class="log" ref=${element} onScroll=${onScroll} role="log" aria-label="Log" tabindex="0">
+    ${lines.map((line) => html`<div key=${line.n} class="line is-${line.level} from-${line.source}"><time title=${exact(line.at)}>${timeOfDay(line.at)}</time>
+      ${line.level && line.level !== "info" && html`<b>${line.level}</b> `}<span>${marked(line.text, text)}</span></div>`)}</div>`;
 }

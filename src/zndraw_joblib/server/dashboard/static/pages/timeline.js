@@ -1,10 +1,11 @@
 // The attempts of a task: when it waited, when it ran, and how each attempt ended.
-import { between, duration, plural } from "../format.js";
+import { between, duration, shortId } from "../format.js";
 import { html } from "../lib.js";
-import { Ago, now, Section, Status, WorkerLink } from "../ui.js";
+import { Ago, Badge, nameOfWorker, now, Section, Status, WorkerLink } from "../ui.js";
 
 const TERMINAL = ["completed", "failed", "cancelled"];
 export const isOver = (status) => TERMINAL.includes(status);
+const isHeld = ({ status }) => ["claimed", "running"].includes(status);
 
 // The stretches of time between the transitions: { status, from, to, attempt }.
 function stretches(transitions) {
@@ -28,27 +29,51 @@ function Bars({ transitions }) {
       title=${`${WORDS[part.status]} ${duration((part.to - part.from) / 1000)}${part.attempt ? `, attempt ${part.attempt}` : ""}`}></span>`)}</div>`;
 }
 
-function total(transitions, statuses) {
-  return stretches(transitions).filter((part) => statuses.includes(part.status)).reduce((sum, part) => sum + (part.to - part.from) / 1000, 0);
+function total(transitions, status) {
+  return stretches(transitions).filter((part) => part.status === status).reduce((sum, part) => sum + (part.to - part.from) / 1000, 0);
 }
 
-// `error` is the one that the page shows above: it is not repeated. Of a task that has ended, the changes are folded.
-export function Timeline({ history, error }) {
+// The transitions by the claim that they belong to; those before the first claim come first.
+function claimsOf(transitions) {
+  const claims = new Map();
+  for (const transition of transitions) claims.set(transition.attempt, [...(claims.get(transition.attempt) ?? []), transition]);
+  return [...claims.values()];
+}
+
+const MAX_ATTEMPTS = 20;
+
+export function Timeline({ history }) {
   const { transitions } = history;
   if (!transitions.length) return null;
-  const [claimed, worked] = ["claimed", "running"].map((status) => total(transitions, [status]));
-  const attempts = new Set(transitions.map((transition) => transition.attempt_number).filter(Boolean)).size;
-  const isEnded = isOver(transitions.at(-1).status);
-  const summary = [attempts > 0 && plural(attempts, "attempt"), plural(transitions.length, "change")].filter(Boolean).join(", ");
-  return html`<${Section} title="Timeline" class="wide">
+  const [waited, claimed, ran] = ["pending", "claimed", "running"].map((status) => total(transitions, status));
+  const claims = claimsOf(transitions);
+  return html`<${Section} title="Timeline">
     <${Bars} transitions=${transitions} />
-    <p class="legend"><span class="key pending">waited ${duration(total(transitions, ["pending"]))}</span>
+    <p class="legend">${waited > 0 && html`<span class="key pending">waited ${duration(waited)}</span>`}
       ${claimed > 0 && html`<span class="key claimed">was claimed ${duration(claimed)}</span>`}
-      ${worked > 0 && html`<span class="key running">ran ${duration(worked)}</span>`}</p>
-    <details key=${String(isEnded)} open=${!isEnded}><summary>${summary}</summary><ol class="transitions">${transitions.map((transition, index) => html`<li key=${index}>
-      <${Ago} at=${transition.at} /> <${Status} status=${transition.status} />
-      <span class="help">${index ? `+${duration(between(transitions[index - 1].at, transition.at))}` : ""}</span>
-      <span class="what">${transition.attempt_number ? `attempt ${transition.attempt_number}` : transition.attempt > 0 && "not started"} ${transition.worker_id && html` on <${WorkerLink} id=${transition.worker_id} />`}
-        ${transition.reason && html` <code>${transition.reason}</code>`}${transition.run_at && html` · due <${Ago} at=${transition.run_at} />`}
-        ${transition.error && transition.error !== error && html`<span class="error clip" title=${transition.error}>${transition.error}</span>`}</span></li>`)}</ol></details><//>`;
+      ${ran > 0 && html`<span class="key running">ran ${duration(ran)}</span>`}</p>
+    ${claims.length > MAX_ATTEMPTS && html`<p class="help">The last ${MAX_ATTEMPTS} of ${claims.length - 1} claims.</p>`}
+    <ol class="attempts">${claims.slice(-MAX_ATTEMPTS).map((steps, index, shown) => html`<li key=${steps[0].attempt}>
+      ${steps[0].attempt === 0 ? html`<${Steps} steps=${steps} /> ` : html`<${Attempt} steps=${steps} isLast=${index === shown.length - 1} />`}</li>`)}</ol><//>`;
 }
+
+// The error of the last attempt is shown above.
+function Attempt({ steps, isLast }) {
+  const { attempt_number: number, worker_id: worker } = steps[0];
+  const end = steps.find((step) => !isHeld(step));
+  const start = steps.find(({ status }) => status === "running");
+  const ran = start && between(start.at, end?.at ?? new Date(now.value).toISOString());
+  const isBack = end?.status === "pending";
+  return html`<details open=${isLast}><summary><strong>${number ? `Attempt ${number}` : "Not started"}</strong>
+      ${isBack ? html` <${Badge} tone=${end.error ? "bad" : "warn"}>${end.error ? "failed" : "given back"}<//>` : html` <${Status} status=${(end ?? steps.at(-1)).status} />`}
+      ${" "}<span class="help">${start && `ran ${duration(ran)}`}${worker && ` on ${nameOfWorker(worker) ?? shortId(worker)}`}</span>
+      ${!isLast && end?.error && html`<span class="clip error">${end.error.split("\n")[0]}</span>`}</summary>
+    <${Steps} steps=${steps} hasError=${!isLast} /></details>`;
+}
+
+const Steps = ({ steps, hasError }) => html`<ul class="transitions">${steps.map((step, index) => html`<li key=${index}>
+  <${Ago} at=${step.at} /> <${Status} status=${step.status} />
+  <span>${index > 0 && html`<span class="help">after ${duration(between(steps[index - 1].at, step.at))}</span>`}
+    ${step.status === "claimed" && step.worker_id && html` by <${WorkerLink} id=${step.worker_id} />`}
+    ${step.reason && html` <code>${step.reason}</code>`}${step.run_at && html` · due <${Ago} at=${step.run_at} />`}
+    ${hasError && step.error && html`<span class="error">${step.error}</span>`}</span></li>`)}</ul>`;
