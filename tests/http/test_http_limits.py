@@ -1,6 +1,9 @@
 """Limits that jobs share: who may define them, and what refuses them."""
 
+from typing import Any
+
 import httpx
+import pytest
 from databases import on_both
 from rest import V1, AsUser, expect_problem
 
@@ -63,3 +66,27 @@ async def test_tasks_that_wait_for_a_rate_are_measured(client: httpx.AsyncClient
         await client.post(f"{V1}/tasks/claim", json={"worker_id": job["worker_id"], "max": 5})
     # Two of the job, one of the third user, and four of the name.
     assert "zndraw_joblib_rate_limited_tasks 7" in (await client.get(f"{V1}/metrics")).text
+
+
+RATES = [
+    # The rates of the job and of a name, and then a key's rate before that of the job.
+    ([RATE, {"name": "api"}], [0, 1, 2, 3]),
+    ([{"key": "/user", **RATE}, {"rate": {"count": 2, "per_seconds": 3600, "burst": 2}}], [0, 0, 0, 1, 1]),
+]
+
+
+@on_both
+@pytest.mark.parametrize(("limits", "users"), RATES)
+async def test_a_task_that_waits_for_two_rates_is_one(
+    client: httpx.AsyncClient, limits: list[dict[str, Any]], users: list[int]
+) -> None:
+    """Three tasks wait, whichever rates they wait for."""
+    await client.put(f"{LIMITS}/api", json=RATE)
+    body = {"category": "modifiers", "name": "Two", "limits": limits}
+    job = (await client.put(f"{V1}/rooms/lab/jobs", json=body)).json()
+    for user in users:
+        await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={"payload": {"user": user}})
+    for _ in users:
+        await client.post(f"{V1}/tasks/claim", json={"worker_id": job["worker_id"], "max": 1})
+    lines = (await client.get(f"{V1}/metrics")).text.splitlines()
+    assert "zndraw_joblib_rate_limited_tasks 3.0" in lines

@@ -171,6 +171,18 @@ async def test_a_schedule_whose_key_is_rejected_or_replaced(client: httpx.AsyncC
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
 
 
+@pytest.mark.parametrize("debounce", [None, {"seconds": 60}])
+async def test_what_a_schedule_shows_may_be_put_again(client: httpx.AsyncClient, debounce: Any) -> None:
+    """A form sends the fields that did not change as it has read them."""
+    job = await register(client)
+    options = {"unique": {"key": "sync"}, "debounce": debounce}
+    assert (await put(client, job, every_seconds=3600, **options)).is_success
+    [read] = (await client.get(URL)).json()["items"]
+    options = {name: read[name] for name in ("unique", "debounce", "payload")}
+    again = await put(client, job, every_seconds=7200, **options)
+    assert again.is_success, again.text
+
+
 async def test_a_payload_without_a_key_is_no_schedule(client: httpx.AsyncClient) -> None:
     """Its unique key is computed when it is written; a key of another room is not shown by a run."""
     job = await register(client)

@@ -194,6 +194,16 @@ async def test_a_found_task_says_what_it_does_and_waits_for(client: httpx.AsyncC
     assert (items[0]["worker_name"], items[0]["progress"]) == (None, None)
 
 
+async def test_only_superusers_read_the_names_of_workers(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """As those of others in the list of workers: a name often has the host."""
+    job = await register(client, worker={"name": "gpu-7.internal"})
+    await submit(client, job)
+    held = await claim(client, job["worker_id"])
+    for user, name in ((client, "gpu-7.internal"), (await as_user("bob"), None)):
+        [item] = (await user.get(f"{V1}/tasks", params={"room": held["room_id"]})).json()["items"]
+        assert (item["id"], item["worker_name"]) == (held["id"], name)
+
+
 @on_both
 async def test_failures_are_grouped(replica: Replica) -> None:
     """By job, error code and exception, the largest group first, with times, an example and the filter."""

@@ -9,7 +9,7 @@ import pytest
 from replica import ADMIN, SUBMITTER, Replica
 from rest import V1, claim, get_task, register, report, submit
 from seeds import add_tasks, task
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
@@ -151,6 +151,37 @@ async def test_a_host_selects_whole_payloads(replica: Replica, engine: AsyncEngi
         assert [row.payload for row in rows] == [LONG, SHORT]
         chosen = select(Task.__table__.c.payload).where(Task.__table__.c.status == "pending")
         assert list((await session.execute(chosen.order_by(Task.__table__.c.seq))).scalars()) == [LONG, SHORT]
+
+
+async def test_a_host_selects_payloads_in_any_statement(
+    replica: Replica, engine: AsyncEngine, kind: str
+) -> None:
+    """With a label, from functions, subqueries and text; on SQLite a long one without `seq` is an error."""
+    job = await replica.register()
+    ids = [(await replica.submit(job, payload)).id for payload in (SHORT, LONG)]
+    tasks: Any = Task.__table__
+
+    def statements(index: int) -> dict[str, Any]:
+        part = select(tasks.c.id, tasks.c.payload).where(tasks.c.id == ids[index])
+        sql = text("SELECT * FROM joblib_task ORDER BY seq LIMIT 1 OFFSET :index").bindparams(index=index)
+        return {
+            "label": select(tasks.c.payload.label("text")).where(tasks.c.id == ids[index]),
+            "whole": select(select(Task).where(tasks.c.id == ids[index]).subquery().c.payload),
+            "function": select(func.coalesce(tasks.c.payload, None)).where(tasks.c.id == ids[index]),
+            "subquery": select(part.subquery().c.payload),
+            "cte": select(part.cte("part").c.payload),
+            "text": select(Task).from_statement(sql),
+        }
+
+    async with AsyncSession(engine) as session:
+        for index, payload in enumerate((SHORT, LONG)):
+            for name, statement in statements(index).items():
+                if kind == "sqlite" and payload is LONG and name not in {"label", "whole"}:
+                    with pytest.raises(ValueError, match="select seq beside payload"):
+                        (await session.execute(statement)).all()
+                    continue
+                [value] = (await session.execute(statement)).scalars().all()
+                assert (value.payload if isinstance(value, Task) else value) == payload, name
 
 
 async def test_a_transaction_that_fails_leaves_no_payload(replica: Replica, engine: AsyncEngine) -> None:

@@ -134,7 +134,7 @@ class ScheduleResponse(ResponseBody):
     - `next_due_at`: null after the last due time. `next`: the due times that the request asked for.
     - `last_due_at`, `last_task_id`: of the last task that was submitted at a due time, or that held its key.
     - `error`, `error_at`: why the last due time has no task; null if it has one, if `overlap` skipped it, or
-      if another task held its key.
+      if another task held its key, unless `unique` rejects duplicates.
     """
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)

@@ -35,7 +35,10 @@ class Unique(CheckedKeywords, RequestBody):
     # A response without it is a valid request, also beside `for_seconds`.
     until: Literal["started", "ended"] = Field(default="ended", exclude_if=partial(eq, "ended"))
     for_seconds: Seconds | None = Field(default=None, exclude_if=is_none)
-    on_conflict: Literal["return", "reject", "replace"] = "return"
+    # Likewise beside `debounce`.
+    on_conflict: Literal["return", "reject", "replace"] = Field(
+        default="return", exclude_if=partial(eq, "return")
+    )
 
     @model_validator(mode="after")
     def _one_span(self) -> Self:

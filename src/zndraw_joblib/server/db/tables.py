@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
@@ -11,10 +12,12 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Computed,
+    Dialect,
     Float,
     ForeignKey,
     Index,
     Integer,
+    Label,
     MetaData,
     String,
     Table,
@@ -145,13 +148,29 @@ class whole_payload(by_template):
 
 
 class PayloadText(JsonText):
-    """The column of payloads. A host that selects tasks gets each whole payload."""
+    """The column of payloads. A host that selects tasks gets each whole payload.
+
+    From a subquery without `seq` SQLite has short payloads only, and raises ValueError for others.
+    """
 
     cache_ok = True
 
     def column_expression(self, column: Any) -> Any:
         """Return what is selected instead of the column."""
-        return whole_payload(column, column.table.c.seq)
+        source = column.element if isinstance(column, Label) else column
+        seq = getattr(getattr(source, "table", None), "c", {}).get("seq")
+        return column if seq is None else whole_payload(source, seq)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a processor that refuses the column of a long payload."""
+        of_json = super().result_processor(dialect, coltype)
+        return of_json if dialect.name == "postgresql" else partial(_short_payload, of_json)
+
+
+def _short_payload(of_json: Callable[[str | None], Any], text: str | None) -> Any:
+    if text == "":
+        raise ValueError("the payload is in the table joblib_payload: select seq beside payload, or the Task")
+    return of_json(text)
 
 
 def _optional_text() -> Any:

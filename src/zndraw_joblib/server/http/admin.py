@@ -137,7 +137,11 @@ async def search_tasks(
     response, while that is not null.
     """
     filters.room = await allowed_rooms(request, caller, filters.room)
-    return json_response(await runtime.database.read(rules_searches.find, filters, page))
+    tasks = await runtime.database.read(rules_searches.find, filters, page)
+    if not caller.is_superuser:  # only superusers and a worker's owner may read about it
+        for task in tasks.items:
+            task.worker_name = None
+    return json_response(tasks)
 
 
 @serves(ops.GROUP_FAILURES)

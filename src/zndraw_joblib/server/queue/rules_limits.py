@@ -506,19 +506,19 @@ def _rate_detail(bucket: Bucket, before: int, now: datetime) -> str | None:
 
 async def count_rate_limited(tx: Transaction) -> int:
     """Return how many tasks wait for a rate: of keys at most 10,000, and all of a job for its own rate."""
-    number = await sql_limits.count_blocked(tx)
     # The rate of a whole job blocks no single queue.
     waits = [
-        (bucket_id, _limits_of(stored), pending)
-        for bucket_id, stored, pending in await sql_limits.waits_without_queues(tx)
+        (job_id, bucket_id, _limits_of(stored), pending)
+        for job_id, bucket_id, stored, pending in await sql_limits.waits_without_queues(tx)
     ]
-    names = {limit.name for _, own, _ in waits for limit in own.limits if limit.name is not None}
+    names = {limit.name for *_, own, _ in waits for limit in own.limits if limit.name is not None}
     specs = await sql_limits.specs(tx, names) if names else {}
-    for bucket_id, own, pending in waits:
+    pending_of: dict[UUID, int] = {}
+    for job_id, bucket_id, own, pending in waits:
         rules = rules_of(own.of, own.limits, specs)
         if any(rule.limit.key is None and rule.bucket_id("", "") == bucket_id for rule in rules):
-            number += pending
-    return number
+            pending_of[job_id] = pending
+    return sum(pending_of.values()) + await sql_limits.count_blocked(tx, pending_of)
 
 
 async def change(tx: Transaction, job_ids: Iterable[UUID], limits: Sequence[JobLimit]) -> None:

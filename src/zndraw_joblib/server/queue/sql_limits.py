@@ -4,7 +4,7 @@ Writers of a job's queues and waits hold the lock of the job; those of the bucke
 the lock of its row, after the locks of jobs.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -743,7 +743,8 @@ async def limits_of_jobs(tx: Transaction) -> list[tuple[str, str]]:
 # How many tasks wait for rates.
 
 MAX_COUNTED = 10_000
-_OF_RATES = f"SELECT job_id, bucket_id FROM joblib_limit_wait WHERE {_IS_READY} > :now LIMIT {MAX_COUNTED}"
+_WAITS = f"SELECT job_id, bucket_id FROM joblib_limit_wait WHERE {_IS_READY} > :now"
+_OF_RATES = f"{_WAITS} AND NOT (job_id = ANY (:all_job_id)) LIMIT {MAX_COUNTED}"
 _OF_WAIT = "joblib_limit_queue.job_id = waits.job_id AND joblib_limit_queue.blocked_by = waits.bucket_id"
 _OF_QUEUE = f"""joblib_task.job_id = waits.job_id AND {TASK_IS_QUEUED}
         AND joblib_task.room_id = queues.room_id AND joblib_task.limit_key IS NOT NULL
@@ -775,30 +776,31 @@ SELECT count(*) FROM (
 )
 _WITHOUT_QUEUES = statement(
     f"""
-SELECT waits.bucket_id, joblib_job.limits, joblib_job.pending FROM ({_OF_RATES}) AS waits
+SELECT waits.job_id, waits.bucket_id, joblib_job.limits, joblib_job.pending
+FROM ({_WAITS} LIMIT {MAX_COUNTED}) AS waits
 JOIN joblib_job ON joblib_job.id = waits.job_id
 WHERE joblib_job.limits IS NOT NULL AND joblib_job.pending > 0
     AND NOT EXISTS (SELECT 1 FROM joblib_limit_queue WHERE {_OF_WAIT})
 LIMIT {MAX_COUNTED}
 """,
-    *("bucket_id", "limits", "pending"),
+    *("job_id", "bucket_id", "limits", "pending"),
 )
 
 
-async def count_blocked(tx: Transaction) -> int:
-    """Count the tasks in queues that rates block, up to `MAX_COUNTED`."""
+async def count_blocked(tx: Transaction, but_of: Collection[UUID]) -> int:
+    """Count the tasks in queues that rates block, except those of these jobs, up to `MAX_COUNTED`."""
     sql = _BLOCKED_TASKS_ON_SQLITE if tx.is_sqlite else _BLOCKED_TASKS
-    number: int = (await tx.execute(sql, {"now": await tx.now()})).scalar_one()
+    params = {"now": await tx.now(), "all_job_id": padded([*but_of] or [UUID(int=0)])}
+    number: int = (await tx.execute(sql, params)).scalar_one()
     return number
 
 
-async def waits_without_queues(tx: Transaction) -> list[tuple[UUID, str, int]]:
+async def waits_without_queues(tx: Transaction) -> list[tuple[UUID, UUID, str, int]]:
     """Return the waits for rates that block no queue.
 
-    Of each the bucket, the limits of the job as they are stored, and the number of its queued tasks.
+    Of each the job, the bucket, the limits of the job as they are stored, and the number of its queued tasks.
     """
-    rows = await tx.execute(_WITHOUT_QUEUES, {"now": await tx.now()})
-    return [(bucket_id, limits, pending) for bucket_id, limits, pending in rows]
+    return [tuple(row) for row in await tx.execute(_WITHOUT_QUEUES, {"now": await tx.now()})]
 
 
 # Delete what limits nothing any more.

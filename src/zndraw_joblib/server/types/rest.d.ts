@@ -1898,8 +1898,9 @@ export interface components {
          * @description A task in the result of a search, without payload and result. `error` has at most 300 characters.
          *
          *     In a search, `payload_preview` are the first 200 characters of the payload as JSON text, `worker_name` is
-         *     what the worker calls itself while it is there, `progress` is the last of a held task, and `waits_for` is
-         *     null unless a pending task waits for something else than a free slot. In other answers these are null.
+         *     what the worker calls itself while it is there, for superusers, `progress` is the last of a held task, and
+         *     `waits_for` is null unless a pending task waits for something else than a free slot. In other answers
+         *     these are null.
          */
         FoundTask: {
             /**
@@ -3168,7 +3169,7 @@ export interface components {
          *     - `next_due_at`: null after the last due time. `next`: the due times that the request asked for.
          *     - `last_due_at`, `last_task_id`: of the last task that was submitted at a due time, or that held its key.
          *     - `error`, `error_at`: why the last due time has no task; null if it has one, if `overlap` skipped it, or
-         *       if another task held its key.
+         *       if another task held its key, unless `unique` rejects duplicates.
          */
         ScheduleResponse: {
             /** Room Id */
