@@ -13,6 +13,7 @@ from benchmarks import (
     dead_workers,
     event_streams,
     fanout,
+    limits,
     many_clients,
     many_jobs,
     payloads,
@@ -44,6 +45,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "jobs": many_jobs.run,
     "backlog": pending.run,
     "writes": writes.run,
+    "limits": limits.run,
     "start": start.run,
     "worker": sdk_worker.run,
     "watched": watched.run,
@@ -62,13 +64,13 @@ SHARING = (
     ("many-clients", "fanout", "jobs", "backlog"),
 )
 # Sections that run only if they are named, because they take longer.
-ON_REQUEST = {"streams", "control"}
+ON_REQUEST = {"streams", "control", "limits"}
 
 
 _NAMES = " ".join((*SECTIONS, "peers", *DATABASES))
 _HELP = (
-    f"sections and databases: {_NAMES}. By default all but streams, control (a million tasks) and peers, on "
-    "both databases"
+    f"sections and databases: {_NAMES}. By default all but streams, limits, control (a million "
+    "tasks) and peers, on both databases"
 )
 
 

@@ -43,4 +43,5 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with running(tmp_path_factory.mktemp("examples")) as (stack, serve):
         serve("examples.relaxation", jobs=2)
         serve("examples.image", jobs=4)
+        serve("examples.regular", jobs=7)
         yield stack
