@@ -120,7 +120,7 @@ def test_a_refused_task_is_named_by_its_line(stack: Stack) -> None:
     assert notes[0].startswith("line 3: ")
     assert "payload/number" in notes[0]
     assert notes[1] == f"Submitted 2 of 3 tasks of {file}."
-    assert notes[2].startswith("Error: 1 tasks were refused")
+    assert notes[2].startswith("Error: 1 task refused")
 
 
 def test_a_repeat_with_the_same_key_submits_nothing_again(stack: Stack) -> None:
