@@ -175,7 +175,7 @@ async def test_a_reader_of_a_room_sees_only_that_room(browser: Browser, database
             await expect(page.get_by_text("You may not read this page")).to_be_visible()
             await dashboard.show(f"tasks/{queue.tasks['waiting']['id']}", "Task")
             await expect(page.get_by_text("Why it waits")).to_be_visible()
-            await expect(page.get_by_role("button", name="Submit again")).to_be_visible()
+            await expect(page.get_by_role("link", name="Submit again")).to_be_visible()
             for name in ("Cancel", "Fail", "Release"):
                 await expect(page.get_by_role("button", name=name, exact=True)).to_be_hidden()
             assert dashboard.seen == []
