@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import socketio
 from alembic import context
-from fastapi import FastAPI, Path
+from fastapi import FastAPI, Path, Request
 from opentelemetry import trace
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase
@@ -35,6 +35,7 @@ __all__ = [
     "tracer",
     "trajectory",
     "url",
+    "user_of_session",
     "work_on",
     "writable_room",
 ]
@@ -61,6 +62,11 @@ class MyBackend(ResultBackend):
 def current_user() -> Identity:
     """Return the host's user."""
     return Identity("user", is_superuser=False)
+
+
+def user_of_session(request: Request) -> Identity | None:
+    """Return the host's user by the session's cookie."""
+    return Identity("user", is_superuser=False) if request.cookies else None
 
 
 def readable_room(room_id: Annotated[str, Path()]) -> str:

@@ -49,6 +49,7 @@ PROGRAMS = {
         "mkdir",
         "openssl",
         "pip",
+        "psql",
         "python",
         "python3",
         "rm",
