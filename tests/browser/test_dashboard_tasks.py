@@ -59,6 +59,75 @@ async def test_the_beginning_of_an_id_leads_to_its_task(browser: Browser, databa
         assert dashboard.seen == []
 
 
+_BREAK_CANVAS = """
+() => {
+  window.getContext = HTMLCanvasElement.prototype.getContext;
+  HTMLCanvasElement.prototype.getContext = () => { throw new Error("no canvas") };
+}
+"""
+_ARRAY = {"$zndraw": "ndarray", "dtype": "float64", "shape": [1], "data": "AAAAAAAA8D8="}
+_COLUMN = {"name": "energy", "dtype": "float64", "values": [1.5]}
+_FRAME = {"$zndraw": "pandas.DataFrame", "index": None, "columns": [_COLUMN], "rows": 1}
+_NUMBERS = {"$zndraw": "ndarray", "dtype": "int8", "shape": [1], "data": "AQ=="}
+_POSITIONS = {**_ARRAY, "shape": [1, 3], "data": "A" * 32}
+_ATOMS = {"$zndraw": "ase.Atoms", "atoms": {"numbers": _NUMBERS, "positions": _POSITIONS, "pbc": True}}
+# What the SDK never writes, and a payload or a result may have.
+_MALFORMED: dict[str, Any] = {
+    **{tag: {"$zndraw": tag} for tag in ("ndarray", "pandas.DataFrame", "pandas.Series", "ase.Atoms")},
+    "length": {**_ARRAY, "shape": [10**9]},
+    "shape": {**_ARRAY, "shape": [-1]},
+    "bytes": {**_ARRAY, "data": "no bytes"},
+    "rows": {**_FRAME, "rows": -1},
+    "many rows": {**_FRAME, "rows": 10**9},
+    "no columns": {**_FRAME, "columns": {"energy": 1}},
+    "column": {**_FRAME, "columns": [None]},
+    "values": {**_FRAME, "columns": [{**_COLUMN, "values": 1}]},
+    "numbers": {"$zndraw": "ase.Atoms", "atoms": {"numbers": 1, "positions": 2}},
+    "positions": {"$zndraw": "ase.Atoms", "atoms": {"numbers": [1, 1], "positions": [0.0, 0.5]}},
+}
+
+
+async def test_malformed_values_are_shown_as_json(browser: Browser, database_url: str) -> None:
+    """A tag without its fields is JSON like any other, and the rest of the page is there."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page = dashboard.page
+        for n, (name, value) in enumerate(_MALFORMED.items()):
+            task = await queue.finish("render", "lab", {name: value}, n=n, subject=name, value=value)
+            await _show(dashboard, task)
+            for title in ("Result", "Payload"):
+                await expect(page.locator(f"pre[aria-label={title}]")).to_contain_text(
+                    f'"{value["$zndraw"]}"'
+                )
+            for title in ("Log", "Timeline"):
+                await expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+            await expect(page.locator(".array")).to_have_count(0)
+        series = {"$zndraw": "pandas.Series", "name": {"toString": 1}, "index": None, "rows": -1, **_COLUMN}
+        shown = {"array": _ARRAY, "frame": _FRAME, "series": series, "atoms": _ATOMS}
+        await _show(dashboard, await queue.finish("render", "lab", shown, kind="all"))
+        await expect(page.locator(".array")).to_have_count(len(shown) + 1)  # the positions
+        await expect(page.get_by_role("img", name="Structure of 1 H")).to_be_visible()
+        assert dashboard.seen == []
+
+
+async def test_an_error_in_a_part_of_the_page_leaves_the_others(browser: Browser, database_url: str) -> None:
+    """The part says why it is not shown, and is shown when there are new data for it."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page = dashboard.page
+        await page.evaluate(_BREAK_CANVAS)
+        await _show(dashboard, queue.tasks["array"])
+        result = page.get_by_role("region", name="Result").first
+        await expect(result.get_by_text("This part cannot be shown: no canvas")).to_be_visible()
+        await expect(result.get_by_role("heading", name="Result")).to_be_visible()
+        await expect(result.locator("pre")).to_contain_text("energy")
+        for title in ("Payload", "Log", "Timeline"):
+            await expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+        await dashboard.check("task-part")
+        await page.evaluate("void (HTMLCanvasElement.prototype.getContext = window.getContext)")
+        await expect(result.get_by_role("img", name="The array as a picture of 24 by 24")).to_be_visible()
+        await expect(result.get_by_text("This part cannot be shown")).to_have_count(0)
+        assert dashboard.seen == []
+
+
 async def _retry_a_failed_task(dashboard: Dashboard, queue: ExampleQueue) -> None:
     page = dashboard.page
     await _show(dashboard, queue.tasks["failed"])

@@ -3,7 +3,7 @@ import { get, Problem } from "./api.js";
 import { canReadAll, ownRoom } from "./auth.js";
 import { Exact, stringify } from "./json.js";
 import { between, compact, count, duration, exact, partsOf, plural, shortId } from "./format.js";
-import { html, signal, useEffect, useId, useRef, useSignal } from "./lib.js";
+import { html, signal, useEffect, useErrorBoundary, useId, useRef, useSignal } from "./lib.js";
 import { usePoll } from "./live.js";
 import { href, route, setQuery } from "./router.js";
 
@@ -158,20 +158,29 @@ export function Loaded({ state, missing, children }) {
   return html`${state.error instanceof Problem && html`<${Failure} error=${state.error} retry=${state.reload} />`}${children(state.data)}`;
 }
 
+// An error in a part leaves the others: each child is a part. New data of a part is another attempt to show it.
+export const Parts = ({ children }) => [children].flat().map((child) => child && typeof child === "object" ? html`<${Part} key=${child.key}>${child}<//>` : child);
+
+function Part({ children }) {
+  const refused = useRef(null);
+  const [error] = useErrorBoundary(() => (refused.current = children));
+  return error && refused.current === children ? html`<p class="failure">This part cannot be shown: ${error.message}</p>` : children;
+}
+
 // --- Layout ---------------------------------------------------------------------------------------------------------
 
 export function Page({ title, actions, children }) {
   useEffect(() => {
     document.title = `${title} · zndraw-joblib`;
   }, [title]);
-  return html`<header class="page-head"><h1 tabindex="-1">${title}</h1><div class="actions">${actions}</div></header>${children}`;
+  return html`<header class="page-head"><h1 tabindex="-1">${title}</h1><div class="actions">${actions}</div></header><${Parts}>${children}<//>`;
 }
 
 export function Section({ title, actions, children, class: name = "" }) {
   const id = useId();
   return html`<section class="card ${name}" aria-labelledby=${id}>
     <header><h2 id=${id}>${title}</h2><div class="actions">${actions}</div></header>
-    ${children}
+    <${Parts}>${children}<//>
   </section>`;
 }
 

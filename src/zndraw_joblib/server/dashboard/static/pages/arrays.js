@@ -1,5 +1,6 @@
 // NumPy arrays, as .npy files and as tagged JSON: their shape, range, and a picture or a table.
 import { count } from "../format.js";
+import { stringify } from "../json.js";
 import { html, useEffect, useRef, useSignal } from "../lib.js";
 import { Plot } from "../plots.js";
 import { Facts } from "../ui.js";
@@ -39,7 +40,27 @@ export function fromNpy(buffer) {
   return { dtype: Object.keys(NAMES).find((name) => NAMES[name] === kind) ?? kind ?? "?", shape, data };
 }
 
-export const isArray = (value) => value !== null && typeof value === "object" && value.$zndraw === "ndarray";
+export const isLength = (value) => Number.isSafeInteger(value) && value >= 0;
+const MAX_DIMENSIONS = 64;
+const checked = new WeakMap();
+
+// Whether a value is an array as the SDK encodes it. A payload or a result may have the tag without the fields.
+export function isArray(value) {
+  if (value?.$zndraw !== "ndarray") return false;
+  if (!checked.has(value)) checked.set(value, hasShape(value));
+  return checked.get(value);
+}
+
+export const hasNumbers = (value) => isArray(value) && typeof value.data === "string" && Object.hasOwn(NAMES, value.dtype);
+
+function hasShape({ dtype, shape, data }) {
+  if (typeof dtype !== "string" || !Array.isArray(shape) || shape.length > MAX_DIMENSIONS || !shape.every(isLength)) return false;
+  const size = shape.reduce((product, length) => product * length, 1);
+  if (Array.isArray(data)) return data.length === size;
+  if (typeof data !== "string" || data.length % 4 || !/^[A-Za-z0-9+/]*={0,2}$/.test(data)) return false;
+  const padding = data.endsWith("==") ? 2 : data.endsWith("=") ? 1 : 0;
+  return !Object.hasOwn(NAMES, dtype) || (data.length / 4) * 3 - padding === size * KINDS[NAMES[dtype]].BYTES_PER_ELEMENT;
+}
 
 // Return { dtype, shape, data } of a tagged array.
 export function fromTagged({ dtype, shape, data }) {
@@ -63,7 +84,10 @@ function rangeOf(data) {
   return size ? { low, high, mean: sum / size, others: data.length - size } : null;
 }
 
-export const short = (value) => (typeof value === "number" && !Number.isInteger(value) ? Number(value.toPrecision(5)) : value).toString();
+export function short(value) {
+  if (typeof value === "number" && !Number.isInteger(value)) return String(Number(value.toPrecision(5)));
+  return typeof value === "object" ? stringify(value) : String(value);
+}
 
 export function ArrayView({ name, array }) {
   const { dtype, shape, data } = array;

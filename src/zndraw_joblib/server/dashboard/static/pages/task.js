@@ -6,7 +6,7 @@ import { stringify } from "../json.js";
 import { html, useEffect, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
 import { href, replace, route, setQuery } from "../router.js";
-import { Ago, Badge, Button, Copy, Empty, JobLink, Json, Loaded, nameOfWorker, Page, RoomLink, Section, Facts, Status, WorkerLink } from "../ui.js";
+import { Ago, Badge, Button, Copy, Empty, JobLink, Json, Loaded, nameOfWorker, Page, Parts, RoomLink, Section, Facts, Status, WorkerLink } from "../ui.js";
 import { Comparison } from "./compare.js";
 import { Result } from "./result.js";
 import { Log } from "./task_log.js";
@@ -62,19 +62,19 @@ function Whole({ id }) {
       ${!isEnded && html`<${Badge} tone=${stream.isOpen ? "good" : "warn"}>${stream.isOpen ? "live" : "connecting"}<//>`}
       <${Actions} task=${task} reload=${state.reload} />
       <button type="button" onClick=${() => (isComparing.value = true)}>Compare …</button>`}>
-    <${Loaded} state=${state} missing=${html`No such task: ${id}. Tasks that have ended are deleted after some time.`}>${({ task: shown, history, explanation }) => html`
+    <${Loaded} state=${state} missing=${html`No such task: ${id}. Tasks that have ended are deleted after some time.`}>${({ task: shown, history, explanation }) => html`<${Parts}>
       <${Summary} task=${shown} explanation=${explanation} />
       ${(isComparing.value || route.value.query.has("with")) && html`<${Comparison} task=${shown} onClose=${close} />`}
-      <div class="columns task"><div class="stack">
+      <div class="columns task"><div class="stack"><${Parts}>
         ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === shown.attempt && progress.value.progress) || shown.progress} />`}
         <${Trouble} task=${shown} history=${history} />
         <${Section} title="Payload" actions=${html`<${Copy} text=${stringify(shown.payload, 2)} label="Copy JSON" />`}>
           <${Value} value=${shown.payload} label="Payload" /><//>
         <${Result} task=${shown} />
-      </div><div class="stack">
+      <//></div><div class="stack"><${Parts}>
         <${Log} id=${shown.id} attempt=${shown.attempt} attempts=${attemptsOf(history)} news=${news.value} isEnded=${isEnded} />
         <${Timeline} history=${history} />
-      </div></div>`}<//><//>`;
+      <//></div></div><//>`}<//><//>`;
 }
 
 // The numbers of the attempts and those of their claims, the last 50, newest first.

@@ -2,15 +2,28 @@
 import { bytes, count, plural } from "../format.js";
 import { Exact, stringify } from "../json.js";
 import { html, useEffect, useMemo, useSignal } from "../lib.js";
-import { Facts, Failure, Json, Loading } from "../ui.js";
-import { ArrayView, fromTagged, isArray, short } from "./arrays.js";
+import { Facts, Failure, Json, Loading, Parts } from "../ui.js";
+import { ArrayView, fromTagged, hasNumbers, isArray, isLength, short } from "./arrays.js";
 
 const MAX_VIEWS = 8;
 const PART = 100;
 const isObject = (value) => value !== null && typeof value === "object" && value.constructor === Object;
 const hasTag = (value, tag) => isObject(value) && value.$zndraw === tag;
-const isTable = (value) => (hasTag(value, "pandas.DataFrame") && Array.isArray(value.columns)) || hasTag(value, "pandas.Series");
-const isAtoms = (value) => hasTag(value, "ase.Atoms") && isArray(value.atoms?.positions) && isArray(value.atoms?.numbers);
+// The length of a list or of an array of one dimension; undefined for other values.
+const lengthOf = (values) => (Array.isArray(values) ? values.length : isArray(values) && values.shape.length === 1 ? values.shape[0] : undefined);
+// A payload or a result may have a tag without the fields: such values are JSON like any other.
+const isColumn = (value, rows) => isObject(value) && typeof value.dtype === "string" && isLength(rows) && lengthOf(value.values) === rows;
+const hasIndex = ({ index }, rows) => (index ?? null) === null || isColumn(index, rows);
+const isFrame = (value) => hasTag(value, "pandas.DataFrame") && isLength(value.rows) && hasIndex(value, value.rows) && Array.isArray(value.columns) && value.columns.every((column) => isColumn(column, value.rows));
+const isSeries = (value) => hasTag(value, "pandas.Series") && isColumn(value, lengthOf(value.values)) && hasIndex(value, lengthOf(value.values));
+const isTable = (value) => isFrame(value) || isSeries(value);
+
+function isAtoms(value) {
+  if (!hasTag(value, "ase.Atoms") || !isObject(value.atoms)) return false;
+  const { numbers, positions } = value.atoms;
+  return hasNumbers(numbers) && hasNumbers(positions) && numbers.shape.length === 1 && positions.shape.join() === `${numbers.shape[0]},3`;
+}
+
 // The structures of a value: one, or a list of them.
 const structuresOf = (value) => (isAtoms(value) ? [value] : Array.isArray(value) && value.length > 0 && value.every(isAtoms) ? value : null);
 const isShown = (value) => isArray(value) || isTable(value) || structuresOf(value) !== null;
@@ -29,10 +42,10 @@ export function summary(value) {
   const structures = structuresOf(value);
   if (structures) return `${structures.length > 1 ? `${count(structures.length)} structures, the first of ` : ""}${plural(Number(structures[0].atoms.numbers.shape[0]), "atom")}`;
   if (isArray(value)) return `${value.dtype} array, ${value.shape.join(" × ") || "scalar"}`;
-  if (hasTag(value, "pandas.Series")) return `series of ${value.dtype}, ${plural(lengthOf(value.values), "value")}`;
-  if (isTable(value)) return `table, ${count(value.rows)} × ${count(value.columns.length)}`;
-  if (hasTag(value, "float")) return String(value.value);
-  if (hasTag(value, "complex")) return `${value.real} + ${value.imag}i`;
+  if (isSeries(value)) return `series of ${value.dtype}, ${plural(lengthOf(value.values), "value")}`;
+  if (isFrame(value)) return `table, ${count(value.rows)} × ${count(value.columns.length)}`;
+  if (hasTag(value, "float") && !isObject(value.value)) return short(value.value);
+  if (hasTag(value, "complex") && !isObject(value.real) && !isObject(value.imag)) return `${value.real} + ${value.imag}i`;
   if (hasTag(value, "bytes") && typeof value.data === "string") return bytes(Math.floor(value.data.length * 0.75));
   return undefined;
 }
@@ -48,7 +61,7 @@ function shortened(value) {
 export function Value({ value, label }) {
   const [json, views] = useMemo(() => [isShown(value) ? null : shortened(value), viewsIn(value)], [value]);
   return html`${json !== null || value === null ? html`<${Json} value=${json} label=${label} />` : ""}
-    ${views.map(([path, part]) => html`<${View} key=${path} name=${path} value=${part} label=${label} />`)}`;
+    <${Parts}>${views.map(([path, part]) => html`<${View} key=${path} name=${path} value=${part} label=${label} />`)}<//>`;
 }
 
 function View({ name, value, label }) {
@@ -69,7 +82,6 @@ function decoded(array) {
 
 const ROWS = 10;
 const MAX_COLUMNS = 50;
-const lengthOf = (values) => (isArray(values) ? Number(values.shape[0]) : (values?.length ?? 0));
 
 function cell(value) {
   if (value === null || value === undefined) return "–";
@@ -80,12 +92,12 @@ function cell(value) {
 function Frame({ value, label }) {
   const shown = useSignal(ROWS);
   const columns = useMemo(() => {
-    const all = value.columns ?? [value];
+    const all = isFrame(value) ? value.columns : [value];
     const index = value.index ? [{ ...value.index, isIndex: true }] : [];
-    return [...index, ...all.slice(0, MAX_COLUMNS)].map((column) => ({ ...column, data: isArray(column.values) ? (decoded(column.values).data ?? []) : (column.values ?? []) }));
+    return [...index, ...all.slice(0, MAX_COLUMNS)].map((column) => ({ ...column, data: isArray(column.values) ? (decoded(column.values).data ?? []) : column.values }));
   }, [value]);
-  const total = value.columns ? Number(value.rows) : lengthOf(value.values);
-  const width = value.columns?.length ?? 1;
+  const total = isFrame(value) ? value.rows : lengthOf(value.values);
+  const width = isFrame(value) ? value.columns.length : 1;
   const rows = Math.min(shown.value, total);
   const isNumber = (column) => /^(u?int|float|complex)/i.test(column.dtype);
   return html`<p class="help">${plural(total, "row")}, ${plural(width, "column")}${width > MAX_COLUMNS ? `, the first ${MAX_COLUMNS} of them` : ""}</p>
@@ -111,10 +123,10 @@ function Structures({ items }) {
   const periodic = Array.from(isArray(fields.pbc) ? (decoded(fields.pbc).data ?? []) : []);
   return html`<${Facts} items=${[Structure && ["Formula", formulaOf(decoded(fields.numbers).data ?? [])], ["Atoms", count(Number(fields.numbers.shape[0]))],
       ["Periodic", periodic.some(Boolean) ? ["a", "b", "c"].filter((_, axis) => periodic[axis]).join(", ") : "no"], items.length > 1 && ["Structures", count(items.length)],
-      energy !== undefined && ["Energy", summary(energy) ?? String(energy)]].filter(Boolean)} />
+      energy !== undefined && ["Energy", summary(energy) ?? short(energy)]].filter(Boolean)} />
     ${items.length > 1 && html`<label class="field">Structure ${index.value + 1} of ${items.length}
       <input type="range" min="0" max=${items.length - 1} value=${index.value} onInput=${(event) => (index.value = Number(event.target.value))} /></label>`}
-    ${failed.value ? html`<${Failure} error=${failed.value} />` : Structure ? html`<${Structure} numbers=${decoded(fields.numbers)} positions=${decoded(fields.positions)} cell=${fields.cell && decoded(fields.cell)} />` : html`<${Loading} />`}
+    ${failed.value ? html`<${Failure} error=${failed.value} />` : Structure ? html`<${Structure} numbers=${decoded(fields.numbers)} positions=${decoded(fields.positions)} cell=${hasNumbers(fields.cell) && decoded(fields.cell)} />` : html`<${Loading} />`}
     <details class="more"><summary>Arrays</summary><div class="stack">${[...arrays, ...Object.entries(fields.results ?? {}).filter(([, value]) => isArray(value))]
       .map(([name, value]) => html`<${ArrayView} key=${name} name=${name} array=${decoded(value)} />`)}</div></details>`;
 }
