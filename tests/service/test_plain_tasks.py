@@ -232,6 +232,22 @@ async def test_a_job_that_changes_meanwhile_is_read_again(replica: Replica) -> N
     assert row.pending == 1
 
 
+@every_kind
+async def test_a_repeated_submit_names_the_version_of_its_task(pair: list[Replica]) -> None:
+    """Also if other submits of the batch have no key, and the task itself has the version."""
+    await pair[0].register(schema={"type": "object", "properties": {"x": {"type": "integer"}}})
+    properties = {"x": {"type": "integer"}, "y": {"type": "integer"}}
+    job = await pair[0].register(schema={"type": "object", "properties": properties})
+    assert job.version == 2
+    for replica in pair:
+        await replica.submit(job)
+    keys = [new_key(), None, new_key()]
+    made = await submit_many(pair[0], [item(pair[0], job, key=key) for key in keys])
+    again = await submit_many(pair[1], [item(pair[1], job, key=key) for key in keys if key])
+    assert again == [made[0], made[2]]
+    assert [task.version for task in made] == [2, 2, 2]
+
+
 @on_postgresql
 async def test_a_key_that_is_stored_meanwhile_is_found(replica: Replica) -> None:
     """The statement began before the key was stored: it writes nothing, and the repeat is found."""
