@@ -31,6 +31,8 @@ async def test_a_duplicate_is_a_200_and_a_refusal_a_409(client: httpx.AsyncClien
     assert plain.json().keys().isdisjoint({"unique_key", "duplicate"})
     first = await send(client, job, payload={"x": 1}, unique=KEY)
     assert (first.status_code, first.json()["unique_key"]) == (202, "report")
+    listed = (await client.get(f"{V1}/rooms/lab/tasks")).json()["items"]
+    assert {task["id"]: task.get("unique_key") for task in listed}[first.json()["id"]] == "report"
     second = await send(client, job, payload={"x": 2}, unique=KEY)
     assert (second.status_code, second.json()) == (200, {**first.json(), "duplicate": True})
     assert second.headers["location"] == first.headers["location"]

@@ -52,7 +52,10 @@ async def test_a_full_job_takes_no_task(replica: Replica) -> None:
     await replica.register(max_pending=None)
     with pytest.raises(TooManyRequests, match="from room 'a' are pending, and max_pending_per_room of"):
         await replica.submit(job, room="a")
-    assert len(await replica.rows(Task.__table__)) == 4
+    assert len(await submit_all(replica, job, "d", "d")) == 2
+    with pytest.raises(TooManyRequests, match=r"tasks\.2"):
+        await submit_all(replica, job, "e", "e", "e")
+    assert len(await replica.rows(Task.__table__)) == 6
 
 
 @every_kind

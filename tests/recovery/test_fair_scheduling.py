@@ -13,9 +13,16 @@ from sqlalchemy import text
 from zndraw_joblib.server.queue import rules_claims, rules_task_actions
 from zndraw_joblib.server.queue.rules_claims import Claim
 from zndraw_joblib.wire.messages import EmptyReason, JobResponse, TaskResponse
+from zndraw_joblib.wire.policy import JobLimit
 from zndraw_joblib.wire.statuses import TaskStatus
 
 BACKLOGS = {"a": 9, "b": 2, "c": 5, "d": 1}
+MANY_ROOMS = {f"{number:02}": 1 + number % 3 for number in range(30)}
+# With a limit per key that is never full, each room has a queue for each key.
+KEYED = pytest.mark.parametrize(
+    "limits", [[], [JobLimit(key="/user", max_in_flight=100)]], ids=["free", "keyed"]
+)
+ROOMS = pytest.mark.parametrize("of", [BACKLOGS, MANY_ROOMS], ids=["few", "many"])
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +37,11 @@ def fair(request: pytest.FixtureRequest) -> None:
 
 async def backlog(replica: Replica, job: JobResponse, of: Mapping[str, int]) -> list[TaskResponse]:
     """Submit all tasks of one room, then all of the next."""
-    return [await replica.submit(job, room=room) for room, count in of.items() for _ in range(count)]
+    return [
+        await replica.submit(job, {"user": number % 3}, room=room)
+        for room, count in of.items()
+        for number in range(count)
+    ]
 
 
 def rounds(of: Mapping[str, int]) -> list[str]:
@@ -42,15 +53,19 @@ def rounds(of: Mapping[str, int]) -> list[str]:
     return turns
 
 
-async def test_rooms_take_turns_claim_by_claim(timed: Replica, clock: ManualClock) -> None:
+@KEYED
+@ROOMS
+async def test_rooms_take_turns_claim_by_claim(
+    timed: Replica, clock: ManualClock, limits: list[JobLimit], of: dict[str, int]
+) -> None:
     """Each room has one claim in each round while it has tasks."""
-    job = await timed.register()
-    submitted = await backlog(timed, job, BACKLOGS)
+    job = await timed.register(limits=limits)
+    submitted = await backlog(timed, job, of)
     claimed = []
     for _ in submitted:
         clock.advance(0.001)
         claimed.append(await timed.claim_task(job.worker_id))
-    assert [task.room_id for task in claimed] == rounds(BACKLOGS)
+    assert [task.room_id for task in claimed] == rounds(of)
     assert_in_order(submitted, claimed)
 
 
@@ -61,18 +76,34 @@ def assert_in_order(submitted: list[TaskResponse], claimed: list[TaskResponse]) 
         assert claimed_ids == [task.id for task in submitted if task.room_id == room]
 
 
+@KEYED
+@ROOMS
 @pytest.mark.parametrize("most", [1, 3, 100])
-async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: ManualClock, most: int) -> None:
+async def test_rooms_take_turns_within_a_batch(
+    timed: Replica, clock: ManualClock, most: int, limits: list[JobLimit], of: dict[str, int]
+) -> None:
     """Claims of one transaction follow the same rounds, also if each is for many tasks."""
-    job = await timed.register()
-    submitted = await backlog(timed, job, BACKLOGS)
+    job = await timed.register(limits=limits)
+    submitted = await backlog(timed, job, of)
     assert job.worker_id is not None
     item = Claim(OWNER, job.worker_id, 15, None, timed.runtime.order, most)
     items = [item] * (len(submitted) // most + 2)
     answers: list[Any] = await timed.runtime.write(lambda tx: rules_claims.claim(tx, items))
     claimed = [task for answer in answers for task in answer.tasks]
-    assert [task.room_id for task in claimed] == rounds(BACKLOGS)
+    assert [task.room_id for task in claimed] == rounds(of)
     assert_in_order(submitted, claimed)
+
+
+@KEYED
+async def test_rooms_take_turns_up_to_their_cap(
+    timed: Replica, clock: ManualClock, limits: list[JobLimit]
+) -> None:
+    """In one claim each room gets its turns until it has as many tasks as a room may have in flight."""
+    timed.runtime.settings.room_max_in_flight = 2
+    job = await timed.register(limits=limits)
+    await backlog(timed, job, BACKLOGS)
+    claimed = (await timed.claim_response(job.worker_id, max=100)).tasks or []
+    assert [task.room_id for task in claimed] == rounds({"a": 2, "b": 2, "c": 2, "d": 1})
 
 
 async def test_a_new_room_has_its_turn_at_once(timed: Replica, clock: ManualClock) -> None:

@@ -145,6 +145,19 @@ async def test_times_are_those_of_the_run(
     assert (second.started_at, second.completed_at) == (now, now)
 
 
+async def test_a_start_and_an_end_together_have_the_time_of_the_start(
+    timed: Replica, clock: ManualClock
+) -> None:
+    """Where the end alone says nothing of it."""
+    job = await timed.register()
+    task = await claimed(timed, job)
+    clock.advance(30)
+    await many(timed, report(task.id, RUNNING, started_ago=2.0), report(task.id, COMPLETED, ended_ago=0.5))
+    stored = await timed.get(task.id)
+    times = (stored.started_at, stored.completed_at)
+    assert times == (clock() - timedelta(seconds=2), clock() - timedelta(seconds=0.5))
+
+
 @pytest.mark.parametrize("attempts", [1, 2])
 async def test_an_attempt_ends_when_its_run_did(timed: Replica, clock: ManualClock, attempts: int) -> None:
     """And with its last attempt the task. It returns to its queue at the report."""
