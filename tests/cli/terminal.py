@@ -3,8 +3,11 @@
 import codecs
 import os
 import pty
+import signal
 import subprocess
 import sys
+
+from waiting import wait_until
 
 from cli.program import TIMEOUT, Program
 
@@ -42,6 +45,16 @@ class OnTerminal:
     def write(self, text: str) -> None:
         """Type a text."""
         os.write(self._ours, text.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C at a question until the command ends: Python misses one just before it reads."""
+
+        def has_ended() -> bool:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGINT)
+            return self.process.poll() is not None
+
+        wait_until(has_ended, interval=2)
 
     def end(self) -> tuple[int, str]:
         """Read the terminal until the command has ended. Return its exit code and standard output."""

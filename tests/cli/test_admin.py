@@ -291,7 +291,7 @@ def test_a_drained_worker_exits_with_0(stack: Stack, processes: str) -> None:
         worker.kill()
     assert (worker.returncode, out) == (0, "")
     assert "Traceback" not in err
-    assert not workers()
+    assert not workers(), err
 
 
 def test_the_sweeper_is_shown_and_changed(program: Program) -> None:

@@ -184,7 +184,7 @@ def test_a_question_may_be_left_with_ctrl_c(stack: Stack) -> None:
     stack.program.ok("submit", "Show", "--delay", "3600", "--room", "asked")
     asked = OnTerminal(stack.program, *bulk, "asked", is_input=True)
     asked.read_until("[y/N]")
-    asked.process.send_signal(signal.SIGINT)
+    asked.interrupt()
     code, _ = asked.end()
     assert (code, "Nothing was changed" in asked.shown, "Traceback" in asked.shown) == (130, True, False)
 

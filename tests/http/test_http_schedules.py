@@ -111,7 +111,7 @@ async def test_due_times_whose_key_a_task_holds_make_no_other_task(client: httpx
     job = await register(client)
     times = {"every_seconds": 1, "unique": {"key": "sync"}, "payload": {"k": 1}}
     schedule = (await put(client, job, "often", **times)).json()
-    assert schedule["unique"] == {"key": "sync", "scope": "room", "on_conflict": "return"}
+    assert schedule["unique"] == {"key": "sync", "scope": "room"}
     # What a response has is a valid request.
     assert (await put(client, job, "often", **{**times, "unique": schedule["unique"]})).status_code == 200
 
