@@ -13,8 +13,10 @@ from rest import V1, AsUser, claim, expect_problem, register, report, submit
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
 from zndraw_joblib import JobLib, JobLibSettings
+from zndraw_joblib.server.admin import rules_overview
 from zndraw_joblib.server.admin.rules_statistics import SETTLE
 from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.wire.operators import Finding, Severity
 
 
 @asynccontextmanager
@@ -198,3 +200,14 @@ async def test_a_reader_of_one_room_sees_nothing_else(
     assert {path: (await reader.get(f"{V1}{path}")).status_code for path in refused} == dict.fromkeys(
         refused, 403
     )
+
+
+def test_of_a_kind_the_largest_number_is_first() -> None:
+    """Critical findings come first, and kinds stay together in their order."""
+    kinds = [("a", "warning", 3), ("b", "warning", 50), ("a", "warning", 9), ("c", "critical", None)]
+    findings = [
+        Finding(code=code, severity=Severity(severity), detail="", remedy="", count=count)
+        for code, severity, count in kinds
+    ]
+    ordered = [(finding.code, finding.count) for finding in rules_overview.ordered(findings)]
+    assert ordered == [("c", None), ("a", 9), ("a", 3), ("b", 50)]

@@ -60,8 +60,14 @@ _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings, critical ones first, at most 100."""
-    return sorted(findings, key=lambda finding: _ORDER[finding.severity])[:_MAX_FINDINGS]
+    """Return findings, critical ones first, and of a kind those of the largest numbers, at most 100."""
+    findings = list(findings)
+    kinds = list(dict.fromkeys(finding.code for finding in findings))
+
+    def place(finding: Finding) -> tuple[int, int, int]:
+        return _ORDER[finding.severity], kinds.index(finding.code), -(finding.count or 0)
+
+    return sorted(findings, key=place)[:_MAX_FINDINGS]
 
 
 def unserved_job(job: QueuedJob) -> Finding:
@@ -163,8 +169,8 @@ def failing_tasks(ends: RecentEnds, since: datetime, usual: tuple[int, int] | No
                 code="lost-attempts",
                 severity=Severity.WARNING,
                 detail=f"{ends.lost} attempts of {ends.job} ended since {since:%H:%M} UTC because the worker "
-                "was lost or a time limit passed.",
-                remedy="Check the memory of the workers, their connection and the time limits of the job.",
+                "was lost, did not start them in time, or a time limit passed.",
+                remedy="Check the workers' load, memory and connection, and the time limits of the job.",
                 job=ends.job,
                 count=ends.lost,
                 since=ends.lost_since or since,

@@ -40,7 +40,7 @@ const REMEDIES = {
     ["Show the job", href(["jobs", finding.job])],
     ["failing-job", "failure-rate"].includes(finding.code)
       ? ["Show its failed tasks", href("tasks", { job: finding.job, status: "failed", since: "1h" })]
-      : finding.code === "lost-attempts" ? ["Show its tasks that were lost", href("tasks", { job: finding.job, error_code: ["worker-lost", "run-timeout"] })]
+      : finding.code === "lost-attempts" ? ["Show its tasks that failed so", href("tasks", { job: finding.job, error_code: ["worker-lost", "start-timeout", "run-timeout"] })]
       : ["Show its waiting tasks", href("tasks", { job: finding.job, status: "pending" })],
   ],
   room: (finding) => [["Show the room", href(["rooms", finding.room])]],

@@ -146,7 +146,7 @@ function Chosen({ tasks, selection, reload }) {
       const size = tasks.filter((task) => isAllowed(task, name)).length;
       const { label, text } = ACTIONS[name];
       return html`<${Button} key=${name} class="small" disabled=${!size} onClick=${run(name)}
-        confirm=${{ title: `${label} ${plural(size, "task")}?`, body: text, action: label, tone: name === "retry" ? "primary" : "danger" }}>${label} ${size}<//>`;
+        confirm=${{ title: `${label} ${plural(size, "task")}?`, body: text, action: `${label} ${plural(size, "task")}`, tone: name === "retry" ? "primary" : "danger" }}>${label} ${size}<//>`;
     })}
     <button type="button" class="plain small" onClick=${() => (selection.value = new Set())}>Choose none</button></div>`;
 }
