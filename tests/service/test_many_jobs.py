@@ -20,6 +20,7 @@ from zndraw_joblib.server.process.waiters import CallerAccess
 from zndraw_joblib.server.queue import rules_claims, sql_claims
 from zndraw_joblib.server.queue.rules_claims import NO_JOBS, Claim, ClaimResult, JobSets
 from zndraw_joblib.wire.messages import EmptyReason, TaskClaimRequest
+from zndraw_joblib.wire.policy import JobLimit
 from zndraw_joblib.wire.statuses import TaskStatus
 
 JOBS = 40
@@ -285,3 +286,21 @@ async def test_claims_of_callers_with_other_refused_rooms_wait(replica: Replica)
         await until(lambda: replica.runtime.waiters.waiting_count == len(rooms) - 1)
         assert len(statements) < 100
         replica.runtime.waiters.close()
+
+
+@pytest.mark.parametrize("most", [1, 4])
+@pytest.mark.parametrize(
+    "limits", [{"max_in_flight": 1}, {"limits": [JobLimit(key="/user", max_in_flight=1)]}], ids=["job", "key"]
+)
+async def test_full_jobs_hide_no_later_queue(replica: Replica, most: int, limits: dict[str, Any]) -> None:
+    """Each job may run one task and has another, which is older than the first of all later jobs."""
+    jobs = [await replica.register("Job0", **limits)]
+    worker = jobs[0].worker_id
+    for number in range(1, JOBS):
+        jobs.append(await replica.register(f"Job{number}", worker=worker, **limits))
+    submitted = [[(await replica.submit(job, {"user": 1})).id for _ in range(2)] for job in jobs]
+    late = [(await replica.submit(jobs[0], {"user": 2})).id] if "limits" in limits else []
+    claimed: list[UUID] = []
+    while tasks := (await replica.claim_response(worker, max=most)).tasks:
+        claimed += [task.id for task in tasks]
+    assert claimed == [*(first for first, _ in submitted), *late]
