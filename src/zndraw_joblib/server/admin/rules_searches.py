@@ -153,10 +153,10 @@ async def resolve(tx: Transaction, task_filter: TaskFilter, *, superseded: bool 
 
 async def described(tx: Transaction, rows: Sequence[SearchRow]) -> list[FoundTask]:
     """Return found tasks with the beginning of their payloads, workers, progress, what they wait for."""
-    found, now = await entries(tx, rows), await tx.now()
+    tasks, now = await entries(tx, rows), await tx.now()
     details = await sql_searches.details(tx, rows, now)
-    pauses = await sql_pauses.active(tx) if any(task.status is TaskStatus.PENDING for task in found) else None
-    for row, task in zip(rows, found, strict=True):
+    pauses = await sql_pauses.active(tx) if any(task.status is TaskStatus.PENDING for task in tasks) else None
+    for row, task in zip(rows, tasks, strict=True):
         detail = details.get(row.seq)
         if detail is None:
             continue
@@ -165,7 +165,7 @@ async def described(tx: Transaction, rows: Sequence[SearchRow]) -> list[FoundTas
             task.progress = Progress.model_validate(detail.progress)
         if pauses is not None and task.status is TaskStatus.PENDING:
             task.waits_for = _waits_for(task, detail, pauses)
-    return found
+    return tasks
 
 
 def _waits_for(task: FoundTask, detail: SearchDetail, pauses: Pauses) -> WaitsFor | None:
