@@ -6,6 +6,8 @@ import pty
 import signal
 import subprocess
 import sys
+from types import TracebackType
+from typing import Self
 
 from waiting import wait_until
 
@@ -13,7 +15,10 @@ from cli.program import TIMEOUT, Program
 
 
 class OnTerminal:
-    """A command whose standard error is a terminal; with `is_output` and `is_input`, other streams too."""
+    """A command whose standard error is a terminal; with `is_output` and `is_input`, other streams too.
+
+    At the end of its `with` block it has ended, also if the block raised.
+    """
 
     def __init__(
         self,
@@ -40,7 +45,10 @@ class OnTerminal:
     def read_until(self, text: str) -> None:
         """Read the terminal until it shows a text."""
         while text not in self.shown:
-            self.shown += self._decode(os.read(self._ours, 65536))
+            try:
+                self.shown += self._decode(os.read(self._ours, 65536))
+            except OSError:  # Linux: all ends of the terminal are closed
+                raise AssertionError(f"{text!r} is not in {self.shown!r}") from None
 
     def write(self, text: str) -> None:
         """Type a text."""
@@ -63,6 +71,15 @@ class OnTerminal:
                 self.shown += self._decode(piece)
         except OSError:  # Linux: all ends of the terminal are closed
             pass
-        os.close(self._ours)
         out = self.process.communicate(timeout=TIMEOUT)[0]
         return self.process.returncode, (out or b"").decode()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        os.close(self._ours)
+        with self.process:
+            self.process.kill()

@@ -71,12 +71,12 @@ def submit(stack: Stack, *values: str) -> str:
 
 def test_a_terminal_shows_the_bar_and_the_last_lines(reporting: Stack, tmp_path: Path) -> None:
     """They disappear at the end; standard output has only the result."""
-    command = OnTerminal(reporting.program, "submit", "Report", f"gate={tmp_path / 'gate'}", "--wait")
-    command.read_until("3/8 frames")
-    command.read_until("careful")
-    assert "running: relaxing" in command.shown
-    (tmp_path / "gate").touch()
-    code, out = command.end()
+    with OnTerminal(reporting.program, "submit", "Report", f"gate={tmp_path / 'gate'}", "--wait") as command:
+        command.read_until("3/8 frames")
+        command.read_until("careful")
+        assert "running: relaxing" in command.shown
+        (tmp_path / "gate").touch()
+        code, out = command.end()
     assert (code, json.loads(out)) == (0, {"frames": 8})
     assert "\x07" not in command.shown
     assert "completed in" in command.shown
@@ -93,14 +93,14 @@ def test_a_terminal_shows_long_lists_shortened(stack: Stack) -> None:
     """Of 60 numbers 50, in the result and in the payload of `task ID`; a list of 50 is complete."""
     numbers, few = list(range(60)), list(range(50))
     values = f"value={json.dumps(numbers)}", f"other={json.dumps(few)}"
-    terminal = OnTerminal(stack.program, "submit", "Show", *values, "--wait", is_output=True)
-    assert terminal.end()[0] == 0
+    with OnTerminal(stack.program, "submit", "Show", *values, "--wait", is_output=True) as terminal:
+        assert terminal.end()[0] == 0
     shown = json.loads(terminal.shown[terminal.shown.index("{") : terminal.shown.rindex("}") + 1])
     assert (shown["value"], shown["other"]) == ([*few, "… and 10 more items"], few)
     found = re.search(r"'zndraw-joblib task (\S+) --result > FILE' writes", terminal.shown)
     assert found is not None
-    task = OnTerminal(stack.program, "task", found[1], is_output=True)
-    assert task.end()[0] == 0
+    with OnTerminal(stack.program, "task", found[1], is_output=True) as task:
+        assert task.end()[0] == 0
     assert task.shown.count("… and 10 more items") == 2
     assert json.loads(stack.program.ok("task", found[1], "--result"))["value"] == numbers
 
@@ -157,10 +157,10 @@ def test_ctrl_c_ends_only_the_following(reporting: Stack, tmp_path: Path, comman
     arguments = ["submit", "Report", f"gate={gate}", "--wait"]
     if command == "task":
         arguments = ["task", submit(reporting, f"gate={gate}"), "--follow"]
-    terminal = OnTerminal(reporting.program, *arguments)
-    terminal.read_until("3/8 frames")
-    terminal.process.send_signal(signal.SIGINT)
-    code, _ = terminal.end()
+    with OnTerminal(reporting.program, *arguments) as terminal:
+        terminal.read_until("3/8 frames")
+        terminal.process.send_signal(signal.SIGINT)
+        code, _ = terminal.end()
     assert code == 130
     found = re.search(r"The task goes on: 'zndraw-joblib task (\S+) --follow' follows it", terminal.shown)
     assert found is not None
@@ -252,8 +252,10 @@ def test_a_lost_connection_is_a_line_above_the_bar(reporting: Stack, tmp_path: P
     gate, rule = tmp_path / "gate", Recorder("/events", b"", most=3)
     task_id, program = submit(reporting, f"gate={gate}"), copy(reporting.program)
     program.env = {**program.env, "ZNDRAW_JOBLIB_TOKEN": reporting.server.token or ""}
-    with Proxy(reporting.server.url, rule) as proxy:
-        terminal = OnTerminal(program, "task", task_id, "--follow", "--url", proxy.url)
+    with (
+        Proxy(reporting.server.url, rule) as proxy,
+        OnTerminal(program, "task", task_id, "--follow", "--url", proxy.url) as terminal,
+    ):
         terminal.read_until("succeeds again after 3 failures")
         gate.touch()
         assert terminal.end()[0] == 0
@@ -266,8 +268,10 @@ def test_a_lost_connection_is_a_line_above_the_bar(reporting: Stack, tmp_path: P
 def test_the_bar_shows_why_an_attempt_failed(tmp_path: Path) -> None:
     """And when the next one begins; at the end, how long all took."""
     jobs = JOBS.replace("base_seconds=0", "base_seconds=2")
-    with serving(tmp_path, jobs, ["Report"]) as stack:
-        command = OnTerminal(stack.program, "submit", "Report", "then=fail", "--wait")
+    with (
+        serving(tmp_path, jobs, ["Report"]) as stack,
+        OnTerminal(stack.program, "submit", "Report", "then=fail", "--wait") as command,
+    ):
         command.read_until("pending: attempt 1 failed (ValueError: attempt 1), the next one begins in")
         assert command.end()[0] == 1
 
@@ -358,13 +362,13 @@ def test_a_stored_result_is_written_as_it_is(reporting: Stack) -> None:
 
 def test_a_terminal_gets_no_binary_content(reporting: Stack) -> None:
     """`submit --wait` says how to write it to a file, and succeeds; for `task --result` it is an error."""
-    waiting = OnTerminal(reporting.program, "submit", "Report", "then=bytes", "--wait", is_output=True)
-    assert waiting.end()[0] == 0
+    with OnTerminal(reporting.program, "submit", "Report", "then=bytes", "--wait", is_output=True) as waiting:
+        assert waiting.end()[0] == 0
     text = r"256 bytes of application/octet-stream, which a terminal cannot show.*task (\S+) --result > FILE"
     found = re.search(text, " ".join(waiting.shown.split()))
     assert found is not None
-    asking = OnTerminal(reporting.program, "task", found[1], "--result", is_output=True)
-    assert asking.end()[0] == 1
+    with OnTerminal(reporting.program, "task", found[1], "--result", is_output=True) as asking:
+        assert asking.end()[0] == 1
     assert re.search(text, " ".join(asking.shown.split()))
 
 
@@ -378,10 +382,10 @@ def test_the_command_says_that_no_worker_runs_the_job(reporting: Stack) -> None:
     with closing(sqlite3.connect(path, timeout=30)) as database, database:
         for table in ("joblib_worker", "joblib_task"):
             database.execute(f"UPDATE {table} SET created_at = datetime(created_at, '-1 minute')")  # noqa: S608
-    terminal = OnTerminal(reporting.program, "task", task_id, "--follow")
-    terminal.read_until("starts")
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.end()
+    with OnTerminal(reporting.program, "task", task_id, "--follow") as terminal:
+        terminal.read_until("starts")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.end()
     assert "Idle workers of asleep:analysis:Idle: 1 of 1, but none" in " ".join(terminal.shown.split())
 
 
@@ -391,9 +395,9 @@ def test_the_command_says_how_long_a_task_waits_for_busy_workers(reporting: Stac
     gate = tmp_path / "gate"
     holding = [submit(reporting, f"gate={gate}") for _ in range(4)]
     task_id = submit(reporting)
-    terminal = OnTerminal(reporting.program, "task", task_id, "--follow")
-    terminal.read_until("pending: about ")
-    gate.touch()
-    terminal.end()
+    with OnTerminal(reporting.program, "task", task_id, "--follow") as terminal:
+        terminal.read_until("pending: about ")
+        gate.touch()
+        terminal.end()
     assert "; The only worker of @global:analysis:Report is busy" in terminal.shown
     assert [reporting.client.wait_for(each, TIMEOUT).status for each in holding] == ["completed"] * 4

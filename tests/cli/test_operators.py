@@ -102,10 +102,10 @@ def ends_are_in_the_statistics(stack: Stack, ids: list[str]) -> bool:
 
 def _purge_typing(text: str, stack: Stack, *wanted: str) -> tuple[int, str]:
     """Purge on a terminal and answer its question with `text`; return the exit code and the last line."""
-    command = OnTerminal(stack.program, "tasks", "bulk", "purge", *wanted, is_input=True)
-    command.read_until("type their number")
-    command.write(f"{text}\n")
-    code, _ = command.end()
+    with OnTerminal(stack.program, "tasks", "bulk", "purge", *wanted, is_input=True) as command:
+        command.read_until("type their number")
+        command.write(f"{text}\n")
+        code, _ = command.end()
     return code, command.shown.replace("\x1b[0m", "").strip().splitlines()[-1].split(": ")[-1]
 
 
@@ -182,10 +182,10 @@ def test_a_question_may_be_left_with_ctrl_c(stack: Stack) -> None:
     impossible = stack.program.run(*bulk, "a/b")
     assert (impossible.code, "'a/b'" in impossible.err, "no slash" in impossible.err) == (2, True, True)
     stack.program.ok("submit", "Show", "--delay", "3600", "--room", "asked")
-    asked = OnTerminal(stack.program, *bulk, "asked", is_input=True)
-    asked.read_until("[y/N]")
-    asked.interrupt()
-    code, _ = asked.end()
+    with OnTerminal(stack.program, *bulk, "asked", is_input=True) as asked:
+        asked.read_until("[y/N]")
+        asked.interrupt()
+        code, _ = asked.end()
     assert (code, "Nothing was changed" in asked.shown, "Traceback" in asked.shown) == (130, True, False)
 
 
@@ -196,10 +196,10 @@ def test_top_is_live_on_a_terminal(stack: Stack) -> None:
     assert "Waiting" in once.out
     assert "Show" in once.out
     assert {"findings", "counts"} <= set(json.loads(as_json.out))
-    live = OnTerminal(stack.program, "top", is_output=True)
-    live.read_until("last heartbeat")
-    live.process.send_signal(signal.SIGINT)
-    code, _ = live.end()
+    with OnTerminal(stack.program, "top", is_output=True) as live:
+        live.read_until("last heartbeat")
+        live.process.send_signal(signal.SIGINT)
+        code, _ = live.end()
     assert (code, "Traceback" in live.shown) == (0, False)
 
 

@@ -155,8 +155,8 @@ def test_a_repeat_with_the_same_key_submits_nothing_again(stack: Stack) -> None:
 def test_a_terminal_shows_a_progress_bar(stack: Stack) -> None:
     """It is on standard error; the ids go to standard output, also if that is a pipe."""
     file = write(stack, lines({}, {}))
-    terminal = OnTerminal(stack.program, "submit", "Twin", "--from", file)
-    code, out = terminal.end()
+    with OnTerminal(stack.program, "submit", "Twin", "--from", file) as terminal:
+        code, out = terminal.end()
     assert (code, len(out.split())) == (0, 2)
     assert "Submitting" in terminal.shown
     assert "2/2" in terminal.shown

@@ -83,15 +83,15 @@ def test_a_submit_to_a_job_without_workers_says_so(stack: Stack) -> None:
 
 def test_a_terminal_has_the_link_of_a_task(stack: Stack) -> None:
     """It is short, and the server redirects it to the page of the task."""
-    command = OnTerminal(stack.program, "submit", "Show", "value=1", is_output=True)
-    assert command.end()[0] == 0
+    with OnTerminal(stack.program, "submit", "Show", "value=1", is_output=True) as command:
+        assert command.end()[0] == 0
     task_id, see = command.shown.split("\r\n")[:2]
     link = f"{stack.server.url}/t/{task_id[:18]}"
     assert see == f"See {link}"
     answer = httpx.get(link)
     assert (answer.status_code, answer.headers["location"]) == (302, f"../#/tasks/{task_id[:18]}")
-    shown = OnTerminal(stack.program, "task", task_id, is_output=True)
-    assert shown.end()[0] == 0
+    with OnTerminal(stack.program, "task", task_id, is_output=True) as shown:
+        assert shown.end()[0] == 0
     assert shown.shown.strip().endswith(see)
 
 

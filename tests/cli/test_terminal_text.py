@@ -66,8 +66,8 @@ def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
 
 def shown(queue: Queue, *arguments: str) -> str:
     """Return what a command shows on a terminal, without the styles of its own."""
-    terminal = OnTerminal(queue.program, *arguments, is_output=True)
-    terminal.end()
+    with OnTerminal(queue.program, *arguments, is_output=True) as terminal:
+        terminal.end()
     assert not CONTROLS & set(terminal.shown), ascii(terminal.shown)
     assert "\x1b]" not in terminal.shown
     assert "\x1b[31mred" not in terminal.shown
@@ -131,8 +131,8 @@ def test_a_line_at_an_end_of_the_calendar_is_shown(queue: Queue, at: str, zone: 
     queue.report(task_id, log={"first": 1, "lines": [{"at": at, "text": "red"}]})
     queue.program.env["TZ"] = zone
     for option in ("--logs", "--history"):
-        terminal = OnTerminal(queue.program, "task", task_id, option, is_output=True)
-        code, _ = terminal.end()
+        with OnTerminal(queue.program, "task", task_id, option, is_output=True) as terminal:
+            code, _ = terminal.end()
         assert (code, "Traceback" in terminal.shown) == (0, False), terminal.shown
     queue.program.env.pop("TZ")
 
@@ -144,8 +144,8 @@ def test_the_bar_of_the_sdk_is_safe(queue: Queue, tmp_path: Path) -> None:
         "from zndraw_joblib.client.task_id import Bar\n"
         f"with Bar(shown=True) as bar:\n    bar.show({EVIL!r}, 1, 2)\n    bar.progress.refresh()\n"
     )
-    terminal = OnTerminal(program, module="bar")
-    terminal.end()
+    with OnTerminal(program, module="bar") as terminal:
+        terminal.end()
     assert "red" in terminal.shown
     assert "[/b]" in terminal.shown
     assert not CONTROLS & set(terminal.shown), ascii(terminal.shown)

@@ -98,10 +98,13 @@ def test_an_array_is_stored_and_downloaded(examples: Stack, example: ModuleType,
         "pbc": True,
     }
     payload = {"atoms": fields, "fmax": 0.001}
+    examples.program.ok("pause", "RelaxPath")
     task_id = examples.program.ok("submit", "RelaxPath", "--payload", json.dumps(payload)).strip()
-    command = OnTerminal(examples.program, "task", task_id, "--follow")
-    command.read_until("/201 steps")
-    code, out = command.end()
+    with OnTerminal(examples.program, "task", task_id, "--follow") as command:
+        command.read_until("pending")
+        examples.program.ok("resume", "RelaxPath")
+        command.read_until(" steps")  # also of a task that has ended
+        code, out = command.end()
     assert code == 0
     expected = relaxed(atoms, 0.001)
     texts = [line.split("\t")[-1] for line in out.splitlines()]
@@ -120,8 +123,8 @@ def test_an_array_is_stored_and_downloaded(examples: Stack, example: ModuleType,
 def test_a_terminal_shows_a_long_result_shortened(examples: Stack) -> None:
     """And says how to get all of it; in a pipe it is complete."""
     arguments = ["submit", "RelaxPath", f"atoms={json.dumps(CO)}", "--wait"]
-    terminal = OnTerminal(examples.program, *arguments, is_output=True)
-    code, _ = terminal.end()
+    with OnTerminal(examples.program, *arguments, is_output=True) as terminal:
+        code, _ = terminal.end()
     assert code == 0
     assert "float64 array (" in terminal.shown
     assert "Long values are shortened. 'zndraw-joblib task " in terminal.shown
