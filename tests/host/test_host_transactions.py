@@ -181,7 +181,7 @@ async def test_a_call_is_repeated_after_a_concurrent_change(host: Host) -> None:
             raise RepeatTransaction("another transaction was first")
 
     async with asyncio.timeout(BOUND), host.sessions() as session:
-        await write_in(session, None, BOUND, work, lambda tx: None)
+        await write_in(session, None, host.joblib.runtime.database, work, lambda tx: None)
         await session.commit()
         assert (attempts, (await session.scalars(select(Order.id))).all()) == ([0, 1], [5])
 

@@ -14,7 +14,7 @@ from zndraw_joblib.server.db.database import Transaction, run
 from zndraw_joblib.server.db.host_sessions import SessionDatabase, begin
 from zndraw_joblib.server.db.tables import Worker
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import rules_sweep, rules_workers
+from zndraw_joblib.server.queue import rules_ends, rules_sweep, rules_workers
 from zndraw_joblib.server.realtime.publisher import emit
 from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.names import rooms_with_frames
@@ -43,6 +43,7 @@ async def run_sweeper(
     """
     database = SessionDatabase(partial(open_session, get_session))
     database.keeps_unserved_jobs = settings.keeps_unserved_jobs
+    database.settle = rules_ends.settle
 
     async def write(work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:
         writing = asyncio.ensure_future(commit(work, *args, **kwargs))
@@ -131,9 +132,15 @@ async def cleanup_stuck_internal_tasks(session: Any, timeout: timedelta) -> tupl
     return removed.total, removed.emissions
 
 
+async def _begin(session: Any) -> Transaction:
+    tx = await begin(session)
+    tx.settle = rules_ends.settle
+    return tx
+
+
 async def remove_worker(session: Any, worker: Worker) -> Removed:
     """Remove a worker in the caller's session, as `cleanup_worker`."""
-    tx = await begin(session)
+    tx = await _begin(session)
     await run(partial(rules_workers.retire, worker_ids=[worker.id]), tx)
     return Removed(1, tx.emissions, tx.removed_providers)
 
@@ -146,7 +153,7 @@ async def remove_stale_workers(session: Any, timeout: timedelta) -> Removed:
 async def _until_done(session: Any, batch: Callable[[Transaction], Awaitable[int]], size: int) -> Removed:
     count, emissions, providers = 0, [], []
     while True:
-        tx = await begin(session)
+        tx = await _begin(session)
         number = await run(batch, tx)
         await session.commit()
         count += number

@@ -25,6 +25,7 @@ from zndraw_joblib.server.process.batcher import RowLocked, locked_problem
 from zndraw_joblib.server.process.ports import OpenConnection, Reaches, Wake, reaches_all
 from zndraw_joblib.wire.events import Emission, TaskProgress, TaskStatusEvent, audience
 from zndraw_joblib.wire.history import EventKind
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -36,6 +37,8 @@ Work = Callable[["Transaction"], Awaitable[Result]]
 # Gets the driver's connection, a statement that has run on it, and its parameters.
 OnStatement = Callable[[Any, Executable, Any], Awaitable[None]]
 Observe = Callable[[Any, Execute], Execute]
+# Does what the ends of linked tasks cause, in the transaction that ended them: their statuses by their `seq`.
+Settle = Callable[["Transaction", Mapping[int, TaskStatus]], Awaitable[None]]
 
 _ATTEMPTS = 5
 _RETRY_SECONDS = 15.0
@@ -51,8 +54,8 @@ SQLITE_LOCK = "BEGIN IMMEDIATE"
 class PlainStatements(NamedTuple):
     """A statement of plain requests in two forms, with the same columns; one is `is_watched`.
 
-    `alone` writes nothing in a watched room: it may be a transaction of its own. `followed` writes in any
-    room, and returns whether one of the rooms is watched.
+    `alone` writes nothing in a watched room, and ends no linked task: it may be a transaction of its own.
+    `followed` writes all, and returns whether one of the rooms is watched.
     """
 
     alone: Any
@@ -95,6 +98,10 @@ class Transaction:
         self.actions: list[str] = []
         # The full names of providers that are removed with their workers.
         self.removed_providers: list[str] = []
+        # The linked tasks that have ended, by their `seq`, and what settles that before the commit.
+        self.ended: dict[int, TaskStatus] = {}
+        self.settle: Settle | None = None
+        self.has_settled = False
         self.request_id: str | None = None
         # Whether a job stays without workers if its policy does not say what becomes of it.
         self.keeps_unserved_jobs = False
@@ -228,6 +235,22 @@ class Transaction:
         """Record that a task of a room, held by a worker, is no longer claimed or running."""
         self.freed.append(Freed(room_id, worker_id))
 
+    def record_end(self, seq: int, status: TaskStatus) -> None:
+        """Record that a linked task has ended, or that it has not after all."""
+        if status in TERMINAL:
+            self.ended[seq] = status
+        else:
+            self.ended.pop(seq, None)
+
+    async def settle_ends(self) -> None:
+        """Let `settle` do what the ends of linked tasks cause; these tasks may end others."""
+        while self.ended:
+            if self.settle is None:
+                raise RuntimeError("A linked task has ended in a transaction that cannot settle it")
+            ended, self.ended = self.ended, {}
+            self.has_settled = True
+            await self.settle(self, ended)
+
     def record_action(self, action: str) -> None:
         """Record an operator's action to log after the commit."""
         self.actions.append(action)
@@ -255,11 +278,13 @@ class Database(ABC):
     """Runs functions in transactions. The first argument of each function is its `Transaction`.
 
     `on_statement`, if it is set, is awaited after each statement of later transactions. On SQLite it may
-    await nothing that waits. `keeps_unserved_jobs`, if it is set, returns that of each transaction.
+    await nothing that waits. `keeps_unserved_jobs`, if it is set, returns that of each transaction. `settle`
+    is that of each transaction; without it none can end linked tasks.
     """
 
     on_statement: OnStatement | None = None
     keeps_unserved_jobs: Callable[[], bool] | None = None
+    settle: Settle | None = None
 
     def __init__(self, clock: Clock | None = None, limits: Limits | None = None) -> None:
         self._clock = clock
@@ -334,12 +359,14 @@ class Database(ABC):
 
         Raises `RowLocked` if another transaction holds a lock for longer than `lock_seconds`.
         """
-        write = partial(self._write, lambda tx: work(self._prepared(tx), items), is_short, lock_seconds)
+        write = partial(self._write, lambda tx: work(self.prepared(tx), items), is_short, lock_seconds)
         committed: tuple[Result, Transaction] = await _retry(write)
         tx = committed[1]
         if tx.plain_kind is not None:
             expected = self._expected_events.get(tx.plain_kind, 0)
-            self._expected_events[tx.plain_kind] = _EXPECTED if tx.appended else max(0, expected - 1)
+            self._expected_events[tx.plain_kind] = (
+                _EXPECTED if tx.appended or tx.has_settled else max(0, expected - 1)
+            )
         return _logged(committed) if tx.actions else committed
 
     def use_clock(self, clock: Clock | None) -> None:
@@ -365,14 +392,16 @@ class Database(ABC):
 
         def run_with_id(tx: Transaction) -> Awaitable[Result]:
             tx.request_id = request_id
-            return work(self._prepared(tx), *args, **kwargs)
+            return work(self.prepared(tx), *args, **kwargs)
 
         return run_with_id
 
-    def _prepared(self, tx: Transaction) -> Transaction:
+    def prepared(self, tx: Transaction) -> Transaction:
+        """Return a transaction with what this object gives each one that writes."""
         if self.keeps_unserved_jobs is not None:
             tx.keeps_unserved_jobs = self.keeps_unserved_jobs()
         tx.expected_events = self._expected_events
+        tx.settle = self.settle
         return tx
 
     async def _alone(self, transaction: Callable[[], Awaitable[Result]]) -> Result:
@@ -437,6 +466,8 @@ def dialect(tx: Transaction) -> ModuleType:
 async def run(work: Work[Result], tx: Transaction) -> Result:
     """Do the work of a transaction up to its commit."""
     result = await work(tx)
+    if tx.ended:
+        await tx.settle_ends()
     if tx.may_have_events:
         await tx.append_events()
     return result

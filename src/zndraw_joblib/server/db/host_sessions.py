@@ -212,21 +212,21 @@ async def read_in(session: Any, clock: Clock | None, work: Work[Result]) -> Resu
 
 
 async def write_in(
-    session: Any, clock: Clock | None, lock_seconds: float, work: Work[Result], after_commit: AfterCommit
+    session: Any, clock: Clock | None, database: Database, work: Work[Result], after_commit: AfterCommit
 ) -> Result:
-    """Run `work` in a host's session, as a whole or not at all. Does not commit.
+    """Run `work` in a host's session, as a whole or not at all, as `database` would. Does not commit.
 
     `after_commit` gets the transaction in this event loop once the host has committed it, and never if the
     host rolls it back, wholly or to a savepoint. Raises `ServiceUnavailable` if another transaction holds a
-    lock for longer than `lock_seconds`, and TypeError unless `session` is an `AsyncSession`.
+    lock for longer than `database.lock_seconds`, and TypeError unless `session` is an `AsyncSession`.
     """
     opened = _opened(session)
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
-            result, tx = await _write(opened, clock, lock_seconds, work)
+            result, tx = await _write(opened, clock, database, work)
             break
         except RowLocked as error:
-            raise locked_problem("a row that the call needs", lock_seconds) from error
+            raise locked_problem("a row that the call needs", database.lock_seconds) from error
         except RepeatTransaction:
             # The savepoint is rolled back, so the next attempt sees what another transaction has changed.
             if not attempts_left:
@@ -236,13 +236,13 @@ async def write_in(
 
 
 async def _write(
-    session: AsyncSession, clock: Clock | None, lock_seconds: float, work: Work[Result]
+    session: AsyncSession, clock: Clock | None, database: Database, work: Work[Result]
 ) -> tuple[Result, Transaction]:
     with raises_unavailable(), _explained():
-        tx = await begin(session, clock)
+        tx = database.prepared(await begin(session, clock))
         connection = await session.connection()
         # If the work fails, the host may continue its transaction, without a part of the work.
-        async with connection.begin_nested(), _bounded(tx, lock_seconds):
+        async with connection.begin_nested(), _bounded(tx, database.lock_seconds):
             return await run(work, tx), tx
 
 

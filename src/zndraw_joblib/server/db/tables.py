@@ -601,6 +601,7 @@ class Task(Base, table=True):
     started, as `unique_until` says, or until `unique_expires_at`.
     `schedule` is the name of the schedule of its room that submitted it, `due_at` the due time.
     `limit_key` has the digests of its values of the keys of its job's limits; null if the job had no limits.
+    `linked` is null unless the end of the task concerns others, as `rules_ends` says.
     """
 
     __tablename__ = "joblib_task"
@@ -690,6 +691,7 @@ class Task(Base, table=True):
     schedule: str | None = Field(default=None, max_length=128)
     due_at: datetime | None = moment(nullable=True)
     limit_key: str | None = _optional_text()
+    linked: bool | None = None
 
 
 class Payload(Base, table=True):

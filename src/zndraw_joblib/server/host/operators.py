@@ -321,5 +321,5 @@ class OperatorApi(QueueState):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Result:
-        seconds, publish = self.runtime.database.lock_seconds, self.runtime.publish
-        return await write_in(session, self.clock, seconds, lambda tx: work(tx, *args, **kwargs), publish)
+        database, publish = self.runtime.database, self.runtime.publish
+        return await write_in(session, self.clock, database, lambda tx: work(tx, *args, **kwargs), publish)

@@ -54,7 +54,7 @@ async def report_single_statement(
 
     They have payloads up to `most_bytes`. A report whose task is not as assumed writes nothing. On PostgreSQL
     then none does, so that the caller can lock all tasks in their order; nor if a task is of a watched room,
-    unless events were expected or the statement is not to be alone.
+    or a linked one ends, unless that was expected or the statement is not to be alone.
     """
     if tx.is_sqlite:
         rows = await _report_on_sqlite(tx, reports, most_bytes)
@@ -77,14 +77,17 @@ async def report_single_statement(
         task = _ROWS.row_of(row)
         tasks.append((row.seq, task))
         if task.completed_at is not None:
-            tx.record_freed(task.room_id, task.worker_id)
-            if row.max_in_flight is not None:
-                _wake(tx, row, task)
+            _record_end(tx, row, task)
     return tasks
 
 
-def _wake(tx: Transaction, row: Any, task: TaskRow) -> None:
-    """Wake claims for the slot of the job that a task has freed, of each version that may have tasks."""
+def _record_end(tx: Transaction, row: Any, task: TaskRow) -> None:
+    """Record what follows, and wake claims for the slot of the job, of each version that may have tasks."""
+    if row.linked:
+        tx.record_end(row.seq, task.status)
+    tx.record_freed(task.room_id, task.worker_id)
+    if row.max_in_flight is None:
+        return
     tx.wake(task.job_key, 1)
     for version in row.other_versions.split() if row.other_versions else ():
         tx.wake(job_key(task.job_name, int(version)), 1)
@@ -129,8 +132,8 @@ _ROWS = ShortRows(
     **dict.fromkeys(("job_id", "claimed_at", "result", "run_at", "expires_at", "traceparent")),
     **dict.fromkeys(("schedule", "due_at")),
 )
-_NAMES = (*_ROWS.names, "max_in_flight", "other_versions", "seq", "now", "is_watched")
-_TYPES = {"is_watched": BOOLEAN}
+_NAMES = (*_ROWS.names, "max_in_flight", "other_versions", "linked", "seq", "now", "is_watched")
+_TYPES = {"linked": BOOLEAN, "is_watched": BOOLEAN}
 _TYPES |= {name: TEXT for name in ("other_versions", "source", "target", "result", "started", "ended")}
 _TYPES |= {"started_ago": FLOAT, "ended_ago": FLOAT}
 # SQLite gets the times themselves.
@@ -182,7 +185,7 @@ def _answer(of_job: Sequence[str], now: str, watched: str) -> str:
     full_name, job_version, *limits = of_job
     payload = f"""CASE WHEN :most_bytes > 0 AND {BODY_SIZE} <= :most_bytes THEN payload_of(joblib_task) END"""
     columns = row_columns(names=_ROWS.names, job_name=full_name, job_version=job_version, payload=payload)
-    return f"RETURNING {columns}, {', '.join(limits)}, joblib_task.seq, {now}, {watched}"
+    return f"RETURNING {columns}, {', '.join(limits)}, joblib_task.linked, joblib_task.seq, {now}, {watched}"
 
 
 _AT = "coalesce(:at, now())"
@@ -217,7 +220,8 @@ WHERE joblib_task.seq = reports.seq{condition}
         )
 
     watched = is_watched("joblib_task.room_id")
-    return PlainStatements(form(f" AND NOT {watched}", "false"), form("", watched))
+    is_alone = f" AND (joblib_task.linked IS NULL OR NOT {_IS_END}) AND NOT {watched}"
+    return PlainStatements(form(is_alone, "false"), form("", watched))
 
 
 _REPORT_ONE, _REPORT_MANY = (

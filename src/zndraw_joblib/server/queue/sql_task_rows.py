@@ -132,6 +132,7 @@ class TaskRecord(TaskRow):
     unique_until: str | None = None
     unique_expires_at: datetime | None = None
     limit_key: str | None = None
+    linked: bool | None = None
     policy: JobPolicy = field(default_factory=JobPolicy)
     reason: str | None = None
     ended_at: datetime | None = None

@@ -157,8 +157,10 @@ async def fail_held_by(tx: Transaction, worker_ids: Sequence[UUID], error: str, 
     if not tx.is_sqlite:
         _record_watched(tx, rows)
     tasks = [row_of(row) for row in rows]
-    for task in tasks:
+    for row, task in zip(rows, tasks, strict=True):
         tx.record_freed(task.room_id, None)  # their workers' claims end
+        if row.linked:
+            tx.record_end(row.seq, task.status)
     return tasks
 
 
@@ -193,7 +195,8 @@ _FAILED = f"""RETURNING {
         payload="NULL",
         result="NULL",
     )
-}"""
+}, joblib_task.linked, joblib_task.seq"""
+_FAILED_NAMES = (*ROW_NAMES, "linked", "seq")
 _FAIL = statement(
     f"""
 WITH held AS (
@@ -206,14 +209,14 @@ FROM held
 WHERE joblib_task.seq = held.seq AND held.fails AND {_IS_OF_WORKERS}
 {_FAILED}, {is_watched("joblib_task.room_id")}
 """,
-    *(*ROW_NAMES, "is_watched"),
+    *(*_FAILED_NAMES, "is_watched"),
 )
 _FAIL_ON_SQLITE = statement(
     f"""{_FAIL_HELD}
 WHERE {_IS_OF_WORKERS} AND {_FAILS_AT_ONCE}
 {_FAILED}
 """,
-    *ROW_NAMES,
+    *_FAILED_NAMES,
 )
 
 
@@ -453,8 +456,10 @@ async def _with_queue_times(tx: Transaction, moves: Sequence[Move]) -> Sequence[
 
 
 def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> None:
-    """Record what to announce after the commit: due times and free slots."""
+    """Record what follows: ends of linked tasks, due times and free slots."""
     for before, after in moves:
+        if after.linked and before is not None and before.status != after.status:
+            tx.record_end(after.seq, after.status)
         if after.status == TaskStatus.PENDING and after.run_at is not None:
             tx.record_due(after.run_at)
         if before is not None and before.status in HELD and after.status not in HELD:

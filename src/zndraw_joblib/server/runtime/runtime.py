@@ -58,6 +58,7 @@ from zndraw_joblib.server.process.waiters import (
 )
 from zndraw_joblib.server.queue import (
     rules_claims,
+    rules_ends,
     rules_idempotency,
     rules_jobs,
     rules_rates,
@@ -187,7 +188,10 @@ class Runtime:
         self.database = (
             database if isinstance(database, Database) else SessionDatabase(database, clock, limits)
         )
-        self.database.keeps_unserved_jobs = settings.keeps_unserved_jobs
+        self.database.keeps_unserved_jobs, self.database.settle = (
+            settings.keeps_unserved_jobs,
+            rules_ends.settle,
+        )
         self.pubsub = PubSub(self._wake, lambda: self.recheck.run())  # noqa: PLW0108 - it is made below
         self.waiters = Waiters(waiting_requests(settings), self.pubsub.forward, self.pubsub.peers)
         self.waiters.subscribe(PAUSES_KEY, lambda _: on_due(0.0))

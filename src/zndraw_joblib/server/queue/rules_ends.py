@@ -1,0 +1,13 @@
+"""What the end of a linked task causes, in the transaction that ends it, whoever does."""
+
+from collections.abc import Mapping
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.wire.statuses import TaskStatus
+
+
+async def settle(tx: Transaction, ended: Mapping[int, TaskStatus]) -> None:
+    """Do what follows from the ends of these linked tasks, which have these statuses, by their `seq`.
+
+    Their rows are locked. What ends further linked tasks here is settled next, by another call.
+    """
