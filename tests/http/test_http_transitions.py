@@ -28,8 +28,8 @@ def test_the_transition_table_matches_the_contract() -> None:
         ("pending", "claimed"): {"server"},
         ("pending", "cancelled"): {"submitter", "superuser"},
         ("pending", "failed"): {"server"},
-        ("claimed", "pending"): {"server"},
-        ("running", "pending"): {"server"},
+        ("claimed", "pending"): holder | {"server"},
+        ("running", "pending"): holder | {"server"},
         ("failed", "pending"): {"server"},
         ("cancelled", "pending"): {"server"},
         ("claimed", "running"): holder,
@@ -103,7 +103,7 @@ async def test_a_refusal_has_the_state_and_a_reason(client: httpx.AsyncClient) -
             TaskStatus.CLAIMED,
             "completed",
             "wrong order",
-            "from there it can go to running, failed, cancelled",
+            "from there it can go to pending, running, failed, cancelled",
         ),
         (TaskStatus.COMPLETED, "failed", "finished", "it has ended"),
         (TaskStatus.CANCELLED, "completed", "cancelled", "it has ended"),
@@ -143,6 +143,27 @@ async def test_a_repeated_report_changes_nothing(client: httpx.AsyncClient) -> N
             for again in (token, {}):
                 repeated = await report(client, task, status, **fields, **again)
                 assert (repeated.status_code, repeated.json()) == (200, first.json())
+
+
+@on_both
+async def test_many_tasks_are_released_in_one_request(client: httpx.AsyncClient) -> None:
+    """The repeat of a release changes nothing; that of an earlier claim is stale."""
+    job = await register(client)
+    for _ in range(3):
+        await submit(client, job)
+    tasks = [await claim(client, job["worker_id"]) for _ in range(3)]
+    await report(client, tasks[1], "running")
+    items = [{"id": task["id"], "attempt": 1, "status": "pending"} for task in tasks]
+    body = {"worker_id": job["worker_id"], "reports": items}
+    first, again = [(await client.post(f"{V1}/tasks/report", json=body)).json() for _ in range(2)]
+    assert [result["status"] for result in (*first["results"], *again["results"])] == [200] * 6
+    released = [await get_task(client, task) for task in tasks]
+    assert {(task["status"], task["attempt"], task["worker_id"]) for task in released} == {
+        ("pending", 1, None)
+    }
+    assert (await claim(client, job["worker_id"]))["id"] == tasks[0]["id"]
+    late = (await client.post(f"{V1}/tasks/report", json={**body, "reports": items[:1]})).json()
+    assert late["results"][0]["problem"]["reason"] == "taken over"
 
 
 async def test_a_report_that_does_not_hold_the_task_is_stale(client: httpx.AsyncClient) -> None:

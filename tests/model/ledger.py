@@ -24,8 +24,8 @@ ENDED = {"completed", "failed", "cancelled"}
 # A copy of the transition table, independent of the code.
 TRANSITIONS = {
     "pending": {"cancelled"},
-    "claimed": {"running", "failed", "cancelled"},
-    "running": {"completed", "failed", "cancelled"},
+    "claimed": {"pending", "running", "failed", "cancelled"},
+    "running": {"pending", "completed", "failed", "cancelled"},
 }
 
 Refusal = type[ProblemException]
@@ -212,8 +212,8 @@ class Ledger:
         """Apply a report to a task; a repeat changes nothing."""
         task = self.tasks[task_id]
         if refusal := self._check_report(by, task, status, fields):
-            return None if refusal is StaleReport and self._led_to_retry(task, status, fields) else refusal
-        if self._led_to_retry(task, status, fields):
+            return None if refusal is StaleReport and self._has_requeued(task, status, fields) else refusal
+        if self._has_requeued(task, status, fields):
             return None
         if status == task.status and status not in {"pending", "claimed"}:
             is_same = status != "failed" or fields.get("error") == task.error
@@ -221,19 +221,25 @@ class Ledger:
         if status not in TRANSITIONS.get(task.status, ()):
             return InvalidTaskTransition
         was_pending = task.status == "pending"
-        if status == "failed":
-            self._fail_attempt(task_id, fields.get("error"), is_loss=False)
-        else:
-            self._move(task_id, status, fields.get("error"))
-        if status == "completed":
-            task.result = fields.get("result")
+        self._apply_report(task_id, status, fields)
         if was_pending:
             self._delete_orphan(task.job)
         return None
 
-    def _led_to_retry(self, task: Task, status: str, fields: dict[str, Any]) -> bool:
+    def _apply_report(self, task_id: UUID, status: str, fields: dict[str, Any]) -> None:
+        if status == "failed":
+            self._fail_attempt(task_id, fields.get("error"), is_loss=False)
+        elif status == "pending":
+            self._return_to_queue(task_id, "released")
+        else:
+            self._move(task_id, status, fields.get("error"))
+        if status == "completed":
+            self.tasks[task_id].result = fields.get("result")
+
+    def _has_requeued(self, task: Task, status: str, fields: dict[str, Any]) -> bool:
         is_same = fields.get("attempt") == task.attempt and fields.get("error") == task.error
-        return status == "failed" and (task.status, task.reason) == ("pending", "error") and is_same
+        reason = {"failed": "error", "pending": "released"}.get(status)
+        return reason is not None and (task.status, task.reason) == ("pending", reason) and is_same
 
     def release(self, by: Identity, task_id: UUID) -> Refusal | None:
         """Release a held task."""

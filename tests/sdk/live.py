@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import uvicorn
 from servers import free_port
 from waiting import wait_until
@@ -16,6 +17,11 @@ from zndraw_joblib.server.process.settings import ServerSettings
 TOKEN = "a-token-for-the-tests"
 # Socket.IO does not respond to the open poll of a client that leaves.
 _GRACE_SECONDS = 2
+
+
+def is_release(request: httpx.Request) -> bool:
+    """Return whether a request gives tasks back."""
+    return request.url.path.endswith("/tasks/report") and b'"status":"pending"' in request.content
 
 
 class LiveServer:

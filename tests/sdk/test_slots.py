@@ -9,7 +9,7 @@ import pytest
 from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import LiveServer
+from sdk.live import LiveServer, is_release
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.tasks import ClaimedTask
@@ -31,7 +31,7 @@ def test_a_thread_that_starts_late_keeps_its_task(
         run(thread)
 
     def watch(request: httpx.Request) -> None:
-        if request.url.path.endswith("/release"):
+        if is_release(request):
             has_released.set()
 
     monkeypatch.setattr(threading.Thread, "run", run_late)

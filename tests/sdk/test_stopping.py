@@ -15,7 +15,7 @@ import pytest
 from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import TOKEN, LiveServer
+from sdk.live import TOKEN, LiveServer, is_release
 from zndraw_joblib.client.connection import Connection, connect
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
@@ -72,7 +72,7 @@ class StopBeforeResponse:
         """Record when the worker has stopped, and whether it leaves before its task is released."""
         if request.method == "DELETE":
             (self.stopped if "/jobs/" in request.url.path else self.gone).set()
-        elif request.url.path.endswith("/release"):
+        elif is_release(request):
             self.went_too_soon = self.gone.wait(0.3)
 
     def response(self, response: httpx.Response) -> None:

@@ -14,8 +14,8 @@ from zndraw_joblib.wire.events import Emission, status_emission
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus, targets
 
 TERMINAL_STATUSES = set(TERMINAL)
-# A claim is no report, so it is not among the targets.
-VALID_TRANSITIONS = {source: set(targets(source)) for source in TaskStatus}
+# A claim is no report, so it is not among the targets; a report that releases a task is newer.
+VALID_TRANSITIONS = {source: set(targets(source)) - {TaskStatus.PENDING} for source in TaskStatus}
 VALID_TRANSITIONS[TaskStatus.PENDING].add(TaskStatus.CLAIMED)
 
 Text = Annotated[str, BeforeValidator(str)]

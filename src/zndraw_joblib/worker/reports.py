@@ -21,7 +21,6 @@ from zndraw_joblib.client.retry import (
     is_missing,
     is_too_large_for_proxy,
     is_transient,
-    is_unreachable,
     problem_of,
     retry,
     status_of,
@@ -43,6 +42,7 @@ from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import (
     NamedTask,
     TaskActionRequest,
+    TaskReport,
     TaskResponse,
     TaskUpdateRequest,
     Verdict,
@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 
 # Longer than any restart of a server: a success that is not reported is work done twice.
 RETRY_SECONDS = 900.0
+_SHORTEST_RELEASE_SECONDS = 0.1
 _NOT_FOUND, _CONFLICT, _TOO_LARGE, _UNPROCESSABLE = 404, 409, 413, 422
 
 
@@ -195,34 +196,45 @@ class Reports:
         self._held.remove(task)
 
     def try_release(self, *tasks: ClaimedTask) -> None:
-        """Put tasks back into their queues, with one request for each; log a failure.
+        """Put tasks back into their queues, at most 1,000, with one request for all; log a failure.
 
-        If the server cannot be reached, or after `release_seconds`, the others are not released. The server
-        notices later that this worker does not hold them.
+        The request is repeated for `release_seconds` while the server does not respond. Of tasks that are not
+        released the server notices later that this worker does not hold them.
         """
-        deadline = time.monotonic() + self._release_seconds
+        self._held.begin_report(*tasks)
         try:
-            for task in tasks:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    log.info("Not all of %d tasks were released: the server is slow", len(tasks))
-                    return
-                try:
-                    self._release(task, remaining)
-                except Exception as error:
-                    log.info(
-                        "Task %s was not released: %s", task.task_id, describe(error), extra=task_fields(task)
-                    )
-                    if is_unreachable(error):
-                        return
-                else:
-                    log.info("Task %s was released before it started", task.task_id, extra=task_fields(task))
+            refusals = self._release_all(tasks)
+        except Exception as error:
+            log.info("%d task(s) were not released: %s", len(tasks), describe(error))
+        else:
+            for task, refusal in zip(tasks, refusals, strict=True):
+                how = "was released before it started" if refusal is None else "was not released"
+                reason = "" if refusal is None else f": {describe(refusal)}"
+                log.info("Task %s %s%s", task.task_id, how, reason, extra=task_fields(task))
         finally:
             self._held.remove(*tasks)
 
-    def _release(self, task: ClaimedTask, timeout: float | None = None) -> TaskResponse:
+    def _release_all(self, tasks: Sequence[ClaimedTask]) -> Sequence[Exception | None]:
+        """Return the refusal of each task. Raises what concerns the whole request."""
+        deadline = time.monotonic() + self._release_seconds
+        reports = [
+            TaskReport(id=UUID(task.task_id), status=TaskStatus.PENDING, **task.token)
+            .model_dump_json(exclude_unset=True)
+            .encode()
+            for task in tasks
+        ]
+
+        def send() -> Sequence[Exception | None]:
+            # A request or an answer that is lost leaves time for another one.
+            timeout = max((deadline - time.monotonic()) / 2, _SHORTEST_RELEASE_SECONDS)
+            return self._rest.report_tasks(tasks[0].worker_id, reports, timeout)
+
+        what = f"Release of {len(tasks)} task(s)"
+        return retry(send, what, seconds=self._release_seconds, stop=self._stop)
+
+    def _release(self, task: ClaimedTask) -> TaskResponse:
         token = TaskActionRequest(**task.token)
-        return self._rest.send_call(calls.act_on_task(ops.RELEASE_TASK, task.task_id, token, timeout))
+        return self._rest.send_call(calls.act_on_task(ops.RELEASE_TASK, task.task_id, token))
 
     def _send(self, task: ClaimedTask, update: TaskUpdateRequest) -> TaskResponse:
         return self._rest.send_call(calls.update_task(task.task_id, update))

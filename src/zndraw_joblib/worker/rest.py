@@ -76,10 +76,12 @@ class RestApi(TaskRest):
         response = self._request(ops.CLAIM_TASK, body, wait=wait)
         return parse(messages.TaskClaimResponse, response, "task", "tasks"), applied_wait(response)
 
-    def report_tasks(self, worker_id: UUID, reports: Sequence[bytes]) -> list[ProblemException | None]:
+    def report_tasks(
+        self, worker_id: UUID, reports: Sequence[bytes], timeout: float | None = None
+    ) -> list[ProblemException | None]:
         """Send reports, each a `TaskReport` as JSON; return the problem of each, None for a success."""
         body = b'{"worker_id":"%s","reports":[%s]}' % (str(worker_id).encode(), b",".join(reports))
-        response = self._request(ops.REPORT_TASKS, body, headers=MINIMAL_JSON)
+        response = self._request(ops.REPORT_TASKS, body, headers=MINIMAL_JSON, read_timeout=timeout)
         results = _results_of(response)
         if results is None or len(results) != len(reports):
             raise UnexpectedResponse(response)

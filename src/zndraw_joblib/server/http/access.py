@@ -205,12 +205,12 @@ class WorkerRooms:
     async def refused_reports(
         self, request: Request, caller: Identity, reports: Iterable[Report]
     ) -> Mapping[UUID, ProblemException]:
-        """Return the refusals of reports of the caller's workers, by task. Cancels are not refused."""
+        """Return the refusals of reports of the caller's workers, by task; not of cancels and releases."""
         if not self._apply_to(request, caller):
             return {}
         by_worker: dict[UUID | None, set[UUID]] = {}
         for report in reports:
-            if report.update.status != TaskStatus.CANCELLED:
+            if report.update.status not in {TaskStatus.CANCELLED, TaskStatus.PENDING}:
                 by_worker.setdefault(report.update.worker_id, set()).add(report.task_id)
         suspects: set[UUID] = set()
         for worker_id, task_ids in by_worker.items():

@@ -109,7 +109,7 @@ def decide(
     target = report.status
     if roles == {Role.SUBMITTER} and (target != TaskStatus.CANCELLED or report.has_details):
         raise Forbidden("Not authorized to update this task: its submitter may only cancel it")
-    if _has_caused_retry(task, report):
+    if _has_requeued(task, report):
         return task
     check_fence(task, report)
     if target is None:
@@ -119,10 +119,19 @@ def decide(
         return task
     if not may_move(roles, task.status, target):
         raise _refusal(task, target)
+    return _reported(task, target, report, now, chance)
+
+
+def _reported(
+    task: TaskRecord, target: TaskStatus, report: TaskUpdateRequest, now: datetime, chance: float
+) -> TaskRecord:
+    """Return a task after a report that may move it to the status `target`."""
+    error = truncate_error(report.error)
+    if target == TaskStatus.PENDING:
+        return released(task, error)
     started_at, ended_at = _run_times(task, report, now)
     if target == TaskStatus.RUNNING:
         return started(task, now).changed(started_at=started_at or now)
-    error = truncate_error(report.error)
     if target == TaskStatus.FAILED:
         after = failed(task, RetryOn.ERROR, error, now, chance, report)
         is_over = after.status is TaskStatus.FAILED
@@ -198,11 +207,13 @@ def check_held(task: TaskRecord) -> None:
         )
 
 
-def _has_caused_retry(task: TaskRecord, report: TaskUpdateRequest) -> bool:
+def _has_requeued(task: TaskRecord, report: TaskUpdateRequest) -> bool:
     """Return whether this report has requeued the task already: then it is a repeat."""
+    codes = {TaskStatus.FAILED: report.error_code or ERROR, TaskStatus.PENDING: Released.problem_id()}
     return (
-        (task.status, report.status, report.attempt) == (TaskStatus.PENDING, TaskStatus.FAILED, task.attempt)
-        and task.error_code == (report.error_code or ERROR)
+        (task.status, report.attempt) == (TaskStatus.PENDING, task.attempt)
+        and report.status in codes
+        and task.error_code == codes[report.status]
         and task.error == truncate_error(report.error)
     )
 

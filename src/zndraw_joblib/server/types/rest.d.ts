@@ -4025,7 +4025,8 @@ export interface components {
          * @description Report on a task. `worker_id` and `attempt`, if given, must be those of the claim.
          *
          *     A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
-         *     that is held has the latter. `error_code` says why a success is reported as a failure.
+         *     that is held has the latter. The status ``pending`` releases the task. `error_code` says why a success is
+         *     reported as a failure.
          *
          *     Only a report with the status ``failed`` has the following. `failure` is the exception, and `error_types`
          *     are the names of its class and base classes, which the policy's `non_retryable` may name. With `retry`
