@@ -76,6 +76,50 @@ def test_serve_returns_when_the_worker_is_drained(server: LiveServer, api: Conne
     assert job.workers == []
 
 
+def test_a_drain_during_the_registration_leaves_no_worker(worker: Make, room: str, api: Connection) -> None:
+    """What is not registered yet registers no second worker, which no operator has drained."""
+    manager, has_returned, has_ended = worker(heartbeat_interval=0.1), threading.Event(), threading.Event()
+    refusals: list[str] = []
+
+    def begin() -> None:
+        manager.register(Add, room=room)
+        drain(api, manager.worker_id)
+        assert has_returned.wait(30)
+        try:
+            manager.register(Add, room=f"{room}-2")
+        except RuntimeError as error:
+            refusals.append(str(error))
+        has_ended.set()
+
+    manager.wait(begin)
+    has_returned.set()
+    assert has_ended.wait(30)
+    assert refusals == ["The worker has left: it was drained or stopped during its registration"]
+    assert manager.worker_id is None
+    assert not [job for job in manager.jobs(f"{room}-2").items if job.workers]
+
+
+def test_an_error_of_a_registration_that_a_drain_ended_is_no_fault(
+    worker: Make, room: str, api: Connection
+) -> None:
+    """The worker exits as after any drain: its supervisor starts no other one."""
+    manager = worker(heartbeat_interval=0.1)
+
+    def begin() -> None:
+        manager.register(Add, room=room)
+        manager.submit(Add(), room=room)
+        task = manager.claim(5)
+        assert task is not None
+        registering = threading.current_thread()
+        threading.Thread(target=lambda: (registering.join(), manager.release(task))).start()
+        drain(api, manager.worker_id)
+        wait_until(lambda: not manager.registry)
+        raise RuntimeError("The worker has just disconnected; try again")
+
+    manager.wait(begin)
+    assert manager.worker_id is None
+
+
 def test_a_drained_worker_waits_for_tasks_claimed_by_hand(worker: Make, room: str, api: Connection) -> None:
     """`listen` ends; its last task can be reported, and then the worker is removed."""
     manager = worker(heartbeat_interval=0.1)

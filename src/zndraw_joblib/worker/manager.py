@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import ApiManager
 from zndraw_joblib.client.job_client import JobClient
-from zndraw_joblib.client.retry import SendAttempts, retry
+from zndraw_joblib.client.retry import SendAttempts, describe, retry
 from zndraw_joblib.jobs.extensions import check_job, job_name_of, job_room_of
 from zndraw_joblib.jobs.forks import check_not_forked
 from zndraw_joblib.jobs.results import can_encode
@@ -85,6 +85,8 @@ class JobManager(JobClient):
 
     _rest: RestApi
     _session: Session | None = None
+    # It registers for the session of `wait` only.
+    _begin_thread: threading.Thread | None = None
 
     def __init__(  # noqa: PLR0913 - the keywords are the contract's
         self,
@@ -298,21 +300,26 @@ class JobManager(JobClient):
 
         The first signal disconnects as `disconnect` does; a second one abandons running tasks. `begin`, which
         may register, is called on a thread of its own: so a signal ends the wait for a server that does not
-        respond, but never interrupts a registration. An error of `begin` ends the wait and is raised here.
+        respond, but never interrupts a registration. An error of `begin` ends the wait and is raised here,
+        unless the worker leaves already. Then a registration of `begin` raises RuntimeError.
         """
-        session = self._session or self._active()
+        session = self._active() if begin else self._session or self._active()
         errors: list[Exception] = []
 
         def run(begin: Callable[[], object]) -> None:
             try:
                 begin()
             except Exception as error:
+                if session.tasks.stopped:
+                    log.info("The worker leaves before it has registered everything: %s", describe(error))
+                    return
                 errors.append(error)
                 session.request_end()
 
         with stop_signals(session.request_end):
             if begin:
-                threading.Thread(target=run, args=(begin,), daemon=True).start()
+                self._begin_thread = threading.Thread(target=run, args=(begin,), daemon=True)
+                self._begin_thread.start()
             session.wait()
             session.log_waits()
             failed = errors[:1]  # after a signal, a later error of `begin` does not matter
@@ -345,6 +352,9 @@ class JobManager(JobClient):
         if self._session is not None:
             check_not_forked(self._session.pid)
         with self._lock:
+            has_left = self._session is None or self._session.registrations.has_left
+            if has_left and threading.current_thread() is self._begin_thread:
+                raise RuntimeError("The worker has left: it was drained or stopped during its registration")
             if self._session is not None and self._session.registrations.has_left:
                 self._session.closed.wait(_CLOSE_SECONDS)
             if self._session is None or self._session.closed.is_set():
