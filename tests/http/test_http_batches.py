@@ -38,6 +38,25 @@ async def test_each_item_has_a_result_or_a_problem_in_order(client: httpx.AsyncC
     assert got[0]["task"] == await get_task(client, got[0])
 
 
+async def test_a_misspelt_field_of_a_submit_is_refused(client: httpx.AsyncClient) -> None:
+    """The error names the field that is meant, alone and in a batch. Other unknown fields are ignored."""
+    job = await register(client)
+    url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    for name, meant in {
+        "priorty": "priority",
+        "delay_second": "delay_seconds",
+        "payloads": "payload",
+    }.items():
+        alone = await client.post(url, json={"payload": {}, name: 5})
+        batch = await client.post(SUBMIT, json={"tasks": [{**of(job, {})[0], name: 5}]})
+        for response in (alone, batch):
+            detail = expect_problem(response, 422, "invalid-request")["detail"]
+            assert f"{name}: there is no such field (did you mean {meant!r}?)" in detail
+    newer = {"colour": 1, **{f"{number:04}": 1 for number in range(2000)}}
+    response = await client.post(url, json={"payload": {"priorty": 1}, **newer})
+    assert (response.status_code, response.json()["payload"]) == (202, {"priorty": 1})
+
+
 @on_both
 async def test_an_atomic_batch_submits_all_or_nothing(client: httpx.AsyncClient) -> None:
     """The problem names the item."""

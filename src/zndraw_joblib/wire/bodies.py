@@ -60,10 +60,12 @@ is_none: Callable[[Any], bool] = partial(is_, None)
 
 
 def _describe_defaults(schema: dict[str, Any]) -> None:
-    """Move each default into the description of its field.
+    """Move each default into the description of its field, and do not offer unknown fields.
 
     Generators of types read `default` as "always present", so a request would have to send the field.
     """
+    if schema.get("additionalProperties") is True:
+        del schema["additionalProperties"]
     for field in schema.get("properties", {}).values():
         if field.get("default") is not None:
             text = f"Default: `{json.dumps(field.pop('default'))}`."

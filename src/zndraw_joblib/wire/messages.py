@@ -1,11 +1,12 @@
 """The bodies of requests and responses about jobs, workers, tasks, batches and the sweeper.
 
-The server ignores unknown fields of a request, but refuses those of registrations that resemble a field.
+The server ignores unknown fields of a request, but refuses those of registrations and submits that resemble a
+field.
 """
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from difflib import get_close_matches
 from enum import StrEnum
@@ -106,13 +107,17 @@ class RegistrationBody(SchemaBody, JobPolicy):
     def _has_no_misspelt_field(cls, values: Any) -> Any:
         if isinstance(values, Mapping):
             names = {field.alias or name for name, field in cls.model_fields.items()}
-            unknown = sorted(str(name)[:_MAX_FIELD] for name in values.keys() - names - {"schema_"})
-            for name in unknown[:_MAX_UNKNOWN]:
-                if near := get_close_matches(name, {*names, "policy"}, n=1, cutoff=_NEAR):
-                    is_policy = near == ["policy"]
-                    meant = "the fields of a policy are here" if is_policy else f"did you mean {near[0]!r}?"
-                    raise ValueError(f"{name}: there is no such field ({meant})")
+            _refuse_near(values.keys() - names - {"schema_"}, {*names, "policy"})
         return values
+
+
+def _refuse_near(unknown: Iterable[Any], names: Collection[str]) -> None:
+    """Raise ValueError for an unknown field that resembles a field."""
+    for name in sorted(str(name)[:_MAX_FIELD] for name in unknown)[:_MAX_UNKNOWN]:
+        if near := get_close_matches(name, names, n=1, cutoff=_NEAR):
+            is_policy = near == ["policy"]
+            meant = "the fields of a policy are here" if is_policy else f"did you mean {near[0]!r}?"
+            raise ValueError(f"{name}: there is no such field ({meant})")
 
 
 # One letter of ten is wrong.
@@ -278,8 +283,12 @@ class TaskSubmitRequest(RequestBody):
     `priority` and `max_attempts` override those of the job. The task enters its queue at `run_at`, or
     `delay_seconds` from now, by default at once. It fails if no worker claims it within `expires_in_seconds`
     from now. With `unique`, no second task with the same key is submitted; with `debounce` besides, each
-    submit with the key postpones the task and replaces its payload.
+    submit with the key postpones the task and replaces its payload. Unknown fields are ignored, but one that
+    resembles a field is refused.
     """
+
+    # The unknown fields, for `_checked`.
+    model_config = ConfigDict(extra="allow")
 
     payload: JsonObject = Field(default_factory=dict)
     priority: Priority | None = None
@@ -291,7 +300,11 @@ class TaskSubmitRequest(RequestBody):
     debounce: Debounce | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
-    def _one_time(self) -> Self:
+    def _checked(self) -> Self:
+        if unknown := self.__pydantic_extra__:
+            _refuse_near(unknown, type(self).model_fields.keys())
+            self.__pydantic_fields_set__.difference_update(unknown)
+            unknown.clear()
         if self.run_at is not None and self.delay_seconds is not None:
             raise ValueError("give run_at or delay_seconds, not both")
         if self.debounce is not None:

@@ -3974,7 +3974,8 @@ export interface components {
          *     `priority` and `max_attempts` override those of the job. The task enters its queue at `run_at`, or
          *     `delay_seconds` from now, by default at once. It fails if no worker claims it within `expires_in_seconds`
          *     from now. With `unique`, no second task with the same key is submitted; with `debounce` besides, each
-         *     submit with the key postpones the task and replaces its payload.
+         *     submit with the key postpones the task and replaces its payload. Unknown fields are ignored, but one that
+         *     resembles a field is refused.
          */
         TaskSubmitRequest: {
             /** Payload */
