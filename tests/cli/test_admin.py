@@ -12,7 +12,7 @@ from waiting import wait_until
 from cli.conftest import Stack
 from cli.program import TIMEOUT, Program, RunningServer
 from zndraw_joblib.client import calls
-from zndraw_joblib.wire.messages import JobRegisterRequest, TaskResponse
+from zndraw_joblib.wire.messages import JobRegisterRequest, TaskResponse, WorkerInfo
 from zndraw_joblib.worker.rest import RestApi
 
 
@@ -61,8 +61,9 @@ def test_submit_options_reach_the_task(stack: Stack, job: Job) -> None:
     explained, as_json, shown = stack.program.run_all(
         [["explain", task_id], ["explain", task_id, "--json"], ["task", task_id]]
     )
-    assert explained.out.splitlines()[0] == "code\tdetail"
+    assert explained.out.splitlines()[0] == "code\tdetail\tremedy"
     assert "scheduled\t" in explained.out
+    assert f"\t'zndraw-joblib run-now {task_id}' queues it now" in explained.out
     assert [reason["code"] for reason in json.loads(as_json.out)["reasons"]] == ["scheduled"]
     assert dict(line.split(maxsplit=1) for line in shown.out.splitlines())["run_at"].endswith(" from now")
 
@@ -224,7 +225,7 @@ def test_a_job_is_registered_without_a_worker_and_forgotten(stack: Stack, tmp_pa
     schema.write_text('{"type": "object", "required": ["width"]}')
     made = program.ok("register", name, "--schema", str(schema), "--policy", '{"max_attempts": 3}', "--json")
     assert json.loads(made)["without_workers"] == "queue"
-    assert "no worker since" in program.ok("jobs", name)
+    assert re.search(r"workers +0(, none for .*)?\n", program.ok("jobs", name))
     task_id = program.ok("submit", name, "width=3").strip()
     assert f"No worker serves {name} since " in program.ok("explain", task_id)
     assert "pending" in program.error_of("forget", name)
@@ -265,7 +266,7 @@ def test_tasks_of_a_full_name_are_those_of_its_room(stack: Stack) -> None:
     task_id = program.ok("submit", name).strip()
     assert task_id in program.ok("tasks", "--job", name)
     done = program.run("tasks", "bulk", "cancel", "--job", name, "--yes")
-    assert "1 task cancelled" in done.err
+    assert "1 task in room lone cancelled" in done.err
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
@@ -292,6 +293,31 @@ def test_a_drained_worker_exits_with_0(stack: Stack, processes: str) -> None:
     assert (worker.returncode, out) == (0, "")
     assert "Traceback" not in err
     assert not workers(), err
+
+
+def test_a_worker_is_found_by_its_name(stack: Stack) -> None:
+    """By `workers`, `tasks --worker` and `drain`. A name of two workers, or of none, is an error."""
+    with stack.server.connect() as connection:
+        rest = RestApi(connection)
+        ids = [rest.create_worker(info=WorkerInfo(name=name)).id for name in ("beef-1", "twin", "twin")]
+        shown, tasks, drained, twin, near = stack.program.run_all(
+            [
+                ["workers", "beef-1", "--json"],
+                ["tasks", "--worker", "beef-1"],
+                ["drain", "beef-1"],
+                ["drain", "twin"],
+                ["drain", "beef-2"],
+            ]
+        )
+        assert json.loads(shown.out)["id"] == str(ids[0])
+        assert tasks.code == 0
+        assert str(ids[0]) in drained.out
+        assert "2 workers have the name 'twin': " in twin.err
+        assert str(ids[1]) in twin.err
+        assert "whose name it is (did you mean 'beef-1'?)" in near.err
+        assert {twin.code, near.code} == {1}
+        for worker_id in ids:
+            rest.remove_worker(worker_id, 5)
 
 
 def test_the_sweeper_is_shown_and_changed(program: Program) -> None:

@@ -124,15 +124,40 @@ def test_failures_are_counted_by_job_and_exception(stack: Stack) -> None:
     )
     assert [line.split("\t")[:4] for line in groups.out.splitlines()] == [
         ["failures", "job", "exception", "error"],
-        [
-            "2",
-            stack.client.get_task(failing[0]).job_name,
-            "RuntimeError",
-            "RuntimeError: it broke in two lines",
-        ],
+        ["2", stack.client.get_task(failing[0]).job_name, "RuntimeError", "it broke in two lines"],
     ]
     assert [group["example"] for group in json.loads(as_json.out)["groups"]] == failing[1:]
     assert json.loads(none.out) == []
+    assert groups.err == "2 failed tasks in room failures.\n"
+
+
+def test_an_exception_that_no_task_has_is_named(stack: Stack) -> None:
+    """With the nearest one; and where nothing was looked for, if the room is that of the default."""
+    room = ["--room", "misspelt"]
+    stack.client.wait_for(stack.program.ok("submit", "Fail", *room).strip(), TIMEOUT)
+    typo = ["--exception", "RuntimError"]
+    done = stack.program.run_all(
+        [
+            ["tasks", "failures", *room, *typo],
+            ["tasks", *room, *typo],
+            ["tasks", "bulk", "retry", *room, *typo, "--yes"],
+        ]
+    )
+    for one in done:
+        assert one.code == 0
+        assert (
+            "No failed task in room misspelt has the exception 'RuntimError' "
+            "(did you mean 'RuntimeError'?)." in one.err
+        )
+    assert "0 tasks in room misspelt queued again." in done[-1].err
+    nothing, bulk = stack.program.run_all(
+        [
+            ["tasks", "failures", "--since", "1s", "--error-code", "none"],
+            ["tasks", "bulk", "retry", "--error-code", "none", "--yes"],
+        ]
+    )
+    assert nothing.err == "No failed task in room default. --all-rooms looks in all rooms.\n"
+    assert bulk.err == "0 tasks in room default queued again. --all-rooms looks in all rooms.\n"
 
 
 def test_several_tasks_are_changed_after_a_preview(stack: Stack) -> None:
@@ -152,7 +177,7 @@ def test_several_tasks_are_changed_after_a_preview(stack: Stack) -> None:
             [*bulk, "delete", *wanted],
         ]
     )
-    assert "2 tasks would be deleted" in shown.err
+    assert "2 tasks in room bulk would be deleted" in shown.err
     assert {line.split("\t")[0] for line in shown.out.splitlines()[1:]} == set(failing)
     assert json.loads(as_json.out)["count"] == 2
     assert (unconfirmed.code, unconfirmed.is_error_line) == (2, True)
@@ -160,7 +185,7 @@ def test_several_tasks_are_changed_after_a_preview(stack: Stack) -> None:
     assert misspelt.code == 2
     assert _purge_typing("y", stack, *wanted) == (1, "'y' is not the number of tasks, 2")
     assert stack.client.get_task(failing[0]).status == "failed"
-    assert _purge_typing("2", stack, *wanted) == (0, "2 tasks deleted.")
+    assert _purge_typing("2", stack, *wanted) == (0, "2 tasks in room bulk deleted.")
     again, gone, audit, audit_as_json = stack.program.run_all(
         [
             [*bulk, "purge", *wanted, "--yes", "--json"],
@@ -173,7 +198,7 @@ def test_several_tasks_are_changed_after_a_preview(stack: Stack) -> None:
     assert json.loads(gone.out) == []
     assert audit.out.splitlines()[0].split("\t")[:4] == ["at", "actor", "action", "target"]
     assert "bulk.purge" in audit.out + audit_as_json.out
-    assert json.loads(audit_as_json.out)[0]["actor"] == "first-start"
+    assert json.loads(audit_as_json.out)[0]["actor"] == "operator"
 
 
 def test_a_question_may_be_left_with_ctrl_c(stack: Stack) -> None:
@@ -229,4 +254,4 @@ def test_versions_need_their_job(stack: Stack) -> None:
     )
     assert (alone.code, alone.is_error_line) == (2, True)
     assert "--version" in alone.err
-    assert (nothing.code, nothing.err.strip()) == (0, "0 tasks of the current version.")
+    assert (nothing.code, nothing.err.strip()) == (0, "0 tasks in all rooms of the current version.")

@@ -50,7 +50,7 @@ def test_submit_prints_the_task_id(stack: Stack) -> None:
     shown = json.loads(as_json.out)
     assert (shown["id"], shown["status"], shown["payload"]) == (task_id, "completed", {"value": 1})
     lines = dict(line.split(maxsplit=1) for line in as_text.out.splitlines())
-    assert (lines["id"], lines["created_by"]) == (task_id, "first-start")
+    assert (lines["id"], lines["created_by"]) == (task_id, "operator")
     assert "it has ended" in cancelled.err
 
 
@@ -117,6 +117,43 @@ def test_several_tasks_are_cancelled(stack: Stack) -> None:
         (one, "pending") for one in ids
     ]
     stack.program.ok("cancel", *ids)
+
+
+def test_a_command_without_effect_says_so(stack: Stack) -> None:
+    """A log without a line, and `run-now` of a task that is in its queue; standard output has no note."""
+    with stack.server.connect() as api:
+        url = f"{api.base_url}/v1/joblib/rooms/quiet/jobs"
+        api.http.put(url, json={"category": "analysis", "name": "Unserved"}, headers=api.get_headers())
+    waiting = stack.program.ok("submit", "quiet:analysis:Unserved", "--room", "quiet").strip()
+    ended = stack.program.ok("submit", "Show", "value=1").strip()
+    stack.client.wait_for(ended, TIMEOUT)
+    unbegun, empty, hastened = stack.program.run_all(
+        [["task", waiting, "--logs"], ["task", ended, "--logs"], ["run-now", waiting]]
+    )
+    reason = "is pending and has had no attempt, so it has no log."
+    assert (unbegun.code, unbegun.out, unbegun.err) == (0, "", f"Task {waiting} {reason}\n")
+    assert (empty.code, empty.out) == (0, "")
+    assert empty.err == f"Attempt 1 of task {ended} has no line in its log.\n"
+    assert (hastened.code, hastened.err) == (
+        0,
+        f"Task {waiting} was in its queue already: nothing was changed.\n",
+    )
+    stack.program.ok("cancel", waiting)
+
+
+def test_a_terminal_shows_why_a_task_waits_and_what_to_do(stack: Stack) -> None:
+    """Whole, wrapped between words; a paused room has the command that resumes it."""
+    stack.program.ok("pause", "--room", "halted")
+    task_id = stack.program.ok("submit", "Show", "value=1", "--room", "halted", "--delay", "1h").strip()
+    with OnTerminal(stack.program, "explain", task_id, is_output=True) as command:
+        assert command.end()[0] == 0
+    shown = " ".join(command.shown.split())
+    assert "'zndraw-joblib resume --room halted' resumes it" in shown
+    assert f"'zndraw-joblib run-now {task_id}' queues it now" in shown
+    assert "Room halted is paused by operator" in shown
+    assert "…" not in shown
+    stack.program.ok("resume", "--room", "halted")
+    stack.program.ok("cancel", task_id)
 
 
 def test_a_time_of_no_use_is_an_error(stack: Stack) -> None:

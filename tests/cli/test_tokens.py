@@ -23,7 +23,7 @@ def test_a_token_works_until_it_is_revoked(stack: Stack) -> None:
     head, *lines = [tuple(line.split("\t")[:2]) for line in listed.out.splitlines()]
     assert head == ("name", "superuser")
     # Other tests of the same server may have created tokens too.
-    assert {("ann", "no"), ("boss", "yes"), ("first-start", "yes")} <= set(lines)
+    assert {("ann", "no"), ("boss", "yes"), ("operator", "yes")} <= set(lines)
     assert lines == sorted(lines)
     assert revoked.code == 0
     allowed, refused = stack.program.run_all(

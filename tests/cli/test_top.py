@@ -9,6 +9,7 @@ from rich.console import Console
 from zndraw_joblib.cli.top import View, render, sparkline
 from zndraw_joblib.wire.operators import (
     FailureGroup,
+    FailureGroups,
     Finding,
     FoundTask,
     Interval,
@@ -119,12 +120,24 @@ def test_failures_and_running_tasks_have_room_beside_jobs_and_workers() -> None:
     task = {"id": uuid4(), "room_id": "lab", "status": "running", "created_at": NOW, "worker_name": "gpu-1"}
     progress = Progress(current=40, total=100, unit="frames")
     running = [FoundTask(job_name="@global:jobs:relax", progress=progress, **task)]
-    view = a_view()._replace(running=running, failures=failures)
+    newest = FailureGroups(groups=failures, count=2000, is_complete=False)
+    view = a_view()._replace(running=running, failures=newest)
     text = shown(view, 100, 50)
     assert len(text.splitlines()) <= 50
-    for part in ("lab:jobs:fail0", "ValueError: bad", "40/100 frames (40%)", "gpu-1", "AtOnce49", "node-39"):
+    for part in (
+        "lab:jobs:fail0",
+        "ValueError",
+        " bad ",
+        "40/100 frames (40%)",
+        "gpu-1",
+        "AtOnce49",
+        "node-39",
+    ):
         assert part in text
     assert "relax  " in text
+    assert "counts of the newest 2,000 of 2,000 failed tasks" in text
+    complete = newest.model_copy(update={"is_complete": True})
+    assert "counts of the newest" not in shown(view._replace(failures=complete), 100, 50)
     small = shown(view, 80, 24)
     assert len(small.splitlines()) <= 24
     assert "lab:jobs:fail0" not in small

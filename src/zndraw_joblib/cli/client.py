@@ -2,11 +2,11 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Literal, TypeVar
 from urllib.parse import urljoin
 from uuid import UUID
 
@@ -44,6 +44,7 @@ from zndraw_joblib.jobs.logs import ID_CHARACTERS
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import NumberedLine, TaskEvents
 from zndraw_joblib.wire.messages import (
+    MAX_PAGE,
     CursorResponse,
     JobResponse,
     JobSummary,
@@ -112,6 +113,8 @@ def whole_id(text: str) -> UUID | None:
 
 
 MAX_PART = 200
+# As many ids of workers with the same name are named.
+_MAX_NAMED = 10
 _SEARCH_SECONDS = 60.0
 
 
@@ -250,17 +253,54 @@ class AdminClient(JobClient):
 
     def find_task(self, text: str) -> UUID:
         """Return the id of the task that begins with `text`. Raises `CommandError`."""
-        return whole_id(text) or self._find("task", text)
+        task_id = whole_id(text)
+        if task_id is not None:
+            return task_id
+        ids, where = self._ids("task", text)
+        if task_id := _only(ids, text):
+            return task_id
+        raise CommandError(f"There is no task{where} whose id begins with {text!r}. Pass the whole id")
 
     def find_worker(self, text: str) -> UUID:
-        """Return the id of the worker that begins with `text`. Raises `CommandError`."""
-        return whole_id(text) or self._find("worker", text)
+        """Return the id of the worker that begins with `text`, or of the only worker of this name.
+
+        Raises `CommandError`.
+        """
+        try:
+            prefix = parse_id(text)
+        except typer.BadParameter:
+            return self._named_worker(text, "")
+        worker_id = whole_id(prefix)
+        if worker_id is not None:
+            return worker_id
+        ids, where = self._ids("worker", prefix)
+        return _only(ids, prefix) or self._named_worker(text, where)
+
+    def _named_worker(self, name: str, where: str) -> UUID:
+        names: dict[UUID, str] = {}
+        while True:
+            page = self.workers(limit=MAX_PAGE, offset=len(names))
+            names |= {worker.id: worker.name or "" for worker in page.items}
+            if not page.items or len(names) >= page.total:
+                break
+        ids = [worker_id for worker_id, other in names.items() if other == name]
+        if len(ids) == 1:
+            return ids[0]
+        if ids:
+            shown = ", ".join(map(str, ids[:_MAX_NAMED])) + (", …" if len(ids) > _MAX_NAMED else "")
+            raise CommandError(f"{len(ids):,} workers have the name {name!r}: {shown}. Pass the id of one")
+        near = near_text(name, set(filter(None, names.values())))
+        raise CommandError(
+            f"There is no worker{where} whose id begins with {name!r} or whose name it is{near}. "
+            "'zndraw-joblib workers' lists them"
+        )
 
     def all_job_entries(self, limit: int | None = None) -> list[JobEntry]:
         """Return the jobs of all rooms with their counts, by full name, up to `limit`."""
         return self.items(ops.LIST_ALL_JOBS, "the list of all jobs", limit, {})[0]
 
-    def _find(self, what: str, prefix: str) -> UUID:
+    def _ids(self, what: Literal["task", "worker"], prefix: str) -> tuple[Sequence[UUID], str]:
+        """Return the ids that begin with `prefix`, and in which room they were looked for."""
         with _new("ids by prefix", "Pass the whole id"):
             try:
                 matches, where = self._rest.send(ops.FIND_IDS, query={"prefix": prefix}), ""
@@ -269,14 +309,7 @@ class AdminClient(JobClient):
                 query = {"prefix": prefix, "room": DEFAULT_ROOM}
                 matches = self._rest.send(ops.FIND_IDS, query=query)
                 where = f" in room {DEFAULT_ROOM!r}"
-        ids = matches.tasks if what == "task" else matches.workers
-        if len(ids) == 1:
-            return ids[0]
-        if ids:
-            raise CommandError(
-                f"{prefix!r} is ambiguous: {', '.join(map(str, ids))} begin with it. Pass more of the id"
-            )
-        raise CommandError(f"There is no {what}{where} whose id begins with {prefix!r}. Pass the whole id")
+        return (matches.tasks if what == "task" else matches.workers), where
 
     def submit_bodies(
         self, bodies: Iterable[bytes], key: str
@@ -440,6 +473,15 @@ class AdminClient(JobClient):
         """Return the answer to a request that changes something; repeat it while its response is lost."""
         what = f"{operation.method} {operation.path(**parts)}"
         return self._send_once(what, lambda key: calls.call(operation, body, key=key, **parts))
+
+
+def _only(ids: Sequence[UUID], prefix: str) -> UUID | None:
+    """Return the only id, None without one. Raises `CommandError` for several."""
+    if len(ids) > 1:
+        raise CommandError(
+            f"{prefix!r} is ambiguous: {', '.join(map(str, ids))} begin with it. Pass more of the id"
+        )
+    return ids[0] if ids else None
 
 
 def find_access(url: str) -> ServerAccess:

@@ -97,7 +97,13 @@ class ItemTable:
 
     def texts(self, items: Sequence[Any], *, plain: bool = False) -> list[list[str]]:
         """Return the texts of all cells; with `plain`, times and durations are for programs."""
-        return [[_text(value, plain=plain) for value in self.row(item).values()] for item in items]
+        return [
+            [
+                f"{value:,}" if type(value) is int and not plain else _text(value, plain=plain)
+                for value in self.row(item).values()
+            ]
+            for item in items
+        ]
 
     def build(self, items: Sequence[Any], width: int, styles: Sequence[str] = ()) -> "Table":
         """Return a table that is at most `width` wide; `styles` has one style for each item."""
@@ -269,19 +275,28 @@ def print_checks(checks: Sequence[CheckResult]) -> None:
             fields = (check.state, check.name, one_line(check.detail), one_line(check.remedy or ""))
             sys.stdout.write("\t".join(fields) + "\n")
         return
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        state = (f"{check.state:<8} ", _STYLES[check.state])
+        print_wrapped([state, (f"{check.name:<{width}}  ", "bold")], check.detail, check.remedy or "")
+
+
+def print_wrapped(head: Sequence[tuple[str, str]], detail: str, remedy: str) -> None:
+    """Print the parts of a head with their styles, then a detail and its remedy, wrapped beside the head."""
     from rich.text import Text  # noqa: PLC0415 - see `ItemTable.build`
 
-    terminal, width = console(), max(len(check.name) for check in checks)
-    indent = width + 11
+    terminal, indent = console(), sum(len(text) for text, _ in head)
     size = max(_GOOD_WIDTH, terminal.width - indent)
-    for check in checks:
-        first, *more = textwrap.wrap(one_line(check.detail), size) or [""]
-        state = (f"{check.state:<8} ", _STYLES[check.state])
-        terminal.print(Text.assemble(state, (f"{check.name:<{width}}  ", "bold"), first))
-        remedy = textwrap.wrap(f"→ {one_line(check.remedy or '')}", size, subsequent_indent="  ")
-        lines = [*[(line, "") for line in more], *[(line, "dim") for line in remedy if check.remedy]]
-        for line, style in lines:
-            terminal.print(Text(f"{'':<{indent}}{line}", style))
+    first, *more = _wrapped(detail, size) or [""]
+    terminal.print(Text.assemble(*head, first))
+    lines = [(line, "") for line in more]
+    lines += [(line, "dim") for line in _wrapped(f"→ {remedy}", size, "  ") if remedy]
+    for line, style in lines:
+        terminal.print(Text(f"{'':<{indent}}{line}", style))
+
+
+def _wrapped(text: str, size: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(one_line(text), size, subsequent_indent=indent, break_on_hyphens=False)
 
 
 # Output of the commands: tables on a terminal, tab-separated lines and JSON for programs.

@@ -1,5 +1,6 @@
 """Follow a task until it ends: its progress, its log, and why it waits."""
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,7 +12,7 @@ from zndraw_joblib.cli.task_output import print_lines
 from zndraw_joblib.client.retry import is_connection_error, is_missing, is_unreachable
 from zndraw_joblib.jobs.logs import one_line
 from zndraw_joblib.wire.events import TaskStatusEvent
-from zndraw_joblib.wire.history import EventKind, NumberedLine, StreamEvent, TaskExplanation
+from zndraw_joblib.wire.history import EventKind, NumberedLine, Reason, StreamEvent, TaskExplanation
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.progress import LogPart
@@ -127,12 +128,33 @@ class TaskStream:
 # The exit code of timeout(1).
 EXIT_TIMEOUT = 124
 _EXPLAIN_SECONDS = 5.0
+# Of these a user is told without asking.
+_NEEDS_HELP = frozenset({"paused", "no_worker", "draining", "not_claimed"})
 _REMEDIES = {
-    "paused": "'zndraw-joblib resume JOB' resumes it",
     "no_worker": "'zndraw-joblib worker FILE' starts one",
     "draining": "'zndraw-joblib worker FILE' starts another one",
     "not_claimed": "'zndraw-joblib worker FILE' starts one that does",
+    "workers_busy": "start another worker, or one with a larger --concurrency",
+    "scheduled": "'zndraw-joblib run-now {id}' queues it now",
+    "job_at_capacity": "it starts when one of them ends; the job's policy has max_in_flight",
+    "limit_at_capacity": "it starts when one of them ends; 'zndraw-joblib jobs {job}' shows the job's limits",
+    "rate_limited": "it starts then; 'zndraw-joblib jobs {job}' shows the job's limits",
+    "room_at_capacity": "it starts when one of them ends; the server's setting is room_max_in_flight",
+    "claimed": "'zndraw-joblib task {id} --follow' follows it",
+    "running": "'zndraw-joblib task {id} --follow' follows it",
+    "completed": "'zndraw-joblib task {id} --result' writes its result",
+    "failed": "'zndraw-joblib task {id} --logs' prints its log; 'zndraw-joblib retry {id}' queues it again",
+    "cancelled": "'zndraw-joblib retry {id}' queues it again",
 }
+
+
+def remedy_of(reason: Reason, task: TaskResponse) -> str:
+    """Return what a user can do about a reason why a task waits or has its status; "" if there is nothing."""
+    if reason.code == "paused":
+        what = task.job_name if reason.detail.startswith("Job ") else f"--room {shlex.quote(task.room_id)}"
+        what = "--all-rooms" if reason.detail.startswith("All rooms ") else what
+        return f"'zndraw-joblib resume {what}' resumes it"
+    return _REMEDIES.get(reason.code, "").format(id=task.id, job=task.job_name)
 
 
 class Waiting:
@@ -164,16 +186,15 @@ class Waiting:
             self.reason = (
                 f"about {format_duration(timedelta(seconds=explanation.wait_seconds))}; {self.reason}"
             )
-        print_reasons(explanation, task.job_name, self._printed)
+        print_reasons(explanation, task, self._printed)
 
 
-def print_reasons(explanation: TaskExplanation, job_name: str, printed: set[str]) -> None:
-    """Print each reason with a remedy, unless its code is in `printed`."""
+def print_reasons(explanation: TaskExplanation, task: TaskResponse, printed: set[str]) -> None:
+    """Print each reason that somebody has to remove, with its remedy, unless its code is in `printed`."""
     for reason in explanation.reasons:
-        if (remedy := _REMEDIES.get(reason.code)) and reason.code not in printed:
+        if reason.code in _NEEDS_HELP - printed:
             printed.add(reason.code)
-            remedy = remedy.replace("JOB", job_name)
-            print_note(f"Task {explanation.id} waits: {one_line(reason.detail)}; {remedy}.")
+            print_note(f"Task {explanation.id} waits: {one_line(reason.detail)}; {remedy_of(reason, task)}.")
 
 
 def note_reasons(client: AdminClient, task_id: UUID) -> None:
@@ -183,8 +204,8 @@ def note_reasons(client: AdminClient, task_id: UUID) -> None:
     """
     try:
         explanation = client.explain(task_id)
-        if _REMEDIES.keys() & {reason.code for reason in explanation.reasons}:
-            print_reasons(explanation, client.get_task(task_id).job_name, set())
+        if _NEEDS_HELP & {reason.code for reason in explanation.reasons}:
+            print_reasons(explanation, client.get_task(task_id), set())
     except Exception as error:
         if not (is_unreachable(error) or is_missing(error) or isinstance(error, ProblemException)):
             raise

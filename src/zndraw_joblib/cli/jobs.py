@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +45,7 @@ def print_job(job: JobResponse) -> None:
     summary = str(schema.get("description") or "").split("\n\n")[0] or None
     print_fields(
         {"job": job.full_name, "about": summary, "paused": job.paused, "until": job.paused_until}
-        | {"workers": len(job.workers), "no worker since": job.unserved_since}
+        | {"workers": _workers(job)}
         | ({"versions": _versions(job)} if len(job.versions) > 1 else {})
         | _policy(job)
     )
@@ -54,6 +54,14 @@ def print_job(job: JobResponse) -> None:
         typer.echo()
         _PARAMETERS.print(parameters)
     typer.echo(f"\nExample: {clean_line(example_call(job))}")
+
+
+def _workers(job: JobResponse) -> str:
+    """Return how many workers serve a job, and how long it has had none."""
+    if job.unserved_since is None:
+        return f"{len(job.workers):,}"
+    since = datetime.now(UTC) - job.unserved_since
+    return "0" + (f", none for {format_duration(since)}" if since >= timedelta(seconds=1) else "")
 
 
 def _versions(job: JobResponse) -> str:

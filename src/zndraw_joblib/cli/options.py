@@ -29,9 +29,7 @@ TaskIds = Annotated[
 ]
 WorkerId = Annotated[
     str,
-    typer.Argument(
-        metavar="WORKER", parser=parse_id, help="The worker's id, or its beginning.", show_default=False
-    ),
+    typer.Argument(metavar="WORKER", help="The worker's id, its beginning, or its name.", show_default=False),
 ]
 Job = Annotated[
     str,

@@ -82,15 +82,17 @@ def _shown(detail: AttemptDetail | None) -> dict[str, Any]:
     return {} if detail is None else {"progress": progress_text(detail.progress), "lines": detail.log_lines}
 
 
-def print_log(parts: Iterable[Sequence[NumberedLine]], *, as_json: bool) -> None:
-    """Print a log, see `print_lines`; as JSON, a list of its lines."""
+def print_log(parts: Iterable[Sequence[NumberedLine]], *, as_json: bool) -> bool:
+    """Print a log, see `print_lines`; as JSON, a list of its lines. Return whether it has any."""
     if as_json:
-        print_json([line for lines in parts for line in lines])
-        return
+        every = [line for lines in parts for line in lines]
+        print_json(every)
+        return bool(every)
     after = 0
     for lines in parts:
         print_lines(lines, after)
         after = lines[-1].n
+    return after > 0
 
 
 def print_lines(lines: Sequence[NumberedLine], after: int) -> None:

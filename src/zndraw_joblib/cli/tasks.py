@@ -20,6 +20,7 @@ from zndraw_joblib.cli.display import (
     print_fields,
     print_json,
     print_note,
+    print_wrapped,
 )
 from zndraw_joblib.cli.options import AsJson, Limit, TaskId, TaskIds, Url, check_room, refuse_options_before
 from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
@@ -35,10 +36,10 @@ from zndraw_joblib.wire.messages import (
     TaskActionRequest,
     TaskResponse,
 )
-from zndraw_joblib.wire.names import DEFAULT_ROOM, RESERVED, JobName, parse_reference
+from zndraw_joblib.wire.names import DEFAULT_ROOM, RESERVED, JobName, near_text, parse_reference
 from zndraw_joblib.wire.operators import BulkAction, BulkPreview, BulkResult, FoundTask, TaskFilter
 from zndraw_joblib.wire.problems import ProblemException, Unauthorized
-from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Tasks of all rooms, for a superuser.")]
 Rooms = Annotated[
@@ -77,8 +78,7 @@ WorkerOf = Annotated[
     typer.Option(
         "--worker",
         metavar="WORKER",
-        parser=parse_id,
-        help="Only tasks whose current or last worker has this id, or one that begins so.",
+        help="Only tasks whose current or last worker has this id, one that begins so, or this name.",
     ),
 ]
 CreatedBy = Annotated[
@@ -126,6 +126,7 @@ class Selection:
     jobs: list[str]
     worker: str | None
     fields: dict[str, Any]
+    is_default_room: bool = False
 
     @property
     def needs_search(self) -> bool:
@@ -174,8 +175,31 @@ def select(  # noqa: PLR0913 - one for each option
         raise UsageError(f"--since {since!r} is not before --until {until!r}: no task is between them")
     values = {**others, "since": begin, "until": end}
     fields = {name: value for name, value in values.items() if value}
-    room_ids = [] if all_rooms else rooms or _rooms_of(jobs or ()) or [DEFAULT_ROOM]
-    return Selection(room_ids, list(statuses or ()), list(jobs or ()), worker, fields)
+    named = rooms or _rooms_of(jobs or ())
+    room_ids = [] if all_rooms else named or [DEFAULT_ROOM]
+    is_default = not (all_rooms or named)
+    return Selection(room_ids, list(statuses or ()), list(jobs or ()), worker, fields, is_default)
+
+
+def where(rooms: Sequence[str]) -> str:
+    """Return in which rooms tasks were looked for, to end a sentence with."""
+    return f"in room {', '.join(rooms)}" if rooms else "in all rooms"
+
+
+def _hint_of_rooms(selection: Selection) -> str:
+    return " --all-rooms looks in all rooms." if selection.is_default_room else ""
+
+
+def _note_unknown_exceptions(client: AdminClient, filters: TaskFilter) -> None:
+    """Print which exceptions of a filter no failed task has, and what the nearest ones are."""
+    if not filters.exception:
+        return
+    groups = client.failures(filters.model_copy(update={"exception": [], "status": []})).groups
+    names = {group.exception for group in groups if group.exception}
+    for name in set(filters.exception) - names:
+        print_note(
+            f"No failed task {where(filters.room)} has the exception {name!r}{near_text(name, names)}."
+        )
 
 
 def _rooms_of(jobs: Sequence[str]) -> list[str]:
@@ -220,7 +244,7 @@ FAILURES = ItemTable(
         "failures": "count",
         "job": "job_name",
         "exception": lambda group: group.exception or group.error_code,
-        "error": "error",
+        "error": lambda group: (group.error or "").removeprefix(f"{group.exception}: "),
         "first": "first_at",
         "last": "last_at",
         "example": "example",
@@ -228,14 +252,15 @@ FAILURES = ItemTable(
     wide=["error", "job", "exception"],
     ids=["example"],
     optional=["first", "example"],
+    wrapped=["error", "exception"],
 )
+_REASONS = ItemTable({name: name for name in ("code", "detail", "remedy")})
 _CYCLE_CHANGES = ItemTable(
     {name: name for name in ("what", "id", "before", "after", "reason", "run_at")},
     wide=["reason"],
     ids=["id"],
     optional=["run_at"],
 )
-_REASONS = ItemTable({"code": "code", "detail": "detail"}, wide=["detail"])
 
 
 # The command tasks bulk: retry, cancel, release or delete all tasks that options select.
@@ -299,20 +324,28 @@ def bulk(  # noqa: PLR0913 - each is an option
     with open_client(url) as client:
         filters = selection.resolve(client)
         bulk_preview = client.preview_bulk(action, filters)
+        if not bulk_preview.count:
+            _note_unknown_exceptions(client, filters)
         if preview:
-            print_json(bulk_preview) if as_json else _print_bulk_preview(bulk_preview)
+            print_json(bulk_preview) if as_json else _print_bulk_preview(bulk_preview, selection)
         else:
-            _apply(client, bulk_preview, filters, yes=yes, as_json=as_json)
+            _apply(client, bulk_preview, filters, selection, yes=yes, as_json=as_json)
 
 
 def _apply(
-    client: AdminClient, preview: BulkPreview, filters: TaskFilter, *, yes: bool, as_json: bool
+    client: AdminClient,
+    preview: BulkPreview,
+    filters: TaskFilter,
+    selection: Selection,
+    *,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Ask unless `yes`, and apply an action. Raises `CommandError` if the operator declines."""
     if not yes and preview.count:
-        _print_bulk_preview(preview)
+        _print_bulk_preview(preview, selection)
         try:
-            refusal = _refusal(preview)
+            refusal = _refusal(preview, where(selection.rooms))
         except typer.Abort:  # Ctrl-C, or the end of the input
             raise CommandError("Nothing was changed", exit_code=130) from None
         if refusal is not None:
@@ -321,26 +354,28 @@ def _apply(
     if as_json:
         print_json(result)
         return
-    print_note(f"{counted(result.affected, 'task')} {_DONE[result.action]}{_skipped(result)}.")
+    room = where(selection.rooms)
+    hint = "" if preview.count else _hint_of_rooms(selection)
+    print_note(f"{counted(result.affected, 'task')} {room} {_DONE[result.action]}{_skipped(result)}.{hint}")
     for refused in result.refused:
         print_note(f"{refused.id}: {refused.detail}")
     if not preview.is_complete:
         print_note("More tasks match: repeat the command for the next ones.")
 
 
-def _refusal(preview: BulkPreview) -> str | None:
+def _refusal(preview: BulkPreview, room: str) -> str | None:
     """Ask the operator; return why nothing is changed, None for a yes.
 
     A purge, or a cancel or release of many tasks, needs their number, typed.
     """
     is_large = preview.action in {BulkAction.CANCEL, BulkAction.RELEASE} and preview.count > _MAX_UNTYPED
     if not is_large and preview.action is not BulkAction.PURGE:
-        is_wanted = typer.confirm(f"{preview.action.capitalize()} {_count(preview)}?", err=True)
+        is_wanted = typer.confirm(f"{preview.action.capitalize()} {_count(preview)} {room}?", err=True)
         return None if is_wanted else "Nothing was changed"
     what = (
-        f"To {preview.action} {_count(preview)}, type their number"
+        f"To {preview.action} {_count(preview)} {room}, type their number"
         if preview.count > 1
-        else "To purge it, type 1"
+        else f"To purge the task {room}, type 1"
     )
     typed: str = typer.prompt(what, default="", show_default=False, err=True)
     if re.sub(r"[\s,]", "", typed) == str(preview.count):
@@ -348,11 +383,13 @@ def _refusal(preview: BulkPreview) -> str | None:
     return f"Nothing was changed: {typed!r} is not the number of tasks, {preview.count}"
 
 
-def _print_bulk_preview(preview: BulkPreview) -> None:
+def _print_bulk_preview(preview: BulkPreview, selection: Selection) -> None:
     more = (
         "" if preview.is_complete else f", the newest of more: one command changes at most {preview.limit:,}"
     )
-    print_note(f"{preview.action}: {_count(preview)} would be {_DONE[preview.action]}{more}.")
+    hint = "" if preview.count else _hint_of_rooms(selection)
+    what = f"{_count(preview)} {where(selection.rooms)}"
+    print_note(f"{preview.action}: {what} would be {_DONE[preview.action]}{more}.{hint}")
     if preview.examples:
         caption = f"{len(preview.examples)} of {_count(preview)}"
         TASKS.print(preview.examples, caption=caption)
@@ -420,9 +457,15 @@ def run_now(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_UR
 
     For a task with a delay or a time (--delay, --run-at), and for one that waits for its next attempt.
     """
-    _change_each(
-        task_ids, lambda client, task_id: client.act(ops.RUN_TASK_NOW, task_id), url, as_json=as_json
-    )
+
+    def change(client: AdminClient, task_id: UUID) -> TaskResponse:
+        before = client.get_task(task_id)
+        task = client.act(ops.RUN_TASK_NOW, task_id)
+        if before.status == TaskStatus.PENDING and _due(before) is None:
+            print_note(f"Task {task_id} was in its queue already: nothing was changed.")
+        return task
+
+    _change_each(task_ids, change, url, as_json=as_json)
 
 
 def release(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
@@ -543,12 +586,24 @@ def failures(  # noqa: PLR0913 - each is an option
     others: dict[str, Any] = {"error_code": error_code, "exception": exception, "text": text}
     selection = select(room, None, job, None, since, until, all_rooms=all_rooms, **others)
     with open_client(url) as client:
-        answer = client.failures(selection.resolve(client))
+        filters = selection.resolve(client)
+        answer = client.failures(filters)
+        if not answer.groups:
+            _note_unknown_exceptions(client, filters)
     if as_json:
         print_json(answer)
         return
-    older = "" if answer.is_complete else ", the newest of more"
-    FAILURES.print(answer.groups, caption=f"{counted(answer.count, 'failed task')}{older}")
+    FAILURES.print(answer.groups)
+    place = where(selection.rooms)
+    if not answer.is_complete:
+        print_note(
+            f"The newest {counted(answer.count, 'failed task')} {place}; there are more, so each group has "
+            "at least this many. --since or --job reads fewer."
+        )
+    elif answer.groups:
+        print_note(f"{counted(answer.count, 'failed task')} {place}.")
+    else:
+        print_note(f"No failed task {place}.{_hint_of_rooms(selection)}")
 
 
 def _find(
@@ -556,8 +611,12 @@ def _find(
 ) -> tuple[Sequence[TaskResponse | FoundTask], str]:
     """Return tasks, and how many there are."""
     if selection.needs_search:
-        items, has_more = client.search(selection.resolve(client), limit)
-        return items, counted(len(items), "task") + ("; there may be more, see --limit" if has_more else "")
+        filters = selection.resolve(client)
+        items, has_more = client.search(filters, limit)
+        if not items:
+            _note_unknown_exceptions(client, filters)
+        number = f"{counted(len(items), 'task')} {where(selection.rooms)}"
+        return items, number + ("; there may be more, see --limit" if has_more else "")
     room, status = selection.rooms[0], next(iter(selection.statuses), None)
     page = client.tasks(room, status=status, limit=limit)
     return page.items, f"{len(page.items):,} of {counted(page.total, 'task')} in room {room}"
@@ -593,13 +652,22 @@ def task(  # noqa: PLR0913 - each is an option
             check_completed(following.follow(client, uuid, prints_lines=True))
         elif logs:
             claim = None if attempt is None else client.claim_of_attempt(uuid, attempt)
-            print_log(client.log_parts(uuid, claim, 0), as_json=as_json)
+            if not print_log(client.log_parts(uuid, claim, 0), as_json=as_json):
+                print_note(_without_log(client.get_task(uuid), attempt))
         elif result:
             write_result(client, client.get_task(uuid))
         else:
             print_task(client.get_task(uuid), as_json=as_json)
             if sys.stdout.isatty() and not as_json and (link := client.task_link(uuid)):
                 print_note(f"See {link}")
+
+
+def _without_log(task: TaskResponse, attempt: int | None) -> str:
+    """Return why a task has no log."""
+    if not task.attempts:
+        return f"Task {task.id} is {task.status} and has had no attempt, so it has no log."
+    which = f"Attempt {attempt or task.attempts} of task {task.id}"
+    return f"{which} has no line in its log{'' if task.status in TERMINAL else ' so far'}."
 
 
 def _check_views(views: dict[str, bool], *, as_json: bool) -> None:
@@ -614,12 +682,19 @@ def explain(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL)
     """Explain a task's status, most important reason first."""
     with open_client(url) as client:
         explanation = client.explain(client.find_task(task_id))
-    if as_json:
+        task = None if as_json else client.get_task(explanation.id)
+    if task is None:
         print_json(explanation)
         return
-    position = f", number {explanation.queue_position} in its queue" if explanation.queue_position else ""
-    caption = f"Task {explanation.id} is {explanation.status}{position}."
-    _REASONS.print(explanation.reasons, caption=caption)
+    rows = [(reason, following.remedy_of(reason, task)) for reason in explanation.reasons]
+    if not sys.stdout.isatty():
+        _REASONS.print([{**dict(reason), "remedy": remedy} for reason, remedy in rows])
+        return
+    position = f", number {explanation.queue_position:,} in its queue" if explanation.queue_position else ""
+    print_note(f"Task {explanation.id} of {task.job_name} is {explanation.status}{position}.")
+    width = max(len(reason.code) for reason, _ in rows)
+    for reason, remedy in rows:
+        print_wrapped([(f"{reason.code:<{width}}  ", "bold")], reason.detail, remedy)
 
 
 def cancel(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:

@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NamedTuple
 
@@ -37,7 +38,7 @@ from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.names import short_name
 from zndraw_joblib.wire.operators import (
     MINUTE,
-    FailureGroup,
+    FailureGroups,
     FoundTask,
     Interval,
     JobEntry,
@@ -60,6 +61,9 @@ _SECTION_LINES = _TABLE_LINES + 1
 _STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 
 
+_NO_FAILURES = FailureGroups(groups=[], count=0)
+
+
 class View(NamedTuple):
     """What is shown, and when it was read; `problem` says why nothing newer could be read."""
 
@@ -70,7 +74,7 @@ class View(NamedTuple):
     workers: Sequence[WorkerSummary]
     problem: str = ""
     running: Sequence[FoundTask] = ()
-    failures: Sequence[FailureGroup] = ()
+    failures: FailureGroups = _NO_FAILURES
 
 
 _RUNNING = ItemTable(
@@ -86,7 +90,7 @@ _RUNNING = ItemTable(
     ids=["running"],
     optional=["room"],
 )
-_FAILURES = FAILURES.without("first").without("example")
+_FAILURES = replace(FAILURES.without("first").without("example"), wrapped=())
 
 
 def render(view: View, width: int, height: int | None) -> RenderableType:
@@ -102,7 +106,8 @@ def render(view: View, width: int, height: int | None) -> RenderableType:
         _Section(WORKERS, workers, max(sum(view.overview.workers.values()), len(workers)), "worker"),
     ]
     running = _Section(_RUNNING, view.running, max(view.overview.counts.running, len(view.running)), "task")
-    failures = _Section(_FAILURES, view.failures, len(view.failures), "failure")
+    groups = view.failures.groups
+    failures = _Section(_FAILURES, groups, len(groups), "group", note=_part_of_failures(view))
     # Those that a small terminal has no room for come first in a larger one.
     for section in (failures, running):
         if section.items and (height is None or height - len(lines) >= _SECTION_LINES * (len(sections) + 1)):
@@ -112,6 +117,14 @@ def render(view: View, width: int, height: int | None) -> RenderableType:
         rows = _fitting(rows, height - len(lines) - _TABLE_LINES * len(sections))
     parts = zip(sections, rows, strict=True)
     return Group(*lines, *(part for section, size in parts for part in section.render(size, width)))
+
+
+def _part_of_failures(view: View) -> str:
+    """Return which failed tasks the groups count, if older ones are not among them."""
+    if view.failures.is_complete:
+        return ""
+    total = max(view.overview.counts.failed, view.failures.count)
+    return f"counts of the newest {view.failures.count:,} of {total:,} failed tasks"
 
 
 def _fitting(sizes: Sequence[int], room: int) -> list[int]:
@@ -131,6 +144,7 @@ class _Section(NamedTuple):
     total: int
     noun: str
     style: Callable[[Any], str] = lambda _: ""
+    note: str = ""
 
     def render(self, rows: int, width: int) -> list[RenderableType]:
         """Return an empty line, the table, and a line for the other items."""
@@ -138,7 +152,10 @@ class _Section(NamedTuple):
         table = self.table.build(items, width, [self.style(item) for item in items])
         table.show_edge = False
         more = self.total - len(items)
-        return [Text(), table, Text(f"  and {counted(more, f'more {self.noun}')}" if more else "", "dim")]
+        parts = [f"and {counted(more, f'more {self.noun}')}" if more else "", self.note]
+        last = Text("  " + "; ".join(filter(None, parts)) if any(parts) else "", "dim")
+        last.truncate(width, overflow="ellipsis")
+        return [Text(), table, last]
 
 
 def sparkline(intervals: Sequence[Interval], at: datetime) -> str:
@@ -175,18 +192,18 @@ def _totals(overview: Overview) -> list[Text]:
     return [
         Text(f"Waiting {overview.queued:,}{waits}; scheduled {overview.scheduled:,}"),
         Text(f"Running {counts.running:,}{ahead}; {slots_in_use:,} of {overview.slots:,} slots in use"),
-        Text(f"Ended   {counts.completed:,} completed, {counts.failed:,} failed; {_rate(overview)}"),
+        Text(f"Tasks   {counts.completed:,} completed, {counts.failed:,} failed; {_rate(overview)}"),
         Text(f"Workers {workers}; {servers}; {paused} paused"),
         Text(f"Hour    {sparkline(overview.recent, overview.at)}"),
     ]
 
 
 def _rate(overview: Overview) -> str:
-    """Return how many tasks ended in the last minutes."""
+    """Return how many ends of tasks there were in the last minutes; one that is retried ends again."""
     since = overview.at - timedelta(minutes=15)
     recent = [minute for minute in overview.recent if minute.start >= since]
     completed, failed = sum(minute.completed for minute in recent), sum(minute.failed for minute in recent)
-    return f"in 15 minutes {completed:,} and {failed:,}"
+    return f"ends in the last 15 minutes: {completed:,} completed, {failed:,} failed"
 
 
 def _findings(overview: Overview, width: int, room: int | None) -> list[Text]:
@@ -244,12 +261,12 @@ def _read(client: AdminClient, url: str) -> View:
     overview = client.read(ops.GET_OVERVIEW, "the overview")
     workers, jobs = client.workers(limit=_MAX_WORKERS).items, client.all_job_entries(_MAX_JOBS)
     running: Sequence[FoundTask] = ()
-    groups: Sequence[FailureGroup] = ()
+    groups = _NO_FAILURES
     if overview.counts.running:
         running, _ = client.search(TaskFilter(status=[TaskStatus.RUNNING]), _MAX_RUNNING)
     if overview.counts.failed:
         with suppress(MissingOperation):
-            groups = client.failures(TaskFilter()).groups
+            groups = client.failures(TaskFilter())
     return View(url, datetime.now(UTC), overview, jobs, workers, running=running, failures=groups)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from zndraw_joblib.cli.client import AdminClient, find_access, open_client, open_connection, parse_id
+from zndraw_joblib.cli.client import AdminClient, find_access, open_client, open_connection
 from zndraw_joblib.cli.display import (
     CommandError,
     ItemTable,
@@ -369,7 +369,7 @@ WorkersRoom = Annotated[
 ]
 WorkerToShow = Annotated[
     str | None,
-    typer.Argument(metavar="WORKER", parser=parse_id, help="The worker to show: its id, or its beginning."),
+    typer.Argument(metavar="WORKER", help="The worker to show: its id, its beginning, or its name."),
 ]
 
 

@@ -17,7 +17,8 @@ from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.queue.rules_tokens import ADMIN, digest, new_token
 from zndraw_joblib.wire.names import MAX_NAME_LENGTH
 
-NAME = "first-start"
+# The user of the first token: what it did is shown with this name.
+NAME = "operator"
 _TOKENS = ItemTable(
     {
         "name": "name",

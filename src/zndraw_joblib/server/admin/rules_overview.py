@@ -168,8 +168,8 @@ def failing_tasks(ends: RecentEnds, since: datetime, usual: tuple[int, int] | No
             Finding(
                 code="lost-attempts",
                 severity=Severity.WARNING,
-                detail=f"{ends.lost} attempts of {ends.job} ended since {since:%H:%M} UTC because the worker "
-                "was lost, did not start them in time, or a time limit passed.",
+                detail=f"{ends.lost:,} attempts of {ends.job} ended since {since:%H:%M} UTC because the "
+                "worker was lost, did not start them in time, or a time limit passed.",
                 remedy="Check the workers' load, memory and connection, and the time limits of the job.",
                 job=ends.job,
                 count=ends.lost,
@@ -194,7 +194,7 @@ def _failing(ends: RecentEnds, number: int, since: datetime) -> Finding | None:
 
 
 def _failed(ends: RecentEnds, number: int, since: datetime) -> str:
-    return f"{ends.failed} of the {number} tasks of {ends.job} that ended since {since:%H:%M} UTC failed"
+    return f"{ends.failed:,} of the {number:,} tasks of {ends.job} that ended since {since:%H:%M} UTC failed"
 
 
 def _above_usual(
@@ -278,11 +278,11 @@ def _held_back(detail: str) -> Finding:
 
 
 def _workers(number: int) -> str:
-    return "1 worker has" if number == 1 else f"{number} workers have"
+    return "1 worker has" if number == 1 else f"{number:,} workers have"
 
 
 def _tasks(number: int) -> str:
-    return "1 task" if number == 1 else f"{number} tasks"
+    return "1 task" if number == 1 else f"{number:,} tasks"
 
 
 def _duration(waited: timedelta) -> str:

@@ -84,7 +84,7 @@ def _unserved(task: TaskRecord, job: JobRecord | None) -> Reason:
         )
     if job is None or job.unserved_since is None:
         return Reason(code="no_worker", detail=detail)
-    waiting = "1 task waits" if job.pending == 1 else f"{job.pending} tasks wait"
+    waiting = "1 task waits" if job.pending == 1 else f"{job.pending:,} tasks wait"
     detail = f"{detail} since {job.unserved_since:%Y-%m-%d %H:%M:%S} UTC; {waiting} in its queue"
     return Reason(code="no_worker", detail=detail)
 
@@ -96,14 +96,14 @@ def _busy(task: TaskRecord, active: Sequence[WorkerLoad]) -> Reason:
     slots_text = f", slots: {sum(slots)}" if len(slots) == len(active) else ""
     detail = (
         f"{_all_workers(task, active)} busy since {since:%Y-%m-%d %H:%M:%S} UTC "
-        f"(tasks held: {held}, running: {running}{slots_text})"
+        f"(tasks held: {held:,}, running: {running:,}{slots_text})"
     )
     return Reason(code="workers_busy", detail=detail)
 
 
 def _all_workers(task: TaskRecord, loads: Sequence[WorkerLoad]) -> str:
     count = len(loads)
-    return f"The only worker of {task.job} is" if count == 1 else f"All {count} workers of {task.job} are"
+    return f"The only worker of {task.job} is" if count == 1 else f"All {count:,} workers of {task.job} are"
 
 
 async def estimate(tx: Transaction, task: TaskRecord, position: int) -> timedelta | None:
@@ -239,7 +239,8 @@ async def _pending_reasons(
     reasons += limits
     if position is None:
         return reasons, None
-    detail = f"It is at position {position} of its queue, after {position - 1} other tasks"
+    others = "1 other task" if position == 2 else f"{position - 1:,} other tasks"
+    detail = f"It is at position {position:,} of its queue, after {others}"
     has_rate = _WITHOUT_RATE.isdisjoint(reason.code for reason in reasons)
     expected = await estimate(tx, task, position) if has_rate else None
     if expected is not None:
@@ -280,4 +281,4 @@ async def _existing(tx: Transaction, task_id: UUID) -> TaskRecord:
 
 
 def _held(number: int, what: object) -> str:
-    return f"1 task of {what} is" if number == 1 else f"{number} tasks of {what} are"
+    return f"1 task of {what} is" if number == 1 else f"{number:,} tasks of {what} are"
