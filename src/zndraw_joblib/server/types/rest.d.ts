@@ -1897,10 +1897,10 @@ export interface components {
          * FoundTask
          * @description A task in the result of a search, without payload and result. `error` has at most 300 characters.
          *
-         *     In a search, `payload_preview` are the first 200 characters of the payload as JSON text, `worker_name` is
-         *     what the worker calls itself while it is there, for superusers, `progress` is the last of a held task, and
-         *     `waits_for` is null unless a pending task waits for something else than a free slot. In other answers
-         *     these are null.
+         *     In a search, and in the preview of an action on many tasks, `payload_preview` are the first 200 characters
+         *     of the payload as JSON text, `worker_name` is what the worker calls itself while it is there, for
+         *     superusers, `progress` is the last of a held task, and `waits_for` is null unless a pending task waits for
+         *     something else than a free slot. In other answers these are null.
          */
         FoundTask: {
             /**
