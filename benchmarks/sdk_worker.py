@@ -46,13 +46,20 @@ def run(bench: Bench) -> None:
 
 @contextmanager
 def workers(server: str, processes: int, module: Path = _MODULE) -> Iterator[None]:
+    """Run worker processes until the end of the block; at its beginning they have run a task."""
+    with worker_processes(server, processes, module):
+        uvloop.run(_wait_for_workers(server, processes))
+        yield
+
+
+@contextmanager
+def worker_processes(server: str, processes: int, module: Path) -> Iterator[None]:
     """Run worker processes until the end of the block."""
     command = [sys.executable, "-m", "zndraw_joblib", "worker", str(module), "--url", server]
     command += ["--processes", str(processes), "--log-level", "warning"]
     environment = {**os.environ, "ZNDRAW_JOBLIB_TOKEN": TOKEN}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
-        uvloop.run(_wait_for_workers(server, processes))
         yield
     finally:
         process.terminate()

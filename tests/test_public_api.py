@@ -14,7 +14,7 @@ from zndraw_joblib.wire import events, problems
 # A public name is a promise to users, so each added or removed name must be changed here too.
 NAMES = """
 AmbiguousJob ApiManager AsyncQueue AsyncTaskHandle
-Backoff Category ClaimedProviderRequest ClaimedTask Conflict ContentTooLarge
+Backoff Batch BatchExtension Category ClaimedProviderRequest ClaimedTask Conflict ContentTooLarge
 DispatchFailed Emission EmptyReason Event Extension FailedByOperator FileContent Folder
 FolderListing Forbidden GiveUp GuardedExecutor HeartbeatRequest IdempotencyKeyReused Identity
 InternalProviderExecutor InternalProviderRegistry NoWorkersAvailable ProblemError ProviderExecutionFailed

@@ -129,6 +129,7 @@ _MODULES = {
     "wire.statuses": ("TaskStatus",),
     "jobs.task_context": ("TaskContext", "TaskLogHandler", "current_task"),
     "jobs.extensions": ("Category", "Extension", "GiveUp", "NonRetryable", "Provider", "Retry"),
+    "jobs.batches": ("Batch", "BatchExtension"),
     "jobs.functions": ("JobFunction", "job"),
     "client.async_queue": ("AsyncTaskHandle", "AsyncQueue"),
     "client.watching": ("TaskEvent",),

@@ -44,4 +44,5 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         serve("examples.relaxation", jobs=2)
         serve("examples.image", jobs=4)
         serve("examples.regular", jobs=7)
+        serve("examples.embeddings", jobs=9)
         yield stack

@@ -211,3 +211,25 @@ async def test_few_errors_of_all_payloads_are_listed(client: httpx.AsyncClient) 
     got = await results(client, SUBMIT, {"tasks": of(job, *[payload] * 10)})
     assert [len(each["problem"]["errors"]) for each in got] == [60, 40, *[1] * 8]
     assert all("(and 57 more)" in each["problem"]["detail"] for each in got)
+
+
+async def test_a_claim_of_batches_names_jobs_and_their_sizes(client: httpx.AsyncClient) -> None:
+    """A misspelt or missing field is refused by name; what is right gets a batch of one job."""
+    job = await register(client)
+    worker, name = job["worker_id"], job["full_name"]
+    wrong: dict[str, dict[str, Any]] = {
+        "batches needs max": {"batches": [{"job": name, "max": 2}]},
+        "names a job twice": {"max": 1, "batches": [{"job": name, "max": 2}, {"job": name, "max": 3}]},
+        "body.batches.0.wait": {"max": 1, "batches": [{"job": name, "max": 2, "wait": 1}]},
+        "body.batches.0.max": {"max": 1, "batches": [{"job": name, "max": 1001}]},
+        "body.batches.0.wait_seconds": {"max": 1, "batches": [{"job": name, "max": 2, "wait_seconds": 61}]},
+    }
+    for text, body in wrong.items():
+        response = await client.post(CLAIM, json={"worker_id": worker, **body})
+        assert text in expect_problem(response, 422, "invalid-request")["detail"]
+    await results(client, SUBMIT, {"tasks": of(job, {}, {}, {})})
+    body = {"worker_id": worker, "max": 1, "start": True, "batches": [{"job": name, "max": 2}]}
+    claimed = [(await client.post(CLAIM, json=body)).json() for _ in range(3)]
+    assert [len(answer["tasks"]) for answer in claimed] == [2, 1, 0]
+    assert [task["status"] for task in claimed[0]["tasks"]] == ["running"] * 2
+    assert claimed[2] == {"tasks": [], "reason": "empty"}

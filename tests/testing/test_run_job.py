@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from sdk.batch_jobs import measure, measure_later
 
 from testing.tested_jobs import Area, Flaky, Later, Report
 from zndraw_joblib import Extension, InvalidPayload, InvalidRoomId, LogLevel, TaskContext, job
-from zndraw_joblib.testing import run_job
+from zndraw_joblib.testing import run_batch, run_job
 
 
 def double(number: int) -> int:
@@ -116,8 +117,9 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
 sys.path.insert(0, "tests")
+from sdk.batch_jobs import measure, measure_later
 from testing.tested_jobs import Area
-from zndraw_joblib.testing import run_job
+from zndraw_joblib.testing import run_batch, run_job
 print(run_job(Area, {"width": 2}).result, run_job(Area, {"width": 0}).error)
 """
     ran = subprocess.run(
@@ -128,3 +130,22 @@ print(run_job(Area, {"width": 2}).result, run_job(Area, {"width": 0}).error)
         cwd=Path(__file__).parents[2],
     )
     assert ran.stdout.startswith("2.0 The payload does not fit Area: width: ")
+
+
+def test_a_batch_runs_with_one_call() -> None:
+    """Each payload has a run; one that the class refuses is left out, one that fails is alone."""
+    for batch in (measure, measure_later):
+        runs = run_batch(batch, [{"text": "abc"}, {"text": "unclean"}, {"text": "bad", "how": "final"}])
+        assert runs[0].result == [3, 2, "small"]
+        assert "this word is not accepted" in (runs[1].error or "")
+        assert (runs[2].error, runs[2].retry) == ("NonRetryable: bad", False)
+    assert run_batch(measure, [{"text": "a"}, {"text": "b"}])[1].log == ["this is b"]
+    assert run_batch(measure, []) == []
+    assert run_job(measure, {"text": "abc"}).result == [3, 1, "small"]
+    assert run_job(measure_later, {"text": "bad", "how": "final"}).error == "NonRetryable: bad"
+
+
+def test_a_job_that_takes_no_batch_is_refused() -> None:
+    """The error names the option, and the helper that runs it."""
+    with pytest.raises(TypeError, match=r"Area takes no batch: use run_job\(\), or @job\(batch=Batch"):
+        run_batch(Area, [{"width": 3}])

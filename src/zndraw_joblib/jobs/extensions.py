@@ -84,15 +84,25 @@ def _fault_of(value: object) -> str | None:
         is_job = _fault_of(cls) is None
         remedy = f"pass {cls.__qualname__} itself" if is_job else "pass a function with @job, or an Extension"
         return f"{value!r:.100} is {'a task of a job' if is_job else 'no job'}: {remedy}"
-    if inspect.isabstract(value) or not callable(getattr(value, "run", None)):
-        is_provider = callable(getattr(value, "read", None))
-        remedy = "use register_provider()" if is_provider else "define run(self, vis)"
-        return f"The class {value.__qualname__} has no method run, so it is no job: {remedy}"
-    if missing := [name for name in _JOB_METHODS if not callable(getattr(value, name, None))]:
-        return f"The class {value.__qualname__} has no {', '.join(missing)}: derive it from Extension"
-    if not getattr(value, "category", None):
-        return f"The class {value.__qualname__} has no category: set category, or derive it from Extension"
-    return None
+    fault = _missing_run(value)
+    missing = [name for name in _JOB_METHODS if not callable(getattr(value, name, None))]
+    if fault is None and missing:
+        fault = f"has no {', '.join(missing)}: derive it from Extension"
+    if fault is None and not getattr(value, "category", None):
+        fault = "has no category: set category, or derive it from Extension"
+    return None if fault is None else f"The class {value.__qualname__} {fault}"
+
+
+def _missing_run(cls: type[Any]) -> str | None:
+    if not inspect.isabstract(cls) and callable(getattr(cls, "run", None)):
+        if hasattr(cls, "run_batch") and not hasattr(cls, "job_batch"):
+            return "has no job_batch: set job_batch = Batch(max=…)"
+        return None
+    if hasattr(cls, "run_batch"):
+        return "has no run_batch, so it is no job: define run_batch(cls, inputs)"
+    is_provider = callable(getattr(cls, "read", None))
+    remedy = "use register_provider()" if is_provider else "define run(self, vis)"
+    return f"has no method run, so it is no job: {remedy}"
 
 
 class Provider(BaseModel, ABC):

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, SimpleNamespace, UnionType
 from typing import (
@@ -21,10 +21,11 @@ from typing import (
     overload,
 )
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 
+from zndraw_joblib.jobs.batches import Batch, BatchExtension, check_batch, check_no_generator
 from zndraw_joblib.jobs.extensions import Category, Extension
 from zndraw_joblib.jobs.failures import describe_errors
 from zndraw_joblib.jobs.task_context import TaskContext
@@ -106,16 +107,22 @@ class JobSignature:
 
     `fields` are those of the payload, with their annotations and defaults as `pydantic.create_model` takes
     them; `tasks` get the running task, and with `takes_vis` the parameter `vis` gets the worker's context.
+
+    Of a batch, `tasks` get the running tasks, and each other parameter a list: with `item` it is the only
+    one, and gets instances of this model, whose fields are those of the payload.
     """
 
     fields: Mapping[str, tuple[Any, Any]]
     tasks: tuple[str, ...]
     takes_vis: bool
     call: inspect.Signature
+    item: tuple[str, type[BaseModel]] | None = None
 
     @property
     def payload(self) -> inspect.Signature:
         """Return the signature without what the worker adds."""
+        if self.item is not None:
+            return inspect.signature(self.item[1])
         parameters = [one for name, one in self.call.parameters.items() if name in self.fields]
         return self.call.replace(parameters=parameters)
 
@@ -138,6 +145,62 @@ def signature_of(function: Callable[..., Any]) -> JobSignature:
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[name] = (_described(annotation, docs.get(name)), default)
     return JobSignature(fields, tuple(tasks), VIS in signature.parameters, signature)
+
+
+def batch_signature_of(function: Callable[..., Any]) -> JobSignature:
+    """Return what a job that takes a batch needs from a function: each parameter is a list.
+
+    Raises TypeError that names the parameter and the remedy.
+    """
+    check_no_generator(function)
+    signature = inspect.signature(function)
+    docs = parameters_of(function.__doc__)
+    fields: dict[str, tuple[Any, Any]] = {}
+    models: list[type[BaseModel]] = []
+    tasks: list[str] = []
+    for name, parameter in signature.parameters.items():
+        _check_kind(function, parameter)
+        item = _item_of(function, parameter)
+        if _is_task(item):
+            tasks.append(name)
+            continue
+        if parameter.default is not parameter.empty:
+            remedy = "take one list of a pydantic model, whose fields have defaults"
+            raise wrong_parameter(
+                function, name, "has a default, and a batch has a value of each task", remedy
+            )
+        _check_field(function, parameter)
+        fields[name] = _described(item, docs.get(name)), ...
+        if isinstance(item, type) and issubclass(item, BaseModel):
+            models.append(item)
+    if len(fields) == 1 and models:
+        [name], [model] = fields, models
+        _check_model(function, name, model)
+        # The job inherits the fields.
+        return JobSignature({}, tuple(tasks), False, signature, (name, model))
+    return JobSignature(fields, tuple(tasks), False, signature)
+
+
+def _item_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """Return of what a parameter is a list."""
+    annotation = _annotation(function, parameter)
+    if get_origin(annotation) in {list, Sequence} and parameter.name != VIS:
+        return get_args(annotation)[0]
+    if parameter.name == VIS or _is_task(annotation):
+        why, remedy = "is of one task, and a batch has several", "take list[TaskContext]"
+    else:
+        why, remedy = "gets the values of several tasks", f"write {parameter.name}: list[…]"
+    raise wrong_parameter(function, parameter.name, why, remedy)
+
+
+def _check_model(function: Callable[..., Any], parameter: str, model: type[BaseModel]) -> None:
+    """Raise TypeError if a job cannot have the fields of a model."""
+    if issubclass(model, RootModel | Extension):
+        remedy = "write a pydantic model with the fields of the payload"
+        raise wrong_parameter(function, parameter, f"is a list of {model.__qualname__}", remedy)
+    if names := sorted(model.model_fields.keys() & _TAKEN):
+        why = f"is a list of {model.__qualname__}, whose field {names[0]!r} has a name that Extension uses"
+        raise wrong_parameter(function, parameter, why, f"rename it, for example to {names[0]}_value")
 
 
 def wrong_parameter(function: Callable[..., Any], name: str, why: str, remedy: str) -> TypeError:
@@ -252,6 +315,27 @@ class _FunctionJob(Extension, metaclass=JobFunction):
         return cls.__wrapped__(**{name: getattr(self, name) for name in signature.fields}, **added)
 
 
+class _FunctionBatch(BatchExtension, metaclass=JobFunction):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    @classmethod
+    def run_batch(cls, inputs: Sequence[Any], *, tasks: Sequence[TaskContext | None], **kwargs: Any) -> Any:
+        """Call the function with lists of the fields, and the running tasks."""
+        signature: JobSignature = cls.__job_signature__
+        added: dict[str, Any] = {name: list(tasks) for name in signature.tasks}
+        if signature.item is not None:
+            return cls.__wrapped__(**{signature.item[0]: list(inputs)}, **added)
+        columns = {name: [getattr(one, name) for one in inputs] for name in signature.fields}
+        return cls.__wrapped__(**columns, **added)
+
+
+class BatchDecorator(Protocol):
+    """What `job` with a `batch` returns. A payload has one value where the function has a list."""
+
+    def __call__(self, function: Callable[Call, Result], /) -> JobFunction[Call, ..., Result]:
+        """Make a function a job."""
+
+
 class JobDecorator(Protocol):
     """What `job` with options returns."""
 
@@ -277,8 +361,19 @@ def job(
     policy: JobPolicy | None = ...,
     room: str = ...,
     schedule: ScheduleTimes | str | None = ...,
+    batch: None = ...,
 ) -> JobDecorator: ...
+@overload
 def job(
+    *,
+    name: str | None = ...,
+    category: Category | str = ...,
+    policy: JobPolicy | None = ...,
+    room: str = ...,
+    schedule: ScheduleTimes | str | None = ...,
+    batch: Batch,
+) -> BatchDecorator: ...
+def job(  # noqa: PLR0913 - the options of a job
     function: Any = None,
     /,
     *,
@@ -287,6 +382,7 @@ def job(
     policy: JobPolicy | None = None,
     room: str = GLOBAL,
     schedule: ScheduleTimes | str | None = None,
+    batch: Batch | None = None,
     **unknown: Any,
 ) -> Any:
     """Make a function or a coroutine function a job, wherever an `Extension` class is one.
@@ -301,6 +397,10 @@ def job(
     serves the job. `schedule`, a cron expression or a `ScheduleTimes`, submits tasks of it in the job's room.
     A call still calls the function; `area.task(width=3)` is a task of it, to submit. Raises TypeError for a
     function that cannot be a job; it names the parameter and the remedy.
+
+    With `batch` one call runs several tasks: each parameter is a list with a value of each task, or one list
+    of a pydantic model, whose fields are those of the payload; `list[TaskContext]` gets the running tasks.
+    The function returns a list with one result, or one exception, for each task.
     """
     if unknown:
         raise TypeError(_unknown_options(unknown))
@@ -311,7 +411,7 @@ def job(
         _check_function(function)
         if schedule is not None:
             attributes["job_schedule"] = _checked_schedule(schedule, name or function.__name__)
-        cls = _job_class(function, name or function.__name__, signature_of(function))
+        cls = _job_or_batch(function, name or function.__name__, batch)
         for attribute, value in attributes.items():
             setattr(cls, attribute, value)
         return cls
@@ -319,11 +419,20 @@ def job(
     return decorate if function is None else decorate(function)
 
 
+def _job_or_batch(function: Any, name: str, batch: Batch | None) -> Any:
+    if batch is None:
+        return _job_class(function, name, signature_of(function))
+    cls = _job_class(function, name, batch_signature_of(function), _FunctionBatch)
+    check_batch(batch, cls)
+    cls.job_batch = batch
+    return cls
+
+
 def _unknown_options(unknown: Collection[str]) -> str:
     """Return what is wrong with options of `job`, and which ones belong to the policy."""
     names = ", ".join(map(repr, sorted(unknown)))
     policy = ", ".join(f"{name}=…" for name in sorted(unknown) if name in JobPolicy.model_fields)
-    known = "name, category, policy, room, schedule"
+    known = "name, category, policy, room, schedule, batch"
     remedy = f"Pass policy=JobPolicy({policy})" if policy else f"Its options are {known}"
     return f"@job has no option {names}. {remedy}"
 
@@ -339,15 +448,18 @@ def _check_function(function: Any) -> None:
         raise TypeError("@job: a lambda has no name: define the function with def")
 
 
-def _job_class(function: Callable[..., Any], name: str, signature: JobSignature) -> Any:
+def _job_class(
+    function: Callable[..., Any], name: str, signature: JobSignature, base: type[Extension] = _FunctionJob
+) -> Any:
     if not is_name(name):
         raise TypeError(
             f"@job: {name!r:.100} cannot be the name of a job: use letters, digits, '_', '-' and '.'"
         )
+    create: Any = create_model
     try:
-        cls: Any = create_model(
+        cls = create(
             name,
-            __base__=_FunctionJob,
+            __base__=base if signature.item is None else (base, signature.item[1]),
             __module__=function.__module__,
             __doc__=function.__doc__,
             __cls_kwargs__={"json_schema_extra": _description(function)},

@@ -5,8 +5,9 @@ import json
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from inspect import iscoroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from zndraw_joblib.jobs.capture import running
 from zndraw_joblib.jobs.codecs import NotSerializable, decode
@@ -22,6 +23,7 @@ from zndraw_joblib.wire.progress import Failure
 from zndraw_joblib.wire.statuses import TaskStatus
 
 log = logging.getLogger(__name__)
+Settled = TypeVar("Settled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,59 @@ def make_extension(cls: type[Any], payload: Any) -> tuple[Any, str | None]:
         return None, misfit_text(cls, error)
 
 
+def settle_code(
+    call: Callable[[], Any],
+    context: TaskContext,
+    end: Callable[[Any], Settled],
+    fail: Callable[[BaseException], Settled],
+    pid: int,
+) -> Settled | Coroutine[Any, Any, Any]:
+    """Call a job's code; return what `end` or `fail` makes of its end, or the coroutine that it returned.
+
+    `context` is what runs here for this process, `pid`: a task, or the tasks of a batch.
+    """
+    try:
+        with running(context):
+            result = call()
+            exit_if_forked(pid)
+            return result if iscoroutine(result) else end(result)
+    # Not Exception: sys.exit() in an extension ends its task, not the worker.
+    except BaseException as error:
+        exit_if_forked(pid, error)
+        return fail(error)
+
+
+async def settle_coroutine(
+    work: Coroutine[Any, Any, Any],
+    context: TaskContext,
+    end: Callable[[Any], Settled],
+    fail: Callable[[BaseException], Settled],
+    pid: int,
+) -> Settled:
+    """Await a coroutine that `settle_code` returned; return what `end` or `fail` makes of its end."""
+    try:
+        with running(context):
+            result = await await_until_set(work, context.cancelled)
+            exit_if_forked(pid)
+            return end(result)
+    # asyncio would end the event loop after a SystemExit.
+    except BaseException as error:
+        exit_if_forked(pid, error)
+        return fail(error)
+
+
+def run_settled(
+    work: Coroutine[Any, Any, Settled], fail: Callable[[BaseException], Settled], pid: int
+) -> Settled:
+    """Return what a coroutine returns in an event loop of its own."""
+    try:
+        return asyncio.run(work)
+    # asyncio raises a SystemExit of a task that a job started here, not in its coroutine.
+    except BaseException as error:
+        exit_if_forked(pid, error)
+        return fail(error)
+
+
 def run_job(
     call: Callable[[], Any], task: TaskContext, extension: Any, pid: int
 ) -> Outcome | Coroutine[Any, Any, Any]:
@@ -93,28 +148,13 @@ def run_job(
 
     `extension` is the instance of the job's class, and `pid` this process.
     """
-    try:
-        with running(task):
-            result = call()
-            exit_if_forked(pid)
-            return result if iscoroutine(result) else succeeded(task, extension, result)
-    # Not Exception: sys.exit() in an extension ends its task, not the worker.
-    except BaseException as error:
-        exit_if_forked(pid, error)
-        return failed(task, extension, error)
+    return settle_code(call, task, partial(succeeded, task, extension), partial(failed, task, extension), pid)
 
 
 async def await_job(work: Coroutine[Any, Any, Any], task: TaskContext, extension: Any, pid: int) -> Outcome:
     """Return the outcome of a coroutine that `run_job` returned."""
-    try:
-        with running(task):
-            result = await await_until_set(work, task.cancelled)
-            exit_if_forked(pid)
-            return succeeded(task, extension, result)
-    # asyncio would end the event loop after a SystemExit.
-    except BaseException as error:
-        exit_if_forked(pid, error)
-        return failed(task, extension, error)
+    end, fail = partial(succeeded, task, extension), partial(failed, task, extension)
+    return await settle_coroutine(work, task, end, fail, pid)
 
 
 def run_to_end(
@@ -128,12 +168,7 @@ def run_to_end(
     outcome = run_job(call, task, extension, pid)
     if isinstance(outcome, Outcome):
         return outcome
-    try:
-        return asyncio.run(wait(outcome, task, extension, pid))
-    # asyncio raises a SystemExit of a task that a job started here, not in its coroutine.
-    except BaseException as error:
-        exit_if_forked(pid, error)
-        return failed(task, extension, error)
+    return run_settled(wait(outcome, task, extension, pid), partial(failed, task, extension), pid)
 
 
 def succeeded(task: TaskContext, extension: Any, result: Any) -> Outcome:

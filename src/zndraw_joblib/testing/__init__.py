@@ -8,6 +8,7 @@ _MODULE_OF = {
     "JobRun": "job_runs",
     "TestQueue": "queue",
     "check_result_backend": "result_backends",
+    "run_batch": "job_runs",
     "run_job": "job_runs",
 }
 

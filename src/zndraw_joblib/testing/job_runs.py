@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import os
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,9 +14,11 @@ from uuid import UUID, uuid4
 from pydantic_core import to_json
 
 from zndraw_joblib.jobs import codecs
+from zndraw_joblib.jobs.batches import BatchContext, await_batch, batch_of
+from zndraw_joblib.jobs.batches import run_batch as run_batch_code
 from zndraw_joblib.jobs.extensions import category_of, check_job, job_name_of, job_room_of
 from zndraw_joblib.jobs.results import decode_content
-from zndraw_joblib.jobs.run import Outcome, await_job
+from zndraw_joblib.jobs.run import Outcome, Settled, await_job
 from zndraw_joblib.jobs.run import run_job as run_code
 from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.task_context import call_run
@@ -150,7 +152,35 @@ def run_job(
             f"pass the class, or no payload"
         )
     plain = codecs.plain(dict(payload or {})) if isinstance(job, type) else codecs.payload_of(job)
-    _check_payload(cls, plain)
+    task, fault = _prepared(cls, plain, room, attempt)
+    outcome = fault or _finished(run(task, vis))
+    return _job_run(task, outcome)
+
+
+def run_batch(job: Any, payloads: Sequence[Mapping[str, Any]], *, room: str = "test") -> list[JobRun]:
+    """Run a job that takes a batch once, with tasks of these payloads; return the run of each.
+
+    As in a worker, a payload that the class refuses is left out of the call. `max` and `key` of the job's
+    `Batch` do not split the tasks. Raises TypeError for a job that takes no batch.
+    """
+    cls = class_of(job)
+    if batch_of(cls) is None:
+        raise TypeError(f"{cls.__name__} takes no batch: use run_job(), or @job(batch=Batch(max=…))")
+    every = [_prepared(cls, codecs.plain(dict(payload)), room, 1) for payload in payloads]
+    tasks = [task for task, fault in every if fault is None]
+    outcomes: list[Outcome] = []
+    if tasks:
+        batch, pid = BatchContext(tasks), os.getpid()
+        ended = run_batch_code(batch, pid)
+        outcomes = ended if isinstance(ended, list) else _in_loop(await_batch(ended, batch, pid))
+    rest = iter(outcomes)
+    return [_job_run(task, fault or next(rest)) for task, fault in every]
+
+
+def _prepared(
+    cls: type[Any], payload: dict[str, Any], room: str, attempt: int
+) -> tuple[ClaimedTask, Outcome | None]:
+    _check_payload(cls, payload)
     task = claimed(
         TaskResponse(
             id=uuid4(),
@@ -158,13 +188,11 @@ def run_job(
             room_id=validate_room_id(room),
             status=TaskStatus.RUNNING,
             created_at=datetime.now(UTC),
-            payload=plain,
+            payload=payload,
             attempt=attempt,
         )
     )
-    task, fault = prepared(task, cls, {})
-    outcome = fault or _finished(run(task, vis))
-    return _job_run(task, outcome)
+    return prepared(task, cls, {})
 
 
 def _check_payload(cls: type[Any], payload: Any) -> None:
@@ -179,9 +207,11 @@ def _check_payload(cls: type[Any], payload: Any) -> None:
 
 
 def _finished(work: Outcome | Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Return the outcome. A coroutine runs in an event loop of its own, as in a worker."""
-    if isinstance(work, Outcome):
-        return work
+    return work if isinstance(work, Outcome) else _in_loop(work)
+
+
+def _in_loop(work: Coroutine[Any, Any, Settled]) -> Settled:
+    """Return what a coroutine returns in an event loop of its own, as in a worker."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -190,7 +220,7 @@ def _finished(work: Outcome | Coroutine[Any, Any, Outcome]) -> Outcome:
         return thread.submit(_run_in_loop, work).result()
 
 
-def _run_in_loop(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+def _run_in_loop(work: Coroutine[Any, Any, Settled]) -> Settled:
     # With a factory, the runner leaves the event loop of this thread as it is.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         return runner.run(work)

@@ -366,17 +366,47 @@ class TaskResponse(ResponseBody):
     version: int = 1
 
 
+BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+BatchWait = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
+MAX_BATCH_JOBS = 64
+
+
+class ClaimBatch(RequestBody):
+    """A job whose tasks the worker runs together: a claim gets up to `max` of them, and no others.
+
+    If fewer are pending, a claim with ``Prefer: wait`` waits for more, up to `wait_seconds` from when it saw
+    the first one; nothing is claimed meanwhile. With `only_full`, fewer than `max` are not claimed.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: Annotated[str, Field(min_length=1, max_length=512)]
+    max: BatchSize
+    wait_seconds: BatchWait = 0.0
+    only_full: bool = False
+
+
 class TaskClaimRequest(RequestBody):
     """Claim the oldest pending task of the worker's jobs, or up to `max` of them.
 
     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
-    the worker still holds. With `start`, each task is claimed and started in one step.
+    the worker still holds. With `start`, each task is claimed and started in one step. With `batches`, which
+    needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs.
     """
 
     worker_id: UUID
     claim_id: UUID | None = None
-    max: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
+    max: BatchSize | None = None
     start: bool = False
+    batches: list[ClaimBatch] = Field(default_factory=list, max_length=MAX_BATCH_JOBS, fail_fast=True)
+
+    @model_validator(mode="after")
+    def _check_batches(self) -> Self:
+        if self.batches and self.max is None:
+            raise ValueError("batches needs max, the number of tasks of other jobs that the claim may get")
+        if len({batch.job for batch in self.batches}) < len(self.batches):
+            raise ValueError("batches names a job twice: give each job one entry")
+        return self
 
 
 class EmptyReason(StrEnum):

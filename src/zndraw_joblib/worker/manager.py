@@ -13,6 +13,7 @@ from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import ApiManager
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.retry import SendAttempts, describe, retry
+from zndraw_joblib.jobs.batches import batch_of
 from zndraw_joblib.jobs.extensions import check_job, job_name_of, job_room_of
 from zndraw_joblib.jobs.forks import check_not_forked
 from zndraw_joblib.jobs.results import can_encode
@@ -57,7 +58,8 @@ class JobManager(JobClient):
     `execute` is called in a thread, or with `executor="process"` in a process that runs one task at a time.
     If it returns a coroutine, as an `async def run` does, that is awaited on an event loop, and cancelled
     with its task. The worker claims up to `prefetch` tasks ahead, but no more than it expects to start within
-    about 100 ms; it releases those that wait for longer.
+    about 100 ms; it releases those that wait for longer. A slot runs one task, or one batch of a job with a
+    `Batch`: batches do not pass through `execute`, because they have tasks of several rooms.
 
     `tsio` is a Socket.IO client of the host, or a wrapper: its `on` takes the class of an event, its
     `emit` an event. By default it is that of `api`, if it has one (see `connect`). With Socket.IO the worker
@@ -384,6 +386,8 @@ class JobManager(JobClient):
 
 def warn_of_return_type(job: type[Any]) -> None:
     """Log a warning if a job is declared to return objects of a class that cannot be encoded."""
+    if batch_of(job) is not None:  # it returns a list, perhaps with exceptions
+        return
     run = getattr(job, "__wrapped__", job.run)
     try:
         returned = get_type_hints(run).get("return", Any)

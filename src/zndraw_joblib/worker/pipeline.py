@@ -1,20 +1,23 @@
 """The pipeline: claim tasks ahead, run them in threads, and pass their outcomes to the reporter."""
 
+import asyncio
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from zndraw_joblib.client.retry import describe, is_transient
+from zndraw_joblib.jobs.batches import BatchContext, await_batch, run_batch
 from zndraw_joblib.jobs.logs import task_fields
-from zndraw_joblib.jobs.run import Outcome, end_span, run_job
+from zndraw_joblib.jobs.run import Outcome, await_job, end_span, failed, run_job
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, active
 from zndraw_joblib.wire.messages import MAX_BATCH
+from zndraw_joblib.worker.batches import BatchSizes, Waiting, put_together
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reporter import Reporter, TaskReports
 from zndraw_joblib.worker.reports import Reports
@@ -63,10 +66,10 @@ class Lookahead:
         planned = int(self._concurrency * _AHEAD_SECONDS / max(self._estimate, _SHORTEST_SECONDS))
         return min(self._window, planned, self._prefetch)
 
-    def claimed(self, limit: int, count: int, now: float) -> None:
-        """Notice that a claim for `limit` tasks got `count`."""
+    def claimed(self, count: int, now: float, *, is_full: bool) -> None:
+        """Notice that a claim got tasks for `count` slots, and whether it `is_full`: there may be more."""
         self._progress_at = now
-        self._has_backlog = count == limit
+        self._has_backlog = is_full
         self._window = min(2 * self._window, max(self._prefetch, 1)) if self._has_backlog else max(1, count)
 
     def handed_back(self) -> None:
@@ -99,13 +102,6 @@ log = logging.getLogger(__name__)
 _CHECK_SECONDS = 0.05
 # After a pause of the process, a task that waited here may be another worker's.
 SURE_SECONDS = 1.0
-
-
-class _Waiting(NamedTuple):
-    """A task that waits here, and since when it has surely been held, by the wall clock."""
-
-    task: ClaimedTask
-    claimed_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +144,11 @@ class Pipeline:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._running = 0
         self._lookahead = Lookahead(config.concurrency, config.prefetch)
-        self._coroutines = Coroutines(self._pid, reports.uploads.upload)
+        self._sizes = BatchSizes()
+        self._coroutines = Coroutines()
         # The jobs whose last task was a coroutine.
         self._coroutine_jobs: set[str] = set()
         self._service_threads: list[threading.Thread] = []
@@ -191,15 +188,16 @@ class Pipeline:
     def waiting_ids(self) -> set[str]:
         """Return the ids of the tasks that wait here."""
         with self._lock:
-            return {entry.task.task_id for entry in self._waiting}
+            return {task.task_id for entry in self._waiting for task in entry.tasks}
 
     def release_waiting(self) -> None:
         """Put the tasks that wait here back into their queues."""
         with self._lock:
             waiting = list(self._waiting)
             self._waiting.clear()
+            self._sizes.released(self._registrations.batches, waiting)
         if waiting:
-            self._hand_back(*[entry.task for entry in waiting])
+            self._hand_back(*[task for entry in waiting for task in entry.tasks])
 
     def _hand_back(self, *tasks: ClaimedTask) -> None:
         try:
@@ -216,11 +214,19 @@ class Pipeline:
         limit, may_wait = self._wait_for_room()
         if not limit:
             return
-        tasks, claimed_at = self._poller.claim_many(self._config.pace if may_wait else NOW, limit)
+        batches = self._registrations.batches
+        claimable = self._sizes.claimable(batches, may_wait=may_wait) if batches else ()
+        tasks, claimed_at = self._poller.claim_many(self._config.pace if may_wait else NOW, limit, claimable)
+        waiting = (
+            put_together(tasks, claimed_at, batches)
+            if batches
+            else [Waiting((task,), claimed_at) for task in tasks]
+        )
         with self._lock:
-            self._lookahead.claimed(limit, len(tasks), time.monotonic())
-            self._waiting.extend([_Waiting(task, claimed_at) for task in tasks])
-            self._work.notify(len(tasks))
+            is_full = self._sizes.is_full(batches, tasks, limit)
+            self._lookahead.claimed(len(waiting), time.monotonic(), is_full=is_full)
+            self._waiting.extend(waiting)
+            self._work.notify(len(waiting))
         self._add_thread()
         if self._poller.stopped:
             self.release_waiting()
@@ -248,7 +254,11 @@ class Pipeline:
 
     @property
     def _wanted(self) -> int:
-        return self._lookahead.claimable(self._free, len(self._waiting))
+        limit = self._lookahead.claimable(self._free, len(self._waiting))
+        if limit and self._registrations.batches and self._free <= 0:
+            held = sum(len(entry.tasks) for entry in self._waiting)
+            return limit if held < self._config.prefetch else 0
+        return limit
 
     @property
     def _is_blocked(self) -> bool:
@@ -274,23 +284,27 @@ class Pipeline:
         process = TaskProcess(self._config.execute) if self._config.in_processes else None
         while (waiting := self._take()) is not None:
             # A thread is free again at once after it has handed a coroutine to the event loop.
-            if self._waiting and waiting.task.job_name not in self._coroutine_jobs:
+            if self._waiting and waiting.tasks[0].job_name not in self._coroutine_jobs:
                 self._add_thread()
             began = time.monotonic()
             is_sure = 0 <= time.time() - waiting.claimed_at < SURE_SECONDS
-            entry = self._begin(waiting.task, is_sure=is_sure)
-            if entry is None:
+            begun = [self._begin(task, is_sure=is_sure) for task in waiting.tasks]
+            entries = [entry for entry in begun if entry is not None]
+            if not entries:
                 if not self._free_slot(began):
                     self._reporter.wake()
                 continue
-            span = start_task_span(entry.task, self._config.run_spans)
-            with active(span):
-                self._run_task(entry, process, partial(self._end, entry, began, span))
+            spans = [start_task_span(entry.task, self._config.run_spans) for entry in entries]
+            with active(spans[0]):
+                if waiting.is_batch:
+                    self._run_batch(entries, process, partial(self._end, entries, began, spans))
+                else:
+                    self._run_task(entries[0], process, partial(self._end, entries, began, spans))
         if process is not None:
             process.close()
 
     def _run_task(
-        self, entry: TaskReports, process: TaskProcess | None, on_end: Callable[[Outcome], None]
+        self, entry: TaskReports, process: TaskProcess | None, on_end: Callable[[Sequence[Outcome]], None]
     ) -> None:
         """Run a task; `on_end` gets the outcome, perhaps later in another thread."""
         task = entry.task
@@ -302,16 +316,69 @@ class Pipeline:
             outcome = run_job(call, task, task.extension, self._pid)
         if isinstance(outcome, Outcome):
             self._coroutine_jobs.discard(task.job_name)
-            on_end(self._reports.uploads.upload(task, outcome))
-        else:
-            self._coroutine_jobs.add(task.job_name)
-            self._coroutines.run(outcome, task, on_end)
+            on_end([self._reports.uploads.upload(task, outcome)])
+            return
 
-    def _end(self, entry: TaskReports, began: float, span: TaskSpan | None, outcome: Outcome) -> None:
-        end_span(span, entry.task, outcome)
-        log_end(entry.task, outcome, time.monotonic() - began)
+        async def settle(work: Coroutine[Any, Any, Any]) -> Sequence[Outcome]:
+            settled = await await_job(work, task, task.extension, self._pid)
+            return await self._uploaded([entry], [settled])
+
+        self._coroutine_jobs.add(task.job_name)
+        self._coroutines.run(outcome, settle, on_end, lambda error: [failed(task, task.extension, error)])
+
+    def _run_batch(
+        self,
+        entries: Sequence[TaskReports],
+        process: TaskProcess | None,
+        on_end: Callable[[Sequence[Outcome]], None],
+    ) -> None:
+        """Run the tasks of a batch; `on_end` gets the outcome of each, perhaps later in another thread."""
+        tasks = [entry.task for entry in entries]
+        for task in tasks:
+            log_start(task)
+        batch = BatchContext(tasks)
+        if process is not None:
+            outcomes: list[Outcome] | Coroutine[Any, Any, Any] = process.run_batch(tasks)
+        else:
+            outcomes = run_batch(batch, self._pid)
+        if isinstance(outcomes, list):
+            self._coroutine_jobs.discard(tasks[0].job_name)
+            upload = self._reports.uploads.upload
+            on_end([upload(task, outcome) for task, outcome in zip(tasks, outcomes, strict=True)])
+            return
+
+        async def settle(work: Coroutine[Any, Any, Any]) -> Sequence[Outcome]:
+            return await self._uploaded(entries, await await_batch(work, batch, self._pid))
+
+        self._coroutine_jobs.add(tasks[0].job_name)
+        self._coroutines.run(outcomes, settle, on_end, batch.fail)
+
+    async def _uploaded(
+        self, entries: Sequence[TaskReports], outcomes: Sequence[Outcome]
+    ) -> Sequence[Outcome]:
+        """Upload the contents of outcomes in other threads."""
+        upload = self._reports.uploads.upload
+        return [
+            outcome if outcome.content is None else await asyncio.to_thread(upload, entry.task, outcome)
+            for entry, outcome in zip(entries, outcomes, strict=True)
+        ]
+
+    def _end(
+        self,
+        entries: Sequence[TaskReports],
+        began: float,
+        spans: Sequence[TaskSpan | None],
+        outcomes: Sequence[Outcome],
+    ) -> None:
+        seconds = time.monotonic() - began
+        for entry, span, outcome in zip(entries, spans, outcomes, strict=True):
+            end_span(span, entry.task, outcome)
+            log_end(entry.task, outcome, seconds, of=len(entries))
         is_busy = self._free_slot(began)
-        self._reporter.end(entry, outcome, is_busy=is_busy)
+        # Those before the last go into its request.
+        for entry, outcome in zip(entries[:-1], outcomes, strict=False):
+            self._reporter.end(entry, outcome, is_busy=True)
+        self._reporter.end(entries[-1], outcomes[-1], is_busy=is_busy)
 
     def _free_slot(self, began: float) -> bool:
         """Free the slot of a task; return whether another one waits for it."""
@@ -325,7 +392,7 @@ class Pipeline:
             self._work.notify()
             return True
 
-    def _take(self) -> "_Waiting | None":
+    def _take(self) -> Waiting | None:
         thread = threading.current_thread()
         with self._lock:
             self._busy.discard(thread)

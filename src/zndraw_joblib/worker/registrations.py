@@ -11,6 +11,7 @@ from uuid import UUID
 
 from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.retry import describe, is_transient, problem_of
+from zndraw_joblib.jobs.batches import Batch, batch_of
 from zndraw_joblib.jobs.extensions import category_of
 from zndraw_joblib.wire.messages import (
     HeartbeatRequest,
@@ -154,6 +155,8 @@ class Registrations:
         self.jobs: dict[str, JobRegistration] = {}
         self.providers: dict[str, ProviderRegistration] = {}
         self.has_left = False
+        # The jobs that take batches, by their full names; replaced at each change.
+        self.batches: Mapping[str, Batch] = {}
         self._known: dict[str, JobRegistration] = {}
         self._rest = rest
         self._subscriptions = subscriptions
@@ -185,6 +188,11 @@ class Registrations:
             self.worker_id = response.worker_id
             self.jobs[response.full_name] = job
             self._known[response.full_name] = job
+            self.batches = {
+                name: batch
+                for name, known in self._known.items()
+                if (batch := batch_of(known.cls)) is not None
+            }
             self._subscriptions.join(response.full_name, self.worker())
 
     def register_provider(self, provider: ProviderRegistration, operation: UUID) -> UUID:

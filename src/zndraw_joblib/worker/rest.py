@@ -64,15 +64,22 @@ class RestApi(TaskRest):
         self._check(ops.REMOVE_JOB_FROM_WORKER, **options)
 
     def claim(
-        self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None, limit: int | None = None
+        self,
+        worker_id: UUID,
+        wait: int = 0,
+        claim_id: UUID | None = None,
+        limit: int | None = None,
+        batches: Sequence[messages.ClaimBatch] = (),
     ) -> tuple[messages.TaskClaimResponse, int]:
-        """Claim a task, or up to `most`; return the response and how many seconds the server agreed to wait.
+        """Claim a task, up to `limit`, or a batch; return how many seconds the server agreed to wait, too.
 
         A server that cannot claim several returns one.
         """
         body = messages.TaskClaimRequest(worker_id=worker_id, claim_id=claim_id)
         if limit is not None:
             body.max = limit
+        if batches:
+            body.batches = list(batches)
         response = self._request(ops.CLAIM_TASK, body, wait=wait)
         return parse(messages.TaskClaimResponse, response, "task", "tasks"), applied_wait(response)
 

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Generic, TypeVar
@@ -16,7 +16,7 @@ from zndraw_joblib.jobs.forks import check_not_forked, exit_if_forked
 from zndraw_joblib.jobs.logs import task_fields
 from zndraw_joblib.jobs.run import Outcome
 from zndraw_joblib.jobs.traces import parse_traceparent
-from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
+from zndraw_joblib.wire.messages import ClaimBatch, EmptyReason, TaskResponse
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reports import LiveReports, Reports
 from zndraw_joblib.worker.rest import RestApi
@@ -210,13 +210,19 @@ class TaskPoller(Poller[TaskResponse]):
         self._held_tasks = held
         self._live = live
         self._claimed_at = 0.0
+        self._batches: Sequence[ClaimBatch] = ()
 
-    def claim_many(self, pace: Pace, limit: int) -> tuple[list[ClaimedTask], float]:
+    def claim_many(
+        self, pace: Pace, limit: int, batches: Sequence[ClaimBatch] = ()
+    ) -> tuple[list[ClaimedTask], float]:
         """Return up to `limit` tasks, without their extensions, and when the server surely gave them to it.
+
+        They may be one of the `batches` instead. Only one thread may call it.
 
         Each is held until `done`. The time is the wall clock's: that of the answer, or of the request if the
         answer came late, because this process may have been suspended since the server sent it.
         """
+        self._batches = batches
         tasks = [self._task(response) for response in self._next_many(pace, limit)]
         self._held_tasks.add(*tasks)
         return tasks, self._claimed_at
@@ -262,7 +268,8 @@ class TaskPoller(Poller[TaskResponse]):
         self, worker_id: UUID, wait: int, claim_id: UUID, limit: int | None
     ) -> tuple[list[TaskResponse], int]:
         sent_at, began = time.time(), time.monotonic()
-        response, applied = self._rest.claim(worker_id, wait, claim_id, limit)
+        batches = () if limit is None else self._batches
+        response, applied = self._rest.claim(worker_id, wait, claim_id, limit, batches)
         if limit is not None:
             elapsed = time.time() - sent_at
             # The monotonic clock stands still while the machine is suspended.

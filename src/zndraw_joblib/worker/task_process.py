@@ -21,12 +21,14 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from zndraw_joblib.client.retry import describe
+from zndraw_joblib.jobs.batches import BatchContext, await_batch, run_batch
 from zndraw_joblib.jobs.capture import outside_tasks
 from zndraw_joblib.jobs.failures import error_text
 from zndraw_joblib.jobs.forks import default_signals_in_forks
 from zndraw_joblib.jobs.logs import LogConfig, applied_config
-from zndraw_joblib.jobs.run import Outcome, await_job, failed, run_to_end
+from zndraw_joblib.jobs.run import Outcome, await_job, failed, run_settled, run_to_end
 from zndraw_joblib.jobs.task_channel import Line, TaskChannel
+from zndraw_joblib.jobs.task_context import TaskContext
 from zndraw_joblib.jobs.traces import continued, current_traceparent
 from zndraw_joblib.worker.tasks import ClaimedTask, Execute
 
@@ -93,15 +95,19 @@ _INTERVAL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The progress and the lines of a `LiveReport`, numbered as in the process of the task."""
+    """The progress and the lines of a `LiveReport`, numbered as in the process of the task.
+
+    `index` says which of the tasks of the call it is.
+    """
 
     progress: dict[str, Any] | None
     first: int
     lines: list[Line]
+    index: int = 0
 
 
 class Forwarder:
-    """Sends what the channel of a task holds, a fifth of a second after it arrives, and with the outcome.
+    """Sends what the channels of tasks hold, a fifth of a second after it arrives, and with the outcomes.
 
     `send` sends a message to the worker. The thread starts with the first content, so most tasks need none.
     """
@@ -110,28 +116,29 @@ class Forwarder:
         self._send = send
         self._lock = threading.Lock()
         self._arrived = threading.Event()
-        self._channel: TaskChannel | None = None
+        self._channels: list[TaskChannel] = []
         self._thread: threading.Thread | None = None
 
-    def begin(self, channel: TaskChannel) -> None:
-        """Send the content of the channel of the next task."""
+    def begin(self, channels: list[TaskChannel]) -> None:
+        """Send the content of the channels of the next tasks."""
         with self._lock:
-            self._channel = channel
-        channel.on_content = self._notice
+            self._channels = channels
+        for channel in channels:
+            channel.on_content = self._notice
 
-    def end(self, outcome: object) -> None:
-        """Send what is left, and the outcome of the task."""
+    def end(self, outcomes: list[Outcome] | Outcome) -> None:
+        """Send what is left, and the outcomes of the tasks."""
         with self._lock:
             self._forward()
-            if self._channel is not None:
-                self._channel.close()
-                self._channel = None
-            self._send(pickle.dumps(outcome))
+            for channel in self._channels:
+                channel.close()
+            self._channels = []
+            self._send(pickle.dumps(outcomes))
 
     def _notice(self, channel: TaskChannel) -> None:
         with self._lock:
             # A thread of a task that has ended may still print.
-            if channel is self._channel and self._thread is None:
+            if channel in self._channels and self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="zndraw-joblib-live-reports", daemon=True
                 )
@@ -146,17 +153,16 @@ class Forwarder:
                 time.sleep(_INTERVAL_SECONDS)
                 self._arrived.clear()
                 with self._lock:
-                    channel = self._channel
+                    channels = self._channels
                     self._forward()
-                if channel is not None:
+                for channel in channels:
                     channel.notice_again()
 
     def _forward(self) -> None:
-        if self._channel is None:
-            return
-        for report in self._channel.take_all():
-            self._send(pickle.dumps(Forwarded(report.progress, report.first, list(report.lines))))
-            self._channel.acknowledge(report)
+        for index, channel in enumerate(self._channels):
+            for report in channel.take_all():
+                self._send(pickle.dumps(Forwarded(report.progress, report.first, list(report.lines), index)))
+                channel.acknowledge(report)
 
 
 class ForwardedReports:
@@ -204,7 +210,10 @@ class _Started(NamedTuple):
 
 
 class TaskProcess:
-    """A process that runs one task at a time; it starts with the first one, and again after it has ended."""
+    """A process that runs one task or batch at a time.
+
+    It starts with the first one, and again after it has ended.
+    """
 
     def __init__(self, execute: Execute) -> None:
         self._execute = execute
@@ -212,18 +221,27 @@ class TaskProcess:
 
     def run(self, task: ClaimedTask) -> Outcome:
         """Return the outcome of a task; a coroutine is cancelled with its task, within half a second."""
+        return self._run(self._execute, [task])[0]
+
+    def run_batch(self, tasks: list[ClaimedTask]) -> list[Outcome]:
+        """Return the outcomes of the tasks of a batch; a coroutine is cancelled with the last of them."""
+        return self._run(None, tasks)
+
+    def _run(self, execute: Execute | None, tasks: list[ClaimedTask]) -> list[Outcome]:
         try:
-            work = pickle.dumps((self._execute, task, current_traceparent()))
+            work = pickle.dumps((execute, tasks, current_traceparent()))
             running = self._send_to_running(work)
             channel = (running or self._start()).channel
         except Exception as error:
-            return Outcome(error=error_text(f"The task could not be sent to a process: {describe(error)}"))
+            text = error_text(f"The task could not be sent to a process: {describe(error)}")
+            return [Outcome(error=text)] * len(tasks)
         try:
             if running is None:
                 channel.send(work)
-            return _receive_outcome(channel, task)
+            return _receive_outcomes(channel, tasks)
         except (EOFError, OSError):
-            return Outcome(error=f"The process that ran the task ended with exit code {self.close()}")
+            text = f"The process that ran the task ended with exit code {self.close()}"
+            return [Outcome(error=text)] * len(tasks)
 
     def close(self) -> int | None:
         """End the process, and return its exit code."""
@@ -260,22 +278,24 @@ class TaskProcess:
         return self._started
 
 
-def _receive_outcome(channel: Channel, task: ClaimedTask) -> Outcome:
-    reports, is_notified = ForwardedReports(task.channel), False
+def _receive_outcomes(channel: Channel, tasks: list[ClaimedTask]) -> list[Outcome]:
+    reports, is_notified = [ForwardedReports(task.channel) for task in tasks], False
 
     def pass_cancellation() -> None:
         nonlocal is_notified
-        if task.cancelled.is_set() and not is_notified:
+        if not is_notified and all(task.cancelled.is_set() for task in tasks):
             is_notified = True
             channel.send(_CANCEL)
 
     while True:
         pass_cancellation()
         received = channel.receive(pass_cancellation)
-        message: Outcome | Forwarded = pickle.loads(received)  # noqa: S301 - from our process
-        if isinstance(message, Outcome):
+        message: list[Outcome] | Outcome | Forwarded = pickle.loads(received)  # noqa: S301 - from our process
+        if isinstance(message, list):
             return message
-        reports.add(message)
+        if isinstance(message, Outcome):
+            return [message] * len(tasks)
+        reports[message.index].add(message)
 
 
 @contextmanager
@@ -323,41 +343,66 @@ def _serve(end: socket, log_config: LogConfig | None) -> None:
                 forwarder.end(_run(work, forwarder, end))
 
 
-def _run(work: bytes, forwarder: Forwarder, end: socket) -> Outcome:
+def _run(work: bytes, forwarder: Forwarder, end: socket) -> list[Outcome] | Outcome:
+    """Return the outcome of each task, or one for all of them."""
     pid = os.getpid()
     try:
-        execute, task, traceparent = pickle.loads(work)  # noqa: S301 - the worker sent it
+        execute, tasks, traceparent = pickle.loads(work)  # noqa: S301 - the worker sent it
     except BaseException as error:
-        return Outcome(
-            error=error_text(f"The task cannot run in another process: {describe(error)}. {_ADVICE}")
-        )
-    forwarder.begin(task.channel)
+        text = error_text(f"The task cannot run in another process: {describe(error)}. {_ADVICE}")
+        return Outcome(error=text)
+    forwarder.begin([task.channel for task in tasks])
     with continued(traceparent):
-        return _run_task(execute, task, pid, end)
+        outcomes = _run_tasks(execute, tasks, pid, end)
+    return [_in_file(task, outcome) for task, outcome in zip(tasks, outcomes, strict=True)]
 
 
-def _run_task(execute: Execute, task: ClaimedTask, pid: int, end: socket) -> Outcome:
-    extension = task.extension
-    outcome = run_to_end(partial(execute, task), task, extension, pid, partial(_await_job, end))
+def _run_tasks(execute: Execute | None, tasks: list[ClaimedTask], pid: int, end: socket) -> list[Outcome]:
+    if execute is not None:
+        [task] = tasks
+        call = partial(execute, task)
+        return [run_to_end(call, task, task.extension, pid, partial(_await_job, end))]
+    batch = BatchContext(tasks)
+    outcomes = run_batch(batch, pid)
+    if isinstance(outcomes, list):
+        return outcomes
+    return run_settled(_await_batch(end, outcomes, batch, pid), batch.fail, pid)
+
+
+def _in_file(task: ClaimedTask, outcome: Outcome) -> Outcome:
+    """Return an outcome with its content in a file: the worker would hold all bytes of a large one twice."""
     if outcome.content is None:
         return outcome
     try:
-        # The worker would hold all bytes of a large result twice.
         return replace(outcome, content=outcome.content.in_file())
     except Exception as error:
-        return failed(task, extension, error)
+        return failed(task, task.extension, error)
 
 
 async def _await_job(
     end: socket, work: Coroutine[Any, Any, Any], task: ClaimedTask, extension: Any, pid: int
 ) -> Outcome:
-    """Return the outcome of a coroutine; the worker sends nothing meanwhile unless the task is cancelled."""
+    """Return the outcome of a coroutine."""
+    with _cancelled_by(end, task):
+        return await await_job(work, task, extension, pid)
+
+
+async def _await_batch(
+    end: socket, work: Coroutine[Any, Any, Any], batch: BatchContext, pid: int
+) -> list[Outcome]:
+    with _cancelled_by(end, batch):
+        return await await_batch(work, batch, pid)
+
+
+@contextmanager
+def _cancelled_by(end: socket, context: TaskContext) -> Iterator[None]:
+    """Cancel a coroutine when the worker sends something: it does so only if the task is cancelled."""
     loop = asyncio.get_running_loop()
 
     def cancel() -> None:
         loop.remove_reader(end)
-        task.cancelled.set()
+        context.cancelled.set()
 
     with suppress(NotImplementedError):  # the event loop of Windows
         loop.add_reader(end, cancel)
-    return await await_job(work, task, extension, pid)
+    yield

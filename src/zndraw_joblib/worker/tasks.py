@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.client.retry import describe
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.forks import exit_if_forked
 from zndraw_joblib.jobs.logs import ID_CHARACTERS, TASK_LOG, duration_text, task_fields
-from zndraw_joblib.jobs.run import Outcome, await_job, failed, make_extension
+from zndraw_joblib.jobs.run import Outcome, make_extension
 from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, start_run, start_span
@@ -21,6 +22,7 @@ from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, TaskResponse
 from zndraw_joblib.wire.names import short_name
 
 log = logging.getLogger(__name__)
+Settled = TypeVar("Settled")
 # The start and the end of each task, one line each.
 _task_log = logging.getLogger(TASK_LOG)
 
@@ -206,17 +208,13 @@ def prepared(
 
 
 class Coroutines:
-    """An event loop in a thread, which starts with the first coroutine. Thread-safe.
+    """An event loop in a thread, which starts with the first coroutine. Thread-safe."""
 
-    `upload` stores the content of an outcome; it is called in other threads.
-    """
-
-    def __init__(self, pid: int, upload: Callable[[ClaimedTask, Outcome], Outcome]) -> None:
-        self._pid = pid
-        self._upload = upload
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
         self.running = 0
 
     @property
@@ -225,20 +223,22 @@ class Coroutines:
         return threading.current_thread() is self._thread
 
     def run(
-        self, work: Coroutine[Any, Any, Any], task: ClaimedTask, on_end: Callable[[Outcome], None]
+        self,
+        work: Coroutine[Any, Any, Any],
+        settle: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Settled]],
+        on_end: Callable[[Settled], None],
+        fail: Callable[[Exception], Settled],
     ) -> None:
-        """Await what `execute` returned for a task, and call `on_end` in the thread of the loop.
+        """Await the code of a job by `settle`, and call `on_end` in the thread of the loop.
 
-        If that thread cannot start, the task has failed, and `on_end` is called in this one.
+        If that thread cannot start, `on_end` gets what `fail` returns, in this one.
         """
 
-        async def await_and_end() -> None:
-            outcome = await await_job(work, task, task.extension, self._pid)
-            if outcome.content is not None:
-                outcome = await asyncio.to_thread(self._upload, task, outcome)
+        async def settle_and_end() -> None:
+            settled = await settle(work)
             with self._lock:
                 self.running -= 1
-            on_end(outcome)
+            on_end(settled)
 
         try:
             with self._lock:
@@ -246,9 +246,9 @@ class Coroutines:
                 self.running += 1
         except Exception as error:
             work.close()
-            on_end(failed(task, task.extension, error))
+            on_end(fail(error))
         else:
-            asyncio.run_coroutine_threadsafe(await_and_end(), loop)
+            asyncio.run_coroutine_threadsafe(settle_and_end(), loop)
 
     def close(self) -> None:
         """End the thread, once no coroutine runs."""
@@ -298,13 +298,16 @@ def log_start(task: ClaimedTask) -> None:
         _log_task(logging.DEBUG, task, "started")
 
 
-def log_end(task: ClaimedTask, outcome: Outcome, seconds: float) -> None:
-    """Log how a task ended here; a failure with the last line of the job's own code that it passed."""
+def log_end(task: ClaimedTask, outcome: Outcome, seconds: float, of: int = 1) -> None:
+    """Log how a task ended here; a failure with the last line of the job's own code that it passed.
+
+    `of` is how many tasks were in its batch.
+    """
     is_failure = outcome.error is not None and not task.cancelled.is_set()
     level = logging.ERROR if is_failure else logging.INFO
     if not _task_log.isEnabledFor(level):
         return
-    took = duration_text(seconds)
+    took = duration_text(seconds) + (f" with {of - 1} others" if of > 1 else "")
     if task.cancelled.is_set():
         _log_task(level, task, f"ended after {took}: it was cancelled")
     elif outcome.error is None:

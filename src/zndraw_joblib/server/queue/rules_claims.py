@@ -142,11 +142,19 @@ class JobSets:
         return {worker_id: sets.get(worker_id) or NO_JOBS for worker_id in worker_ids}
 
 
+class QueueChoice(NamedTuple):
+    """The only queues that a claim may take from; with `is_excluded`, all but these."""
+
+    ids: frozenset[UUID]
+    is_excluded: bool = False
+
+
 class Claim(NamedTuple):
     """A request of a worker for up to `task_limit` tasks. `interval`: seconds between its heartbeats.
 
     A repeated claim with the same `claim_id` gets the same tasks. `order` comes from the server's settings.
     With `start`, the tasks are also started. The caller may not serve the jobs of the rooms `refused_rooms`.
+    A claim with a `choice` of queues is never plain.
     """
 
     caller: Identity
@@ -157,11 +165,35 @@ class Claim(NamedTuple):
     task_limit: int = 1
     start: bool = False
     refused_rooms: Collection[str] = frozenset()
+    choice: QueueChoice | None = None
 
     @property
     def needs(self) -> str:
         """Return the name of the row that the item locks."""
         return f"worker {self.worker_id}"
+
+    @property
+    def queues(self) -> tuple[UUID, frozenset[str], QueueChoice | None]:
+        """Return what decides from which queues it may take."""
+        return self.worker_id, frozenset(self.refused_rooms), self.choice
+
+    def is_open(self, head: QueueHead) -> bool:
+        """Return whether it may take from a queue."""
+        is_chosen = self.choice is None or (head.job_id in self.choice.ids) != self.choice.is_excluded
+        return (
+            is_chosen
+            and not head.paused
+            and head.room_id != INTERNAL
+            and head.room_id not in self.refused_rooms
+        )
+
+    def problem(self, worker: WorkerRecord | None) -> ProblemException | None:
+        """Return why its caller may not claim for a worker; None if it may."""
+        if worker is None:
+            return WorkerNotFound(f"Worker {self.worker_id} not found")
+        if worker.owner_id != self.caller.id:
+            return Forbidden("Not authorized: the worker belongs to another user")
+        return None
 
     def empty(
         self, jobs: JobSet, reason: EmptyReason, *, is_contended: bool
@@ -239,7 +271,7 @@ class _OpenQueues:
             demand = {
                 head.job_id: min(head.pending, self._free.get(head.job_id, head.pending))
                 for head in heads
-                if _is_open(head, item)
+                if item.is_open(head)
             }
             demand = {job_id: number for job_id, number in demand.items() if number}
             if is_all or len(demand) >= count:
@@ -254,16 +286,16 @@ class _OpenQueues:
         free, so that no two transactions wait for each other.
         """
         while True:
-            shared: dict[tuple[UUID, frozenset[str]], dict[UUID, int]] = {}
+            shared: dict[tuple[UUID, frozenset[str], QueueChoice | None], dict[UUID, int]] = {}
             for slot in slots:
-                key = slot.claim.worker_id, frozenset(slot.claim.refused_rooms)
+                key = slot.claim.queues
                 if key not in shared:
                     shared[key] = await self.demand(slot.claim, count)
                 slot.demand = shared[key]
             job_ids = {job_id for demand in shared.values() for job_id in demand}
             limited = {
                 head.job_id: head
-                for worker_id, _ in shared
+                for worker_id, *_ in shared
                 for head in self._by_worker[worker_id].heads
                 if head.is_limited and head.job_id in job_ids and head.job_id not in self._checked
             }
@@ -271,9 +303,7 @@ class _OpenQueues:
                 break
             await self._apply(limited, job_ids - self._locked, count)
         for slot in slots:
-            heads = [
-                head for head in self._by_worker[slot.claim.worker_id].heads if _is_open(head, slot.claim)
-            ]
+            heads = [head for head in self._by_worker[slot.claim.worker_id].heads if slot.claim.is_open(head)]
             pending = {head.job_id: head.pending for head in heads} if self.shared else {}
             for head in heads:
                 if self._free.get(head.job_id, head.pending) < head.pending or self.shared.is_exceeded(
@@ -352,10 +382,6 @@ class _OpenQueues:
         return any(head.paused and head.room_id != INTERNAL for head in self._by_worker[worker_id].heads)
 
 
-def _is_open(head: QueueHead, item: Claim) -> bool:
-    return not head.paused and head.room_id != INTERNAL and head.room_id not in item.refused_rooms
-
-
 async def claim(
     tx: Transaction,
     items: Sequence[Claim],
@@ -406,7 +432,7 @@ async def _slots(
     by_claim: dict[tuple[UUID, UUID], _WorkerSlot] = {}
     slots: list[_WorkerSlot | ProblemException] = []
     for item in items:
-        problem = _problem(item, workers.get(item.worker_id))
+        problem = item.problem(workers.get(item.worker_id))
         if problem is not None:
             slots.append(problem)
             continue
@@ -420,14 +446,6 @@ async def _slots(
             slot = by_claim.setdefault((item.worker_id, item.claim_id), slot)
         slots.append(slot)
     return slots
-
-
-def _problem(item: Claim, worker: WorkerRecord | None) -> ProblemException | None:
-    if worker is None:
-        return WorkerNotFound(f"Worker {item.worker_id} not found")
-    if worker.owner_id != item.caller.id:
-        return Forbidden("Not authorized: the worker belongs to another user")
-    return None
 
 
 async def _record_heartbeats(
@@ -718,7 +736,7 @@ class PlainClaims:
 
     def __init__(self) -> None:
         self._failed = self._left_out = 0
-        self._sets = JobSets()
+        self.sets = JobSets()
 
     async def claim(self, tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | ProblemException]:
         """Do what `claim` does."""
@@ -729,12 +747,18 @@ class PlainClaims:
                 self._left_out += 1
             else:
                 self._left_out = 0
-                results = await claim_with_one_statement(tx, items, self._sets, first_queues)
+                results = await claim_with_one_statement(tx, items, self.sets, first_queues)
                 if results is not None:
                     self._failed = 0
                     return results
                 self._failed += 1
-        return await claim(tx, items, self._sets, first_queues)
+        return await claim(tx, items, self.sets, first_queues)
+
+    async def claim_chosen(
+        self, tx: Transaction, items: Sequence[Claim]
+    ) -> list[ClaimResult | ProblemException]:
+        """Claim from the queues that each claim has chosen."""
+        return await claim(tx, items, self.sets)
 
 
 async def claim_with_one_statement(

@@ -146,6 +146,17 @@ ORDER BY joblib_job.id
 """,
     *("worker_id", "queue"),
 )
+_BATCH_QUEUES = statement(
+    f"""
+SELECT joblib_job.id, joblib_job.full_name, {QUEUE_NAME} AS queue
+FROM joblib_job JOIN joblib_worker_job ON joblib_worker_job.job_id = joblib_job.id
+WHERE joblib_job.full_name = ANY (:all_full_name) AND joblib_worker_job.worker_id = :worker_id
+""",
+    *("id", "full_name", "queue"),
+)
+_GET = statement(
+    f"SELECT {', '.join(WorkerRecord._fields)} FROM joblib_worker WHERE id = :id", *WorkerRecord._fields
+)
 _SERVING = statement(
     "SELECT job_id, worker_id FROM joblib_worker_job WHERE job_id = ANY (:all_job_id) ORDER BY worker_id",
     *("job_id", "worker_id"),
@@ -303,6 +314,26 @@ async def served_queues(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUI
     for worker_id, queue in await tx.execute(_SERVED_QUEUES, {"all_worker_id": padded(worker_ids)}):
         by_worker[worker_id].append(queue)
     return by_worker
+
+
+class BatchQueue(NamedTuple):
+    """A queue of a worker: a version of a job that its claims take in batches."""
+
+    id: UUID
+    job: str
+    name: str
+
+
+async def batch_queues(tx: Transaction, worker_id: UUID, names: Sequence[str]) -> list[BatchQueue]:
+    """Return the queues of these jobs that a worker claims from."""
+    rows = await tx.execute(_BATCH_QUEUES, {"all_full_name": padded(sorted(names)), "worker_id": worker_id})
+    return [BatchQueue(*row) for row in rows]
+
+
+async def get(tx: Transaction, worker_id: UUID) -> WorkerRecord | None:
+    """Return a worker, without a lock; None if there is none."""
+    row = (await tx.execute(_GET, {"id": worker_id})).first()
+    return None if row is None else WorkerRecord(*row)
 
 
 async def job_digests(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, str]:

@@ -57,6 +57,7 @@ from zndraw_joblib.server.process.waiters import (
     waiting_requests,
 )
 from zndraw_joblib.server.queue import (
+    rules_batches,
     rules_claims,
     rules_ends,
     rules_idempotency,
@@ -72,11 +73,13 @@ from zndraw_joblib.server.queue.rules_fairness import ClaimOrder
 from zndraw_joblib.server.queue.rules_idempotency import TASKS, Repeat, once_or_repeat
 from zndraw_joblib.server.queue.rules_shares import StoredLimits
 from zndraw_joblib.server.queue.rules_tasks import KnownJobs
+from zndraw_joblib.server.runtime.batch_claims import BatchClaim, key_of
 from zndraw_joblib.server.runtime.event_queue import EventQueue, Publish
 from zndraw_joblib.server.runtime.payload_validator import PayloadValidator
 from zndraw_joblib.server.runtime.recheck import Recheck
 from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.messages import (
+    ClaimBatch,
     NamedTask,
     TaskClaimRequest,
     TaskClaimResponse,
@@ -89,10 +92,6 @@ from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import Forbidden, ProblemException, TooManyRequests, WorkerNotFound
 
 Pair = tuple[str, UUID]
-
-
-def _key_of(task: TaskResponse) -> str:
-    return job_key(task.job_name, task.version)
 
 
 class LastHeartbeats:
@@ -206,10 +205,12 @@ class Runtime:
         self.submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(submit)
         report = partial(rules_idempotency.report, limits=partial(LogLimits.of, settings))
         self._reports: Batcher[rules_tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
-        claim, limit = PlainClaims().claim, attrgetter("task_limit")
-        self._claims: Batcher[rules_claims.Claim, rules_claims.ClaimResult] = self.batcher(
-            claim, tasks_of=limit
-        )
+        self._plain_claims, limit = PlainClaims(), attrgetter("task_limit")
+        # The second one has the claims that choose their queues.
+        self._claims: list[Batcher[rules_claims.Claim, rules_claims.ClaimResult]] = [
+            self.batcher(work, tasks_of=limit)
+            for work in (self._plain_claims.claim, self._plain_claims.claim_chosen)
+        ]
         beat = partial(rules_workers.heartbeat, limits=partial(LogLimits.of, settings))
         self.heartbeats: Batcher[rules_workers.Heartbeat, WorkerResponse] = self.batcher(
             beat, tasks_of=weight
@@ -539,7 +540,8 @@ class Runtime:
     ) -> TaskClaimResponse:
         """Claim the oldest tasks for a worker; wait up to `wait` seconds for the first.
 
-        A client that disconnects gets no task. A repeated `claim_id` gets the tasks of the first claim.
+        A client that disconnects gets no task. A repeated `claim_id` gets the tasks of the first claim. With
+        `batches` it waits until a batch is full or due, and claims nothing before.
         """
         worker_id, count = request.worker_id, request.max
         is_forced = self._last_heartbeats.is_forced(worker_id)
@@ -549,13 +551,40 @@ class Runtime:
             refused_rooms=await access.check(),
         )
         deadline = time.monotonic() + wait
-        result: rules_claims.ClaimResult | None = await self.claim_once(item)
-        while result is not None and not result.is_final and not self.waiters.is_over(deadline, disconnected):
-            result = await self._wait_for_claim(item, result.keys(worker_id), deadline, disconnected, access)
+        batch = None
+        if request.batches:
+            batch = BatchClaim(
+                *(request.batches, self._read_batches, self.claim_once, deadline, disconnected)
+            )
+        try:
+            result = await self._claim_or_wait(item, deadline, disconnected, access, batch)
+        finally:
+            if batch is not None:
+                self.waiters.notify(batch.unused)
         tasks, reason = (result.tasks, result.reason) if result else ([], None)
         if count is not None:
             return TaskClaimResponse(tasks=tasks, reason=reason)
         return TaskClaimResponse(task=tasks[0] if tasks else None, reason=reason)
+
+    async def _read_batches(
+        self, item: rules_claims.Claim, batches: Sequence[ClaimBatch]
+    ) -> rules_batches.Candidates:
+        return await self.database.read_short(rules_batches.read, item, batches, self._plain_claims.sets)
+
+    async def _claim_or_wait(
+        self,
+        item: rules_claims.Claim,
+        deadline: float,
+        disconnected: Disconnected,
+        access: CallerAccess,
+        batch: BatchClaim | None,
+    ) -> rules_claims.ClaimResult | None:
+        claim = self.claim_once if batch is None else batch.claim
+        result: rules_claims.ClaimResult | None = await claim(item)
+        while result is not None and not result.is_final and not self.waiters.is_over(deadline, disconnected):
+            keys = result.keys(item.worker_id)
+            result = await self._wait_for_claim(item, keys, deadline, disconnected, access, batch)
+        return result
 
     async def _wait_for_claim(
         self,
@@ -564,14 +593,16 @@ class Runtime:
         deadline: float,
         disconnected: Disconnected,
         access: CallerAccess,
+        batch: BatchClaim | None,
     ) -> rules_claims.ClaimResult | None:
         """Claim and wait in turns until there is a task, the deadline, or other keys to wait on."""
         own, of_jobs = keys
+        claim = self.claim_once if batch is None else batch.claim
 
         async def check(waiter: Waiter) -> rules_claims.ClaimResult:
-            result = await self.claim_once(item._replace(refused_rooms=await access.check()))
+            result = await claim(item._replace(refused_rooms=await access.check()))
             if not has_other_keys(result):
-                waiter.record(_key_of(result.tasks[0]) if result.tasks else None)
+                waiter.record(key_of(result.tasks[0]) if result.tasks else None)
             return result
 
         def has_other_keys(result: rules_claims.ClaimResult) -> bool:
@@ -596,16 +627,18 @@ class Runtime:
             deadline=deadline,
             user=item.caller.id,
             disconnected=disconnected,
+            wait=None if batch is None else batch.wait,
             shared=of_jobs,
         )
 
     async def claim_once(self, item: rules_claims.Claim) -> rules_claims.ClaimResult:
         """Claim without a wait; repeat a claim that got no task because of others."""
         backoff = ExponentialBackoff(self.settings.claim_base_delay_seconds, _MAX_CLAIM_PAUSE, jitter=0.5)
+        claims = self._claims[item.choice is not None]
         for _ in range(self.settings.claim_max_attempts):
-            result = await self._claims.put(item)
+            result = await claims.put(item)
             while result.is_left_out:  # others got tasks instead
-                result = await self._claims.put(item)
+                result = await claims.put(item)
             if result.tasks or not result.is_contended:
                 break
             await asyncio.sleep(backoff.next())

@@ -1741,6 +1741,29 @@ export interface components {
          */
         CatchUp: "none" | "last" | "all";
         /**
+         * ClaimBatch
+         * @description A job whose tasks the worker runs together: a claim gets up to `max` of them, and no others.
+         *
+         *     If fewer are pending, a claim with ``Prefer: wait`` waits for more, up to `wait_seconds` from when it saw
+         *     the first one; nothing is claimed meanwhile. With `only_full`, fewer than `max` are not claimed.
+         */
+        ClaimBatch: {
+            /** Job */
+            job: string;
+            /** Max */
+            max: number;
+            /**
+             * Wait Seconds
+             * @description Default: `0.0`.
+             */
+            wait_seconds?: number;
+            /**
+             * Only Full
+             * @description Default: `false`.
+             */
+            only_full?: boolean;
+        };
+        /**
          * ClaimedProviderRequest
          * @description A provider request, to be answered by ``POST /providers/{provider_id}/results``.
          *
@@ -3636,7 +3659,8 @@ export interface components {
          * @description Claim the oldest pending task of the worker's jobs, or up to `max` of them.
          *
          *     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
-         *     the worker still holds. With `start`, each task is claimed and started in one step.
+         *     the worker still holds. With `start`, each task is claimed and started in one step. With `batches`, which
+         *     needs `max`, a claim gets a batch of one of these jobs, or up to `max` tasks of the other jobs.
          */
         TaskClaimRequest: {
             /**
@@ -3653,6 +3677,8 @@ export interface components {
              * @description Default: `false`.
              */
             start?: boolean;
+            /** Batches */
+            batches?: components["schemas"]["ClaimBatch"][];
         };
         /**
          * TaskClaimResponse
@@ -4375,6 +4401,7 @@ export type BulkPreviewRequest = components['schemas']['BulkPreviewRequest'];
 export type BulkRequest = components['schemas']['BulkRequest'];
 export type BulkResult = components['schemas']['BulkResult'];
 export type CatchUp = components['schemas']['CatchUp'];
+export type ClaimBatch = components['schemas']['ClaimBatch'];
 export type ClaimedProviderRequest = components['schemas']['ClaimedProviderRequest'];
 export type Debounce = components['schemas']['Debounce'];
 export type EmptyReason = components['schemas']['EmptyReason'];

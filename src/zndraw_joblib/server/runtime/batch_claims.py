@@ -1,0 +1,107 @@
+"""The claim of a worker that runs jobs in batches: it waits for a full batch before it claims anything."""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from zndraw_joblib.server.process.ports import Wake, job_key
+from zndraw_joblib.server.process.waiters import Disconnected, Waiter
+from zndraw_joblib.server.queue.rules_batches import Candidate, Candidates
+from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult
+from zndraw_joblib.wire.messages import ClaimBatch, TaskResponse
+
+# While a batch fills, its queues are read at most this often: so many times in `wait_seconds`.
+_READS = 10
+_MAX_PAUSE_SECONDS = 0.1
+
+
+def key_of(task: TaskResponse) -> str:
+    """Return the key of the claims that wait for the queue of a task."""
+    return job_key(task.job_name, task.version)
+
+
+class BatchClaim:
+    """One request of a worker. Until a batch is full, or its first task has waited for `wait_seconds`, the
+    tasks stay in their queue: any worker may claim them, and nothing is lost if this request ends.
+
+    `read` returns what the claim may take, and `claim` takes it. At `deadline` (monotonic seconds) it takes
+    what there is.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[ClaimBatch],
+        read: Callable[[Claim, Sequence[ClaimBatch]], Awaitable[Candidates]],
+        claim: Callable[[Claim], Awaitable[ClaimResult]],
+        deadline: float,
+        disconnected: Disconnected,
+    ) -> None:
+        self._batches = batches
+        self._read = read
+        self._claim = claim
+        self._deadline = deadline
+        self._disconnected = disconnected
+        # When the batch that begins with a task is due.
+        self._due: dict[int, float] = {}
+        self._next_due = math.inf
+        self._unused: dict[str, int] = {}
+
+    @property
+    def unused(self) -> list[Wake]:
+        """The wake-ups for tasks that it waited for and did not claim, for other waiters."""
+        return [Wake(key, count) for key, count in self._unused.items() if count > 0]
+
+    async def claim(self, item: Claim) -> ClaimResult:
+        """Claim a batch that is full or due, or tasks of other jobs, without a wait."""
+        self._unused, self._next_due = {}, math.inf
+        read = await self._read(item, self._batches)
+        if not read.candidates:
+            return await self._claim(item._replace(choice=read.others))
+        dues = {candidate.first: self._due_at(candidate) for candidate in read.candidates}
+        # Of a batch that began to wait with another task, only the present one counts.
+        waited, self._due = self._due.keys(), dues
+        result, now = read.empty, time.monotonic()
+        for candidate in read.candidates:
+            due = dues[candidate.first]
+            if due > now:
+                if due < math.inf:
+                    self._next_due = min(self._next_due, due)
+                    self._leave(candidate)
+                continue
+            batch = candidate.batch
+            limit = item.task_limit if batch is None else batch.max
+            result = await self._claim(item._replace(task_limit=limit, choice=candidate.choice))
+            if result.is_final:
+                if result.tasks and candidate.first in waited:
+                    self._leave(candidate, result)
+                break
+        return result
+
+    async def wait(self, waiter: Waiter, seconds: float) -> None:
+        """Wait for a wake-up, at most until the next batch is due; between two reads there is a pause."""
+        now = time.monotonic()
+        is_filling = self._next_due < math.inf
+        await waiter.wait(max(0.0, min(seconds, self._next_due - now)), self._disconnected)
+        if is_filling and waiter.is_woken:
+            shortest = min(batch.wait_seconds for batch in self._batches)
+            pause = min(shortest / _READS, _MAX_PAUSE_SECONDS, self._next_due - time.monotonic())
+            await asyncio.sleep(max(0.0, pause))
+
+    def _due_at(self, candidate: Candidate) -> float:
+        """Return when tasks are to be claimed, by the monotonic clock."""
+        batch = candidate.batch
+        if batch is None or candidate.is_full:
+            return 0.0
+        if batch.only_full:
+            return math.inf
+        waits_until = time.monotonic() + batch.wait_seconds - candidate.age.total_seconds()
+        return min(self._due.get(candidate.first, math.inf), waits_until, self._deadline)
+
+    def _leave(self, candidate: Candidate, result: ClaimResult | None = None) -> None:
+        """Record the tasks that stay in their queues, and for which this request may have been woken."""
+        for name, pending in candidate.pending.items():
+            self._unused[job_key(name)] = pending
+        for task in result.tasks if result is not None else ():
+            key = key_of(task)
+            self._unused[key] = self._unused.get(key, 0) - 1
