@@ -81,6 +81,16 @@ INVARIANTS = {
         WHERE status = 'pending'
           AND (worker_id IS NOT NULL OR started_at IS NOT NULL OR claimed_at IS NOT NULL
                OR claim_id IS NOT NULL)""",
+    "a tag has no task, or another room than its task": """
+        SELECT count(*) FROM joblib_task_tag g WHERE NOT EXISTS (
+          SELECT 1 FROM joblib_task t
+          WHERE t.seq = g.task_seq AND t.room_id = g.room_id AND t.tags IS NOT NULL)""",
+    "a task has tags without rows": """
+        SELECT count(*) FROM joblib_task t WHERE t.tags IS NOT NULL AND NOT EXISTS (
+          SELECT 1 FROM joblib_task_tag g WHERE g.task_seq = t.seq)""",
+    "a task is older than its parent, or of another tree or room": """
+        SELECT count(*) FROM joblib_task t JOIN joblib_task p ON p.id = t.parent
+        WHERE t.seq < p.seq OR t.root <> coalesce(p.root, p.id) OR t.room_id <> p.room_id""",
     "a task that is not held has a deadline": """
         SELECT count(*) FROM joblib_task
         WHERE deadline IS NOT NULL AND status NOT IN ('claimed', 'running')""",

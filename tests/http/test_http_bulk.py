@@ -73,7 +73,6 @@ async def test_an_action_affects_what_its_preview_counted(
     shown = await preview(client, "retry", status=["failed", "running"], room=["lab"])
     assert (shown["count"], shown["is_complete"], shown["limit"]) == (4, True, 10_000)
     assert [example["id"] for example in shown["examples"]] == ids[::-1]
-    assert {example["payload_preview"] for example in shown["examples"]} == {"{}"}
     assert datetime.fromisoformat(shown["expires_at"]) > datetime.now(UTC) + timedelta(minutes=8)
     newer = await fail_one(client, job)
     assert (await client.post(f"{V1}/tasks/{ids[0]}/retry")).status_code == 200
@@ -157,9 +156,7 @@ async def apply(
     limits = limits or BulkLimits(seconds=60)
     shown = await rules_searches.preview(runtime.database.read, runtime.write, confirmed, limits)
     assert shown.limit == limits.tasks
-    checked = await runtime.database.read(
-        rules_searches.verify, shown.token, confirmed.caller, confirmed.action, confirmed.task_filter
-    )
+    checked = await runtime.database.read(rules_searches.verify, shown.token, confirmed)
     return await rules_searches.apply(runtime.database.read, write or runtime.write, checked, None, limits)
 
 
@@ -260,7 +257,7 @@ async def test_users_retry_and_cancel_their_own_tasks(client: httpx.AsyncClient,
             body = {"action": action, "filter": wanted, **more}
             expect_problem(await ada.post(path, json=body), 403, "forbidden")
     shown = await preview(ada, "cancel", room=["lab"])
-    assert [(example["id"], example["worker_name"]) for example in shown["examples"]] == [(own, None)]
+    assert [example["id"] for example in shown["examples"]] == [own]
     assert (await act(ada, shown["token"], "cancel", room=["lab"])).json()["affected"] == 1
     assert await statuses(client, [own, other]) == ["cancelled", "pending"]
     expect_problem(await ada.get(f"{V1}/audit"), 403, "forbidden")
@@ -441,9 +438,7 @@ async def test_a_kill_between_two_batches_of_a_retarget_loses_nothing(replica: R
         confirmed = Confirmed(ADMIN, action, TaskFilter(job=[job.full_name]), 0)
         limits = BulkLimits(batch=20)
         shown = await rules_searches.preview(runtime.database.read, runtime.write, confirmed, limits)
-        checked = await runtime.database.read(
-            rules_searches.verify, shown.token, ADMIN, action, confirmed.task_filter
-        )
+        checked = await runtime.database.read(rules_searches.verify, shown.token, confirmed)
         return await rules_searches.apply(
             runtime.database.read, write, checked, None, limits, runtime.payload_validator.fault
         )

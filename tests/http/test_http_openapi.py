@@ -36,6 +36,7 @@ OPERATIONS = {
     "/v1/joblib/ids": {"get"},
     "/v1/joblib/tasks/claim": {"post"},
     "/v1/joblib/tasks/counts": {"get"},
+    "/v1/joblib/tasks/tags": {"get"},
     "/v1/joblib/tasks/failures": {"get"},
     "/v1/joblib/tasks/report": {"post"},
     "/v1/joblib/tasks/submit": {"post"},
@@ -194,7 +195,7 @@ def test_fields_with_defaults_are_optional_in_requests_and_present_in_responses(
             with_default = [field for field, one in schema["properties"].items() if "default" in one]
             assert with_default == [], name
     sometimes = {"progress", "failure", "stored_result", "traceparent", "unique_key", "duplicate"}
-    sometimes |= {"schedule", "due_at"}
+    sometimes |= {"schedule", "due_at", "tags", "parent", "root"}
     assert set(schemas["TaskResponse"]["properties"]) - set(schemas["TaskResponse"]["required"]) == sometimes
 
 
@@ -239,11 +240,12 @@ WITHOUT_KEY = {
 BY_CURSOR = {"/jobs", "/providers", "/schedules", "/tasks"}
 _CURSOR = {"cursor", "limit"}
 _FILTER = {"status", "job", "version", "room", "worker", "created_by", "error_code", "exception", "text"}
-_FILTER |= {"since", "until", "scheduled"}
+_LINKS = {"tag", "parent", "root"}
+_FILTER |= {"since", "until", "scheduled", *_LINKS}
 _STREAM = {"token", "after", "Last-Event-ID", "Prefer"}
 _RANGES = {"Range", "If-Range", "If-None-Match"}
 ALSO = {
-    ("get", "/statistics"): {"job", "resolution", "since", "until"},
+    ("get", "/statistics"): {"job", "resolution", "since", "until", "tag", "room"},
     ("get", "/me"): {"room"},
     ("get", "/jobs"): _CURSOR | {"room", "category", "paused", "deleted", "name"},
     ("get", "/rooms"): _CURSOR,
@@ -251,7 +253,9 @@ ALSO = {
     ("get", "/schedules"): _CURSOR | {"room"},
     ("get", "/providers"): _CURSOR,
     ("get", "/tasks"): _CURSOR | _FILTER,
-    ("get", "/tasks/counts"): {"room"},
+    ("get", "/tasks/counts"): {"room", *_LINKS},
+    ("get", "/tasks/tags"): {"room", "prefix"},
+    ("get", "/rooms/{room_id}/tasks"): _LINKS,
     ("get", "/tasks/failures"): _FILTER,
     ("get", "/ids"): {"prefix", "room"},
     ("get", "/audit"): _CURSOR | {"room", "actor", "action"},

@@ -107,6 +107,7 @@ OPERATIONS = {
     "get /ids": Try(200, 200, params=lambda room: {"prefix": room.running[:8], **_room(room)}),
     "get /tasks": Try(200, 200, params=_room),
     "get /tasks/counts": Try(200, 200, params=_room),
+    "get /tasks/tags": Try(200, 200, params=_room),
     "get /tasks/failures": Try(200, 200, params=_room),
     "post /tasks/bulk/preview": Try(403, 200, json=_bulk),
     "post /tasks/bulk": Try(403, 422, json=_bulk),

@@ -2,6 +2,8 @@
 
 Of 100,000 tasks 60,000 have ended, 38,000 are pending and 2,000 are held. One job has most of the backlog,
 one has three tasks at its end, one is internal, one has only a history; there are 20,000 workers.
+A third of the tasks is one tree, in which each parent has 333 children; a half has one tag, and all have one
+of 500.
 """
 
 # ruff: noqa: S608 - all of the SQL is written here
@@ -80,7 +82,7 @@ def _seed(kind: str) -> list[str]:
         f"""INSERT INTO joblib_worker_job (worker_id, job_id) {numbers(JOBS - 1, 1)}
             SELECT {uuid.format("1000000")}, {uuid.format("i")} FROM n""",
         f"""INSERT INTO joblib_task (id, job_id, room_id, status, created_by, payload, created_at, claimed_at,
-                started_at, completed_at, worker_id, worker_owner_id, attempt)
+                started_at, completed_at, worker_id, worker_owner_id, attempt, parent, root, tags)
             {numbers(TASKS, 1)}, t(i, status, job, room) AS (SELECT i, {_STATUS}, {_JOB}, {_ROOM} FROM n)
             SELECT {uuid.format("2000000 + i")}, {uuid.format("job")}, room, status, 'submitter',
                 '{{"angle": 3}}', {time.format("i")},
@@ -89,8 +91,13 @@ def _seed(kind: str) -> list[str]:
                 CASE WHEN i <= 60000 THEN {time.format("i")} END,
                 CASE WHEN status <> 'pending' THEN {uuid.format(f"1000000 + i % {WORKERS}")} END,
                 CASE WHEN status <> 'pending' THEN 'owner' END,
-                CASE WHEN status <> 'pending' THEN 1 ELSE 0 END
+                CASE WHEN status <> 'pending' THEN 1 ELSE 0 END,
+                CASE WHEN i % 3 = 0 THEN {uuid.format("2000001 + (i / 1000) * 1000")} END,
+                CASE WHEN i % 3 = 0 THEN {uuid.format("2000001")} END, '["tag"]'
             FROM t ORDER BY i""",
+        """INSERT INTO joblib_task_tag (task_seq, tag, room_id)
+            SELECT seq, 'tag-' || (seq % 500), room_id FROM joblib_task
+            UNION ALL SELECT seq, 'night', room_id FROM joblib_task WHERE seq % 2 = 0""",
         """UPDATE joblib_job SET pending =
             (SELECT count(*) FROM joblib_task t WHERE t.job_id = joblib_job.id AND t.status = 'pending')""",
         f"""INSERT INTO joblib_idempotency_key (id, fingerprint, created_at, answer) {numbers(KEYS, 1)}

@@ -19,6 +19,7 @@ UNSUCCESSFUL, HELD, QUEUE = "ix_joblib_task_unsuccessful", "ix_joblib_task_held"
 SCHEDULED, JOB_ROOM = "ix_joblib_task_scheduled", "ix_joblib_task_job_room"
 ROOM, ROOM_STATUS = "ix_joblib_task_room", "ix_joblib_task_room_status"
 IDS = {"sqlite_autoindex_joblib_task_1", "uq_joblib_task_id"}
+PARENT = "ix_joblib_task_parent"
 # The primary key backwards is also shown as a scan.
 KEY = {"PRIMARY KEY", "pk_joblib_task", None}
 CASES: dict[str, list[tuple[dict[str, Any], set[str | None]]]] = {
@@ -52,7 +53,7 @@ async def test_a_search_reads_its_index(explainer: Explainer, kind: str) -> None
         )
         for plan in await explainer.plans(work):
             # The tasks of a page are described by their numbers.
-            of_page = KEY - {None} if "SELECT name FROM joblib_worker" in plan.statement else set()
+            of_page = {*KEY, PARENT} - {None} if "SELECT name FROM joblib_worker" in plan.statement else set()
             assert plan.by("joblib_task") <= (of_page or indexes), describe(plan)
             assert plan.by("joblib_worker") <= {"pk_joblib_worker", "sqlite_autoindex_joblib_worker_1"}
             if explainer.is_postgresql:
@@ -81,7 +82,7 @@ async def test_failures_are_grouped_by_their_index(explainer: Explainer) -> None
 async def test_counts_and_ids_scan_no_tasks(explainer: Explainer) -> None:
     """Counts are kept; held tasks and ids are found by their indexes."""
     for rooms in ([], ["lab"]):
-        for plan in await explainer.plans(partial(rules_searches.count, rooms=rooms)):
+        for plan in await explainer.plans(partial(rules_searches.count, task_filter=TaskFilter(room=rooms))):
             assert plan.by("joblib_task") <= {HELD, ROOM_STATUS}, describe(plan)
     work = partial(
         rules_lists.find_ids, caller=ADMIN, span=rules_lists.parse_prefix("0000-0000"), rooms=["lab"]

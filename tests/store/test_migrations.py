@@ -873,6 +873,36 @@ async def test_tasks_of_earlier_releases_have_no_schedule(empty: AsyncEngine) ->
             assert await counts(connection, ["joblib_task"]) == [5 * number + 1]
 
 
+async def test_tasks_of_earlier_releases_have_no_tags(empty: AsyncEngine) -> None:
+    """The upgrade from 0033 keeps tasks; a downgrade drops tags and parents, and keeps the tasks too."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "Rotate", "schema": {}}
+    task = {"job_id": job["id"], "room_id": "lab", "created_by": "ada", "payload": {}, "created_at": at}
+    counted = {"attempt": 0, "lane": 0, "failures": 0, "crashes": 0, "status": "pending"}
+    first_id = uuid4()
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0033")
+        await add(connection, {"joblib_job": job | {"created_at": at}})
+        await add(connection, {"joblib_task": task | counted | {"id": first_id}})
+    for number in (1, 2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            stored = text(
+                "SELECT count(*) FROM joblib_task WHERE tags IS NULL AND root IS NULL AND parent IS NULL"
+            )
+            assert (await connection.execute(stored)).scalar_one() == number
+            child = {"id": uuid4(), "parent": first_id, "root": first_id, "tags": ["a"], "seq": 1000 + number}
+            await add(connection, {"joblib_task": task | counted | child})
+            await add(
+                connection, {"joblib_task_tag": {"task_seq": 1000 + number, "tag": "a", "room_id": "lab"}}
+            )
+        assert [row[0] for row in await rows_of(empty, "joblib_task_tag")] == [1000 + number]
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0033")
+            assert await counts(connection, ["joblib_task"]) == [1 + number]
+        assert "joblib_task_tag" not in await tables(empty)
+
+
 async def test_paused_jobs_stay_paused(empty: AsyncEngine) -> None:
     """The upgrade from 0025 keeps them, without an end; a downgrade drops the pauses of rooms."""
     at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)

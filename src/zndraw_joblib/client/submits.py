@@ -1,7 +1,7 @@
 """Submit tasks: which job is meant, from which room, and in which requests. Flows without I/O."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -80,6 +80,8 @@ class NewTask:
     max_attempts: int | None = None
     unique: Unique | Mapping[str, Any] | None = None
     debounce: Debounce | Mapping[str, Any] | None = None
+    tags: Sequence[str] | None = None
+    parent: UUID | str | None = None
 
     @classmethod
     def of(cls, job: Any, payload: Mapping[str, Any] | None, options: TaskOptions) -> Self:

@@ -39,6 +39,17 @@ def _printable(text: str) -> str:
 
 Printable = AfterValidator(_printable)
 
+MAX_TAGS, MAX_TAG = 10, 64
+
+
+def _distinct(tags: list[str]) -> list[str]:
+    return list(dict.fromkeys(tags))
+
+
+Tag = Annotated[str, Printable, Field(min_length=1, max_length=MAX_TAG)]
+# Each tag counts once, in the order of the request.
+Tags = Annotated[list[Tag], Field(max_length=MAX_TAGS), AfterValidator(_distinct)]
+
 
 # asyncpg takes the last microsecond of the year for infinity.
 _LAST_MOMENT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)

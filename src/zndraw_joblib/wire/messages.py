@@ -6,7 +6,7 @@ field.
 
 import os
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from enum import StrEnum
@@ -16,7 +16,16 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from zndraw_joblib.wire.bodies import JsonObject, Moment, Name, Printable, RequestBody, ResponseBody, is_none
+from zndraw_joblib.wire.bodies import (
+    JsonObject,
+    Moment,
+    Name,
+    Printable,
+    RequestBody,
+    ResponseBody,
+    Tags,
+    is_none,
+)
 from zndraw_joblib.wire.models import DeferredModel
 from zndraw_joblib.wire.policy import MAX_ERROR_TYPE, Attempts, Delay, JobPolicy, Priority, Seconds
 from zndraw_joblib.wire.problems import Problem
@@ -275,6 +284,8 @@ class SubmitOptions(TypedDict, total=False):
     max_attempts: int | None
     unique: Unique | Mapping[str, Any] | None
     debounce: Debounce | Mapping[str, Any] | None
+    tags: Sequence[str] | None
+    parent: UUID | str | None
 
 
 class TaskSubmitRequest(RequestBody):
@@ -285,6 +296,9 @@ class TaskSubmitRequest(RequestBody):
     from now. With `unique`, no second task with the same key is submitted; with `debounce` besides, each
     submit with the key postpones the task and replaces its payload. Unknown fields are ignored, but one that
     resembles a field is refused.
+
+    `tags` are texts by which tasks are found, at most 10 of at most 64 characters; one that is repeated
+    counts once. `parent` is the id of the task of the same room that submits this one.
     """
 
     # The unknown fields, for `_checked`.
@@ -298,6 +312,8 @@ class TaskSubmitRequest(RequestBody):
     max_attempts: Attempts | None = None
     unique: Unique | None = Field(default=None, exclude_if=is_none)
     debounce: Debounce | None = Field(default=None, exclude_if=is_none)
+    tags: Tags | None = Field(default=None, exclude_if=is_none)
+    parent: UUID | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -333,6 +349,9 @@ class TaskResponse(ResponseBody):
     - `schedule`, `due_at`: the schedule of its room that submitted it, and the due time. They are omitted for
       other tasks, and `due_at` for a schedule's task that somebody ran by hand.
     - `version`: the number of the job's schema that its payload was validated against.
+    - `tags`, `parent`: as in its submit. `root` is the first task of its tree: the parent of its parent, and
+      so on. They are omitted for tasks without them, and in the responses to claims and to reports of a start
+      or an end. The ids stay when those tasks are deleted.
     """
 
     # What a new field needs is in CONTRIBUTING, "How to add a field or an option".
@@ -364,6 +383,9 @@ class TaskResponse(ResponseBody):
     schedule: str | None = Field(default=None, exclude_if=is_none)
     due_at: datetime | None = Field(default=None, exclude_if=is_none)
     version: int = 1
+    tags: list[str] | None = Field(default=None, exclude_if=is_none)
+    parent: UUID | None = Field(default=None, exclude_if=is_none)
+    root: UUID | None = Field(default=None, exclude_if=is_none)
 
 
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
@@ -446,6 +468,9 @@ class TaskUpdateRequest(RequestBody):
     that is held has the latter. The status ``pending`` releases the task. `error_code` says why a success is
     reported as a failure.
 
+    With the status ``cancelled`` and `tree`, all tasks below the task are cancelled too: its children,
+    theirs, and so on. Then the task itself may have ended.
+
     Only a report with the status ``failed`` has the following. `failure` is the exception, and `error_types`
     are the names of its class and base classes, which the policy's `non_retryable` may name. With `retry`
     false the failure is final, whatever the job's policy is. With `retry_after_seconds` the task is tried
@@ -472,11 +497,14 @@ class TaskUpdateRequest(RequestBody):
     failure: Failure | None = None
     started_ago: SecondsAgo | None = None
     ended_ago: SecondsAgo | None = None
+    tree: bool = False
 
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
         if self.status is None and self.progress is None and self.log is None:
             raise ValueError("a report needs a status, progress or log")
+        if self.tree and self.status != TaskStatus.CANCELLED:
+            raise ValueError("tree: only a report with the status 'cancelled' may have it")
         if self.status != TaskStatus.FAILED:
             for name in ("failure", "retry_after_seconds", "error_types"):
                 if getattr(self, name):

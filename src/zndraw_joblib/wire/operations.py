@@ -193,7 +193,7 @@ _REGISTER: Problems = (*_WORKER, p.InvalidCategory)
 _UPLOAD: Problems = (*_BODY, p.TooManyRequests)
 _RESULT: Problems = (*_TASK, p.ResultNotFound, p.ResultExpired, p.RangeNotSatisfiable)
 _SUBMIT: Problems = (
-    *(*_JOB, *_TASK, p.InvalidPayload, p.TooManyRequests),
+    *(*_JOB, *_TASK, p.InvalidPayload, p.TooManyRequests, p.Conflict),
     *(p.InternalJobNotConfigured, p.NoWorkersAvailable, p.DuplicateTask),
 )
 _PROVIDER_REQUEST: Problems = (
@@ -209,7 +209,9 @@ _PROVIDER_REQUEST: Problems = (
 SEARCH_TASKS = Operation("search_tasks", "GET", "/tasks",
     "tasks", Access.NAMED_ROOMS, Effect.READ, FoundTasks, problems=(*_ROOMS, *_BODY))
 COUNT_TASKS = Operation("count_tasks", "GET", "/tasks/counts",
-    "tasks", Access.NAMED_ROOMS, Effect.READ, o.StatusCounts, problems=_ROOMS)
+    "tasks", Access.NAMED_ROOMS, Effect.READ, o.TaskCounts, problems=_ROOMS)
+LIST_TAGS = Operation("list_tags", "GET", "/tasks/tags",
+    "tasks", Access.NAMED_ROOMS, Effect.READ, o.TagList, problems=_ROOMS)
 GROUP_FAILURES = Operation("group_failures", "GET", "/tasks/failures",
     "tasks", Access.NAMED_ROOMS, Effect.READ, o.FailureGroups, problems=(*_ROOMS, *_BODY))
 SUBMIT_TASK = Operation("submit_task", "POST", "/rooms/{room_id}/tasks/{name}",

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from zndraw_joblib.wire.bodies import Moment, RequestBody, ResponseBody
+from zndraw_joblib.wire.bodies import Moment, RequestBody, ResponseBody, Tag, is_none
 from zndraw_joblib.wire.messages import (
     JobVersion,
     SchemaBody,
@@ -88,10 +88,12 @@ class Statistics(ResponseBody):
     """Statistics of all jobs, or of one, oldest interval first. Intervals without any task are not in it.
 
     `resolution` is the length of an interval in seconds. The statistics include everything up to `until`, and
-    the last interval may be incomplete.
+    the last interval may be incomplete. Those of a `tag` are of the newest 10,000 tasks with it that have not
+    been deleted.
     """
 
     job_id: UUID | None = None
+    tag: str | None = Field(default=None, exclude_if=is_none)
     resolution: int
     until: datetime
     intervals: list[Interval]
@@ -118,6 +120,9 @@ Names = Annotated[list[SearchedName], Field(max_length=MAX_FILTER_VALUES)]
 Versions = Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=MAX_FILTER_VALUES)]
 
 
+TagNames = Annotated[list[Tag], Field(max_length=MAX_FILTER_VALUES)]
+
+
 class TaskFilter(RequestBody):
     """Which tasks to find: a task has to match every field that is given, and any value of a list.
 
@@ -126,7 +131,8 @@ class TaskFilter(RequestBody):
     error, where Python workers write the class of the exception: ``ValueError``. `text` is part of the
     payload as JSON text, or of the error; the letters a to z match without regard to case. Times are those of
     creation: `since` is included, `until` is not. `version` has numbers of versions, and needs `job`.
-    `scheduled`: pending tasks that are not due yet; if false, all others.
+    `scheduled`: pending tasks that are not due yet; if false, all others. `tag` has tags of tasks. `parent`
+    is the task that has submitted them, `root` the first task of their tree, which does not match itself.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -143,6 +149,9 @@ class TaskFilter(RequestBody):
     until: Moment | None = None
     version: Versions = Field(default_factory=list)
     scheduled: bool | None = None
+    tag: TagNames = Field(default_factory=list)
+    parent: UUID | None = None
+    root: UUID | None = None
 
     @model_validator(mode="after")
     def _version_needs_job(self) -> Self:
@@ -166,10 +175,10 @@ class WaitsFor(StrEnum):
 class FoundTask(ResponseBody):
     """A task in the result of a search, without payload and result. `error` has at most 300 characters.
 
-    In a search, and in the preview of an action on many tasks, `payload_preview` are the first 200 characters
-    of the payload as JSON text, `worker_name` is what the worker calls itself while it is there, for
-    superusers, `progress` is the last of a held task, and `waits_for` is null unless a pending task waits for
-    something else than a free slot. In other answers these are null.
+    In a search, `payload_preview` are the first 200 characters of the payload as JSON text, `worker_name` is
+    what the worker calls itself while it is there, for superusers, `progress` is the last of a held task, and
+    `waits_for` is null unless a pending task waits for something else than a free slot, and `has_children` is
+    whether it has submitted other tasks. In other answers these are null, or false.
     """
 
     id: UUID
@@ -193,6 +202,10 @@ class FoundTask(ResponseBody):
     worker_name: str | None = None
     progress: Progress | None = None
     waits_for: WaitsFor | None = None
+    tags: list[str] | None = Field(default=None, exclude_if=is_none)
+    parent: UUID | None = Field(default=None, exclude_if=is_none)
+    root: UUID | None = Field(default=None, exclude_if=is_none)
+    has_children: bool = False
 
 
 class FailureGroup(ResponseBody):
@@ -236,6 +249,21 @@ class StatusCounts(ResponseBody):
     cancelled: int = 0
 
 
+class TaskCounts(StatusCounts):
+    """How many tasks have each status: all, or those of a tree or of tags.
+
+    Of the latter at most the newest 10,000 are counted; `is_complete` is false if there are more.
+    """
+
+    is_complete: bool = True
+
+
+class TagList(ResponseBody):
+    """Tags of tasks that have not been deleted, in their order, at most 50."""
+
+    tags: list[str]
+
+
 class BulkAction(StrEnum):
     """What to do with all tasks that match a filter.
 
@@ -253,17 +281,28 @@ class BulkAction(StrEnum):
 
 
 class BulkPreviewRequest(RequestBody):
-    """Ask how many tasks an action would affect."""
+    """Ask how many tasks an action would affect.
+
+    With `tree`, an action that cancels also cancels the tasks below those that match.
+    """
 
     action: BulkAction
     filter: TaskFilter
+    tree: bool = False
+
+    @model_validator(mode="after")
+    def _tree_is_cancelled(self) -> Self:
+        if self.tree and self.action is not BulkAction.CANCEL:
+            raise ValueError("tree: only the action 'cancel' may have it")
+        return self
 
 
 class BulkPreview(ResponseBody):
     """How many tasks an action would affect; `examples` are some of them, newest first.
 
     `count` is at most `limit`, and `is_complete` is false if there are more: the action affects at most that
-    many, the newest ones. `token` confirms the action, for its caller and this filter, until `expires_at`.
+    many, the newest ones. With `tree` it affects `below` more tasks, which are below them. `token` confirms
+    the action, for its caller and this filter, until `expires_at`.
     """
 
     action: BulkAction
@@ -273,13 +312,12 @@ class BulkPreview(ResponseBody):
     examples: list[FoundTask]
     token: str
     expires_at: datetime
+    below: int = 0
 
 
-class BulkRequest(RequestBody):
+class BulkRequest(BulkPreviewRequest):
     """Apply an action that was previewed: `token` is that of the preview. The filter must be the same."""
 
-    action: BulkAction
-    filter: TaskFilter
     token: Annotated[str, Field(max_length=2000)]
 
 

@@ -1,6 +1,6 @@
 """The bodies of requests and responses about schedules, which submit tasks of a job at due times."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Self, TypedDict
@@ -15,6 +15,7 @@ from zndraw_joblib.wire.bodies import (
     Name,
     RequestBody,
     ResponseBody,
+    Tags,
     is_none,
 )
 from zndraw_joblib.wire.policy import Attempts, Priority, Seconds
@@ -56,8 +57,8 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
     - `catch_up`, `max_catch_up`: for due times that no server submitted within a minute, because all were
       down or the schedule was paused.
     - `starts_at`, `ends_at`: the first and the last time that may be due.
-    - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`: of each task, as in a
-      submit. A due time whose key another task holds has no task of its own.
+    - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`: of each task,
+      as in a submit. A due time whose key another task holds has no task of its own.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -78,6 +79,7 @@ class ScheduleTimes(CheckedKeywords, RequestBody):
     max_attempts: Attempts | None = None
     unique: Unique | None = None
     debounce: Debounce | None = None
+    tags: Tags | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -108,6 +110,7 @@ class ScheduleFields(TypedDict, total=False):
     max_attempts: int | None
     unique: Unique | Mapping[str, Any] | None
     debounce: Debounce | Mapping[str, Any] | None
+    tags: Sequence[str] | None
 
 
 class ScheduleRequest(ScheduleTimes):
@@ -162,6 +165,7 @@ class ScheduleResponse(ResponseBody):
     max_attempts: int | None = None
     unique: Unique | None = None
     debounce: Debounce | None = None
+    tags: Tags | None = None
     next_due_at: datetime | None = None
     last_due_at: datetime | None = None
     last_task_id: UUID | None = None

@@ -3,12 +3,13 @@
 import re
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from zndraw_joblib.server.admin import sql_searches
 from zndraw_joblib.server.admin.sql_lists import decode_cursor, encode_cursor
@@ -26,7 +27,9 @@ from zndraw_joblib.server.queue import (
     rules_answers,
     rules_audit,
     rules_jobs,
+    rules_tasks,
     rules_transitions,
+    rules_trees,
     rules_unique,
     rules_versions,
     sql_details,
@@ -50,7 +53,8 @@ from zndraw_joblib.wire.operators import (
     FailureGroups,
     FoundTask,
     RefusedTask,
-    StatusCounts,
+    TagList,
+    TaskCounts,
     TaskFilter,
     WaitsFor,
 )
@@ -70,13 +74,19 @@ async def find(
 
     Once the budget is spent, `next` of the response reads on. Raises `InvalidRequest` for a wrong cursor.
     """
-    after = None if page.cursor is None else _position(page.cursor, is_by_time=bool(task_filter.room))
+    is_by_time = bool(task_filter.room) and not _is_linked(task_filter)
+    after = None if page.cursor is None else _position(page.cursor, is_by_time=is_by_time)
     resolved = await resolve(tx, task_filter)
     if resolved is None:
         return FoundTasks(items=[])
     part = await sql_searches.find(tx, resolved, after, page.limit, budget)
-    following = None if part.after is None else _cursor(part.after, is_by_time=bool(task_filter.room))
+    following = None if part.after is None else _cursor(part.after, is_by_time=is_by_time)
     return FoundTasks(items=await described(tx, part.rows), next=following)
+
+
+def _is_linked(task_filter: TaskFilter) -> bool:
+    """Return whether a filter has tags or a tree, whose tasks are in the order of their submission."""
+    return bool(task_filter.tag) or task_filter.parent is not None or task_filter.root is not None
 
 
 # At most so many of the newest failed tasks are grouped, of at most so many tasks that are read.
@@ -145,6 +155,9 @@ async def resolve(tx: Transaction, task_filter: TaskFilter, *, superseded: bool 
         error_codes=sorted(set(task_filter.error_code)),
         exceptions=sorted(set(task_filter.exception)),
         scheduled=task_filter.scheduled,
+        tags=sorted(set(task_filter.tag)),
+        parent=task_filter.parent,
+        root=task_filter.root,
         text=task_filter.text,
         since=task_filter.since,
         until=task_filter.until,
@@ -161,6 +174,7 @@ async def described(tx: Transaction, rows: Sequence[SearchRow]) -> list[FoundTas
         if detail is None:
             continue
         task.payload_preview, task.worker_name = detail.payload, detail.worker
+        task.has_children = detail.has_children
         if task.status in HELD and detail.progress:
             task.progress = Progress.model_validate(detail.progress)
         if pauses is not None and task.status is TaskStatus.PENDING:
@@ -212,10 +226,26 @@ def _cursor(position: SearchPosition, *, is_by_time: bool) -> str:
     return encode_cursor(_KIND_OF_ROOMS, position.seq, (position.at - _EPOCH) // _MICROSECOND)
 
 
-async def count(tx: Transaction, rooms: Sequence[str]) -> StatusCounts:
-    """Return how many tasks of some rooms, or of all, have each status, from kept counts."""
-    numbers = await sql_searches.count(tx, sorted(set(rooms)))
-    return StatusCounts(**{status.value: number for status, number in numbers.items()})
+async def count(tx: Transaction, task_filter: TaskFilter) -> TaskCounts:
+    """Return how many tasks of some rooms, or of all, have each status, from kept counts.
+
+    Of a tree or of tags, the newest tasks are counted.
+    """
+    numbers, is_complete = dict[TaskStatus, int](), True
+    if not _is_linked(task_filter):
+        numbers = await sql_searches.count(tx, sorted(set(task_filter.room)))
+    elif (resolved := await resolve(tx, task_filter)) is not None:
+        numbers, is_complete = await sql_searches.count_linked(tx, resolved)
+    counts = {status.value: number for status, number in numbers.items()}
+    return TaskCounts(**counts, is_complete=is_complete)
+
+
+_MAX_TAGS = 50
+
+
+async def tags(tx: Transaction, rooms: Sequence[str], prefix: str) -> TagList:
+    """Return tags of tasks of some rooms, or of all, that begin with a text."""
+    return TagList(tags=await sql_searches.tags(tx, sorted(set(rooms)), prefix, _MAX_TAGS))
 
 
 # Tokens that confirm an action on many tasks: for one caller, action and filter, for ten minutes.
@@ -225,12 +255,16 @@ _signer = Signer("bulk_token_key")
 
 
 class Confirmed(NamedTuple):
-    """The action that a token confirms; `newest` is the greatest `seq` of its tasks."""
+    """The action that a token confirms; `newest` is the greatest `seq` of its tasks.
+
+    With `tree` it also cancels the tasks below those.
+    """
 
     caller: Identity
     action: BulkAction
     task_filter: TaskFilter
     newest: int
+    tree: bool = False
 
 
 class Issued(NamedTuple):
@@ -246,11 +280,8 @@ async def issue(tx: Transaction, confirmed: Confirmed, lifetime: timedelta = LIF
     return Issued(await _signer.issue(tx, [confirmed.newest], expires_at, _about(confirmed)), expires_at)
 
 
-async def verify(
-    tx: Transaction, token: str, caller: Identity, action: BulkAction, task_filter: TaskFilter
-) -> Confirmed:
+async def verify(tx: Transaction, token: str, confirmed: Confirmed) -> Confirmed:
     """Return what a token confirms. Raises `InvalidRequest` if it is for another caller, action or filter."""
-    confirmed = Confirmed(caller, action, task_filter, 0)
     signed = await _signer.verify(tx, token, _about(confirmed))
     if signed is None:
         raise _invalid("it is not the token of a preview of this action with this filter by this caller")
@@ -260,13 +291,13 @@ async def verify(
 
 
 def _about(confirmed: Confirmed) -> list[Any]:
-    caller, action, task_filter, _ = confirmed
+    caller, action, task_filter, _, tree = confirmed
     # Lists in any order are the same filter.
     fields = {
         name: sorted(value) if isinstance(value, list) else value
         for name, value in task_filter.model_dump(mode="json").items()
     }
-    return [caller.id, caller.is_superuser, action.value, fields]
+    return [caller.id, caller.is_superuser, action.value, fields, tree]
 
 
 def _invalid(reason: str) -> InvalidRequest:
@@ -330,7 +361,13 @@ async def preview(
     confirmed = confirmed._replace(newest=await read_in(sql_searches.newest))
     count, is_complete = 0, True
     first: list[SearchRow] = []
+    below, matched = set[UUID](), set[UUID]()
     async for matches in _search(read_in, confirmed, limits):
+        if confirmed.tree:
+            matched.update(row.id for row in matches.rows)
+            for tops in _tops(matches.rows):
+                async for ids in rules_trees.live_below(read_in, tops):
+                    below.update(ids)
         count, is_complete = count + len(matches.rows), matches.is_complete
         first += matches.rows[: _EXAMPLES - len(first)]
     token, expires_at = await write_in(issue, confirmed)
@@ -339,9 +376,10 @@ async def preview(
         count=count,
         limit=limits.tasks,
         is_complete=is_complete,
-        examples=await read_in(described, first),
+        examples=await read_in(entries, first),
         token=token,
         expires_at=expires_at,
+        below=len(below - matched),
     )
 
 
@@ -376,12 +414,50 @@ async def apply(
             applied = await write_in(apply_batch, confirmed, rows, affected, skipped, entry, schemas)
             affected, skipped, entry = applied.affected, applied.skipped, applied.entry
             rows = rows[applied.handled :]
+        if confirmed.tree:
+            tops, counts = _tops(matches.rows), (affected, skipped, entry)
+            affected, entry = await _cancel_trees(read_in, write_in, confirmed, tops, *counts)
     result = BulkResult(
         action=confirmed.action, affected=affected, skipped=skipped, refused=refused, is_complete=is_complete
     )
     finish = once(key, _RESULT, partial(_finish, confirmed=confirmed, result=result, entry=entry))
     finished: BulkResult = await write_in(finish)
     return finished
+
+
+def _tops(rows: Sequence[SearchRow]) -> list[rules_trees.Tops]:
+    """Return tasks by their trees."""
+    of_root: dict[UUID, list[SearchRow]] = defaultdict(list)
+    for row in rows:
+        of_root[row.root or row.id].append(row)
+    return [
+        rules_trees.Tops(root, {row.id for row in of_tree}, min(row.seq for row in of_tree))
+        for root, of_tree in of_root.items()
+    ]
+
+
+async def _cancel_trees(  # noqa: PLR0913, PLR0917 - the counts so far
+    read_in: Run,
+    write_in: Run,
+    confirmed: Confirmed,
+    trees: Sequence[rules_trees.Tops],
+    affected: int,
+    skipped: int,
+    entry: int | None,
+) -> tuple[int, int | None]:
+    """Cancel the tasks below some. Return the number of all affected tasks, and that of the audit entry."""
+
+    async def write(tx: Transaction, ids: Collection[UUID]) -> tuple[int, int | None]:
+        number = affected + await rules_tasks.cancel(tx, ids)
+        return number, await _record(tx, confirmed, number, skipped, entry)
+
+    async def cancel(ids: Collection[UUID]) -> None:
+        nonlocal affected, entry
+        affected, entry = await write_in(write, ids)
+
+    for tops in trees:
+        await rules_trees.cancel_below(read_in, tops, cancel)
+    return affected, entry
 
 
 async def _validated(

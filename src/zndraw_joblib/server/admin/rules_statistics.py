@@ -16,7 +16,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import rules_transitions, sql_jobs, sql_occurrences
 from zndraw_joblib.server.queue.sql_occurrences import RETURNED, SUBMITTED, Occurrence, TimeRange
 from zndraw_joblib.wire.names import JobName
-from zndraw_joblib.wire.operators import HOUR, MINUTE, Counters, Histogram, Statistics
+from zndraw_joblib.wire.operators import HOUR, MINUTE, Counters, Histogram, Interval, Statistics
 from zndraw_joblib.wire.problems import (
     InternalTimeout,
     JobNotFound,
@@ -185,15 +185,46 @@ async def read(
         if job is None:
             raise JobNotFound(f"Job {str(name)!r} not found")
         job_id = job.stable_id
-    until = max(until or now + timedelta(seconds=resolution), _FIRST)
-    since = since or until - _DEFAULT_INTERVALS * timedelta(seconds=resolution)
-    since = max(since, until - MAX_INTERVALS * timedelta(seconds=resolution))
+    since, until = _span(resolution, since, until, now)
     return Statistics(
         job_id=None if name is None else job_id,
         resolution=resolution,
         until=await sql_occurrences.read_until(tx) or now,
         intervals=await sql_statistics.read(tx, resolution, job_id, since, until),
     )
+
+
+async def read_tagged(
+    tx: Transaction,
+    tag: str,
+    room_id: str | None,
+    resolution: int,
+    since: datetime | None,
+    until: datetime | None,
+) -> Statistics:
+    """Return the statistics of the newest 10,000 tasks with a tag, of a room or of all, from their rows."""
+    now = await tx.now()
+    since, until = _span(resolution, since, until, now)
+    occurrences = await sql_occurrences.read_tagged(tx, tag, room_id, since, until)
+    return Statistics(
+        tag=tag,
+        resolution=resolution,
+        until=now,
+        intervals=[
+            Interval(start=key.start, **dict(counters))
+            for key, counters in sorted(counts(occurrences).items(), key=lambda item: item[0].start)
+            if key.resolution == resolution and key.job_id == ALL_JOBS
+        ],
+    )
+
+
+def _span(
+    resolution: int, since: datetime | None, until: datetime | None, now: datetime
+) -> tuple[datetime, datetime]:
+    """Return the times that a request for statistics means."""
+    until = max(until or now + timedelta(seconds=resolution), _FIRST)
+    since = since or until - _DEFAULT_INTERVALS * timedelta(seconds=resolution)
+    return max(since, until - MAX_INTERVALS * timedelta(seconds=resolution)), until
 
 
 async def totals(tx: Transaction) -> dict[str | None, Counters]:

@@ -23,6 +23,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     false,
     func,
     literal_column,
@@ -30,6 +31,7 @@ from sqlalchemy import (
     select,
     true,
     tuple_,
+    union,
     union_all,
 )
 
@@ -37,7 +39,7 @@ from zndraw_joblib.server.admin.sql_figures import IS_SERVED
 from zndraw_joblib.server.db.bulk import among, before_colon, by_database, contains, like_pattern, padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, statement
-from zndraw_joblib.server.db.tables import Job, RoomCount, Task, whole_payload
+from zndraw_joblib.server.db.tables import Job, RoomCount, Task, TaskTag, whole_payload
 from zndraw_joblib.server.queue.sql_pauses import is_job_paused
 from zndraw_joblib.server.queue.sql_task_rows import (
     IS_HELD,
@@ -51,7 +53,7 @@ from zndraw_joblib.server.queue.sql_task_rows import (
 from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
-tasks = Task.__table__
+tasks, task_tags = Task.__table__, TaskTag.__table__
 
 MAX_ERROR = 300
 MAX_PREVIEW = 200
@@ -63,6 +65,7 @@ _REPEATED = 90
 _NAMES = (
     *("seq", "id", "job_id", "room_id", "status", "created_at", "claimed_at", "started_at", "completed_at"),
     *("worker_id", "created_by", "attempt", "unstarted", "lane", "run_at", "error_code"),
+    *("tags", "parent", "root"),
 )
 _COLUMNS = [*(tasks.c[name] for name in _NAMES), func.substr(tasks.c.error, 1, MAX_ERROR).label("error")]
 _SEQ = bindparam("seq", type_=tasks.c.seq.type)
@@ -82,6 +85,14 @@ _CONDITIONS: dict[str, Condition] = {
     "error_codes": among(tasks.c.error_code, bindparam("error_codes")),
     "exceptions": among(before_colon(tasks.c.error), bindparam("exceptions")),
     "scheduled": case((IS_SCHEDULED, true()), else_=false()) == bindparam("scheduled", type_=Boolean()),
+    "parent": tasks.c.parent == _value("parent", "parent"),
+    "root": tasks.c.root == _value("root", "root"),
+    # Not equal: PostgreSQL would read the whole table of tags into a hash table.
+    "tags": exists().where(
+        task_tags.c.task_seq >= tasks.c.seq,
+        task_tags.c.task_seq <= tasks.c.seq,
+        among(task_tags.c.tag, bindparam("tags")),
+    ),
     "worker": tasks.c.worker_id == _value("worker", "worker_id"),
     "created_by": tasks.c.created_by == _value("created_by", "created_by"),
     "since": tasks.c.created_at >= _value("since", "created_at"),
@@ -94,12 +105,14 @@ _CONDITIONS: dict[str, Condition] = {
     ),
 }
 CONDITIONS = tuple(_CONDITIONS)
+_LINKS = frozenset({"parent", "root"})
 
 
 class Shape(NamedTuple):
-    """What a filter has: its statuses, the names of other conditions, and how many rooms and jobs.
+    """What a filter has: its statuses, the names of other conditions, and how many rooms, jobs and tags.
 
-    `are_few`: the parameter `few` has the numbers of all tasks that may match.
+    `are_few`: the parameter `few` has the numbers of all tasks that may match. With `tags` it has those of a
+    window, which are read by `tagged_statement` before.
     """
 
     statuses: tuple[TaskStatus, ...]
@@ -107,11 +120,22 @@ class Shape(NamedTuple):
     rooms: int
     jobs: int
     are_few: bool
+    tags: int = 0
 
     @property
     def streams(self) -> int:
         """How many ranges of an index a window reads."""
-        return len(_streams(self))
+        return max(self.tags, len(_streams(self)))
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the candidates are the tasks of a tree or of tags, which are in the order of `seq`."""
+        return self.tags > 0 or not _LINKS.isdisjoint(self.conditions)
+
+    @property
+    def is_by_time(self) -> bool:
+        """Whether the candidates are in the order of their creation."""
+        return self.rooms > 0 and not self.is_linked
 
     @property
     def is_unsuccessful(self) -> bool:
@@ -125,7 +149,12 @@ class _Stream(NamedTuple):
     conditions: Sequence[Condition]
     order: tuple[ColumnElement[Any], ...]
 
+    link: str | None = None
+
     def after_position(self) -> Condition:
+        if self.link is not None:
+            column, value = tasks.c[self.link], _value(self.link, self.link)
+            return by_database(tuple_(column, tasks.c.seq) < tuple_(value, _SEQ), tasks.c.seq < _SEQ)
         return tuple_(*_BY_TIME) < tuple_(_AT, _SEQ) if self.order == _BY_TIME else tasks.c.seq < _SEQ
 
 
@@ -147,7 +176,7 @@ def window_statement(shape: Shape, window: int, *, is_first: bool) -> Select[Any
         bounds = [*stream.conditions] if is_first else [*stream.conditions, stream.after_position()]
         rows = select(*_COLUMNS, matches).where(*bounds)
         parts.append(rows.order_by(*[column.desc() for column in stream.order]).limit(size).subquery())
-    names = ["created_at", "seq"] if shape.rooms else ["seq"]
+    names = ["created_at", "seq"] if shape.is_by_time else ["seq"]
     read = parts[0]
     if len(parts) > 1:
         united = union_all(*[select(part) for part in parts]).subquery()
@@ -159,13 +188,25 @@ def window_statement(shape: Shape, window: int, *, is_first: bool) -> Select[Any
 
 
 def _streams(shape: Shape) -> list[_Stream]:
-    if shape.rooms:
+    # The tasks below a parent are never more than those of its tree.
+    for link in ("parent", "root"):
+        if link in shape.conditions:
+            return [_of_link(link)]
+    if shape.rooms and not shape.tags:
         return _of_rooms(shape)
-    if shape.are_few:
+    if shape.are_few or shape.tags:
         return [_Stream([among(tasks.c.seq, bindparam("few"))], _BY_SEQ)]
     if shape.is_unsuccessful:
         return [_unsuccessful(status) for status in shape.statuses]
     return [_Stream([], _BY_SEQ)]
+
+
+def _of_link(link: str) -> _Stream:
+    """Return the tasks with a parent or a root, in the order of their index."""
+    column, value = tasks.c[link], _value(link, link)
+    # Beside an equality PostgreSQL knows that the primary key has the same order, and may read by it.
+    is_linked = by_database(and_(column >= value, column <= value), column == value)
+    return _Stream([is_linked], (column, tasks.c.seq), link)
 
 
 def _unsuccessful(status: TaskStatus) -> _Stream:
@@ -195,6 +236,25 @@ def _of_rooms(shape: Shape) -> list[_Stream]:
         for index in range(shape.rooms)
         for part in parts
     ]
+
+
+@lru_cache(maxsize=512)
+def tagged_statement(rooms: int, tags: int, window: int, *, is_first: bool) -> Select[Any]:
+    """Return the statement for the numbers of the next tasks that have a tag, newest first.
+
+    Each room and tag has a range of its own in an index.
+    """
+    size: ColumnElement[int] = literal_column(str(window))
+    seq, parts = task_tags.c.task_seq, []
+    for room in range(rooms) if 0 < rooms * tags <= _MAX_STREAMS else [None]:
+        for tag in range(tags):
+            bounds: list[Condition] = [task_tags.c.tag == bindparam(f"tag_{tag}", type_=Text())]
+            if room is not None:
+                bounds.append(task_tags.c.room_id == _value(f"room_{room}", "room_id"))
+            bounds += [] if is_first else [seq < _SEQ]
+            parts.append(select(seq).where(*bounds).order_by(seq.desc()).limit(size).subquery())
+    united = union(*[select(part) for part in parts]).subquery() if len(parts) > 1 else parts[0]
+    return select(united).order_by(united.c.task_seq.desc()).limit(size)
 
 
 @lru_cache(maxsize=512)
@@ -249,7 +309,7 @@ _MAX_UNSUCCESSFUL = 256
 # Tasks are numbered almost in the order of their creation: a transaction takes less than this.
 _DISORDER = timedelta(hours=1)
 _FIRST_JOB, _LAST_JOB = UUID(int=0), UUID(int=2**128 - 1)
-_LISTS = ("jobs", "rooms", "error_codes", "exceptions")
+_LISTS = ("jobs", "rooms", "error_codes", "exceptions", "tags")
 
 
 class SearchPosition(NamedTuple):
@@ -283,6 +343,9 @@ class Filter:
     created_by: str | None = None
     error_codes: Sequence[str] = ()
     exceptions: Sequence[str] = ()
+    tags: Sequence[str] = ()
+    parent: UUID | None = None
+    root: UUID | None = None
     scheduled: bool | None = None
     text: str | None = None
     since: datetime | None = None
@@ -313,6 +376,9 @@ class SearchRow(NamedTuple):
     lane: int
     run_at: datetime | None
     error_code: str | None
+    tags: list[str] | None
+    parent: UUID | None
+    root: UUID | None
     error: str | None
 
     @property
@@ -323,13 +389,17 @@ class SearchRow(NamedTuple):
 
 
 class SearchDetail(NamedTuple):
-    """More of a found task: the beginning of its payload, its worker and progress, the state of its job."""
+    """More of a found task: the beginning of its payload, its worker and progress, the state of its job.
+
+    `has_children`: another task has it as its parent.
+    """
 
     payload: str
     worker: str | None
     progress: dict[str, Any] | None
     is_paused: bool
     is_served: bool
+    has_children: bool
 
 
 _DETAILS = statement(
@@ -339,14 +409,16 @@ SELECT seq, substr(payload_of(joblib_task), 1, {MAX_PREVIEW}),
     CASE WHEN {TASK_IS_HELD} THEN (SELECT progress FROM joblib_attempt_detail detail
         WHERE task_seq = seq AND detail.attempt = joblib_task.attempt) END,
     (SELECT {is_job_paused(":now")} FROM joblib_job WHERE joblib_job.id = job_id),
-    (SELECT room_id = '{INTERNAL}' OR {IS_SERVED} FROM joblib_job WHERE joblib_job.id = job_id)
+    (SELECT room_id = '{INTERNAL}' OR {IS_SERVED} FROM joblib_job WHERE joblib_job.id = job_id),
+    EXISTS (SELECT 1 FROM joblib_task child WHERE child.parent = joblib_task.id)
 FROM joblib_task WHERE seq = ANY (:all_seq)
 """,
-    *("seq", "preview", "name", "progress", "is_paused", "is_served"),
+    *("seq", "preview", "name", "progress", "is_paused", "is_served", "has_children"),
     preview=TEXT,
     name=TEXT,
     is_paused=BOOLEAN,
     is_served=BOOLEAN,
+    has_children=BOOLEAN,
 )
 
 
@@ -410,39 +482,68 @@ async def find(
     """
     began = time.monotonic()
     shape, params = await _prepare(tx, filters)
-    if after is None and not (shape.are_few or shape.rooms):
+    if after is None and not (shape.are_few or shape.is_by_time):
         after = await _first_position(tx, filters)
     pace = _Pace(shape, budget or Budget(), began)
     matches: list[SearchRow] = []
     while True:
-        window = pace.window
-        statement = window_statement(shape, window, is_first=after is None)
-        position = {} if after is None else {"seq": after.seq, "at": after.at}
-        rows = (await tx.execute(statement, {**params, **position, "limit": limit + 1 - len(matches)})).all()
-        matches += [SearchRow(*row[: len(SearchRow._fields)]) for row in rows if row.matches]
+        window = await _read_window(tx, shape, params, after, pace.window, limit + 1 - len(matches))
+        matches += [SearchRow(*row[: len(SearchRow._fields)]) for row in window.rows if row.matches]
         if len(matches) > limit:
             return SearchPart(matches[:limit], _position(matches[limit - 1]))
-        if not rows or rows[-1].total < window or _is_before(filters, rows[-1].created_at):
+        if window.last is None or (window.rows and _is_before(filters, window.rows[-1].created_at)):
             return SearchPart(matches, None)
-        after = _position(rows[-1])
+        after = window.last
         if len(matches) == limit or not pace.permits_another():
             return SearchPart(matches, after)
+
+
+class _Window(NamedTuple):
+    """The rows of a window that match, and the last one; its end, None if no other window follows."""
+
+    rows: Sequence[Any]
+    last: SearchPosition | None
+
+
+async def _read_window(
+    tx: Transaction, shape: Shape, params: dict[str, Any], after: SearchPosition | None, size: int, limit: int
+) -> _Window:
+    position = {} if after is None else {"seq": after.seq, "at": after.at}
+    params = {**params, **position, "limit": limit}
+    seqs: Sequence[int] = []
+    if shape.tags:
+        statement = tagged_statement(shape.rooms, shape.tags, size, is_first=after is None)
+        seqs = (await tx.execute(statement, params)).scalars().all()
+        params["few"] = padded(seqs) or [0]
+    rows = (await tx.execute(window_statement(shape, size, is_first=after is None), params)).all()
+    if shape.tags:
+        # Some of these tasks may have been deleted meanwhile.
+        return _Window(rows, SearchPosition(seqs[-1]) if len(seqs) == size else None)
+    return _Window(rows, _position(rows[-1]) if rows and rows[-1].total >= size else None)
 
 
 async def _prepare(tx: Transaction, filters: Filter) -> tuple[Shape, dict[str, Any]]:
     """Return the shape of a filter and its parameters, with the numbers of its candidates if they are few."""
     conditions = tuple(name for name in CONDITIONS if getattr(filters, name) not in (None, (), []))
+    is_in_tree = filters.parent is not None or filters.root is not None
+    tags = 0 if is_in_tree else len(filters.tags)
     shape = Shape(
-        tuple(sorted(filters.statuses)), conditions, len(filters.rooms), len(filters.jobs), are_few=False
+        tuple(sorted(filters.statuses)),
+        tuple(name for name in conditions if not (tags and name == "tags")),
+        len(filters.rooms),
+        len(filters.jobs),
+        are_few=False,
+        tags=tags,
     )
     params: dict[str, Any] = {name: getattr(filters, name) for name in conditions}
     params |= {name: padded(sorted(params[name])) for name in _LISTS if name in params}
     params |= {f"room_{index}": room for index, room in enumerate(filters.rooms)}
+    params |= {f"tag_{index}": tag for index, tag in enumerate(filters.tags)}
     params |= {f"job_{index}": job_id for index, job_id in enumerate(filters.jobs)}
     params |= {"first_job": _FIRST_JOB, "last_job": _LAST_JOB}
     if filters.text is not None:
         params["text"] = like_pattern(filters.text)
-    statement = None if filters.rooms else few(shape, FEW + 1)
+    statement = None if shape.rooms or shape.is_linked else few(shape, FEW + 1)
     if statement is not None and not await _many_are_pending(tx, filters):
         numbers = (await tx.execute(statement, params)).scalars().all()
         if len(numbers) <= FEW:
@@ -559,3 +660,71 @@ async def count(tx: Transaction, room_ids: Sequence[str] = ()) -> dict[TaskStatu
     numbers: dict[str, int] = row._asdict()
     numbers["completed"] = row.total - sum(numbers[status] for status in TaskStatus if status in numbers)
     return {status: max(0, int(numbers[status])) for status in TaskStatus}
+
+
+# How many tasks of a tree or of tags are counted, the newest.
+MAX_COUNTED = 10_000
+
+
+@lru_cache(maxsize=64)
+def _linked_counts(shape: Shape) -> Select[Any]:
+    """Return the statement that counts the newest tasks of a tree, or of tags, by status.
+
+    It has how many of them match, and how many it has read.
+    """
+    size = MAX_COUNTED + 1
+    matches = and_(true(), *[_CONDITIONS[name] for name in shape.conditions]).label("matches")
+    columns = tasks.c.status, matches
+    if shape.tags:
+        tagged = tagged_statement(shape.rooms, shape.tags, size, is_first=True).subquery()
+        rows = select(*columns).join_from(tagged, tasks, tasks.c.seq == tagged.c.task_seq).subquery()
+    else:
+        [stream] = _streams(shape)
+        read = select(*columns).where(*stream.conditions)
+        rows = read.order_by(*[column.desc() for column in stream.order]).limit(size).subquery()
+    numbers = func.count().filter(rows.c.matches).label("number"), func.count().label("total")
+    return select(rows.c.status, *numbers).group_by(rows.c.status)
+
+
+async def count_linked(tx: Transaction, filters: Filter) -> tuple[dict[TaskStatus, int], bool]:
+    """Count the newest tasks of a tree or of tags by status; also return whether these are all."""
+    shape, params = await _prepare(tx, filters)
+    rows = (await tx.execute(_linked_counts(shape), params)).all()
+    numbers = {TaskStatus(row.status): row.number for row in rows}
+    return numbers, sum(row.total for row in rows) <= MAX_COUNTED
+
+
+# At most so many tags are read to find those that begin with a text.
+_MAX_READ_TAGS = 1_000
+
+
+def _distinct_tags(condition: str) -> Any:
+    """Return the statement for the tags of a room or of all: each is one look into an index."""
+    return statement(
+        f"""
+WITH RECURSIVE seen (tag, number) AS (
+    SELECT (SELECT min(tag) FROM joblib_task_tag WHERE {condition}), 1
+    UNION ALL
+    SELECT (SELECT min(tag) FROM joblib_task_tag WHERE {condition} AND tag > seen.tag), number + 1
+    FROM seen WHERE tag IS NOT NULL AND number < {_MAX_READ_TAGS}
+)
+SELECT tag FROM seen WHERE tag IS NOT NULL AND substr(tag, 1, length(:prefix)) = :prefix
+ORDER BY number LIMIT :limit
+""",
+        "tag",
+        prefix=TEXT,
+    )
+
+
+_TAGS, _TAGS_OF_ROOM = _distinct_tags("true"), _distinct_tags("room_id = :room_id")
+
+
+async def tags(tx: Transaction, room_ids: Sequence[str], prefix: str, limit: int) -> list[str]:
+    """Return tags of tasks of some rooms, or of all, that begin with a text, in their order."""
+    params: dict[str, Any] = {"prefix": prefix, "limit": limit}
+    if not room_ids:
+        return list((await tx.execute(_TAGS, params)).scalars())
+    names = set[str]()
+    for room_id in room_ids:
+        names.update((await tx.execute(_TAGS_OF_ROOM, {**params, "room_id": room_id})).scalars())
+    return sorted(names)[:limit]

@@ -602,6 +602,8 @@ class Task(Base, table=True):
     `schedule` is the name of the schedule of its room that submitted it, `due_at` the due time.
     `limit_key` has the digests of its values of the keys of its job's limits; null if the job had no limits.
     `linked` is null unless the end of the task concerns others, as `rules_ends` says.
+    `parent` is the id of the task that has submitted it, `root` that of the first task of its tree. Both stay
+    after those are deleted. `tags` is a list; `TaskTag` has them too, for searches.
     """
 
     __tablename__ = "joblib_task"
@@ -638,6 +640,8 @@ class Task(Base, table=True):
             sqlite_where=text("schedule IS NOT NULL"),
         ),
         _partial("ix_joblib_task_schedule_live", _LIVE_OF_SCHEDULE, "room_id", "schedule"),
+        _partial("ix_joblib_task_parent", "parent IS NOT NULL", "parent", "seq"),
+        _partial("ix_joblib_task_root", "root IS NOT NULL", "root", "seq"),
         _partial(
             "ix_joblib_task_on_end",
             "on_end IS NOT NULL AND completed_at IS NOT NULL",
@@ -692,6 +696,20 @@ class Task(Base, table=True):
     due_at: datetime | None = moment(nullable=True)
     limit_key: str | None = _optional_text()
     linked: bool | None = None
+    parent: UUID | None = _column(Uuid, optional=True)
+    root: UUID | None = _column(Uuid, optional=True)
+    tags: list[str] | None = _column(JsonText, optional=True)
+
+
+class TaskTag(Base, table=True):
+    """A tag of a task of a room. Its rows are deleted with the task."""
+
+    __tablename__ = "joblib_task_tag"
+    __table_args__ = (Index(None, "tag", "task_seq"), Index(None, "room_id", "tag", "task_seq"))
+
+    task_seq: int = _column(BigInteger, key=True)
+    tag: str = Field(primary_key=True, max_length=64)
+    room_id: str = Field(max_length=128)
 
 
 class Payload(Base, table=True):

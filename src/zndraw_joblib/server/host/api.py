@@ -32,6 +32,7 @@ from zndraw_joblib.server.queue import (
     rules_task_actions,
     rules_tasks,
     rules_transitions,
+    rules_trees,
     rules_workers,
 )
 from zndraw_joblib.server.queue.rules_idempotency import Repeat
@@ -61,7 +62,13 @@ from zndraw_joblib.wire.names import (
     task_room,
     validate_room_id,
 )
-from zndraw_joblib.wire.problems import InvalidRequest, JobNotFound, ProblemException, ServiceUnavailable
+from zndraw_joblib.wire.problems import (
+    InvalidRequest,
+    InvalidTaskTransition,
+    JobNotFound,
+    ProblemException,
+    ServiceUnavailable,
+)
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 
@@ -321,17 +328,30 @@ class HostApi(OperatorApi):
         """Return a task. Raises `TaskNotFound`."""
         return await self._read(session, rules_tasks.get, _id(task_id))
 
-    async def cancel(self, task_id: UUID | str, *, identity: Any = None, session: Any = None) -> TaskResponse:
+    async def cancel(
+        self, task_id: UUID | str, *, identity: Any = None, session: Any = None, tree: bool = False
+    ) -> TaskResponse:
         """Cancel a task that has not ended; a worker that runs it is notified. Return it.
 
-        Raises `TaskNotFound`, `InvalidTaskTransition` for a task that has ended otherwise, and `Forbidden`
-        unless `identity` is its submitter or a superuser.
+        With `tree`, cancel all tasks below it too, 500 in one transaction, or all in that of the `session`;
+        then the task itself may have ended. Raises `TaskNotFound`, `InvalidTaskTransition` for a task that
+        has ended otherwise, and `Forbidden` unless `identity` is its submitter or a superuser.
         """
-        update = TaskUpdateRequest(status=TaskStatus.CANCELLED)
-        report = Report(identity_of(identity), _id(task_id), update)
+        caller = identity_of(identity)
+        update = TaskUpdateRequest(status=TaskStatus.CANCELLED, tree=tree)
+        report = Report(caller, _id(task_id), update)
         if session is None:
-            return await self.runtime.report(report)
-        return await self._write(session, _report, report)
+            return await (self.runtime.cancel_tree if tree else self.runtime.report)(report)
+        try:
+            task: TaskResponse = await self._write(session, _report, report)
+        except InvalidTaskTransition as problem:
+            task = await self._read(session, rules_tasks.get, report.task_id)
+            if not (tree and rules_trees.may_cancel_below(caller, task, problem)):
+                raise
+        if tree:
+            write = partial(self._write, session)
+            await rules_trees.cancel_tree(write, write, caller, report.task_id)
+        return task
 
     async def run_now(
         self, task_id: UUID | str, *, identity: Any = None, session: Any = None

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
@@ -37,7 +37,7 @@ from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, format_sse_
 from zndraw_joblib.server.runtime.problem_responses import as_problem, invalid_part
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.bodies import Moment
+from zndraw_joblib.wire.bodies import MAX_TAG, Moment, Tag
 from zndraw_joblib.wire.messages import SweeperUpdate
 from zndraw_joblib.wire.names import RESERVED, parse_job_name, validate_room_id
 from zndraw_joblib.wire.operations import Access
@@ -48,12 +48,12 @@ from zndraw_joblib.wire.operators import (
     BulkPreviewRequest,
     BulkRequest,
     BulkResult,
-    FoundTask,
     Me,
     Names,
     Permission,
     SearchedName,
     SweeperDetail,
+    TagNames,
     TaskFilter,
     Text,
     Versions,
@@ -61,14 +61,15 @@ from zndraw_joblib.wire.operators import (
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
 
-_LISTS = ("status", "job", "version", "room", "error_code", "exception")
-_VALUES = ("worker", "created_by", "text", "since", "until", "scheduled")
+_LISTS = ("status", "job", "version", "room", "error_code", "exception", "tag")
+_VALUES = ("worker", "created_by", "text", "since", "until", "scheduled", "parent", "root")
+_COUNTED = ("room", "tag", "parent", "root")
 
 
-def _read_filter(request: Request) -> TaskFilter:
+def _read_filter(request: Request, names: Collection[str] = (*_LISTS, *_VALUES)) -> TaskFilter:
     query = request.query_params
-    fields: dict[str, Any] = {name: query.getlist(name) for name in _LISTS if name in query}
-    fields |= {name: query[name] for name in _VALUES if name in query}
+    fields: dict[str, Any] = {name: query.getlist(name) for name in _LISTS if name in query and name in names}
+    fields |= {name: query[name] for name in _VALUES if name in query and name in names}
     try:
         return TaskFilter.model_validate(fields)
     except ValidationError as error:
@@ -90,6 +91,10 @@ _TEXT = Annotated[Omissible[Text], Query(description="Part of the payload as JSO
 _SCHEDULED = Annotated[Omissible[bool], Query(description="Pending and not due yet; false: all others.")]
 _SINCE = Annotated[Omissible[Moment], Query(description="Created at this time or later.")]
 _UNTIL = Annotated[Omissible[Moment], Query(description="Created before this time.")]
+_TAGS = Annotated[TagNames, Query(description="Tags of tasks; a task has one of them.")]
+_PARENT = Annotated[Omissible[UUID], Query(description="The task that has submitted them.")]
+_ROOT = Annotated[Omissible[UUID], Query(description="The first task of their tree, without itself.")]
+_LINKS: dict[str, Any] = {"tag": (_TAGS, []), "parent": (_PARENT, None), "root": (_ROOT, None)}
 QueryFilter = Annotated[
     TaskFilter,
     Parameter(
@@ -106,7 +111,12 @@ QueryFilter = Annotated[
         since=(_SINCE, None),
         until=(_UNTIL, None),
         scheduled=(_SCHEDULED, None),
+        **_LINKS,
     ),
+]
+QueryCounted = Annotated[
+    TaskFilter,
+    Parameter(partial(_read_filter, names=_COUNTED), room=(Annotated[Names, Query()], []), **_LINKS),
 ]
 QueryRooms = Annotated[list[str], Parameter(_read_rooms, room=(Annotated[Names, Query()], []))]
 
@@ -139,14 +149,10 @@ async def search_tasks(
     """
     filters.room = await allowed_rooms(request, caller, filters.room)
     tasks = await runtime.database.read(rules_searches.find, filters, page)
-    _hide_workers(caller, tasks.items)
+    if not caller.is_superuser:  # only superusers and a worker's owner may read about it
+        for task in tasks.items:
+            task.worker_name = None
     return json_response(tasks)
-
-
-def _hide_workers(caller: Identity, tasks: Sequence[FoundTask]) -> None:
-    """Remove what only superusers and the owner of a worker may read about it."""
-    for task in () if caller.is_superuser else tasks:
-        task.worker_name = None
 
 
 @serves(ops.GROUP_FAILURES)
@@ -162,10 +168,29 @@ async def group_failures(
 
 
 @serves(ops.COUNT_TASKS)
-async def count_tasks(request: Request, runtime: Runtime, caller: Identity, rooms: QueryRooms) -> Response:
-    """Return how many tasks have each status; callers that are no superusers name rooms."""
+async def count_tasks(
+    request: Request, runtime: Runtime, caller: Identity, filters: QueryCounted
+) -> Response:
+    """Return how many tasks have each status; callers that are no superusers name rooms.
+
+    With `tag`, `parent` or `root`, count at most the newest 10,000 of these tasks.
+    """
+    filters.room = await allowed_rooms(request, caller, filters.room)
+    return json_response(await runtime.database.read(rules_searches.count, filters))
+
+
+@serves(ops.LIST_TAGS)
+async def list_tags(
+    request: Request,
+    runtime: Runtime,
+    caller: Identity,
+    rooms: QueryRooms,
+    *,
+    prefix: Annotated[str, Query(description="The first characters of a tag.", max_length=MAX_TAG)] = "",
+) -> Response:
+    """Return up to 50 tags that tasks have; callers that are no superusers name rooms."""
     rooms = await allowed_rooms(request, caller, rooms)
-    return json_response(await runtime.database.read(rules_searches.count, rooms))
+    return json_response(await runtime.database.read(rules_searches.tags, rooms, prefix))
 
 
 # Operators' endpoints for the sweeper and the settings; superusers only.
@@ -367,14 +392,24 @@ async def get_statistics(  # noqa: PLR0913 - one parameter for each field of the
     resolution: Annotated[int, Query(description="60 or 3600 seconds")] = MINUTE,
     since: Annotated[Omissible[Moment], Query(description="By default 60 intervals ago.")] = None,
     until: Omissible[Moment] = None,
+    tag: Annotated[Omissible[Tag], Query(description="A tag of tasks, instead of a job.")] = None,
+    room: Annotated[Omissible[str], Query(description="The room of the tasks with the tag.")] = None,
 ) -> Response:
-    """Return what happened to tasks in each interval: of one job, for superusers also of all jobs.
+    """Return what happened to tasks in each interval: of one job or tag, for superusers also of all jobs.
 
-    Others may read the statistics of the jobs of rooms that they may read, but not of reserved rooms. The
-    response has at most 2,880 intervals, the newest before ``until``.
+    Others may read the statistics of the jobs of rooms that they may read, but not of reserved rooms, and of
+    a tag in a room that they name. The response has at most 2,880 intervals, the newest before ``until``.
     """
     if resolution not in {MINUTE, HOUR}:
         raise InvalidRequest(f"query.resolution: it must be {MINUTE} or {HOUR}, not {resolution}")
+    if tag is not None and job is None:
+        rooms = await allowed_rooms(request, caller, [] if room is None else [room])
+        read_tagged = partial(rules_statistics.read_tagged, tag=tag, room_id=next(iter(rooms), None))
+        return json_response(
+            await runtime.database.read(read_tagged, resolution=resolution, since=since, until=until)
+        )
+    if tag is not None or room is not None:
+        raise InvalidRequest("query.tag: give a job, or a tag with or without a room")
     name = None if job is None else parse_job_name(job)
     if not caller.is_superuser:
         if name is None or name.room_id in RESERVED:
@@ -431,10 +466,8 @@ async def preview_bulk_action(
     Callers that are no superusers may retry and cancel their own tasks, in rooms that they name.
     """
     filters = await _allowed_filter(request, caller, body.action, body.filter)
-    confirmed = Confirmed(caller, body.action, filters, 0)
-    preview = await rules_searches.preview(runtime.database.read, runtime.write, confirmed)
-    _hide_workers(caller, preview.examples)
-    return json_response(preview)
+    confirmed = Confirmed(caller, body.action, filters, 0, body.tree)
+    return json_response(await rules_searches.preview(runtime.database.read, runtime.write, confirmed))
 
 
 @serves(ops.APPLY_BULK_ACTION)
@@ -448,7 +481,8 @@ async def apply_bulk_action(
     filters = await _allowed_filter(request, caller, body.action, body.filter)
     if (first := await rules_searches.first_result(runtime.write, key)) is not None:
         return json_response(first)
-    confirmed = await runtime.database.read(rules_searches.verify, body.token, caller, body.action, filters)
+    requested = Confirmed(caller, body.action, filters, 0, body.tree)
+    confirmed = await runtime.database.read(rules_searches.verify, body.token, requested)
     return json_response(await apply_confirmed(runtime, confirmed, key))
 
 

@@ -1,6 +1,6 @@
 """Operations of tasks: submit, claim, report, read and act on them, alone and in batches."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import ceil
@@ -15,7 +15,14 @@ from starlette.exceptions import HTTPException
 
 from zndraw_joblib.jobs import traces
 from zndraw_joblib.jobs.logs import fields_here
-from zndraw_joblib.server.http.access import QueueState, access_of, check_task_readable, verify_writable_room
+from zndraw_joblib.server.http.access import (
+    QueueState,
+    access_of,
+    check_readable,
+    check_task_readable,
+    queue_state,
+    verify_writable_room,
+)
 from zndraw_joblib.server.http.middleware import tracer_provider
 from zndraw_joblib.server.http.requests import BODY, DisconnectWatcher, Omissible
 from zndraw_joblib.server.http.routing import (
@@ -44,6 +51,7 @@ from zndraw_joblib.server.queue.rules_tasks import Report, Submission, has_body
 from zndraw_joblib.server.runtime.problem_responses import MAX_LISTED_ERRORS, as_problem, prefixed
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.bodies import Tag
 from zndraw_joblib.wire.messages import (
     MAX_JSON_BYTES,
     BatchReportRequest,
@@ -143,6 +151,9 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
     encoded = rules_transitions.check_size("payload", body.payload)
+    if body.parent is not None:
+        for refusal in (await _unreadable_parents(request, caller, [(room_id, body.parent)])).values():
+            raise refusal
     async with queue.runtime.take_submits(caller.id, [key]) as tokens:
         with submit_span(request, traceparent, name) as trace:
             item = queue.runtime.submission(caller, room_id, name, body, key, trace)
@@ -161,6 +172,30 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     response = to_json(rules_answers.changed(task, payload={}), by_alias=True)
     content = response.replace(b'"payload":{}', b'"payload":%b' % encoded.encode(), 1)
     return JsonResponse(content, 202, headers)
+
+
+async def _unreadable_parents(
+    request: Request, caller: Identity, parents: Iterable[tuple[str, UUID]]
+) -> dict[tuple[str, UUID | None], Exception]:
+    """Return why the caller may not read the parents of tasks to submit, given by their rooms and ids.
+
+    The guard runs once for each room; a worker may also name the task that it runs.
+    """
+    refusals: dict[str, Exception | None] = {}
+    unreadable: dict[tuple[str, UUID | None], Exception] = {}
+    for room_id, parent in dict.fromkeys(parents):
+        if room_id not in refusals:
+            try:
+                await check_readable(request, room_id)
+            except (ProblemException, HTTPException) as error:
+                refusals[room_id] = as_problem(error)
+            else:
+                refusals[room_id] = None
+        refusal = refusals[room_id]
+        may_work_on = queue_state(request).worker_rooms.may_work_on
+        if refusal is not None and not await may_work_on(request, caller, parent):
+            unreadable[room_id, parent] = refusal
+    return unreadable
 
 
 # Other answers of a guard are a fault of it, or a state of the room.
@@ -365,17 +400,30 @@ async def update_task(
     refusals = await queue.worker_rooms.refused_reports(request, caller, [report])
     if refusals:
         raise refusals[task_id]
-    return json_response(await queue.runtime.report(report))
+    task = await (queue.runtime.cancel_tree if body.tree else queue.runtime.report)(report)
+    return json_response(task)
 
 
 @serves(ops.LIST_TASKS)
-async def list_tasks(
-    runtime: Runtime, caller: Identity, room_id: str, page: Paging, status: Omissible[TaskStatus] = None
+async def list_tasks(  # noqa: PLR0913 - one parameter each
+    runtime: Runtime,
+    caller: Identity,
+    room_id: str,
+    page: Paging,
+    status: Omissible[TaskStatus] = None,
+    *,
+    tag: Omissible[Annotated[Tag, Query(description="A tag of the tasks.")]] = None,
+    parent: Omissible[Annotated[UUID, Query(description="The task that has submitted them.")]] = None,
+    root: Omissible[Annotated[UUID, Query(description="The first task of their tree.")]] = None,
 ) -> Response:
-    """List a room's tasks, newest first."""
-    return json_response(
-        await runtime.database.read(rules_tasks.page, room_id=room_id, status=status, part=page)
+    """List a room's tasks, newest first.
+
+    With `tag`, `parent` or `root`, `total` is at most 10,000.
+    """
+    read = partial(
+        rules_tasks.page, room_id=room_id, status=status, part=page, tag=tag, parent=parent, root=root
     )
+    return json_response(await runtime.database.read(read))
 
 
 # Endpoints that submit many tasks, or report on many, in one request.
@@ -403,33 +451,43 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
     """
     rooms = await _writable_rooms(request, queue, body.tasks)
     jobs = {name: _job_name(name) for name in {task.job_name for task in body.tasks}}
+    unreadable = await _unreadable_parents(request, caller, _parents(body.tasks, rooms))
     may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
     names = [job for job in jobs.values() if isinstance(job, JobName)]
     only = names[0] if len(names) == len(jobs) == 1 else None
     keys = [key] if body.atomic else [item_key(key, index) for index in range(len(body.tasks))]
     async with queue.runtime.take_submits(caller.id, keys, len(body.tasks)) as tokens:
         with submit_span(request, traceparent, only, len(body.tasks)) as trace:
-            items, has_unique = list[Submission | Exception](), False
+            items = list[Submission | Exception]()
             for index, task in enumerate(body.tasks):
                 room, job = rooms[task.room_id], jobs[task.job_name]
-                has_unique = has_unique or task.unique is not None
                 if isinstance(room, Exception):
                     items.append(room)
                 elif isinstance(job, Exception):
                     items.append(job)
-                elif may_be_large and (problem := _large_payload(task)) is not None:
+                elif problem := unreadable.get((room, task.parent)) or (
+                    may_be_large and _large_payload(task)
+                ):
                     items.append(problem)
                 else:
                     item_or_all = None if body.atomic else keys[index]
                     items.append(queue.runtime.submission(caller, room, job, task, item_or_all, trace))
             outcomes = await _submit(queue, body, items, key)
         tokens.accepted = tokens.count and sum(isinstance(each, TaskResponse) for each in outcomes)
-    if has_unique:
+    if any(task.unique is not None for task in body.tasks):
         outcomes = [
             await _readable(request, caller, task.room_id, outcome)
             for task, outcome in zip(body.tasks, outcomes, strict=True)
         ]
     return _response(outcomes, 202, queue.prefix, is_minimal=minimal, more_headers=tokens.headers)
+
+
+def _parents(tasks: Sequence[TaskToSubmit], rooms: Mapping[str, str | Exception]) -> list[tuple[str, UUID]]:
+    return [
+        (room, task.parent)
+        for task in tasks
+        if task.parent is not None and isinstance(room := rooms[task.room_id], str)
+    ]
 
 
 async def _readable(request: Request, caller: Identity, room_id: str, outcome: Outcome) -> Outcome:
@@ -488,7 +546,18 @@ async def report_tasks(
         reports = [item for item in items if isinstance(item, Report)]
     tasks = iter(await queue.runtime.report_many(reports, bodies=not minimal))
     outcomes = [item if isinstance(item, Exception) else next(tasks) for item in items]
+    for index, item in enumerate(items):
+        if isinstance(item, Report) and item.update.tree:
+            outcomes[index] = await _cancel_tree(queue, item, outcomes[index])
     return _response(outcomes, 200, queue.prefix, is_minimal=minimal)
+
+
+async def _cancel_tree(queue: QueueState, item: Report, outcome: Outcome) -> Outcome:
+    """Cancel the tasks below one that was reported. Return the outcome of its report."""
+    try:
+        return await queue.runtime.cancel_below(item, outcome)
+    except ProblemException as problem:
+        return problem
 
 
 async def _writable_rooms(

@@ -388,7 +388,7 @@ def run_at(schedule: ScheduleRecord, due_at: datetime) -> datetime | None:
 def options(schedule: ScheduleRecord, due_at: datetime | None = None) -> TaskSubmitRequest:
     """Return the body of a submit of its task."""
     times = schedule.times
-    names = ("payload", "priority", "expires_in_seconds", "max_attempts", "unique", "debounce")
+    names = ("payload", "priority", "expires_in_seconds", "max_attempts", "unique", "debounce", "tags")
     fields = {name: value for name in names if (value := getattr(times, name)) is not None}
     if due_at is not None and (moment := run_at(schedule, due_at)) is not None:
         fields["run_at"] = moment

@@ -36,6 +36,7 @@ from zndraw_joblib.server.queue import (
     sql_results,
     sql_tasks,
     sql_transitions,
+    sql_trees,
 )
 from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, HeldAttempt, LogLimits
 from zndraw_joblib.server.queue.rules_unique import Duplicate
@@ -44,6 +45,7 @@ from zndraw_joblib.server.queue.sql_reports import FencedReport, report_single_s
 from zndraw_joblib.server.queue.sql_submit import Appended, KnownJob, NewKey, NewTaskRow, append
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord, TaskRow
 from zndraw_joblib.server.queue.sql_tasks import positions
+from zndraw_joblib.server.queue.sql_trees import Link, Parent
 from zndraw_joblib.wire.messages import (
     PaginatedResponse,
     SubmitOptions,
@@ -54,7 +56,9 @@ from zndraw_joblib.wire.messages import (
 from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import (
+    Conflict,
     InternalJobNotConfigured,
+    InvalidRequest,
     JobNotFound,
     NoWorkersAvailable,
     ProblemException,
@@ -175,15 +179,17 @@ async def submit(
     No payload is validated here. The result for one that was not validated against the job's current schema
     is `UnvalidatedPayload`. `learn` gets the jobs.
     """
+    # Parents before jobs, as reports lock them.
+    parents = await _parents(tx, items)
     jobs = await sql_jobs.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
     if learn is not None:
         learn(jobs.values())
     now = await tx.now()
-    faults = await _faults(tx, items, jobs)
+    faults = await _faults(tx, items, jobs, parents)
     holders = await _key_holders(tx, items, faults, {job.id for job in jobs.values()}, now)
     limits = await _PendingLimits.of(tx, items, jobs)
     outcomes = [
-        fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits)
+        fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits, parents)
         for item, fault in zip(items, faults, strict=True)
     ]
     tasks, replaced = await _write_submits(tx, outcomes, holders)
@@ -196,6 +202,11 @@ async def submit(
         if item.is_deferred and isinstance(outcome, TaskRecord) and outcome.status is TaskStatus.CLAIMED:
             tx.wake(outcome.job_key, 1)
     return [_submit_result(outcome, position_of) for outcome in outcomes]
+
+
+async def _parents(tx: Transaction, items: Sequence[Submission]) -> dict[UUID, Parent]:
+    ids = {item.options.parent for item in items if item.options.parent is not None}
+    return await sql_trees.lock_parents(tx, ids) if ids else {}
 
 
 async def _write_submits(
@@ -313,11 +324,14 @@ def _task_or_duplicate(
     now: datetime,
     holders: rules_unique.KeyHolders | None,
     limits: _PendingLimits | None,
+    parents: Mapping[UUID, Parent],
 ) -> _Outcome:
+    parent = None if item.options.parent is None else parents[item.options.parent]
+
     def make(*, is_new: bool = True) -> TaskRecord:
         if limits is not None and is_new:
             limits.add(item, job)
-        return _task(item, job, now)
+        return _task(item, job, now, parent)
 
     try:
         if holders is None or item.options.unique is None:
@@ -350,12 +364,15 @@ async def submit_all(tx: Transaction, items: Sequence[Submission]) -> list[TaskR
 
 
 async def _faults(
-    tx: Transaction, items: Sequence[Submission], jobs: Mapping[JobName, JobRecord]
+    tx: Transaction,
+    items: Sequence[Submission],
+    jobs: Mapping[JobName, JobRecord],
+    parents: Mapping[UUID, Parent],
 ) -> list[Exception | None]:
     """Return why each item cannot be submitted, None for one that can."""
     schemas = {name: to_json(job.schema).decode() for name, job in jobs.items()}
     unserved = await _unserved(tx, items, jobs)
-    return [_check(item, schemas.get(item.job), unserved) for item in items]
+    return [_check(item, schemas.get(item.job), unserved, parents) for item in items]
 
 
 async def _unserved(
@@ -373,7 +390,9 @@ async def _unserved(
     return {name for name, job_id in ids.items() if job_id not in served}
 
 
-def _check(item: Submission, schema: str | None, unserved: Collection[JobName]) -> Exception | None:
+def _check(
+    item: Submission, schema: str | None, unserved: Collection[JobName], parents: Mapping[UUID, Parent]
+) -> Exception | None:
     try:
         if schema is None:
             raise JobNotFound(f"Job {str(item.job)!r} not found")
@@ -387,11 +406,30 @@ def _check(item: Submission, schema: str | None, unserved: Collection[JobName]) 
             )
         if isinstance(item.payload_key, ProblemException):
             raise item.payload_key
+        if item.options.parent is not None:
+            _check_parent(item.room_id, item.options.parent, parents.get(item.options.parent))
     except ProblemException as problem:
         return problem
     if item.validate_payload and schema not in {item.validated_schema, rules_payloads.ANY_PAYLOAD}:
         return rules_payloads.UnvalidatedPayload(schema)
     return None
+
+
+def _check_parent(room_id: str, parent_id: UUID, parent: Parent | None) -> None:
+    # Whether another room has the task is not said.
+    if parent is None or parent.room_id != room_id:
+        detail = (
+            f"parent: room {room_id!r} has no task {parent_id}; the parent of a task is a task of the same "
+            "room that was not deleted. Submit from its room, or without a parent"
+        )
+        raise InvalidRequest(
+            detail, errors=[{"loc": ["body", "parent"], "message": detail, "type": "unknown_parent"}]
+        )
+    if parent.status == TaskStatus.CANCELLED:
+        raise Conflict(
+            f"parent: task {parent_id} was cancelled, and a cancelled task gets no more children; retry it "
+            "first, or submit without a parent"
+        )
 
 
 async def _submitted_positions(
@@ -422,15 +460,19 @@ async def _submitted_positions(
     return position_of | (await positions(tx, records) if records else {})
 
 
-def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
-    options, policy = item.options, job.policy
+def _run_at(options: TaskSubmitRequest, now: datetime) -> datetime | None:
+    """Return when a task enters its queue, None for at once."""
     run_at, debounce = options.run_at, options.debounce
     if options.delay_seconds is not None:
         run_at = now + timedelta(seconds=options.delay_seconds)
     if debounce is not None:
         run_at = now + timedelta(seconds=min(debounce.seconds, debounce.max_seconds or debounce.seconds))
-    if run_at is not None and run_at <= now:
-        run_at = None
+    return None if run_at is not None and run_at <= now else run_at
+
+
+def _task(item: Submission, job: JobRecord, now: datetime, parent: Parent | None) -> TaskRecord:
+    options, policy = item.options, job.policy
+    run_at = _run_at(options, now)
     expires_at = None
     if options.expires_in_seconds is not None:
         expires_at = now + timedelta(seconds=options.expires_in_seconds)
@@ -451,6 +493,9 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
         due_at=item.due_at,
         job_version=job.job_version,
         limit_key=rules_limits.key_of(policy.limits, item.payload, item.caller.id) if policy.limits else None,
+        tags=options.tags or None,
+        parent=None if parent is None else parent.id,
+        root=None if parent is None else parent.root or parent.id,
         policy=policy,
     )
     # A task that may not start at once waits in its queue, where the dispatcher finds it.
@@ -524,6 +569,22 @@ async def report(
     ]
 
 
+async def cancel(tx: Transaction, ids: Collection[UUID]) -> int:
+    """Cancel those of these tasks that have not ended. Return how many."""
+    locked = await sql_tasks.lock(tx, list(ids), 0)
+    now = await tx.now()
+    moves: list[Move] = [
+        (task, rules_transitions.ended(task, TaskStatus.CANCELLED, now, None, None))
+        for task in locked.values()
+        if task.status not in TERMINAL
+    ]
+    emptied = await _move(tx, moves)
+    for _, after in moves:
+        rules_answers.publish_status(tx, after)
+    await rules_jobs.record_unserved(tx, emptied)
+    return len(moves)
+
+
 async def _move(tx: Transaction, moves: Sequence[Move]) -> list[UUID]:
     """Write moves. Return the ids of the jobs that may be unserved now; all their versions are locked."""
     # Only a task that was pending could keep its job from being an orphan.
@@ -584,11 +645,23 @@ async def get(tx: Transaction, task_id: UUID, *, with_position: bool = True) -> 
     )
 
 
-async def page(
-    tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, jobs: Sequence[UUID] = ()
+async def page(  # noqa: PLR0913 - what selects the tasks
+    tx: Transaction,
+    room_id: str,
+    status: TaskStatus | None,
+    *,
+    part: Page,
+    jobs: Sequence[UUID] = (),
+    tag: str | None = None,
+    parent: UUID | None = None,
+    root: UUID | None = None,
 ) -> PaginatedResponse[TaskResponse]:
-    """Return one page of a room's tasks, optionally of one status and of one job, by its versions."""
-    records, total = await sql_tasks.page(tx, room_id, status, part=part, job_ids=jobs)
+    """Return one page of a room's tasks, optionally of one status and of one job, by its versions.
+
+    Or those with a tag, a parent or a root.
+    """
+    link = Link(tag, parent, root)
+    records, total = await sql_tasks.page(tx, room_id, status, part=part, job_ids=jobs, link=link)
     queue_positions, detail_of = await positions(tx, records), await sql_details.current(tx, records)
     stored = await sql_results.current(tx, records)
     items = [

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
-from zndraw_joblib.server.queue import sql_jobs, sql_tasks, sql_transitions, sql_unique
+from zndraw_joblib.server.queue import sql_jobs, sql_tasks, sql_transitions, sql_trees, sql_unique
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
 from zndraw_joblib.wire.messages import TaskSubmitRequest
 from zndraw_joblib.wire.names import JobName
@@ -239,6 +239,7 @@ class KeyHolders:
             payload=new.payload,
             max_attempts=new.max_attempts,
             traceparent=new.traceparent,
+            tags=new.tags,
             run_at=run_at,
             expires_at=new.expires_at,
         )
@@ -260,6 +261,9 @@ class KeyHolders:
             if (stored := self._stored.get(task.id)) is not None and stored is not task
         ]
         await sql_unique.replace(tx, [after for _, after in moves])
+        retagged = [after for before, after in moves if before.tags != after.tags]
+        await sql_trees.remove_tags(tx, [task.seq for task in retagged])
+        await sql_trees.add_tags(tx, retagged)
         await sql_transitions.replace(tx, moves)
         return moves
 

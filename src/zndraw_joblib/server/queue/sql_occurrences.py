@@ -64,6 +64,15 @@ async def read(tx: Transaction, interval: TimeRange) -> list[Occurrence]:
     return [Occurrence(*row) for row in await tx.execute(_GROUPED[tx.is_sqlite], interval._asdict())]
 
 
+async def read_tagged(
+    tx: Transaction, tag: str, room_id: str | None, since: datetime, until: datetime
+) -> list[Occurrence]:
+    """Return what happened from one time to another to the newest `MAX_TAGGED` tasks with a tag."""
+    params = {"tag": tag, "room_id": room_id, "since": since, "until": until}
+    sql = _GROUPED_TAGGED[tx.is_sqlite, room_id is not None]
+    return [Occurrence(*row) for row in await tx.execute(sql, params)]
+
+
 async def numbers(tx: Transaction) -> Numbers:
     """Return the greatest numbers."""
     is_own = tx.is_sqlite or tx.has_own_clock
@@ -125,7 +134,29 @@ _RETURNED_AT = f"CASE WHEN {_IS_END} THEN joblib_attempt.completed_at ELSE jobli
 _IS_NEW_ATTEMPT = f"joblib_attempt.n > :attempt_floor AND joblib_attempt.n <= {NO_CEILING}"
 
 
-def _grouped(*, is_sqlite: bool) -> Any:
+# How many tasks with a tag are read for its statistics.
+MAX_TAGGED = 10_000
+_IS_TAGGED = "IN (SELECT task_seq FROM tagged)"
+
+
+def _tagged(*, of_room: bool) -> str:
+    room = " AND room_id = :room_id" if of_room else ""
+    return f"""tagged AS (
+    SELECT task_seq FROM joblib_task_tag WHERE tag = :tag{room} ORDER BY task_seq DESC LIMIT {MAX_TAGGED}
+), """
+
+
+def _grouped(*, is_sqlite: bool, tagged: str = "") -> Any:
+    """Return the statement that groups what happened to all tasks, or to those of a first expression."""
+    is_new, is_new_attempt = _IS_NUMBERED, _IS_NEW_ATTEMPT
+    is_ended = ""
+    if tagged:
+        is_new, is_new_attempt, is_ended = (
+            f"seq {_IS_TAGGED}",
+            f"task_seq {_IS_TAGGED}",
+            f"seq {_IS_TAGGED} AND ",
+        )
+
     def seconds(start: str, end: str) -> str:
         times = f"{_epoch(end, is_sqlite=is_sqlite)} - {_epoch(start, is_sqlite=is_sqlite)}"
         return f"CAST({times} AS float)"
@@ -134,20 +165,20 @@ def _grouped(*, is_sqlite: bool) -> Any:
     minute = f"({minute} / {MINUTE})" if is_sqlite else f"CAST(floor({minute} / {MINUTE}) AS bigint)"
     return statement(
         f"""
-WITH happened AS (
+WITH {tagged}happened AS (
     SELECT '{SUBMITTED}' AS kind, job_id, created_at AS at, CAST(NULL AS varchar) AS code,
         CAST(NULL AS float) AS waiting, CAST(NULL AS float) AS running
-    FROM joblib_task WHERE {_IS_NUMBERED} AND created_at >= :since AND created_at < :until
+    FROM joblib_task WHERE {is_new} AND created_at >= :since AND created_at < :until
     UNION ALL
     SELECT status, job_id, completed_at, error_code,
         {seconds("coalesce(queued_at, created_at)", "claimed_at")}, {seconds("started_at", "completed_at")}
-    FROM joblib_task WHERE completed_at >= :since AND completed_at < :until
+    FROM joblib_task WHERE {is_ended}completed_at >= :since AND completed_at < :until
     UNION ALL
     SELECT CASE WHEN {_IS_END} THEN status ELSE '{RETURNED}' END,
         (SELECT job_id FROM joblib_task WHERE joblib_task.seq = joblib_attempt.task_seq),
         {_RETURNED_AT}, CASE WHEN {_IS_END} THEN error_code ELSE reason END,
         {seconds("queued_at", "claimed_at")}, {seconds("started_at", "coalesce(completed_at, ended_at)")}
-    FROM joblib_attempt WHERE {_IS_NEW_ATTEMPT} AND {_RETURNED_AT} >= :since AND {_RETURNED_AT} < :until
+    FROM joblib_attempt WHERE {is_new_attempt} AND {_RETURNED_AT} >= :since AND {_RETURNED_AT} < :until
 )
 SELECT kind, job_id, {minute} AS minute, code, {_bucket("waiting")} AS in_waiting,
     {_bucket("running")} AS in_running, count(*), {_sum("waiting")}, {_sum("running")}
@@ -161,6 +192,11 @@ FROM happened GROUP BY kind, job_id, minute, code, in_waiting, in_running
 
 
 _GROUPED = {is_sqlite: _grouped(is_sqlite=is_sqlite) for is_sqlite in (True, False)}
+_GROUPED_TAGGED = {
+    (is_sqlite, of_room): _grouped(is_sqlite=is_sqlite, tagged=_tagged(of_room=of_room))
+    for is_sqlite in (True, False)
+    for of_room in (True, False)
+}
 _NEWEST = "(SELECT max(seq) FROM joblib_task) AS task, (SELECT max(n) FROM joblib_attempt) AS attempt"
 _NUMBERS = statement(f"SELECT {_NEWEST}", *("task", "attempt"))
 # It reads the clock after the state of the database that it returns.

@@ -133,6 +133,9 @@ class TaskRecord(TaskRow):
     unique_expires_at: datetime | None = None
     limit_key: str | None = None
     linked: bool | None = None
+    tags: list[str] | None = None
+    parent: UUID | None = None
+    root: UUID | None = None
     policy: JobPolicy = field(default_factory=JobPolicy)
     reason: str | None = None
     ended_at: datetime | None = None

@@ -13,7 +13,7 @@ from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BIG_INTEGER, UUID_TYPE, as_sql, statement
 from zndraw_joblib.server.process.ports import Page
-from zndraw_joblib.server.queue import sql_counts
+from zndraw_joblib.server.queue import sql_counts, sql_trees
 from zndraw_joblib.server.queue.sql_counts import BLOCK_BITS
 from zndraw_joblib.server.queue.sql_task_rows import (
     BODY_SIZE,
@@ -31,6 +31,7 @@ from zndraw_joblib.server.queue.sql_task_rows import (
     of_status,
     record_of,
 )
+from zndraw_joblib.server.queue.sql_trees import Link
 from zndraw_joblib.wire.messages import MAX_JSON_BYTES
 from zndraw_joblib.wire.problems import ContentTooLarge
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
@@ -227,19 +228,36 @@ async def _count_held(tx: Transaction, column: str, values: Sequence[Any]) -> Co
     return Counter({key: count for key, count in rows})
 
 
+_NO_LINK = Link()
+_OF_SEQS = statement(
+    f"{SELECT_RECORDS[True]} WHERE joblib_task.seq = ANY (:all_seq) ORDER BY joblib_task.seq DESC",
+    *RECORD_NAMES,
+)
+_SIZE_OF_SEQS = statement(
+    f"SELECT coalesce(sum({BODY_SIZE}), 0) FROM joblib_task WHERE seq = ANY (:all_seq)", "size"
+)
 MAX_PAGE_BYTES = 32 * 1024**2
 # A page of so few tasks cannot exceed the bound.
 _SMALL_PAGE = MAX_PAGE_BYTES // (2 * MAX_JSON_BYTES)
 
 
 async def page(
-    tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job_ids: Sequence[UUID] = ()
+    tx: Transaction,
+    room_id: str,
+    status: TaskStatus | None,
+    *,
+    part: Page,
+    job_ids: Sequence[UUID] = (),
+    link: Link = _NO_LINK,
 ) -> tuple[list[TaskRecord], int]:
     """Return one page of a room's tasks, and the count of all: of one status, and of one job's versions.
 
-    The newest task comes first. Raises `ContentTooLarge` for a page with more than 32 MiB of payloads and
-    results.
+    The newest task comes first. With a link, the count has a bound and no job is selected. Raises
+    `ContentTooLarge` for a page with more than 32 MiB of payloads and results.
     """
+    if link != _NO_LINK:
+        seqs, total = await sql_trees.page(tx, room_id, status, link, part)
+        return await _of_seqs(tx, seqs, part), total
     params = sql_counts.job_params(room_id, job_ids) | {"limit": part.limit, "offset": part.offset}
     if len(job_ids) > 1 and status in _BACKLOG:
         number = 1 << (len(job_ids) - 1).bit_length()
@@ -253,6 +271,15 @@ async def page(
         _check_size((await tx.execute(size, params)).scalar_one(), part)
     records = await fetch_records(tx, rows, **params)
     return records, await sql_counts.total(tx, room_id, status, job_ids)
+
+
+async def _of_seqs(tx: Transaction, seqs: Sequence[int], part: Page) -> list[TaskRecord]:
+    if not seqs:
+        return []
+    params = {"all_seq": padded(seqs)}
+    if part.limit > _SMALL_PAGE:
+        _check_size((await tx.execute(_SIZE_OF_SEQS, params)).scalar_one(), part)
+    return await fetch_records(tx, _OF_SEQS, **params)
 
 
 def _check_size(size: int, part: Page) -> None:

@@ -37,6 +37,7 @@ from zndraw_joblib.server.queue import (
     sql_payloads,
     sql_results,
     sql_room_queues,
+    sql_trees,
 )
 from zndraw_joblib.server.queue.sql_counts import CountChanges
 from zndraw_joblib.server.queue.sql_task_rows import (
@@ -267,11 +268,11 @@ SELECT seq, created_at, completed_at, on_end FROM joblib_task WHERE seq > :seq O
 )
 _LOCK_ENDED = statement(
     f"""
-SELECT seq, room_id, job_id, status FROM joblib_task
+SELECT seq, room_id, job_id, status, tags IS NOT NULL AS has_tags FROM joblib_task
 WHERE seq = ANY (:all_seq) AND completed_at < :at AND {as_sql(of_status(TERMINAL))}
 FOR UPDATE SKIP LOCKED
 """,
-    *("seq", "room_id", "job_id", "status"),
+    *("seq", "room_id", "job_id", "status", "has_tags"),
 )
 _REMOVE_ATTEMPTS = statement("DELETE FROM joblib_attempt WHERE task_seq = ANY (:all_task_seq)")
 _REMOVE = statement("DELETE FROM joblib_task WHERE seq = ANY (:all_seq)")
@@ -303,6 +304,7 @@ async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
                 raise
             # An earlier attempt, whose connection was lost, has inserted these tasks meanwhile.
             raise RepeatTransaction("The tasks were inserted meanwhile") from error
+    await sql_trees.add_tags(tx, new)
     _record_effects(tx, inserted)
 
 
@@ -584,6 +586,7 @@ async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -
         await tx.execute(_REMOVE_ATTEMPTS, {"all_task_seq": padded(chunk)})
         await sql_results.detach(tx, chunk)
         await sql_payloads.remove(tx, chunk)
+        await sql_trees.remove_tags(tx, [row.seq for row in rows if row.has_tags])
         await tx.execute(_REMOVE, {"all_seq": padded(chunk)})
     if deleted:
         await sql_counts.write_pruned(tx, changes)

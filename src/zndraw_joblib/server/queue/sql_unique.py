@@ -20,7 +20,7 @@ from zndraw_joblib.server.queue.sql_task_rows import (
 )
 
 # What a submit replaces in a pending task, besides the times that `sql_transitions.move` writes.
-_REPLACED = ("payload", "created_by", "max_attempts", "traceparent")
+_REPLACED = ("payload", "created_by", "max_attempts", "traceparent", "tags")
 _HOLDERS = statement(
     f"""
 SELECT {RECORD_COLUMNS["small"]} FROM {TASKS_AND_JOBS}

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -77,8 +77,9 @@ def invalid_body(model: type[BaseModel], value: Any, error: ValidationError) -> 
     """
     faults, note = _faults(error), ""
     for index, (loc, _, _) in enumerate(faults):
-        if len(loc) > 1 and isinstance(loc[1], int):
-            name = str(loc[0])
+        name = str(loc[0]) if loc else ""
+        is_list = name in model.model_fields and get_origin(model.model_fields[name].annotation) is list
+        if is_list and len(loc) > 1 and isinstance(loc[1], int):
             items: list[Any] = value[name]
             faults[index:], unchecked = _faults_of_items(model, name, items, loc[1])
             note = f"{unchecked} of {len(items)} {name} were not checked" if unchecked else ""

@@ -65,6 +65,7 @@ from zndraw_joblib.server.queue import (
     rules_rates,
     rules_tasks,
     rules_transitions,
+    rules_trees,
     rules_workers,
 )
 from zndraw_joblib.server.queue.rules_claims import PlainClaims
@@ -89,7 +90,13 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.policy import WithoutWorkers
-from zndraw_joblib.wire.problems import Forbidden, ProblemException, TooManyRequests, WorkerNotFound
+from zndraw_joblib.wire.problems import (
+    Forbidden,
+    InvalidTaskTransition,
+    ProblemException,
+    TooManyRequests,
+    WorkerNotFound,
+)
 
 Pair = tuple[str, UUID]
 
@@ -480,6 +487,35 @@ class Runtime:
             await self.database.read(rules_tasks.load_body, task)
         if (reporter := rules_tasks.reporter(item, task)) is not None:
             await self.touch_worker(item.caller, reporter)
+        return task
+
+    async def cancel_tree(self, item: rules_tasks.Report) -> TaskResponse:
+        """Cancel a task and all tasks below it. Return it; if it has ended otherwise, it stays so."""
+        try:
+            outcome: TaskResponse | Exception = await self.report(item)
+        except InvalidTaskTransition as problem:
+            outcome = problem
+        return await self.cancel_below(item, outcome)
+
+    async def cancel_below(self, item: rules_tasks.Report, outcome: TaskResponse | Exception) -> TaskResponse:
+        """Cancel the tasks below one that was reported with this outcome. Return it.
+
+        Raises the outcome, if it is a problem and not that the task has ended.
+        """
+
+        async def write(work: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+            async with self.events.room(rules_trees.WAVE):
+                return await self.write(work, *args)
+
+        if isinstance(outcome, Exception):
+            if not isinstance(outcome, InvalidTaskTransition):
+                raise outcome
+            task = await self.get_task(item.task_id, with_position=False)
+            if not rules_trees.may_cancel_below(item.caller, task, outcome):
+                raise outcome
+        else:
+            task = outcome
+        await rules_trees.cancel_tree(self.database.read, write, item.caller, item.task_id, item.request_id)
         return task
 
     async def report_many(

@@ -36,8 +36,30 @@ export interface paths {
         /**
          * Count tasks
          * @description Return how many tasks have each status; callers that are no superusers name rooms.
+         *
+         *     With `tag`, `parent` or `root`, count at most the newest 10,000 of these tasks.
          */
         get: operations["countTasks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/tags": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List tags
+         * @description Return up to 50 tags that tasks have; callers that are no superusers name rooms.
+         */
+        get: operations["listTags"];
         put?: never;
         post?: never;
         delete?: never;
@@ -292,6 +314,8 @@ export interface paths {
         /**
          * List tasks
          * @description List a room's tasks, newest first.
+         *
+         *     With `tag`, `parent` or `root`, `total` is at most 10,000.
          */
         get: operations["listTasks"];
         put?: never;
@@ -1329,10 +1353,10 @@ export interface paths {
         };
         /**
          * Get statistics
-         * @description Return what happened to tasks in each interval: of one job, for superusers also of all jobs.
+         * @description Return what happened to tasks in each interval: of one job or tag, for superusers also of all jobs.
          *
-         *     Others may read the statistics of the jobs of rooms that they may read, but not of reserved rooms. The
-         *     response has at most 2,880 intervals, the newest before ``until``.
+         *     Others may read the statistics of the jobs of rooms that they may read, but not of reserved rooms, and of
+         *     a tag in a room that they name. The response has at most 2,880 intervals, the newest before ``until``.
          */
         get: operations["getStatistics"];
         put?: never;
@@ -1671,7 +1695,8 @@ export interface components {
          * @description How many tasks an action would affect; `examples` are some of them, newest first.
          *
          *     `count` is at most `limit`, and `is_complete` is false if there are more: the action affects at most that
-         *     many, the newest ones. `token` confirms the action, for its caller and this filter, until `expires_at`.
+         *     many, the newest ones. With `tree` it affects `below` more tasks, which are below them. `token` confirms
+         *     the action, for its caller and this filter, until `expires_at`.
          */
         BulkPreview: {
             action: components["schemas"]["BulkAction"];
@@ -1690,14 +1715,26 @@ export interface components {
              * Format: date-time
              */
             expires_at: string;
+            /**
+             * Below
+             * @default 0
+             */
+            below: number;
         };
         /**
          * BulkPreviewRequest
          * @description Ask how many tasks an action would affect.
+         *
+         *     With `tree`, an action that cancels also cancels the tasks below those that match.
          */
         BulkPreviewRequest: {
             action: components["schemas"]["BulkAction"];
             filter: components["schemas"]["TaskFilter"];
+            /**
+             * Tree
+             * @description Default: `false`.
+             */
+            tree?: boolean;
         };
         /**
          * BulkRequest
@@ -1706,6 +1743,11 @@ export interface components {
         BulkRequest: {
             action: components["schemas"]["BulkAction"];
             filter: components["schemas"]["TaskFilter"];
+            /**
+             * Tree
+             * @description Default: `false`.
+             */
+            tree?: boolean;
             /** Token */
             token: string;
         };
@@ -1920,10 +1962,10 @@ export interface components {
          * FoundTask
          * @description A task in the result of a search, without payload and result. `error` has at most 300 characters.
          *
-         *     In a search, and in the preview of an action on many tasks, `payload_preview` are the first 200 characters
-         *     of the payload as JSON text, `worker_name` is what the worker calls itself while it is there, for
-         *     superusers, `progress` is the last of a held task, and `waits_for` is null unless a pending task waits for
-         *     something else than a free slot. In other answers these are null.
+         *     In a search, `payload_preview` are the first 200 characters of the payload as JSON text, `worker_name` is
+         *     what the worker calls itself while it is there, for superusers, `progress` is the last of a held task, and
+         *     `waits_for` is null unless a pending task waits for something else than a free slot, and `has_children` is
+         *     whether it has submitted other tasks. In other answers these are null, or false.
          */
         FoundTask: {
             /**
@@ -1983,6 +2025,17 @@ export interface components {
             worker_name: string | null;
             progress: components["schemas"]["Progress"] | null;
             waits_for: components["schemas"]["WaitsFor"] | null;
+            /** Tags */
+            tags?: string[] | null;
+            /** Parent */
+            parent?: string | null;
+            /** Root */
+            root?: string | null;
+            /**
+             * Has Children
+             * @default false
+             */
+            has_children: boolean;
         };
         /**
          * FoundTasks
@@ -3180,6 +3233,8 @@ export interface components {
             max_attempts?: number | null;
             unique?: components["schemas"]["Unique"] | null;
             debounce?: components["schemas"]["Debounce"] | null;
+            /** Tags */
+            tags?: string[] | null;
             /** Job */
             job: string;
             /** Paused */
@@ -3256,6 +3311,8 @@ export interface components {
             max_attempts: number | null;
             unique: components["schemas"]["Unique"] | null;
             debounce: components["schemas"]["Debounce"] | null;
+            /** Tags */
+            tags: string[] | null;
             /** Next Due At */
             next_due_at: string | null;
             /** Last Due At */
@@ -3282,8 +3339,8 @@ export interface components {
          *     - `catch_up`, `max_catch_up`: for due times that no server submitted within a minute, because all were
          *       down or the schedule was paused.
          *     - `starts_at`, `ends_at`: the first and the last time that may be due.
-         *     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`: of each task, as in a
-         *       submit. A due time whose key another task holds has no task of its own.
+         *     - `payload`, `priority`, `expires_in_seconds`, `max_attempts`, `unique`, `debounce`, `tags`: of each task,
+         *       as in a submit. A due time whose key another task holds has no task of its own.
          */
         ScheduleTimes: {
             /** Cron */
@@ -3327,6 +3384,8 @@ export interface components {
             max_attempts?: number | null;
             unique?: components["schemas"]["Unique"] | null;
             debounce?: components["schemas"]["Debounce"] | null;
+            /** Tags */
+            tags?: string[] | null;
         };
         /**
          * ScheduleUpdate
@@ -3454,11 +3513,14 @@ export interface components {
          * @description Statistics of all jobs, or of one, oldest interval first. Intervals without any task are not in it.
          *
          *     `resolution` is the length of an interval in seconds. The statistics include everything up to `until`, and
-         *     the last interval may be incomplete.
+         *     the last interval may be incomplete. Those of a `tag` are of the newest 10,000 tasks with it that have not
+         *     been deleted.
          */
         Statistics: {
             /** Job Id */
             job_id: string | null;
+            /** Tag */
+            tag?: string | null;
             /** Resolution */
             resolution: number;
             /**
@@ -3641,6 +3703,14 @@ export interface components {
             mode: components["schemas"]["SweeperMode"];
         };
         /**
+         * TagList
+         * @description Tags of tasks that have not been deleted, in their order, at most 50.
+         */
+        TagList: {
+            /** Tags */
+            tags: string[];
+        };
+        /**
          * TaskActionRequest
          * @description Release, retry or fail a task.
          *
@@ -3693,6 +3763,49 @@ export interface components {
             reason?: components["schemas"]["EmptyReason"] | null;
         };
         /**
+         * TaskCounts
+         * @description How many tasks have each status: all, or those of a tree or of tags.
+         *
+         *     Of the latter at most the newest 10,000 are counted; `is_complete` is false if there are more.
+         */
+        TaskCounts: {
+            /**
+             * Pending
+             * @default 0
+             */
+            pending: number;
+            /**
+             * Claimed
+             * @default 0
+             */
+            claimed: number;
+            /**
+             * Running
+             * @default 0
+             */
+            running: number;
+            /**
+             * Completed
+             * @default 0
+             */
+            completed: number;
+            /**
+             * Failed
+             * @default 0
+             */
+            failed: number;
+            /**
+             * Cancelled
+             * @default 0
+             */
+            cancelled: number;
+            /**
+             * Is Complete
+             * @default true
+             */
+            is_complete: boolean;
+        };
+        /**
          * TaskEvents
          * @description Events of a task. Without a position, or after `resync`, its state comes first.
          */
@@ -3738,7 +3851,8 @@ export interface components {
          *     error, where Python workers write the class of the exception: ``ValueError``. `text` is part of the
          *     payload as JSON text, or of the error; the letters a to z match without regard to case. Times are those of
          *     creation: `since` is included, `until` is not. `version` has numbers of versions, and needs `job`.
-         *     `scheduled`: pending tasks that are not due yet; if false, all others.
+         *     `scheduled`: pending tasks that are not due yet; if false, all others. `tag` has tags of tasks. `parent`
+         *     is the task that has submitted them, `root` the first task of their tree, which does not match itself.
          */
         TaskFilter: {
             /** Status */
@@ -3765,6 +3879,12 @@ export interface components {
             version?: number[];
             /** Scheduled */
             scheduled?: boolean | null;
+            /** Tag */
+            tag?: string[];
+            /** Parent */
+            parent?: string | null;
+            /** Root */
+            root?: string | null;
         };
         /**
          * TaskHistory
@@ -3854,6 +3974,11 @@ export interface components {
             /** Ended Ago */
             ended_ago?: number | null;
             /**
+             * Tree
+             * @description Default: `false`.
+             */
+            tree?: boolean;
+            /**
              * Id
              * Format: uuid
              */
@@ -3881,6 +4006,9 @@ export interface components {
          *     - `schedule`, `due_at`: the schedule of its room that submitted it, and the due time. They are omitted for
          *       other tasks, and `due_at` for a schedule's task that somebody ran by hand.
          *     - `version`: the number of the job's schema that its payload was validated against.
+         *     - `tags`, `parent`: as in its submit. `root` is the first task of its tree: the parent of its parent, and
+         *       so on. They are omitted for tasks without them, and in the responses to claims and to reports of a start
+         *       or an end. The ids stay when those tasks are deleted.
          */
         TaskResponse: {
             /**
@@ -3955,6 +4083,12 @@ export interface components {
              * @default 1
              */
             version: number;
+            /** Tags */
+            tags?: string[] | null;
+            /** Parent */
+            parent?: string | null;
+            /** Root */
+            root?: string | null;
         };
         /**
          * TaskStatus
@@ -4002,6 +4136,9 @@ export interface components {
          *     from now. With `unique`, no second task with the same key is submitted; with `debounce` besides, each
          *     submit with the key postpones the task and replaces its payload. Unknown fields are ignored, but one that
          *     resembles a field is refused.
+         *
+         *     `tags` are texts by which tasks are found, at most 10 of at most 64 characters; one that is repeated
+         *     counts once. `parent` is the id of the task of the same room that submits this one.
          */
         TaskSubmitRequest: {
             /** Payload */
@@ -4020,6 +4157,10 @@ export interface components {
             max_attempts?: number | null;
             unique?: components["schemas"]["Unique"] | null;
             debounce?: components["schemas"]["Debounce"] | null;
+            /** Tags */
+            tags?: string[] | null;
+            /** Parent */
+            parent?: string | null;
         };
         /**
          * TaskToSubmit
@@ -4042,6 +4183,10 @@ export interface components {
             max_attempts?: number | null;
             unique?: components["schemas"]["Unique"] | null;
             debounce?: components["schemas"]["Debounce"] | null;
+            /** Tags */
+            tags?: string[] | null;
+            /** Parent */
+            parent?: string | null;
             /** Room Id */
             room_id: string;
             /** Job Name */
@@ -4054,6 +4199,9 @@ export interface components {
          *     A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
          *     that is held has the latter. The status ``pending`` releases the task. `error_code` says why a success is
          *     reported as a failure.
+         *
+         *     With the status ``cancelled`` and `tree`, all tasks below the task are cancelled too: its children,
+         *     theirs, and so on. Then the task itself may have ended.
          *
          *     Only a report with the status ``failed`` has the following. `failure` is the exception, and `error_types`
          *     are the names of its class and base classes, which the policy's `non_retryable` may name. With `retry`
@@ -4092,6 +4240,11 @@ export interface components {
             started_ago?: number | null;
             /** Ended Ago */
             ended_ago?: number | null;
+            /**
+             * Tree
+             * @description Default: `false`.
+             */
+            tree?: boolean;
         };
         /**
          * TaskVerdict
@@ -4485,9 +4638,11 @@ export type SweeperDetail = components['schemas']['SweeperDetail'];
 export type SweeperMode = components['schemas']['SweeperMode'];
 export type SweeperPreview = components['schemas']['SweeperPreview'];
 export type SweeperUpdate = components['schemas']['SweeperUpdate'];
+export type TagList = components['schemas']['TagList'];
 export type TaskActionRequest = components['schemas']['TaskActionRequest'];
 export type TaskClaimRequest = components['schemas']['TaskClaimRequest'];
 export type TaskClaimResponse = components['schemas']['TaskClaimResponse'];
+export type TaskCounts = components['schemas']['TaskCounts'];
 export type TaskEvents = components['schemas']['TaskEvents'];
 export type TaskExplanation = components['schemas']['TaskExplanation'];
 export type TaskFilter = components['schemas']['TaskFilter'];
@@ -4539,6 +4694,12 @@ export interface operations {
                 until?: string;
                 /** @description Pending and not due yet; false: all others. */
                 scheduled?: boolean;
+                /** @description Tags of tasks; a task has one of them. */
+                tag?: string[];
+                /** @description The task that has submitted them. */
+                parent?: string;
+                /** @description The first task of their tree, without itself. */
+                root?: string;
                 limit?: number;
                 /** @description `next` of the last response */
                 cursor?: string;
@@ -4636,6 +4797,12 @@ export interface operations {
         parameters: {
             query?: {
                 room?: string[];
+                /** @description Tags of tasks; a task has one of them. */
+                tag?: string[];
+                /** @description The task that has submitted them. */
+                parent?: string;
+                /** @description The first task of their tree, without itself. */
+                root?: string;
             };
             header?: never;
             path?: never;
@@ -4649,7 +4816,85 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["StatusCounts"];
+                    "application/json": components["schemas"]["TaskCounts"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listTags: {
+        parameters: {
+            query?: {
+                /** @description The first characters of a tag. */
+                prefix?: string;
+                room?: string[];
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TagList"];
                 };
             };
             /** @description `invalid-room-id` */
@@ -4731,6 +4976,12 @@ export interface operations {
                 until?: string;
                 /** @description Pending and not due yet; false: all others. */
                 scheduled?: boolean;
+                /** @description Tags of tasks; a task has one of them. */
+                tag?: string[];
+                /** @description The task that has submitted them. */
+                parent?: string;
+                /** @description The first task of their tree, without itself. */
+                root?: string;
             };
             header?: never;
             path?: never;
@@ -4940,7 +5191,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `duplicate-task`, `no-workers-available`, `request-in-progress` */
+            /** @description `conflict`, `duplicate-task`, `no-workers-available`, `request-in-progress` */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -6141,6 +6392,9 @@ export interface operations {
         parameters: {
             query?: {
                 status?: components["schemas"]["TaskStatus"];
+                tag?: string;
+                parent?: string;
+                root?: string;
                 limit?: number;
                 offset?: number;
             };
@@ -6375,7 +6629,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `duplicate-task`, `no-workers-available`, `request-in-progress` */
+            /** @description `conflict`, `duplicate-task`, `no-workers-available`, `request-in-progress` */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8881,7 +9135,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `duplicate-task`, `no-workers-available`, `request-in-progress` */
+            /** @description `conflict`, `duplicate-task`, `no-workers-available`, `request-in-progress` */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -12309,6 +12563,10 @@ export interface operations {
                 /** @description By default 60 intervals ago. */
                 since?: string;
                 until?: string;
+                /** @description A tag of tasks, instead of a job. */
+                tag?: string;
+                /** @description The room of the tasks with the tag. */
+                room?: string;
             };
             header?: never;
             path?: never;
