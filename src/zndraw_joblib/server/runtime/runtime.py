@@ -191,13 +191,10 @@ class Runtime:
         recheck_seconds: tuple[float, float] = (1.0, 5.0),
     ) -> None:
         self.settings, limits = settings, Limits.of(settings)
-        self.database = (
+        self.database = database = (
             database if isinstance(database, Database) else SessionDatabase(database, clock, limits)
         )
-        self.database.keeps_unserved_jobs, self.database.settle = (
-            settings.keeps_unserved_jobs,
-            rules_ends.settle,
-        )
+        database.keeps_unserved_jobs, database.settle = settings.keeps_unserved_jobs, rules_ends.settle
         self.pubsub = PubSub(self._wake, lambda: self.recheck.run())  # noqa: PLW0108 - it is made below
         self.waiters = Waiters(waiting_requests(settings), self.pubsub.forward, self.pubsub.peers)
         self.waiters.subscribe(PAUSES_KEY, lambda _: on_due(0.0))
