@@ -63,7 +63,7 @@ def test_submit_options_reach_the_task(stack: Stack, job: Job) -> None:
     )
     assert explained.out.splitlines()[0] == "code\tdetail\tremedy"
     assert "scheduled\t" in explained.out
-    assert f"\t'zndraw-joblib run-now {task_id}' queues it now" in explained.out
+    assert f"\t'zndraw-joblib run-now {task_id[:18]}' queues it now" in explained.out
     assert [reason["code"] for reason in json.loads(as_json.out)["reasons"]] == ["scheduled"]
     assert dict(line.split(maxsplit=1) for line in shown.out.splitlines())["run_at"].endswith(" from now")
 

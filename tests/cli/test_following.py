@@ -42,8 +42,11 @@ class Report(Extension):
     )
     gate: str = ""
     then: str = ""
+    lines: str = "0"
 
     def run(self, vis: Any, task: Any) -> Any:
+        for number in range(int(self.lines)):
+            print(f"line {number} ")
         task.progress(3, 8, unit="frames", message="relaxing")
         print(f"first\\tline of attempt {task.attempt}")
         task.log("\\x1b[31mcareful\\x1b[0m\\x07", level="warning")
@@ -188,6 +191,23 @@ def test_follow_prints_each_line_once(reporting: Stack, tmp_path: Path) -> None:
         ["info", "stdout", "last line"],
     ]
     assert "Attempt 2 begins." in err
+
+
+def test_a_terminal_shows_the_last_of_the_earlier_lines(reporting: Stack, tmp_path: Path) -> None:
+    """And how to read all: old lines do not look like new ones. The bar shows how long the task runs."""
+    gate = tmp_path / "gate"
+    task_id = submit(reporting, f"gate={gate}", "lines=30")
+    lines_of = ["task", task_id, "--logs"]
+    wait_until(lambda: "careful" in reporting.program.ok(*lines_of), interval=0.2)
+    with OnTerminal(reporting.program, "task", task_id, "--follow", is_output=True) as terminal:
+        terminal.read_until("careful")
+        gate.touch()
+        assert terminal.end()[0] == 0
+    assert f"22 earlier lines of the log: 'zndraw-joblib task {task_id} --logs' prints all." in terminal.shown
+    assert "line 21 " not in terminal.shown
+    for line in ("line 22 ", "line 29 ", "first", "last line"):
+        assert line in terminal.shown
+    assert len(reporting.program.ok(*lines_of).splitlines()) == 33
 
 
 class Recorder:

@@ -149,7 +149,7 @@ def test_a_terminal_shows_why_a_task_waits_and_what_to_do(stack: Stack) -> None:
         assert command.end()[0] == 0
     shown = " ".join(command.shown.split())
     assert "'zndraw-joblib resume --room halted' resumes it" in shown
-    assert f"'zndraw-joblib run-now {task_id}' queues it now" in shown
+    assert f"'zndraw-joblib run-now {task_id[:18]}' queues it now" in shown
     assert "Room halted is paused by operator" in shown
     assert "…" not in shown
     stack.program.ok("resume", "--room", "halted")

@@ -11,7 +11,14 @@ from itertools import count
 import httpx
 import pytest
 
-from zndraw_joblib.client.retry import FailureLog, RequestBackoff, is_transient, is_unreachable, retry_after
+from zndraw_joblib.client.retry import (
+    FailureLog,
+    Outage,
+    RequestBackoff,
+    is_transient,
+    is_unreachable,
+    retry_after,
+)
 from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
 from zndraw_joblib.worker.session import sleep_until
 
@@ -99,4 +106,24 @@ def test_an_outage_is_one_line_and_its_end(caplog: pytest.LogCaptureFixture) -> 
         failures.failed(refused, 0.5)
     assert [text[-22:] for _, text in messages(caplog)[1:]] == [
         f" s ({count} failures in N s)" for count in (2, 3)
+    ]
+
+
+def test_several_requests_log_one_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """The first that notices it logs it and its end; another kind of error is logged by each."""
+    caplog.set_level(logging.INFO)
+    outage, refused = Outage(), httpx.ConnectError("refused")
+    claims, heartbeats = (FailureLog(logging.getLogger("test"), what, outage=outage) for what in ("C", "H"))
+    for _ in range(2):
+        claims.failed(refused, 1)
+        heartbeats.failed(refused, 1)
+    heartbeats.failed(RuntimeError("bug"), 1)
+    heartbeats.succeeded()
+    claims.succeeded()
+    heartbeats.failed(refused, 1)
+    assert messages(caplog) == [
+        ("WARNING", "C: ConnectError: refused; trying again in 1.0 s"),
+        ("WARNING", "H: RuntimeError: bug; trying again in 1.0 s"),
+        ("INFO", "C succeeds again after 2 failures in N s"),
+        ("WARNING", "H: ConnectError: refused; trying again in 1.0 s"),
     ]

@@ -1,16 +1,18 @@
 """Follow a task until it ends: its progress, its log, and why it waits."""
 
 import shlex
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
 from zndraw_joblib.cli.client import AdminClient
-from zndraw_joblib.cli.display import CommandError, format_duration, print_note
+from zndraw_joblib.cli.display import CommandError, counted, format_duration, print_note
 from zndraw_joblib.cli.task_output import print_lines
 from zndraw_joblib.client.retry import is_connection_error, is_missing, is_unreachable
-from zndraw_joblib.jobs.logs import one_line
+from zndraw_joblib.jobs.logs import ID_CHARACTERS, one_line
 from zndraw_joblib.wire.events import TaskStatusEvent
 from zndraw_joblib.wire.history import EventKind, NumberedLine, Reason, StreamEvent, TaskExplanation
 from zndraw_joblib.wire.messages import TaskResponse
@@ -21,15 +23,20 @@ from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 # How often the reason of a pending task is requested; how often a server without streams is polled.
 _PENDING_SECONDS, _POLL_SECONDS = 5, 1
+_EARLIER_LINES = 10
 _STATE = {"status", "started_at", "completed_at", "queue_position", "worker_id", "error"}
 # Takes log lines, and the number of the line before them.
 Show = Callable[[Sequence[NumberedLine], int], None]
 
 
 class LogReader:
-    """Shows the log of a task from its current attempt on, each line once."""
+    """Shows the log of a task from its current attempt on, each line once.
 
-    def __init__(self, client: AdminClient, task_id: UUID, show: Show) -> None:
+    Of a task that runs already, only the last `earlier` of the lines so far, if that is not None.
+    """
+
+    def __init__(self, client: AdminClient, task_id: UUID, show: Show, earlier: int | None = None) -> None:
+        self._earlier = earlier
         self._client = client
         self._task_id = task_id
         self._show = show
@@ -45,9 +52,13 @@ class LogReader:
             number = task.attempts - (task.attempt - self._attempt)
             if number > self._attempts:
                 print_note(f"Attempt {number} begins.")
+        is_first = self._attempt == 0
         self._attempt, self._attempts = task.attempt, task.attempts
-        if task.attempt:
+        if is_first and self._earlier is not None and task.status == TaskStatus.RUNNING:
+            self._read_earlier(self._earlier)
+        elif task.attempt:
             self._read()
+        self._earlier = None
 
     def add(self, attempt: int, part: LogPart) -> None:
         """Show the new lines of a part of an attempt's log; the lines before it were shown."""
@@ -62,6 +73,17 @@ class LogReader:
         for lines in self._client.log_parts(self._task_id, self._attempt, self._after):
             self._add(lines)
 
+    def _read_earlier(self, count: int) -> None:
+        lines: deque[NumberedLine] = deque(maxlen=count)
+        for part in self._client.log_parts(self._task_id, self._attempt, 0):
+            lines += part
+        if lines and (left_out := lines[0].n - 1):
+            number = counted(left_out, "earlier line")
+            print_note(f"{number} of the log: 'zndraw-joblib task {self._task_id} --logs' prints all.")
+            self._after = left_out
+        if lines:
+            self._add(list(lines))
+
     def _add(self, lines: Sequence[NumberedLine]) -> None:
         self._show(lines, self._after)
         self._after = lines[-1].n
@@ -73,10 +95,10 @@ class TaskStream:
     The first state comes from a request for the task, which is enough for a short one.
     """
 
-    def __init__(self, client: AdminClient, task_id: UUID, show: Show) -> None:
+    def __init__(self, client: AdminClient, task_id: UUID, show: Show, earlier: int | None = None) -> None:
         self._client = client
         self._task_id = task_id
-        self._log = LogReader(client, task_id, show)
+        self._log = LogReader(client, task_id, show, earlier)
         self._task: TaskResponse | None = None
         self._position: int | None = None
         self._has_events = True
@@ -154,7 +176,7 @@ def remedy_of(reason: Reason, task: TaskResponse) -> str:
         what = task.job_name if reason.detail.startswith("Job ") else f"--room {shlex.quote(task.room_id)}"
         what = "--all-rooms" if reason.detail.startswith("All rooms ") else what
         return f"'zndraw-joblib resume {what}' resumes it"
-    return _REMEDIES.get(reason.code, "").format(id=task.id, job=task.job_name)
+    return _REMEDIES.get(reason.code, "").format(id=str(task.id)[:ID_CHARACTERS], job=task.job_name)
 
 
 class Waiting:
@@ -226,7 +248,9 @@ def follow(
         with terminal.FollowBar() as bar:
             waiting = Waiting(client)
             is_live = prints_lines or not bar.disable
-            stream = TaskStream(client, task_id, print_lines if prints_lines else bar.add)
+            # On a terminal old lines would look as if they were new.
+            earlier = _EARLIER_LINES if prints_lines and sys.stdout.isatty() else None
+            stream = TaskStream(client, task_id, print_lines if prints_lines else bar.add, earlier)
             for task in client.states(task_id, timeout, stream.read if is_live else None):
                 waiting.update(task)
                 bar.show(task, waiting.reason)

@@ -1,6 +1,7 @@
 """The commands for tasks, for one or for all that options select, and for the sweeper."""
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,14 @@ from zndraw_joblib.wire.messages import (
     TaskResponse,
 )
 from zndraw_joblib.wire.names import DEFAULT_ROOM, RESERVED, JobName, near_text, parse_reference
-from zndraw_joblib.wire.operators import BulkAction, BulkPreview, BulkResult, FoundTask, TaskFilter
+from zndraw_joblib.wire.operators import (
+    BulkAction,
+    BulkPreview,
+    BulkResult,
+    FailureGroup,
+    FoundTask,
+    TaskFilter,
+)
 from zndraw_joblib.wire.problems import ProblemException, Unauthorized
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
@@ -249,7 +257,7 @@ FAILURES = ItemTable(
         "last": "last_at",
         "example": "example",
     },
-    wide=["error", "job", "exception"],
+    wide=["error", "job"],
     ids=["example"],
     optional=["first", "example"],
     wrapped=["error", "exception"],
@@ -593,7 +601,8 @@ def failures(  # noqa: PLR0913 - each is an option
     if as_json:
         print_json(answer)
         return
-    FAILURES.print(answer.groups)
+    if answer.groups or not sys.stdout.isatty():
+        FAILURES.print(answer.groups)
     place = where(selection.rooms)
     if not answer.is_complete:
         print_note(
@@ -604,6 +613,15 @@ def failures(  # noqa: PLR0913 - each is an option
         print_note(f"{counted(answer.count, 'failed task')} {place}.")
     else:
         print_note(f"No failed task {place}.{_hint_of_rooms(selection)}")
+    if sys.stdout.isatty() and answer.groups:
+        print_note(f"'{_retry_of(answer.groups[0], selection.rooms)}' queues the first group again.")
+
+
+def _retry_of(group: FailureGroup, rooms: Sequence[str]) -> str:
+    """Return the command that retries a group."""
+    kind = ["--exception", group.exception] if group.exception else ["--error-code", group.error_code or ""]
+    places = [option for room in rooms for option in ("--room", room)] or ["--all-rooms"]
+    return shlex.join(["zndraw-joblib", "tasks", "bulk", "retry", "--job", group.job_name, *kind, *places])
 
 
 def _find(

@@ -71,6 +71,11 @@ class FollowBar(Progress):
         message = (progress.message if progress else None) if is_running else _retry_text(task) or reason
         number = f", attempt {task.attempts}" if is_running and task.attempts > 1 else ""
         status = f"{task.status}{number}"
+        if is_running and task.started_at is not None:
+            # It shows how long the task runs, not how long it is followed.
+            elapsed = (datetime.now(UTC) - task.started_at).total_seconds()
+            bar = self.tasks[self._bar]
+            bar.start_time = bar.get_time() - max(0.0, elapsed)
         self.update(
             self._bar,
             description=one_line(f"{status}: {message}" if message else status),

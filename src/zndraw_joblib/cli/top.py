@@ -192,18 +192,18 @@ def _totals(overview: Overview) -> list[Text]:
     return [
         Text(f"Waiting {overview.queued:,}{waits}; scheduled {overview.scheduled:,}"),
         Text(f"Running {counts.running:,}{ahead}; {slots_in_use:,} of {overview.slots:,} slots in use"),
-        Text(f"Tasks   {counts.completed:,} completed, {counts.failed:,} failed; {_rate(overview)}"),
+        Text(f"Tasks   {counts.completed:,} completed, {counts.failed:,} failed; {_ends(overview)}"),
         Text(f"Workers {workers}; {servers}; {paused} paused"),
         Text(f"Hour    {sparkline(overview.recent, overview.at)}"),
     ]
 
 
-def _rate(overview: Overview) -> str:
+def _ends(overview: Overview) -> str:
     """Return how many ends of tasks there were in the last minutes; one that is retried ends again."""
     since = overview.at - timedelta(minutes=15)
     recent = [minute for minute in overview.recent if minute.start >= since]
     completed, failed = sum(minute.completed for minute in recent), sum(minute.failed for minute in recent)
-    return f"ends in the last 15 minutes: {completed:,} completed, {failed:,} failed"
+    return f"ends in 15 min {completed:,} and {failed:,}"
 
 
 def _findings(overview: Overview, width: int, room: int | None) -> list[Text]:

@@ -198,12 +198,30 @@ class RequestBackoff(ExponentialBackoff):
         return max(self.next(), retry_after(error))
 
 
+class Outage:
+    """A server that several requests of a program cannot reach: the first of them logs it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._noticed_by: object = None
+
+    def begin(self, by: object) -> bool:
+        """Return whether `by` logs the outage, because it is the first that notices it."""
+        with self._lock:
+            self._noticed_by = self._noticed_by or by
+            return self._noticed_by is by
+
+    def end(self) -> None:
+        """Notice that a request has reached the server."""
+        self._noticed_by = None
+
+
 class FailureLog:
     """Logs the failures of a request that is repeated: the first, then about one each minute, and their end.
 
     A failure of another kind is logged at once, and the end if there were several, unless `is_brief`: then
-    the lost and the regained connection are a line each. `what` names the request. Use it in one thread at a
-    time.
+    the lost and the regained connection are a line each. `what` names the request. Logs with the same
+    `outage` log only once that the server cannot be reached. Use it in one thread at a time.
     """
 
     def __init__(
@@ -214,7 +232,9 @@ class FailureLog:
         level: int = logging.WARNING,
         *,
         is_brief: bool = False,
+        outage: Outage | None = None,
     ) -> None:
+        self._outage = outage
         self._logger = logger
         self._what = what
         self._level = level
@@ -226,6 +246,8 @@ class FailureLog:
 
     def failed(self, error: BaseException, pause: float) -> None:
         """Log a failure, after which the request is repeated in `pause` seconds, or only count it."""
+        if self._outage is not None and is_connection_error(error) and not self._outage.begin(self):
+            return
         now = time.monotonic()
         if self._count == 0:
             self._began = now
@@ -240,6 +262,8 @@ class FailureLog:
 
     def succeeded(self) -> None:
         """Log that the request succeeds again after several failures, or after one with `is_brief`."""
+        if self._outage is not None:
+            self._outage.end()
         if self._count > (0 if self._is_brief else 1):
             level = self._level if self._is_brief else logging.INFO
             text = "%s succeeds again after %d failure%s in %.0f s"

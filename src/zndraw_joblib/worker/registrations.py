@@ -10,7 +10,7 @@ from typing import Any, TypedDict, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.client.calls import validated
-from zndraw_joblib.client.retry import describe, is_transient, problem_of
+from zndraw_joblib.client.retry import Outage, describe, is_transient, problem_of
 from zndraw_joblib.jobs.batches import Batch, batch_of
 from zndraw_joblib.jobs.extensions import category_of
 from zndraw_joblib.wire.messages import (
@@ -151,6 +151,8 @@ class Registrations:
         live: LiveReports,
     ) -> None:
         self.drain = drain
+        # Of the worker's claims, heartbeats and reports.
+        self.outage = Outage()
         self.worker_id: UUID | None = None
         self.jobs: dict[str, JobRegistration] = {}
         self.providers: dict[str, ProviderRegistration] = {}

@@ -11,6 +11,7 @@ from typing import Any
 from zndraw_joblib.client import calls, retry
 from zndraw_joblib.client.retry import (
     FailureLog,
+    Outage,
     RequestBackoff,
     describe,
     is_missing,
@@ -146,7 +147,7 @@ class Reporter:
     of a worker with other tasks to run are reported together, after `gather_seconds` or at `gather_count`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most are for tests
         self,
         rest: RestApi,
         held: HeldTasks,
@@ -155,6 +156,7 @@ class Reporter:
         *,
         gather_seconds: float = 0.03,
         gather_count: int = 100,
+        outage: Outage | None = None,
     ) -> None:
         self._gather_seconds = gather_seconds
         self._gather_count = gather_count
@@ -168,7 +170,7 @@ class Reporter:
         self._bytes = 0
         self._is_hurried = False
         self._sleeps_until = 0.0
-        self._backoff, self._failures = RequestBackoff(), FailureLog(log, "Reporting")
+        self._backoff, self._failures = RequestBackoff(), FailureLog(log, "Reporting", outage=outage)
         self._not_before = 0.0
         self._single_until = 0.0
 

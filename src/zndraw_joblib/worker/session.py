@@ -118,7 +118,8 @@ class Session:
                     config.in_processes,
                     config.run_spans,
                 )
-                reporter = Reporter(self._rest, self._held, self.stop, self.tasks.done)
+                outage = self.registrations.outage
+                reporter = Reporter(self._rest, self._held, self.stop, self.tasks.done, outage=outage)
                 self._pipeline = Pipeline(settings, self.tasks, self.reports, reporter, self.registrations)
                 self._pipeline.start()
 
@@ -323,7 +324,8 @@ class HeartbeatLoop:
 
     def run(self) -> None:
         """Send heartbeats until it is stopped, whatever fails; set `due` too, so that it notices at once."""
-        backoff, failures = RequestBackoff(), FailureLog(log, "Heartbeat")
+        backoff = RequestBackoff()
+        failures = FailureLog(log, "Heartbeat", outage=self._registrations.outage)
         reached = time.monotonic()
         while not self._stop.is_set():
             try:

@@ -93,7 +93,8 @@ class Poller(ABC, Generic[Work]):
 
     def repeat(self, serve_once: Callable[[], object], what: str) -> None:
         """Call `serve_once` until the worker stops, whatever it raises; `what` names it in the log."""
-        backoff, failures = RequestBackoff(), FailureLog(log, what)
+        backoff = RequestBackoff()
+        failures = FailureLog(log, what, outage=self._registrations.outage)
         while not self.stopped:
             began = time.monotonic()
             try:
