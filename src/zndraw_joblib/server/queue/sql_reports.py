@@ -14,7 +14,6 @@ from pydantic_core import to_json
 from zndraw_joblib.server.db.database import PlainStatements, Transaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BOOLEAN, FLOAT, TEXT, statement
-from zndraw_joblib.server.process.ports import job_key
 from zndraw_joblib.server.queue.sql_task_rows import BODY_SIZE, ShortRows, TaskRow, row_columns
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -82,15 +81,12 @@ async def report_single_statement(
 
 
 def _record_end(tx: Transaction, row: Any, task: TaskRow) -> None:
-    """Record what follows, and wake claims for the slot of the job, of each version that may have tasks."""
+    """Record what follows, and wake a claim for the slot of the job."""
     if row.linked:
         tx.record_end(row.seq, task.status)
     tx.record_freed(task.room_id, task.worker_id)
-    if row.max_in_flight is None:
-        return
-    tx.wake(task.job_key, 1)
-    for version in row.other_versions.split() if row.other_versions else ():
-        tx.wake(job_key(task.job_name, int(version)), 1)
+    if row.max_in_flight is not None:
+        tx.wake(task.job_key, 1)
 
 
 async def _report_on_sqlite(
@@ -132,33 +128,30 @@ _ROWS = ShortRows(
     **dict.fromkeys(("job_id", "claimed_at", "result", "run_at", "expires_at", "traceparent")),
     **dict.fromkeys(("schedule", "due_at")),
 )
-_NAMES = (*_ROWS.names, "max_in_flight", "other_versions", "linked", "seq", "now", "is_watched")
+_NAMES = (*_ROWS.names, "max_in_flight", "linked", "seq", "now", "is_watched")
 _TYPES = {"linked": BOOLEAN, "is_watched": BOOLEAN}
-_TYPES |= {name: TEXT for name in ("other_versions", "source", "target", "result", "started", "ended")}
+_TYPES |= {name: TEXT for name in ("source", "target", "result", "started", "ended")}
 _TYPES |= {"started_ago": FLOAT, "ended_ago": FLOAT}
 # SQLite gets the times themselves.
 _ON_SQLITE = (*FencedReport._fields[:-2], "started", "ended")
-# The versions whose tasks may wait for the slot that this one frees.
-_OTHER_VERSIONS = """CASE WHEN joblib_job.max_in_flight IS NOT NULL THEN (
-            SELECT {aggregate}(CAST(version.job_version AS text), ' ') FROM joblib_job AS version
-            WHERE version.full_name = joblib_job.full_name AND version.id <> joblib_job.id
-                AND (version.pending > 0 OR NOT version.superseded)
-        ) END"""
+# No task of another version of the job waits for its slots.
+_SHARES_NO_SLOTS = """(joblib_job.max_in_flight IS NULL
+            OR (joblib_job.job_version = 1 AND NOT joblib_job.superseded))"""
 _IS_END = f"reports.target = '{TaskStatus.COMPLETED}'"
 
 
-def _may_be_written(policy: str) -> str:
+def _may_be_written(policy: str, shares_no_slots: str) -> str:
     """Return the conditions: the owner, the fence, the guard on the status, and what this statement can do.
 
-    The task is of no schedule, its end frees no slot of a limit, it has no deadline when it starts, and a
-    start and end together replace no error, which the answer to the start has.
+    The task is of no schedule, its end frees no slot of a limit or of other versions of its job, it has no
+    deadline when it starts, and a start and end together replace no error, which the answer to the start has.
     """
     fence = " AND ".join(
         f"joblib_task.{name} = coalesce(reports.{name}, joblib_task.{name})" for name in FENCE
     )
     return f"""joblib_task.worker_owner_id = reports.worker_owner_id AND {fence}
         AND joblib_task.status = reports.source AND joblib_task.schedule IS NULL
-        AND (joblib_task.limit_key IS NULL OR NOT {_IS_END})
+        AND (NOT {_IS_END} OR (joblib_task.limit_key IS NULL AND {shares_no_slots}))
         AND ({_IS_END} OR ({policy} ->> 'timeout_seconds') IS NULL)
         AND (reports.source <> '{TaskStatus.CLAIMED}' OR NOT {_IS_END}
             OR (joblib_task.error IS NULL AND joblib_task.error_code IS NULL))"""
@@ -182,10 +175,10 @@ FROM {reports}"""
 
 
 def _answer(of_job: Sequence[str], now: str, watched: str) -> str:
-    full_name, job_version, *limits = of_job
+    full_name, job_version, max_in_flight = of_job
     payload = f"""CASE WHEN :most_bytes > 0 AND {BODY_SIZE} <= :most_bytes THEN payload_of(joblib_task) END"""
     columns = row_columns(names=_ROWS.names, job_name=full_name, job_version=job_version, payload=payload)
-    return f"RETURNING {columns}, {', '.join(limits)}, joblib_task.linked, joblib_task.seq, {now}, {watched}"
+    return f"RETURNING {columns}, {max_in_flight}, joblib_task.linked, joblib_task.seq, {now}, {watched}"
 
 
 _AT = "coalesce(:at, now())"
@@ -195,19 +188,18 @@ _AT = "coalesce(:at, now())"
 # changed meanwhile. The UPDATE must not compare more than the key: it compares the older version first.
 # One report has no list: PostgreSQL starts each part of a statement for each execution.
 def _report(reports: str, order: str, condition: str) -> PlainStatements:
-    of_job = [f"reports.{name}" for name in ("full_name", "job_version", "max_in_flight", "other_versions")]
+    of_job = [f"reports.{name}" for name in ("full_name", "job_version", "max_in_flight")]
 
     def form(guard: str, watched: str) -> Any:
         return statement(
             f"""
 WITH locked AS (
     SELECT joblib_task.seq, reports.target, reports.result, reports.started_ago, reports.ended_ago,
-        joblib_job.full_name, joblib_job.job_version, joblib_job.max_in_flight,
-        {_OTHER_VERSIONS.format(aggregate="string_agg")} AS other_versions
+        joblib_job.full_name, joblib_job.job_version, joblib_job.max_in_flight
     FROM {reports}
     JOIN joblib_task ON joblib_task.id = reports.id
     JOIN joblib_job ON joblib_job.id = joblib_task.job_id
-    WHERE {_may_be_written("CAST(joblib_job.policy AS json)")}{guard}
+    WHERE {_may_be_written("CAST(joblib_job.policy AS json)", _SHARES_NO_SLOTS)}{guard}
     {order}
     FOR UPDATE OF joblib_task
 )
@@ -240,18 +232,15 @@ _REPORT_ONE, _REPORT_MANY = (
 def _report_on(reports: str) -> Any:
     """Return SQLite's statement. RETURNING sees the new row."""
     # Without the plus sign a subquery of RETURNING scans all jobs.
-    policy, *columns = (
+    policy, shares_no_slots, *columns = (
         f"(SELECT {column} FROM joblib_job WHERE joblib_job.id = +joblib_task.job_id)"
-        for column in (
-            *("policy", "full_name", "job_version", "max_in_flight"),
-            _OTHER_VERSIONS.format(aggregate="group_concat"),
-        )
+        for column in ("policy", _SHARES_NO_SLOTS, "full_name", "job_version", "max_in_flight")
     )
     return statement(
         f"""
 WITH reports AS MATERIALIZED (SELECT {reports})
 {_write("reports", ":at", "reports.{}", "max")}
-WHERE joblib_task.id = reports.id AND {_may_be_written(policy)}
+WHERE joblib_task.id = reports.id AND {_may_be_written(policy, shares_no_slots)}
 {_answer(columns, "NULL", "EXISTS (SELECT 1 FROM joblib_room_stream)")}
 """,
         *_NAMES,
