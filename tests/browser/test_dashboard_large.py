@@ -149,6 +149,7 @@ async def _show_all_pages(dashboard: Dashboard, width: int) -> None:
         await dashboard.show(address)
         await expect(page.get_by_text("Loading …")).to_have_count(0)
         assert await page.evaluate("document.documentElement.scrollWidth") == width, address
+        assert await page.evaluate(_MICROSECONDS) == [], address
         if address in addresses[:6]:
             await dashboard.check(f"large-{address.partition('/')[0]}-{addresses.index(address)}-{width}")
     if width == PHONE["width"]:
@@ -157,6 +158,11 @@ async def _show_all_pages(dashboard: Dashboard, width: int) -> None:
         await dashboard.compare("tasks-390")
 
 
+# What is shown or said on hover with parts of seconds.
+_MICROSECONDS = """
+() => [document.body.innerText, ...[...document.querySelectorAll("[title]")].map((each) => each.title)]
+  .flatMap((text) => text.match(/\\S*\\d:\\d\\d\\.\\d{3}\\S*/g) ?? [])
+"""
 _NEWEST_TASK = """
 async () => {
   const { get } = await import(new URL("static/api.js", document.baseURI));

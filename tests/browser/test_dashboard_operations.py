@@ -1,5 +1,7 @@
 """The pages of jobs, rooms, workers and servers in a browser, and what operators do there."""
 
+import re
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -78,6 +80,92 @@ async def test_jobs_and_submitting(browser: Browser, database_url: str) -> None:
         await expect(row.get_by_text("paused", exact=True)).to_be_hidden()
         await page.get_by_label("State").select_option("paused")
         await expect(page.get_by_text("No job matches this filter.")).to_be_visible()
+        assert dashboard.seen == []
+
+
+async def test_jobs_are_sorted_by_their_counts(browser: Browser, database_url: str) -> None:
+    """By the heads of the columns, also with keys; the address has the order, and a phone a choice."""
+    async with example_queue(browser, database_url) as (dashboard, _):
+        page = dashboard.page
+        await dashboard.show("jobs", "Jobs")
+        names = page.locator("td.is-job")
+        orders = [
+            ("Failed", "-failed", "descending", ["Relax", "Render", "Export"]),
+            ("Failed", "failed", "ascending", ["Render", "Export", "Relax"]),
+            ("Queued", "-queued", "descending", ["Relax", "Export", "Render"]),
+            ("Job", "", "ascending", ["Render", "Relax", "Export"]),
+            ("Job", "-name", "descending", ["Export", "Relax", "Render"]),
+        ]
+        for label, sort, order, jobs in orders:
+            await page.get_by_role("button", name=label, exact=True).press("Enter")
+            await expect(page).to_have_url(re.compile(f"#/jobs{f'.sort={sort}' if sort else ''}$"))
+            await expect(page.get_by_role("columnheader", name=label)).to_have_attribute("aria-sort", order)
+            await expect(names).to_have_text([re.compile(f"{name}$") for name in jobs])
+            await expect(page.locator("th[aria-sort=none]")).to_have_count(6)
+        await page.reload()
+        await expect(names.first).to_contain_text("Export")
+        await dashboard.check("jobs-sorted")
+        await page.set_viewport_size({"width": 390, "height": 844})
+        await page.get_by_label("Sort by").select_option("failed, most first")
+        await expect(names.first).to_contain_text("Relax")
+        await _fits_a_phone(dashboard, "jobs-sorted")
+        assert dashboard.seen == []
+
+
+async def test_a_pause_has_an_end(browser: Browser, database_url: str) -> None:
+    """As a duration or a time; a text that is none is named at its field."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page, name = dashboard.page, queue.jobs["relax"]["full_name"]
+        await dashboard.show("jobs", "Jobs")
+        row = page.get_by_role("row").filter(has_text="modifiers:Relax")
+        await row.get_by_role("button", name="Pause").click()
+        dialog = page.get_by_role("dialog")
+        for text, said in {"soon": "“soon” is no time", "yesterday 9:00": "has passed"}.items():
+            await dialog.get_by_label("Until").fill(text)
+            await dialog.get_by_role("button", name="Pause the job").click()
+            await expect(dialog).to_contain_text(said)
+            await expect(dialog.get_by_label("Until")).to_have_attribute("aria-invalid", "true")
+        await dashboard.check("pause-until")
+        await dialog.get_by_label("Until").fill("2h")
+        await expect(dialog).to_contain_text(re.compile("It ends .*Berlin"))
+        await dialog.get_by_label("Until").press("Enter")
+        await expect(row).to_contain_text(re.compile("paused, ends in (2 h|1 h 59 min)"))
+        job = (await queue.client.get(f"{V1}/rooms/@global/jobs/{name}")).json()
+        left = datetime.fromisoformat(job["paused_until"]) - datetime.now(UTC)
+        assert timedelta(hours=1) < left <= timedelta(hours=2)
+        await _pause_a_room_until_tomorrow(dashboard, queue)
+        assert dashboard.seen == []
+
+
+async def _pause_a_room_until_tomorrow(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    page, dialog = dashboard.page, dashboard.page.get_by_role("dialog")
+    await dashboard.show("rooms/lab", "Room lab")
+    await page.get_by_role("button", name="Pause room lab").click()
+    await dialog.get_by_label("Until").fill("tomorrow 9:00")
+    await dialog.get_by_role("button", name="Pause room lab").click()
+    await expect(page.get_by_role("button", name="Resume room lab")).to_be_visible()
+    [pause] = (await queue.client.get(f"{V1}/pauses")).json()["items"]
+    assert pause["until"].endswith(("T08:00:00Z", "T07:00:00Z"))
+    await _fits_a_phone(dashboard, "paused-room")
+
+
+async def test_a_policy_is_said_in_words(browser: Browser, database_url: str) -> None:
+    """The first pauses and the longest, as times."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page = dashboard.page
+        backoffs = {
+            "2.7 s, 7.4 s, 20 s, … at most 6 h 7 min": {},
+            "4 s, 8 s, 16 s, … at most 5 min, each up to 10 % shorter": {
+                **{"base_seconds": 2, "factor": 2, "cap_seconds": 300, "jitter": 0.1}
+            },
+            "5 s each": {"base_seconds": 5, "factor": 1},
+            "none": {"base_seconds": 0},
+        }
+        for number, (text, backoff) in enumerate(backoffs.items()):
+            job = await register(queue.client, f"Wait{number}", max_attempts=3, backoff=backoff)
+            await dashboard.show(f"jobs/{job['full_name']}", f"Wait{number}")
+            policy = page.get_by_role("region", name="Policy")
+            await expect(policy).to_contain_text(f"Pauses between attempts{text}Time")
         assert dashboard.seen == []
 
 
@@ -434,7 +522,7 @@ async def _change_the_sweeper(dashboard: Dashboard, queue: ExampleQueue) -> None
     await page.get_by_role("button", name="Preview").click()
     await expect(page.get_by_text("Nothing.")).to_be_visible()
     await page.get_by_role("button", name="observe").click()
-    await page.get_by_role("button", name="Cancel").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Close").last.click()
     mode = page.get_by_role("group", name="Mode")
     await expect(mode.get_by_role("button", pressed=True)).to_have_text("enforce")
     await page.get_by_role("button", name="observe").click()
@@ -451,12 +539,28 @@ async def _follow_the_audit_trail(dashboard: Dashboard, queue: ExampleQueue) -> 
     page = dashboard.page
     await queue.client.post(f"{V1}/rooms/@global/jobs/{queue.jobs['render']['full_name']}/pause")
     await dashboard.show("audit", "Audit trail")
-    row = page.get_by_role("row").filter(has_text="job.pause")
+    row = page.get_by_role("row").filter(has_text="paused a job")
     await expect(row.get_by_role("link", name="analysis:Render")).to_be_visible()
+    await _cancel_a_match(queue)
+    bulk = page.get_by_role("row").filter(has_text="cancelled all tasks that match")
+    await expect(bulk).to_contain_text("status pending, room lab")
+    await expect(bulk).to_contain_text("affected 1, skipped 0")
+    await expect(
+        page.get_by_text("to their own tasks and workers one by one is not recorded")
+    ).to_be_visible()
     await dashboard.check("audit")
-    await page.get_by_role("searchbox", name="Action").fill("sweeper.mode")
+    await _fits_a_phone(dashboard, "audit")
+    await page.get_by_label("Action", exact=True).select_option("changed the mode of the sweeper")
+    await expect(page).to_have_url(re.compile("action=sweeper.mode$"))
     await expect(row).to_be_hidden()
     await expect(page.get_by_role("row").filter(has_text="mode observe")).to_contain_text("admin")
+
+
+async def _cancel_a_match(queue: ExampleQueue) -> None:
+    body = {"action": "cancel", "filter": {"room": ["lab"], "status": ["pending"]}}
+    token = (await queue.client.post(f"{V1}/tasks/bulk/preview", json=body)).json()["token"]
+    answer = await queue.client.post(f"{V1}/tasks/bulk", json={**body, "token": token})
+    assert answer.json()["affected"] == 1
 
 
 async def test_a_reader_of_a_room(browser: Browser, database_url: str) -> None:

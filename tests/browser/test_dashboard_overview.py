@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, expect
 from rest import register, submit
 from sqlalchemy import insert
 
@@ -59,6 +59,15 @@ _INK_AT_THE_EDGES = """
 """
 
 
+async def _count_failures(page: Page, failed: int) -> None:
+    """Check that all counts of failures in the last hour are the same, and what they count."""
+    await expect(page.get_by_text(f"{failed} failed.").first).to_be_visible()
+    recent = page.get_by_label("Counts").get_by_title("Each end of a task counts")
+    await expect(recent.filter(has_text="failed")).to_contain_text(f"{failed} failed")
+    causes = page.get_by_role("region", name="Why attempts failed")
+    await expect(causes).to_contain_text(f"{failed} tasks ended as failed")
+
+
 async def test_the_overview_shows_what_is_wrong_and_follows_it(browser: Browser, database_url: str) -> None:
     """A job without workers comes first, with what to do; the finding goes once a worker serves the job."""
     async with example_queue(browser, database_url, sweeper_interval_seconds="1") as (dashboard, queue):
@@ -68,7 +77,7 @@ async def test_the_overview_shows_what_is_wrong_and_follows_it(browser: Browser,
         await expect(findings).to_contain_text("lab:modifiers:Export")
         await expect(page.get_by_text("live", exact=True)).to_be_visible()
         await expect(page.get_by_label("Counts")).to_contain_text("6 queued")
-        await expect(page.get_by_text(f"{failed + 2} failed.").first).to_be_visible()
+        await _count_failures(page, failed + 2)
         await expect(page.get_by_role("region", name="Servers").get_by_role("row")).to_have_count(2)
         await page.mouse.move(0, 0)
         await dashboard.check("overview")

@@ -60,6 +60,40 @@ async def test_the_page_asks_for_a_token(browser: Browser, database_url: str) ->
             assert dashboard.seen == []
 
 
+_TEXTS = """
+async () => {
+  const { between, duration, exact, localTimes, momentOf } =
+    await import(new URL("static/format.js", document.baseURI));
+  const at = "2026-01-02T03:04:05.123456Z";
+  const times = ["2h", "18:00", "9:00", "tomorrow 9:00", "2030-01-31T18:00", "2030-01-31"];
+  return [
+    exact(at), duration(between(at, at)), duration(0), localTimes("Paused until 2026-01-02 03:04:05 UTC."),
+    localTimes(`It failed since 21:05 UTC, at ${at}`), ...times.map((text) => momentOf(text)),
+    ...["2h", "18:00", "9:00"].map((text) => momentOf(text, -1)),
+    ...["abc", "", "25:00", "1", "-5m"].map((text) => momentOf(text)),
+  ];
+}
+"""
+_UTC = ["Jan 2, 2026, 03:04:05 UTC", "< 1 ms", "0 s", "Paused until Jan 2, 2026, 03:04:05 UTC."]
+_UTC += ["It failed since 21:05, at Jan 2, 2026, 03:04:05 UTC"]
+_COMING = ["2026-11-27T14:00:00", "2026-11-27T18:00:00", "2026-11-28T09:00:00", "2026-11-28T09:00:00"]
+_COMING += ["2030-01-31T18:00:00", "2030-01-31T00:00:00"]
+_PAST = ["2026-11-27T10:00:00", "2026-11-26T18:00:00", "2026-11-27T09:00:00"]
+
+
+async def test_times_are_in_the_zone_of_the_browser(browser: Browser, database_url: str) -> None:
+    """UTC is named once, no time has microseconds, and users write durations and times of their zone."""
+    with ServerProcess(database_url) as server:
+        for zone in ("UTC", "Etc/UTC"):
+            context = await browser.new_context(timezone_id=zone, locale="en")
+            page = await context.new_page()
+            await page.clock.set_fixed_time("2026-11-27T12:00:00Z")
+            await page.goto(server.url)
+            times = [f"{time}.000Z" for time in (*_COMING, *_PAST)]
+            assert await page.evaluate(_TEXTS) == [*_UTC, *times, *[None] * 5]
+            await context.close()
+
+
 async def test_the_page_works_with_keys(browser: Browser, database_url: str) -> None:
     """A user without a mouse skips the navigation, opens pages, filters and dialogs, and sees the focus."""
     async with example_queue(browser, database_url) as (dashboard, _):

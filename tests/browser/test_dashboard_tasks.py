@@ -234,6 +234,93 @@ async def _cancel_all_that_match(dashboard: Dashboard, queue: ExampleQueue) -> N
     assert (counts["cancelled"], counts["pending"], counts["running"]) == (5, 1, 1)
 
 
+async def test_a_preview_shows_what_an_action_would_change(browser: Browser, database_url: str) -> None:
+    """Each example has its payload, room, age and error, and the filter is in words."""
+    async with example_queue(browser, database_url) as (dashboard, _):
+        page = dashboard.page
+        await dashboard.show("tasks?status=failed&room=lab&since=1h", "Tasks")
+        await page.get_by_text("All that match").click()
+        await page.get_by_role("button", name="Retry …").click()
+        dialog = page.get_by_role("dialog", name="Retry all that match")
+        example = dialog.get_by_role("listitem")
+        for text in ("Relax structure hcp", "in room lab", "ago", "The cell has no volume"):
+            await expect(example).to_contain_text(text)
+        await expect(dialog).to_contain_text(re.compile(r"status failed, room lab, created since .*Berlin"))
+        await expect(dialog).not_to_contain_text(re.compile(r"T\d\d:\d\d"))
+        await dashboard.check("tasks-preview")
+        await page.set_viewport_size({"width": 390, "height": 844})
+        await dashboard.check("tasks-preview-390")
+        await dialog.get_by_role("button", name="Close").last.click()
+        await expect(dialog).to_be_hidden()
+        assert dashboard.seen == []
+
+
+async def test_a_dialog_says_what_a_cancel_does(browser: Browser, database_url: str) -> None:
+    """A pending task has no worker that could stop."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page = dashboard.page
+        texts = {"waiting": "It will never run: no worker has it", "running": "is told to stop it"}
+        for name, text in texts.items():
+            await _show(dashboard, queue.tasks[name])
+            await page.get_by_role("button", name="Cancel", exact=True).click()
+            dialog = page.get_by_role("dialog", name="Cancel the task?")
+            await expect(dialog).to_contain_text(text)
+            await dashboard.check(f"cancel-{name}")
+            await dialog.get_by_role("button", name="Close").last.click()
+            await expect(dialog).to_be_hidden()
+        assert (await get_task(queue.client, queue.tasks["waiting"]))["status"] == "pending"
+
+
+async def _submit_for_later(queue: ExampleQueue, number: int) -> dict[str, Any]:
+    url = f"{V1}/rooms/lab/tasks/{queue.jobs['relax']['full_name']}"
+    response = await queue.client.post(url, json={"payload": {"steps": number}, "delay_seconds": 3600})
+    return response.json()  # type: ignore[no-any-return]
+
+
+async def test_scheduled_tasks_are_run_now(browser: Browser, database_url: str) -> None:
+    """One on its page, and several that are chosen; those that are due already are left alone."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page, tasks = dashboard.page, [await _submit_for_later(queue, number) for number in range(3)]
+        await _show(dashboard, tasks[0])
+        await page.get_by_role("button", name="Run now").click()
+        await expect(page.get_by_text("The task is in its queue.")).to_be_visible()
+        await expect(page.get_by_role("button", name="Run now")).to_be_hidden()
+        assert (await get_task(queue.client, tasks[0]))["run_at"] is None
+        await dashboard.show("tasks?job=Relax&status=pending", "Tasks")
+        await page.get_by_role("checkbox", name="Choose all rows").check()
+        chosen = page.get_by_role("region", name="Chosen tasks")
+        await expect(chosen).to_contain_text("8 chosen")
+        await chosen.get_by_role("button", name="Run now 2").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Run now 2 tasks").click()
+        await expect(page.get_by_text("2 tasks put into the queue.")).to_be_visible()
+        for task in tasks:
+            assert (await get_task(queue.client, task))["run_at"] is None
+        assert dashboard.seen == []
+
+
+async def test_long_errors_wrap_on_a_phone(browser: Browser, database_url: str) -> None:
+    """Two lines are shown, and all of it on tap."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page, error = dashboard.page, "The cell has no volume, " * 12 + "so it cannot be relaxed"
+        task = await submit(queue.client, queue.jobs["render"], "lab", width=3)
+        await claim(queue.client, queue.jobs["render"]["worker_id"])
+        for status, fields in {"running": {}, "failed": {"error": error}}.items():
+            assert (await report(queue.client, task, status, attempt=1, **fields)).status_code == 200
+        await page.set_viewport_size({"width": 390, "height": 844})
+        for address in ("tasks?job=Render&status=failed", "overview"):
+            await dashboard.show(address)
+            text = page.get_by_role("button", name=error[:100]).first
+            await expect(text).to_have_attribute("aria-expanded", "false")
+            lines = "(element) => element.clientHeight / parseFloat(getComputedStyle(element).lineHeight)"
+            assert 1.5 < await text.evaluate(lines) < 2.5
+            assert await page.evaluate("document.documentElement.scrollWidth") == 390
+            await text.click()
+            await expect(text).to_have_attribute("aria-expanded", "true")
+            assert await text.evaluate(lines) > 4
+            await dashboard.check(f"long-error-{address.partition('?')[0]}-390")
+        assert dashboard.seen == []
+
+
 async def _purge_all_that_match(dashboard: Dashboard) -> None:
     """A purge needs the number of its tasks, typed."""
     page = dashboard.page

@@ -73,6 +73,7 @@ async def test_an_action_affects_what_its_preview_counted(
     shown = await preview(client, "retry", status=["failed", "running"], room=["lab"])
     assert (shown["count"], shown["is_complete"], shown["limit"]) == (4, True, 10_000)
     assert [example["id"] for example in shown["examples"]] == ids[::-1]
+    assert {example["payload_preview"] for example in shown["examples"]} == {"{}"}
     assert datetime.fromisoformat(shown["expires_at"]) > datetime.now(UTC) + timedelta(minutes=8)
     newer = await fail_one(client, job)
     assert (await client.post(f"{V1}/tasks/{ids[0]}/retry")).status_code == 200
@@ -257,7 +258,7 @@ async def test_users_retry_and_cancel_their_own_tasks(client: httpx.AsyncClient,
             body = {"action": action, "filter": wanted, **more}
             expect_problem(await ada.post(path, json=body), 403, "forbidden")
     shown = await preview(ada, "cancel", room=["lab"])
-    assert [example["id"] for example in shown["examples"]] == [own]
+    assert [(example["id"], example["worker_name"]) for example in shown["examples"]] == [(own, None)]
     assert (await act(ada, shown["token"], "cancel", room=["lab"])).json()["affected"] == 1
     assert await statuses(client, [own, other]) == ["cancelled", "pending"]
     expect_problem(await ada.get(f"{V1}/audit"), 403, "forbidden")

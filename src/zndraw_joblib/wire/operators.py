@@ -175,10 +175,11 @@ class WaitsFor(StrEnum):
 class FoundTask(ResponseBody):
     """A task in the result of a search, without payload and result. `error` has at most 300 characters.
 
-    In a search, `payload_preview` are the first 200 characters of the payload as JSON text, `worker_name` is
-    what the worker calls itself while it is there, for superusers, `progress` is the last of a held task, and
-    `waits_for` is null unless a pending task waits for something else than a free slot, and `has_children` is
-    whether it has submitted other tasks. In other answers these are null, or false.
+    In a search, and in the preview of an action on many tasks, `payload_preview` are the first 200 characters
+    of the payload as JSON text, `worker_name` is what the worker calls itself while it is there, for
+    superusers, `progress` is the last of a held task, `waits_for` is null unless a pending task waits for
+    something else than a free slot, and `has_children` is whether it has submitted other tasks. In other
+    answers these are null, or false.
     """
 
     id: UUID

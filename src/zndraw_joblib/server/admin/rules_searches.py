@@ -376,7 +376,7 @@ async def preview(
         count=count,
         limit=limits.tasks,
         is_complete=is_complete,
-        examples=await read_in(entries, first),
+        examples=await read_in(described, first),
         token=token,
         expires_at=expires_at,
         below=len(below - matched),

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
@@ -48,6 +48,7 @@ from zndraw_joblib.wire.operators import (
     BulkPreviewRequest,
     BulkRequest,
     BulkResult,
+    FoundTask,
     Me,
     Names,
     Permission,
@@ -149,10 +150,14 @@ async def search_tasks(
     """
     filters.room = await allowed_rooms(request, caller, filters.room)
     tasks = await runtime.database.read(rules_searches.find, filters, page)
-    if not caller.is_superuser:  # only superusers and a worker's owner may read about it
-        for task in tasks.items:
-            task.worker_name = None
+    _hide_workers(caller, tasks.items)
     return json_response(tasks)
+
+
+def _hide_workers(caller: Identity, tasks: Sequence[FoundTask]) -> None:
+    """Remove what only superusers and the owner of a worker may read about it."""
+    for task in () if caller.is_superuser else tasks:
+        task.worker_name = None
 
 
 @serves(ops.GROUP_FAILURES)
@@ -467,7 +472,9 @@ async def preview_bulk_action(
     """
     filters = await _allowed_filter(request, caller, body.action, body.filter)
     confirmed = Confirmed(caller, body.action, filters, 0, body.tree)
-    return json_response(await rules_searches.preview(runtime.database.read, runtime.write, confirmed))
+    preview = await rules_searches.preview(runtime.database.read, runtime.write, confirmed)
+    _hide_workers(caller, preview.examples)
+    return json_response(preview)
 
 
 @serves(ops.APPLY_BULK_ACTION)

@@ -16,8 +16,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zndraw_joblib.server.http.openapi import operation_id, problem_responses, tag_of
 from zndraw_joblib.server.runtime.problem_responses import problem_exception_handler, problem_response
@@ -187,8 +189,12 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data: blob:; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# Modules that not all pages need.
-_ON_DEMAND = {"static/pages/atoms.js", "static/vendor/uplot.js"}
+# Modules that few pages need.
+_ON_DEMAND = {
+    "static/vendor/uplot.js",
+    *(f"static/pages/{name}.js" for name in ("atoms", "audit", "form", "limits", "providers")),
+    *(f"static/pages/{name}.js" for name in ("schedules", "settings", "sweeper")),
+}
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -218,7 +224,8 @@ class Dashboard:
     def __init__(
         self, path: str, *, is_host: bool, read_only: bool, headers: str | None = None, prefix: str = ""
     ) -> None:
-        self.path, self._prefix = _checked(path), prefix
+        self.path, self._prefix, self._is_host = _checked(path), prefix, is_host
+        self._api = f"{prefix}/v1/"
         depth = self.path.count("/")
         # Relative to the URL of the queue, which ends with its prefix.
         self.url = f"./{'../' * prefix.count('/')}{self.path.lstrip('/')}/".replace("//", "/")
@@ -244,6 +251,8 @@ class Dashboard:
             app.add_route(path, endpoint, methods=["GET"], include_in_schema=False)
         if self.path:
             app.add_route(self.path, self._redirect, methods=["GET"], include_in_schema=False)
+        if self.path or not self._is_host:
+            app.router.default = self._or_page(app.router.default)
 
     async def _redirect(self, _: Request) -> Response:
         # Relative, so that it stays below the prefix of a reverse proxy.
@@ -252,6 +261,24 @@ class Dashboard:
     async def _show_task(self, request: Request) -> Response:
         """Redirect a short link, `t/ID`, to the page of a task; relative, as above."""
         return RedirectResponse(f"../#/tasks/{quote(request.path_params['task'], safe='')}", 302)
+
+    def _or_page(self, not_found: ASGIApp) -> ASGIApp:
+        """Return an app that sends browsers from paths below the page that no route has to the page."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
+            rest = path.removeprefix(f"{self.path}/")
+            is_below = rest != path and not path.startswith(self._api)
+            is_read = scope["type"] == "http" and scope["method"] == "GET"
+            if is_below and is_read and "text/html" in Headers(scope=scope).get("accept", ""):
+                # Relative, as above, also from a path of several parts.
+                up = "../" * rest.count("/") or "./"
+                address = f"{up}#/{quote(rest.strip('/'), safe='/')}"
+                await RedirectResponse(address, 302)(scope, receive, send)
+                return
+            await not_found(scope, receive, send)
+
+        return answer
 
     async def _index(self, request: Request) -> Response:
         return file_response(request, self._files["index.html"], _HEADERS)

@@ -87,6 +87,20 @@ export async function request(method, path, options) {
 
 export const get = (path, query, options) => request("GET", path, { query, ...options });
 
+const PART = 200;
+const MAX_PARTS = 5;
+
+// Read the parts of a list after a cursor, at most 1,000 items: { items, next }.
+export async function readParts(path, query, options) {
+  let [items, next] = [[], query.cursor];
+  for (let part = 0; part < MAX_PARTS && (next || part === 0); part += 1) {
+    const answer = await get(path, { ...query, cursor: next, limit: PART }, options);
+    items = [...items, ...answer.items];
+    next = answer.next;
+  }
+  return { items, next };
+}
+
 // An unsafe request gets an Idempotency-Key, so that repeating it after a lost answer changes nothing twice.
 export function act(method, path, body, { key = newKey(), ...options } = {}) {
   return request(method, path, { body, headers: { "Idempotency-Key": key }, ...options });

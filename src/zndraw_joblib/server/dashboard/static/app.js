@@ -6,7 +6,7 @@ import { isVisible, retryNow } from "./live.js";
 import { pages } from "./pages/index.js";
 import { go, href, route } from "./router.js";
 import { theme, themes } from "./theme.js";
-import { Between, Dialog, Empty, Failure, Loading, Menu, Messages, Page, Questions } from "./ui.js";
+import { Between, Dialog, Empty, Failure, Find, Loading, Menu, Messages, Page, Questions } from "./ui.js";
 
 const failure = signal(null);
 const showsKeys = signal(false);
@@ -47,8 +47,13 @@ function skip(event) {
   document.getElementById("main").focus();
 }
 
-const Missing = ({ page }) => html`<${Page} title=${page?.label ?? "Not found"}>
-  <${Empty}>${page ? "You may not read this page. It is for operators; choose one above." : "There is no such page. Choose one above."}<//><//>`;
+// An address that is no page; `t` is the beginning of a link to a task, without its id.
+const Missing = ({ page }) => {
+  const [name] = route.value.segments;
+  if (page) return html`<${Page} title=${page.label}><${Empty}>You may not read this page. It is for operators; choose one above.<//><//>`;
+  return html`<${Page} title=${name === "t" ? "Find a task" : "Not found"}>
+    ${name !== "t" && html`<${Empty}>There is no page “${route.value.segments.join("/")}”. Choose one above, or find a task.<//>`}<${Find} /><//>`;
+};
 
 function Corner() {
   const leave = () => {

@@ -1,11 +1,11 @@
 // The parts that pages are made of.
-import { get, Problem } from "./api.js";
+import { get, Problem, readParts } from "./api.js";
 import { canReadAll, ownRoom } from "./auth.js";
 import { Exact, stringify } from "./json.js";
-import { between, compact, count, duration, exact, partsOf, plural, shortId } from "./format.js";
+import { between, compact, count, duration, exact, localTimes, momentOf, MOMENTS, partsOf, plural, shortId } from "./format.js";
 import { html, signal, useEffect, useErrorBoundary, useId, useRef, useSignal } from "./lib.js";
 import { usePoll } from "./live.js";
-import { href, route, setQuery } from "./router.js";
+import { go, href, route, setQuery } from "./router.js";
 
 // --- Text -----------------------------------------------------------------------------------------------------------
 
@@ -28,6 +28,14 @@ export function Ago({ at, isShort = false }) {
 }
 
 export const Between = ({ from, to }) => html`<span>${duration(between(from, to ?? (from && new Date(now.value).toISOString())))}</span>`;
+
+// A text in one line, cut at its end; on a phone in two, and all of it on tap.
+export function Clip({ text, before, class: name = "" }) {
+  const isOpen = useSignal(false);
+  if (!isNarrow.value) return html`<span class="clip ${name}" title=${text}>${before}${text}</span>`;
+  return html`<button type="button" class="plain clip ${name} ${isOpen.value ? "is-open" : ""}" aria-expanded=${isOpen.value ? "true" : "false"}
+    onClick=${() => (isOpen.value = !isOpen.value)}>${before}${text}</button>`;
+}
 
 // A label with a tone: good, bad, warn, busy, quiet.
 export const Badge = ({ tone = "quiet", title, children }) => html`<span class="badge ${tone}" title=${title}>${children}</span>`;
@@ -143,17 +151,19 @@ export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 export function Failure({ error, retry }) {
   if (!error) return null;
   const isProblem = error instanceof Problem;
+  const isOfQuery = error.status === 422 && /^query\./.test(error.message);
   return html`<div class="failure" role="alert">
-    <strong>${isProblem ? error.fields.title || `Status ${error.status}` : "No answer"}</strong>
-    <p>${error.message}</p>
+    <strong>${isOfQuery ? "This address has a value that cannot be used" : isProblem ? error.fields.title || `Status ${error.status}` : "No answer"}</strong>
+    <p>${localTimes(error.message).replace(/^query\./, "")}</p>
+    ${isOfQuery && html`<p><a href=${href(route.value.segments)}>Remove all filters</a></p>`}
     ${retry && html`<button type="button" onClick=${retry}>Try again</button>`}
   </div>`;
 }
 
-// The states of usePoll: loading, failed, or `children(data)`. Content stays when a later request fails. `missing` is the text
-// for an id or a name that nothing has.
+// The states of usePoll: loading, failed, or `children(data)`. Content stays when a later request fails. `missing` is the text,
+// or what to show instead, for an id or a name that nothing has.
 export function Loaded({ state, missing, children }) {
-  if (missing && state.data === null && [404, 422].includes(state.error?.status)) return html`<${Empty}>${missing}<//>`;
+  if (missing && state.data === null && [404, 422].includes(state.error?.status)) return typeof missing === "string" ? html`<${Empty}>${missing}<//>` : missing;
   if (state.data === null) return state.error ? html`<${Failure} error=${state.error} retry=${state.reload} />` : html`<${Loading} />`;
   return html`${state.error instanceof Problem && html`<${Failure} error=${state.error} retry=${state.reload} />`}${children(state.data)}`;
 }
@@ -216,7 +226,17 @@ export function Menu({ label, title, isCurrent, children }) {
 
 // --- Tables ---------------------------------------------------------------------------------------------------------
 
-// `columns`: { name, label, render(row), class }. With `selection`, a signal of a Set of keys, rows can be selected.
+// The head of a column; one with `sortBy` sorts the rows: "failed" or "-failed", as the address says.
+function Heading({ column: { name, label, class: kind = "", sortBy, isText } }) {
+  const names = `${kind} is-${name}`;
+  if (!sortBy) return html`<th scope="col" class=${names}>${label}</th>`;
+  const present = route.value.query.get("sort") || "name";
+  const order = { [sortBy]: "ascending", [`-${sortBy}`]: "descending" }[present] ?? "none";
+  const next = order === "none" ? (isText ? sortBy : `-${sortBy}`) : order === "ascending" ? `-${sortBy}` : sortBy;
+  return html`<th scope="col" class=${names} aria-sort=${order}><button type="button" class="sort" onClick=${() => setQuery({ sort: next === "name" ? null : next, cursor: null })}>${label}</button></th>`;
+}
+
+// `columns`: { name, label, render(row), class, sortBy }. With `selection`, a signal of a Set of keys, rows can be selected.
 export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty = "There is nothing here.", selection, rowLabel = rowKey, rowClass, class: name = "" }) {
   if (!rows.length) return html`<${Empty}>${empty}<//>`;
   const selected = selection?.value;
@@ -232,7 +252,7 @@ export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty 
     <thead><tr>
       ${selection && html`<th scope="col" class="choose"><input type="checkbox" aria-label="Choose all rows" checked=${all}
         onChange=${(event) => toggle(keys, event.target.checked)} /></th>`}
-      ${columns.map((column) => html`<th key=${column.name} scope="col" class="${column.class ?? ""} is-${column.name}">${column.label}</th>`)}
+      ${columns.map((column) => html`<${Heading} key=${column.name} column=${column} />`)}
     </tr></thead>
     <tbody>${rows.map((row) => {
       const key = rowKey(row);
@@ -266,14 +286,14 @@ export const Paging = ({ next }) => {
 
 // A page of a list that the API returns in parts. The address has the values of its `filters` and `switches`, and `form` is
 // where they are set. The table has `columns` and the other fields of `table`, or is `children(items, reload, isFiltered)`.
-// `needsRoom` is the text for a caller who has to name a room. A later part changes rarely: it is read every `laterSeconds`.
-export function ListPage({ title, path, filters = [], switches = [], form, needsRoom, laterSeconds = 5, empty, emptyIfFiltered = empty, emptyIfLater = empty, children, ...table }) {
+// With `isWhole` it reads all parts, to sort them. `needsRoom` is the text for a caller who has to name a room. A later part changes rarely: it is read every `laterSeconds`.
+export function ListPage({ title, path, filters = [], switches = [], form, needsRoom, isWhole, laterSeconds = 5, empty, emptyIfFiltered = empty, emptyIfLater = empty, children, ...table }) {
   const { query } = route.value;
   const values = Object.fromEntries([...filters, ...switches, "cursor"].map((name) => [name, query.get(name)]));
   if (needsRoom && !canReadAll.value) values.room ??= ownRoom.value;
   const isMissingRoom = needsRoom && !canReadAll.value && !values.room;
-  const load = (signal) => isMissingRoom ? { items: [], next: null } : get(path, values, { signal });
-  const state = usePoll(load, [values], values.cursor ? laterSeconds : 5);
+  const load = (signal) => isMissingRoom ? { items: [], next: null } : (isWhole ? readParts : get)(path, values, { signal });
+  const state = usePoll(load, [values, isWhole], values.cursor ? laterSeconds : 5);
   const isFiltered = filters.some((name) => query.get(name));
   return html`<${Page} title=${title}>
     ${form && html`<div class="card">${form}</div>`}
@@ -281,7 +301,7 @@ export function ListPage({ title, path, filters = [], switches = [], form, needs
       <${Loaded} state=${state}>${({ items, next }) => html`
         ${children ? children(items, state.reload, isFiltered)
           : html`<${Table} caption=${title} rows=${items} empty=${isFiltered ? emptyIfFiltered : values.cursor ? emptyIfLater : empty} ...${table} />`}
-        <${Paging} next=${next} />`}<//>`}<//>`;
+        ${isWhole ? next && html`<p class="help">The first ${count(items.length)} by name are sorted. Narrow the filter to sort others.</p>` : html`<${Paging} next=${next} />`}`}<//>`}<//>`;
 }
 
 // --- Filters: their values are in the address ------------------------------------------------------------------------
@@ -290,7 +310,7 @@ export const Filters = ({ children, label = "Filter" }) =>
   html`<form class="filters" role="search" aria-label=${label} onSubmit=${(event) => event.preventDefault()}>${children}</form>`;
 
 // A field of the query; it applies on Enter, and half a second after the last key.
-export function TextFilter({ name, label, placeholder, isFirst = false, type = "search", list, options = [] }) {
+export function TextFilter({ name, label, placeholder, isFirst = false, type = "search", list, options = [], wholeOf }) {
   const id = useId();
   const timer = useRef(null);
   // What the user has typed. The page is shown again with each answer of the server, which must not remove it.
@@ -302,11 +322,12 @@ export function TextFilter({ name, label, placeholder, isFirst = false, type = "
     clearTimeout(timer.current);
     timer.current = null;
   };
-  const apply = (value) => {
+  const apply = (value, isEntered) => {
     stop();
     typed.current = value;
     const text = value.trim();
-    setQuery({ [name]: options.find(([, option]) => option === text)?.[0] ?? text, cursor: null, from: null });
+    const same = options.find(([, option]) => option === text)?.[0];
+    setQuery({ [name]: same ?? (isEntered && wholeOf ? wholeOf(text, options) : text), cursor: null, from: null });
   };
   const later = ({ target: { value } }) => {
     stop();
@@ -316,11 +337,11 @@ export function TextFilter({ name, label, placeholder, isFirst = false, type = "
   useEffect(() => stop, []);
   return html`<div class="field"><label for=${id}>${label}</label>
     <input id=${id} type=${type} name=${name} value=${isTyped ? typed.current : present} placeholder=${placeholder} list=${list} data-first=${isFirst || undefined}
-      autocomplete="off" spellcheck=${false} onInput=${later} onChange=${(event) => apply(event.target.value)} /></div>`;
+      autocomplete="off" spellcheck=${false} onInput=${later} onChange=${(event) => apply(event.target.value, true)} /></div>`;
 }
 
 // A TextFilter with suggestions: `load()` returns [[value, label], …] once the field gets the focus. The field shows the
-// label, the address has the value.
+// label, the address has the value. `wholeOf(text, options)` completes what is entered.
 export function SuggestingFilter({ load, name, ...rest }) {
   const id = useId();
   const options = useSignal([]);
@@ -329,6 +350,21 @@ export function SuggestingFilter({ load, name, ...rest }) {
   return html`<div onFocusIn=${read}><${TextFilter} name=${name} list=${id} options=${options.value} ...${rest} />
     <datalist id=${id}>${options.value.map(([value, label]) => html`<option key=${value} value=${label} />`)}</datalist></div>`;
 }
+
+// A field that finds a task by its id or its beginning, and tasks by any other text.
+export function Find({ text = "" }) {
+  const id = useId();
+  const find = (event) => {
+    event.preventDefault();
+    const sought = new FormData(event.target).get("find").trim();
+    if (IS_BEGINNING.test(sought)) go(["tasks", sought]);
+    else if (sought) go("tasks", { text: sought });
+  };
+  return html`<form class="card filters" role="search" aria-label="Find tasks" onSubmit=${find}>
+    <div class="field wide"><label for=${id}>Find a task by its id or the beginning of it, or tasks by a text</label><input id=${id} type="search" name="find" defaultValue=${text} autocomplete="off" spellcheck=${false} data-first /></div>
+    <button class="primary">Find</button></form>`;
+}
+export const IS_BEGINNING = /^[0-9a-f]{4}[0-9a-f-]{0,32}$/i;
 
 // `options`: [[value, label], …]; the first one is usually ["", "all"].
 export function ChoiceFilter({ name, label, options }) {
@@ -370,14 +406,17 @@ export const Messages = () => html`<div class="toasts" aria-live="polite">
     <span>${message.text}</span><button type="button" class="plain" aria-label="Close the message" onClick=${message.close}>×</button></div>`)}
 </div>`;
 
-// A button that does `onClick`, is busy meanwhile, and shows what went wrong. With `confirm` (see `ask`) it asks first.
+// A button that does `onClick`, is busy meanwhile, and shows what went wrong. With `confirm` (see `ask`) it asks first; `onClick`
+// gets the value of the question's field.
 export function Button({ onClick, confirm, tone = "", disabled, success, children, class: more = "", ...rest }) {
   const isBusy = useSignal(false);
   const run = async () => {
-    if (isBusy.value || (confirm && !(await ask(confirm)))) return;
+    if (isBusy.value) return;
+    const answer = confirm ? await ask(confirm) : {};
+    if (!answer) return;
     isBusy.value = true;
     try {
-      await onClick();
+      await onClick(answer.value);
       if (success) toast(success);
     } catch (error) {
       if (error.name !== "AbortError") toast(error.message, "bad");
@@ -390,24 +429,59 @@ export function Button({ onClick, confirm, tone = "", disabled, success, childre
 
 const asked = signal(null);
 
-// Ask before an action: { title, body, action, tone }. Returns whether the answer is yes.
+// Ask before an action: { title, body, action, tone, field }. Returns null for no, else { value }, which the field has:
+// { label, help, read(text), say(value) }. `read` raises an Error for a text that is no value.
 export function ask(question) {
   return new Promise((resolve) => (asked.value = { tone: "danger", ...question, resolve }));
 }
 
-export function Questions() {
-  const question = asked.value;
-  if (!question) return null;
-  const answer = (yes) => {
+export const Questions = () => asked.value && html`<${Question} question=${asked.value} />`;
+
+function Question({ question: { title, body, action, tone, field, resolve } }) {
+  const [text, problem, id] = [useSignal(""), useSignal(null), useId()];
+  const answer = (value) => {
     asked.value = null;
-    question.resolve(yes);
+    resolve(value);
   };
-  return html`<${Dialog} title=${question.title} onClose=${() => answer(false)}>
-    <div class="dialog-body">${question.body}</div>
-    <footer><button type="button" onClick=${() => answer(false)}>Cancel</button>
-      <button type="button" class=${question.tone} onClick=${() => answer(true)}>${question.action}</button></footer>
-  <//>`;
+  const agree = (event) => {
+    event.preventDefault();
+    try {
+      answer({ value: field?.read(text.value) });
+    } catch (error) {
+      problem.value = error.message;
+    }
+  };
+  const enter = (event) => {
+    text.value = event.target.value;
+    problem.value = null;
+  };
+  const said = () => {
+    try {
+      return field.say(field.read(text.value));
+    } catch {
+      return field.help;
+    }
+  };
+  return html`<${Dialog} title=${title} onClose=${() => answer(null)}><form onSubmit=${agree} noValidate>
+    <div class="dialog-body"><p>${body}</p>${field && html`<div class="field"><label for=${id}>${field.label}</label>
+      <input id=${id} value=${text.value} autocomplete="off" spellcheck=${false} onInput=${enter} aria-invalid=${problem.value ? "true" : undefined} aria-describedby="${id}-help" />
+      <p id="${id}-help" class=${problem.value ? "problem" : "help"} role="status">${problem.value ?? said()}</p></div>`}</div>
+    <footer><button type="button" onClick=${() => answer(null)}>Close</button><button class=${tone}>${action}</button></footer></form><//>`;
 }
+
+// The end of a pause, for `ask`.
+export const UNTIL = {
+  label: "Until",
+  help: `Empty: until you resume. Or the end: ${MOMENTS}`,
+  read: (text) => {
+    if (!text.trim()) return null;
+    const at = momentOf(text);
+    if (!at) throw new Error(`“${text}” is no time. Write ${MOMENTS}.`);
+    if (new Date(at) <= new Date()) throw new Error(`${exact(at)} has passed. Write a time to come.`);
+    return at;
+  },
+  say: (at) => (at ? `It ends ${exact(at)}.` : UNTIL.help),
+};
 
 // A dialog over the page; Escape closes it, and the focus returns to where it was.
 export function Dialog({ title, onClose, wide = false, children }) {

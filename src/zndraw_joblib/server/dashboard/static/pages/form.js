@@ -45,7 +45,7 @@ export function FormDialog({ title, about, action, fields, value = {}, send, onC
       <div class="form two">${show(fields.filter((field) => !field.more))}</div>
       ${more.length > 0 && html`<details class="options" open=${isOpen || undefined}><summary>More options</summary><div class="form two">${show(more)}</div></details>`}
       <${Failure} error=${failure.value} /></form>
-    <footer><button type="button" onClick=${onClose}>Cancel</button><${Button} tone="primary" onClick=${submit}>${action}<//></footer><//>`;
+    <footer><button type="button" onClick=${onClose}>Close</button><${Button} tone="primary" onClick=${submit}>${action}<//></footer><//>`;
 }
 
 function FormField({ field, text, messages, onChange }) {

@@ -1,7 +1,7 @@
 // One job: its counts, policy, schema and workers, what happened in the last hour, and a form to submit a task.
 import { get } from "../api.js";
 import { canOperate, canReadAll, canWriteRoom, ownRoom } from "../auth.js";
-import { compact, count, duration, plural } from "../format.js";
+import { compact, count, duration, limitText, plural } from "../format.js";
 import { stringify } from "../json.js";
 import { html, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
@@ -11,7 +11,6 @@ import { filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
 import { Ago, Badge, Copy, Empty, Facts, Figure, Json, Loaded, Page, RoomLink, runningLabel, Section, Table } from "../ui.js";
 import { Failures } from "./overview.js";
 import { ForgetButton, JobState, PauseButton } from "./jobs.js";
-import { limitText } from "./limits.js";
 import { jobPath, maySubmit, Submit } from "./submit.js";
 import { Bulk } from "./tasks.js";
 import { readWorkers, WorkerTable } from "./workers.js";
@@ -101,14 +100,22 @@ function Summary({ job, hasForm }) {
 const WITHOUT_WORKERS = { forget: "the job is forgotten", reject: "submits are refused", queue: "tasks wait" };
 const WHY = { worker_lost: "lost worker", error: "failure", timeout: "time limit" };
 
+// The first pauses after failures, and the longest: 2.7 s, 7.4 s, 20 s, … at most 6 h.
+function pausesText({ base_seconds: base, factor, cap_seconds: longest, jitter }) {
+  const pauses = [1, 2, 3].map((failed) => Math.min(longest, base * factor ** failed));
+  const less = jitter ? `, each up to ${Math.round(jitter * 100)} % shorter` : "";
+  if (pauses[0] === 0) return "none";
+  if (factor === 1 || pauses[0] === longest) return `${duration(pauses[0])} each${less.replace("each ", "")}`;
+  return `${pauses.map(duration).join(", ")}, … at most ${duration(longest)}${less}`;
+}
+
 function Policy({ job }) {
-  const { backoff } = job;
   return html`<${Section} title="Policy"><${Facts} items=${[
     ["Attempts", count(job.max_attempts)],
     ["Tried again after", job.retry_on.map((reason) => WHY[reason] ?? reason).join(", ") || "nothing"],
     ["Never tried again after", job.non_retryable?.join(", ") || "no exception in particular"],
     ["Lost workers at most", count(job.max_crashes)],
-    ["Pause before the next attempt", html`${duration(backoff.base_seconds)} × ${Number(backoff.factor.toFixed(3))}<sup>n</sup>, at most ${duration(backoff.cap_seconds)}${backoff.jitter ? `, up to ${Math.round(backoff.jitter * 100)} % less` : ""}`],
+    ["Pauses between attempts", pausesText(job.backoff)],
     ["Time limit of an attempt", job.timeout_seconds ? duration(job.timeout_seconds) : "none"],
     ["Time to start", job.start_timeout_seconds ? duration(job.start_timeout_seconds) : "no limit"],
     ["Running at once", job.max_in_flight ? count(job.max_in_flight) : "no limit"],

@@ -1,33 +1,60 @@
 // All jobs with their counts; for a reader of one room, the jobs that the room sees.
 import { act, get } from "../api.js";
 import { canOperate, canReadAll, ownRoom } from "../auth.js";
-import { between, compact, count, plural } from "../format.js";
+import { between, compact, count, exact, plural } from "../format.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route } from "../router.js";
-import { Ago, Badge, Button, ChoiceFilter, Empty, Filters, JobLink, ListPage, Loaded, Page, Paging, Table, TextFilter } from "../ui.js";
+import { Ago, Badge, Button, ChoiceFilter, Empty, Filters, isNarrow, JobLink, ListPage, Loaded, Page, Paging, Table, TextFilter, UNTIL } from "../ui.js";
 import { jobPath } from "./submit.js";
 
 export function Jobs() {
   return canReadAll.value ? html`<${AllJobs} />` : html`<${RoomJobs} />`;
 }
 
-const AllJobs = () => html`<${ListPage} title="Jobs" path="/jobs" filters=${["room", "category", "paused"]} switches=${["deleted"]}
+// By what jobs are sorted: those with nothing to count come last.
+const SORTS = {
+  name: ["Name", (job) => job.full_name],
+  queued: ["Queued", (job) => job.queued],
+  oldest: ["Oldest waiting", (job) => job.oldest_waiting_at && -new Date(job.oldest_waiting_at)],
+  running: ["Running", (job) => job.counts.running],
+  completed: ["Completed", (job) => job.counts.completed],
+  failed: ["Failed", (job) => job.counts.failed],
+  workers: ["Workers", (job) => job.workers],
+};
+
+function sorted(jobs, sort) {
+  const valueOf = SORTS[sort.replace("-", "")]?.[1];
+  if (!valueOf) return jobs;
+  const [order, lowest] = [sort[0] === "-" ? -1 : 1, -Infinity];
+  const [isLess, isMore] = [(a, b) => (valueOf(a) ?? lowest) < (valueOf(b) ?? lowest), (a, b) => (valueOf(a) ?? lowest) > (valueOf(b) ?? lowest)];
+  return [...jobs].sort((a, b) => order * (isMore(a, b) - isLess(a, b)) || (a.full_name < b.full_name ? -1 : 1));
+}
+
+const MAX_SORTED = 200;
+
+function AllJobs() {
+  const sort = route.value.query.get("sort") ?? "";
+  const orders = Object.entries(SORTS).flatMap(([name, [label]]) => (name === "name" ? [["", "name"], ["-name", "name, last first"]] : [[`-${name}`, `${label.toLowerCase()}, most first`]]));
+  return html`<${ListPage} title="Jobs" path="/jobs" filters=${["room", "category", "paused"]} switches=${["deleted"]} isWhole=${Boolean(sort)}
   form=${html`<${Filters} label="Filter jobs">
     <${TextFilter} name="room" label="Room" isFirst /><${TextFilter} name="category" label="Category" />
     <${ChoiceFilter} name="paused" label="State" options=${[["", "any"], ["true", "paused"], ["false", "not paused"]]} />
-    <${ChoiceFilter} name="deleted" label="Deleted jobs" options=${[["", "hidden"], ["true", "shown"]]} /><//>`}>
-  ${(items, reload, isFiltered) => html`<${JobTable} jobs=${items} reload=${reload}
-    empty=${isFiltered ? "No job matches this filter." : "There are no jobs yet. A worker registers them when it starts."} />`}<//>`;
+    <${ChoiceFilter} name="deleted" label="Deleted jobs" options=${[["", "hidden"], ["true", "shown"]]} />
+    ${isNarrow.value && html`<${ChoiceFilter} name="sort" label="Sort by" options=${orders} />`}<//>`}>
+  ${(items, reload, isFiltered) => html`<${JobTable} jobs=${sorted(items, sort).slice(0, sort ? MAX_SORTED : items.length)} reload=${reload} isSortable
+    empty=${isFiltered ? "No job matches this filter." : "There are no jobs yet. A worker registers them when it starts."} />
+    ${sort && items.length > MAX_SORTED && html`<p class="help">Shown: ${count(MAX_SORTED)} of ${plural(items.length, "job")}. Narrow the filter to find others.</p>`}`}<//>`;
+}
 
 // Pause and resume; `job` has the state, `reload` reads it again.
 export function PauseButton({ job, reload, small = true }) {
   if (!canOperate.value || job.deleted) return null;
-  const change = (action) => () => act("POST", `/rooms/${encodeURIComponent(job.room_id)}/jobs/${jobPath(job.full_name)}/${action}`).then(reload);
+  const change = (action) => (until) => act("POST", `/rooms/${encodeURIComponent(job.room_id)}/jobs/${jobPath(job.full_name)}/${action}`, until ? { until } : undefined).then(reload);
   const size = small ? "small" : "";
   if (job.paused) return html`<${Button} class=${size} tone="primary" onClick=${change("resume")} success="Workers claim its tasks again." aria-label=${`Resume ${job.full_name}`}>Resume<//>`;
   return html`<${Button} class=${size} onClick=${change("pause")} success="The job is paused." aria-label=${`Pause ${job.full_name}`}
-    confirm=${{ title: `Pause ${job.name}?`, body: "No worker claims its tasks until you resume it. Tasks that are claimed or running continue.", action: "Pause the job" }}>Pause<//>`;
+    confirm=${{ title: `Pause ${job.name}?`, body: "No worker claims its tasks until the pause ends. Tasks that are claimed or running continue.", action: "Pause the job", field: UNTIL }}>Pause<//>`;
 }
 
 export function ForgetButton({ job, reload }) {
@@ -47,7 +74,7 @@ export const Claimed = ({ counts }) => counts.claimed > 0 && html` <span class="
 
 export function JobState({ job }) {
   if (job.deleted) return html`<${Badge} title="No worker serves it. A worker that registers it restores it.">deleted<//>`;
-  if (job.paused) return html`<${Badge} tone="warn" title=${job.paused_until ? `Until ${job.paused_until}` : ""}>paused<//>`;
+  if (job.paused) return html`<${Badge} tone="warn" title=${job.paused_until ? `Until ${exact(job.paused_until)}` : "Until it is resumed"}>${job.paused_until ? html`paused, ends <${Ago} at=${job.paused_until} />` : "paused"}<//>`;
   if (job.workers === 0 && job.room_id !== "@internal") return html`<${Badge} tone=${job.queued ? "bad" : "warn"}>no workers<//>`;
   return html`<${Badge} tone="good">active<//>`;
 }
@@ -60,19 +87,19 @@ export function Oldest({ at }) {
 }
 
 // `room` limits the links of the counts to the tasks of a room, whose overview has no waiting times of single jobs.
-export function JobTable({ jobs, reload, room, empty }) {
+export function JobTable({ jobs, reload, room, isSortable, empty }) {
   const to = (job, status) => href("tasks", { job: job.full_name, status, room });
   const columns = [
-    { name: "job", label: "Job", render: (job) => html`<${JobLink} name=${job.full_name} />` },
+    { name: "job", label: "Job", sortBy: "name", isText: true, render: (job) => html`<${JobLink} name=${job.full_name} />` },
     { name: "state", label: "State", render: (job) => html`<${JobState} job=${job} />` },
-    { name: "waiting", label: room ? "Pending" : "Queued", class: "number", render: (job) => html`<${Count} size=${room ? job.counts.pending : job.queued} to=${to(job, "pending")} />${job.scheduled > 0 && html` <span class="help">${compact(job.scheduled)} scheduled</span>`}` },
-    !room && { name: "oldest", label: "Oldest waiting", render: (job) => html`<${Oldest} at=${job.oldest_waiting_at} />` },
-    { name: "running", label: "Running", class: "number", render: (job) => html`<${Count} size=${job.counts.running} to=${to(job, "running")} tone="busy" /><${Claimed} counts=${job.counts} />${job.max_in_flight && html` <span class="help" title="running and claimed together">limit ${count(job.max_in_flight)}</span>`}` },
-    { name: "completed", label: "Completed", class: "number", render: (job) => html`<${Count} size=${job.counts.completed} to=${to(job, "completed")} />` },
-    { name: "failed", label: "Failed", class: "number", render: (job) => html`<${Count} size=${job.counts.failed} to=${to(job, "failed")} tone="error" />` },
-    { name: "workers", label: "Workers", class: "number", render: (job) => html`<span title=${plural(job.slots, "slot")}>${count(job.workers)}</span>` },
+    { name: "waiting", sortBy: "queued", label: room ? "Pending" : "Queued", class: "number", render: (job) => html`<${Count} size=${room ? job.counts.pending : job.queued} to=${to(job, "pending")} />${job.scheduled > 0 && html` <span class="help">${compact(job.scheduled)} scheduled</span>`}` },
+    !room && { name: "oldest", sortBy: "oldest", label: "Oldest waiting", render: (job) => html`<${Oldest} at=${job.oldest_waiting_at} />` },
+    { name: "running", sortBy: "running", label: "Running", class: "number", render: (job) => html`<${Count} size=${job.counts.running} to=${to(job, "running")} tone="busy" /><${Claimed} counts=${job.counts} />${job.max_in_flight && html` <span class="help" title="running and claimed together">limit ${count(job.max_in_flight)}</span>`}` },
+    { name: "completed", sortBy: "completed", label: "Completed", class: "number", render: (job) => html`<${Count} size=${job.counts.completed} to=${to(job, "completed")} />` },
+    { name: "failed", sortBy: "failed", label: "Failed", class: "number", render: (job) => html`<${Count} size=${job.counts.failed} to=${to(job, "failed")} tone="error" />` },
+    { name: "workers", sortBy: "workers", label: "Workers", class: "number", render: (job) => html`<span title=${plural(job.slots, "slot")}>${count(job.workers)}</span>` },
     canOperate.value && reload && { name: "do", label: "Actions", render: (job) => html`<${PauseButton} job=${job} reload=${reload} />` },
-  ].filter(Boolean);
+  ].filter(Boolean).map((column) => (isSortable ? column : { ...column, sortBy: null }));
   return html`<${Table} caption="Jobs" columns=${columns} rows=${jobs} rowKey=${(job) => job.full_name} empty=${empty} />`;
 }
 

@@ -1,7 +1,7 @@
 // The limits that jobs share by their names: list, define, change and delete.
 import { act, get } from "../api.js";
 import { canOperate } from "../auth.js";
-import { count } from "../format.js";
+import { count, rateText } from "../format.js";
 import { html, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
 import { route } from "../router.js";
@@ -26,7 +26,7 @@ export function Limits() {
   const columns = [
     { name: "name", label: "Limit", render: (limit) => html`<span class="name">${limit.name}</span>` },
     { name: "at-once", label: "At once", render: (limit) => (limit.max_in_flight ? count(limit.max_in_flight) : none) },
-    { name: "rate", label: "Rate", render: (limit) => rateOf(limit.rate) ?? none },
+    { name: "rate", label: "Rate", render: (limit) => rateText(limit.rate) ?? none },
     { name: "changed", label: "Changed", render: (limit) => html`<span><${Ago} at=${limit.updated_at} /> <span class="help">by ${limit.updated_by}</span></span>` },
     canOperate.value && { name: "do", label: "Actions", render: (limit) => html`<span class="actions">
       <${Button} class="small" onClick=${() => (edited.value = limit)} aria-label=${`Edit ${limit.name}`}>Edit<//>
@@ -54,16 +54,4 @@ function LimitForm({ limit, onClose, reload }) {
   };
   return html`<${FormDialog} title=${isNew ? "New limit" : `Edit the limit ${limit.name}`} action=${isNew ? "Create the limit" : "Change the limit"}
     about="It holds for all claims from now on. Fill in a number of tasks at once, a rate, or both." fields=${[name, ...FIELDS]} value=${limit} send=${send} onClose=${onClose} />`;
-}
-
-// A limit of a job: "2 at once, 10 in 60 s for each room", or its name.
-export function limitText({ name, key, max_in_flight: slots, rate }) {
-  const each = key ? ` for each ${{ room: "room", submitter: "submitter" }[key] ?? `value of ${key}`}` : "";
-  if (name) return `${name}${each}`;
-  return `${[slots && `${count(slots)} at once`, rateOf(rate)].filter(Boolean).join(", ")}${each}`;
-}
-
-function rateOf(rate) {
-  if (!rate) return null;
-  return `${count(rate.count)} in ${rate.per_seconds} s${rate.burst > 1 ? `, burst ${count(rate.burst)}` : ""}`;
 }

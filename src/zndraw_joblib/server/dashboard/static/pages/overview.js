@@ -1,13 +1,13 @@
 // What is wrong first, then how much happens, then who works.
 import { get } from "../api.js";
 import { canOperate } from "../auth.js";
-import { between, compact, count, duration, plural } from "../format.js";
+import { between, compact, count, duration, localTimes, plural } from "../format.js";
 import { html, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
 import { DURATIONS, Plot } from "../plots.js";
 import { href, route, setQuery, showTasksBetween } from "../router.js";
 import { causesOf, filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
-import { Ago, Badge, Between, Empty, isNarrow, JobLink, Loaded, Page, Section, Table } from "../ui.js";
+import { Ago, Badge, Between, Clip, Empty, isNarrow, JobLink, Loaded, Page, Section, Table } from "../ui.js";
 import { Bulk } from "./tasks.js";
 
 const WHOLE = [1, 2, 5].flatMap((step) => [1, 10, 100, 1000, 10_000, 100_000].map((size) => step * size)).sort((a, b) => a - b);
@@ -56,7 +56,7 @@ function linksOf(finding) {
 
 const Finding = ({ finding }) => html`<li class="finding ${finding.severity}">
   <div class="finding-head"><${Badge} tone=${{ critical: "bad", warning: "warn" }[finding.severity] ?? "quiet"} title=${finding.code}>${finding.severity}<//>
-    <strong>${finding.detail}</strong>${finding.since && html`<span class="help">for <${Between} from=${finding.since} /></span>`}</div>
+    <strong>${localTimes(finding.detail)}</strong>${finding.since && html`<span class="help">for <${Between} from=${finding.since} /></span>`}</div>
   <p>${finding.remedy} <span class="links">${linksOf(finding).map(([label, to]) => html`<a key=${to} href=${to}>${label}</a>`)}</span></p></li>`;
 
 const keyOf = (finding) => [finding.code, finding.job, finding.room, finding.task].join();
@@ -80,6 +80,8 @@ export function Findings({ findings }) {
     ${others.length > 0 && html`<section class="findings" aria-label="Pauses"><ul>${others.map((finding) => html`<${Finding} key=${keyOf(finding)} finding=${finding} />`)}</ul></section>`}`;
 }
 
+// What the counts of a period are, everywhere on this page.
+const ENDS = "Each end of a task counts, at its time: a task that is retried by hand and fails again counts twice. An attempt that is repeated by itself ends no task. The list has the tasks that were created in this time.";
 const TONES = { claimed: "warn", running: "busy", failed: "bad", completed: "good" };
 
 function Statuses({ overview }) {
@@ -90,18 +92,18 @@ function Statuses({ overview }) {
     ["queued", overview.queued, { status: "pending", scheduled: "false" }],
     ["claimed", counts.claimed, { status: "claimed" }],
     ["running", counts.running, { status: "running" }],
-    ["failed", sumOf(recent, "failed"), { status: "failed", since: "1h" }, "in the last hour"],
-    ["completed", sumOf(recent, "completed"), { status: "completed", since: "1h" }, "in the last hour"],
+    ["failed", sumOf(recent, "failed"), { status: "failed", since: "1h" }, "in the last hour", ENDS],
+    ["completed", sumOf(recent, "completed"), { status: "completed", since: "1h" }, "in the last hour", ENDS],
   ];
   const facts = [
     html`<a href=${href("workers")} class=${active ? "" : "error"}>${plural(active, "worker")}</a>${workers.silent > 0 && html`, <a class="warn" href=${href("workers", { state: "silent" })}>${count(workers.silent)} silent</a>`}${workers.draining > 0 && `, ${count(workers.draining)} draining`}`,
     html`${count(overview.slots_used)} of ${plural(overview.slots, "slot")} in use`,
     oldest && html`<span class=${between(oldest, at) > 3600 ? "warn" : ""}>the oldest waits for ${duration(between(oldest, at))}</span>`,
     html`<a href=${href("jobs")}>${plural(overview.jobs, "job")}</a>${overview.paused_jobs > 0 && html`, <a href=${href("jobs", { paused: "true" })}>${count(overview.paused_jobs)} paused</a>`}`,
-    html`ever <a href=${href("tasks", { status: "completed" })}>${count(counts.completed)} completed</a>, <a href=${href("tasks", { status: "failed" })}>${count(counts.failed)} failed</a>`,
+    html`<span title="Tasks that have this status now, and are not deleted yet">in all <a href=${href("tasks", { status: "completed" })}>${count(counts.completed)} completed</a>, <a href=${href("tasks", { status: "failed" })}>${count(counts.failed)} failed</a></span>`,
   ];
-  return html`<section class="card statuses" aria-label="Counts"><ul>${rows.map(([name, size, query, more]) => html`<li key=${name}>
-      <a href=${href("tasks", query)} title=${`${count(size)} ${name}${more ? ` ${more}` : ""}`}><span class="value ${size ? TONES[name] : ""}">${compact(size)}</span> <span class="label">${name}${more && html`<span class="of-hour"> ${more}</span>`}</span></a></li>`)}</ul>
+  return html`<section class="card statuses" aria-label="Counts"><ul>${rows.map(([name, size, query, more, meaning]) => html`<li key=${name}>
+      <a href=${href("tasks", query)} title=${`${count(size)} ${name}${more ? ` ${more}. ${meaning}` : ""}`}><span class="value ${size ? TONES[name] : ""}">${compact(size)}</span> <span class="label">${name}${more && html`<span class="of-hour"> ${more}</span>`}</span></a></li>`)}</ul>
     <p class="help">${facts.filter(Boolean).map((fact, index) => html`${index > 0 && " · "}${fact}`)}</p></section>`;
 }
 
@@ -123,15 +125,21 @@ export function Failures({ job }) {
     { name: "count", label: "Failed", class: "number", render: (group) => html`<a class="error" href=${href("tasks", { ...filterOf(group), since: sinceName(seconds) })}><b>${count(group.count)}</b></a>` },
     !job && { name: "job", label: "Job", render: (group) => html`<${JobLink} name=${group.job_name} />` },
     { name: "kind", label: "Exception", render: (group) => html`<b class="name">${group.exception ?? group.error_code ?? "unknown"}</b>` },
-    { name: "example", label: "Last error", class: "text", render: (group) => html`<a class="clip" href=${href(["tasks", group.example])} title=${group.error}>${withoutName(group) || "Show the task"}</a>` },
+    { name: "example", label: "Last error", class: "text", render: (group) => html`<${Example} group=${group} />` },
     { name: "first", label: "First", render: (group) => html`<${Ago} at=${group.first_at} isShort />` },
     { name: "last", label: "Last", render: (group) => html`<${Ago} at=${group.last_at} isShort />` },
     canOperate.value && { name: "do", label: "Actions", render: (group) => isWhole(group) && html`<button type="button" class="small" aria-label=${`Retry all ${count(group.count)} of ${group.job_name}, ${group.exception ?? group.error_code}`} onClick=${() => (retrying.value = { ...filterOf(group), since: since() })}>Retry all …</button>` },
   ].filter(Boolean);
-  return html`<${Section} title="Failures by job and exception" actions=${html`<span class="help">of ${state.data.is_complete ? "" : `the newest ${count(state.data.count)} of `}the last ${seconds > 86_400 ? duration(seconds) : "24 h"}</span>`}>
+  return html`<${Section} title="Failures by job and exception" actions=${html`<span class="help" title="Tasks that were created in this time and are failed now">of ${state.data.is_complete ? "" : `the newest ${count(state.data.count)} of `}the last ${seconds > 86_400 ? duration(seconds) : "24 h"}</span>`}>
     <${Folded} items=${groups} size=${8} word="group" list=${(items) => html`
       <${Table} caption="Failures by job and exception" class="failures" columns=${columns} rows=${items} rowKey=${(group) => [group.job_name, group.error_code, group.exception].join()} />`} /><//>
     ${retrying.value && html`<${Bulk} action="retry" filter=${retrying.value} onClose=${() => (retrying.value = null)} onDone=${state.reload} />`}`;
+}
+
+function Example({ group }) {
+  const [text, to] = [withoutName(group), href(["tasks", group.example])];
+  if (!isNarrow.value || !text) return html`<a class="clip" href=${to} title=${group.error}>${text || "Show the task"}</a>`;
+  return html`<${Clip} class="error" text=${text} /><a href=${to}>Show the task</a>`;
 }
 
 const sinceName = (seconds) => (seconds === 86_400 ? "24h" : seconds === 7 * 86_400 ? "7d" : "30d");
@@ -166,7 +174,7 @@ function Throughput({ times, at, intervals, range, per, label }) {
   ];
   const summary = `Tasks in the last ${label}: ${count(sumOf(intervals, "submitted"))} submitted, ${count(sumOf(intervals, "completed"))} completed, ${count(sumOf(intervals, "failed"))} failed.`;
   return html`<${Section} title=${`Tasks per ${per}`}><${Plot} times=${times} series=${series} range=${range} sync="overview" onSelect=${showTasksBetween({})} least=${4} incrs=${WHOLE} summary=${summary} />
-    <p class="help">${summary}</p><//>`;
+    <p class="help" title=${ENDS}>${summary}</p><//>`;
 }
 
 const durations = (name, title, words) =>
@@ -190,12 +198,16 @@ const Running = durations("running", "Running time", ["ended", "ran"]);
 function Causes({ intervals, label }) {
   const causes = causesOf(intervals).slice(0, 8);
   const highest = causes[0]?.[1] ?? 1;
+  // Of a failed task without a code no cause is counted.
+  const [failed, lost] = [sumOf(intervals, "failed"), sumOf(intervals, "lost")];
+  const attempts = Math.max(failed, causesOf(intervals).reduce((sum, [, size]) => sum + size, 0));
   return html`<${Section} title="Why attempts failed">${causes.length
     ? html`<ul class="bars">${causes.map(([code, size]) => html`<li key=${code}>
         <a href=${href("tasks", { error_code: code, since: "1h" })}>${code}</a><span>${count(size)}</span>
         <meter min="0" max=${highest} value=${size} aria-label=${`${code}: ${size}`}></meter></li>`)}</ul>`
     : html`<${Empty}>No attempt failed in the last ${label}.<//>`}
-    <p class="help">${plural(sumOf(intervals, "retried"), "failed attempt was", "failed attempts were")} repeated, ${plural(sumOf(intervals, "lost"), "attempt was", "attempts were")} lost, because a worker went away or time ran out.</p><//>`;
+    <p class="help" title=${ENDS}>${plural(attempts, "attempt")} failed or ${attempts === 1 ? "was" : "were"} lost: ${plural(failed, "task")} ended as failed, ${count(attempts - failed)} returned to their queues.
+      ${lost > 0 && ` ${count(lost)} were lost: a worker went away, or time ran out.`}</p><//>`;
 }
 
 function Servers({ servers }) {

@@ -1,16 +1,16 @@
 // Rooms: how they share what runs, and what waits in each.
-import { act, get } from "../api.js";
+import { act, get, readParts } from "../api.js";
 import { canOperate, canReadAll, ownRoom } from "../auth.js";
 import { compact, count, plural } from "../format.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route } from "../router.js";
-import { Ago, Badge, Between, Button, Empty, Figure, Filters, Loaded, Page, Paging, RoomLink, runningLabel, Section, Table, TASK_COLUMNS, TextFilter } from "../ui.js";
+import { Ago, Badge, Between, Button, Empty, Figure, Filters, Loaded, Page, Paging, RoomLink, runningLabel, Section, Table, TASK_COLUMNS, TextFilter, UNTIL } from "../ui.js";
 import { Claimed, Count, JobTable, Oldest } from "./jobs.js";
 import { Findings } from "./overview.js";
+import { matchesOf, roomNames } from "./suggestions.js";
 
-const PART = 200;
-const MAX_PARTS = 5;
+const MAX_SHOWN = 200;
 const MAX_BARS = 10;
 
 export function Rooms() {
@@ -19,28 +19,17 @@ export function Rooms() {
   return html`<${Page} title="Rooms"><${Empty}>Name your room above. You see the rooms that you may read.<//><//>`;
 }
 
-// Several parts at once, because the rooms with the largest shares come first here.
-async function readRooms(cursor, signal) {
-  let [items, next] = [[], cursor];
-  for (let part = 0; part < MAX_PARTS && (next || part === 0); part += 1) {
-    const answer = await get("/rooms", { cursor: next, limit: PART }, { signal });
-    items = [...items, ...answer.items];
-    next = answer.next;
-  }
-  return { items, next };
-}
-
 // Pause and resume a room, or all rooms if `room` is null; `pauses` are those that concern it.
 function PauseRoomButton({ room, pauses, reload }) {
   if (!canOperate.value) return null;
   const path = room === null ? "" : `/rooms/${encodeURIComponent(room)}`;
-  const change = (action) => () => act("POST", `${path}/${action}`).then(reload);
+  const change = (action) => (until) => act("POST", `${path}/${action}`, until ? { until } : undefined).then(reload);
   const [what, short] = room === null ? ["all rooms", "all rooms"] : [`room ${room}`, "room"];
   if (pauses.some((pause) => pause.room === room)) {
     return html`<${Button} tone="primary" onClick=${change("resume")} success="Workers claim its tasks again." aria-label=${`Resume ${what}`}>Resume ${short}<//>`;
   }
   return html`<${Button} onClick=${change("pause")} success="It is paused." aria-label=${`Pause ${what}`}
-    confirm=${{ title: `Pause ${what}?`, body: "No worker claims their tasks, and no schedule submits one, until you resume. Tasks that are claimed or running continue.", action: `Pause ${what}` }}>Pause ${short}<//>`;
+    confirm=${{ title: `Pause ${what}?`, body: "No worker claims their tasks, and no schedule submits one, until the pause ends. Tasks that are claimed or running continue.", action: `Pause ${what}`, field: UNTIL }}>Pause ${short}<//>`;
 }
 
 const Paused = ({ pause }) => pause && html` <${Badge} tone="warn" title=${`By ${pause.paused_by}`}>${pause.until ? html`paused, ends <${Ago} at=${pause.until} />` : "paused"}<//>`;
@@ -51,8 +40,8 @@ function AllRooms() {
   const { query } = route.value;
   const cursor = query.get("cursor");
   const text = (query.get("text") ?? "").toLowerCase();
-  const state = usePoll((signal) => readRooms(cursor, signal), [cursor]);
-  const paused = usePoll((signal) => get("/pauses", { limit: PART }, { signal }), []);
+  const state = usePoll((signal) => readParts("/rooms", { cursor }, { signal }), [cursor]); // those with the largest shares come first here
+  const paused = usePoll((signal) => get("/pauses", { limit: MAX_SHOWN }, { signal }), []);
   const pauses = paused.data?.items ?? [];
   const pauseOf = (id) => pauses.find((pause) => pause.room === id);
   const columns = [
@@ -72,8 +61,8 @@ function AllRooms() {
     const matches = sorted.filter((room) => room.id.toLowerCase().includes(text));
     return html`<${Fairness} rooms=${sorted} />
       <div class="card"><${Filters} label="Filter rooms"><${TextFilter} name="text" label="Room" isFirst /><//></div>
-      <${Table} caption="Rooms" columns=${columns} rows=${matches.slice(0, PART)} empty=${text ? "No room matches this filter." : "No room has tasks or jobs yet."} />
-      ${matches.length > PART && html`<p class="help">Shown: ${count(PART)} of ${plural(matches.length, "room")}. Narrow the filter to find others.</p>`}
+      <${Table} caption="Rooms" columns=${columns} rows=${matches.slice(0, MAX_SHOWN)} empty=${text ? "No room matches this filter." : "No room has tasks or jobs yet."} />
+      ${matches.length > MAX_SHOWN && html`<p class="help">Shown: ${count(MAX_SHOWN)} of ${plural(matches.length, "room")}. Narrow the filter to find others.</p>`}
       <${Paging} next=${next} />`;
   }}<//><//>`;
 }
@@ -98,13 +87,23 @@ function Fairness({ rooms }) {
       : html`<${Empty}>No room has running or pending tasks.<//>`}<//>`;
 }
 
+// Workers are in a room by its jobs.
+const isNothing = (room) => Object.values(room.counts).every((size) => !size) && !room.jobs.some((job) => job.room_id === room.room);
+
+function NoRoom({ id }) {
+  const names = usePoll(() => roomNames(), [id], null).data ?? [];
+  const { matches, near } = matchesOf(id, names.filter(([name]) => name !== id));
+  const others = [...matches, ...near].slice(0, 5);
+  return html`<${Empty}>No task, job or worker is in a room ${id}.${others.length > 0 && html` Did you mean: ${others.map(([name]) => html`<${RoomLink} key=${name} id=${name} /> `)}`}<//>`;
+}
+
 export function Room({ segments }) {
   const id = segments[1];
   const state = usePoll((signal) => get(`/rooms/${encodeURIComponent(id)}/overview`, {}, { signal }), [id]);
   const tasks = usePoll((signal) => get("/tasks", { room: id, limit: 10 }, { signal }), [id]);
   const button = state.data && html`<${PauseRoomButton} room=${id} pauses=${state.data.pauses} reload=${state.reload} />`;
   return html`<${Page} title=${`Room ${id}`} actions=${html`<a class="button" href=${href("tasks", { room: id })}>All its tasks</a>${button}`}>
-    <${Loaded} state=${state}>${(room) => html`
+    <${Loaded} state=${state}>${(room) => isNothing(room) ? html`<${NoRoom} id=${id} />` : html`
       <${Findings} findings=${room.findings} />
       <${Figures} room=${room} />
       <${Section} title="Jobs" class="wide"><${JobTable} jobs=${room.jobs} reload=${state.reload} room=${id} empty="The room has no jobs of its own." /><//>

@@ -1,6 +1,7 @@
 // The schedules of all rooms: when each is due, and what became of its last due time.
 import { act } from "../api.js";
 import { canReadAll, canWriteRoom, ownRoom } from "../auth.js";
+import { exact } from "../format.js";
 import { html, useSignal } from "../lib.js";
 import { href, route } from "../router.js";
 import { Ago, Button, Filters, JobLink, ListPage, RoomLink, Table, TextFilter, toast } from "../ui.js";
@@ -89,7 +90,7 @@ function Actions({ schedule, reload, edit }) {
 
 function ruleOf({ cron, every_seconds: every, time_zone: zone, at }) {
   if (cron) return zone === "UTC" ? cron : `${cron} ${zone}`;
-  return every ? `every ${every} s` : `at ${at}`;
+  return every ? `every ${every} s` : `at ${exact(at)}`;
 }
 
 function Last({ schedule: { last_due_at: at, last_task_id: task } }) {

@@ -1,12 +1,12 @@
 // One task: why it waits or failed, what it does, what it got and returned, and what may be done with it.
 import { act, get } from "../api.js";
 import { canOperate, canReadAll, canWriteRoom, config, me, ownRoom } from "../auth.js";
-import { count, duration, exact, partsOf, shortId, subject } from "../format.js";
+import { count, duration, localTimes, partsOf, shortId, subject } from "../format.js";
 import { stringify } from "../json.js";
 import { html, useEffect, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
 import { href, replace, route, setQuery } from "../router.js";
-import { Ago, Badge, Button, Copy, Empty, JobLink, Json, Loaded, nameOfWorker, Page, Parts, RoomLink, Section, Facts, Status, WorkerLink } from "../ui.js";
+import { Ago, Badge, Button, Copy, Empty, Find, IS_BEGINNING, JobLink, Json, Loaded, nameOfWorker, Page, Parts, RoomLink, Section, Facts, Status, Table, TASK_COLUMNS, WorkerLink } from "../ui.js";
 import { Comparison } from "./compare.js";
 import { Result } from "./result.js";
 import { Log } from "./task_log.js";
@@ -24,18 +24,35 @@ const IS_ID = /^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$/i;
 
 export const Task = ({ segments: [, id] }) => (IS_ID.test(id) ? html`<${Whole} id=${id} />` : html`<${Shortened} id=${id} />`);
 
-const NoTask = ({ id }) => html`<${Empty}>No such task: ${id}. Tasks that have ended are deleted after some time.<//>`;
+const NoTask = ({ id }) => html`<${Empty}>No such task: ${id}. Tasks that have ended are deleted after some time.${!IS_BEGINNING.test(id) && " An id has digits and the letters a to f, and its beginning at least four of them."}<//>
+  <${Find} text=${id} />`;
 
-// The beginning of an id: that of one task leads to it.
+// The beginning of an id: that of one task leads to it, that of several to a list of them.
+async function readBeginning(id, abort) {
+  if (!IS_BEGINNING.test(id)) return [];
+  const { tasks } = await get("/ids", { prefix: id, room: canReadAll.value ? undefined : ownRoom.value }, { signal: abort });
+  if (tasks.length === 1) return tasks.map((one) => ({ id: one }));
+  const read = await Promise.allSettled(tasks.map((one) => get(`/tasks/${one}`, {}, { signal: abort })));
+  return read.filter(({ status }) => status === "fulfilled").map(({ value }) => value);
+}
+
+const MAX_FOUND = 10;
+const FOUND = [
+  TASK_COLUMNS.id, TASK_COLUMNS.status, TASK_COLUMNS.job,
+  { name: "payload", label: "Payload", class: "text", render: (task) => subject(task.payload) },
+  TASK_COLUMNS.room, TASK_COLUMNS.created,
+];
+
 function Shortened({ id }) {
-  const state = usePoll((abort) => get("/ids", { prefix: id, room: canReadAll.value ? undefined : ownRoom.value }, { signal: abort }), [id], null);
-  const ids = state.data?.tasks ?? [];
+  const state = usePoll((abort) => readBeginning(id, abort), [id], null);
+  const tasks = state.data ?? [];
   useEffect(() => {
-    if (ids.length === 1) replace(["tasks", ids[0]]);
-  }, [ids[0], ids.length]);
-  return html`<${Page} title="Task">${state.error?.status === 422 ? html`<${NoTask} id=${id} />` : html`<${Loaded} state=${state}>${() => ids.length
-    ? html`<${Section} title=${`Tasks whose ids begin with ${id}`}><ul class="names">${ids.map((one) => html`<li key=${one}><a class="id" href=${href(["tasks", one])}>${one}</a></li>`)}</ul><//>`
-    : html`<${NoTask} id=${id} />`}<//>`}<//>`;
+    if (tasks.length === 1) replace(["tasks", tasks[0].id]);
+  }, [tasks[0]?.id, tasks.length]);
+  if (state.error?.status === 422 || state.data?.length === 0) return html`<${Page} title="Task"><${NoTask} id=${id} /><//>`;
+  return html`<${Page} title="Task"><${Loaded} state=${state}>${() => tasks.length > 1 && html`
+    <${Section} title=${`${tasks.length === MAX_FOUND ? "The first " : ""}${tasks.length} tasks whose ids begin with ${id}`} class="wide">
+      <${Table} caption="Tasks" columns=${FOUND} rows=${tasks} /><//><${Find} text=${id} />`}<//><//>`;
 }
 
 // A task is called by its job, and by what tells it from the other tasks of the job.
@@ -62,7 +79,7 @@ function Whole({ id }) {
       ${!isEnded && html`<${Badge} tone=${stream.isOpen ? "good" : "warn"}>${stream.isOpen ? "live" : "connecting"}<//>`}
       <${Actions} task=${task} reload=${state.reload} />
       <button type="button" onClick=${() => (isComparing.value = true)}>Compare …</button>`}>
-    <${Loaded} state=${state} missing=${html`No such task: ${id}. Tasks that have ended are deleted after some time.`}>${({ task: shown, history, explanation }) => html`<${Parts}>
+    <${Loaded} state=${state} missing=${html`<${NoTask} id=${id} />`}>${({ task: shown, history, explanation }) => html`<${Parts}>
       <${Summary} task=${shown} explanation=${explanation} />
       ${(isComparing.value || route.value.query.has("with")) && html`<${Comparison} task=${shown} onClose=${close} />`}
       <div class="columns task"><div class="stack"><${Parts}>
@@ -81,8 +98,7 @@ function Whole({ id }) {
 const attemptsOf = (history) => [...new Map(history.transitions.filter((transition) => transition.attempt_number).map((transition) => [transition.attempt_number, transition.attempt]))].slice(-50).reverse();
 
 // A sentence of the API, with moments in the zone of the reader instead of UTC, and with names of workers.
-const readable = (text) => text.replace(/(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC/g, (_, day, time) => exact(`${day}T${time}Z`))
-  .replace(/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/g, (id) => nameOfWorker(id) ?? shortId(id));
+const readable = (text) => localTimes(text).replace(/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/g, (id) => nameOfWorker(id) ?? shortId(id));
 
 function Summary({ task, explanation }) {
   const isWaiting = task.status === "pending";
@@ -136,6 +152,13 @@ function Trouble({ task, history }) {
     ${text && html`<pre tabindex="0" role="region" aria-label="Traceback">${text}</pre>`}<//>`;
 }
 
+// What a cancel does: a pending task has no worker, and one that is held or running has one.
+function cancelText(task) {
+  if (task.status === "pending") return "It will never run: no worker has it, and none gets it. Retry puts it back into its queue.";
+  const worker = task.worker_id ? html`Its worker ${nameOfWorker(task.worker_id) ?? shortId(task.worker_id)}` : "The server, which runs it,";
+  return html`It ends as cancelled at once. ${worker} ${task.status === "claimed" ? "has not started it, and is told not to" : "is told to stop it; a job that does not look at this runs on"}. What is reported afterwards is refused.`;
+}
+
 // Operators may do everything; others cancel, retry and run now what they submitted, and submit in rooms where they may write.
 function Actions({ task, reload }) {
   if (config.value.read_only) return null;
@@ -157,7 +180,7 @@ function Actions({ task, reload }) {
     ${may.release && html`<${Button} onClick=${run("release")} success="The task is in its queue again."
       confirm=${{ title: "Release the task?", body: "Its worker loses it, and another worker may claim it. This counts as no failure.", action: "Release", tone: "primary" }}>Release<//>`}
     ${may.cancel && html`<${Button} onClick=${run("cancel")} success="The task is cancelled."
-      confirm=${{ title: "Cancel the task?", body: isHeld ? "Its worker is asked to stop." : "No worker gets it.", action: "Cancel the task" }}>Cancel<//>`}
+      confirm=${{ title: "Cancel the task?", body: cancelText(task), action: "Cancel the task" }}>Cancel<//>`}
     ${may.fail && html`<${Button} onClick=${failIt} success="The task has failed."
       confirm=${{ title: "Fail the task?", body: "It ends as failed, also while a worker holds it. The worker's later reports are refused.", action: "Fail the task" }}>Fail<//>`}
     ${may.submit && html`<a class="button" href=${href(["jobs", task.job_name], { from: task.id })}>Submit again …</a>`}`;

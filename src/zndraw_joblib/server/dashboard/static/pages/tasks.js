@@ -5,14 +5,15 @@ import { count, partsOf, plural, preview, shortId } from "../format.js";
 import { html, signal, useId, useMemo, useSignal } from "../lib.js";
 import { usePoll, useParts } from "../live.js";
 import { href, route, setQuery } from "../router.js";
-import { Ago, Between, Button, Dialog, Empty, Failure, Loaded, Menu, Page, Status, Table, TASK_COLUMNS, toast, WorkerLink } from "../ui.js";
-import { filterOf, isFiltered, keyOf, NAMES, TaskFilters } from "./task_filter.js";
+import { Ago, Between, Button, Clip, Dialog, Empty, Failure, Loaded, Loading, Menu, Page, Status, Table, TASK_COLUMNS, toast, WorkerLink } from "../ui.js";
+import { Faults, filterWords, isFiltered, NAMES, NoMatch, TaskFilters, useFilter } from "./task_filter.js";
 
 const LIMIT = 50;
 // The actions: which statuses they change, and what to call them. Callers who are no operators may do two of them.
 const ACTIONS = {
   retry: { label: "Retry", statuses: ["failed", "cancelled"], text: "Failed and cancelled tasks return to their queues.", done: "put back into the queue" },
-  cancel: { label: "Cancel", statuses: ["pending", "claimed", "running"], text: "Tasks that have not ended are cancelled; their workers stop.", done: "cancelled" },
+  runNow: { label: "Run now", statuses: ["pending"], text: "Scheduled tasks enter their queues now.", done: "put into the queue", isChosen: true },
+  cancel: { label: "Cancel", statuses: ["pending", "claimed", "running"], text: "Pending tasks will never run. Of tasks that are claimed or running, the workers are told to stop; what they report afterwards is refused.", done: "cancelled" },
   release: { label: "Release", statuses: ["claimed", "running"], text: "Workers lose the tasks that they hold; the tasks return to their queues.", done: "released", isOperators: true },
   purge: { label: "Purge", statuses: ["completed", "failed", "cancelled"], text: "Ended tasks are deleted with their logs and results. This cannot be undone.", done: "deleted", skipped: "ended too recently; purge them later", isOperators: true, deletes: true },
   retarget: { label: "Retarget", statuses: ["pending"], text: "Waiting tasks of earlier versions of the job get the current version, if their payloads match its schema.", done: "moved to the current version", skipped: "do not match its schema, or had changed meanwhile", isOperators: true, needsJob: true },
@@ -27,30 +28,32 @@ const permitted = () => Object.entries(ACTIONS).filter(([, action]) => canOperat
 
 export function Tasks() {
   const { query } = route.value;
-  const key = keyOf(query);
+  const { filter, faults, isReady, key } = useFilter(query);
   const cursor = query.get("cursor");
   const isMissingRoom = !canReadAll.value && !query.get("room") && !ownRoom.value;
+  const isUsable = isReady && !faults.length && !isMissingRoom;
   const selection = useMemo(() => signal(new Set()), [key, cursor]);
   const bulk = useSignal(null);
-  const load = (from, abort) => isMissingRoom ? { items: [], next: null } : get("/tasks", { ...filterOf(query), cursor: from, limit: LIMIT }, { signal: abort });
-  const state = usePoll((abort) => load(cursor, abort), [key, cursor, isMissingRoom], cursor || query.get("text") ? 15 : 3);
+  const load = (from, abort) => isUsable ? get("/tasks", { ...filter(), cursor: from, limit: LIMIT }, { signal: abort }) : { items: [], next: null };
+  const state = usePoll((abort) => load(cursor, abort), [key, cursor, isUsable], cursor || query.get("text") ? 15 : 3);
   // A search for something rare reads on through older parts by itself.
-  const parts = useParts(state, load, LIMIT, [key, cursor, isMissingRoom]);
-  const rooms = filterOf(query).room;
+  const parts = useParts(state, load, LIMIT, [key, cursor, isUsable]);
+  const { room: rooms, job: jobs } = filter();
   const isCounted = !isFiltered(query, NAMES.filter((name) => name !== "room" && name !== "status"));
-  const counts = usePoll((abort) => isCounted && !isMissingRoom ? get("/tasks/counts", { room: rooms }, { signal: abort }) : null, [JSON.stringify(rooms), isCounted, isMissingRoom], 5);
-  const actions = permitted().filter(([, action]) => !action.needsJob || filterOf(query).job);
-  return html`<${Page} title="Tasks" actions=${actions.length > 0 && !isMissingRoom && html`<${Menu} label="All that match">
+  const counts = usePoll((abort) => isCounted && isUsable ? get("/tasks/counts", { room: rooms }, { signal: abort }) : null, [JSON.stringify(rooms), isCounted, isUsable], 5);
+  const actions = permitted().filter(([, action]) => !action.isChosen && (!action.needsJob || jobs));
+  return html`<${Page} title="Tasks" actions=${actions.length > 0 && isUsable && html`<${Menu} label="All that match">
       ${actions.map(([name, action]) => html`<button key=${name} type="button" class=${action.deletes ? "small deletes" : "small"} onClick=${() => (bulk.value = name)}>${action.label} …</button>`)}<//>`}>
     <${TaskFilters} counts=${isCounted && counts.data} />
-    ${isMissingRoom ? html`<${Empty}>Name your room above. You see the tasks of rooms that you may read.<//>` : html`
+    <${Faults} faults=${faults} />
+    ${isMissingRoom ? html`<${Empty}>Name your room above. You see the tasks of rooms that you may read.<//>` : !isReady ? html`<${Loading} />` : !faults.length && html`
       <${Loaded} state=${state}>${() => html`
         ${selection.value.size > 0 && html`<${Chosen} tasks=${parts.items.filter((task) => selection.value.has(task.id))} selection=${selection} reload=${state.reload} />`}
         <${Reading} parts=${parts} />
         ${(parts.items.length > 0 || !parts.isReading) && html`<${Table} caption="Tasks" class="dense cards" columns=${COLUMNS} rows=${parts.items} selection=${actions.length ? selection : null}
-          rowLabel=${(task) => `task ${shortId(task.id)}`} empty=${nothing(query, parts.next, cursor)} />`}
+          rowLabel=${(task) => `task ${shortId(task.id)}`} empty=${nothing(query, parts.next, cursor, jobs)} />`}
         <${Position} parts=${parts} total=${isCounted && counts.data && totalOf(counts.data, query)} />`}<//>`}
-    ${bulk.value && html`<${Bulk} action=${bulk.value} filter=${filterOf(query)} onClose=${() => (bulk.value = null)} onDone=${state.reload} />`}<//>`;
+    ${bulk.value && html`<${Bulk} action=${bulk.value} filter=${filter()} onClose=${() => (bulk.value = null)} onDone=${state.reload} />`}<//>`;
 }
 
 const totalOf = (counts, query) => (query.getAll("status").length ? query.getAll("status") : Object.keys(counts)).reduce((sum, status) => sum + (counts[status] ?? 0), 0);
@@ -86,10 +89,10 @@ function Position({ parts: { items, next, isReading }, total }) {
     ${next && !isReading && html`<button type="button" onClick=${older}>Older</button>`}</nav>`;
 }
 
-function nothing(query, next, cursor) {
+function nothing(query, next, cursor, jobs) {
   if (next) return "No match among the tasks that were searched.";
   if (cursor) return "No further task matches.";
-  return isFiltered(query) ? "No task matches this filter." : "There are no tasks yet. Submit one with the SDK, the command line or on a job's page.";
+  return isFiltered(query) ? html`<${NoMatch} jobs=${jobs} />` : "There are no tasks yet. Submit one with the SDK, the command line or on a job's page.";
 }
 
 // A task by its job and the beginning of its payload; the link leads to it.
@@ -100,12 +103,13 @@ const dimmed = (text) => html`<span class="none">${text}</span>`;
 // What a task is at: its progress, its error, when it is due, or how long it ran.
 function Detail({ task }) {
   const attempt = task.attempts > 1 && html`<span class="none">attempt ${task.attempts} · </span>`;
-  if (task.error && ["failed", "pending"].includes(task.status)) return html`<span class="clip error" title=${`${task.error_code ?? ""} ${task.error}`}>${attempt}${task.error}</span>`;
+  if (task.error && ["failed", "pending"].includes(task.status)) return html`<${Clip} class="error" text=${task.error} before=${attempt} />`;
   if (task.status === "pending") return task.run_at ? html`<span class="clip none">due <${Ago} at=${task.run_at} /></span>` : dimmed("");
   if (task.status === "running" && task.progress) {
     const { current, total, message } = task.progress;
     const part = total ? Math.min(1, Number(current ?? 0) / Number(total)) : null;
-    return html`<span class="clip step" title=${message}>${part !== null && html`<progress max="1" value=${part} aria-label="Progress"></progress> ${Math.floor(part * 100)} %`} ${attempt}${message}</span>`;
+    const bar = part !== null && html`<progress max="1" value=${part} aria-label="Progress"></progress> ${Math.floor(part * 100)} %`;
+    return html`<${Clip} class="step" text=${message ?? ""} before=${html`${bar} ${attempt}`} />`;
   }
   if (task.status === "claimed" && !task.started_at) return html`<span class="clip none">${attempt}not started yet</span>`;
   return task.started_at ? html`<span class="clip none">${attempt}${task.completed_at ? "ran" : "runs for"} <${Between} from=${task.started_at} to=${task.completed_at} /></span>` : dimmed("");
@@ -121,7 +125,7 @@ const COLUMNS = [
 ];
 
 // What may be done with a task: of operators each action, of others those on tasks that they submitted.
-const isAllowed = (task, action) => ACTIONS[action].statuses.includes(task.status) && (canOperate.value || task.created_by === me.value.id);
+const isAllowed = (task, action) => ACTIONS[action].statuses.includes(task.status) && (action !== "runNow" || task.run_at) && (canOperate.value || task.created_by === me.value.id);
 
 export const apply = {
   retry: (id) => act("POST", `/tasks/${id}/retry`, {}),
@@ -146,7 +150,7 @@ function Chosen({ tasks, selection, reload }) {
       const size = tasks.filter((task) => isAllowed(task, name)).length;
       const { label, text } = ACTIONS[name];
       return html`<${Button} key=${name} class="small" disabled=${!size} onClick=${run(name)}
-        confirm=${{ title: `${label} ${plural(size, "task")}?`, body: text, action: `${label} ${plural(size, "task")}`, tone: name === "retry" ? "primary" : "danger" }}>${label} ${size}<//>`;
+        confirm=${{ title: `${label} ${plural(size, "task")}?`, body: text, action: `${label} ${plural(size, "task")}`, tone: ["retry", "runNow"].includes(name) ? "primary" : "danger" }}>${label} ${count(size)}<//>`;
     })}
     <button type="button" class="plain small" onClick=${() => (selection.value = new Set())}>Choose none</button></div>`;
 }
@@ -172,15 +176,16 @@ export function Bulk({ action, filter, onClose, onDone }) {
       error.value = problem;
     }
   };
-  const conditions = Object.entries(filters).map(([name, value]) => `${name} ${[value].flat().join(" or ")}`);
   return html`<${Dialog} title=${`${label} all that match`} onClose=${onClose} wide>
     <div class="dialog-body">
       <p>${text}</p>
-      <p class="help">${conditions.length ? `Filter: ${conditions.join(", ")}` : "No filter: all tasks of all rooms."}</p>
+      <p class="help">Filter: ${filterWords(filters)}</p>
       ${error.value ? html`<${Failure} error=${error.value} />` : html`<${Loaded} state=${preview}>${(answer) => html`
         <p class="counted"><strong>${plural(answer.count, "task")}</strong> ${answer.is_complete ? "" : `(the newest ${count(answer.limit)}; there are more)`}</p>
-        <ul class="examples">${answer.examples.slice(0, 5).map((task) => html`<li key=${task.id}><a class="id" href=${href(["tasks", task.id])}>${shortId(task.id)}</a>
-          <${Status} status=${task.status} /> <span class="name">${task.job_name}</span> <${Ago} at=${task.created_at} /></li>`)}</ul>
+        <ul class="examples">${answer.examples.slice(0, 5).map((task) => html`<li key=${task.id}>
+          <div><${Status} status=${task.status} /> <${What} task=${task} /></div>
+          <div class="help"><a class="id" href=${href(["tasks", task.id])}>${shortId(task.id)}</a> in room ${task.room_id}, created <${Ago} at=${task.created_at} /></div>
+          ${task.error && html`<${Clip} class="error" text=${task.error} />`}</li>`)}</ul>
         ${needsTyping(action, size) && html`<div class="field"><label for=${typedId}>To ${action} ${size === 1 ? "it" : "them"}, type the number of tasks: ${count(size)}</label>
           <input id=${typedId} inputmode="numeric" autocomplete="off" value=${typed.value} onInput=${(event) => (typed.value = event.target.value)} /></div>`}`}<//>`}
     </div>

@@ -1,5 +1,5 @@
 // The attempts of a task: when it waited, when it ran, and how each attempt ended.
-import { between, duration, shortId } from "../format.js";
+import { between, count, duration, shortId } from "../format.js";
 import { html } from "../lib.js";
 import { Ago, Badge, nameOfWorker, now, Section, Status, WorkerLink } from "../ui.js";
 
@@ -24,13 +24,13 @@ function Bars({ transitions }) {
   const parts = stretches(transitions);
   const start = new Date(transitions[0].at);
   const whole = Math.max(1, (parts.at(-1)?.to ?? start) - start);
-  return html`<div class="timeline" role="img" aria-label=${parts.map((part) => `${WORDS[part.status]} ${duration((part.to - part.from) / 1000)}`).join(", then ")}>
+  return html`<div class="timeline" role="img" aria-label=${parts.map((part) => `${WORDS[part.status]} ${duration(between(part.from, part.to))}`).join(", then ")}>
     ${parts.map((part, index) => html`<span key=${index} class="stretch ${part.status}" style=${{ width: `max(3px, ${((part.to - part.from) / whole) * 100}%)` }}
-      title=${`${WORDS[part.status]} ${duration((part.to - part.from) / 1000)}${part.attempt ? `, attempt ${part.attempt}` : ""}`}></span>`)}</div>`;
+      title=${`${WORDS[part.status]} ${duration(between(part.from, part.to))}${part.attempt ? `, attempt ${part.attempt}` : ""}`}></span>`)}</div>`;
 }
 
 function total(transitions, status) {
-  return stretches(transitions).filter((part) => part.status === status).reduce((sum, part) => sum + (part.to - part.from) / 1000, 0);
+  return stretches(transitions).filter((part) => part.status === status).reduce((sum, part) => sum + between(part.from, part.to), 0);
 }
 
 // The transitions by the claim that they belong to; those before the first claim come first.
@@ -52,7 +52,7 @@ export function Timeline({ history }) {
     <p class="legend">${waited > 0 && html`<span class="key pending">waited ${duration(waited)}</span>`}
       ${claimed > 0 && html`<span class="key claimed">was claimed ${duration(claimed)}</span>`}
       ${ran > 0 && html`<span class="key running">ran ${duration(ran)}</span>`}</p>
-    ${claims.length > MAX_ATTEMPTS && html`<p class="help">The last ${MAX_ATTEMPTS} of ${claims.length - 1} claims.</p>`}
+    ${claims.length > MAX_ATTEMPTS && html`<p class="help">The last ${MAX_ATTEMPTS} of ${count(claims.length - 1)} claims.</p>`}
     <ol class="attempts">${claims.slice(-MAX_ATTEMPTS).map((steps, index, shown) => html`<li key=${steps[0].attempt}>
       ${steps[0].attempt === 0 ? html`<${Steps} steps=${steps} /> ` : html`<${Attempt} steps=${steps} isLast=${index === shown.length - 1} />`}</li>`)}</ol><//>`;
 }
