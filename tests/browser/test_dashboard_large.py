@@ -165,7 +165,7 @@ _MICROSECONDS = """
 """
 _NEWEST_TASK = """
 async () => {
-  const { get } = await import(new URL("static/api.js", document.baseURI));
+  const { get } = await import(new URL("api.js", document.querySelector("script").src));
   return (await get("/tasks", { status: "failed", limit: 1 })).items[0].id;
 }
 """

@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from fastapi import Cookie, FastAPI, Header
 from playwright.async_api import Browser, Page, Request, expect
+from playwright.async_api import Route as PageRoute
 from rest import V1, register, submit
 from servers import ServerProcess
 from starlette.applications import Starlette
@@ -63,7 +64,7 @@ async def test_the_page_asks_for_a_token(browser: Browser, database_url: str) ->
 _TEXTS = """
 async () => {
   const { between, duration, exact, localTimes, momentOf } =
-    await import(new URL("static/format.js", document.baseURI));
+    await import(new URL("format.js", document.querySelector("script").src));
   const at = "2026-01-02T03:04:05.123456Z";
   const times = ["2h", "18:00", "9:00", "tomorrow 9:00", "2030-01-31T18:00", "2030-01-31"];
   return [
@@ -119,6 +120,34 @@ async def test_the_page_works_with_keys(browser: Browser, database_url: str) -> 
         await page.get_by_role("link", name="Skip to the content").focus()
         await page.keyboard.press("Enter")
         await expect(page.locator("main")).to_be_focused()
+        assert dashboard.seen == []
+
+
+_TRANSFERRED = """
+() => performance.getEntriesByType("resource")
+  .filter((entry) => entry.name.includes("/static/") && entry.transferSize > 0).map((entry) => entry.name)
+"""
+
+
+async def test_a_page_that_is_loaded_again_waits_for_little(browser: Browser, database_url: str) -> None:
+    """It reads no file again, and shows its rows before the server has said who the caller is."""
+    async with example_queue(browser, database_url) as (dashboard, _):
+        page, go_on = dashboard.page, asyncio.Event()
+        await dashboard.show("tasks", "Tasks")
+        await expect(page.get_by_role("row")).to_have_count(16)
+
+        async def wait(route: PageRoute) -> None:
+            await go_on.wait()
+            await route.continue_()
+
+        await page.reload()
+        await expect(page.get_by_role("row")).to_have_count(16)
+        assert await page.evaluate(_TRANSFERRED) == []
+        await page.route(re.compile(f"{V1}/me"), wait)
+        await page.reload()
+        await expect(page.get_by_role("row")).to_have_count(16)
+        go_on.set()
+        await expect(page.get_by_label("admin, superuser")).to_be_visible()
         assert dashboard.seen == []
 
 
@@ -234,7 +263,7 @@ async def test_a_read_only_page_offers_no_action(browser: Browser, database_url:
 
 _ACT_FROM_THE_PAGE = """
 async (id) => {
-  const { act } = await import(new URL("static/api.js", document.baseURI));
+  const { act } = await import(new URL("api.js", document.querySelector("script").src));
   return act("POST", `/tasks/${id}/retry`, {}).then(() => 200, (problem) => problem.status);
 }
 """

@@ -130,8 +130,9 @@ async def _check_the_transfer(client: httpx.AsyncClient, base: str) -> None:
     """The page names its modules, so that they load at once, and sends them compressed: 120 kB in all."""
     index = (await client.get(f"{base}/")).text
     names = re.findall(r'(?:href|src)="(static/[^"]+)"', index)
-    assert "static/pages/tasks.js" in names
-    assert "static/vendor/uplot.js" not in names
+    [release] = {name.split("/")[1] for name in names}
+    assert f"static/{release}/pages/tasks.js" in names
+    assert f"static/{release}/vendor/uplot.js" not in names
     size = 0
     for name in dict.fromkeys(names):
         plain, packed = [
@@ -141,8 +142,13 @@ async def _check_the_transfer(client: httpx.AsyncClient, base: str) -> None:
         assert plain.content == packed.content, name
         assert "content-encoding" not in plain.headers
         assert packed.headers["vary"] == "Accept-Encoding"
+        assert packed.headers["cache-control"] == "max-age=31536000, immutable"
         size += int(packed.headers["content-length"])
     assert size < 120_000
+    # The page of a server of another release, and a file without one, are read again.
+    for path in ("static/0123456789ab@/app.js", "static/app.js"):
+        other = await client.get(f"{base}/{path}")
+        assert (other.status_code, other.headers["cache-control"]) == (200, "no-cache"), path
 
 
 def test_a_path_of_the_page_begins_with_a_slash() -> None:

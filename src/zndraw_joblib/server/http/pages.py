@@ -45,9 +45,11 @@ def static_file(name: str, content: bytes) -> StaticFile:
     return StaticFile(content, kind, etag, gzip.compress(content, mtime=0))
 
 
-def file_response(request: Request, file: StaticFile, headers: dict[str, str]) -> Response:
+def file_response(
+    request: Request, file: StaticFile, headers: dict[str, str], cache_control: str = "no-cache"
+) -> Response:
     """Return a file, or 304 if the client has it already."""
-    headers = {**headers, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+    headers = {**headers, "Cache-Control": cache_control, "X-Content-Type-Options": "nosniff"}
     headers |= {"ETag": file.etag, "Vary": "Accept-Encoding"}
     etags = request.headers.get("if-none-match", "")
     if file.etag in {tag.strip().removeprefix("W/") for tag in etags.split(",")}:
@@ -238,7 +240,7 @@ class Dashboard:
             headers=headers,
         )
         self._config = static_file("config.json", config.model_dump_json().encode())
-        self._files = _read_files()
+        self._files, self._release = _read_files()
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes of the page to an app. They are not in its OpenAPI document."""
@@ -287,10 +289,14 @@ class Dashboard:
         return file_response(request, self._config, _HEADERS)
 
     async def _static(self, request: Request) -> Response:
-        name = f"static/{request.path_params['name']}"
+        """Return a file; browsers keep it for good if the path has the present release."""
+        release, _, name = request.path_params["name"].rpartition("@/")
+        name = f"static/{name}"
         if name not in self._files:
             return problem_response(NotFound(f"The page has no file {name!r}"), self._prefix)
-        return file_response(request, self._files[name], _HEADERS)
+        # The page of another server, of another release, has to read the file again.
+        cache_control = "max-age=31536000, immutable" if release == self._release else "no-cache"
+        return file_response(request, self._files[name], _HEADERS, cache_control)
 
 
 def _checked(path: str) -> str:
@@ -300,13 +306,15 @@ def _checked(path: str) -> str:
     return path.rstrip("/")
 
 
-def _read_files() -> dict[str, StaticFile]:
+def _read_files() -> tuple[dict[str, StaticFile], str]:
+    """Return the files by name, and their release: the page names its modules as ``static/RELEASE@/…``."""
     shown = {".html", ".js", ".css", ".svg"}
     paths = [path for path in DASHBOARD.rglob("*") if path.suffix in shown]
     contents = {path.relative_to(DASHBOARD).as_posix(): path.read_bytes() for path in sorted(paths)}
+    release = hashlib.sha256(b"".join(contents.values())).hexdigest()[:12]
     # All modules at once, and not each after the one that imports it.
     modules = [name for name in contents if name.endswith(".js") and name not in _ON_DEMAND]
     links = "".join(f'<link rel="modulepreload" href="{name}">' for name in modules)
     index = contents["index.html"].decode().replace("</head>", f"{links}</head>")
-    contents["index.html"] = index.encode()
-    return {name: static_file(name, content) for name, content in contents.items()}
+    contents["index.html"] = index.replace('"static/', f'"static/{release}@/').encode()
+    return {name: static_file(name, content) for name, content in contents.items()}, release

@@ -1,6 +1,6 @@
 // The frame around the pages: configuration, token, navigation, keys, theme.
 import { get, loadHostHeaders, lostSince } from "./api.js";
-import { canReadAll, config, me, ownRoom, refused, setRoom, setToken, token } from "./auth.js";
+import { canReadAll, config, me, ownRoom, refused, rememberMe, setMe, setRoom, setToken, token } from "./auth.js";
 import { effect, html, render, signal, useEffect, useRef } from "./lib.js";
 import { isVisible, retryNow } from "./live.js";
 import { pages } from "./pages/index.js";
@@ -8,6 +8,7 @@ import { go, href, route } from "./router.js";
 import { theme, themes } from "./theme.js";
 import { Between, Dialog, Empty, Failure, Find, Loading, Menu, Messages, Page, Questions } from "./ui.js";
 
+const ICON = new URL("icon.svg", import.meta.url).href;
 const failure = signal(null);
 const showsKeys = signal(false);
 const shown = () => pages.filter((page) => !page.needs || page.needs.value);
@@ -24,7 +25,7 @@ function Frame() {
     <div class="frame">
       <header class="bar">
         <a class="brand" aria-label=${config.value.title} href=${href(canReadAll.value ? "overview" : "tasks")}>
-          <img src="static/icon.svg" alt="" width="26" height="26" /><span class="title">${config.value.title}</span></a>
+          <img src=${ICON} alt="" width="26" height="26" /><span class="title">${config.value.title}</span></a>
         <nav aria-label="Pages"><ul>
           ${all.filter((entry) => entry.place !== "more").map((entry) => html`<li key=${entry.name} class=${entry.place ?? ""}><${NavLink} entry=${entry} name=${name} /></li>`)}
           ${all.some((entry) => entry.place) && html`<li><${Menu} key=${key} label="More" isCurrent=${page?.place}>
@@ -102,7 +103,7 @@ function Login() {
     await start();
   };
   return html`<main class="login" id="main"><form class="card" onSubmit=${enter}>
-    <img src="static/icon.svg" alt="" width="40" height="40" />
+    <img src=${ICON} alt="" width="40" height="40" />
     <h1>${config.value.title}</h1>
     ${isHost && html`<p>You are not logged in to the application that this queue is part of. Log in there and load this page again, or enter a token.</p>`}
     <label for="token">Token</label>
@@ -140,11 +141,11 @@ function App() {
   if (failure.value) return html`<main class="login" id="main"><h1 class="hidden">${config.value.title}</h1><${Failure} error=${failure.value} retry=${start} /></main>`;
   if (refused.value) return html`<${Login} />`;
   if (!me.value) return html`<${Loading} />`;
-  return html`<${Frame} /><${Keys} /><${Questions} /><${Messages} />`;
+  return html`<${Frame} key=${me.value.permissions.join()} /><${Keys} /><${Questions} /><${Messages} />`;
 }
 
 async function identify() {
-  me.value = await get("/me", { room: ownRoom.value });
+  setMe(await get("/me", { room: ownRoom.value }));
 }
 
 // Read the configuration and who the caller is. Asks for a token if there is none, or a wrong one.
@@ -155,6 +156,7 @@ async function start() {
     refused.value = { wasToken: false };
     return;
   }
+  rememberMe();
   try {
     await identify();
     if (!canReadAll.value && route.value.page === "overview") go("tasks");
@@ -178,7 +180,8 @@ effect(() => {
 });
 
 async function load() {
-  const response = await fetch("config.json", { cache: "no-cache" });
+  // The page preloads it; another mode of the cache would read it twice.
+  const response = await fetch("config.json");
   config.value = await response.json();
   await loadHostHeaders();
   document.addEventListener("keydown", onKey);

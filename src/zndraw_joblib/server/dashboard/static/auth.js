@@ -1,49 +1,51 @@
 // Who the caller is, and what it may do. The token is in this tab's session storage only, never in a URL.
 import { computed, signal } from "./lib.js";
 
-const KEY = "zndraw-joblib token";
-const read = () => {
+const [TOKEN, ROOM, ME] = ["token", "room", "me"].map((name) => `zndraw-joblib ${name}`);
+const stored = (key) => {
   try {
-    return sessionStorage.getItem(KEY) ?? "";
+    return sessionStorage.getItem(key) ?? "";
   } catch {
-    return ""; // the browser forbids storage: the token stays in memory
+    return ""; // the browser forbids storage: the values stay in memory
   }
 };
+function store(key, text) {
+  try {
+    text ? sessionStorage.setItem(key, text) : sessionStorage.removeItem(key);
+  } catch {
+    // As above.
+  }
+}
 
 export const config = signal({ api: "v1/joblib", identity: "token", read_only: false, version: "", title: "" });
-export const token = signal(read());
+export const token = signal(stored(TOKEN));
 // Why the page asks for a token; null while the caller is known or not asked for.
 export const refused = signal(null);
 // What GET /me says about the caller; null until it is known.
 export const me = signal(null);
 // The room that a caller without `all:read` looks at.
-export const ownRoom = signal(sessionRoom());
-
-function sessionRoom() {
-  try {
-    return sessionStorage.getItem("zndraw-joblib room") ?? "";
-  } catch {
-    return "";
-  }
-}
+export const ownRoom = signal(stored(ROOM));
 
 export function setToken(text) {
   token.value = text;
   refused.value = null;
-  try {
-    text ? sessionStorage.setItem(KEY, text) : sessionStorage.removeItem(KEY);
-  } catch {
-    // It stays in memory.
-  }
+  store(TOKEN, text);
+  store(ME, "");
 }
 
 export function setRoom(room) {
   ownRoom.value = room;
-  try {
-    sessionStorage.setItem("zndraw-joblib room", room);
-  } catch {
-    // It stays in memory.
-  }
+  store(ROOM, room);
+}
+
+// The caller as GET /me returns it; one with a token is remembered, so that a page begins without waiting for it.
+export function setMe(caller) {
+  if (JSON.stringify(me.value) !== JSON.stringify(caller)) me.value = caller;
+  store(ME, token.value && JSON.stringify(caller));
+}
+
+export function rememberMe() {
+  if (token.value && stored(ME)) me.value = JSON.parse(stored(ME));
 }
 
 const has = (name) => Boolean(me.value?.permissions?.includes(name));

@@ -1,7 +1,7 @@
 // Data that stays up to date while the page is visible: by polling, or by a stream of events.
 import { lostSince, Problem, readEvents } from "./api.js";
 import { token } from "./auth.js";
-import { signal, useEffect, useMemo } from "./lib.js";
+import { signal, useLayoutEffect, useMemo } from "./lib.js";
 
 const MAX_RETRY_SECONDS = 15;
 export const isVisible = signal(!document.hidden);
@@ -21,7 +21,8 @@ function pause(seconds, abort) {
 // Runs `work(abort)` while the page is visible; again when a value of `keys`, the token or the visibility changes.
 function useWhileVisible(work, keys) {
   const isShown = isVisible.value;
-  useEffect(() => {
+  // Before the page is painted, which may take longer than a request.
+  useLayoutEffect(() => {
     if (!isShown) return undefined;
     const controller = new AbortController();
     work(controller.signal).catch((error) => {
