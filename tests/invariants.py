@@ -118,6 +118,23 @@ INVARIANTS = {
         SELECT count(*) FROM joblib_task a JOIN joblib_task b
           ON a.worker_id = b.worker_id AND a.claim_id = b.claim_id AND a.claimed_at <> b.claimed_at
         WHERE a.status IN ('claimed', 'running') AND b.status IN ('claimed', 'running')""",
+    "a count of the open tasks of a group is wrong": """
+        SELECT count(*) FROM joblib_group g WHERE
+          (SELECT coalesce(sum(open), 0) FROM joblib_group_count c WHERE c.group_id = g.id) <>
+          (SELECT count(*) FROM joblib_task t WHERE t.group_id = g.id AND t.completed_at IS NULL)""",
+    "a share of the open tasks of a group is negative": """
+        SELECT count(*) FROM joblib_group_count WHERE open < 0""",
+    "a sealed group without open tasks has not ended, or an open one has": """
+        SELECT count(*) FROM joblib_group g WHERE sealed AND ended_at IS NULL AND NOT EXISTS (
+            SELECT 1 FROM joblib_task t WHERE t.group_id = g.id AND t.completed_at IS NULL)
+          OR ended_at IS NOT NULL AND NOT sealed""",
+    "a group has no tasks, although its end was not delivered": """
+        SELECT count(*) FROM joblib_group g WHERE ended_at IS NULL AND
+          (SELECT coalesce(sum(open + completed + failed + cancelled), 0)
+           FROM joblib_group_count c WHERE c.group_id = g.id) <>
+          (SELECT count(*) FROM joblib_task t WHERE t.group_id = g.id)""",
+    "a task of a group is not linked": """
+        SELECT count(*) FROM joblib_task WHERE group_id IS NOT NULL AND linked IS NULL""",
     "a stored attempt has a higher number than its task": """
         SELECT count(*) FROM joblib_attempt a
         WHERE NOT EXISTS (SELECT 1 FROM joblib_task t WHERE t.seq = a.task_seq AND t.attempt >= a.attempt)""",

@@ -16,7 +16,8 @@ NAMES = """
 AmbiguousJob ApiManager AsyncQueue AsyncTaskHandle
 Backoff Batch BatchExtension Category ClaimedProviderRequest ClaimedTask Conflict ContentTooLarge
 DispatchFailed Emission EmptyReason Event Extension FailedByOperator FileContent Folder
-FolderListing Forbidden GiveUp GuardedExecutor HeartbeatRequest IdempotencyKeyReused Identity
+FolderListing Forbidden GiveUp GroupNotFound GroupSealed GuardedExecutor HeartbeatRequest IdempotencyKeyReused
+Identity
 InternalProviderExecutor InternalProviderRegistry NoWorkersAvailable ProblemError ProviderExecutionFailed
 WorkerTokenDep ensure_internal_providers get_worker_token mint_internal_worker_token
 register_internal_providers

@@ -61,6 +61,8 @@ _MODULES = {
         "DispatchFailed",
         "DuplicateTask",
         "Forbidden",
+        "GroupNotFound",
+        "GroupSealed",
         "IdempotencyKeyReused",
         "InternalJobNotConfigured",
         "InternalServerError",

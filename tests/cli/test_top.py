@@ -16,11 +16,11 @@ from zndraw_joblib.wire.operators import (
     JobEntry,
     Overview,
     Severity,
-    StatusCounts,
     WorkerState,
     WorkerSummary,
 )
 from zndraw_joblib.wire.progress import Progress
+from zndraw_joblib.wire.statuses import StatusCounts
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 

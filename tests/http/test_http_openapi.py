@@ -34,6 +34,8 @@ OPERATIONS = {
     "/v1/joblib/tasks/bulk/preview": {"post"},
     "/v1/joblib/audit": {"get"},
     "/v1/joblib/ids": {"get"},
+    "/v1/joblib/groups": {"get", "post"},
+    "/v1/joblib/groups/{group_id}": {"get", "patch"},
     "/v1/joblib/tasks/claim": {"post"},
     "/v1/joblib/tasks/counts": {"get"},
     "/v1/joblib/tasks/tags": {"get"},
@@ -195,7 +197,7 @@ def test_fields_with_defaults_are_optional_in_requests_and_present_in_responses(
             with_default = [field for field, one in schema["properties"].items() if "default" in one]
             assert with_default == [], name
     sometimes = {"progress", "failure", "stored_result", "traceparent", "unique_key", "duplicate"}
-    sometimes |= {"schedule", "due_at", "tags", "parent", "root"}
+    sometimes |= {"schedule", "due_at", "tags", "parent", "root", "group"}
     assert set(schemas["TaskResponse"]["properties"]) - set(schemas["TaskResponse"]["required"]) == sometimes
 
 
@@ -237,11 +239,11 @@ WITHOUT_KEY = {
     ("post", "/rooms/{room_id}/events/token"),
 }
 # Lists for operators, which have cursors.
-BY_CURSOR = {"/jobs", "/providers", "/schedules", "/tasks"}
+BY_CURSOR = {"/jobs", "/providers", "/schedules", "/tasks", "/groups"}
 _CURSOR = {"cursor", "limit"}
 _FILTER = {"status", "job", "version", "room", "worker", "created_by", "error_code", "exception", "text"}
 _LINKS = {"tag", "parent", "root"}
-_FILTER |= {"since", "until", "scheduled", *_LINKS}
+_FILTER |= {"since", "until", "scheduled", "group", *_LINKS}
 _STREAM = {"token", "after", "Last-Event-ID", "Prefer"}
 _RANGES = {"Range", "If-Range", "If-None-Match"}
 ALSO = {
@@ -252,6 +254,7 @@ ALSO = {
     ("get", "/pauses"): _CURSOR,
     ("get", "/schedules"): _CURSOR | {"room"},
     ("get", "/providers"): _CURSOR,
+    ("get", "/groups"): _CURSOR | {"room"},
     ("get", "/tasks"): _CURSOR | _FILTER,
     ("get", "/tasks/counts"): {"room", *_LINKS},
     ("get", "/tasks/tags"): {"room", "prefix"},
@@ -273,4 +276,4 @@ ALSO = {
     ("delete", "/providers/{provider_id}"): {"worker_id"},
     ("post", "/providers/{provider_id}/results"): {"X-Request-Hash", "X-Result-Status", "X-Worker-ID"},
 }
-WAITING = {("post", "claim"), ("get", "{task_id}")}
+WAITING = {("post", "claim"), ("get", "{task_id}"), ("get", "{group_id}")}

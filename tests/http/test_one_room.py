@@ -38,6 +38,7 @@ class Room(NamedTuple):
     provider_id: str
     running: str
     completed: str
+    group_id: str
 
 
 Make = Callable[[Room], Any]
@@ -103,6 +104,10 @@ OPERATIONS = {
     "get /rooms/{room_id}/overview": READ,
     "get /statistics": Try(200, 200, params=lambda room: {"job": room.job}),
     "get /schedules": Try(200, 200, params=_room),
+    "get /groups": Try(200, 200, params=_room),
+    "post /groups": Try(403, 201, json=_room),
+    "get /groups/{group_id}": READ,
+    "patch /groups/{group_id}": Try(403, 200, json=lambda _: {"sealed": True}),
     "get /audit": Try(200, 200, params=_room),
     "get /ids": Try(200, 200, params=lambda room: {"prefix": room.running[:8], **_room(room)}),
     "get /tasks": Try(200, 200, params=_room),
@@ -265,7 +270,8 @@ async def fill(olga: httpx.AsyncClient, room_id: str) -> Room:
         assert (await report(olga, task, status, **fields)).status_code == 200
     body = {"category": "files", "name": "Secret", "worker_id": job["worker_id"]}
     provider = (await olga.put(f"{V1}/rooms/{room_id}/providers", json=body)).json()
-    ids = (job["worker_id"], provider["full_name"], provider["id"], running["id"], done["id"])
+    group = (await olga.post(f"{V1}/groups", json={"room": room_id, "name": f"{room_id}-payload"})).json()
+    ids = (job["worker_id"], provider["full_name"], provider["id"], running["id"], done["id"], group["id"])
     room = Room(room_id, job["full_name"], *ids)
     schedule = await olga.put(f"{V1}/rooms/{room_id}/schedules/{SCHEDULE}", json=_schedule(room))
     assert schedule.status_code == 201
@@ -279,6 +285,7 @@ async def state(world: World, *rooms: Room) -> list[Any]:
         for part in ("tasks", "jobs", "providers", "schedules"):
             found.append((await root.get(f"{V1}/rooms/{room.room_id}/{part}")).json())
         found.append((await root.get(f"{V1}/rooms/{room.room_id}/jobs/{room.job}")).json())
+        found.append((await root.get(f"{V1}/groups/{room.group_id}")).json())
         worker = (await root.get(f"{V1}/workers/{room.worker_id}")).json()
         found.append({name: value for name, value in worker.items() if name != "last_heartbeat"})
     found.append((await root.get(f"{V1}/admin/sweeper")).json()["mode"])

@@ -1051,6 +1051,24 @@ async def test_large_values_are_stored_as_they_are(empty: AsyncEngine) -> None:
         assert len(set(stored.scalars())) == 1
 
 
+async def test_tasks_without_groups_stay_as_they_are(empty: AsyncEngine) -> None:
+    """The upgrade from 0033 adds groups; a downgrade keeps the tasks."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"job_id": job["id"], "room_id": "lab", "created_by": "ada", "created_at": at, "payload": {}}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0033")
+        await add(connection, {"joblib_job": job | {"schema": {}}, "joblib_task": task | {"id": uuid4()}})
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            rows = await connection.execute(text("SELECT group_id FROM joblib_task"))
+            assert rows.scalars().all() == [None]
+            await connection.run_sync(migrate, command.downgrade, "0033")
+            assert await counts(connection, ["joblib_task"]) == [1]
+    assert "joblib_group" not in await tables(empty)
+
+
 def test_the_names_of_the_migrations_are_their_versions() -> None:
     """The newest version, and all older ones, are known without loading the migrations."""
     revisions = [script.revision for script in ScriptDirectory(str(schema.scripts())).walk_revisions()]

@@ -82,6 +82,7 @@ class NewTask:
     debounce: Debounce | Mapping[str, Any] | None = None
     tags: Sequence[str] | None = None
     parent: UUID | str | None = None
+    group: UUID | None = None
 
     @classmethod
     def of(cls, job: Any, payload: Mapping[str, Any] | None, options: TaskOptions) -> Self:

@@ -26,6 +26,7 @@ from zndraw_joblib.wire.bodies import (
     Tags,
     is_none,
 )
+from zndraw_joblib.wire.groups import BatchGroup
 from zndraw_joblib.wire.models import DeferredModel
 from zndraw_joblib.wire.policy import MAX_ERROR_TYPE, Attempts, Delay, JobPolicy, Priority, Seconds
 from zndraw_joblib.wire.problems import Problem
@@ -286,6 +287,7 @@ class SubmitOptions(TypedDict, total=False):
     debounce: Debounce | Mapping[str, Any] | None
     tags: Sequence[str] | None
     parent: UUID | str | None
+    group: UUID | None
 
 
 class TaskSubmitRequest(RequestBody):
@@ -298,7 +300,8 @@ class TaskSubmitRequest(RequestBody):
     resembles a field is refused.
 
     `tags` are texts by which tasks are found, at most 10 of at most 64 characters; one that is repeated
-    counts once. `parent` is the id of the task of the same room that submits this one.
+    counts once. `parent` is the id of the task of the same room that submits this one. `group` is the id
+    of a group of the same room, which the task belongs to.
     """
 
     # The unknown fields, for `_checked`.
@@ -314,6 +317,7 @@ class TaskSubmitRequest(RequestBody):
     debounce: Debounce | None = Field(default=None, exclude_if=is_none)
     tags: Tags | None = Field(default=None, exclude_if=is_none)
     parent: UUID | None = Field(default=None, exclude_if=is_none)
+    group: UUID | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -352,6 +356,7 @@ class TaskResponse(ResponseBody):
     - `tags`, `parent`: as in its submit. `root` is the first task of its tree: the parent of its parent, and
       so on. They are omitted for tasks without them, and in the responses to claims and to reports of a start
       or an end. The ids stay when those tasks are deleted.
+    - `group`: the group that it belongs to, only in responses to submits and to requests that read tasks.
     """
 
     # What a new field needs is in CONTRIBUTING, "How to add a field or an option".
@@ -386,6 +391,7 @@ class TaskResponse(ResponseBody):
     tags: list[str] | None = Field(default=None, exclude_if=is_none)
     parent: UUID | None = Field(default=None, exclude_if=is_none)
     root: UUID | None = Field(default=None, exclude_if=is_none)
+    group: UUID | None = Field(default=None, exclude_if=is_none)
 
 
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
@@ -613,11 +619,20 @@ class TaskToSubmit(TaskSubmitRequest):
 class BatchSubmitRequest(RequestBody):
     """Submit tasks of any rooms and jobs, in order.
 
-    With `atomic`, either all are submitted, in one transaction, or none.
+    With `atomic`, either all are submitted, in one transaction, or none. With `group`, the same transaction
+    makes a group of them, and seals it.
     """
 
     tasks: list[TaskToSubmit] = Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)
     atomic: bool = False
+    group: BatchGroup | None = Field(default=None, exclude_if=is_none)
+
+    @model_validator(mode="after")
+    def _group_is_atomic(self) -> Self:
+        if self.group is not None and any(task.group is not None for task in self.tasks):
+            raise ValueError("group: the batch makes a group of its tasks, so none of them may name one")
+        self.atomic = self.atomic or self.group is not None
+        return self
 
 
 class TaskReport(TaskUpdateRequest):
@@ -647,6 +662,7 @@ class BatchResult(DeferredModel):
 
 
 class BatchResponse(ResponseBody):
-    """The results of the items, in their order."""
+    """The results of the items, in their order; `group` is the id of the group that the batch has made."""
 
     results: list[BatchResult]
+    group: UUID | None = Field(default=None, exclude_if=is_none)

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
+from zndraw_joblib.wire import groups as g
 from zndraw_joblib.wire import history as h
 from zndraw_joblib.wire import messages as m
 from zndraw_joblib.wire import operators as o
@@ -83,6 +84,10 @@ class ProviderEntries(m.CursorResponse[o.ProviderEntry]):
     """Providers by full name; `next` is the `cursor` of the request that reads on, null at the end."""
 
 
+class GroupEntries(m.CursorResponse[g.GroupResponse]):
+    """Groups, newest first; `next` is the `cursor` of the request that reads on, null at the end."""
+
+
 class AuditTrail(m.CursorResponse[o.AuditEntry]):
     """Actions, newest first; `next` is the `cursor` of the request that reads on, null at the end."""
 
@@ -106,6 +111,8 @@ class Access(Flag):
 
     # May read the room of the task, or has the worker that holds the task.
     TASK_READ = auto()
+    # May read the room of the group, or write to it to change the group.
+    GROUP = auto()
     # Owns the task, the worker or the provider; which role may do what is in the rules.
     OWNER = auto()
     # Is a superuser, or passes the guards of the rooms that the query or the body names.
@@ -185,6 +192,7 @@ _WRITABLE_ROOMS: Problems = (p.InvalidRoomId, p.Locked)
 _JOB: Problems = (p.JobNotFound,)
 _SCHEDULE: Problems = (p.ScheduleNotFound,)
 _TASK: Problems = (p.TaskNotFound,)
+_GROUP: Problems = (p.GroupNotFound,)
 _WORKER: Problems = (p.WorkerNotFound,)
 _PROVIDER: Problems = (p.ProviderNotFound,)
 _CLAIM: Problems = (*_WORKER, p.TooManyRequests)
@@ -194,7 +202,7 @@ _UPLOAD: Problems = (*_BODY, p.TooManyRequests)
 _RESULT: Problems = (*_TASK, p.ResultNotFound, p.ResultExpired, p.RangeNotSatisfiable)
 _SUBMIT: Problems = (
     *(*_JOB, *_TASK, p.InvalidPayload, p.TooManyRequests, p.Conflict),
-    *(p.InternalJobNotConfigured, p.NoWorkersAvailable, p.DuplicateTask),
+    *(p.InternalJobNotConfigured, p.NoWorkersAvailable, p.DuplicateTask, p.GroupNotFound, p.GroupSealed),
 )
 _PROVIDER_REQUEST: Problems = (
     *(*_PROVIDER, p.ContentTooLarge, p.TooManyRequests, p.ProviderNotConnected),
@@ -295,6 +303,19 @@ DELETE_JOB = Operation("delete_job", "DELETE", "/rooms/{room_id}/jobs/{name}",
     problems=(*_JOB, p.Conflict))
 GET_JOB = Operation("get_job", "GET", "/rooms/{room_id}/jobs/{name}",
     "jobs", Access.ROOM_READ, Effect.READ, m.JobResponse, problems=_JOB)
+
+# Groups.
+
+CREATE_GROUP = Operation("create_group", "POST", "/groups",
+    "groups", Access.NAMED_ROOMS, Effect.WRITE_ONCE, g.GroupResponse, body=g.GroupRequest, status=201,
+    problems=(*_WRITABLE_ROOMS, *_JOB, p.InvalidPayload, p.InternalJobNotConfigured, p.TooManyRequests))
+LIST_GROUPS = Operation("list_groups", "GET", "/groups",
+    "groups", Access.NAMED_ROOMS, Effect.READ, GroupEntries, problems=_ROOMS)
+GET_GROUP = Operation("get_group", "GET", "/groups/{group_id}",
+    "groups", Access.GROUP, Effect.READ, g.GroupResponse, problems=(*_GROUP, p.TooManyRequests))
+UPDATE_GROUP = Operation("update_group", "PATCH", "/groups/{group_id}",
+    "groups", Access.GROUP, Effect.WRITE_ONCE, g.GroupResponse, body=g.GroupUpdate,
+    problems=(*_GROUP, *_WRITABLE_ROOMS))
 
 # Schedules.
 

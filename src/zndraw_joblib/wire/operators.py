@@ -19,7 +19,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.policy import JobPolicy, Rate
 from zndraw_joblib.wire.progress import Progress
-from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
 
 # Upper bounds in seconds of all buckets but the last, which has none.
 BUCKET_BOUNDS = (
@@ -133,6 +133,7 @@ class TaskFilter(RequestBody):
     creation: `since` is included, `until` is not. `version` has numbers of versions, and needs `job`.
     `scheduled`: pending tasks that are not due yet; if false, all others. `tag` has tags of tasks. `parent`
     is the task that has submitted them, `root` the first task of their tree, which does not match itself.
+    `group` is the id of a group.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -152,6 +153,7 @@ class TaskFilter(RequestBody):
     tag: TagNames = Field(default_factory=list)
     parent: UUID | None = None
     root: UUID | None = None
+    group: UUID | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _version_needs_job(self) -> Self:
@@ -237,17 +239,6 @@ class FailureGroups(ResponseBody):
     groups: list[FailureGroup]
     count: int
     is_complete: bool = True
-
-
-class StatusCounts(ResponseBody):
-    """How many tasks have each status. They are kept counts, so reading them scans no tasks."""
-
-    pending: int = 0
-    claimed: int = 0
-    running: int = 0
-    completed: int = 0
-    failed: int = 0
-    cancelled: int = 0
 
 
 class TaskCounts(StatusCounts):

@@ -161,6 +161,10 @@ class ScheduleNotFound(NotFound):
     """The room has no schedule of this name."""
 
 
+class GroupNotFound(NotFound):
+    """There is no group with this id, or it is of another room than the task."""
+
+
 class LimitNotFound(NotFound):
     """There is no limit of this name: an operator defines limits that jobs share."""
 
@@ -204,6 +208,10 @@ class SchemaConflict(Conflict):
 
     `differences` lists the first JSON pointers at which they differ, with the `old` and the `new` value.
     """
+
+
+class GroupSealed(Conflict):
+    """The group is sealed: no more tasks can be added. Create another group."""
 
 
 class RequestInProgress(Conflict):
@@ -429,6 +437,8 @@ REMEDIES: dict[type[ProblemException], str] = {
     JobNotFound: "Check the full name `room:category:name` and the room, and that a worker serves the job: "
     "`zndraw-joblib jobs`.",
     LimitNotFound: "Define the limit first: `PUT /limits/{name}`, as a superuser; names are case-sensitive.",
+    GroupNotFound: "Check the id, and submit the task in the room of the group. A group goes with its tasks.",
+    GroupSealed: "Create another group for more tasks.",
     ScheduleNotFound: "List the schedules of the room; names are case-sensitive.",
     WorkerNotFound: "Register the worker and its jobs again. The SDK does so by itself.",
     ProviderNotFound: "Check the full name and the room, and that the provider's worker runs.",

@@ -7,6 +7,8 @@ timeout, the job's policy), or because a client requested the action `release`, 
 from enum import StrEnum
 from types import MappingProxyType
 
+from zndraw_joblib.wire.bodies import ResponseBody
+
 
 class TaskStatus(StrEnum):
     """The status of a task; the value is the one on the wire and in the database."""
@@ -17,6 +19,17 @@ class TaskStatus(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class StatusCounts(ResponseBody):
+    """How many tasks have each status. They are kept counts, so reading them scans no tasks."""
+
+    pending: int = 0
+    claimed: int = 0
+    running: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
 
 
 class Role(StrEnum):

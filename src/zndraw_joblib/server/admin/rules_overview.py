@@ -20,14 +20,17 @@ from zndraw_joblib.server.queue import (
     rules_limits,
     rules_pauses,
     sql_counts,
+    sql_groups,
     sql_jobs,
     sql_occurrences,
     sql_pauses,
     sql_schedules,
 )
 from zndraw_joblib.server.queue.sql_counts import WaitingTask
+from zndraw_joblib.server.queue.sql_groups import GroupRecord
 from zndraw_joblib.server.queue.sql_pauses import ALL_ROOMS, PauseRecord
 from zndraw_joblib.server.queue.sql_schedules import ScheduleRecord
+from zndraw_joblib.wire.groups import GroupOnEnd
 from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode
 from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.operators import (
@@ -41,11 +44,10 @@ from zndraw_joblib.wire.operators import (
     ServerCycle,
     ServerEntry,
     Severity,
-    StatusCounts,
     Version,
     WorkerState,
 )
-from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+from zndraw_joblib.wire.statuses import TERMINAL, StatusCounts, TaskStatus
 
 _LONG, _VERY_LONG = timedelta(minutes=10), timedelta(hours=1)
 # A job with at least this many failures, and this share of its ends, is a finding.
@@ -55,6 +57,8 @@ _HIGH_SHARE, _ABOVE_USUAL, _USUAL_ENDS = 0.05, 2, 20
 _USUAL = timedelta(days=1)
 _MANY_LOST = 5
 _MAX_FINDINGS = 100
+# For how long after its end a group is listed whose task could not be submitted.
+_LISTED_GROUPS = timedelta(days=1)
 _LISTED_PAUSES = 100
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
@@ -122,6 +126,21 @@ def failing_schedule(schedule: ScheduleRecord) -> Finding:
         job=schedule.job_name,
         room=schedule.room_id,
         since=schedule.error_at,
+    )
+
+
+def unfinished_group(group: GroupRecord) -> Finding:
+    """Return that the task that a group submits at its end could not be submitted."""
+    on_end = GroupOnEnd.model_validate_json(group.on_end or "")
+    name = "" if group.name is None else f" ({group.name})"
+    return Finding(
+        code="group-on-end-failed",
+        severity=Severity.WARNING,
+        detail=f"Group {group.id}{name} has ended, but its on_end was not submitted: {group.error}",
+        remedy="Submit the task of its on_end by hand. This is listed for a day after the end of the group.",
+        job=on_end.job,
+        room=group.room_id,
+        since=group.ended_at,
     )
 
 
@@ -312,6 +331,7 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
         *paused_rooms(pauses),
         *await _of_jobs(tx, waiting, now),
         *map(failing_schedule, await sql_schedules.failing(tx, _LISTED_JOBS)),
+        *map(unfinished_group, await sql_groups.with_error(tx, now - _LISTED_GROUPS, _LISTED_JOBS)),
         *silent_workers(groups[WorkerState.SILENT]),
         *sweepers(listed, held_back=bool(last) and last[0].held_back),
     ]

@@ -85,8 +85,9 @@ async def find(
 
 
 def _is_linked(task_filter: TaskFilter) -> bool:
-    """Return whether a filter has tags or a tree, whose tasks are in the order of their submission."""
-    return bool(task_filter.tag) or task_filter.parent is not None or task_filter.root is not None
+    """Return whether a filter has tags, a tree or a group: its tasks are in the order of their submission."""
+    links = (task_filter.parent, task_filter.root, task_filter.group)
+    return bool(task_filter.tag) or any(link is not None for link in links)
 
 
 # At most so many of the newest failed tasks are grouped, of at most so many tasks that are read.
@@ -161,6 +162,7 @@ async def resolve(tx: Transaction, task_filter: TaskFilter, *, superseded: bool 
         text=task_filter.text,
         since=task_filter.since,
         until=task_filter.until,
+        group=task_filter.group,
     )
 
 

@@ -19,9 +19,17 @@ from zndraw_joblib.server.admin.sql_figures import Service, services
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import statement
-from zndraw_joblib.server.db.tables import AuditRecord, Job, Pause, ProviderRecord, RoomCount, Schedule
+from zndraw_joblib.server.db.tables import AuditRecord, Group, Job, Pause, ProviderRecord, RoomCount, Schedule
 from zndraw_joblib.server.process.ports import CursorPage
-from zndraw_joblib.server.queue import rules_answers, rules_pauses, sql_counts, sql_jobs
+from zndraw_joblib.server.queue import (
+    rules_answers,
+    rules_groups,
+    rules_pauses,
+    sql_counts,
+    sql_groups,
+    sql_jobs,
+)
+from zndraw_joblib.server.queue.sql_groups import GroupRecord
 from zndraw_joblib.server.queue.sql_jobs import COLUMNS as JOB_COLUMNS
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_pauses import PauseRecord
@@ -29,6 +37,7 @@ from zndraw_joblib.server.queue.sql_providers import COLUMNS, ProviderRow
 from zndraw_joblib.server.queue.sql_schedules import ScheduleRecord
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.bodies import Name
+from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.messages import CursorResponse, JobVersion
 from zndraw_joblib.wire.names import validate_room_id
 from zndraw_joblib.wire.operations import Operation
@@ -39,10 +48,10 @@ from zndraw_joblib.wire.operators import (
     ProviderEntry,
     RoomEntry,
     SearchedName,
-    StatusCounts,
 )
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.schedules import ScheduleResponse
+from zndraw_joblib.wire.statuses import StatusCounts
 
 
 class ListFilter(NamedTuple):
@@ -416,6 +425,28 @@ SCHEDULES = CursorList(
     ["room_id", "name"],
     _schedule_entries,
     {"room": ListFilter(SearchedName, Schedule.__table__.c.room_id == bindparam("room"))},
+)
+
+# The groups of a room, or of all.
+
+groups = Group.__table__
+
+
+async def _group_entries(tx: Transaction, rows: Sequence[Any]) -> list[GroupResponse]:
+    records = [GroupRecord(*row) for row in rows]
+    sums, counts = await sql_groups.counts(tx, [group.id for group in records])
+    return [rules_groups.response(group, sums[group.id], counts[group.id]) for group in records]
+
+
+GROUPS = CursorList(
+    ops.LIST_GROUPS,
+    "List groups, newest first, without their failures; callers that are no superusers name a room.",
+    "groups",
+    [select(*[groups.c[name] for name in GroupRecord._fields])],
+    ["n"],
+    _group_entries,
+    {"room": ListFilter(SearchedName, groups.c.room_id == bindparam("room"))},
+    is_descending=True,
 )
 
 # `http.admin` serves them.

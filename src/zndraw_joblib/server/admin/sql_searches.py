@@ -95,6 +95,7 @@ _CONDITIONS: dict[str, Condition] = {
     ),
     "worker": tasks.c.worker_id == _value("worker", "worker_id"),
     "created_by": tasks.c.created_by == _value("created_by", "created_by"),
+    "group": tasks.c.group_id == _value("group", "group_id"),
     "since": tasks.c.created_at >= _value("since", "created_at"),
     "until": tasks.c.created_at < _value("until", "created_at"),
     "newest": tasks.c.seq <= _value("newest", "seq"),
@@ -105,7 +106,8 @@ _CONDITIONS: dict[str, Condition] = {
     ),
 }
 CONDITIONS = tuple(_CONDITIONS)
-_LINKS = frozenset({"parent", "root"})
+# The columns of tasks by the names of conditions that few tasks meet.
+_LINKS = {"parent": "parent", "root": "root", "group": "group_id"}
 
 
 class Shape(NamedTuple):
@@ -129,8 +131,8 @@ class Shape(NamedTuple):
 
     @property
     def is_linked(self) -> bool:
-        """Whether the candidates are the tasks of a tree or of tags, which are in the order of `seq`."""
-        return self.tags > 0 or not _LINKS.isdisjoint(self.conditions)
+        """Whether the candidates are the tasks of a tree, a group or tags, in the order of `seq`."""
+        return self.tags > 0 or not _LINKS.keys().isdisjoint(self.conditions)
 
     @property
     def is_by_time(self) -> bool:
@@ -153,7 +155,8 @@ class _Stream(NamedTuple):
 
     def after_position(self) -> Condition:
         if self.link is not None:
-            column, value = tasks.c[self.link], _value(self.link, self.link)
+            name = _LINKS[self.link]
+            column, value = tasks.c[name], _value(self.link, name)
             return by_database(tuple_(column, tasks.c.seq) < tuple_(value, _SEQ), tasks.c.seq < _SEQ)
         return tuple_(*_BY_TIME) < tuple_(_AT, _SEQ) if self.order == _BY_TIME else tasks.c.seq < _SEQ
 
@@ -189,7 +192,7 @@ def window_statement(shape: Shape, window: int, *, is_first: bool) -> Select[Any
 
 def _streams(shape: Shape) -> list[_Stream]:
     # The tasks below a parent are never more than those of its tree.
-    for link in ("parent", "root"):
+    for link in ("parent", "group", "root"):
         if link in shape.conditions:
             return [_of_link(link)]
     if shape.rooms and not shape.tags:
@@ -202,8 +205,9 @@ def _streams(shape: Shape) -> list[_Stream]:
 
 
 def _of_link(link: str) -> _Stream:
-    """Return the tasks with a parent or a root, in the order of their index."""
-    column, value = tasks.c[link], _value(link, link)
+    """Return the tasks with a parent, a root or a group, in the order of their index."""
+    name = _LINKS[link]
+    column, value = tasks.c[name], _value(link, name)
     # Beside an equality PostgreSQL knows that the primary key has the same order, and may read by it.
     is_linked = by_database(and_(column >= value, column <= value), column == value)
     return _Stream([is_linked], (column, tasks.c.seq), link)
@@ -351,6 +355,7 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
     newest: int | None = None
+    group: UUID | None = None
 
     def limited_to(self, newest: int) -> "Filter":
         """Return the same filter without tasks that are newer than this one."""

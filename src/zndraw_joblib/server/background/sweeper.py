@@ -21,7 +21,7 @@ from zndraw_joblib.server.background.pruner import Batch as PruneBatch
 from zndraw_joblib.server.background.pruner import Pruner
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import rules_sweep
+from zndraw_joblib.server.queue import rules_groups, rules_sweep
 from zndraw_joblib.server.queue.rules_workers import Counts
 from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode, SweeperPreview
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -296,7 +296,12 @@ class Sweeper:
                 with suppress(Exception):
                     async with asyncio.timeout(self._pass_seconds):
                         await self._until_done(batch)
-        return swept_workers and swept_tasks
+        swept_groups = await self._guard(cycle, self._seal_groups())
+        return swept_workers and swept_tasks and swept_groups
+
+    async def _seal_groups(self) -> None:
+        while await self._run(rules_groups.seal_due):
+            pass
 
     @property
     def is_late(self) -> bool:

@@ -480,6 +480,7 @@ KEY_IS_HELD = f"""unique_id IS NOT NULL AND (unique_until IS NULL OR (completed_
     )
 )))"""
 _LIVE_OF_SCHEDULE = "schedule IS NOT NULL AND completed_at IS NULL"
+_FAILED_OF_GROUP = f"group_id IS NOT NULL AND status = '{TaskStatus.FAILED}'"
 _UNSUCCESSFUL = _among("status", frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED}))
 
 
@@ -604,6 +605,7 @@ class Task(Base, table=True):
     `linked` is null unless the end of the task concerns others, as `rules_ends` says.
     `parent` is the id of the task that has submitted it, `root` that of the first task of its tree. Both stay
     after those are deleted. `tags` is a list; `TaskTag` has them too, for searches.
+    `group_id` is the group that it was submitted to.
     """
 
     __tablename__ = "joblib_task"
@@ -632,6 +634,8 @@ class Task(Base, table=True):
         Index("ix_joblib_task_job_room", "job_id", "room_id", "created_at", "seq"),
         _partial("ix_joblib_task_ended", "completed_at IS NOT NULL", "completed_at", "seq"),
         _partial("ix_joblib_task_unsuccessful", _UNSUCCESSFUL, "status", "seq"),
+        _partial("ix_joblib_task_group", "group_id IS NOT NULL", "group_id", "seq"),
+        _partial("ix_joblib_task_group_failed", _FAILED_OF_GROUP, "group_id", "seq"),
         Index(
             "ix_joblib_task_schedule",
             *("room_id", "schedule", "due_at"),
@@ -696,6 +700,7 @@ class Task(Base, table=True):
     due_at: datetime | None = moment(nullable=True)
     limit_key: str | None = _optional_text()
     linked: bool | None = None
+    group_id: UUID | None = _column(Uuid, optional=True)
     parent: UUID | None = _column(Uuid, optional=True)
     root: UUID | None = _column(Uuid, optional=True)
     tags: list[str] | None = _column(JsonText, optional=True)
@@ -723,6 +728,59 @@ class Payload(Base, table=True):
     task_seq: int = _column(SEQUENCE, key=True)
     size: int
     content: str = _column(Text)
+
+
+class Group(Base, table=True):
+    """A group of tasks of a room: it ends once, when it is `sealed` and all its tasks have ended.
+
+    At `due_at` an open group expires, or is sealed: null once neither is to happen. `on_end` is a
+    `GroupOnEnd` as JSON, `on_end_schema` the digest of the schema that its payload was checked against, and
+    `on_end_task` the task that was submitted at the end; `error` is why it was not.
+    Writers that add tasks lock the row for a share, those that may end it for themselves: after tasks, before
+    jobs.
+    """
+
+    __tablename__ = "joblib_group"
+    __table_args__ = (
+        Index("ix_joblib_group_room", "room_id", "n"),
+        _partial("ix_joblib_group_due", "due_at IS NOT NULL", "due_at"),
+        _partial("ix_joblib_group_open", "ended_at IS NULL", "created_by"),
+        _partial("ix_joblib_group_ended", "ended_at IS NOT NULL", "ended_at"),
+        _partial("ix_joblib_group_error", "error IS NOT NULL", "n"),
+    )
+
+    n: int | None = _sequence()
+    id: UUID = Field(default_factory=uuid4, sa_column=Column(Uuid, unique=True, nullable=False))
+    room_id: str = Field(max_length=128)
+    name: str | None = _optional_text()
+    created_by: str = _column(Text)
+    created_at: datetime = moment()
+    sealed: bool = _no()
+    expires_at: datetime | None = moment(nullable=True)
+    due_at: datetime | None = moment(nullable=True)
+    ended_at: datetime | None = moment(nullable=True)
+    on_end: str | None = _optional_text()
+    on_end_schema: str | None = Field(default=None, max_length=64)
+    on_end_task: UUID | None = _column(Uuid, optional=True)
+    error: str | None = _optional_text()
+
+
+class GroupCount(Base, table=True):
+    """How many tasks of a group are open, that is have not ended, and how many ended with each status.
+
+    A reader sums the stripes. A stripe's `open` is a share of the group's: a writer that ends fewer tasks
+    than the share of its stripe changes this row alone, and cannot be the last. The others lock the group.
+    """
+
+    __tablename__ = "joblib_group_count"
+    __table_args__: ClassVar[Any] = {"sqlite_with_rowid": False}
+
+    group_id: UUID = _column(Uuid, key=True)
+    stripe: int = Field(primary_key=True)
+    open: int
+    completed: int
+    failed: int
+    cancelled: int
 
 
 class Schedule(Base, table=True):

@@ -63,7 +63,7 @@ from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemExcept
 from zndraw_joblib.wire.statuses import TaskStatus
 
 _LISTS = ("status", "job", "version", "room", "error_code", "exception", "tag")
-_VALUES = ("worker", "created_by", "text", "since", "until", "scheduled", "parent", "root")
+_VALUES = ("worker", "created_by", "text", "since", "until", "scheduled", "parent", "root", "group")
 _COUNTED = ("room", "tag", "parent", "root")
 
 
@@ -113,6 +113,7 @@ QueryFilter = Annotated[
         until=(_UNTIL, None),
         scheduled=(_SCHEDULED, None),
         **_LINKS,
+        group=(Annotated[Omissible[UUID], Query()], None),
     ),
 ]
 QueryCounted = Annotated[

@@ -52,6 +52,7 @@ TAGS = {
     "jobs": "Register, list and pause jobs.",
     "rooms": "Rooms and their counts.",
     "workers": "Workers and their heartbeats.",
+    "groups": "Tasks that are counted and followed together, and what follows their end.",
     "schedules": "Rules by which the server submits tasks of a job at due times.",
     "providers": "Remote data sources, requests to them, and their results.",
     "overview": "The state of the queue, statistics and metrics.",
@@ -219,6 +220,20 @@ _WORKER = {
     "drain": False,
     "tasks": [],
 }
+_GROUP = {
+    "id": "01a21ee2-5777-74cb-b3e8-12732f527a0b",
+    "room": "lab",
+    "name": "all angles",
+    "created_by": "ada",
+    "created_at": "2026-03-01T12:00:00.000000Z",
+    "sealed": True,
+    "expires_at": None,
+    "ended_at": None,
+    "total": 4,
+    "counts": {"pending": 1, "claimed": 0, "running": 1, "completed": 2, "failed": 0, "cancelled": 0},
+    "progress": 0.625,
+    "failures": [],
+}
 _HOLDER = {"worker_id": _WORKER_ID, "attempt": 1}
 _FILTER = {"status": ["failed"], "room": ["lab"]}
 
@@ -255,6 +270,17 @@ REQUESTS: dict[Operation[Any], Examples] = {
             },
         )
     },
+    ops.CREATE_GROUP: {
+        "group": (
+            "A group, and a task to submit when all of its tasks have ended",
+            {
+                "room": "lab",
+                "name": "all angles",
+                "on_end": {"job": _JOB, "payload": {"counts": {"$group": "counts"}}},
+            },
+        )
+    },
+    ops.UPDATE_GROUP: {"seal": ("No more tasks are added", {"sealed": True})},
     ops.CLAIM_TASK: {
         "one": ("The next task", {"worker_id": _WORKER_ID, "claim_id": _CLAIM_ID}),
         "several": ("Up to ten, started at once", {"worker_id": _WORKER_ID, "max": 10, "start": True}),
@@ -347,6 +373,7 @@ RESPONSES: dict[Operation[Any], tuple[int, Any, dict[str, str]]] = {
         {**_WAITED, "Retry-After": "Seconds to wait before the next claim, if a limit or a pause applies."},
     ),
     ops.GET_TASK: (200, _COMPLETED_TASK, _WAITED),
+    ops.GET_GROUP: (200, _GROUP, _WAITED),
     ops.UPDATE_TASK: (200, _RUNNING_TASK, {}),
     ops.LIST_TASKS: (200, {"items": [_COMPLETED_TASK], "total": 1, "limit": 50, "offset": 0}, {}),
     ops.CREATE_WORKER: (201, _WORKER, {}),

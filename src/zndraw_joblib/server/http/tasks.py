@@ -23,6 +23,7 @@ from zndraw_joblib.server.http.access import (
     queue_state,
     verify_writable_room,
 )
+from zndraw_joblib.server.http.groups import checked_group
 from zndraw_joblib.server.http.middleware import tracer_provider
 from zndraw_joblib.server.http.requests import BODY, DisconnectWatcher, Omissible
 from zndraw_joblib.server.http.routing import (
@@ -41,6 +42,7 @@ from zndraw_joblib.server.process.ports import Identity, RequestKey
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_details,
+    rules_groups,
     rules_history,
     rules_task_actions,
     rules_tasks,
@@ -49,7 +51,7 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_idempotency import TASK, Repeat, once
 from zndraw_joblib.server.queue.rules_tasks import Report, Submission, has_body
 from zndraw_joblib.server.runtime.problem_responses import MAX_LISTED_ERRORS, as_problem, prefixed
-from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.server.runtime.runtime import Runtime, SubmitAll
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.bodies import Tag
 from zndraw_joblib.wire.messages import (
@@ -447,14 +449,13 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """Submit up to 1,000 tasks; the response has a result or a problem for each, in order.
 
-    A body with a malformed item is refused as a whole.
+    A body with a malformed item is refused as a whole. With `atomic` or `group`, all are submitted or none.
     """
     rooms = await _writable_rooms(request, queue, body.tasks)
     jobs = {name: _job_name(name) for name in {task.job_name for task in body.tasks}}
     unreadable = await _unreadable_parents(request, caller, _parents(body.tasks, rooms))
     may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
-    names = [job for job in jobs.values() if isinstance(job, JobName)]
-    only = names[0] if len(names) == len(jobs) == 1 else None
+    only = next((job for job in jobs.values() if len(jobs) == 1 and isinstance(job, JobName)), None)
     keys = [key] if body.atomic else [item_key(key, index) for index in range(len(body.tasks))]
     async with queue.runtime.take_submits(caller.id, keys, len(body.tasks)) as tokens:
         with submit_span(request, traceparent, only, len(body.tasks)) as trace:
@@ -472,14 +473,15 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
                 else:
                     item_or_all = None if body.atomic else keys[index]
                     items.append(queue.runtime.submission(caller, room, job, task, item_or_all, trace))
-            outcomes = await _submit(queue, body, items, key)
+            outcomes = await _submit(request, queue, caller, body, items, key)
         tokens.accepted = tokens.count and sum(isinstance(each, TaskResponse) for each in outcomes)
     if any(task.unique is not None for task in body.tasks):
         outcomes = [
             await _readable(request, caller, task.room_id, outcome)
             for task, outcome in zip(body.tasks, outcomes, strict=True)
         ]
-    return _response(outcomes, 202, queue.prefix, is_minimal=minimal, more_headers=tokens.headers)
+    respond = partial(_response, has_group=body.group is not None, more_headers=tokens.headers)
+    return respond(outcomes, 202, queue.prefix, is_minimal=minimal)
 
 
 def _parents(tasks: Sequence[TaskToSubmit], rooms: Mapping[str, str | Exception]) -> list[tuple[str, UUID]]:
@@ -501,7 +503,9 @@ async def _readable(request: Request, caller: Identity, room_id: str, outcome: O
 
 
 async def _submit(
+    request: Request,
     queue: QueueState,
+    caller: Identity,
     body: BatchSubmitRequest,
     items: Sequence[Submission | Exception],
     key: RequestKey | None,
@@ -511,7 +515,12 @@ async def _submit(
         for index, item in enumerate(items):
             if isinstance(item, ProblemException):
                 raise rules_transitions.at_item(item, "tasks", index)
-        return await queue.dispatcher.submit_all(submissions, key)
+        work: SubmitAll = rules_tasks.submit_all
+        if body.group is not None:
+            room_id = await queue.guards.resolve(request, verify_writable_room, body.group.room)
+            group = await checked_group(queue, caller, room_id, body.group)
+            work = partial(rules_groups.submit_all, new=group, sealed=body.group.sealed)
+        return await queue.dispatcher.submit_all(submissions, key, work)
     tasks = iter(await queue.dispatcher.submit_many(submissions))
     return [item if isinstance(item, Exception) else next(tasks) for item in items]
 
@@ -595,11 +604,15 @@ def _response(
     *,
     is_minimal: bool,
     more_headers: Mapping[str, str] = MappingProxyType({}),
+    has_group: bool = False,
 ) -> Response:
     results = [_result(outcome, status, prefix, is_minimal=is_minimal) for outcome in outcomes]
     _cut_errors(results)
     headers = {"Preference-Applied": "return=minimal"} if is_minimal else {}
-    return JsonResponse(to_json({"results": results}), 200, {**headers, **more_headers})
+    body: dict[str, Any] = {"results": results}
+    if has_group and isinstance(outcomes[0], TaskResponse):
+        body["group"] = outcomes[0].group
+    return JsonResponse(to_json(body), 200, {**headers, **more_headers})
 
 
 def _cut_errors(results: Sequence[dict[str, Any]]) -> None:

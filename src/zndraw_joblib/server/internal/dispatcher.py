@@ -10,11 +10,11 @@ from uuid import UUID
 from zndraw_joblib.jobs.logs import ExponentialBackoff, log_failed_work
 from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask, WorkerTokens
 from zndraw_joblib.server.process.ports import DispatchMode, InternalTask, RequestKey, job_key
-from zndraw_joblib.server.queue import rules_internal
+from zndraw_joblib.server.queue import rules_internal, rules_tasks
 from zndraw_joblib.server.queue.rules_idempotency import Repeat
 from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
-from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.server.runtime.runtime import Runtime, SubmitAll
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import ServiceUnavailable
@@ -83,12 +83,17 @@ class Dispatcher:
         await self._dispatch_many([task for task in answers if isinstance(task, TaskResponse)])
         return [answer.result if isinstance(answer, Repeat) else answer for answer in answers]
 
-    async def submit_all(self, items: Sequence[Submission], key: RequestKey | None) -> list[TaskResponse]:
-        """Do what `submit_many` does in one transaction. Raises the problem of the first faulty item."""
+    async def submit_all(
+        self, items: Sequence[Submission], key: RequestKey | None, work: SubmitAll = rules_tasks.submit_all
+    ) -> list[TaskResponse]:
+        """Do what `submit_many` does in one transaction. Raises the problem of the first faulty item.
+
+        `work` submits them.
+        """
         for item in items:
             self.configure(item)
         async with self._runtime.events.room(len(items)):
-            answer = await self._runtime.submit_all(items, key)
+            answer = await self._runtime.submit_all(items, key, work=work)
         if isinstance(answer, Repeat):
             stored: list[TaskResponse] = answer.result
             return stored

@@ -175,6 +175,7 @@ def job_key(job: object, version: int = 1) -> str:
     return f"job:{queue_name(job, version)}"
 
 
+group_key = "group:{}".format  # of the end of a group
 claim_key = "claim:{}".format  # the waiting claims with one `claim_id`
 slot_key = "slot:{}".format  # the waiting claims of a worker that holds as many tasks as it may
 worker_key = "worker:{}".format  # all waiting claims of a worker

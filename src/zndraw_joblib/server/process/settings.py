@@ -115,6 +115,7 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     max_jobs: Annotated[int, Field(ge=1)] = 100_000
     max_providers: Annotated[int, Field(ge=1)] = 100_000
     max_schedules: Annotated[int, Field(ge=1)] = 100_000
+    max_groups: Annotated[int, Field(ge=1)] = 100_000
     max_pending_tasks: Annotated[int, Field(ge=1)] = 10_000_000
     max_submits_per_user: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     submit_window_seconds: Annotated[float, Field(ge=1, le=86_400)] = 60

@@ -136,6 +136,8 @@ def task_response(
     values["priority"] = -task.lane
     values["queue_position"] = position
     values["stored_result"] = stored
+    if (group := getattr(task, "group_id", None)) is not None:
+        values["group"] = group
     values["traceparent"], values["unique_key"] = traceparent, unique_key
     if task.status is not TaskStatus.PENDING:
         values["run_at"] = None

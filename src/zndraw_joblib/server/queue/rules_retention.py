@@ -12,6 +12,7 @@ from zndraw_joblib.server.queue import (
     rules_answers,
     sql_audit,
     sql_counts,
+    sql_groups,
     sql_idempotency,
     sql_jobs,
     sql_limits,
@@ -94,6 +95,12 @@ async def _tasks(tx: Transaction, before: datetime, after: int) -> tuple[Pruned,
     return Pruned(deleted, following is not None), following or 0
 
 
+async def _groups(tx: Transaction, before: datetime, after: int) -> tuple[Pruned, int]:
+    """Delete groups that have ended and have no tasks any more, among a batch behind `after`."""
+    deleted, following = await sql_groups.prune(tx, before, after, BATCH)
+    return Pruned(deleted, following is not None), following or 0
+
+
 async def _jobs(tx: Transaction, before: datetime, after: UUID) -> tuple[Pruned, UUID]:
     """Delete soft-deleted jobs without tasks and statistics, among a batch behind `after`."""
     deleted, following = await sql_jobs.prune(tx, before, after, _JOBS_PER_BATCH)
@@ -149,6 +156,7 @@ RETENTIONS = (
     Retention("submit_rate", "full_at", timedelta(0), _oldest(sql_rates.prune)),
     Retention("queue_block", None, timedelta(0), _oldest(_blocks), of_tasks=True),
     TASKS,
+    Retention("group", "ended_at", timedelta(days=7), _groups, 0, of_tasks=True),
     UNSERVED_JOBS,
     JOBS,
     EVENTS,

@@ -11,12 +11,14 @@ from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.shared_limit import StoredLimit
 from zndraw_joblib.server.queue import sql_idempotency, sql_shares
 
-Setting = Literal["max_workers", "max_jobs", "max_providers", "max_pending_tasks", "max_schedules"]
+Setting = Literal[
+    "max_workers", "max_jobs", "max_providers", "max_pending_tasks", "max_schedules", "max_groups"
+]
 Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class StoredLimits:
-    """The limits of workers, of active jobs, of providers, of schedules and of pending tasks.
+    """The limits of workers, active jobs, providers, schedules, groups that have not ended, pending tasks.
 
     A job counts for each user with a worker of it. `start` starts work in the background.
     """
@@ -34,6 +36,7 @@ class StoredLimits:
         self.jobs = limit("jobs", "max_jobs", sql_shares.jobs)
         self.providers = limit("providers", "max_providers", sql_shares.providers)
         self.schedules = limit("schedules", "max_schedules", sql_shares.schedules)
+        self.groups = limit("groups", "max_groups", sql_shares.groups)
         self.pending_tasks = limit("pending tasks", "max_pending_tasks", sql_shares.pending_tasks)
 
     async def take(self, limit: StoredLimit, user: str, keys: Sequence[RequestKey | None]) -> None:

@@ -9,7 +9,7 @@ many pages of a long table's index as it has tasks.
 import os
 import random
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -32,6 +32,7 @@ from zndraw_joblib.server.queue import (
     rules_unique,
     sql_counts,
     sql_details,
+    sql_groups,
     sql_jobs,
     sql_results,
     sql_tasks,
@@ -40,9 +41,10 @@ from zndraw_joblib.server.queue import (
 )
 from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, HeldAttempt, LogLimits
 from zndraw_joblib.server.queue.rules_unique import Duplicate
+from zndraw_joblib.server.queue.sql_groups import OpenGroup
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_reports import FencedReport, report_single_statement
-from zndraw_joblib.server.queue.sql_submit import Appended, KnownJob, NewKey, NewTaskRow, append
+from zndraw_joblib.server.queue.sql_submit import Appended, KnownJob, NewKey, NewMembers, NewTaskRow, append
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord, TaskRow
 from zndraw_joblib.server.queue.sql_tasks import positions
 from zndraw_joblib.server.queue.sql_trees import Link, Parent
@@ -57,6 +59,8 @@ from zndraw_joblib.wire.names import INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import (
     Conflict,
+    GroupNotFound,
+    GroupSealed,
     InternalJobNotConfigured,
     InvalidRequest,
     JobNotFound,
@@ -104,7 +108,8 @@ class Submission:
     got in an earlier attempt to insert it, which may have succeeded. `traceparent`: the trace context of the
     submit. `on_end`: the name of the host's function to call after the task's end. `payload_key`: the unique
     key that the payload has, if the submit needs it and it was computed already, or why it has none.
-    `schedule` and `due_at`: the schedule that submits it, and when it was due.
+    `schedule` and `due_at`: the schedule that submits it, and when it was due. `is_unlimited`: the bounds of
+    pending tasks of its job do not apply.
     """
 
     caller: Identity
@@ -128,6 +133,7 @@ class Submission:
     payload_key: str | ProblemException | None = None
     schedule: str | None = None
     due_at: datetime | None = None
+    is_unlimited: bool = False
 
     @property
     def needs(self) -> str:
@@ -165,6 +171,13 @@ class Report(NamedTuple):
         return 1 if log is None else 1 + rules_details.weight(log)
 
 
+class _Related(NamedTuple):
+    """The parents and the groups of new tasks."""
+
+    parents: Mapping[UUID, Parent]
+    groups: Mapping[UUID, OpenGroup]
+
+
 # When to submit again to a job that has as many pending tasks as it may.
 _RETRY_SECONDS = "5"
 # A new task, another task that holds the submit's key, or why there is none.
@@ -181,15 +194,17 @@ async def submit(
     """
     # Parents before jobs, as reports lock them.
     parents = await _parents(tx, items)
+    grouped = {item.options.group for item in items if item.options.group is not None}
+    related = _Related(parents, await sql_groups.share(tx, grouped) if grouped else {})
     jobs = await sql_jobs.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
     if learn is not None:
         learn(jobs.values())
     now = await tx.now()
-    faults = await _faults(tx, items, jobs, parents)
+    faults = await _faults(tx, items, jobs, related)
     holders = await _key_holders(tx, items, faults, {job.id for job in jobs.values()}, now)
     limits = await _PendingLimits.of(tx, items, jobs)
     outcomes = [
-        fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits, parents)
+        fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits, related)
         for item, fault in zip(items, faults, strict=True)
     ]
     tasks, replaced = await _write_submits(tx, outcomes, holders)
@@ -221,6 +236,9 @@ async def _write_submits(
         moves = await holders.write_replaced(tx)
     if tasks:
         await sql_transitions.add(tx, tasks)
+    added = Counter(task.group_id for task in tasks if task.group_id is not None)
+    if added:
+        await sql_groups.add_tasks(tx, added)
     return tasks, [after for _, after in moves]
 
 
@@ -324,14 +342,15 @@ def _task_or_duplicate(
     now: datetime,
     holders: rules_unique.KeyHolders | None,
     limits: _PendingLimits | None,
-    parents: Mapping[UUID, Parent],
+    related: _Related,
 ) -> _Outcome:
-    parent = None if item.options.parent is None else parents[item.options.parent]
+    parent = None if item.options.parent is None else related.parents[item.options.parent]
 
     def make(*, is_new: bool = True) -> TaskRecord:
-        if limits is not None and is_new:
+        if limits is not None and is_new and not item.is_unlimited:
             limits.add(item, job)
-        return _task(item, job, now, parent)
+        task, group = _task(item, job, now, parent), item.options.group
+        return task if group is None else _in_group(task, related.groups[group])
 
     try:
         if holders is None or item.options.unique is None:
@@ -341,6 +360,15 @@ def _task_or_duplicate(
         return holders.submit(_unique_submit(item, item.options.unique), make)
     except TooManyRequests as problem:
         return problem
+
+
+def _in_group(task: TaskRecord, group: OpenGroup) -> TaskRecord:
+    """Return a new task as one of a group: if this expires, the task does so too, or before."""
+    times = [moment for moment in (task.expires_at, group.expires_at) if moment is not None]
+    is_pending = task.status is TaskStatus.PENDING
+    return task.changed(
+        group_id=group.id, linked=True, expires_at=min(times, default=None) if is_pending else None
+    )
 
 
 async def _attach_hooks(
@@ -364,15 +392,26 @@ async def submit_all(tx: Transaction, items: Sequence[Submission]) -> list[TaskR
 
 
 async def _faults(
-    tx: Transaction,
-    items: Sequence[Submission],
-    jobs: Mapping[JobName, JobRecord],
-    parents: Mapping[UUID, Parent],
+    tx: Transaction, items: Sequence[Submission], jobs: Mapping[JobName, JobRecord], related: _Related
 ) -> list[Exception | None]:
     """Return why each item cannot be submitted, None for one that can."""
     schemas = {name: to_json(job.schema).decode() for name, job in jobs.items()}
     unserved = await _unserved(tx, items, jobs)
-    return [_check(item, schemas.get(item.job), unserved, parents) for item in items]
+    return [
+        _group_fault(item, related.groups) or _check(item, schemas.get(item.job), unserved, related.parents)
+        for item in items
+    ]
+
+
+def _group_fault(item: Submission, groups: Mapping[UUID, OpenGroup]) -> ProblemException | None:
+    if item.options.group is None:
+        return None
+    group = groups.get(item.options.group)
+    if group is None or group.room_id != item.room_id:
+        return GroupNotFound(f"group: room {item.room_id!r} has no group {item.options.group}")
+    if group.sealed:
+        return GroupSealed(f"group: {group.id} is sealed; create another group for more tasks")
+    return None
 
 
 async def _unserved(
@@ -703,7 +742,7 @@ def reporter(item: Report, task: TaskResponse) -> UUID | None:
 _MAX_JOBS = 1000
 # The statement contains the schema.
 _MAX_SCHEMA_CHARACTERS = 16_384
-_OPTIONS = frozenset(SubmitOptions.__annotations__)
+_OPTIONS = frozenset(SubmitOptions.__annotations__) - {"group"}
 
 
 class KnownJobs:
@@ -749,12 +788,9 @@ async def submit_plain(
     job = jobs.get(name)
     if job is None:
         return None
-    keys = set[UUID]()
-    for item in items:
-        if not _is_plain(item, name, job.schema) or (item.key is not None and item.key.id in keys):
-            return None
-        if item.key is not None:
-            keys.add(item.key.id)
+    if not _are_plain(items, name, job.schema):
+        return None
+    has_keys = any(item.key is not None for item in items)
     ids, tasks = list[UUID](), list[NewTaskRow]()
     for item, new_id in zip(items, new_ids(len(items)), strict=True):
         task_id = item.task_id = item.task_id or new_id
@@ -762,7 +798,9 @@ async def submit_plain(
         payload = item.payload_json or to_json(item.payload).decode()
         tasks.append(NewTaskRow(task_id.hex, item.room_id, item.caller.id, payload, item.traceparent))
     try:
-        appended = await append(tx, job, tasks, _new_keys(job, ids, items) if keys else [])
+        appended = await append(
+            tx, job, tasks, _new_keys(job, ids, items) if has_keys else [], _members(items[0])
+        )
     except RepeatTransaction:
         jobs.forget(name)
         raise
@@ -791,6 +829,7 @@ def _new_tasks(
                 created_at=appended.at,
                 queue_position=position,
                 version=job.job_version,
+                group=item.options.group,
             )
         )
     return responses
@@ -808,6 +847,24 @@ async def find_written(tx: Transaction, items: Sequence[Submission]) -> dict[int
         )
         rules_answers.publish_status(tx, record, queue_positions.get(task_id), is_new=False)
     return written
+
+
+def _members(item: Submission) -> NewMembers | None:
+    """Return the group of a task with its room: tasks of different ones are not plain together."""
+    group = item.options.group
+    return None if group is None else NewMembers(group, item.room_id)
+
+
+def _are_plain(items: Sequence[Submission], name: JobName, schema: str) -> bool:
+    keys, group = set[UUID](), _members(items[0])
+    for item in items:
+        if not _is_plain(item, name, schema) or _members(item) != group:
+            return False
+        if item.key is not None:
+            if item.key.id in keys:
+                return False
+            keys.add(item.key.id)
+    return True
 
 
 def _is_plain(item: Submission, name: JobName, schema: str) -> bool:
@@ -840,6 +897,8 @@ def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence[Submission]) -
             fields["status"] = "pending"
             if job.job_version > 1:
                 fields["version"] = job.job_version
+            if item.options.group is not None:
+                fields["group"] = item.options.group
             shared = shared_by_owner[item.room_id, item.caller.id] = to_json(fields).decode()[1:-1]
         answer = f'{{"id":"{task_id}",{shared},"created_at":"'
         keys.append(NewKey(item.key.id, item.key.fingerprint, item.key.user_id, place, answer))

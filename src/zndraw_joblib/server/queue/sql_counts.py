@@ -25,8 +25,7 @@ from zndraw_joblib.server.queue.sql_task_rows import (
     TaskRow,
     of_status,
 )
-from zndraw_joblib.wire.operators import StatusCounts
-from zndraw_joblib.wire.statuses import HELD, TaskStatus
+from zndraw_joblib.wire.statuses import HELD, StatusCounts, TaskStatus
 
 # 4,096 tasks are a block: a million queued tasks are 245 rows, and a rank in a block takes 0.5 ms.
 BLOCK_BITS = 12

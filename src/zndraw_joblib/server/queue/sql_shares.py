@@ -33,6 +33,10 @@ providers = _counter(
 schedules = _counter(
     "SELECT count(*) FROM joblib_schedule", "SELECT owner_id, count(*) FROM joblib_schedule GROUP BY owner_id"
 )
+_OPEN_GROUPS = "FROM joblib_group WHERE ended_at IS NULL"
+groups = _counter(
+    f"SELECT count(*) {_OPEN_GROUPS}", f"SELECT created_by, count(*) {_OPEN_GROUPS} GROUP BY created_by"
+)
 # A job is one of each user who has a worker of it. One without a worker that stays for its pending tasks is
 # one of the users who submitted the first in its queue, or any that are scheduled for later. One that stays
 # by its policy is one of the user who registered it last.

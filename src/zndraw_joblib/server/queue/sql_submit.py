@@ -1,5 +1,7 @@
 """Submit with one statement on PostgreSQL and five short ones on SQLite: tasks of one job, without options.
 
+All of them may be of one group that does not expire.
+
 These tasks enter the queue at once, with priority 0. The statements check what the server assumes about the
 job, and write nothing if that is wrong; then `sql_transitions.add` inserts the tasks.
 """
@@ -17,7 +19,7 @@ from zndraw_joblib.server.db.database import PlainStatements, Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
 from zndraw_joblib.server.db.statements import BIG_INTEGER, BOOLEAN, INTEGER, TEXT, UUID_TYPE, statement
-from zndraw_joblib.server.queue import sql_counts, sql_payloads, sql_room_queues
+from zndraw_joblib.server.queue import sql_counts, sql_groups, sql_payloads, sql_room_queues
 from zndraw_joblib.server.queue.sql_idempotency import lock_number
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -55,6 +57,13 @@ class NewKey(NamedTuple):
     answer: str
 
 
+class NewMembers(NamedTuple):
+    """The group of the tasks, and their room."""
+
+    group_id: UUID
+    group_room: str
+
+
 class Appended(NamedTuple):
     """The time of the tasks, and the length of the queue before them."""
 
@@ -63,16 +72,23 @@ class Appended(NamedTuple):
 
 
 async def append(
-    tx: Transaction, job: KnownJob, new: Sequence[NewTaskRow], keys: Sequence[NewKey]
+    tx: Transaction,
+    job: KnownJob,
+    new: Sequence[NewTaskRow],
+    keys: Sequence[NewKey],
+    group: NewMembers | None = None,
 ) -> Appended | None:
     """Append tasks to the queue of a job. Return None if what is assumed about the job is wrong.
 
-    It also returns None if one of the keys was used or is being used, or on PostgreSQL if one of the rooms is
-    watched and no events were expected. Then nothing was written.
+    It also returns None if one of the keys was used or is being used, if the tasks cannot be added to their
+    group, or on PostgreSQL if one of the rooms is watched and no events were expected. Then nothing was
+    written.
     """
     if tx.is_sqlite:
-        return await _append_on_sqlite(tx, job, new, keys)
+        return await _append_on_sqlite(tx, job, new, keys, group)
     params: dict[str, Any] = {**_assumptions(job), "count": len(new)}
+    if group is not None:
+        params |= {**group._asdict(), "stripe": sql_groups.stripe(tx)}
     params["at"] = await tx.now() if tx.has_own_clock else None
     if len(new) == 1:
         params |= new[0]._asdict()
@@ -89,7 +105,7 @@ async def append(
             "all_answer": [key.answer for key in keys],
         }
     try:
-        rows = await tx.execute_plain("submit", _APPEND[len(new) == 1, bool(keys)], params)
+        rows = await tx.execute_plain("submit", _APPEND[len(new) == 1, bool(keys), group is not None], params)
     except IntegrityError as error:
         # A transaction that committed after the start of this statement has stored one of the keys.
         raise RepeatTransaction("An idempotency key was stored meanwhile") from error
@@ -109,12 +125,14 @@ def _assumptions(job: KnownJob) -> dict[str, Any]:
 
 
 async def _append_on_sqlite(
-    tx: Transaction, job: KnownJob, new: Sequence[NewTaskRow], keys: Sequence[NewKey]
+    tx: Transaction,
+    job: KnownJob,
+    new: Sequence[NewTaskRow],
+    keys: Sequence[NewKey],
+    group: NewMembers | None,
 ) -> Appended | None:
-    if keys:
-        ids = to_json([key.id.hex for key in keys]).decode()
-        if (await tx.execute(_FIND_KEYS_ON_SQLITE, {"ids": ids})).first() is not None:
-            return None
+    if (keys or group) and await _are_refused(tx, keys, group):
+        return None
     firsts: dict[str, int] = {}
     of_rooms: Counter[str] = Counter()
     for index, task in enumerate(new):
@@ -127,7 +145,9 @@ async def _append_on_sqlite(
         return None
     tx.record_watched(is_watched=bool(counted.is_watched))
     now = await tx.now()
-    await _insert_on_sqlite(tx, new, {"job_id": job.id, "now": now})
+    await _insert_on_sqlite(tx, new, {"job_id": job.id, "now": now}, group)
+    if group is not None:
+        await sql_groups.add_tasks(tx, {group.group_id: len(new)})
     await sql_counts.write_appended(tx, job.id, of_rooms)
     if counted.listed < len(firsts):
         unlisted = {"rows": to_json(list(firsts.items())).decode(), "job_id": job.id}
@@ -138,18 +158,31 @@ async def _append_on_sqlite(
     return Appended(now, ahead)
 
 
-async def _insert_on_sqlite(tx: Transaction, new: Sequence[NewTaskRow], shared: dict[str, Any]) -> None:
+async def _are_refused(tx: Transaction, keys: Sequence[NewKey], group: NewMembers | None) -> bool:
+    """Return whether the tasks cannot be added to their group, or one of the keys was used."""
+    if group is not None and (await tx.execute(_FIND_GROUP, group._asdict())).first() is None:
+        return True
+    ids = to_json([key.id.hex for key in keys]).decode()
+    return bool(keys) and (await tx.execute(_FIND_KEYS_ON_SQLITE, {"ids": ids})).first() is not None
+
+
+async def _insert_on_sqlite(
+    tx: Transaction, new: Sequence[NewTaskRow], shared: dict[str, Any], group: NewMembers | None
+) -> None:
+    insert_one, insert = _INSERT_ON_SQLITE[group is not None]
+    if group is not None:
+        shared = {**shared, "group_id": group.group_id}
     has_long = any(sql_payloads.is_long(task.payload) for task in new)
     if has_long or len(new) == 1:
         # SQLite parses each value of a list several times: statements for each take less time here.
         for task in new:
             row = task._replace(payload=sql_payloads.column(task.payload)) if has_long else task
-            await tx.execute(_INSERT_ONE_ON_SQLITE, {**row._asdict(), **shared})
+            await tx.execute(insert_one, {**row._asdict(), **shared})
         if has_long:
             first = await sql_room_queues.last_seq(tx) - len(new) + 1
             await sql_payloads.write(tx, enumerate((task.payload for task in new), first))
     else:
-        await tx.execute(_INSERT_ON_SQLITE, {"rows": to_json(new).decode(), **shared})
+        await tx.execute(insert, {"rows": to_json(new).decode(), **shared})
 
 
 async def _store_keys_on_sqlite(tx: Transaction, keys: Sequence[NewKey], now: datetime, ahead: int) -> None:
@@ -182,15 +215,16 @@ job AS (
 
 # The row of a room's queue that exists is a lower bound, because the new tasks are the last. It may have been
 # deleted after the start of the statement, which ON CONFLICT notices.
-def _tasks(new: str, first_tasks: str) -> str:
+def _tasks(new: str, first_tasks: str, *, is_grouped: bool) -> str:
+    names, values = (", group_id, linked", ", :group_id, true") if is_grouped else ("", "")
     return f"""
 added AS (
     INSERT INTO joblib_task (
         id, job_id, room_id, created_by, payload, traceparent, created_at,
-        status, attempt, lane, failures, crashes
+        status, attempt, lane, failures, crashes{names}
     )
     SELECT CAST(new.id AS uuid), job.id, new.room_id, new.created_by, new.payload, new.traceparent, {_AT},
-        '{TaskStatus.PENDING}', 0, 0, 0, 0
+        '{TaskStatus.PENDING}', 0, 0, 0, 0{values}
     FROM {new}
     RETURNING job_id, room_id, lane, seq, status, run_at
 ),
@@ -201,22 +235,41 @@ listed_rooms AS (
 )"""
 
 
-_ONE_TASK = _tasks(
-    """(
+_BOTH = (False, True)
+_ONE_TASK, _TASKS = (
+    [_tasks(new, first_tasks, is_grouped=is_grouped) for is_grouped in _BOTH]
+    for new, first_tasks in (
+        (
+            """(
         SELECT :id AS id, :room_id AS room_id, :created_by AS created_by, :payload AS payload,
             :traceparent AS traceparent
     ) AS new CROSS JOIN job""",
-    "job_id, room_id, lane, seq FROM added",
-)
-_TASKS = _tasks(
-    """unnest(
+            "job_id, room_id, lane, seq FROM added",
+        ),
+        (
+            """unnest(
         (SELECT :all_id), (SELECT :all_room_id), (SELECT :all_created_by), (SELECT :all_payload),
         (SELECT :all_traceparent)
     ) WITH ORDINALITY AS new (id, room_id, created_by, payload, traceparent, position)
     CROSS JOIN job
     ORDER BY new.position""",
-    "job_id, room_id, min(lane), min(seq) FROM added GROUP BY job_id, room_id",
+            "job_id, room_id, min(lane), min(seq) FROM added GROUP BY job_id, room_id",
+        ),
+    )
 )
+_IS_OPEN_GROUP = "id = :group_id AND room_id = :group_room AND NOT sealed AND expires_at IS NULL"
+# The lock of the group comes before that of the job.
+_GROUPED = f"""
+grouped AS (
+    SELECT id FROM joblib_group WHERE {_IS_OPEN_GROUP}
+    FOR KEY SHARE
+)"""
+_COUNTED_GROUP = """
+counted_group AS (
+    INSERT INTO joblib_group_count (group_id, stripe, open, completed, failed, cancelled)
+    SELECT :group_id, :stripe, :count, 0, 0, 0 FROM job
+    ON CONFLICT (group_id, stripe) DO UPDATE SET open = joblib_group_count.open + excluded.open
+)"""
 _LOCKED_KEYS = """
 locked_keys AS (
     SELECT bool_and(pg_try_advisory_xact_lock(lock)) AS are_free
@@ -238,9 +291,12 @@ stored_keys AS (
 )"""
 
 
-def _append(rooms: str, added: Sequence[str], *, has_keys: bool) -> PlainStatements:
+def _append(rooms: str, added: Sequence[str], *, has_keys: bool, is_grouped: bool) -> PlainStatements:
     locked, stored = ([_LOCKED_KEYS], [_STORED_KEYS]) if has_keys else ([], [])
     conditions = [_KEYS_ARE_FREE] if has_keys else []
+    if is_grouped:
+        locked, stored = [_GROUPED, *locked], [*stored, _COUNTED_GROUP]
+        conditions = ["EXISTS (SELECT 1 FROM grouped)", *conditions]
 
     def form(watched: str, *guards: str) -> Any:
         parts = (*locked, _counted_job(*guards, *conditions), *added, *stored)
@@ -253,22 +309,28 @@ def _append(rooms: str, added: Sequence[str], *, has_keys: bool) -> PlainStateme
             key=UUID_TYPE,
             lock=BIG_INTEGER,
             position=INTEGER,
+            stripe=INTEGER,
+            group_room=TEXT,
             is_watched=BOOLEAN,
         )
 
     return PlainStatements(form("false", f"NOT {is_watched(rooms)}"), form(is_watched(rooms)))
 
 
-# By whether it is one task, and whether there are keys. One task has no list and is counted without groups:
-# PostgreSQL starts each part of a statement for each execution.
+# By whether it is one task, whether there are keys, and whether it is of a group. One task has no list and is
+# counted without GROUP BY: PostgreSQL starts each part of a statement for each execution.
 _APPEND = {
-    (is_one, has_keys): _append(rooms, added, has_keys=has_keys)
-    for is_one, rooms, added in (
-        (True, ":room_id", (_ONE_TASK, sql_counts.COUNT_ADDED_ONE)),
-        (False, "ANY (:all_room_id)", (_TASKS, sql_counts.COUNT_ADDED)),
+    (is_one, has_keys, is_grouped): _append(
+        rooms, (added[is_grouped], counted), has_keys=has_keys, is_grouped=is_grouped
     )
-    for has_keys in (False, True)
+    for is_one, rooms, added, counted in (
+        (True, ":room_id", _ONE_TASK, sql_counts.COUNT_ADDED_ONE),
+        (False, "ANY (:all_room_id)", _TASKS, sql_counts.COUNT_ADDED),
+    )
+    for has_keys in _BOTH
+    for is_grouped in _BOTH
 }
+_FIND_GROUP = statement(f"SELECT 1 FROM joblib_group WHERE {_IS_OPEN_GROUP}", group_room=TEXT)
 _FIND_KEYS_ON_SQLITE = statement(
     """
 SELECT 1 FROM joblib_idempotency_key WHERE id IN (SELECT value FROM json_each(:ids)) LIMIT 1
@@ -293,27 +355,36 @@ RETURNING pending, (
 )
 _COLUMNS = """id, job_id, room_id, created_by, payload, traceparent, created_at,
     status, attempt, lane, failures, crashes"""
-_INSERT_ONE_ON_SQLITE = statement(
-    f"""
-INSERT INTO joblib_task ({_COLUMNS})
+
+
+def _inserts(names: str = "", values: str = "") -> tuple[Any, Any]:
+    return (
+        statement(
+            f"""
+INSERT INTO joblib_task ({_COLUMNS}{names})
 VALUES (
     :id, :job_id, :room_id, :created_by, :payload, :traceparent, :now,
-    '{TaskStatus.PENDING}', 0, 0, 0, 0
+    '{TaskStatus.PENDING}', 0, 0, 0, 0{values}
 )
 """,
-    id=TEXT,
-    payload=TEXT,
-)
-_INSERT_ON_SQLITE = statement(
-    f"""
-INSERT INTO joblib_task ({_COLUMNS})
+            id=TEXT,
+            payload=TEXT,
+        ),
+        statement(
+            f"""
+INSERT INTO joblib_task ({_COLUMNS}{names})
 SELECT value ->> 0, :job_id, value ->> 1, value ->> 2, value ->> 3, value ->> 4, :now,
-    '{TaskStatus.PENDING}', 0, 0, 0, 0
+    '{TaskStatus.PENDING}', 0, 0, 0, 0{values}
 FROM json_each(:rows)
 ORDER BY key
 """,
-    rows=TEXT,
-)
+            rows=TEXT,
+        ),
+    )
+
+
+# Of one task and of several, without a group and with one.
+_INSERT_ON_SQLITE = (_inserts(), _inserts(", group_id, linked", ", :group_id, true"))
 # The first tasks of the rooms are counted from the last task.
 _LIST_ROOMS_ON_SQLITE = statement(
     """

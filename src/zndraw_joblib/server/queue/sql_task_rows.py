@@ -136,6 +136,7 @@ class TaskRecord(TaskRow):
     tags: list[str] | None = None
     parent: UUID | None = None
     root: UUID | None = None
+    group_id: UUID | None = None
     policy: JobPolicy = field(default_factory=JobPolicy)
     reason: str | None = None
     ended_at: datetime | None = None

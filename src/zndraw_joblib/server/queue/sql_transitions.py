@@ -31,6 +31,7 @@ from zndraw_joblib.server.process.ports import job_key, queue_name
 from zndraw_joblib.server.queue import (
     sql_counts,
     sql_details,
+    sql_groups,
     sql_jobs,
     sql_limits,
     sql_occurrences,
@@ -270,6 +271,7 @@ _LOCK_ENDED = statement(
     f"""
 SELECT seq, room_id, job_id, status, tags IS NOT NULL AS has_tags FROM joblib_task
 WHERE seq = ANY (:all_seq) AND completed_at < :at AND {as_sql(of_status(TERMINAL))}
+    AND (group_id IS NULL OR NOT {sql_groups.IS_NEEDED})
 FOR UPDATE SKIP LOCKED
 """,
     *("seq", "room_id", "job_id", "status", "has_tags"),
@@ -419,6 +421,8 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
     if slots := [task for task in left if task.limit_key is not None]:
         await _free_slots(tx, slots)
     _record_effects(tx, merged.values())
+    if reopened := [before for before, after in merged.values() if _reopens(before, after)]:
+        await sql_groups.reopen(tx, [(task.group_id, task.status) for task in reopened if task.group_id])
     # The versions of a job share its slots.
     shared = {task.job_id for task in left if _has_limit(task)}
     for name in await sql_jobs.other_queues(tx, shared) if shared else ():
@@ -473,6 +477,11 @@ def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, Ta
 
 def _has_limit(task: TaskRecord) -> bool:
     return task.policy.max_in_flight is not None or task.limit_key is not None
+
+
+def _reopens(before: TaskRecord, after: TaskRecord) -> bool:
+    is_retried = before.status in TERMINAL and after.status not in TERMINAL
+    return is_retried and after.group_id is not None
 
 
 def _requeues(before: TaskRecord, after: TaskRecord) -> bool:
@@ -567,8 +576,8 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
 async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -> int:
     """Delete those of these tasks that ended before a time, with all that belongs to them. Return how many.
 
-    It skips tasks that another transaction has locked, and those that the statistics have not read yet: a
-    later call deletes them.
+    It skips tasks that another transaction has locked, those that the statistics have not read yet, and those
+    of groups that have not ended, or whose last task still needs them: a later call deletes them.
     """
     unread = await sql_occurrences.unread_since(tx)
     before = before if unread is None else min(before, unread)

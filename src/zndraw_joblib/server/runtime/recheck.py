@@ -9,10 +9,18 @@ from weakref import WeakSet
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, create_shared_task
 from zndraw_joblib.server.db.database import Database
-from zndraw_joblib.server.process.ports import Wake, job_key, requests_key, slot_key, task_key, worker_key
+from zndraw_joblib.server.process.ports import (
+    Wake,
+    group_key,
+    job_key,
+    requests_key,
+    slot_key,
+    task_key,
+    worker_key,
+)
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.waiters import Waiters
-from zndraw_joblib.server.queue import rules_jobs, rules_providers, rules_tasks
+from zndraw_joblib.server.queue import rules_groups, rules_jobs, rules_providers, rules_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +94,9 @@ class Recheck:
         if task_ids := waited.get("task"):
             ended = await self._database.read(rules_tasks.ended, list(map(UUID, task_ids)))
             wakes += [Wake(task_key(task_id)) for task_id in ended]
+        if group_ids := waited.get("group"):
+            ended = await self._database.read(rules_groups.ended, list(map(UUID, group_ids)))
+            wakes += [Wake(group_key(group_id)) for group_id in ended]
         # Tasks of the worker may have ended in another process, which publishes no freed slot.
         wakes += [Wake(slot_key(worker_id)) for worker_id in waited.get("slot", ())]
         if job_names := waited.get("job"):

@@ -40,6 +40,7 @@ from zndraw_joblib.server.process.ports import (
     Wake,
     claim_key,
     events_key,
+    group_key,
     job_key,
     reaches_all,
     slot_key,
@@ -60,6 +61,7 @@ from zndraw_joblib.server.queue import (
     rules_batches,
     rules_claims,
     rules_ends,
+    rules_groups,
     rules_idempotency,
     rules_jobs,
     rules_rates,
@@ -79,6 +81,7 @@ from zndraw_joblib.server.runtime.event_queue import EventQueue, Publish
 from zndraw_joblib.server.runtime.payload_validator import PayloadValidator
 from zndraw_joblib.server.runtime.recheck import Recheck
 from zndraw_joblib.wire.events import Emission
+from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.messages import (
     ClaimBatch,
     NamedTask,
@@ -156,6 +159,7 @@ Result = TypeVar("Result")
 P = ParamSpec("P")
 OnceOrRepeat = TaskResponse | Repeat[TaskResponse]
 Write = Callable[..., Awaitable[Any]]
+SubmitAll = Callable[[Transaction, Sequence[rules_tasks.Submission]], Awaitable[list[TaskResponse]]]
 
 _MAX_CLAIM_PAUSE, _FINISH_SECONDS, _LAST_EVENTS_SECONDS = 0.5, 10.0, 1.0
 # A write for this many tasks takes a few milliseconds, or a few tens if it changes all of them.
@@ -428,8 +432,12 @@ class Runtime:
         items: Sequence[rules_tasks.Submission],
         key: RequestKey | None = None,
         write: Write | None = None,
+        work: SubmitAll = rules_tasks.submit_all,
     ) -> list[TaskResponse] | Repeat[list[TaskResponse]]:
-        """Add tasks in one transaction, that of `write`. Raises the problem of the first faulty one."""
+        """Add tasks in one transaction, that of `write`, by `work`.
+
+        Raises the problem of the first faulty one.
+        """
         repeat: Repeat[list[TaskResponse]] | None = None
         if write is None:
             await self._take_pending(items, [key] * len(items))
@@ -437,9 +445,7 @@ class Runtime:
         async def put(validated: Sequence[rules_tasks.Submission]) -> Sequence[TaskResponse | Exception]:
             nonlocal repeat
             try:
-                response = await (write or self.write)(
-                    once_or_repeat(key, TASKS, rules_tasks.submit_all), validated
-                )
+                response = await (write or self.write)(once_or_repeat(key, TASKS, work), validated)
             except rules_tasks.NoneSubmitted as error:
                 return error.results
             repeat = response if isinstance(response, Repeat) else None
@@ -677,6 +683,28 @@ class Runtime:
             await asyncio.sleep(backoff.next())
         self._last_heartbeats.add(item.worker_id)
         return result
+
+    async def get_group(
+        self, group_id: UUID, wait: float = 0, disconnected: Disconnected = None, access: CallerAccess = OPEN
+    ) -> GroupResponse:
+        """Return a group; wait up to `wait` seconds for its end."""
+
+        async def check(_: Waiter) -> GroupResponse:
+            await access.check()
+            return await self.database.read_snapshot(rules_groups.get, group_id)
+
+        if wait > 0:
+            self.recheck.start()
+            keys, deadline = [group_key(group_id), *access.keys], time.monotonic() + wait
+            group = await self.waiters.wait_until(
+                *(keys, check, rules_groups.has_ended),
+                deadline=deadline,
+                user=access.user,
+                disconnected=disconnected,
+            )
+            if group is not None and rules_groups.has_ended(group):
+                return group
+        return await self.database.read_snapshot(rules_groups.get, group_id)
 
     async def get_task(
         self,

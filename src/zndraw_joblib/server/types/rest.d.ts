@@ -339,7 +339,7 @@ export interface paths {
          * Submit tasks
          * @description Submit up to 1,000 tasks; the response has a result or a problem for each, in order.
          *
-         *     A body with a malformed item is refused as a whole.
+         *     A body with a malformed item is refused as a whole. With `atomic` or `group`, all are submitted or none.
          */
         post: operations["submitTasks"];
         delete?: never;
@@ -599,6 +599,56 @@ export interface paths {
         options?: never;
         head?: never;
         patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/groups": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List groups
+         * @description List groups, newest first, without their failures; callers that are no superusers name a room.
+         */
+        get: operations["listGroups"];
+        put?: never;
+        /**
+         * Create group
+         * @description Create a group in a room to which the caller may write. Submit tasks with its id as `group`.
+         */
+        post: operations["createGroup"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/groups/{group_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get group
+         * @description Return a group with its counts and first failures; with ``Prefer: wait=N``, wait for its end.
+         */
+        get: operations["getGroup"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        /**
+         * Update group
+         * @description Seal a group of a room to which the caller may write: no more tasks can be added.
+         *
+         *     It ends when all its tasks have ended, so one without tasks ends at once.
+         */
+        patch: operations["updateGroup"];
         trace?: never;
     };
     "/v1/joblib/rooms/{room_id}/schedules/{schedule}": {
@@ -1632,6 +1682,24 @@ export interface components {
             jitter?: number;
         };
         /**
+         * BatchGroup
+         * @description The group that a batch makes for its tasks; it is sealed unless `sealed` is false.
+         */
+        BatchGroup: {
+            /** Name */
+            name?: string | null;
+            on_end?: components["schemas"]["GroupOnEnd"] | null;
+            /** Expires In Seconds */
+            expires_in_seconds?: number | null;
+            /** Room */
+            room: string;
+            /**
+             * Sealed
+             * @description Default: `true`.
+             */
+            sealed?: boolean;
+        };
+        /**
          * BatchReportRequest
          * @description Report on tasks. `worker_id` holds for each report that has none of its own.
          */
@@ -1643,11 +1711,13 @@ export interface components {
         };
         /**
          * BatchResponse
-         * @description The results of the items, in their order.
+         * @description The results of the items, in their order; `group` is the id of the group that the batch has made.
          */
         BatchResponse: {
             /** Results */
             results: components["schemas"]["BatchResult"][];
+            /** Group */
+            group?: string | null;
         };
         /**
          * BatchResult
@@ -1668,7 +1738,8 @@ export interface components {
          * BatchSubmitRequest
          * @description Submit tasks of any rooms and jobs, in order.
          *
-         *     With `atomic`, either all are submitted, in one transaction, or none.
+         *     With `atomic`, either all are submitted, in one transaction, or none. With `group`, the same transaction
+         *     makes a group of them, and seals it.
          */
         BatchSubmitRequest: {
             /** Tasks */
@@ -1678,6 +1749,7 @@ export interface components {
              * @description Default: `false`.
              */
             atomic?: boolean;
+            group?: components["schemas"]["BatchGroup"] | null;
         };
         /**
          * BulkAction
@@ -2050,6 +2122,132 @@ export interface components {
             items: components["schemas"]["FoundTask"][];
             /** Next */
             next: string | null;
+        };
+        /**
+         * GroupEntries
+         * @description Groups, newest first; `next` is the `cursor` of the request that reads on, null at the end.
+         */
+        GroupEntries: {
+            /** Items */
+            items: components["schemas"]["GroupResponse"][];
+            /** Next */
+            next: string | null;
+        };
+        /**
+         * GroupFailure
+         * @description A failed task of a group. `error` has at most 300 characters.
+         */
+        GroupFailure: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Job Name */
+            job_name: string;
+            /** Error */
+            error: string | null;
+            /** Error Code */
+            error_code: string | null;
+        };
+        /**
+         * GroupOnEnd
+         * @description The task to submit when a group ends, of the job with this full name, in the room of the group.
+         *
+         *     In `payload` a value ``{"$group": "counts"}`` is replaced by how many tasks have each status, and
+         *     ``{"$group": "results"}`` by a reference to the results, which Python workers read before they call the
+         *     job: a list in the order of submission, with null for each task that has not completed.
+         */
+        GroupOnEnd: {
+            /** Job */
+            job: string;
+            /** Payload */
+            payload?: {
+                [key: string]: unknown;
+            };
+            /** @description Default: `"ended"`. */
+            when?: components["schemas"]["OnEndWhen"];
+        };
+        /**
+         * GroupRequest
+         * @description Create a group in a room. Submit its tasks with its id as `group`, and seal it after the last one.
+         */
+        GroupRequest: {
+            /** Name */
+            name?: string | null;
+            on_end?: components["schemas"]["GroupOnEnd"] | null;
+            /** Expires In Seconds */
+            expires_in_seconds?: number | null;
+            /** Room */
+            room: string;
+        };
+        /**
+         * GroupResponse
+         * @description A group of tasks of a room.
+         *
+         *     - `sealed`: no more tasks can be added. A sealed group ends when all its tasks have ended, at `ended_at`.
+         *       A task that is retried afterwards changes the counts, but the group stays ended.
+         *     - `counts`, `total`: how many of its tasks have each status, and how many there are.
+         *     - `progress`: from 0 to 1: the share of ended tasks, and of running ones what they report; null without
+         *       tasks.
+         *     - `failures`: the first ten failed tasks, in the order of submission.
+         *     - `expires_at`: when waiting tasks fail; null if they do not, or the group has ended.
+         *     - `on_end`, `on_end_state`: what to submit at the end, and whether that has happened. `on_end_task`: the
+         *       task that was submitted. `error`: why it could not be submitted.
+         */
+        GroupResponse: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Room */
+            room: string;
+            /** Name */
+            name: string | null;
+            /** Created By */
+            created_by: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Sealed
+             * @default false
+             */
+            sealed: boolean;
+            /** Expires At */
+            expires_at: string | null;
+            /** Ended At */
+            ended_at: string | null;
+            /**
+             * Total
+             * @default 0
+             */
+            total: number;
+            counts: components["schemas"]["StatusCounts"];
+            /** Progress */
+            progress: number | null;
+            /** Failures */
+            failures: components["schemas"]["GroupFailure"][];
+            on_end?: components["schemas"]["GroupOnEnd"] | null;
+            on_end_state?: components["schemas"]["OnEndState"] | null;
+            /** On End Task */
+            on_end_task?: string | null;
+            /** Error */
+            error?: string | null;
+        };
+        /**
+         * GroupUpdate
+         * @description Seal a group: no more tasks can be added, and it ends when all have ended.
+         */
+        GroupUpdate: {
+            /**
+             * Sealed
+             * @constant
+             */
+            sealed: true;
         };
         /**
          * HeartbeatRequest
@@ -2691,6 +2889,22 @@ export interface components {
             /** N */
             n: number;
         };
+        /**
+         * OnEndState
+         * @description What became of `on_end`: `waiting` for the end, `submitted`, `skipped`, because not all have completed.
+         *
+         *     `failed`: its task could not be submitted, for instance because the job does not exist any more.
+         * @enum {string}
+         */
+        OnEndState: "waiting" | "submitted" | "skipped" | "failed";
+        /**
+         * OnEndWhen
+         * @description When the task of `on_end` is submitted: `ended`: at the end of the group, however its tasks ended.
+         *
+         *     `completed`: only if all of them have completed.
+         * @enum {string}
+         */
+        OnEndWhen: "ended" | "completed";
         /**
          * Overlap
          * @description What happens at a due time while earlier tasks of the schedule have not ended.
@@ -3854,6 +4068,7 @@ export interface components {
          *     creation: `since` is included, `until` is not. `version` has numbers of versions, and needs `job`.
          *     `scheduled`: pending tasks that are not due yet; if false, all others. `tag` has tags of tasks. `parent`
          *     is the task that has submitted them, `root` the first task of their tree, which does not match itself.
+         *     `group` is the id of a group.
          */
         TaskFilter: {
             /** Status */
@@ -3886,6 +4101,8 @@ export interface components {
             parent?: string | null;
             /** Root */
             root?: string | null;
+            /** Group */
+            group?: string | null;
         };
         /**
          * TaskHistory
@@ -4010,6 +4227,7 @@ export interface components {
          *     - `tags`, `parent`: as in its submit. `root` is the first task of its tree: the parent of its parent, and
          *       so on. They are omitted for tasks without them, and in the responses to claims and to reports of a start
          *       or an end. The ids stay when those tasks are deleted.
+         *     - `group`: the group that it belongs to, only in responses to submits and to requests that read tasks.
          */
         TaskResponse: {
             /**
@@ -4090,6 +4308,8 @@ export interface components {
             parent?: string | null;
             /** Root */
             root?: string | null;
+            /** Group */
+            group?: string | null;
         };
         /**
          * TaskStatus
@@ -4139,7 +4359,8 @@ export interface components {
          *     resembles a field is refused.
          *
          *     `tags` are texts by which tasks are found, at most 10 of at most 64 characters; one that is repeated
-         *     counts once. `parent` is the id of the task of the same room that submits this one.
+         *     counts once. `parent` is the id of the task of the same room that submits this one. `group` is the id
+         *     of a group of the same room, which the task belongs to.
          */
         TaskSubmitRequest: {
             /** Payload */
@@ -4162,6 +4383,8 @@ export interface components {
             tags?: string[] | null;
             /** Parent */
             parent?: string | null;
+            /** Group */
+            group?: string | null;
         };
         /**
          * TaskToSubmit
@@ -4188,6 +4411,8 @@ export interface components {
             tags?: string[] | null;
             /** Parent */
             parent?: string | null;
+            /** Group */
+            group?: string | null;
             /** Room Id */
             room_id: string;
             /** Job Name */
@@ -4545,6 +4770,7 @@ export type AttemptDetail = components['schemas']['AttemptDetail'];
 export type AuditEntry = components['schemas']['AuditEntry'];
 export type AuditTrail = components['schemas']['AuditTrail'];
 export type Backoff = components['schemas']['Backoff'];
+export type BatchGroup = components['schemas']['BatchGroup'];
 export type BatchReportRequest = components['schemas']['BatchReportRequest'];
 export type BatchResponse = components['schemas']['BatchResponse'];
 export type BatchResult = components['schemas']['BatchResult'];
@@ -4566,6 +4792,12 @@ export type FailureGroups = components['schemas']['FailureGroups'];
 export type Finding = components['schemas']['Finding'];
 export type FoundTask = components['schemas']['FoundTask'];
 export type FoundTasks = components['schemas']['FoundTasks'];
+export type GroupEntries = components['schemas']['GroupEntries'];
+export type GroupFailure = components['schemas']['GroupFailure'];
+export type GroupOnEnd = components['schemas']['GroupOnEnd'];
+export type GroupRequest = components['schemas']['GroupRequest'];
+export type GroupResponse = components['schemas']['GroupResponse'];
+export type GroupUpdate = components['schemas']['GroupUpdate'];
 export type HeartbeatRequest = components['schemas']['HeartbeatRequest'];
 export type Histogram = components['schemas']['Histogram'];
 export type Interval = components['schemas']['Interval'];
@@ -4588,6 +4820,8 @@ export type LogSource = components['schemas']['LogSource'];
 export type Me = components['schemas']['Me'];
 export type NamedTask = components['schemas']['NamedTask'];
 export type NumberedLine = components['schemas']['NumberedLine'];
+export type OnEndState = components['schemas']['OnEndState'];
+export type OnEndWhen = components['schemas']['OnEndWhen'];
 export type Overlap = components['schemas']['Overlap'];
 export type Overview = components['schemas']['Overview'];
 export type PauseEntries = components['schemas']['PauseEntries'];
@@ -4701,6 +4935,7 @@ export interface operations {
                 parent?: string;
                 /** @description The first task of their tree, without itself. */
                 root?: string;
+                group?: string;
                 limit?: number;
                 /** @description `next` of the last response */
                 cursor?: string;
@@ -4983,6 +5218,7 @@ export interface operations {
                 parent?: string;
                 /** @description The first task of their tree, without itself. */
                 root?: string;
+                group?: string;
             };
             header?: never;
             path?: never;
@@ -5174,7 +5410,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `job-not-found`, `task-not-found` */
+            /** @description `group-not-found`, `job-not-found`, `task-not-found` */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -5192,7 +5428,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `conflict`, `duplicate-task`, `no-workers-available`, `request-in-progress` */
+            /** @description `conflict`, `duplicate-task`, `group-sealed`, `no-workers-available`, `request-in-progress` */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -6612,7 +6848,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `job-not-found`, `task-not-found` */
+            /** @description `group-not-found`, `job-not-found`, `task-not-found` */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -6630,7 +6866,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `conflict`, `duplicate-task`, `no-workers-available`, `request-in-progress` */
+            /** @description `conflict`, `duplicate-task`, `group-sealed`, `no-workers-available`, `request-in-progress` */
             409: {
                 headers: {
                     [name: string]: unknown;
@@ -8517,6 +8753,461 @@ export interface operations {
             };
         };
     };
+    listGroups: {
+        parameters: {
+            query?: {
+                room?: string;
+                limit?: number;
+                /** @description `next` of the last response */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupEntries"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createGroup: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["GroupRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-payload`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-job-not-configured`, `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getGroup: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description `wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`. */
+                Prefer?: string;
+            };
+            path: {
+                group_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success */
+            200: {
+                headers: {
+                    /** @description `wait=N`, if the request preferred to wait. */
+                    "Preference-Applied"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "01a21ee2-5777-74cb-b3e8-12732f527a0b",
+                     *       "room": "lab",
+                     *       "name": "all angles",
+                     *       "created_by": "ada",
+                     *       "created_at": "2026-03-01T12:00:00.000000Z",
+                     *       "sealed": true,
+                     *       "expires_at": null,
+                     *       "ended_at": null,
+                     *       "total": 4,
+                     *       "counts": {
+                     *         "pending": 1,
+                     *         "claimed": 0,
+                     *         "running": 1,
+                     *         "completed": 2,
+                     *         "failed": 0,
+                     *         "cancelled": 0
+                     *       },
+                     *       "progress": 0.625,
+                     *       "failures": []
+                     *     }
+                     */
+                    "application/json": components["schemas"]["GroupResponse"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `group-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    updateGroup: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                group_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["GroupUpdate"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `group-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     getSchedule: {
         parameters: {
             query?: {
@@ -9127,7 +9818,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `job-not-found`, `schedule-not-found`, `task-not-found` */
+            /** @description `group-not-found`, `job-not-found`, `schedule-not-found`, `task-not-found` */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -9136,7 +9827,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `conflict`, `duplicate-task`, `no-workers-available`, `request-in-progress` */
+            /** @description `conflict`, `duplicate-task`, `group-sealed`, `no-workers-available`, `request-in-progress` */
             409: {
                 headers: {
                     [name: string]: unknown;

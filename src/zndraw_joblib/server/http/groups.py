@@ -1,0 +1,110 @@
+"""Operations of groups: tasks that are counted and followed together."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from math import ceil
+from uuid import UUID
+
+from fastapi import Request, Response
+from pydantic_core import to_json
+
+from zndraw_joblib.server.http.access import (
+    QueueState,
+    access_of,
+    check_readable,
+    queue_state,
+    verify_writable_room,
+)
+from zndraw_joblib.server.http.requests import DisconnectWatcher
+from zndraw_joblib.server.http.routing import Wait, json_response, serves
+from zndraw_joblib.server.process.ports import Identity, RequestKey
+from zndraw_joblib.server.queue import rules_groups, rules_jobs, rules_transitions
+from zndraw_joblib.server.queue.rules_groups import GroupToMake
+from zndraw_joblib.server.queue.rules_idempotency import Answers, answers_of, once
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.groups import GroupOnEnd, GroupRequest, GroupResponse, GroupUpdate, NewGroup
+from zndraw_joblib.wire.names import INTERNAL, parse_job_name
+from zndraw_joblib.wire.problems import InternalJobNotConfigured
+
+_GROUP: Answers[GroupResponse] = answers_of(GroupResponse)
+
+
+@serves(ops.CREATE_GROUP)
+async def create_group(
+    request: Request, queue: QueueState, caller: Identity, body: GroupRequest, key: RequestKey | None
+) -> Response:
+    """Create a group in a room to which the caller may write. Submit tasks with its id as `group`."""
+    room_id = await queue.guards.resolve(request, verify_writable_room, body.room)
+    item = await checked_group(queue, caller, room_id, body)
+    work = once(key, _GROUP, rules_groups.create)
+    return json_response(await queue.runtime.write_short(work, item), 201)
+
+
+async def checked_group(queue: QueueState, caller: Identity, room_id: str, group: NewGroup) -> GroupToMake:
+    """Return a group that the caller may create. Raises the problem of its `on_end`."""
+    schema, stored = None, queue.runtime.stored
+    if group.on_end is not None:
+        schema = await _checked_schema(queue, caller, room_id, group.on_end)
+    await stored.groups.prepare(caller.id)
+    return GroupToMake(caller, room_id, group, schema, partial(stored.groups.check, caller.id))
+
+
+async def _checked_schema(queue: QueueState, caller: Identity, room_id: str, on_end: GroupOnEnd) -> str:
+    """Return the schema of the job of `on_end`, which its payload matches, as JSON."""
+    job, runtime = parse_job_name(on_end.job), queue.runtime
+    rules_transitions.check_size("on_end.payload", on_end.payload)
+    known = await runtime.database.read(
+        rules_jobs.get, room_id, job, cross_room=runtime.settings.cross_room_jobs
+    )
+    if job.room_id == INTERNAL and queue.dispatcher.mode(job) is None:
+        raise InternalJobNotConfigured(f"on_end.job: {on_end.job!r} has no executor in this server")
+    schema = to_json(known.schema_).decode()
+    fault = None
+    if runtime.settings.validate_payload:
+        fault = await runtime.payload_validator.fault(schema, on_end.payload, caller.id)
+    errors = [] if fault is None else (fault.problem.model_extra or {}).get("errors", [])
+    rules_groups.raise_unless_filled(on_end.payload, errors)
+    return schema
+
+
+@serves(ops.GET_GROUP)
+async def get_group(
+    request: Request, runtime: Runtime, caller: Identity, group_id: UUID, wait: Wait
+) -> Response:
+    """Return a group with its counts and first failures; with ``Prefer: wait=N``, wait for its end."""
+    wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
+    group = await runtime.get_group(group_id)
+    await check_readable(request, group.room)
+    if wait <= 0 or rules_groups.has_ended(group):
+        return json_response(group)
+    access = access_of(request, caller, _recheck(group.room))
+    async with DisconnectWatcher(request) as watcher:
+        group = await runtime.get_group(group_id, wait, watcher.disconnected, access)
+    return json_response(group, headers={"Preference-Applied": f"wait={ceil(wait)}"})
+
+
+def _recheck(room_id: str) -> Callable[[Request], Awaitable[None]]:
+    async def recheck(copy: Request) -> None:
+        await check_readable(copy, room_id)
+
+    return recheck
+
+
+@serves(ops.UPDATE_GROUP)
+async def update_group(
+    request: Request,
+    runtime: Runtime,
+    caller: Identity,
+    group_id: UUID,
+    body: GroupUpdate,
+    key: RequestKey | None,
+) -> Response:
+    """Seal a group of a room to which the caller may write: no more tasks can be added.
+
+    It ends when all its tasks have ended, so one without tasks ends at once.
+    """
+    room_id = (await runtime.database.read_short(rules_groups.record, group_id)).room_id
+    await queue_state(request).guards.check(request, verify_writable_room, room_id)
+    seal = once(key, _GROUP, rules_groups.seal)
+    return json_response(await runtime.write(seal, group_id))

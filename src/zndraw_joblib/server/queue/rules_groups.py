@@ -1,0 +1,326 @@
+"""Groups: tasks that are counted together, and what follows when the last of them has ended.
+
+A group ends once, in the transaction of its last end, which also submits the task of `on_end`. How a
+transaction knows that it has the last one is in `sql_groups`.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pydantic_core import to_json
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.ports import Identity, group_key
+from zndraw_joblib.server.queue import rules_payloads, rules_tasks, rules_transitions, sql_groups, sql_jobs
+from zndraw_joblib.server.queue.rules_tasks import Submission
+from zndraw_joblib.server.queue.sql_groups import GroupChange, GroupRecord
+from zndraw_joblib.wire.groups import (
+    GROUP_VALUE,
+    GroupFailure,
+    GroupOnEnd,
+    GroupResponse,
+    NewGroup,
+    OnEndState,
+    OnEndWhen,
+)
+from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.names import INTERNAL, split_name
+from zndraw_joblib.wire.problems import GroupNotFound, InvalidPayload, JobNotFound, ProblemException
+from zndraw_joblib.wire.statuses import StatusCounts
+
+# A group that was not sealed by then, and does not expire, is sealed.
+SEALED_AFTER = timedelta(days=7)
+_MAX_FAILURES = 10
+_MAX_ERROR_BYTES = 2000
+
+
+class GroupToMake(NamedTuple):
+    """A group to create. `schema` is that of the job of `on_end`, as JSON, which its payload matches.
+
+    `add_group()` raises a problem if the caller may have no further one.
+    """
+
+    caller: Identity
+    room_id: str
+    group: NewGroup
+    schema: str | None = None
+    add_group: Callable[[], None] = lambda: None
+
+
+async def create(tx: Transaction, item: GroupToMake) -> GroupResponse:
+    """Create a group that is open."""
+    group = await make(tx, item)
+    return response(group, GroupChange(), StatusCounts())
+
+
+async def make(tx: Transaction, item: GroupToMake) -> GroupRecord:
+    """Insert a group and return its row."""
+    now, new = await tx.now(), item.group
+    seconds = new.expires_in_seconds
+    expires_at = None if seconds is None else now + timedelta(seconds=seconds)
+    on_end = None if new.on_end is None else new.on_end.model_dump_json(exclude_defaults=True)
+    group = GroupRecord(
+        n=0,
+        id=rules_tasks.new_ids(1)[0],
+        room_id=item.room_id,
+        name=new.name,
+        created_by=item.caller.id,
+        created_at=now,
+        sealed=False,
+        expires_at=expires_at,
+        due_at=expires_at or now + SEALED_AFTER,
+        ended_at=None,
+        on_end=on_end,
+        on_end_schema=None if item.schema is None else _digest(item.schema),
+        on_end_task=None,
+        error=None,
+    )
+    item.add_group()
+    await sql_groups.add(tx, group)
+    return group
+
+
+def _digest(schema: str) -> str:
+    return hashlib.sha256(schema.encode()).hexdigest()
+
+
+async def record(tx: Transaction, group_id: UUID) -> GroupRecord:
+    """Return a group's row. Raises `GroupNotFound`."""
+    group = await sql_groups.get(tx, group_id)
+    if group is None:
+        raise GroupNotFound(f"Group {group_id} not found")
+    return group
+
+
+async def get(tx: Transaction, group_id: UUID) -> GroupResponse:
+    """Return a group with its counts, progress and first failures; read it in a snapshot."""
+    group = await record(tx, group_id)
+    sums, counts = await sql_groups.counts(tx, [group_id])
+    failures = []
+    if sums[group_id].failed:
+        rows = await sql_groups.failed(tx, group_id, _MAX_FAILURES)
+        failures = [GroupFailure.model_construct(**row._asdict()) for row in rows]
+    running = counts[group_id].running and await _running(tx, group_id)
+    return response(group, sums[group_id], counts[group_id], failures, running)
+
+
+async def _running(tx: Transaction, group_id: UUID) -> float:
+    """Return how many tasks the progress of the running ones amounts to."""
+    return sum(map(_share, await sql_groups.progress(tx, group_id)))
+
+
+def _share(progress: Mapping[str, Any]) -> float:
+    current, total = progress.get("current"), progress.get("total")
+    return min(1.0, max(0.0, current / total)) if current and total else 0.0
+
+
+def response(
+    group: GroupRecord,
+    sums: GroupChange,
+    counts: StatusCounts,
+    failures: Sequence[GroupFailure] = (),
+    running: float = 0.0,
+) -> GroupResponse:
+    """Return a group as responses contain it."""
+    ended, total = sums.completed + sums.failed + sums.cancelled, sum(sums)
+    on_end = None if group.on_end is None else GroupOnEnd.model_validate_json(group.on_end)
+    return GroupResponse.model_construct(
+        id=group.id,
+        room=group.room_id,
+        name=group.name,
+        created_by=group.created_by,
+        created_at=group.created_at,
+        sealed=group.sealed,
+        expires_at=None if group.ended_at else group.expires_at,
+        ended_at=group.ended_at,
+        total=total,
+        counts=counts,
+        progress=round((ended + running) / total, 4) if total else None,
+        failures=list(failures),
+        on_end=on_end,
+        on_end_state=_state(group) if on_end else None,
+        on_end_task=group.on_end_task,
+        error=group.error,
+    )
+
+
+def _state(group: GroupRecord) -> OnEndState:
+    if group.error is not None:
+        return OnEndState.FAILED
+    if group.on_end_task is not None:
+        return OnEndState.SUBMITTED
+    return OnEndState.WAITING if group.ended_at is None else OnEndState.SKIPPED
+
+
+async def submit_all(
+    tx: Transaction, items: Sequence[Submission], new: GroupToMake, *, sealed: bool
+) -> list[TaskResponse]:
+    """Make a group of new tasks, in one transaction. Raises `NoneSubmitted` unless all can be submitted."""
+    group = await make(tx, new)
+    for item in items:
+        item.options = item.options.model_copy(update={"group": group.id})
+    tasks = await rules_tasks.submit_all(tx, items)
+    if sealed:
+        await _seal(tx, group)
+    return tasks
+
+
+async def seal(tx: Transaction, group_id: UUID) -> GroupResponse:
+    """Seal a group; one without open tasks ends. A sealed one stays as it is. Raises `GroupNotFound`."""
+    group = await sql_groups.lock_to_seal(tx, group_id)
+    if group is None:
+        raise GroupNotFound(f"Group {group_id} not found")
+    await _seal(tx, group)
+    return await get(tx, group_id)
+
+
+async def _seal(tx: Transaction, group: GroupRecord) -> None:
+    """Seal a group that is locked, and end it if it has no open tasks."""
+    if group.sealed:
+        return
+    await sql_groups.seal(tx, group)
+    group = group._replace(sealed=True)
+    # A statement after the lock: it has all that was committed before.
+    sums, _ = await sql_groups.counts(tx, [group.id])
+    if sums[group.id].open <= 0:
+        await _end(tx, group)
+
+
+async def seal_due(tx: Transaction) -> bool:
+    """Seal a group that has expired, or was not sealed for long. Return whether there was one."""
+    group = await sql_groups.lock_due(tx)
+    if group is not None:
+        await _seal(tx, group)
+    return group is not None
+
+
+async def settle(tx: Transaction, seqs: Sequence[int]) -> None:
+    """Count the ends of tasks in their groups, and end the groups whose last task has ended."""
+    for group in (await sql_groups.take(tx, seqs)).values():
+        if group.sealed and group.ended_at is None:
+            await _end(tx, group)
+
+
+async def _end(tx: Transaction, group: GroupRecord) -> None:
+    """End a group that is locked, sealed, and has no open tasks; submit its task."""
+    group = group._replace(ended_at=await tx.now())
+    if group.on_end is not None:
+        sums, _ = await sql_groups.counts(tx, [group.id])
+        group = await _submit_on_end(tx, group, GroupOnEnd.model_validate_json(group.on_end), sums[group.id])
+    await sql_groups.end(tx, group)
+    tx.wake(group_key(group.id))
+
+
+async def _submit_on_end(
+    tx: Transaction, group: GroupRecord, on_end: GroupOnEnd, sums: GroupChange
+) -> GroupRecord:
+    if on_end.when is OnEndWhen.COMPLETED and (sums.failed or sums.cancelled):
+        return group
+    job = split_name(on_end.job)
+    try:
+        await _check_schema(tx, group, on_end)
+    except ProblemException as problem:
+        return group._replace(error=_text(problem))
+    counts = {"total": sum(sums), **sums._asdict()}
+    del counts["open"]
+    item = Submission(
+        caller=Identity(group.created_by, is_superuser=False),
+        room_id=group.room_id,
+        job=job,
+        payload=_filled(on_end.payload, group.id, counts),
+        is_configured=job.room_id == INTERNAL,
+        is_deferred=job.room_id == INTERNAL,
+        validate_payload=False,
+        cross_room=True,
+        is_unlimited=True,
+    )
+    [result] = await rules_tasks.submit(tx, [item])
+    if isinstance(result, ProblemException):
+        return group._replace(error=_text(result))
+    if isinstance(result, Exception):
+        raise result
+    return group._replace(on_end_task=result.id)
+
+
+async def _check_schema(tx: Transaction, group: GroupRecord, on_end: GroupOnEnd) -> None:
+    """Raise a problem if the job is gone, or its schema has changed and the payload does not match it."""
+    job = split_name(on_end.job)
+    record = (await sql_jobs.lock_by_names(tx, [job])).get(job)
+    if record is None:
+        raise JobNotFound(f"Job {on_end.job!r} not found")
+    schema = to_json(record.schema).decode()
+    if group.on_end_schema is None or _digest(schema) == group.on_end_schema:
+        return
+    errors = rules_payloads.check_quickly(schema, on_end.payload).errors
+    if errors is None:
+        raise InvalidPayload(f"The schema of job {on_end.job!r} has changed, and a check takes too long")
+    raise_unless_filled(on_end.payload, errors)
+
+
+def raise_unless_filled(payload: Mapping[str, Any], errors: Iterable[Mapping[str, str]]) -> None:
+    """Raise `InvalidPayload` with these errors, except those of values that the end of the group fills in."""
+    filled = set(_places(payload))
+    others = [
+        dict(error)
+        for error in errors
+        if not any(error["pointer"] == place or error["pointer"].startswith(f"{place}/") for place in filled)
+    ]
+    rules_payloads.raise_if_invalid(others)
+
+
+def is_filled(value: Any) -> bool:
+    """Return whether a value of a payload stands for results or counts."""
+    return isinstance(value, dict) and value.keys() == {GROUP_VALUE}
+
+
+def _places(value: Any, at: str = "") -> Iterable[str]:
+    """Yield the JSON pointers of the values that are filled in. Raises `InvalidPayload` for unknown ones."""
+    stack = [(at, value)]
+    while stack:
+        place, node = stack.pop()
+        if is_filled(node):
+            if node[GROUP_VALUE] not in _FILLED:
+                raise InvalidPayload(
+                    f"payload{place}/{GROUP_VALUE}: it must be one of {', '.join(_FILLED)}, "
+                    f"not {node[GROUP_VALUE]!r}"
+                )
+            yield place
+        elif isinstance(node, dict):
+            stack += [(f"{place}/{_escaped(str(key))}", part) for key, part in node.items()]
+        elif isinstance(node, list):
+            stack += [(f"{place}/{index}", part) for index, part in enumerate(node)]
+
+
+_FILLED = ("counts", "results")
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _filled(value: Any, group_id: UUID, counts: Mapping[str, int]) -> Any:
+    """Return a payload with the counts, and with a reference to the results."""
+    if is_filled(value):
+        return dict(counts) if value[GROUP_VALUE] == "counts" else {**value, "id": str(group_id)}
+    if isinstance(value, dict):
+        return {key: _filled(part, group_id, counts) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_filled(part, group_id, counts) for part in value]
+    return value
+
+
+def _text(problem: ProblemException) -> str | None:
+    return rules_transitions.truncate_error(f"{problem.problem_id()}: {problem}", _MAX_ERROR_BYTES)
+
+
+async def ended(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
+    """Return which of these groups have ended."""
+    return await sql_groups.ended(tx, ids)
+
+
+def has_ended(group: GroupResponse) -> bool:
+    """Return whether a group has ended."""
+    return group.ended_at is not None

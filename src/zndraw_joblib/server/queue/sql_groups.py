@@ -1,0 +1,407 @@
+"""Groups of tasks, and the counts of their tasks in stripes, so that writers seldom wait for each other.
+
+The open tasks of a group are the sum over its stripes. A transaction takes the tasks that it ends from one
+stripe: if this has more than that, it changes this row alone, and is not the last, because some stay. Else it
+locks the group and all its stripes, shares the open tasks among them anew, and knows exactly whether none is
+left. Adding tasks locks the group for a share, so a group is not sealed meanwhile.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import count
+from random import randrange
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.column_types import UtcDateTime
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, TEXT, statement
+from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD
+from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
+
+# How many stripes the counts of a group have on PostgreSQL: more than servers usually write at the same time.
+STRIPES = 8
+MAX_ERROR = 300
+# Of so many held tasks the progress is read.
+_MAX_HELD = 10_000
+_next_stripe = count(randrange(STRIPES))  # noqa: S311 - servers begin with different ones
+
+
+class GroupRecord(NamedTuple):
+    """A group's row."""
+
+    n: int
+    id: UUID
+    room_id: str
+    name: str | None
+    created_by: str
+    created_at: datetime
+    sealed: bool
+    expires_at: datetime | None
+    due_at: datetime | None
+    ended_at: datetime | None
+    on_end: str | None
+    on_end_schema: str | None
+    on_end_task: UUID | None
+    error: str | None
+
+
+class OpenGroup(NamedTuple):
+    """What a submit needs of a group."""
+
+    id: UUID
+    room_id: str
+    sealed: bool
+    expires_at: datetime | None
+
+
+class GroupChange(NamedTuple):
+    """By how much the counts of a group change. Tasks that end are `open` no longer: then it is negative."""
+
+    open: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    def __add__(self, other: Any) -> "GroupChange":
+        return GroupChange(*(one + more for one, more in zip(self, other, strict=True)))
+
+
+COLUMNS = GroupRecord._fields
+_COUNTS = GroupChange._fields
+_SELECT = f"SELECT {', '.join(COLUMNS)} FROM joblib_group"
+_TYPES = {"stripe": INTEGER, "open": INTEGER, "completed": INTEGER, "failed": INTEGER, "cancelled": INTEGER}
+_ADD = statement(
+    f"""
+INSERT INTO joblib_group ({", ".join(COLUMNS[1:])})
+VALUES ({", ".join(f":{name}" for name in COLUMNS[1:])})
+RETURNING n
+""",
+    "n",
+)
+_GET = statement(f"{_SELECT} WHERE id = :id", *COLUMNS)
+# One transaction at a time may end a group. Those that add tasks do not wait for it; a seal waits for them.
+_LOCK = statement(f"{_SELECT} WHERE id = ANY (:all_id) ORDER BY id\nFOR NO KEY UPDATE", *COLUMNS)
+_LOCK_TO_SEAL = statement(f"{_SELECT} WHERE id = :id\nFOR UPDATE", *COLUMNS)
+_SHARE = statement(
+    """
+SELECT id, room_id, sealed, expires_at FROM joblib_group WHERE id = ANY (:all_id) ORDER BY id
+FOR KEY SHARE
+""",
+    *OpenGroup._fields,
+)
+_SHARES = statement(
+    """
+SELECT group_id, stripe, open FROM joblib_group_count WHERE group_id = ANY (:all_group_id)
+ORDER BY group_id, stripe
+FOR UPDATE
+""",
+    *("group_id", "stripe", "open"),
+    **_TYPES,
+)
+_SUMS = statement(
+    f"""
+SELECT group_id, {", ".join(f"sum({name})" for name in _COUNTS)}
+FROM joblib_group_count WHERE group_id = ANY (:all_group_id) GROUP BY group_id
+""",
+    *("group_id", *_COUNTS),
+)
+_HELD = statement(
+    f"""
+SELECT group_id, status, count(*) FROM joblib_task
+WHERE {TASK_IS_HELD} AND coalesce(group_id, NULL) = ANY (:all_group_id) GROUP BY group_id, status
+""",
+    *("group_id", "status", "number"),
+)
+_ADD_CHANGE = ",\n    ".join(f"{name} = joblib_group_count.{name} + excluded.{name}" for name in _COUNTS)
+_COUNT = statement(
+    f"""
+INSERT INTO joblib_group_count (group_id, stripe, {", ".join(_COUNTS)})
+VALUES (:group_id, :stripe, {", ".join(f":{name}" for name in _COUNTS)})
+ON CONFLICT (group_id, stripe) DO UPDATE SET
+    {_ADD_CHANGE}
+""",
+    **_TYPES,
+)
+# What the ends of these tasks change in the counts of their groups.
+_CHANGES = f"""
+    SELECT group_id, -count(*) AS open,
+        count(*) FILTER (WHERE status = '{TaskStatus.COMPLETED}') AS completed,
+        count(*) FILTER (WHERE status = '{TaskStatus.FAILED}') AS failed,
+        count(*) FILTER (WHERE status = '{TaskStatus.CANCELLED}') AS cancelled
+    FROM joblib_task WHERE seq = ANY (:all_seq) AND group_id IS NOT NULL
+    GROUP BY group_id"""
+_TAKE_ON_SQLITE = statement(
+    f"""
+INSERT INTO joblib_group_count (group_id, {", ".join(_COUNTS)}, stripe)
+SELECT changes.*, 0 FROM ({_CHANGES}
+) AS changes WHERE true
+ON CONFLICT (group_id, stripe) DO UPDATE SET
+    {_ADD_CHANGE}
+RETURNING group_id, open
+""",
+    *("group_id", "open"),
+    **_TYPES,
+)
+# The stripes are locked in the order of the groups, which the UPDATE alone would not do. None is locked if
+# one of them seems to have too few open tasks: then all groups are locked before any stripe, also in order.
+_TAKE = statement(
+    f"""
+WITH changes AS ({_CHANGES}
+),
+locked AS (
+    SELECT counts.group_id
+    FROM changes JOIN joblib_group_count AS counts
+        ON counts.group_id = changes.group_id AND counts.stripe = :stripe
+    WHERE counts.open + changes.open > 0 AND (SELECT count(*) FROM changes) = (
+        SELECT count(*) FROM changes JOIN joblib_group_count AS own
+            ON own.group_id = changes.group_id AND own.stripe = :stripe AND own.open + changes.open > 0
+    )
+    ORDER BY counts.group_id
+    FOR UPDATE OF counts
+),
+taken AS (
+    UPDATE joblib_group_count SET
+        {", ".join(f"{name} = joblib_group_count.{name} + changes.{name}" for name in _COUNTS)}
+    FROM locked JOIN changes ON changes.group_id = locked.group_id
+    WHERE joblib_group_count.group_id = locked.group_id AND joblib_group_count.stripe = :stripe
+    RETURNING joblib_group_count.group_id
+)
+SELECT changes.group_id, {", ".join(f"changes.{name}" for name in _COUNTS)}, taken.group_id IS NOT NULL
+FROM changes LEFT JOIN taken ON taken.group_id = changes.group_id
+""",
+    *("group_id", *_COUNTS, "is_taken"),
+    is_taken=BOOLEAN,
+    **_TYPES,
+)
+_END = statement(
+    """
+UPDATE joblib_group SET ended_at = :ended_at, due_at = NULL, on_end_task = :on_end_task, error = :error
+WHERE id = :id
+"""
+)
+_SEAL = statement("UPDATE joblib_group SET sealed = :sealed, due_at = NULL WHERE id = :id")
+_ENDED = statement("SELECT id FROM joblib_group WHERE id = ANY (:all_id) AND ended_at IS NOT NULL", "id")
+_WITH_ERROR = statement(
+    f"{_SELECT} WHERE error IS NOT NULL AND ended_at > :since ORDER BY n DESC LIMIT :limit", *COLUMNS
+)
+_OLD = statement(
+    """
+SELECT n, id, ended_at < :before AND NOT EXISTS (
+    SELECT 1 FROM joblib_task WHERE group_id = joblib_group.id AND group_id IS NOT NULL
+) AS is_old
+FROM joblib_group WHERE n > :n ORDER BY n LIMIT :limit
+""",
+    *("n", "id", "is_old"),
+    before=UtcDateTime(),
+    is_old=BOOLEAN,
+)
+_PRUNE = {
+    key: statement(f"DELETE FROM {table} WHERE {key} = ANY (:all_{key})")
+    for table, key in (("joblib_group_count", "group_id"), ("joblib_group", "id"))
+}
+# The tasks of a group stay until the task that was submitted at its end has ended too: it may read their
+# results.
+IS_NEEDED = """EXISTS (
+    SELECT 1 FROM joblib_group WHERE joblib_group.id = joblib_task.group_id AND (
+        joblib_group.ended_at IS NULL OR EXISTS (
+            SELECT 1 FROM joblib_task AS last WHERE last.id = joblib_group.on_end_task
+                AND last.completed_at IS NULL
+        )
+    )
+)"""
+_FAILED = statement(
+    f"""
+SELECT joblib_task.id, joblib_job.full_name, substr(joblib_task.error, 1, {MAX_ERROR}) AS error,
+    joblib_task.error_code
+FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
+WHERE group_id = :group_id AND status = '{TaskStatus.FAILED}'
+ORDER BY group_id, seq LIMIT :limit
+""",
+    *("id", "job_name", "error", "error_code"),
+    job_name=TEXT,
+)
+_PROGRESS = statement(
+    f"""
+SELECT joblib_attempt_detail.progress
+FROM joblib_task JOIN joblib_attempt_detail ON joblib_attempt_detail.task_seq = joblib_task.seq
+    AND joblib_attempt_detail.attempt = joblib_task.attempt
+WHERE {TASK_IS_HELD} AND coalesce(group_id, NULL) = :group_id AND joblib_attempt_detail.progress IS NOT NULL
+LIMIT :limit
+""",
+    "progress",
+)
+_DUE = statement(f"{_SELECT} WHERE due_at <= :now ORDER BY due_at LIMIT 1\nFOR UPDATE SKIP LOCKED", *COLUMNS)
+
+
+async def add(tx: Transaction, group: GroupRecord) -> None:
+    """Insert a group."""
+    await tx.execute(_ADD, dict(zip(COLUMNS[1:], group[1:], strict=True)))
+
+
+async def get(tx: Transaction, group_id: UUID) -> GroupRecord | None:
+    """Return a group."""
+    row = (await tx.execute(_GET, {"id": group_id})).first()
+    return None if row is None else GroupRecord(*row)
+
+
+async def lock_to_seal(tx: Transaction, group_id: UUID) -> GroupRecord | None:
+    """Lock a group until the commit, so that no other transaction adds tasks, or may end it."""
+    row = (await tx.execute(_LOCK_TO_SEAL, {"id": group_id})).first()
+    return None if row is None else GroupRecord(*row)
+
+
+async def lock(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, GroupRecord]:
+    """Lock groups until the commit, so that no other transaction may end them."""
+    rows = await tx.execute(_LOCK, {"all_id": padded(sorted(ids))})
+    return {row.id: GroupRecord(*row) for row in rows}
+
+
+async def share(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, OpenGroup]:
+    """Return groups to add tasks to. None of them is sealed until the commit, except those that are."""
+    return {row.id: OpenGroup(*row) for row in await tx.execute(_SHARE, {"all_id": padded(sorted(ids))})}
+
+
+async def lock_due(tx: Transaction) -> GroupRecord | None:
+    """Lock and return the group whose `due_at` has passed for longest, but none that is locked."""
+    row = (await tx.execute(_DUE, {"now": await tx.now()})).first()
+    return None if row is None else GroupRecord(*row)
+
+
+async def seal(tx: Transaction, group: GroupRecord) -> None:
+    """Seal a group that is locked."""
+    await tx.execute(_SEAL, {"id": group.id, "sealed": True})
+
+
+async def end(tx: Transaction, group: GroupRecord) -> None:
+    """Write the end of a group that is locked, with its task or the error."""
+    params = {name: getattr(group, name) for name in ("id", "ended_at", "on_end_task", "error")}
+    await tx.execute(_END, params)
+
+
+async def ended(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
+    """Return those of these groups that have ended."""
+    return list((await tx.execute(_ENDED, {"all_id": padded(ids)})).scalars())
+
+
+async def with_error(tx: Transaction, since: datetime, limit: int) -> list[GroupRecord]:
+    """Return groups that have ended since a time without the task that they should submit, newest first."""
+    return [GroupRecord(*row) for row in await tx.execute(_WITH_ERROR, {"since": since, "limit": limit})]
+
+
+async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
+    """Delete groups without tasks that ended before a time, among the `limit` groups behind `after`.
+
+    Return how many, and where to continue: None at the end.
+    """
+    rows = (await tx.execute(_OLD, {"before": before, "n": after, "limit": limit})).all()
+    old = [row.id for row in rows if row.is_old]
+    if old:
+        for key, delete in _PRUNE.items():
+            await tx.execute(delete, {f"all_{key}": padded(old)})
+    return len(old), rows[-1].n if len(rows) == limit else None
+
+
+async def failed(tx: Transaction, group_id: UUID, limit: int) -> Sequence[Any]:
+    """Return the first failed tasks of a group."""
+    return (await tx.execute(_FAILED, {"group_id": group_id, "limit": limit})).all()
+
+
+async def progress(tx: Transaction, group_id: UUID) -> list[dict[str, Any]]:
+    """Return the progress of the held tasks of a group that have reported some."""
+    rows = await tx.execute(_PROGRESS, {"group_id": group_id, "limit": _MAX_HELD})
+    return list(rows.scalars())
+
+
+async def counts(
+    tx: Transaction, ids: Sequence[UUID]
+) -> tuple[dict[UUID, GroupChange], dict[UUID, StatusCounts]]:
+    """Return the kept counts of groups, and how many of their tasks have each status; read in a snapshot."""
+    params = {"all_group_id": padded(ids)}
+    sums = dict.fromkeys(ids, GroupChange())
+    sums |= {row[0]: GroupChange(*map(int, row[1:])) for row in await tx.execute(_SUMS, params)}
+    held: dict[UUID, dict[str, int]] = {}
+    for group_id, status, number in await tx.execute(_HELD, params):
+        held.setdefault(group_id, {})[status] = number
+    return sums, {group_id: _by_status(sums[group_id], held.get(group_id, {})) for group_id in ids}
+
+
+def _by_status(sums: GroupChange, held: Mapping[str, int]) -> StatusCounts:
+    claimed, running = held.get(TaskStatus.CLAIMED, 0), held.get(TaskStatus.RUNNING, 0)
+    return StatusCounts(
+        pending=max(0, sums.open - claimed - running),
+        claimed=claimed,
+        running=running,
+        completed=sums.completed,
+        failed=sums.failed,
+        cancelled=sums.cancelled,
+    )
+
+
+async def add_tasks(tx: Transaction, numbers: Mapping[UUID, int]) -> None:
+    """Count new tasks of groups, which the transaction has locked for a share."""
+    await _count(tx, {group_id: GroupChange(number) for group_id, number in numbers.items()})
+
+
+async def reopen(tx: Transaction, ended: Iterable[tuple[UUID, TaskStatus]]) -> None:
+    """Count tasks of groups that had these statuses and were retried."""
+    changes: dict[UUID, GroupChange] = {}
+    for group_id, status in ended:
+        changes[group_id] = changes.get(group_id, GroupChange()) + GroupChange(1, **{status.value: -1})
+    await _count(tx, changes)
+
+
+async def _count(tx: Transaction, changes: Mapping[UUID, GroupChange]) -> None:
+    own = stripe(tx)
+    await _add_counts(tx, {(group_id, own): change for group_id, change in changes.items()})
+
+
+def stripe(tx: Transaction) -> int:
+    """Return the stripe of a transaction. They take turns, so that few use the same at the same time."""
+    return 0 if tx.is_sqlite else next(_next_stripe) % STRIPES
+
+
+async def take(tx: Transaction, seqs: Sequence[int]) -> dict[UUID, GroupRecord]:
+    """Count the ends of tasks, which have been written. Return groups that have no open task now, locked.
+
+    Those are all that this transaction may have ended: whether they are sealed is for the caller.
+    """
+    if tx.is_sqlite:
+        rows = (await tx.execute(_TAKE_ON_SQLITE, {"all_seq": padded(seqs)})).all()
+        emptied = [row.group_id for row in rows if row.open <= 0]
+        return await lock(tx, emptied) if emptied else {}
+    own = stripe(tx)
+    rows = (await tx.execute(_TAKE, {"all_seq": list(seqs), "stripe": own})).all()
+    ended = {row.group_id: GroupChange(*row[1 : 1 + len(_COUNTS)]) for row in rows if not row.is_taken}
+    return await _take_exactly(tx, ended, own) if ended else {}
+
+
+async def _take_exactly(
+    tx: Transaction, ended: Mapping[UUID, GroupChange], stripe: int
+) -> dict[UUID, GroupRecord]:
+    groups = await lock(tx, ended)
+    shares: dict[UUID, dict[int, int]] = {group_id: {stripe: 0} for group_id in ended}
+    # A statement of its own, whose snapshot has what was committed before the locks.
+    for row in await tx.execute(_SHARES, {"all_group_id": padded(sorted(ended))}):
+        shares[row.group_id][row.stripe] = row.open
+    rows, emptied = dict[tuple[UUID, int], GroupChange](), dict[UUID, GroupRecord]()
+    for group_id, change in ended.items():
+        own = shares[group_id]
+        remaining = sum(own.values()) + change.open
+        part, rest = divmod(max(0, remaining), len(own))
+        for index, (key, before) in enumerate(sorted(own.items())):
+            rows[group_id, key] = GroupChange(part + (index < rest) - before)
+        rows[group_id, stripe] += change._replace(open=min(0, remaining))
+        if remaining <= 0 and group_id in groups:
+            emptied[group_id] = groups[group_id]
+    await _add_counts(tx, rows)
+    return emptied
+
+
+async def _add_counts(tx: Transaction, rows: Mapping[tuple[UUID, int], GroupChange]) -> None:
+    params = [
+        {"group_id": group_id, "stripe": stripe, **rows[group_id, stripe]._asdict()}
+        for group_id, stripe in sorted(rows)
+    ]
+    await tx.execute(_COUNT, params)

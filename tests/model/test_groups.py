@@ -1,0 +1,279 @@
+"""A state machine: whatever happens to tasks on two servers, a group ends once, with its last task."""
+
+import asyncio
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from databases import empty
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from invariants import broken_invariants
+from replica import ADMIN, OWNER, SUBMITTER, ManualClock
+
+from model.test_queue import profile
+from zndraw_joblib.server.admin import rules_searches
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import (
+    rules_groups,
+    rules_jobs,
+    rules_sweep,
+    rules_task_actions,
+    rules_tasks,
+    rules_workers,
+    sql_transitions,
+)
+from zndraw_joblib.server.queue.rules_groups import GroupToMake
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.groups import GroupResponse, NewGroup, OnEndState
+from zndraw_joblib.wire.messages import (
+    JobRegisterRequest,
+    TaskActionRequest,
+    TaskClaimRequest,
+    TaskResponse,
+    TaskSubmitRequest,
+    TaskUpdateRequest,
+)
+from zndraw_joblib.wire.names import GLOBAL, JobName
+from zndraw_joblib.wire.operators import BulkAction, TaskFilter
+from zndraw_joblib.wire.policy import Backoff, WithoutWorkers
+from zndraw_joblib.wire.problems import GroupSealed, ProblemException
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+
+JOB, AFTER = JobName(GLOBAL, "modifiers", "Rotate"), JobName(GLOBAL, "modifiers", "Report")
+SERVERS, GROUPS = st.sampled_from([0, 1]), st.integers(0, 3)
+ENDS = st.sampled_from([TaskStatus.COMPLETED, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED])
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+class Groups(RuleBasedStateMachine):
+    """Compares groups with what the statuses of their tasks imply."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url, self.clock, self.runner = url, ManualClock(), asyncio.Runner()
+        self.runtimes = [Runtime(open_database(url, self.clock), JobLibSettings()) for _ in range(2)]
+        self.groups: list[UUID] = []
+        self.sealed: set[UUID] = set()
+        # Each group that has ended: when, and what that submitted.
+        self.ended: dict[UUID, tuple[Any, UUID | None, OnEndState | None]] = {}
+        self.tasks: dict[UUID, UUID] = {}
+        self.kill_after: int | None = None
+
+    def teardown(self) -> None:
+        """Close the databases and check their invariants from outside."""
+        for runtime in self.runtimes:
+            self.runner.run(runtime.database.close())
+        self.runner.close()
+        assert broken_invariants(self.url) == []
+
+    def run(self, work: Any) -> Any:
+        """Wait for the work of a server; return its result, or the problem."""
+        try:
+            return self.runner.run(work)
+        except (ProblemException, Killed) as problem:
+            return problem
+        finally:
+            self.kill_after = None
+
+    def write(self, server: int, work: Any, *args: Any, **options: Any) -> Any:
+        """Run a transaction on a server; return its result, or the problem."""
+        return self.run(self.runtimes[server].write(work, *args, **options))
+
+    @initialize()
+    def register(self) -> None:
+        """Register the jobs with a worker, and let a test kill a transaction after any statement."""
+        fields: dict[str, Any] = {"max_attempts": 2, "retry_on": ("worker_lost",), "timeout_seconds": 60}
+        request = JobRegisterRequest(
+            category=JOB.category, name=JOB.name, backoff=Backoff(base_seconds=5, factor=1), **fields
+        )
+        job, _ = self.write(0, rules_jobs.register, item=rules_jobs.JobToRegister(OWNER, GLOBAL, request))
+        self.worker = job.worker_id
+        after = JobRegisterRequest(
+            category=AFTER.category, name=AFTER.name, without_workers=WithoutWorkers.QUEUE
+        )
+        self.write(0, rules_jobs.register, item=rules_jobs.JobToRegister(OWNER, GLOBAL, after))
+
+        async def kill(connection: Any, *_: Any) -> None:
+            # SQLite's transactions end with their process as a whole.
+            if self.kill_after is not None and hasattr(connection, "is_in_transaction"):
+                self.kill_after -= 1
+                if self.kill_after < 0:
+                    raise Killed
+
+        for runtime in self.runtimes:
+            runtime.database.on_statement = kill
+
+    def group(self, index: int) -> UUID | None:
+        """Return one of the newest groups."""
+        return self.groups[-1 - index % len(self.groups)] if self.groups else None
+
+    def task(self, index: int) -> UUID | None:
+        """Return one of the newest tasks."""
+        return list(self.tasks)[-1 - index % len(self.tasks)] if self.tasks else None
+
+    @invariant()
+    def check(self) -> None:
+        """A group has ended if, and only if, it was sealed while all its tasks had ended, and once."""
+        for group_id in self.groups:
+            group: GroupResponse = self.run(self.runtimes[0].get_group(group_id))
+            tasks = [
+                task
+                for task_id, of_group in self.tasks.items()
+                if of_group == group_id
+                if isinstance(task := self.write(0, rules_tasks.get, task_id), TaskResponse)
+            ]
+            if group.ended_at is None:
+                counts = [sum(task.status is status for task in tasks) for status in TaskStatus]
+                assert [getattr(group.counts, status.value) for status in TaskStatus] == counts
+                assert group.total == len(tasks)
+                is_open = any(task.status not in TERMINAL for task in tasks)
+                assert is_open or group_id not in self.sealed, "a sealed group did not end"
+            end = (group.ended_at, group.on_end_task, group.on_end_state)
+            if group_id in self.ended:
+                assert end == self.ended[group_id], "a group ended twice"
+            elif group.ended_at is not None:
+                assert group_id in self.sealed
+                assert all(task.status in TERMINAL for task in tasks), "a group ended too early"
+                assert group.total == len(tasks)
+                self.ended[group_id] = end
+                is_skipped = group.on_end is not None and group.on_end.when == "completed"
+                is_skipped = is_skipped and group.counts.completed < group.total
+                assert group.on_end_state is (OnEndState.SKIPPED if is_skipped else OnEndState.SUBMITTED)
+        submitted = {task for _, task, _ in self.ended.values() if task is not None}
+        found = self.run(self.runtimes[0].database.read(rules_searches.count, ["lab"]))
+        members = sum(
+            isinstance(self.write(0, rules_tasks.get, task_id), TaskResponse) for task_id in self.tasks
+        )
+        assert sum(vars(found).values()) == members + len(submitted), "on_end was not submitted once"
+
+    @rule(server=SERVERS, when=st.sampled_from(["ended", "completed"]), seconds=st.sampled_from([None, 50]))
+    def create(self, server: int, when: str, seconds: int | None) -> None:
+        """Create a group."""
+        on_end = {"job": str(AFTER), "when": when}
+        new = NewGroup.model_validate({"on_end": on_end, "expires_in_seconds": seconds})
+        group = self.write(server, rules_groups.create, GroupToMake(SUBMITTER, "lab", new))
+        self.groups.append(group.id)
+
+    @rule(server=SERVERS, groups=st.lists(GROUPS, min_size=1, max_size=3))
+    def submit(self, server: int, groups: list[int]) -> None:
+        """Submit tasks to groups in one batch."""
+        ids = [group for index in groups if (group := self.group(index)) is not None]
+        runtime = self.runtimes[server]
+        items = [runtime.submission(SUBMITTER, "lab", JOB, TaskSubmitRequest(group=group)) for group in ids]
+        if not items:
+            return
+        for group, result in zip(ids, self.run(runtime.submit_many(items)), strict=True):
+            if group in self.sealed:
+                assert isinstance(result, GroupSealed)
+            else:
+                assert isinstance(result, TaskResponse), result
+                self.tasks[result.id] = group
+
+    @rule(server=SERVERS, index=GROUPS, kill_after=st.sampled_from([None, None, 0, 1, 2, 3, 4, 6, 8]))
+    def seal(self, server: int, index: int, kill_after: int | None) -> None:
+        """Seal a group, perhaps with a kill of the server."""
+        group = self.group(index)
+        if group is not None:
+            self.kill_after = kill_after
+            if isinstance(self.write(server, rules_groups.seal, group), GroupResponse):
+                self.sealed.add(group)
+
+    @rule(server=SERVERS, number=st.integers(1, 4), start=st.booleans())
+    def claim(self, server: int, number: int, *, start: bool) -> None:
+        """Claim tasks, perhaps with their start."""
+        request = TaskClaimRequest(worker_id=self.worker, start=start, max=number)
+        self.run(self.runtimes[server].claim(OWNER, request))
+
+    @rule(
+        server=SERVERS,
+        end=ENDS,
+        indexes=st.sets(st.integers(0, 9), min_size=1, max_size=4),
+        kill_after=st.sampled_from([None, None, None, 0, 1, 2, 3, 4, 5, 6, 8, 10]),
+    )
+    def report(self, server: int, end: TaskStatus, indexes: set[int], kill_after: int | None) -> None:
+        """Report starts and ends of tasks in one batch, perhaps with a kill of the server."""
+        ids = sorted({task for index in indexes if (task := self.task(index)) is not None})
+        reports = [
+            rules_tasks.Report(OWNER, task, TaskUpdateRequest(status=status))
+            for task in ids
+            for status in (TaskStatus.RUNNING, end)
+        ]
+        if reports:
+            self.kill_after = kill_after
+            self.run(self.runtimes[server].report_many(reports))
+
+    @rule(server=SERVERS, index=st.integers(0, 9), what=st.sampled_from(["release", "retry", "fail"]))
+    def act(self, server: int, index: int, what: str) -> None:
+        """Release, retry or fail a task by hand."""
+        if (task := self.task(index)) is not None:
+            work = getattr(rules_task_actions, what)
+            self.write(server, work, caller=ADMIN, task_id=task, action=TaskActionRequest())
+
+    @rule(
+        server=SERVERS,
+        action=st.sampled_from([BulkAction.RETRY, BulkAction.CANCEL, BulkAction.PURGE]),
+        index=GROUPS,
+    )
+    def bulk(self, server: int, action: BulkAction, index: int) -> None:
+        """Change all tasks of a group."""
+        runtime = self.runtimes[server]
+        task_filter = TaskFilter(room=["lab"], group=self.group(index))
+        if task_filter.group is not None:
+            confirmed = rules_searches.Confirmed(ADMIN, action, task_filter, 2**60)
+            self.run(rules_searches.apply(runtime.database.read, runtime.write, confirmed, None))
+
+    @rule(server=SERVERS, seconds=st.sampled_from([1, 10, 40, 100]))
+    def time_passes(self, server: int, seconds: int) -> None:
+        """The sweeper retries, fails and queues what is due, and seals groups that have expired."""
+        self.clock.advance(seconds)
+        for work in (
+            *(rules_sweep.recover_overdue, rules_sweep.fail_expired, rules_sweep.enqueue_due),
+            rules_groups.seal_due,
+        ):
+            while self.write(server, work):
+                pass
+        for group_id in self.groups:
+            if self.run(self.runtimes[0].get_group(group_id)).sealed:
+                self.sealed.add(group_id)
+
+    @rule(server=SERVERS)
+    def prune(self, server: int) -> None:
+        """Retention deletes what is old, but nothing that a group needs."""
+        after: int | None = 0
+        while after is not None:
+            _, after = self.write(server, sql_transitions.prune, self.clock.now, after, 5)
+
+    @rule(server=SERVERS, kill_after=st.sampled_from([None, 1, 3, 5, 7]))
+    def worker_leaves(self, server: int, kill_after: int | None) -> None:
+        """Its tasks are retried or fail; another worker comes."""
+        self.kill_after = kill_after
+        self.write(server, rules_workers.remove, caller=OWNER, worker_id=self.worker)
+        with suppress(ProblemException):
+            self.write(server, rules_workers.remove, caller=OWNER, worker_id=self.worker)
+        self.register()
+
+
+def test_groups_end_once_with_their_last_task_on_sqlite(sqlite_template: Path, tmp_path: Path) -> None:
+    """On two servers with one file."""
+
+    def fresh() -> Groups:
+        return Groups(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'model.db')}")
+
+    run_state_machine_as_test(fresh, settings=profile(examples=15, steps=20))
+
+
+def test_groups_end_once_with_their_last_task_on_postgresql(postgres_url: str) -> None:
+    """On two servers with one database."""
+
+    def fresh() -> Groups:
+        empty(postgres_url)
+        return Groups(postgres_url)
+
+    run_state_machine_as_test(fresh, settings=profile(examples=6, steps=20))

@@ -1,0 +1,146 @@
+"""The last end of a group is exact, whoever ends its tasks at the same time; counts delay no writer."""
+
+import asyncio
+import random
+from typing import Any
+from uuid import UUID
+
+from databases import every_kind, on_postgresql
+from replica import ADMIN, OWNER, SUBMITTER, TIMEOUT, OpenReplica, Replica
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.tables import GroupCount, Task
+from zndraw_joblib.server.queue import rules_groups, rules_task_actions, rules_tasks, sql_groups
+from zndraw_joblib.wire.groups import GroupResponse, NewGroup
+from zndraw_joblib.wire.messages import JobResponse, TaskClaimRequest, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.wire.statuses import TaskStatus
+
+TASKS = Task.__table__
+COUNTS = GroupCount.__table__
+
+
+async def create(replica: Replica, job: JobResponse | None = None, **on_end: Any) -> GroupResponse:
+    """Create a group that submits a task of a job at its end."""
+    new = NewGroup.model_validate({"on_end": {"job": job.full_name, **on_end}} if job else {})
+    return await replica.runtime.write(rules_groups.create, rules_groups.GroupToMake(SUBMITTER, "lab", new))
+
+
+async def read(replica: Replica, group: GroupResponse) -> GroupResponse:
+    """Return a group."""
+    return await replica.runtime.get_group(group.id)
+
+
+async def fill(replica: Replica, job: JobResponse, group: GroupResponse, number: int) -> list[TaskResponse]:
+    """Submit tasks to a group, start all of them, and seal the group."""
+    for _ in range(number):
+        await replica.submit(job, group=group.id)
+    request = TaskClaimRequest(worker_id=job.worker_id, max=number, start=True)
+    started = (await replica.runtime.claim(OWNER, request)).tasks
+    assert len(started) == number
+    await replica.runtime.write(rules_groups.seal, group.id)
+    return started
+
+
+def end_of(task_id: UUID, status: TaskStatus = TaskStatus.COMPLETED) -> rules_tasks.Report:
+    """Return the report of an end."""
+    return rules_tasks.Report(OWNER, task_id, TaskUpdateRequest(status=status))
+
+
+async def submitted_at_ends(replica: Replica) -> int:
+    """Return how many tasks the ends of groups have submitted."""
+    return len(await replica.rows(TASKS, TASKS.c.group_id.is_(None)))
+
+
+@every_kind
+async def test_one_of_the_ends_at_the_same_time_is_the_last(
+    replica: Replica, open_replica: OpenReplica
+) -> None:
+    """Two servers end all tasks of a group, alone and in batches: the group ends once."""
+    other, job, report = open_replica(), await replica.register(), await replica.register("Report")
+    choose = random.Random(7)
+
+    async def end(server: Replica, ids: list[UUID]) -> None:
+        statuses = [choose.choice([TaskStatus.COMPLETED, TaskStatus.FAILED]) for _ in ids]
+        await server.runtime.report_many(list(map(end_of, ids, statuses)))
+
+    for round_number, number in enumerate((1, 2, 3, 8, 40)):
+        group = await create(replica, report)
+        ids, parts = [task.id for task in await fill(replica, job, group, number)], list[list[UUID]]()
+        while ids:
+            size = choose.randint(1, 4)
+            parts, ids = [*parts, ids[:size]], ids[size:]
+        async with asyncio.timeout(TIMEOUT):
+            await asyncio.gather(*(end(choose.choice([replica, other]), part) for part in parts))
+        ended = await read(other, group)
+        assert ended.ended_at is not None
+        assert (ended.total, ended.counts.completed + ended.counts.failed) == (number, number)
+        assert await submitted_at_ends(replica) == round_number + 1
+
+
+@on_postgresql
+async def test_an_end_waits_only_for_what_may_be_the_last(
+    replica: Replica, open_replica: OpenReplica
+) -> None:
+    """While a transaction that ends tasks is open, others commit, until few tasks are left."""
+    other, job = open_replica(), await replica.register()
+    group = await create(replica, job)
+    tasks = await fill(replica, job, group, 60)
+    # The first ends share the open tasks among the stripes.
+    for _ in range(sql_groups.STRIPES):
+        await replica.report(tasks.pop().id, "completed")
+    counts = await replica.rows(COUNTS)
+    assert len(counts) == sql_groups.STRIPES
+    assert min(row.open for row in counts) > 1
+    is_open, may_commit = asyncio.Event(), asyncio.Event()
+
+    async def end_slowly(tx: Transaction) -> None:
+        await rules_tasks.report(tx, [end_of(tasks.pop().id)])
+        await tx.settle_ends()
+        is_open.set()
+        await may_commit.wait()
+
+    async with asyncio.timeout(TIMEOUT):
+        slow = asyncio.create_task(replica.runtime.write(end_slowly))
+        await is_open.wait()
+        await other.report(tasks.pop().id, "completed")
+        may_commit.set()
+        await slow
+    assert (await read(replica, group)).counts.completed == sql_groups.STRIPES + 2
+
+
+@every_kind
+async def test_whoever_ends_a_task_counts(replica: Replica) -> None:
+    """Reports, cancels, operators, an expiry, a lost worker; a retry takes the end back."""
+    job = await replica.register()
+    group = await create(replica)
+    ends = [TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.COMPLETED]
+    for end in ends:
+        await replica.submit(job, group=group.id)
+        task = await replica.start(job.worker_id)
+        await replica.report(task.id, end, by=ADMIN if end is TaskStatus.CANCELLED else OWNER)
+    await replica.submit(job, group=group.id)
+    task = await replica.start(job.worker_id)
+    await replica.act(rules_task_actions.fail, task.id)
+    counts = (await read(replica, group)).counts
+    assert (counts.failed, counts.cancelled, counts.completed) == (2, 1, 1)
+    await replica.act(rules_task_actions.retry, task.id)
+    counts = (await read(replica, group)).counts
+    assert (counts.failed, counts.pending) == (1, 1)
+    await replica.start(job.worker_id)
+    await replica.leave(job.worker_id)
+    counts = (await read(replica, group)).counts
+    assert (counts.failed, counts.running, counts.pending) == (2, 0, 0)
+
+
+@every_kind
+async def test_many_groups_in_one_batch(replica: Replica) -> None:
+    """Each ends with its own last task."""
+    job, report = await replica.register(), await replica.register("Report")
+    groups = [await create(replica, report) for _ in range(5)]
+    tasks = [await fill(replica, job, group, 1 + index) for index, group in enumerate(groups)]
+    await replica.runtime.report_many([end_of(task.id) for some in tasks for task in some[1:]])
+    assert [(await read(replica, group)).ended_at for group in groups] == [None] * 5
+    await replica.runtime.report_many([end_of(some[0].id) for some in tasks])
+    ended = [await read(replica, group) for group in groups]
+    assert len({group.on_end_task for group in ended}) == 5
+    assert None not in {group.ended_at for group in ended}
