@@ -154,6 +154,7 @@ async def _show_all_pages(dashboard: Dashboard, width: int) -> None:
             await dashboard.check(f"large-{address.partition('/')[0]}-{addresses.index(address)}-{width}")
     if width == PHONE["width"]:
         await dashboard.show("tasks", "Tasks")
+        await expect(page.get_by_role("table", name="Tasks").get_by_role("row")).to_have_count(51)
         await _use_the_menus(page)
         await dashboard.compare("tasks-390")
 

@@ -91,7 +91,7 @@ def _is_own(caller: Identity, worker: WorkerListing) -> bool:
 
 
 def _found(task: TaskRecord) -> FoundTask:
-    of_searches = {"payload_preview", "worker_name", "progress", "waits_for"}
+    of_searches = {"payload_preview", "worker_name", "progress", "waits_for", "has_children"}
     fields = set(FoundTask.model_fields) - {"job_name", "priority", "error", "version"} - of_searches
     return FoundTask(
         job_name=str(task.job),

@@ -5,7 +5,7 @@ import { count, partsOf, plural, preview, shortId } from "../format.js";
 import { html, signal, useId, useMemo, useSignal } from "../lib.js";
 import { usePoll, useParts } from "../live.js";
 import { href, route, setQuery } from "../router.js";
-import { Ago, Between, Button, Clip, Dialog, Empty, Failure, Loaded, Loading, Menu, Page, Status, Table, TASK_COLUMNS, toast, WorkerLink } from "../ui.js";
+import { Ago, Between, Button, Clip, Dialog, Empty, Failure, Loaded, Loading, Menu, Page, Status, STATUSES, Table, TASK_COLUMNS, toast, WorkerLink } from "../ui.js";
 import { Faults, filterWords, isFiltered, NAMES, NoMatch, TaskFilters, useFilter } from "./task_filter.js";
 
 const LIMIT = 50;
@@ -56,7 +56,7 @@ export function Tasks() {
     ${bulk.value && html`<${Bulk} action=${bulk.value} filter=${filter()} onClose=${() => (bulk.value = null)} onDone=${state.reload} />`}<//>`;
 }
 
-const totalOf = (counts, query) => (query.getAll("status").length ? query.getAll("status") : Object.keys(counts)).reduce((sum, status) => sum + (counts[status] ?? 0), 0);
+const totalOf = (counts, query) => (query.getAll("status").length ? query.getAll("status") : STATUSES).reduce((sum, status) => sum + (counts[status] ?? 0), 0);
 
 // How far a search that reads on by itself has come.
 function Reading({ parts: { items, isReading, isStopped, next, stop, goOn } }) {
