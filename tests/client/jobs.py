@@ -3,7 +3,9 @@
 import threading
 from typing import Any, ClassVar
 
+from zndraw_joblib.client.queue import Queue
 from zndraw_joblib.jobs.extensions import Category, Extension
+from zndraw_joblib.jobs.task_context import current_task
 
 
 class Area(Extension):
@@ -59,3 +61,27 @@ class Steps(Extension):
                 assert self.gate.wait(60)
             task.log(f"line {number}")
         return "done"
+
+
+class Fan(Extension):
+    """Submits four tasks below itself, and one beside itself."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    url: str
+    token: str
+    room: str
+
+    def run(self, vis: Any, *, task: Any) -> dict[str, str | None]:
+        """Return the parents of the tasks."""
+        assert current_task() is task
+        with Queue(self.url, self.token, room=task.room_id) as queue:
+            tasks = {
+                "task": task.submit(Area(width=2), tags=["fan"]),
+                "name": task.submit("Area", {"width": 3}),
+                "queue": queue.submit(Area()),
+                "many": queue.submit_many([Area()])[0],
+                "none": queue.submit(Area(), parent=None),
+                "other": queue.submit(f"{self.room}:analysis:Area", room=self.room),
+            }
+            parents = {name: queue.task(child).refresh().parent for name, child in tasks.items()}
+        return {name: None if parent is None else str(parent) for name, parent in parents.items()}

@@ -95,9 +95,12 @@ class AsyncTaskHandle(TaskId[AsyncRest]):
                     raise_explained(final, self._rest.explain)
                 await asyncio.sleep(pause)
 
-    async def cancel(self) -> TaskResponse:
-        """Cancel the task, and return it. Raises `InvalidTaskTransition` if it has ended otherwise."""
-        flow = send_once(self._what("Cancelling"), self._cancel_call, None, self._rule)
+    async def cancel(self, *, tree: bool = False) -> TaskResponse:
+        """Cancel the task, and return it. Raises `InvalidTaskTransition` if it has ended otherwise.
+
+        With `tree` cancel all tasks below it too, also if it has ended.
+        """
+        flow = send_once(self._what("Cancelling"), partial(self._cancel_call, tree=tree), None, self._rule)
         return self._keep(await self._rest.run(flow))
 
     async def retry(self) -> TaskResponse:
@@ -240,7 +243,7 @@ class AsyncQueue(AsyncSubmitter):
         self._connection = AsyncConnection(access.url, access.token, timeout)
         rest = AsyncRest(self._connection, partial(explained, access))
         rule = FastRule(lambda: rest.has_reached, retry_seconds)
-        super().__init__(rest, rule, Submits(rule, room))
+        super().__init__(rest, rule, Submits(rule, room, url=lambda: access.url))
         self._room = room or DEFAULT_ROOM
         self.schedules = AsyncSchedules(rest, rule, self._submits)
         self.operator = AsyncOperator(rest, rule, self._submits)

@@ -18,6 +18,7 @@ from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.names import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.wire.operations import PREFIX, Operation
 from zndraw_joblib.wire.problems import ProblemException, problem_for
+from zndraw_joblib.wire.statuses import TaskStatus
 
 if TYPE_CHECKING:
     import httpx
@@ -267,6 +268,14 @@ def update_task(
 ) -> Call[messages.TaskResponse]:
     """Report a task's new status."""
     return call(ops.UPDATE_TASK, update, key=key, task_id=task_id)
+
+
+def cancel_task(task_id: str, key: str | None = None, *, tree: bool = False) -> Call[messages.TaskResponse]:
+    """Cancel a task, and with `tree` all tasks below it."""
+    update = messages.TaskUpdateRequest(status=TaskStatus.CANCELLED)
+    if tree:  # a server of an earlier release gets the request that it knows
+        update.tree = True
+    return update_task(task_id, update, key)
 
 
 def act_on_task(

@@ -58,7 +58,8 @@ class JobClient(Submitter, ResultReader):
 
     def __init__(self, rest: TaskRest, rule: RetryRule | None = None) -> None:
         retry_rule = rule or RetryRule()
-        super().__init__(rest, retry_rule, Submits(retry_rule, room_of=self._job_room_of))
+        submits = Submits(retry_rule, room_of=self._job_room_of, url=lambda: rest.api.base_url)
+        super().__init__(rest, retry_rule, submits)
 
     def get_task(self, task_id: str | UUID) -> TaskResponse:
         """Return a task."""
@@ -131,11 +132,20 @@ class JobClient(Submitter, ResultReader):
         """Return a page of the jobs that a room can use."""
         return self._rest.send(ops.LIST_JOBS, query={"limit": limit, "offset": offset}, room_id=room)
 
-    def tasks(
-        self, room: str, *, status: TaskStatus | None = None, limit: int = 50, offset: int = 0
+    def tasks(  # noqa: PLR0913 - one keyword for each filter
+        self,
+        room: str,
+        *,
+        status: TaskStatus | None = None,
+        tag: str | None = None,
+        parent: str | UUID | None = None,
+        root: str | UUID | None = None,
+        limit: int = 50,
+        offset: int = 0,
     ) -> PaginatedResponse[TaskResponse]:
-        """Return a page of a room's tasks, newest first."""
-        query = {"status": status, "limit": limit, "offset": offset}
+        """Return a page of a room's tasks, newest first; with a tag, a parent or a root those that match."""
+        query: dict[str, Any] = {"status": status, "tag": tag, "parent": parent, "root": root}
+        query |= {"limit": limit, "offset": offset}
         return self._rest.send(ops.LIST_TASKS, query=query, room_id=room)
 
     def workers(

@@ -94,9 +94,12 @@ class TaskHandle(TaskId[TaskRest]):
                     raise_explained(final, self._rest.explain)
                 time.sleep(pause)
 
-    def cancel(self) -> TaskResponse:
-        """Cancel the task, and return it. Raises `InvalidTaskTransition` if it has ended otherwise."""
-        flow = send_once(self._what("Cancelling"), self._cancel_call, None, self._rule)
+    def cancel(self, *, tree: bool = False) -> TaskResponse:
+        """Cancel the task, and return it. Raises `InvalidTaskTransition` if it has ended otherwise.
+
+        With `tree` cancel all tasks below it too, also if it has ended.
+        """
+        flow = send_once(self._what("Cancelling"), partial(self._cancel_call, tree=tree), None, self._rule)
         return self._keep(self._rest.run(flow))
 
     def retry(self) -> TaskResponse:
@@ -239,7 +242,7 @@ class Queue(Submitter, ResultReader):
         self._connection = Connection(access.url, access.token, timeout)
         rest = TaskRest(self._connection, partial(explained, access))
         rule = FastRule(lambda: rest.has_reached, retry_seconds)
-        super().__init__(rest, rule, Submits(rule, room))
+        super().__init__(rest, rule, Submits(rule, room, url=lambda: access.url))
         self._room = room or DEFAULT_ROOM
         self.schedules = Schedules(rest, rule, self._submits)
         self.operator = Operator(rest, rule, self._submits)

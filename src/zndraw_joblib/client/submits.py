@@ -13,11 +13,13 @@ from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Call, Results, SubmittedTask, validated
+from zndraw_joblib.client.connection import canonical_url
 from zndraw_joblib.client.flows import Flow, all_jobs, find_job, send_once
 from zndraw_joblib.client.retry import RetryRule, is_repeatable
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.extensions import category_of, check_job, check_task, job_name_of, job_room_of
 from zndraw_joblib.jobs.failures import encode
+from zndraw_joblib.jobs.task_context import current_task
 from zndraw_joblib.wire.messages import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
@@ -43,6 +45,10 @@ from zndraw_joblib.wire.unique import Debounce, Unique
 _CHUNK_BYTES = 1_000_000
 
 
+# The parent of a submit in the code of a job, by default.
+RUNNING = "running"
+
+
 class TaskOptions(SubmitOptions, total=False):
     """The options of a submit, see `NewTask`."""
 
@@ -66,6 +72,9 @@ class NewTask:
     by default the task's `room`: it finds the job of the room, or that of ``@global``. The task's `room` is
     by default that of the client. Without either, it is the job's own room, or ``default`` for a job of
     ``@global``. The other options are those of `TaskSubmitRequest`.
+
+    `parent` is by default the task that runs here (``"running"``), if the new one goes to its server and
+    room; with None it has none.
     """
 
     job: Any
@@ -81,7 +90,7 @@ class NewTask:
     unique: Unique | Mapping[str, Any] | None = None
     debounce: Debounce | Mapping[str, Any] | None = None
     tags: Sequence[str] | None = None
-    parent: UUID | str | None = None
+    parent: UUID | str | None = RUNNING
     group: UUID | None = None
 
     @classmethod
@@ -97,9 +106,14 @@ class NewTask:
             )
         return cls(job, payload, **options)
 
-    def options(self) -> dict[str, Any]:
-        """Return the schedule, the priority and the other options that are given."""
+    def options(self, running: str | None = None) -> dict[str, Any]:
+        """Return the schedule, the priority and the other options that are given.
+
+        `running` is the id of the task that runs here.
+        """
         options = {name: getattr(self, name) for name in SubmitOptions.__annotations__}
+        if self.parent == RUNNING:
+            options["parent"] = running
         return {name: value for name, value in options.items() if value is not None}
 
 
@@ -174,8 +188,8 @@ class Submitted(NamedTuple):
 class Submits:
     """Submits tasks for one client, from `room` if a call names none.
 
-    `room_of` returns the room of the job of a class, None if it has to be looked up. A looked-up name is
-    kept for a minute.
+    `url()` returns the address of its server. `room_of` returns the room of the job of a class, None if it
+    has to be looked up. A looked-up name is kept for a minute.
     """
 
     def __init__(
@@ -183,8 +197,10 @@ class Submits:
         rule: RetryRule,
         room: str | None = None,
         room_of: Callable[[type[Any]], str | None] = lambda cls: None,
+        url: Callable[[], str] = str,
     ) -> None:
         self.rule = rule
+        self._url = url
         self.room = room
         self._room_of = room_of
         self._found: dict[tuple[str, str | None, str], tuple[JobName, float]] = {}
@@ -193,7 +209,7 @@ class Submits:
         """Submit a task, and return it. Raises `JobNotFound` with the nearest names."""
         name, payload = yield from self.name_and_payload(task)
         room = task_room(task.room or self.room, name)
-        make = partial(calls.submit, room, str(name), payload, **task.options())
+        make = partial(calls.submit, room, str(name), payload, **task.options(self._running_in(room)))
         try:
             return (yield from send_once(f"Submitting {name}", make, key, self.rule))
         except JobNotFound as problem:
@@ -254,11 +270,19 @@ class Submits:
         try:
             name, payload = yield from self.name_and_payload(new, room)
             room_id = task_room(new.room or room or self.room, name)
-            return task_body(room_id, str(name), payload, new.options()), room_id
+            options = new.options(self._running_in(room_id))
+            return task_body(room_id, str(name), payload, options), room_id
         except TypeError as error:
             raise TypeError(f"tasks.{index}: {error}") from error
         except (ValueError, ProblemException) as error:
             raise ValueError(f"tasks.{index}: {error}") from error
+
+    def _running_in(self, room: str) -> str | None:
+        """Return the task that runs here, if it is of this server and room."""
+        task = current_task()
+        if task is None or task.room_id != room or not task.server_url:
+            return None
+        return task.task_id if canonical_url(task.server_url) == canonical_url(self._url()) else None
 
     def job_name(self, job: Any) -> JobName:
         """Return the full name of a job: a text, or a class in its own room. Raises TypeError."""

@@ -11,8 +11,7 @@ from zndraw_joblib.client.calls import Call
 from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.jobs.logs import one_line
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.messages import TaskResponse, TaskUpdateRequest
-from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.messages import TaskResponse
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -81,8 +80,8 @@ class TaskId(str, Generic[Rest]):
     def _what(self, verb: str) -> str:
         return f"{verb} task {self}"
 
-    def _cancel_call(self, key: str) -> Call[TaskResponse]:
-        return calls.update_task(self, TaskUpdateRequest(status=TaskStatus.CANCELLED), key)
+    def _cancel_call(self, key: str, *, tree: bool = False) -> Call[TaskResponse]:
+        return calls.cancel_task(self, key, tree=tree)
 
     def _retry_call(self, key: str) -> Call[TaskResponse]:
         return calls.act_on_task(ops.RETRY_TASK, self, key=key)

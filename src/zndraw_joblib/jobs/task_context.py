@@ -13,7 +13,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
 from time import time
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from zndraw_joblib.jobs.failures import encode, text_of
 from zndraw_joblib.jobs.task_channel import Line, TaskChannel, clean_text
@@ -92,6 +92,8 @@ class TaskContext:
 
     __slots__ = ()
 
+    # The server that has the task; None where it is not known, as for a batch.
+    server_url: ClassVar[Any] = None
     task_id: str
     room_id: str
     cancelled: CancelEvent
@@ -162,6 +164,15 @@ class TaskContext:
         checked, now = LogLevel(level), time()
         self.channel.add([Line(now, line, checked) for line in _lines(text_of(text))])
 
+    def submit(self, job: Any, payload: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """Submit a task below this one, from its room by default; return its handle.
+
+        The arguments are those of `Queue.submit`. It waits for the server: a coroutine calls it as
+        ``await asyncio.to_thread(task.submit, job)``. Raises `Conflict` once this task is cancelled, and
+        RuntimeError where no worker runs the task.
+        """
+        raise no_server(self)
+
     def log_handler(self) -> "TaskLogHandler":
         """Return the handler of `logging` that writes to the log of the task in which a record is made.
 
@@ -181,6 +192,14 @@ class TaskContext:
             )
         else:
             changes["data"] = json.loads(encoded)
+
+
+def no_server(task: TaskContext) -> RuntimeError:
+    """Return the error of a task that cannot submit others."""
+    return RuntimeError(
+        f"task {task.task_id} runs without a worker's connection to a server: submit with "
+        "JobLib.submit(…, parent=task.task_id) in the server, and in a batch with one of its tasks"
+    )
 
 
 @cache

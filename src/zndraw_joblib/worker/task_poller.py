@@ -20,7 +20,7 @@ from zndraw_joblib.wire.messages import ClaimBatch, EmptyReason, TaskResponse
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reports import LiveReports, Reports
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks, prepared, record_claim
+from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks, TaskServer, prepared, record_claim
 
 log = logging.getLogger(__name__)
 
@@ -207,6 +207,7 @@ class TaskPoller(Poller[TaskResponse]):
     ) -> None:
         super().__init__(registrations, wake)
         self._rest = rest
+        self._server = TaskServer(rest.api)
         self._reports = reports
         self._held_tasks = held
         self._live = live
@@ -298,6 +299,7 @@ class TaskPoller(Poller[TaskResponse]):
             worker_id=worker_id,
             channel=self._live.channel(task_id, response.attempt, worker_id),
             traceparent=parse_traceparent(response.traceparent or ""),
+            server=self._server,
         )
 
     def _accept(self, response: TaskResponse) -> ClaimedTask | None:

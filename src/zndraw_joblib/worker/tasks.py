@@ -7,16 +7,20 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Unpack
 from uuid import UUID
 
-from zndraw_joblib.client.retry import describe
+from zndraw_joblib.client.connection import ApiManager, Connection
+from zndraw_joblib.client.queue import Submitter, TaskHandle
+from zndraw_joblib.client.rest import TaskRest
+from zndraw_joblib.client.retry import RetryRule, describe
+from zndraw_joblib.client.submits import Submits, TaskOptions
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.forks import exit_if_forked
 from zndraw_joblib.jobs.logs import ID_CHARACTERS, TASK_LOG, duration_text, task_fields
 from zndraw_joblib.jobs.run import Outcome, make_extension
 from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
-from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext
+from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext, no_server
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, start_run, start_span
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, TaskResponse, TaskVerdict, Verdict
 from zndraw_joblib.wire.names import short_name
@@ -25,6 +29,48 @@ log = logging.getLogger(__name__)
 Settled = TypeVar("Settled")
 # The start and the end of each task, one line each.
 _task_log = logging.getLogger(TASK_LOG)
+_TIMEOUT_SECONDS = 30.0
+
+
+class TaskServer:
+    """The server of tasks, to submit others from their code; a copy in another process connects again."""
+
+    def __init__(self, api: ApiManager) -> None:
+        self._api = api
+        self._submitter: Submitter | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of the server."""
+        return self._api.base_url
+
+    @property
+    def submitter(self) -> Submitter:
+        """What submits tasks; it knows the jobs that were looked up."""
+        if self._submitter is None:
+            rest, rule = TaskRest(self._api), RetryRule()
+            self._submitter = Submitter(rest, rule, Submits(rule, url=lambda: self.url))
+        return self._submitter
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pass the address and the headers of identity to the process that runs a task."""
+        return _connected, (self.url, self._api.get_headers())
+
+
+class _ForwardedConnection(Connection):
+    """The connection of a process that runs tasks, with the identity that its worker had at the claim."""
+
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
+        super().__init__(url, None, _TIMEOUT_SECONDS)
+        self._headers = headers
+
+    def get_headers(self) -> dict[str, str]:
+        """Return the headers of the worker."""
+        return self._headers
+
+
+def _connected(url: str, headers: dict[str, str]) -> TaskServer:
+    return TaskServer(_ForwardedConnection(url, headers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +81,8 @@ class ClaimedTask(TaskContext):
     the task was cancelled, or is lost to this worker: a job that checks it can stop early. A copy in another
     process has an event of its own, which is set for coroutines only. `channel` holds what the job reports
     of its progress and its log. `traceparent` is the trace context of its submit (W3C Trace Context), None
-    without one. `run_kwargs` are the keywords that the job was registered with, for `run`.
+    without one. `run_kwargs` are the keywords that the job was registered with, for `run`, and `server` is
+    where `submit` sends further tasks.
 
     A task may also be built by hand, with `task_id`, `job_name`, `room_id` and `extension`, to report on it:
     without a token the server accepts what the owner of its worker reports.
@@ -52,6 +99,27 @@ class ClaimedTask(TaskContext):
     channel: TaskChannel = field(default_factory=TaskChannel, compare=False, repr=False)
     traceparent: str | None = field(default=None, compare=False, repr=False)
     run_kwargs: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    server: TaskServer | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def server_url(self) -> str | None:
+        """The address of the server that has the task."""
+        return None if self.server is None else self.server.url
+
+    def submit(  # type: ignore[override]
+        self,
+        job: Any,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> TaskHandle:
+        """Submit a task below this one, from its room by default; return its handle."""
+        if self.server is None:
+            raise no_server(self)
+        options.setdefault("room", self.room_id)
+        options.setdefault("parent", self.task_id)
+        return self.server.submitter.submit(job, payload, idempotency_key=idempotency_key, **options)
 
     @property
     def token(self) -> dict[str, Any]:
@@ -72,6 +140,7 @@ class ClaimedTask(TaskContext):
             self.channel,
             self.traceparent,
             run_kwargs,
+            self.server,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
