@@ -278,3 +278,35 @@ def test_each_worker_process_is_a_worker(stack: Stack) -> None:
     assert "2 processes serve my_jobs.py in row" in err
     jobs = [job for job in stack.client.jobs("row").items if job.full_name.startswith("row:")]
     assert [job.workers for job in jobs] == [[]] * 4
+
+
+def test_tags_and_trees(stack: Stack) -> None:
+    """Tasks are found by a tag or a parent, whose room is the default, and are cancelled with their trees."""
+    with stack.server.connect() as api:
+        body = {"category": "analysis", "name": "Unserved"}
+        url = f"{api.base_url}/v1/joblib/rooms/trees/jobs"
+        assert api.http.put(url, json=body, headers=api.get_headers()).status_code == 201
+    submit = ["submit", "trees:analysis:Unserved"]
+    top = stack.program.ok(*submit, "--tag", "night", "--tag", "customer 7").strip()
+    child = stack.program.ok(*submit, "--parent", top, "--tag", "night").strip()
+    shown, listed, below, none, preview, wrong, cancelled = stack.program.run_all(
+        [
+            ["task", child],
+            ["tasks", "--room", "trees", "--tag", "customer 7"],
+            ["tasks", "--root", top[:30]],
+            ["tasks", "--parent", child],
+            ["tasks", "bulk", "cancel", "--room", "trees", "--tag", "customer 7", "--tree", "--preview"],
+            ["tasks", "bulk", "retry", "--tree", "--preview"],
+            ["cancel", top, "--tree"],
+        ]
+    )
+    lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines())
+    assert (lines["tags"], lines["parent"], lines["root"]) == ("night", top, top)
+    rows = [line.split("\t") for line in listed.out.splitlines()]
+    assert [(row[0], row[rows[0].index("tags")]) for row in rows[1:]] == [(top, "night, customer 7")]
+    assert [line.split("\t")[0] for line in below.out.splitlines()[1:]] == [child]
+    assert len(none.out.splitlines()) == 1
+    assert "cancel: 1 task and 1 below in room trees would be cancelled" in preview.err
+    assert "--tree is for cancel" in wrong.err
+    assert cancelled.code == 0
+    assert stack.client.get_task(child).status == "cancelled"

@@ -45,4 +45,5 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         serve("examples.image", jobs=4)
         serve("examples.regular", jobs=7)
         serve("examples.embeddings", jobs=9)
+        serve("examples.trees", jobs=11)
         yield stack

@@ -54,7 +54,6 @@ from zndraw_joblib.wire.messages import (
     SweeperUpdate,
     TaskActionRequest,
     TaskResponse,
-    TaskUpdateRequest,
 )
 from zndraw_joblib.wire.names import (
     DEFAULT_ROOM,
@@ -85,7 +84,7 @@ from zndraw_joblib.wire.problems import (
     ScheduleNotFound,
     Unauthorized,
 )
-from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+from zndraw_joblib.wire.statuses import TERMINAL
 
 Item = TypeVar("Item")
 
@@ -226,14 +225,14 @@ class AdminClient(JobClient):
         query = filters.model_dump(mode="json", exclude_defaults=True)
         return self.read(ops.GROUP_FAILURES, "groups of failures", query=query)
 
-    def preview_bulk(self, action: BulkAction, filters: TaskFilter) -> BulkPreview:
+    def preview_bulk(self, action: BulkAction, filters: TaskFilter, *, tree: bool = False) -> BulkPreview:
         """Return how many tasks an action would change, and the token that confirms it."""
-        request = BulkPreviewRequest(action=action, filter=filters)
+        request = BulkPreviewRequest(action=action, filter=filters, tree=tree)
         return self.read(ops.PREVIEW_BULK_ACTION, "actions on several tasks", request)
 
-    def apply_bulk(self, preview: BulkPreview, filters: TaskFilter) -> BulkResult:
+    def apply_bulk(self, preview: BulkPreview, filters: TaskFilter, *, tree: bool = False) -> BulkResult:
         """Apply an action to the tasks that its preview has counted."""
-        request = BulkRequest(action=preview.action, filter=filters, token=preview.token)
+        request = BulkRequest(action=preview.action, filter=filters, token=preview.token, tree=tree)
 
         def call(key: str) -> Call[BulkResult]:
             return calls.call(ops.APPLY_BULK_ACTION, request, key=key)
@@ -380,11 +379,10 @@ class AdminClient(JobClient):
         """Write the bytes of a task's result to a file; after an interruption, continue where it stopped."""
         self._download(str(task_id), file, f"Reading the result of task {task_id}")
 
-    def cancel(self, task_id: UUID) -> TaskResponse:
-        """Cancel a task."""
-        update = TaskUpdateRequest(status=TaskStatus.CANCELLED)
+    def cancel(self, task_id: UUID, *, tree: bool = False) -> TaskResponse:
+        """Cancel a task, and with `tree` all tasks below it."""
         return self._send_once(
-            f"Cancelling task {task_id}", lambda key: calls.update_task(str(task_id), update, key)
+            f"Cancelling task {task_id}", lambda key: calls.cancel_task(str(task_id), key, tree=tree)
         )
 
     def sweeper(self, mode: SweeperMode | None = None) -> SweeperState:

@@ -15,6 +15,7 @@ from zndraw_joblib.cli.submit import (
     MaxAttempts,
     Payload,
     Priority,
+    TagsOfTask,
     TaskRoom,
     UniqueKey,
     Values,
@@ -144,6 +145,7 @@ def put(  # noqa: PLR0913 - each is an option
     max_attempts: MaxAttempts = None,
     unique: UniqueKey = None,
     debounce: DebounceTime = None,
+    tag: TagsOfTask = None,
     paused: Paused = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -157,7 +159,7 @@ def put(  # noqa: PLR0913 - each is an option
         **{"starts_at": future_time(starts_at, "--starts-at"), "ends_at": future_time(ends_at, "--ends-at")},
         **{"time_zone": time_zone, "jitter_seconds": jitter, "overlap": overlap, "catch_up": catch_up},
         **{"max_catch_up": max_catch_up, "unique": unique, "debounce": debounce, "priority": priority},
-        **{"expires_in_seconds": expires_in, "max_attempts": max_attempts, "paused": paused},
+        **{"expires_in_seconds": expires_in, "max_attempts": max_attempts, "paused": paused, "tags": tag},
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     with open_client(url) as client:

@@ -36,7 +36,9 @@ _OPTIONS = {
     "expires_in_seconds": "--expires-in",
     "max_attempts": "--max-attempts",
     "priority": "--priority",
+    "parent": "--parent",
     "run_at": "--run-at",
+    "tags": "--tag",
     "unique": "--unique",
 }
 
@@ -73,11 +75,12 @@ def parse_values(values: list[str]) -> dict[str, Any]:
     return payload
 
 
-def parse_options(*, run_at: str | None, **options: Any) -> dict[str, Any]:
-    """Return the submit options that were given. Raises `UsageError`.
+def parse_options(*, run_at: str | None, key: str | None, **options: Any) -> dict[str, Any]:
+    """Return the submit options that were given. Raises `UsageError`, also for an invalid `Idempotency-Key`.
 
     A `run_at` without a time zone is local time.
     """
+    check_key(key)
     moment = future_time(run_at, "--run-at")
     if moment is not None and moment < local_now():
         print_note(f"--run-at {run_at} is past ({moment:%Y-%m-%d %H:%M:%S %Z}): the task is queued now.")
@@ -379,6 +382,14 @@ DebounceTime = Annotated[
         help="With --unique: queue the task this time after the last submit with its key.",
     ),
 ]
+TagsOfTask = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="A text by which the task is found; repeatable, up to 10."),
+]
+ParentOfTask = Annotated[
+    str | None,
+    typer.Option("--parent", metavar="TASK", help="The task of the same room that this one is below."),
+]
 IdempotencyKey = Annotated[
     str | None,
     typer.Option(
@@ -414,6 +425,8 @@ def submit(  # noqa: PLR0913 - each is an option
     max_attempts: MaxAttempts = None,
     unique: UniqueKey = None,
     debounce: DebounceTime = None,
+    tag: TagsOfTask = None,
+    parent: ParentOfTask = None,
     idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -425,17 +438,15 @@ def submit(  # noqa: PLR0913 - each is an option
 
     With --from, submit a task for each line of a file, and print its id, or an empty line and exit code 1 if
     it was refused. JOB and the options are defaults. A line is an object like {"payload": {"key": 1}}, and
-    may have job, room, priority, run_at, delay_seconds, expires_in_seconds, max_attempts, unique, debounce.
+    may have job, room, tags, parent, and the other fields of a submit, like run_at and delay_seconds.
     """
     LogConfig().apply()
-    check_key(idempotency_key)
-    seconds = {"delay_seconds": delay, "expires_in_seconds": expires_in}
-    rules = {"unique": unique, "debounce": debounce}
-    options = parse_options(run_at=run_at, priority=priority, max_attempts=max_attempts, **seconds, **rules)
+    rules = {"unique": unique, "debounce": debounce, "tags": tag, "parent": parent, "priority": priority}
+    times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
+    options = parse_options(run_at=run_at, key=idempotency_key, **times, **rules)
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
-        with open_client(url) as client, checked_file(file, encoder(client, job, room, options)) as checked:
-            submit_file(client, checked, idempotency_key or str(uuid4()))
+        _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url)
         return
     body = _body(payload, values, timeout, wait=wait)
     with open_client(url) as client:
@@ -443,6 +454,13 @@ def submit(  # noqa: PLR0913 - each is an option
         if task_id.duplicate:
             print_note("No new task: the task below holds this unique key.")
         _finish(client, UUID(task_id), timeout, wait=wait, as_json=as_json)
+
+
+def _submit_lines(
+    file: str, job: str | None, room: str | None, options: dict[str, Any], key: str, url: str
+) -> None:
+    with open_client(url) as client, checked_file(file, encoder(client, job, room, options)) as checked:
+        submit_file(client, checked, key)
 
 
 def _body(

@@ -57,6 +57,7 @@ def print_task(task: TaskResponse, *, as_json: bool) -> None:
         "result": _inline(task.result),
         "progress": progress_text(task.progress) or None,
         "failure": task.failure and task.failure.type,
+        "tags": None if task.tags is None else ", ".join(task.tags),
         "stored_result": None if task.stored_result is None else describe_result(task),
     }
     # Fields that the response leaves out are not shown.

@@ -4,7 +4,8 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
@@ -46,7 +47,7 @@ from zndraw_joblib.wire.operators import (
     FoundTask,
     TaskFilter,
 )
-from zndraw_joblib.wire.problems import ProblemException, Unauthorized
+from zndraw_joblib.wire.problems import ProblemException, TaskNotFound, Unauthorized
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Tasks of all rooms, for a superuser.")]
@@ -107,6 +108,16 @@ Exceptions = Annotated[
 Text = Annotated[
     str | None, typer.Option("--text", metavar="TEXT", help="Only tasks with this text in payload or error.")
 ]
+Tags = Annotated[
+    list[str] | None, typer.Option("--tag", metavar="TAG", help="Only tasks with this tag; repeatable.")
+]
+Parent = Annotated[
+    str | None,
+    typer.Option("--parent", metavar="TASK", help="Only tasks that this one has submitted, of its room."),
+]
+Root = Annotated[
+    str | None, typer.Option("--root", metavar="TASK", help="Only tasks below this one, the first of a tree.")
+]
 Since = Annotated[
     str | None,
     typer.Option(
@@ -140,6 +151,19 @@ class Selection:
     def needs_search(self) -> bool:
         """Whether a list of one room, with one status, is not enough."""
         return bool(len(self.rooms) != 1 or len(self.statuses) > 1 or self.jobs or self.worker or self.fields)
+
+    def located(self, client: AdminClient) -> "Selection":
+        """Return the same with the whole ids of parent and root, whose room is the default one."""
+        names = [name for name in ("parent", "root") if name in self.fields]
+        if not names:
+            return self
+        ids: dict[str, Any] = {name: client.find_task(parse_id(self.fields[name])) for name in names}
+        located = replace(self, fields={**self.fields, **ids})
+        if not self.is_default_room:
+            return located
+        with suppress(TaskNotFound):  # the tasks below one that was deleted are still there
+            located = replace(located, rooms=[client.get_task(next(iter(ids.values()))).room_id])
+        return located
 
     def resolve(self, client: AdminClient) -> TaskFilter:
         """Return the filter with full names and ids. Raises `CommandError` for an unknown job or worker."""
@@ -241,11 +265,12 @@ TASKS = ItemTable(
         "created": "created_at",
         "took": _took,
         "error": "error",
+        "tags": lambda task: ", ".join(task.tags or ()),
     },
-    wide=["job", "error"],
+    wide=["job", "error", "tags"],
     ids=["task"],
     optional=["took", "created", "room"],
-    sparse=["due"],
+    sparse=["due", "tags"],
 )
 FAILURES = ItemTable(
     {
@@ -283,6 +308,7 @@ Action = Annotated[
         show_default=False,
     ),
 ]
+Tree = Annotated[bool, typer.Option("--tree", help="Cancel the tasks below these too.")]
 Preview = Annotated[bool, typer.Option("--preview", help="Only show how many tasks would change, and some.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
@@ -310,8 +336,12 @@ def bulk(  # noqa: PLR0913 - each is an option
     exception: Exceptions = None,
     text: Text = None,
     version: Versions = None,
+    tag: Tags = None,
+    parent: Parent = None,
+    root: Root = None,
     since: Since = None,
     until: Until = None,
+    tree: Tree = False,
     preview: Preview = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -323,29 +353,38 @@ def bulk(  # noqa: PLR0913 - each is an option
     needs their number. Tasks that are submitted meanwhile are not changed.
     """
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
-    others |= {"version": version, "exception": exception}
+    others |= {"version": version, "exception": exception, "tag": tag, "parent": parent, "root": root}
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
-    if not (preview or yes or sys.stdin.isatty()):
-        raise UsageError(
-            "Without a terminal the command cannot ask. Pass --yes, or --preview to change nothing"
-        )
+    _check_bulk(action, tree=tree, asks=not (preview or yes))
     with open_client(url) as client:
+        selection = selection.located(client)
         filters = selection.resolve(client)
-        bulk_preview = client.preview_bulk(action, filters)
+        bulk_preview = client.preview_bulk(action, filters, tree=tree)
         if not bulk_preview.count:
             _note_unknown_exceptions(client, filters)
         if preview:
             print_json(bulk_preview) if as_json else _print_bulk_preview(bulk_preview, selection)
         else:
-            _apply(client, bulk_preview, filters, selection, yes=yes, as_json=as_json)
+            _apply(client, bulk_preview, filters, selection, tree=tree, yes=yes, as_json=as_json)
 
 
-def _apply(
+def _check_bulk(action: BulkAction, *, tree: bool, asks: bool) -> None:
+    """Raise `UsageError` for a tree that is not cancelled, and where the command cannot ask."""
+    if tree and action is not BulkAction.CANCEL:
+        raise UsageError(f"--tree is for cancel; {action} changes no tasks below others. Remove --tree")
+    if asks and not sys.stdin.isatty():
+        raise UsageError(
+            "Without a terminal the command cannot ask. Pass --yes, or --preview to change nothing"
+        )
+
+
+def _apply(  # noqa: PLR0913 - one for each option
     client: AdminClient,
     preview: BulkPreview,
     filters: TaskFilter,
     selection: Selection,
     *,
+    tree: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -358,7 +397,7 @@ def _apply(
             raise CommandError("Nothing was changed", exit_code=130) from None
         if refusal is not None:
             raise CommandError(refusal)
-    result = client.apply_bulk(preview, filters)
+    result = client.apply_bulk(preview, filters, tree=tree)
     if as_json:
         print_json(result)
         return
@@ -376,19 +415,20 @@ def _refusal(preview: BulkPreview, room: str) -> str | None:
 
     A purge, or a cancel or release of many tasks, needs their number, typed.
     """
-    is_large = preview.action in {BulkAction.CANCEL, BulkAction.RELEASE} and preview.count > _MAX_UNTYPED
+    count = preview.count + preview.below
+    is_large = preview.action in {BulkAction.CANCEL, BulkAction.RELEASE} and count > _MAX_UNTYPED
     if not is_large and preview.action is not BulkAction.PURGE:
         is_wanted = typer.confirm(f"{preview.action.capitalize()} {_count(preview)} {room}?", err=True)
         return None if is_wanted else "Nothing was changed"
     what = (
         f"To {preview.action} {_count(preview)} {room}, type their number"
-        if preview.count > 1
+        if count > 1
         else f"To purge the task {room}, type 1"
     )
     typed: str = typer.prompt(what, default="", show_default=False, err=True)
-    if re.sub(r"[\s,]", "", typed) == str(preview.count):
+    if re.sub(r"[\s,]", "", typed) == str(count):
         return None
-    return f"Nothing was changed: {typed!r} is not the number of tasks, {preview.count}"
+    return f"Nothing was changed: {typed!r} is not the number of tasks, {count}"
 
 
 def _print_bulk_preview(preview: BulkPreview, selection: Selection) -> None:
@@ -404,7 +444,8 @@ def _print_bulk_preview(preview: BulkPreview, selection: Selection) -> None:
 
 
 def _count(preview: BulkPreview) -> str:
-    return counted(preview.count, "task")
+    below = f" and {preview.below:,} below" if preview.below else ""
+    return f"{counted(preview.count, 'task')}{below}"
 
 
 def _skipped(result: BulkResult) -> str:
@@ -534,6 +575,8 @@ Result = Annotated[
     bool, typer.Option("--result", help="Write the result: JSON, or the bytes that the job stored.")
 ]
 
+TreeOfTask = Annotated[bool, typer.Option("--tree", help="Cancel all tasks below them too.")]
+
 app = typer.Typer(invoke_without_command=True)
 app.command()(bulk)
 
@@ -552,6 +595,9 @@ def tasks(  # noqa: PLR0913 - each is an option
     exception: Exceptions = None,
     text: Text = None,
     version: Versions = None,
+    tag: Tags = None,
+    parent: Parent = None,
+    root: Root = None,
     since: Since = None,
     until: Until = None,
     limit: Limit = 20,
@@ -565,9 +611,10 @@ def tasks(  # noqa: PLR0913 - each is an option
     if refuse_options_before(context):
         return
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
-    others |= {"version": version, "exception": exception}
+    others |= {"version": version, "exception": exception, "tag": tag, "parent": parent, "root": root}
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
     with open_client(url) as client:
+        selection = selection.located(client)
         items, caption = _find(client, selection, limit)
     table = TASKS.without("room") if len(selection.rooms) == 1 else TASKS
     table.print(items, caption=caption, as_json=as_json)
@@ -582,6 +629,7 @@ def failures(  # noqa: PLR0913 - each is an option
     error_code: ErrorCodes = None,
     exception: Exceptions = None,
     text: Text = None,
+    tag: Tags = None,
     since: Since = None,
     until: Until = None,
     as_json: AsJson = False,
@@ -591,7 +639,7 @@ def failures(  # noqa: PLR0913 - each is an option
 
     'tasks bulk retry' with --job and --exception queues a group again.
     """
-    others: dict[str, Any] = {"error_code": error_code, "exception": exception, "text": text}
+    others: dict[str, Any] = {"error_code": error_code, "exception": exception, "text": text, "tag": tag}
     selection = select(room, None, job, None, since, until, all_rooms=all_rooms, **others)
     with open_client(url) as client:
         filters = selection.resolve(client)
@@ -715,6 +763,11 @@ def explain(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL)
         print_wrapped([(f"{reason.code:<{width}}  ", "bold")], reason.detail, remedy)
 
 
-def cancel(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Cancel tasks that have not ended."""
-    _change_each(task_ids, AdminClient.cancel, url, as_json=as_json)
+def cancel(
+    task_ids: TaskIds, *, tree: TreeOfTask = False, as_json: AsJson = False, url: Url = DEFAULT_URL
+) -> None:
+    """Cancel tasks that have not ended.
+
+    With --tree, cancel all tasks below them too, also if they have ended.
+    """
+    _change_each(task_ids, lambda client, task_id: client.cancel(task_id, tree=tree), url, as_json=as_json)
