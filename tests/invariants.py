@@ -42,6 +42,15 @@ INVARIANTS = {
         SELECT count(*) FROM joblib_job j WHERE j.scheduled <>
           (SELECT count(*) FROM joblib_task t
            WHERE t.job_id = j.id AND t.status = 'pending' AND t.run_at IS NOT NULL)""",
+    "a delivery waits for a webhook that no server looks at": """
+        SELECT count(*) FROM joblib_webhook w WHERE w.due_at IS NULL AND EXISTS (
+          SELECT 1 FROM joblib_outbox o WHERE o.webhook_n = w.n AND o.ended_at IS NULL)""",
+    "a room with webhooks is not watched, or one without is": """
+        SELECT count(*) FROM (
+          SELECT 1 FROM (
+            SELECT DISTINCT room_id, 1 AS n FROM joblib_webhook WHERE name IS NOT NULL AND disabled_at IS NULL
+            UNION ALL SELECT room_id, -1 FROM joblib_room_stream WHERE webhook_events IS NOT NULL) x
+          GROUP BY room_id HAVING sum(n) <> 0) y""",
     "a worker is linked to a soft-deleted job": """
         SELECT count(*) FROM joblib_worker_job l JOIN joblib_job j ON j.id = l.job_id
         WHERE j.deleted AND NOT EXISTS (

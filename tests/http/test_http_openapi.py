@@ -27,6 +27,11 @@ OPERATIONS = {
     "/v1/joblib/rooms/{room_id}/schedules": {"get"},
     "/v1/joblib/rooms/{room_id}/schedules/{schedule}": {"get", "put", "patch", "delete"},
     "/v1/joblib/rooms/{room_id}/schedules/{schedule}/run": {"post"},
+    "/v1/joblib/rooms/{room_id}/webhooks": {"get"},
+    "/v1/joblib/rooms/{room_id}/webhooks/{webhook}": {"get", "put", "delete"},
+    "/v1/joblib/rooms/{room_id}/webhooks/{webhook}/test": {"post"},
+    "/v1/joblib/rooms/{room_id}/deliveries": {"get"},
+    "/v1/joblib/rooms/{room_id}/deliveries/{delivery}/repeat": {"post"},
     "/v1/joblib/rooms/{room_id}/tasks": {"get"},
     "/v1/joblib/rooms/{room_id}/tasks/{name}": {"post"},
     "/v1/joblib/tasks": {"get"},
@@ -208,7 +213,7 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
             operation = paths[path][method]
             names = {parameter["name"] for parameter in operation.get("parameters", [])}
             is_list = method == "get" and path.endswith(
-                ("workers", "jobs", "tasks", "providers", "schedules", "limits")
+                ("workers", "jobs", "tasks", "providers", "schedules", "limits", "webhooks")
             )
             is_list = is_list and path.removeprefix("/v1/joblib") not in BY_CURSOR
             expected = {part[1:-1] for part in path.split("/") if part.startswith("{")}
@@ -272,6 +277,7 @@ ALSO = {
     ("post", "/tasks/submit"): {"traceparent"},
     ("get", "/rooms/{room_id}/schedules/{schedule}"): {"next"},
     ("post", "/rooms/{room_id}/schedules/{schedule}/run"): {"traceparent"},
+    ("get", "/rooms/{room_id}/deliveries"): _CURSOR | {"webhook", "task", "state"},
     ("post", "/rooms/{room_id}/tasks/{name}"): {"traceparent"},
     ("delete", "/providers/{provider_id}"): {"worker_id"},
     ("post", "/providers/{provider_id}/results"): {"X-Request-Hash", "X-Result-Status", "X-Worker-ID"},

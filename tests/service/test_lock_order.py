@@ -33,6 +33,7 @@ from zndraw_joblib.server.queue import (
     sql_tasks,
     sql_transitions,
 )
+from zndraw_joblib.server.queue.sql_streams import Bounds
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
 from zndraw_joblib.wire.names import INTERNAL, parse_job_name
 from zndraw_joblib.wire.policy import Backoff, JobPolicy, RetryOn
@@ -270,7 +271,7 @@ async def test_internal_jobs(replica: Replica, recorder: LockRecorder) -> None:
 async def watch(replica: Replica, *rooms: str) -> None:
     """Let the transactions write the events of these rooms."""
     for room in rooms:
-        bounds = rules_room_events.bounds(replica.runtime.settings)
+        bounds = Bounds.of(replica.runtime.settings)
         await replica.runtime.write(rules_room_events.watch, room_id=room, wanted=bounds)
 
 

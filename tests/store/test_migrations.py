@@ -481,10 +481,40 @@ async def test_rooms_get_the_tables_of_their_events(empty: AsyncEngine) -> None:
             assert await rows_of(empty, name) == []
             async with empty.begin() as connection:
                 await connection.execute(insert(metadata.tables[name]), row)
-            assert [set(found) for found in await rows_of(empty, name)] == [set(row.values())]
+            assert [{*found} - {None} for found in await rows_of(empty, name)] == [set(row.values())]
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0009")
             assert await counts(connection, rows) == [1] * len(rows)
+    assert not set(added) & await tables(empty)
+
+
+async def test_rooms_get_the_tables_of_their_webhooks(empty: AsyncEngine) -> None:
+    """The upgrade from 0035 keeps watched rooms, which have no webhook; a downgrade drops what is new."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    stream = {"room_id": "lab", "first_n": 1, "last_n": 2, "size": 3, "max_events": 9, "max_bytes": 99}
+    rows = {"joblib_room_stream": stream | {"watched_until": at}}
+    times = {"created_at": at, "updated_at": at, "used_at": at}
+    of_room = {"room_id": "lab", "owner_id": "ada", "url": "https://example.org", "events": "task.failed"}
+    sent = {"webhook_n": 1, "message": uuid4(), "event": "task.failed", "body": "{}", "created_at": at}
+    added: dict[str, dict[str, Any]] = {
+        "joblib_webhook": {"webhook_id": uuid4(), "name": "ci", **of_room, **times},
+        "joblib_task_webhook": {"task_seq": 1, "webhook_n": 1},
+        "joblib_outbox": {"room_id": "lab", **sent},
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0035")
+        await add(connection, rows)
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        assert [row[-1] for row in await rows_of(empty, "joblib_room_stream")] == [None]
+        async with empty.begin() as connection:
+            assert await counts(connection, added) == [0] * len(added)
+            await add(connection, added)
+        [row] = await rows_of(empty, "joblib_outbox")
+        assert {0} <= set(row)
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0035")
+            assert await counts(connection, rows) == [1]
     assert not set(added) & await tables(empty)
 
 

@@ -16,6 +16,7 @@ from zndraw_joblib.server.db.tables import RoomEvent, RoomStream
 from zndraw_joblib.server.process.ports import events_key
 from zndraw_joblib.server.queue import rules_retention, rules_room_events, rules_tasks
 from zndraw_joblib.server.queue.rules_room_events import Part
+from zndraw_joblib.server.queue.sql_streams import Bounds
 from zndraw_joblib.server.realtime.streams import Reader, Streams
 from zndraw_joblib.wire.messages import JobResponse, TaskSubmitRequest
 from zndraw_joblib.wire.names import parse_job_name
@@ -289,7 +290,7 @@ async def test_the_log_is_bounded(replica: Replica, opened: list[Streams]) -> No
 async def test_old_events_and_rooms_without_readers_are_deleted(timed: Replica, clock: Any) -> None:
     """The sweeper deletes events after their time, and all of a room that was not watched for that time."""
     job = await timed.register()
-    bounds = rules_room_events.bounds(timed.runtime.settings)
+    bounds = Bounds.of(timed.runtime.settings)
     await timed.runtime.write(rules_room_events.watch, "lab", bounds)
     await timed.submit(job)
     clock.advance(600)

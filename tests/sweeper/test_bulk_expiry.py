@@ -92,7 +92,7 @@ async def test_a_cycle_without_work_uses_few_statements(queue: MountedQueue, eng
     await add_workers(queue, job, 300)
     with recorded_statements(engine) as with_many:
         assert (await queue.sweep()).scanned == 301
-    assert len(with_many) == len(with_one) < 60
+    assert len(with_many) == len(with_one) < 66
 
 
 async def test_abandoned_tasks_fail_with_few_statements(queue: MountedQueue, engine: AsyncEngine) -> None:
@@ -103,7 +103,7 @@ async def test_abandoned_tasks_fail_with_few_statements(queue: MountedQueue, eng
     with recorded_statements(engine) as statements:
         cycle = await queue.sweep()
     assert (cycle.counts.failed, cycle.errors) == (1100, 0)
-    assert len(statements) < 72
+    assert len(statements) < 78
     assert await count_tasks(queue, "failed") == 1100
 
 

@@ -40,6 +40,7 @@ from zndraw_joblib.wire.names import (
 )
 from zndraw_joblib.wire.problems import JobNotFound, ProblemException
 from zndraw_joblib.wire.unique import Debounce, Unique
+from zndraw_joblib.wire.webhooks import TaskWebhook
 
 # Proxies often refuse bodies of more than a megabyte.
 _CHUNK_BYTES = 1_000_000
@@ -92,6 +93,7 @@ class NewTask:
     tags: Sequence[str] | None = None
     parent: UUID | str | None = RUNNING
     group: UUID | None = None
+    webhook: TaskWebhook | Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, job: Any, payload: Mapping[str, Any] | None, options: TaskOptions) -> Self:

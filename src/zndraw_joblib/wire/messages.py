@@ -34,6 +34,7 @@ from zndraw_joblib.wire.progress import Failure, LogPart, Progress, StoredResult
 from zndraw_joblib.wire.schedules import ScheduleTimes
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.wire.unique import Debounce, Unique, check_debounce
+from zndraw_joblib.wire.webhooks import TaskWebhook
 
 MAX_WORKER_NAME = 128
 MAX_HOST = 255
@@ -288,6 +289,7 @@ class SubmitOptions(TypedDict, total=False):
     tags: Sequence[str] | None
     parent: UUID | str | None
     group: UUID | None
+    webhook: TaskWebhook | Mapping[str, Any] | None
 
 
 class TaskSubmitRequest(RequestBody):
@@ -301,7 +303,8 @@ class TaskSubmitRequest(RequestBody):
 
     `tags` are texts by which tasks are found, at most 10 of at most 64 characters; one that is repeated
     counts once. `parent` is the id of the task of the same room that submits this one. `group` is the id
-    of a group of the same room, which the task belongs to.
+    of a group of the same room, which the task belongs to. `webhook` gets the end of the task,
+    but not that of another task which holds the key.
     """
 
     # The unknown fields, for `_checked`.
@@ -318,6 +321,7 @@ class TaskSubmitRequest(RequestBody):
     tags: Tags | None = Field(default=None, exclude_if=is_none)
     parent: UUID | None = Field(default=None, exclude_if=is_none)
     group: UUID | None = Field(default=None, exclude_if=is_none)
+    webhook: TaskWebhook | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:

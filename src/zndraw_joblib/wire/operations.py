@@ -19,6 +19,7 @@ from zndraw_joblib.wire import operators as o
 from zndraw_joblib.wire import problems as p
 from zndraw_joblib.wire import providers as pr
 from zndraw_joblib.wire import schedules as sc
+from zndraw_joblib.wire import webhooks as w
 from zndraw_joblib.wire.policy import LimitValues
 from zndraw_joblib.wire.progress import StoredResult
 
@@ -55,6 +56,14 @@ class LimitPage(m.PaginatedResponse[o.LimitEntry]):
 
 class ScheduleEntries(m.CursorResponse[sc.ScheduleResponse]):
     """Schedules by room and name; `next` is the `cursor` of the request that reads on, null at the end."""
+
+
+class WebhookPage(m.PaginatedResponse[w.WebhookResponse]):
+    """One page of the webhooks of a room, by name; `total` counts the whole list."""
+
+
+class Deliveries(m.CursorResponse[w.Delivery]):
+    """Deliveries, newest first; `next` is the `cursor` of the request that reads on, null at the end."""
 
 
 class FoundTasks(m.CursorResponse[o.FoundTask]):
@@ -191,6 +200,7 @@ _ROOMS: Problems = (p.InvalidRoomId,)
 _WRITABLE_ROOMS: Problems = (p.InvalidRoomId, p.Locked)
 _JOB: Problems = (p.JobNotFound,)
 _SCHEDULE: Problems = (p.ScheduleNotFound,)
+_WEBHOOK: Problems = (p.WebhookNotFound,)
 _TASK: Problems = (p.TaskNotFound,)
 _GROUP: Problems = (p.GroupNotFound,)
 _WORKER: Problems = (p.WorkerNotFound,)
@@ -337,6 +347,26 @@ DELETE_SCHEDULE = Operation("delete_schedule", "DELETE", "/rooms/{room_id}/sched
 
 LIST_ALL_SCHEDULES = Operation("list_all_schedules", "GET", "/schedules",
     "schedules", Access.NAMED_ROOMS, Effect.READ, ScheduleEntries, problems=_ROOMS)
+
+# Webhooks.
+
+PUT_WEBHOOK = Operation("put_webhook", "PUT", "/rooms/{room_id}/webhooks/{webhook}",
+    "webhooks", Access.ROOM_WRITE, Effect.WRITE_ONCE, w.WebhookResponse, body=w.WebhookRequest,
+    status=201, problems=(p.Conflict, p.TooManyRequests))
+LIST_WEBHOOKS = Operation("list_webhooks", "GET", "/rooms/{room_id}/webhooks",
+    "webhooks", Access.ROOM_WRITE, Effect.READ, WebhookPage)
+GET_WEBHOOK = Operation("get_webhook", "GET", "/rooms/{room_id}/webhooks/{webhook}",
+    "webhooks", Access.ROOM_WRITE, Effect.READ, w.WebhookResponse, problems=_WEBHOOK)
+TEST_WEBHOOK = Operation("test_webhook", "POST", "/rooms/{room_id}/webhooks/{webhook}/test",
+    "webhooks", Access.ROOM_WRITE, Effect.WRITE_ONCE, w.Delivery, status=202,
+    problems=(*_WEBHOOK, p.Conflict))
+DELETE_WEBHOOK = Operation("delete_webhook", "DELETE", "/rooms/{room_id}/webhooks/{webhook}",
+    "webhooks", Access.ROOM_WRITE, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=_WEBHOOK)
+LIST_DELIVERIES = Operation("list_deliveries", "GET", "/rooms/{room_id}/deliveries",
+    "webhooks", Access.ROOM_WRITE, Effect.READ, Deliveries)
+REPEAT_DELIVERY = Operation("repeat_delivery", "POST", "/rooms/{room_id}/deliveries/{delivery}/repeat",
+    "webhooks", Access.ROOM_WRITE, Effect.WRITE_ONCE, w.Delivery, status=202,
+    problems=(p.DeliveryNotFound, p.Conflict))
 
 # Limits.
 

@@ -165,6 +165,14 @@ class GroupNotFound(NotFound):
     """There is no group with this id, or it is of another room than the task."""
 
 
+class WebhookNotFound(NotFound):
+    """The room has no webhook of this name."""
+
+
+class DeliveryNotFound(NotFound):
+    """The room has no delivery of this number: deliveries are kept for 30 days."""
+
+
 class LimitNotFound(NotFound):
     """There is no limit of this name: an operator defines limits that jobs share."""
 
@@ -440,6 +448,8 @@ REMEDIES: dict[type[ProblemException], str] = {
     GroupNotFound: "Check the id, and submit the task in the room of the group. A group goes with its tasks.",
     GroupSealed: "Create another group for more tasks.",
     ScheduleNotFound: "List the schedules of the room; names are case-sensitive.",
+    WebhookNotFound: "List the webhooks of the room; names are case-sensitive.",
+    DeliveryNotFound: "List the deliveries of the room: `GET /rooms/{room_id}/deliveries`.",
     WorkerNotFound: "Register the worker and its jobs again. The SDK does so by itself.",
     ProviderNotFound: "Check the full name and the room, and that the provider's worker runs.",
     TaskNotFound: "Check the id. The server deletes ended tasks after `keep_finished_days`, if it is set.",

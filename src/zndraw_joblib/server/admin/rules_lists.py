@@ -3,17 +3,19 @@
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.server.admin import sql_figures
 from zndraw_joblib.server.admin.sql_figures import HeldCounts, WorkerJob, WorkerListing
-from zndraw_joblib.server.admin.sql_lists import LISTS, CursorList, read
+from zndraw_joblib.server.admin.sql_lists import LISTS, CursorList, decode_cursor, encode_cursor, read
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import Identity, Page
-from zndraw_joblib.server.queue import rules_answers
+from zndraw_joblib.server.process.ports import CursorPage, Identity, Page
+from zndraw_joblib.server.queue import rules_answers, rules_webhooks, sql_webhooks
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.messages import PaginatedResponse, WorkerInfo
 from zndraw_joblib.wire.names import RESERVED
+from zndraw_joblib.wire.operations import Deliveries
 from zndraw_joblib.wire.operators import FoundTask, PrefixMatches, WorkerDetail, WorkerState, WorkerSummary
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, WorkerNotFound
 
@@ -128,3 +130,32 @@ async def find_ids(
         tasks=await sql_figures.tasks_with(tx, *span, rooms, _MAX_MATCHES),
         workers=await sql_figures.workers_with(tx, *span, owners, _MAX_MATCHES),
     )
+
+
+# The deliveries of a room.
+
+_FIRST_SEQ = 2**63 - 1
+_DELIVERIES = "deliveries"
+
+
+class DeliveryFilter(NamedTuple):
+    """Which deliveries of a room a list has."""
+
+    webhook: str | None = None
+    task: UUID | None = None
+    state: Literal["waiting", "delivered", "failed"] | None = None
+
+
+async def deliveries(tx: Transaction, room_id: str, wanted: DeliveryFilter, page: CursorPage) -> Deliveries:
+    """Return a part of the deliveries of a room, newest first. Raises `InvalidRequest` for a wrong cursor."""
+    before = _FIRST_SEQ
+    if page.cursor is not None:
+        [before] = decode_cursor(_DELIVERIES, page.cursor, [int])
+    values = {"webhook": wanted.webhook, "task_id": wanted.task}
+    filters = {name: value for name, value in values.items() if value is not None}
+    rows = await sql_webhooks.deliveries(tx, room_id, before, page.limit + 1, filters, wanted.state)
+    following = None
+    if len(rows) > page.limit:
+        rows = rows[: page.limit]
+        following = encode_cursor(_DELIVERIES, rows[-1].seq)
+    return Deliveries(items=[rules_webhooks.delivery_response(row) for row in rows], next=following)

@@ -16,13 +16,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, fields_here
-from zndraw_joblib.server.db import room_events
+from zndraw_joblib.server.db import outbox, room_events
 from zndraw_joblib.server.db.compiled import Rows
 from zndraw_joblib.server.db.errors import DATABASE_ERRORS, RepeatTransaction, is_retriable, raise_unavailable
 from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.db.room_events import EventRow, NewEvent
 from zndraw_joblib.server.process.batcher import RowLocked, locked_problem
-from zndraw_joblib.server.process.ports import OpenConnection, Reaches, Wake, reaches_all
+from zndraw_joblib.server.process.ports import WEBHOOKS_KEY, OpenConnection, Reaches, Wake, reaches_all
 from zndraw_joblib.wire.events import Emission, TaskProgress, TaskStatusEvent, audience
 from zndraw_joblib.wire.history import EventKind
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
@@ -87,6 +87,7 @@ class Transaction:
         self._logged: list[Callable[[], list[NewEvent]]] = []
         self._is_watched: bool | None = None
         self._must_ask = False
+        self._last_writes: list[Callable[[], Awaitable[None]]] = []
         # Of each kind of plain requests, for how many transactions more events are expected.
         self.expected_events: Mapping[str, int] = {}
         self.plain_kind: str | None = None
@@ -191,23 +192,37 @@ class Transaction:
         """Record that there is an event of a room that no statement has checked for readers."""
         self._must_ask = True
 
+    def before_commit(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Record what to write after all else, such as deliveries: their targets are locked last."""
+        self._last_writes.append(write)
+
     @property
     def may_have_events(self) -> bool:
-        """Whether there are events of rooms that may be watched."""
-        return bool(self._logged) and (self._must_ask or self._is_watched is not False)
+        """Whether there are events of rooms that may be watched, or other last writes."""
+        is_logged = bool(self._logged) and (self._must_ask or self._is_watched is not False)
+        return is_logged or bool(self._last_writes)
 
     async def append_events(self) -> None:
         """Write the events of watched rooms in their order, as the last statements before the commit."""
+        await self._append_logged()
+        for write in self._last_writes:
+            await write()
+
+    async def _append_logged(self) -> None:
         if not self._logged:
             return
         must_ask = self._must_ask or self._is_watched is None
         if not self._is_watched and not (must_ask and await room_events.is_any_watched(self.execute)):
             return
         new = [event for make in self._logged for event in make()]
-        if new:
-            self.appended = await room_events.append(
-                self.execute, new, await self.now(), is_sqlite=self.is_sqlite
-            )
+        if not new:
+            return
+        now = await self.now()
+        self.appended, hooked = await room_events.append(self.execute, new, now, is_sqlite=self.is_sqlite)
+        if hooked:
+            of_webhooks = {room_id: self.appended[room_id] for room_id in hooked}
+            if await outbox.add_room_events(self.execute, of_webhooks, now, is_sqlite=self.is_sqlite):
+                self.wake(WEBHOOKS_KEY)
 
     @property
     def emissions(self) -> list[Emission]:

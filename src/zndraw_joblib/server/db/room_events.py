@@ -7,7 +7,7 @@ is used while there are events. A client that begins to watch a room
 waits for the transactions that have read this table before (`streams.transactions_under_way`).
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -36,6 +36,13 @@ class NewEvent(NamedTuple):
     data: str
 
 
+class Appended(NamedTuple):
+    """The stored events of watched rooms, and which rooms have webhooks."""
+
+    rows: dict[str, list["EventRow"]]
+    hooked: list[str]
+
+
 class EventRow(NamedTuple):
     """A stored event; `data` is JSON."""
 
@@ -51,7 +58,7 @@ def is_watched(room: str) -> str:
     return f"EXISTS (SELECT 1 FROM joblib_room_stream WHERE joblib_room_stream.room_id = {room})"
 
 
-_LIMITS = ("room_id", "first_n", "last_n", "size", "max_events", "max_bytes")
+_LIMITS = ("room_id", "first_n", "last_n", "size", "max_events", "max_bytes", "webhook_events")
 _FIRST = select(streams.c.room_id).limit(1)
 _LOCK = (
     select(streams)
@@ -112,10 +119,8 @@ async def is_any_watched(execute: Execute) -> bool:
     return (await execute(_FIRST)).first() is not None
 
 
-async def append(
-    execute: Execute, new: Sequence[NewEvent], at: datetime, *, is_sqlite: bool
-) -> dict[str, list[EventRow]]:
-    """Number and store the events of watched rooms among these. Return them by room.
+async def append(execute: Execute, new: Sequence[NewEvent], at: datetime, *, is_sqlite: bool) -> Appended:
+    """Number and store the events of watched rooms among these.
 
     The rooms stay locked until the commit, in the order of their ids.
     """
@@ -124,7 +129,7 @@ async def append(
     rooms = sorted({event.room_id for event in new})
     watched = {row.room_id: row for row in await execute(_LOCK, {"rooms": padded(rooms)})}
     if not watched:
-        return {}
+        return Appended({}, [])
     appended: dict[str, list[EventRow]] = {room_id: [] for room_id in watched}
     last = {room_id: row.last_n for room_id, row in watched.items()}
     size = {room_id: row.size for room_id, row in watched.items()}
@@ -151,12 +156,10 @@ async def append(
     await execute(_ADD, rows)
     for room_id, row in watched.items():
         await _trim_if_full(execute, row, last[room_id], size[room_id])
-    return appended
+    return Appended(appended, _hooked(watched.values()))
 
 
-async def _append_on_postgresql(
-    execute: Execute, new: Sequence[NewEvent], at: datetime
-) -> dict[str, list[EventRow]]:
+async def _append_on_postgresql(execute: Execute, new: Sequence[NewEvent], at: datetime) -> Appended:
     columns = zip(NewEvent._fields, zip(*new, strict=True), strict=True)
     params = {f"all_{name}": list(values) for name, values in columns}
     rows = (await execute(_APPEND, {**params, "at": at})).all()
@@ -172,7 +175,11 @@ async def _append_on_postgresql(
             EventRow(n, event.task_id, at, event.kind, event.data) for n, event in enumerate(added, first)
         ]
         await _trim_if_full(execute, row, row.last_n, row.size)
-    return appended
+    return Appended(appended, _hooked(rows))
+
+
+def _hooked(rows: Iterable[Any]) -> list[str]:
+    return [row.room_id for row in rows if row.webhook_events is not None]
 
 
 async def _trim_if_full(execute: Execute, row: Any, last: int, size: int) -> None:

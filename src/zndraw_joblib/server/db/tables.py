@@ -439,6 +439,8 @@ class RoomStream(Base, table=True):
     watched_until: datetime = moment()
     # The room counts for the share of this user.
     watched_by: str | None = _optional_text()
+    # The events that the room's webhooks want, separated by spaces; null without a webhook.
+    webhook_events: str | None = _optional_text()
 
 
 class RoomEvent(Base, table=True):
@@ -813,6 +815,85 @@ class Schedule(Base, table=True):
     last_task_id: UUID | None = _column(Uuid, optional=True)
     error: str | None = _optional_text()
     error_at: datetime | None = moment(nullable=True)
+
+
+class Webhook(Base, table=True):
+    """A target of events: a webhook of a room, or without a `name` that of tasks, by a digest in `target`.
+
+    `events` are their names, separated by spaces. `previous_secret` signs too until `previous_until`. At
+    `due_at` a server delivers the first waiting row of its outbox, or looks again whether one has stopped
+    (`lease`); null while no row waits. A transaction that adds rows holds the row with FOR KEY SHARE, one
+    that sets `due_at` to null with FOR UPDATE.
+    """
+
+    __tablename__ = "joblib_webhook"
+    __table_args__ = (
+        UniqueConstraint("room_id", "name"),
+        _partial("ix_joblib_webhook_due", "due_at IS NOT NULL", "due_at"),
+        _partial("ix_joblib_webhook_unnamed", "name IS NULL", "used_at"),
+        Index(None, "owner_id"),
+    )
+
+    n: int | None = _sequence()
+    webhook_id: UUID = _column(Uuid, unique=True)
+    room_id: str = Field(max_length=128)
+    name: str | None = Field(default=None, max_length=128)
+    owner_id: str
+    url: str = _column(Text)
+    events: str = _column(Text)
+    secret: str | None = _optional_text()
+    previous_secret: str | None = _optional_text()
+    previous_until: datetime | None = moment(nullable=True)
+    created_at: datetime = moment()
+    updated_at: datetime = moment()
+    used_at: datetime = moment()
+    disabled_at: datetime | None = moment(nullable=True)
+    disabled_reason: str | None = _optional_text()
+    failures: int = _zero()
+    last_error: str | None = _optional_text()
+    due_at: datetime | None = moment(nullable=True)
+    lease: UUID | None = _column(Uuid, optional=True)
+
+
+class TaskWebhook(Base, table=True):
+    """The target that a task's submit named."""
+
+    __tablename__ = "joblib_task_webhook"
+
+    task_seq: int = _column(BigInteger, key=True)
+    webhook_n: int = _column(BigInteger, index=True)
+
+
+class OutboxRow(Base, table=True):
+    """An event for a webhook, written in the transaction of the event. It waits while `ended_at` is null.
+
+    Rows of a webhook are delivered in the order of `seq`. `message` is the same in repeats. `status_code`
+    and `error` are those of the last attempt.
+    """
+
+    __tablename__ = "joblib_outbox"
+    __table_args__ = (
+        _partial("ix_joblib_outbox_waiting", "ended_at IS NULL", "webhook_n", "seq"),
+        Index("ix_joblib_outbox_room", "room_id", "seq"),
+        _partial("ix_joblib_outbox_task", "task_id IS NOT NULL", "task_id", "seq"),
+        Index(None, "created_at"),
+    )
+
+    seq: int | None = _sequence()
+    webhook_n: int = _column(BigInteger)
+    room_id: str = Field(max_length=128)
+    webhook: str | None = Field(default=None, max_length=128)
+    message: UUID = _column(Uuid)
+    event: str = Field(max_length=64)
+    task_id: UUID | None = _column(Uuid, optional=True)
+    body: str = _column(Text)
+    created_at: datetime = moment()
+    attempts: int = _zero()
+    attempted_at: datetime | None = moment(nullable=True)
+    ended_at: datetime | None = moment(nullable=True)
+    delivered: bool = _no()
+    status_code: int | None = None
+    error: str | None = _optional_text()
 
 
 class Pause(Base, table=True):

@@ -19,6 +19,7 @@ from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.background.loops import Health, Metrics, Rollups, Scheduler, ServerReports
 from zndraw_joblib.server.background.schedules import Schedules
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.background.webhooks import Webhooks
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Clock, Database
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
@@ -229,6 +230,7 @@ class JobLib(HostApi):
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
         self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end or {})
         self.schedules = Schedules(runtime, self.dispatcher.configure)
+        self.webhooks = Webhooks(runtime)
         self._internal_jobs, self._given_results = internal_jobs, result_backend
 
     def _connect_internal(self, worker_token: WorkerToken | None) -> None:
@@ -340,6 +342,7 @@ class JobLib(HostApi):
             start("dispatcher", self.dispatcher.run()),
             start("statistics", self.rollups.run()),
             start("on_end", self.end_hooks.run()),
+            start("webhooks", self.webhooks.run()),
         ]
         if self.rooms is not None:
             running += [start(name, run()) for name, run in self.rooms.loops.items()]

@@ -6,7 +6,17 @@ from typing import cast
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 
-from zndraw_joblib.server.http import admin, events, groups, jobs, metrics, results, schedules, tasks
+from zndraw_joblib.server.http import (
+    admin,
+    events,
+    groups,
+    jobs,
+    metrics,
+    results,
+    schedules,
+    tasks,
+    webhooks,
+)
 from zndraw_joblib.server.http.access import QueueState
 from zndraw_joblib.server.http.openapi import complete_document, route_options
 from zndraw_joblib.server.http.pages import add_type_files
@@ -21,7 +31,7 @@ def _endpoints(*modules: ModuleType) -> list[Endpoint]:
     return [by_row[row] for row in OPERATIONS]
 
 
-endpoints = _endpoints(admin, events, groups, jobs, metrics, results, schedules, tasks)
+endpoints = _endpoints(admin, events, groups, jobs, metrics, results, schedules, tasks, webhooks)
 # Without a queue: its operations explain how to mount one.
 router = APIRouter(prefix=PREFIX)
 for _endpoint in endpoints:

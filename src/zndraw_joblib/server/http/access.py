@@ -34,7 +34,7 @@ from zndraw_joblib.server.results.provider_requests import ProviderRequests, Upl
 from zndraw_joblib.server.results.results import TaskResults
 from zndraw_joblib.server.runtime.problem_responses import as_problem
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.names import GLOBAL, RESERVED_IDS, validate_room_id
+from zndraw_joblib.wire.names import GLOBAL, RESERVED, RESERVED_IDS, validate_room_id
 from zndraw_joblib.wire.problems import Forbidden, InternalServerError, ProblemException, Unauthorized
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -70,6 +70,12 @@ async def _guarded(request: Request | None, dependency: Guard, room_id: str) -> 
         return validate_room_id(room_id)
     guards: RoomGuards = queue.guards
     return await guards.resolve(request, dependency, room_id)
+
+
+def check_room_writer(caller: Identity, room_id: str, what: str) -> None:
+    """Raise `Forbidden` for a caller who is no superuser, in a reserved room."""
+    if room_id in RESERVED and not caller.is_superuser:
+        raise Forbidden(f"Not authorized: only superusers may change {what} of {room_id}")
 
 
 class RoomGuards:

@@ -54,6 +54,7 @@ TAGS = {
     "workers": "Workers and their heartbeats.",
     "groups": "Tasks that are counted and followed together, and what follows their end.",
     "schedules": "Rules by which the server submits tasks of a job at due times.",
+    "webhooks": "URLs that get the events of a room, and the deliveries to them.",
     "providers": "Remote data sources, requests to them, and their results.",
     "overview": "The state of the queue, statistics and metrics.",
     "admin": "For operators: the sweeper, the settings, the audit trail.",

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 from pydantic_core import to_json
 
-from zndraw_joblib.server.http.access import QueueState
+from zndraw_joblib.server.http.access import QueueState, check_room_writer
 from zndraw_joblib.server.http.routing import Paging, json_response, serves
 from zndraw_joblib.server.http.tasks import TASK_PATH, Traceparent, check_duplicate, submit_span
 from zndraw_joblib.server.process.ports import Identity, RequestKey
@@ -23,17 +23,11 @@ from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.bodies import Name
 from zndraw_joblib.wire.messages import TaskResponse
-from zndraw_joblib.wire.names import RESERVED, parse_job_name
-from zndraw_joblib.wire.problems import Forbidden
+from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.schedules import MAX_NEXT, ScheduleRequest, ScheduleResponse, ScheduleUpdate
 
 _SCHEDULE: Answers[ScheduleResponse] = answers_of(ScheduleResponse)
 _PUT: Answers[tuple[ScheduleResponse, bool]] = answers_of(tuple[ScheduleResponse, bool])
-
-
-def _check_writer(caller: Identity, room_id: str) -> None:
-    if room_id in RESERVED and not caller.is_superuser:
-        raise Forbidden(f"Not authorized: only superusers may change schedules of {room_id}")
 
 
 @serves(
@@ -52,7 +46,7 @@ async def put_schedule(
 
     With the same times it keeps its next due time. Only superusers may do so in reserved rooms.
     """
-    _check_writer(caller, room_id)
+    check_room_writer(caller, room_id, "schedules")
     job, cross_room = parse_job_name(body.job), runtime.settings.cross_room_jobs
     known = await runtime.database.read(rules_jobs.get, room_id, job, cross_room=cross_room)
     schema = to_json(known.schema_).decode()
@@ -117,7 +111,7 @@ async def update_schedule(
 
     Only superusers may do so in reserved rooms.
     """
-    _check_writer(caller, room_id)
+    check_room_writer(caller, room_id, "schedules")
     action = "schedule.pause" if body.paused else "schedule.resume"
     work = rules_audit.of_operator(rules_schedules.pause, caller, action, schedule, room_id)
     answer = await runtime.write(once(key, _SCHEDULE, work), room_id, schedule, paused=body.paused)
@@ -157,7 +151,7 @@ async def delete_schedule(
     runtime: Runtime, caller: Identity, room_id: str, schedule: Name, key: RequestKey | None
 ) -> Response:
     """Delete a schedule. Its tasks stay. Only superusers may do so in reserved rooms."""
-    _check_writer(caller, room_id)
+    check_room_writer(caller, room_id, "schedules")
     work = rules_audit.of_operator(rules_schedules.delete, caller, "schedule.delete", schedule, room_id)
     await runtime.write(once(key, NOTHING, work), room_id, schedule)
     return Response(status_code=204)

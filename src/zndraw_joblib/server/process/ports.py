@@ -182,6 +182,7 @@ worker_key = "worker:{}".format  # all waiting claims of a worker
 request_wait_key = "request:{}:{}".format  # of the result of a request: the provider's name and the hash
 provider_key = "provider:{}".format  # of all results of a provider, in case it is removed or replaced
 SCHEDULES_KEY = "schedules:"  # wakes the loop that submits what is due
+WEBHOOKS_KEY = "webhooks:"  # wakes the loop that delivers events to webhooks
 PAUSES_KEY = "pauses:"  # wakes the loop that ends pauses
 requests_key = "requests:{}".format  # a worker's waiting claims of provider requests
 identity_key = "identity:{}".format  # of the end of a user's sockets

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Collection
 from functools import cache
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -43,7 +44,25 @@ def _split(value: object) -> object:
     return [part.strip(" \"'") for part in value.strip("[] ").split(",") if part.strip(" \"'")]
 
 
+def _check_ports(values: list[str]) -> list[str]:
+    for value in values:
+        first, _, last = value.partition("-")
+        if not (
+            first.isdecimal()
+            and (last or first).isdecimal()
+            and 1 <= int(first) <= int(last or first) < 65536
+        ):
+            raise ValueError(f"{value!r} is no port, like 443, and no range of ports, like 8000-8999")
+    return values
+
+
+def _check_networks(values: list[str]) -> list[str]:
+    return [str(ip_network(value, strict=False)) for value in values]
+
+
 WordList = Annotated[list[str], BeforeValidator(_split)]
+PortList = Annotated[list[str], BeforeValidator(_split), AfterValidator(_check_ports)]
+NetworkList = Annotated[list[str], BeforeValidator(_split), AfterValidator(_check_networks)]
 Transports = Annotated[list[Literal["polling", "websocket"]], BeforeValidator(_split)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
 
@@ -156,6 +175,14 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     database_idle_transaction_timeout_seconds: Seconds = 10
     on_end_timeout_seconds: Seconds = 60
     on_end_max_attempts: Annotated[int, Field(ge=1, le=1000)] = 20
+    webhook_timeout_seconds: Annotated[float, Field(gt=0, le=120)] = 15
+    webhook_concurrency: Annotated[int, Field(ge=1, le=1000)] = 20
+    webhook_http: bool = False
+    webhook_ports: PortList = Field(default_factory=lambda: ["80", "443", "8080", "8443"], min_length=1)
+    webhook_networks: NetworkList = Field(default_factory=list)
+    max_webhooks: Annotated[int, Field(ge=1)] = 100_000
+    max_webhooks_per_room: Annotated[int, Field(ge=1)] = 100
+    max_waiting_deliveries: Annotated[int, Field(ge=1)] = 100_000
     build: Annotated[str, Field(max_length=64)] | None = None
     metrics_token: SecretStr | None = Field(default=None, min_length=16)
     trusted_origins: WordList = Field(default_factory=list)

@@ -7,6 +7,7 @@ transaction knows that it has the last one is in `sql_groups`.
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -14,7 +15,14 @@ from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, group_key
-from zndraw_joblib.server.queue import rules_payloads, rules_tasks, rules_transitions, sql_groups, sql_jobs
+from zndraw_joblib.server.queue import (
+    rules_payloads,
+    rules_tasks,
+    rules_transitions,
+    rules_webhooks,
+    sql_groups,
+    sql_jobs,
+)
 from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_groups import GroupChange, GroupRecord
 from zndraw_joblib.wire.groups import (
@@ -212,6 +220,14 @@ async def _end(tx: Transaction, group: GroupRecord) -> None:
         group = await _submit_on_end(tx, group, GroupOnEnd.model_validate_json(group.on_end), sums[group.id])
     await sql_groups.end(tx, group)
     tx.wake(group_key(group.id))
+    rules_webhooks.group_ended(tx, group.room_id, partial(_facts, tx, group))
+
+
+async def _facts(tx: Transaction, group: GroupRecord) -> dict[str, Any]:
+    """Return what webhooks say about a group that has ended."""
+    sums, counts = await sql_groups.counts(tx, [group.id])
+    ended = response(group, sums[group.id], counts[group.id])
+    return ended.model_dump(mode="json", exclude={"on_end", "failures", "expires_at", "progress"})
 
 
 async def _submit_on_end(

@@ -21,6 +21,7 @@ from zndraw_joblib.server.queue import (
     sql_room_queues,
     sql_streams,
     sql_transitions,
+    sql_webhooks,
 )
 
 BATCH = 1000
@@ -146,6 +147,7 @@ JOBS = Retention("job", "deleted_at", timedelta(days=1), _jobs, sql_jobs.FIRST, 
 # These are soft-deleted, and `JOBS` deletes their rows later.
 UNSERVED_JOBS = Retention("job", "unserved_since", "keep_unserved_jobs_days", _unserved_jobs, of_tasks=True)
 AUDIT = Retention("audit", "at", "audit_days", _oldest(sql_audit.prune_audit))
+DELIVERIES = Retention("outbox", "created_at", timedelta(days=30), _oldest(sql_webhooks.prune_deliveries))
 EVENTS = Retention("room_event", "at", "event_retention_seconds", _events, "")
 # Not here: the content of task results and the rows of rooms without queued tasks, which need several
 # transactions, and idempotency keys beyond their limit.
@@ -161,6 +163,8 @@ RETENTIONS = (
     JOBS,
     EVENTS,
     AUDIT,
+    DELIVERIES,
+    Retention("webhook", "used_at", timedelta(days=1), _oldest(sql_webhooks.prune_targets)),
     Retention("limit_bucket", "next_at", timedelta(hours=1), _oldest(sql_limits.prune_buckets)),
     Retention("limit_queue", None, timedelta(0), _limit_queues, sql_limits.FIRST_QUEUE, of_tasks=True),
     Retention("limit_wait", "ready_at", timedelta(hours=1), _limit_waits, sql_limits.FIRST_WAIT),

@@ -10,7 +10,6 @@ from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import EventRow
-from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import rules_tasks, sql_counts, sql_streams
 from zndraw_joblib.server.queue.rules_answers import status_event
 from zndraw_joblib.server.queue.sql_streams import Bounds, Range, TooManyRooms, Watched
@@ -46,14 +45,6 @@ class Part(NamedTuple):
     ended: bool = False
     snapshot: TaskResponse | RoomSnapshot | None = None
     resync: Resync | None = None
-
-
-def bounds(settings: JobLibSettings) -> Bounds:
-    """Return the bounds of a room's events that the settings set."""
-    keep = timedelta(seconds=settings.event_retention_seconds)
-    rooms = settings.max_watched_rooms
-    share = settings.share_of(rooms)
-    return Bounds(keep, settings.max_room_events, settings.max_room_event_bytes, rooms, share)
 
 
 async def watch(tx: Transaction, room_id: str, wanted: Bounds, user: str | None = None) -> Watched:

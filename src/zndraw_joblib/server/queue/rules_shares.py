@@ -12,13 +12,19 @@ from zndraw_joblib.server.process.shared_limit import StoredLimit
 from zndraw_joblib.server.queue import sql_idempotency, sql_shares
 
 Setting = Literal[
-    "max_workers", "max_jobs", "max_providers", "max_pending_tasks", "max_schedules", "max_groups"
+    "max_workers",
+    "max_jobs",
+    "max_providers",
+    "max_pending_tasks",
+    "max_schedules",
+    "max_groups",
+    "max_webhooks",
 ]
 Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class StoredLimits:
-    """The limits of workers, active jobs, providers, schedules, groups that have not ended, pending tasks.
+    """The limits of workers, active jobs, providers, schedules, webhooks, open groups, pending tasks.
 
     A job counts for each user with a worker of it. `start` starts work in the background.
     """
@@ -37,6 +43,7 @@ class StoredLimits:
         self.providers = limit("providers", "max_providers", sql_shares.providers)
         self.schedules = limit("schedules", "max_schedules", sql_shares.schedules)
         self.groups = limit("groups", "max_groups", sql_shares.groups)
+        self.webhooks = limit("webhooks", "max_webhooks", sql_shares.webhooks)
         self.pending_tasks = limit("pending tasks", "max_pending_tasks", sql_shares.pending_tasks)
 
     async def take(self, limit: StoredLimit, user: str, keys: Sequence[RequestKey | None]) -> None:

@@ -30,6 +30,7 @@ from zndraw_joblib.server.queue import (
     rules_payloads,
     rules_transitions,
     rules_unique,
+    rules_webhooks,
     sql_counts,
     sql_details,
     sql_groups,
@@ -109,7 +110,8 @@ class Submission:
     submit. `on_end`: the name of the host's function to call after the task's end. `payload_key`: the unique
     key that the payload has, if the submit needs it and it was computed already, or why it has none.
     `schedule` and `due_at`: the schedule that submits it, and when it was due. `is_unlimited`: the bounds of
-    pending tasks of its job do not apply.
+    pending tasks of its job do not apply. `refusal`: why it cannot be submitted, if the server knows
+    that already.
     """
 
     caller: Identity
@@ -134,6 +136,7 @@ class Submission:
     schedule: str | None = None
     due_at: datetime | None = None
     is_unlimited: bool = False
+    refusal: ProblemException | None = None
 
     @property
     def needs(self) -> str:
@@ -380,6 +383,12 @@ async def _attach_hooks(
         if item.on_end is not None and isinstance(outcome, TaskRecord)
     }
     await sql_details.attach(tx, names, now)
+    webhooks = {
+        outcome.id: (item.caller, item.room_id, item.options.webhook)
+        for item, outcome in zip(items, outcomes, strict=True)
+        if item.options.webhook is not None and isinstance(outcome, TaskRecord)
+    }
+    await rules_webhooks.attach(tx, webhooks)
 
 
 async def submit_all(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse]:
@@ -443,8 +452,8 @@ def _check(
                 f"No worker serves job {str(item.job)!r}, and it accepts no task without one "
                 "(without_workers of its policy or of the settings); start a worker, or submit it later"
             )
-        if isinstance(item.payload_key, ProblemException):
-            raise item.payload_key
+        if isinstance(fault := item.refusal or item.payload_key, ProblemException):
+            raise fault
         if item.options.parent is not None:
             _check_parent(item.room_id, item.options.parent, parents.get(item.options.parent))
     except ProblemException as problem:
@@ -536,6 +545,7 @@ def _task(item: Submission, job: JobRecord, now: datetime, parent: Parent | None
         parent=None if parent is None else parent.id,
         root=None if parent is None else parent.root or parent.id,
         policy=policy,
+        linked=True if options.webhook is not None else None,
     )
     # A task that may not start at once waits in its queue, where the dispatcher finds it.
     has_limit = policy.max_in_flight is not None or bool(policy.limits)

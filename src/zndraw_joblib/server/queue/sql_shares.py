@@ -33,6 +33,9 @@ providers = _counter(
 schedules = _counter(
     "SELECT count(*) FROM joblib_schedule", "SELECT owner_id, count(*) FROM joblib_schedule GROUP BY owner_id"
 )
+webhooks = _counter(
+    "SELECT count(*) FROM joblib_webhook", "SELECT owner_id, count(*) FROM joblib_webhook GROUP BY owner_id"
+)
 _OPEN_GROUPS = "FROM joblib_group WHERE ended_at IS NULL"
 groups = _counter(
     f"SELECT count(*) {_OPEN_GROUPS}", f"SELECT created_by, count(*) {_OPEN_GROUPS} GROUP BY created_by"

@@ -1,7 +1,7 @@
 """Watch rooms, and read and delete the events of watched rooms. `room_events` writes them."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from sqlalchemy import Interval
@@ -11,6 +11,7 @@ from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.room_events import EventRow
 from zndraw_joblib.server.db.statements import BIG_INTEGER, BOOLEAN, TEXT, one_row, statement
+from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue.sql_task_rows import ROW_NAMES, TaskRow, row_columns, row_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,6 +31,14 @@ class Bounds(NamedTuple):
     max_bytes: int
     max_rooms: int
     max_share: int
+
+    @classmethod
+    def of(cls, settings: JobLibSettings) -> Self:
+        """Return the bounds that the settings set."""
+        keep = timedelta(seconds=settings.event_retention_seconds)
+        rooms = settings.max_watched_rooms
+        share = settings.share_of(rooms)
+        return cls(keep, settings.max_room_events, settings.max_room_event_bytes, rooms, share)
 
 
 class TooManyRooms(Exception):
@@ -59,7 +68,8 @@ _NUMBERS = ("first_n", "last_n")
 _KEEP = statement(
     """
 UPDATE joblib_room_stream SET
-    watched_until = :watched_until, max_events = :max_events, max_bytes = :max_bytes,
+    watched_until = CASE WHEN webhook_events IS NULL THEN :watched_until ELSE watched_until END,
+    max_events = :max_events, max_bytes = :max_bytes,
     watched_by = coalesce(:watched_by, watched_by)
 WHERE room_id = :room_id
 RETURNING first_n, last_n
@@ -74,7 +84,9 @@ _ADD = statement(
     f"""
 INSERT INTO joblib_room_stream {one_row(_COLUMNS)}
 ON CONFLICT (room_id) DO UPDATE SET
-    watched_until = excluded.watched_until, max_events = excluded.max_events, max_bytes = excluded.max_bytes,
+    watched_until = CASE WHEN joblib_room_stream.webhook_events IS NULL THEN excluded.watched_until
+        ELSE joblib_room_stream.watched_until END,
+    max_events = excluded.max_events, max_bytes = excluded.max_bytes,
     watched_by = coalesce(excluded.watched_by, joblib_room_stream.watched_by)
 RETURNING first_n, last_n
 """,
@@ -82,10 +94,11 @@ RETURNING first_n, last_n
 )
 _COUNT, _COUNT_OF_USER = (
     statement(
-        f"SELECT count(*) FROM (SELECT room_id FROM joblib_room_stream {where} LIMIT :limit) AS watched",
+        "SELECT count(*) FROM (SELECT room_id FROM joblib_room_stream "
+        f"WHERE webhook_events IS NULL{condition} LIMIT :limit) AS watched",
         "number",
     )
-    for where in ("", "WHERE watched_by = :watched_by")
+    for condition in ("", " AND watched_by = :watched_by")
 )
 _HAS_TASKS = statement(
     "SELECT EXISTS (SELECT 1 FROM joblib_task WHERE room_id = :room_id)", "has_tasks", has_tasks=BOOLEAN
@@ -199,6 +212,40 @@ async def _check_bounds(tx: Transaction, bounds: Bounds, user: str | None) -> No
     params = {"limit": bounds.max_share, "watched_by": user}
     if user is not None and (await tx.execute(_COUNT_OF_USER, params)).scalar_one() >= bounds.max_share:
         raise TooManyRooms(is_share=True)
+
+
+# A room with webhooks is watched until it has none. Servers of an earlier schema know no other sign.
+_HOOKED_UNTIL = datetime(9999, 1, 1, tzinfo=UTC)
+_SET_HOOKS = statement(
+    """
+UPDATE joblib_room_stream SET webhook_events = :webhook_events,
+    watched_until = CASE WHEN :webhook_events IS NULL THEN :watched_until ELSE :hooked_until END
+WHERE room_id = :room_id
+""",
+    hooked_until=UtcDateTime(),
+)
+_LOCK_ROOM = statement(
+    f"""
+INSERT INTO joblib_room_stream {one_row(_COLUMNS)}
+ON CONFLICT (room_id) DO UPDATE SET room_id = excluded.room_id
+"""
+)
+
+
+async def lock_for_webhooks(tx: Transaction, room_id: str, settings: JobLibSettings) -> None:
+    """Lock the row of a room, before its webhooks; make it if the room is not watched."""
+    now, bounds = await tx.now(), Bounds.of(settings)
+    first = (now - _EPOCH) // timedelta(microseconds=1)
+    row = {"room_id": room_id, "watched_until": now, "watched_by": None, "first_n": first, "last_n": first}
+    await tx.execute(
+        _LOCK_ROOM, {**row, "size": 0, "max_events": bounds.max_events, "max_bytes": bounds.max_bytes}
+    )
+
+
+async def set_webhook_events(tx: Transaction, room_id: str, events: str | None, keep: timedelta) -> None:
+    """Set which events the webhooks of a locked room want; None for a room without one."""
+    times = {"watched_until": await tx.now() + keep, "hooked_until": _HOOKED_UNTIL}
+    await tx.execute(_SET_HOOKS, {"room_id": room_id, "webhook_events": events, **times})
 
 
 async def transactions_under_way(tx: Transaction, longest: timedelta) -> set[str]:

@@ -39,6 +39,7 @@ from zndraw_joblib.server.queue import (
     sql_results,
     sql_room_queues,
     sql_trees,
+    sql_webhooks,
 )
 from zndraw_joblib.server.queue.sql_counts import CountChanges
 from zndraw_joblib.server.queue.sql_task_rows import (
@@ -596,6 +597,7 @@ async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -
         await sql_results.detach(tx, chunk)
         await sql_payloads.remove(tx, chunk)
         await sql_trees.remove_tags(tx, [row.seq for row in rows if row.has_tags])
+        await sql_webhooks.unlink(tx, chunk)
         await tx.execute(_REMOVE, {"all_seq": padded(chunk)})
     if deleted:
         await sql_counts.write_pruned(tx, changes)

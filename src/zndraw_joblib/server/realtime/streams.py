@@ -18,6 +18,7 @@ from zndraw_joblib.server.process.ports import Identity, events_key, identity_ke
 from zndraw_joblib.server.process.shared_limit import SharedLimit
 from zndraw_joblib.server.queue import rules_room_events
 from zndraw_joblib.server.queue.rules_room_events import Item, Part
+from zndraw_joblib.server.queue.sql_streams import Bounds
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.history import EventKind
 from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
@@ -286,7 +287,7 @@ class Follower:
     async def _watch(self, *, has_gap: bool = False) -> None:
         """Keep the room watched. Begin anew if the log is new, or lacks events that were not read."""
         settings, asked = self._runtime.settings, self._monotonic()
-        bounds = rules_room_events.bounds(settings)
+        bounds = Bounds.of(settings)
         users = {reader.caller.id for reader in self.readers}
         if users and self.user not in users:
             self.user = min(users)

@@ -68,6 +68,7 @@ from zndraw_joblib.server.queue import (
     rules_tasks,
     rules_transitions,
     rules_trees,
+    rules_webhooks,
     rules_workers,
 )
 from zndraw_joblib.server.queue.rules_claims import PlainClaims
@@ -361,7 +362,9 @@ class Runtime:
         traceparent: str | None = None,
     ) -> rules_tasks.Submission:
         """Return the task that a request submits."""
-        settings = self.settings
+        settings, refusal = self.settings, None
+        if request.webhook is not None:
+            refusal = rules_webhooks.refusal_of(request.webhook.url, settings, "webhook")
         return rules_tasks.Submission(
             caller=caller,
             room_id=room_id,
@@ -374,6 +377,7 @@ class Runtime:
             cross_room=settings.cross_room_jobs,
             key=key,
             traceparent=traceparent,
+            refusal=refusal,
         )
 
     def take_submits(
@@ -412,6 +416,8 @@ class Runtime:
         user = item.caller.id  # the health check has none, and no limit
         if user and not self.stored.pending_tasks.take_now(user):
             await self._take_pending([item], [item.key])
+        if item.options.webhook is not None:
+            await self._take_webhooks([item])
         if item.options.unique is None:
             return await self.payload_validator.submit_one(item, self.submits.put)
         await self.set_payload_keys([item])
@@ -422,6 +428,7 @@ class Runtime:
     async def submit_many(self, items: Sequence[rules_tasks.Submission]) -> list[OnceOrRepeat | Exception]:
         """Add tasks. The result for each is that of `rules_tasks.submit`, or `InvalidPayload`."""
         await self._take_pending(items, [item.key for item in items])
+        await self._take_webhooks(items)
         await self.set_payload_keys(items)
         answers = await self.payload_validator.submit(items, self.submits.put_many)
         await self._load_duplicates(answers)
@@ -441,6 +448,7 @@ class Runtime:
         repeat: Repeat[list[TaskResponse]] | None = None
         if write is None:
             await self._take_pending(items, [key] * len(items))
+            await self._take_webhooks(items)
 
         async def put(validated: Sequence[rules_tasks.Submission]) -> Sequence[TaskResponse | Exception]:
             nonlocal repeat
@@ -481,6 +489,11 @@ class Runtime:
             keys_of.setdefault(item.caller.id, []).append(key)
         for user, own in keys_of.items():
             await self.stored.take(self.stored.pending_tasks, user, own)
+
+    async def _take_webhooks(self, items: Sequence[rules_tasks.Submission]) -> None:
+        """Raise a problem if the submitters of tasks with webhooks have as many as they may."""
+        for user in {item.caller.id for item in items if item.options.webhook is not None}:
+            await self.stored.webhooks.take(user)
 
     async def report(self, item: rules_tasks.Report) -> TaskResponse:
         """Move a task as its holder, its submitter or a superuser reports."""
