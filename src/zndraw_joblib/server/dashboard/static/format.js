@@ -9,7 +9,7 @@ const NUMBER = new Intl.NumberFormat("en");
 const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
 export const count = (value) => NUMBER.format(value ?? 0);
-export const compact = (value) => (value < 10_000 ? count(value) : COMPACT.format(value));
+export const compact = (value) => (value < 1_000_000 ? count(value) : COMPACT.format(value));
 export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 
 const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
@@ -24,7 +24,7 @@ export const exact = (text) => `${LONG.format(new Date(text))}${ZONE && !IS_UTC 
 const MOMENT = /(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d)(:\d\d)?(?:\.\d+)?(?: UTC|Z|\+00:00)/g;
 
 // A sentence of the API, with its moments in the zone of the browser instead of UTC.
-export const localTimes = (text) => text.replace(MOMENT, (_, day, time, seconds = ":00") => exact(`${day}T${time}${seconds}Z`))
+export const localTimes = (text) => text.replace(MOMENT, (_, day, time, seconds = ":00") => LONG.format(new Date(`${day}T${time}${seconds}Z`)))
   .replace(/(?<![\d:])(\d\d):(\d\d) UTC/g, (_, hours, minutes) => {
     const at = new Date();
     at.setUTCHours(hours, minutes, 0, 0);

@@ -204,10 +204,10 @@ function Causes({ intervals, label }) {
   return html`<${Section} title="Why attempts failed">${causes.length
     ? html`<ul class="bars">${causes.map(([code, size]) => html`<li key=${code}>
         <a href=${href("tasks", { error_code: code, since: "1h" })}>${code}</a><span>${count(size)}</span>
-        <meter min="0" max=${highest} value=${size} aria-label=${`${code}: ${size}`}></meter></li>`)}</ul>`
+        <meter min="0" max=${highest} value=${size} aria-label=${`${code}: ${count(size)}`}></meter></li>`)}</ul>`
     : html`<${Empty}>No attempt failed in the last ${label}.<//>`}
     <p class="help" title=${ENDS}>${plural(attempts, "attempt")} failed or ${attempts === 1 ? "was" : "were"} lost: ${plural(failed, "task")} ended as failed, ${count(attempts - failed)} returned to their queues.
-      ${lost > 0 && ` ${count(lost)} were lost: a worker went away, or time ran out.`}</p><//>`;
+      ${lost > 0 && ` ${plural(lost, "attempt was", "attempts were")} lost: a worker went away, or time ran out.`}</p><//>`;
 }
 
 function Servers({ servers }) {

@@ -124,7 +124,7 @@ function Structures({ items }) {
   return html`<${Facts} items=${[Structure && ["Formula", formulaOf(decoded(fields.numbers).data ?? [])], ["Atoms", count(Number(fields.numbers.shape[0]))],
       ["Periodic", periodic.some(Boolean) ? ["a", "b", "c"].filter((_, axis) => periodic[axis]).join(", ") : "no"], items.length > 1 && ["Structures", count(items.length)],
       energy !== undefined && ["Energy", summary(energy) ?? short(energy)]].filter(Boolean)} />
-    ${items.length > 1 && html`<label class="field">Structure ${index.value + 1} of ${items.length}
+    ${items.length > 1 && html`<label class="field">Structure ${count(index.value + 1)} of ${count(items.length)}
       <input type="range" min="0" max=${items.length - 1} value=${index.value} onInput=${(event) => (index.value = Number(event.target.value))} /></label>`}
     ${failed.value ? html`<${Failure} error=${failed.value} />` : Structure ? html`<${Structure} numbers=${decoded(fields.numbers)} positions=${decoded(fields.positions)} cell=${hasNumbers(fields.cell) && decoded(fields.cell)} />` : html`<${Loading} />`}
     <details class="more"><summary>Arrays</summary><div class="stack">${[...arrays, ...Object.entries(fields.results ?? {}).filter(([, value]) => isArray(value))]
