@@ -46,7 +46,7 @@ async def _submits(url: str) -> dict[str, float]:
     times: dict[str, float] = {}
     database = open_database(url)
     await schema.upgrade(database)
-    runtime, used = Runtime(database, JobLibSettings()), _Used(url)
+    runtime, used = Runtime(database, JobLibSettings()), Used(url)
     request = JobRegisterRequest(category=_JOB.category, name=_JOB.name)
     await runtime.write(rules_jobs.put, item=rules_jobs.JobToRegister(_USER, GLOBAL, request))
     held = 0
@@ -71,7 +71,7 @@ async def _submits(url: str) -> dict[str, float]:
     return times
 
 
-async def _spent(runtime: Runtime, used: "_Used") -> dict[str, float]:
+async def _spent(runtime: Runtime, used: "Used") -> dict[str, float]:
     """Return the time of one submit of each kind."""
     spent = dict.fromkeys(_KINDS, 0.0)
     for _ in range(_ROUNDS):
@@ -83,7 +83,7 @@ async def _spent(runtime: Runtime, used: "_Used") -> dict[str, float]:
     return {name: seconds / _ROUNDS / _SUBMITS for name, seconds in spent.items()}
 
 
-class _Used:
+class Used:
     """The processor time of this process, and of PostgreSQL with this URL."""
 
     def __init__(self, url: str) -> None:

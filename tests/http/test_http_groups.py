@@ -1,5 +1,6 @@
 """Groups over HTTP: create, fill, seal, follow to the end, and what the end submits; access and problems."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -78,7 +79,8 @@ async def test_a_group_counts_its_tasks_and_ends_with_the_last(client: httpx.Asy
     await run(client, job)
     current = await read(client, group)
     assert (current["ended_at"], current["progress"], current["on_end_state"]) == (None, 1.0, "waiting")
-    assert [(one["id"], one["error"]) for one in current["failures"]] == [(started["id"], "ValueError: no")]
+    failure = {"id": started["id"], "job_name": job["full_name"], "error": "ValueError: no"}
+    assert current["failures"] == [failure | {"error_code": "error"}]
     ended = await seal(client, group)
     assert (ended["ended_at"] is None, ended["on_end_state"]) == (False, "submitted")
     assert await seal(client, group) == await read(client, group, wait=5) == ended
@@ -295,3 +297,40 @@ async def test_rooms_are_guarded(client: httpx.AsyncClient, app: FastAPI, as_use
     assert (await user.get(f"{GROUPS}/{group['id']}")).status_code == 403
     assert (await user.get(GROUPS, params={"room": "lab"})).status_code == 403
     assert (await user.get(GROUPS)).status_code == 403
+
+
+async def test_results_are_lines_in_the_order_of_submission(
+    client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
+) -> None:
+    """More than one read of the database; with `on_end_task`, only for the task of the end."""
+    job, report_job = await register(client), await register(client, name="Report")
+    group = await create(client, on_end={"job": report_job["full_name"]})
+    tasks = [{"room_id": "lab", "job_name": job["full_name"], "group": group["id"]}] * 40
+    submitted = (await client.post(f"{V1}/tasks/submit", json={"tasks": tasks})).json()["results"]
+    await seal(client, group)
+    url = f"{GROUPS}/{group['id']}/results"
+    lines = [json.loads(line) for line in (await client.get(url)).text.splitlines()]
+    assert lines == [{"id": one["id"], "status": "pending", "result": None} for one in submitted]
+    claimed = await client.post(
+        f"{V1}/tasks/claim", json={"worker_id": job["worker_id"], "max": 40, "start": True}
+    )
+    for number, task in enumerate(claimed.json()["tasks"]):
+        ends: Json = (
+            {"status": "failed", "error": "no"} if number == 3 else {"status": "completed", "result": number}
+        )
+        await report(client, task, **ends)
+    response = await client.get(url)
+    assert response.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    assert [line["result"] for line in lines] == [*range(3), None, *range(4, 40)]
+    assert (lines[3]["status"], lines[3]["error"]) == ("failed", "no")
+    last = (await read(client, group))["on_end_task"]
+    assert (await client.get(url, params={"on_end_task": last})).status_code == 200
+    wrong = await client.get(url, params={"on_end_task": submitted[0]["id"]})
+    expect_problem(wrong, 404, "group-not-found")
+
+    async def refuse(request: Request, room_id: str) -> str:
+        raise HTTPException(403, "closed")
+
+    app.dependency_overrides[verify_readable_room] = refuse
+    assert (await (await as_user("ada")).get(url)).status_code == 403

@@ -107,6 +107,7 @@ OPERATIONS = {
     "get /groups": Try(200, 200, params=_room),
     "post /groups": Try(403, 201, json=_room),
     "get /groups/{group_id}": READ,
+    "get /groups/{group_id}/results": READ,
     "patch /groups/{group_id}": Try(403, 200, json=lambda _: {"sealed": True}),
     "get /audit": Try(200, 200, params=_room),
     "get /ids": Try(200, 200, params=lambda room: {"prefix": room.running[:8], **_room(room)}),

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from math import inf
-from typing import Any, Literal, Self, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from zndraw_joblib.client import calls
@@ -18,6 +18,7 @@ from zndraw_joblib.client.async_schedules import AsyncSchedules
 from zndraw_joblib.client.connection import AsyncConnection, explained, find_access, raise_explained
 from zndraw_joblib.client.flows import (
     WAIT_SECONDS,
+    Flow,
     JobList,
     all_jobs,
     explain,
@@ -27,16 +28,20 @@ from zndraw_joblib.client.flows import (
     send_once,
     wait,
 )
+from zndraw_joblib.client.groups import NewGroupTask
 from zndraw_joblib.client.retry import FastRule, RetryRule
 from zndraw_joblib.client.submits import Chunk, NewTask, Submits, Submitted, TaskOptions, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskHistory
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import DEFAULT_ROOM
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
+
+T = TypeVar("T")
 
 
 class AsyncTaskHandle(TaskId[AsyncRest]):
@@ -217,6 +222,103 @@ class AsyncSubmitter:
         return handle
 
 
+class AsyncGroup:
+    """A group of tasks of a room. `async with queue.group() as group:` makes it, and seals it at its end.
+
+    If the block raises, the group stays open: no task of an incomplete group is followed by its `on_end`.
+    `tasks` are the handles of the tasks that this object has submitted.
+    """
+
+    def __init__(self, queue: "AsyncQueue", new: NewGroupTask, group_id: UUID | None = None) -> None:
+        self._queue, self._new, self._id = queue, new, group_id
+        self.tasks: list[AsyncTaskHandle] = []
+
+    @property
+    def id(self) -> UUID:
+        """The id of the group. Raises RuntimeError before it is made."""
+        if self._id is None:
+            raise RuntimeError(
+                "The group does not exist yet: use it in a `with` block, or call `create` first"
+            )
+        return self._id
+
+    async def create(self) -> Self:
+        """Make the group, and return this object. Raises `JobNotFound` for an unknown job of `on_end`."""
+        if self._id is None:
+            group = await self._queue.run(self._new.create(self._queue.submits))
+            self._id = group.id
+        return self
+
+    async def seal(self) -> GroupResponse:
+        """Let no more tasks be added, and return the group. It ends when all its tasks have ended."""
+        return await self._queue.run(self._new.seal(self.id))
+
+    async def submit(
+        self, job: Any, payload: Mapping[str, Any] | None = None, **options: Unpack[TaskOptions]
+    ) -> AsyncTaskHandle:
+        """Submit a task to the group, as `AsyncQueue.submit`. Raises `GroupSealed`."""
+        options = {"room": self._new.room, **options, "group": self.id}
+        task = await self._queue.submit(job, payload, **options)
+        self.tasks.append(task)
+        return task
+
+    async def map(
+        self, job: Any, items: Iterable[Any], **options: Unpack[TaskOptions]
+    ) -> list[AsyncTaskHandle]:
+        """Submit a task of a job for each payload, in requests of up to 1,000; return their handles.
+
+        An item is a dict of the job's parameters. With `job` None, it is an instance of an extension. Raises
+        the problem of the first task that was refused, after the others were submitted.
+        """
+        options = {"room": self._new.room, **options, "group": self.id}
+        new = [
+            NewTask.of(item, None, options) if job is None else NewTask.of(job, item, options)
+            for item in items
+        ]
+        results = await self._queue.submit_many(new)
+        tasks = [result for result in results if not isinstance(result, ProblemException)]
+        self.tasks += tasks
+        for result in results:
+            if isinstance(result, ProblemException):
+                raise result
+        return tasks
+
+    async def refresh(self) -> GroupResponse:
+        """Return the group as it is now: counts, progress, first failures."""
+        return await self._queue.run(self._new.read(self.id))
+
+    async def wait(self, timeout: float | None = None, *, progress: bool = False) -> GroupResponse:
+        """Wait for the end of the group, and return it. Raises TimeoutError after `timeout` seconds."""
+        with Bar(shown=progress) as bar:
+            step = bar.SECONDS if progress else WAIT_SECONDS
+            return await self._queue.run(self._new.wait(self.id, timeout, show=bar.show_group, step=step))
+
+    async def gather(
+        self, timeout: float | None = None, *, return_exceptions: bool = False, progress: bool = False
+    ) -> list[Any]:
+        """Wait for the end of the group, and return the results of its tasks in the order of submission.
+
+        The first failure is raised, or with `return_exceptions` each is returned in the place of its result.
+        """
+        await self.wait(timeout, progress=progress)
+        return await self._queue.run(self._new.results(self.id, return_exceptions=return_exceptions))
+
+    async def as_completed(self, *, timeout: float | None = None) -> AsyncIterator[AsyncTaskHandle]:
+        """Yield each of `tasks` once it has ended. Raises TimeoutError."""
+        async for task in self._queue.as_completed(self.tasks, timeout=timeout):
+            yield task
+
+    async def __aenter__(self) -> Self:
+        return await self.create()
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            await self.seal()
+
+    def __repr__(self) -> str:
+        return f"<AsyncGroup {self._id or 'that does not exist yet'}>"
+
+
 class AsyncQueue(AsyncSubmitter):
     """A queue. Use it in one event loop; an asynchronous context manager that closes its connections.
 
@@ -277,6 +379,38 @@ class AsyncQueue(AsyncSubmitter):
         while len(watch):
             for task_id in await self._rest.run(watch.next_ended(deadline)):
                 yield AsyncTaskHandle(task_id, self._rest, self._rule, state=watch.states.get(task_id))
+
+    def group(
+        self,
+        name: str | None = None,
+        *,
+        room: str | None = None,
+        on_end: Any = None,
+        when: Literal["ended", "completed"] = "ended",
+        expires_in_seconds: float | None = None,
+    ) -> AsyncGroup:
+        """Return a new group, to use in a `with` block, without a request before that.
+
+        `on_end` is the task that the server submits once all tasks of the group have ended, or with `when`
+        ``completed`` if all have completed: a `NewTask`, an instance of an extension, or the name of a job.
+        Its payload may have ``{"$group": "results"}`` and ``{"$group": "counts"}``. After
+        `expires_in_seconds` waiting tasks fail. `room` is by default that of the queue.
+        """
+        new = NewGroupTask(self._rule, room or self._room, name, on_end, when, expires_in_seconds)
+        return AsyncGroup(self, new)
+
+    def get_group(self, group_id: str | UUID) -> AsyncGroup:
+        """Return a group that exists, without a request. Raises ValueError for a text that is no UUID."""
+        return AsyncGroup(self, NewGroupTask(self._rule, self._room), UUID(str(group_id)))
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Return the result of a flow of requests."""
+        return await self._rest.run(flow)
+
+    @property
+    def submits(self) -> Submits:
+        """What makes the requests of submits."""
+        return self._submits
 
     def task(self, task_id: str | UUID) -> AsyncTaskHandle:
         """Return the handle of a task, without a request. Raises ValueError for a text that is no UUID."""

@@ -15,6 +15,7 @@ from zndraw_joblib.jobs.failures import describe_errors, encode
 from zndraw_joblib.jobs.traces import TRACEPARENT, current_traceparent
 from zndraw_joblib.wire import history, messages, progress
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.groups import GroupResponse, GroupResult
 from zndraw_joblib.wire.names import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.wire.operations import PREFIX, Operation
 from zndraw_joblib.wire.problems import ProblemException, problem_for
@@ -217,6 +218,20 @@ def call_reading(  # noqa: PLR0913 - one argument for each part of a request
 def get_task(task_id: str, wait: int = 0) -> Call[tuple[messages.TaskResponse, int]]:
     """Return a task and how many seconds the server agreed to wait for its end."""
     return call_reading(ops.GET_TASK, waiting(messages.TaskResponse), wait=wait, task_id=task_id)
+
+
+def get_group(group_id: object, wait: int = 0) -> Call[tuple[GroupResponse, int]]:
+    """Return a group and how many seconds the server agreed to wait for its end."""
+    return call_reading(ops.GET_GROUP, waiting(GroupResponse), wait=wait, group_id=group_id)
+
+
+def read_group_results(group_id: object) -> Call[list[GroupResult]]:
+    """Return the tasks of a group with their results, in the order of submission."""
+
+    def lines(response: "httpx.Response") -> list[GroupResult]:
+        return [GroupResult.model_validate_json(line) for line in response.content.splitlines()]
+
+    return call_reading(ops.READ_GROUP_RESULTS, lines, group_id=group_id)
 
 
 def task_events(task_id: str, after: int | None, wait: int = 0) -> Call[tuple[history.TaskEvents, int]]:

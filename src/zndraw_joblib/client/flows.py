@@ -27,6 +27,7 @@ from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.results import decode_content
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.history import NumberedLine, TaskExplanation
 from zndraw_joblib.wire.messages import MAX_PAGE, JobSummary, TaskResponse
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, missing_text, parse_job_name
@@ -149,6 +150,56 @@ def wait(
             status = task.status if task else "out of reach"
             raise TimeoutError(f"Task {task_id} is {status} after {timeout:g} s{(yield from _why(task))}")
         yield Pause(min(pause, remaining))
+
+
+def wait_for_group(
+    group_id: UUID,
+    timeout: float | None,
+    rule: RetryRule,
+    *,
+    show: Callable[[GroupResponse], object],
+    step: float = WAIT_SECONDS,
+) -> Flow[GroupResponse]:
+    """Return a group once it has ended, as `wait` returns a task."""
+    deadline = time.monotonic() + (inf if timeout is None else timeout)
+    polling = Polling(f"group {group_id}", rule)
+    while True:
+        began = time.monotonic()
+        try:
+            seconds = round(max(0.0, min(deadline - began, step)))
+            group, applied = yield from ask(calls.get_group(group_id, seconds))
+        except Exception as error:
+            pause = polling.failed(error)
+        else:
+            pause = polling.answered(applied, time.monotonic() - began)
+            show(group)
+            if group.ended_at is not None:
+                return group
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError(f"Group {group_id} has not ended after {timeout:g} s")
+        yield Pause(min(pause, remaining))
+
+
+def group_results(group_id: UUID, rule: RetryRule, *, return_exceptions: bool) -> Flow[list[Any]]:
+    """Return the results of the tasks of a group, in the order of submission.
+
+    The first task without a result is raised as `TaskFailed`, or with `return_exceptions` in its place.
+    """
+    what = f"Reading the results of group {group_id}"
+    results: list[Any] = []
+    for line in (yield from read(calls.read_group_results(group_id), what, rule)):
+        if line.status == TaskStatus.COMPLETED and not line.stored:
+            results.append(codecs.decode(line.result))
+            continue
+        try:
+            task, _ = yield from read(calls.get_task(str(line.id)), what, rule)
+            results.append((yield from result_of(task, rule)))
+        except Exception as error:
+            if not return_exceptions:
+                raise
+            results.append(error)
+    return results
 
 
 def _why(task: TaskResponse | None) -> Flow[str]:

@@ -11,6 +11,7 @@ from zndraw_joblib.client.calls import Call
 from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.jobs.logs import one_line
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.messages import TaskResponse
 
 if TYPE_CHECKING:
@@ -141,6 +142,13 @@ class Bar:
         message = f"{task.status}: {progress.message}" if progress and progress.message else str(task.status)
         current, total = (progress.current, progress.total) if progress else (None, None)
         self.show(message, current or 0, total)
+
+    def show_group(self, group: GroupResponse) -> None:
+        """Show how many tasks of a group have ended."""
+        counts = group.counts
+        failed = f", {counts.failed:,} failed" if counts.failed else ""
+        name = group.name or "group"
+        self.show(f"{name}{failed}", counts.completed + counts.failed + counts.cancelled, group.total or None)
 
     def __enter__(self) -> Self:
         if self.progress is not None:

@@ -1,5 +1,6 @@
 """The bodies of requests and responses about groups: tasks that are counted and followed together."""
 
+from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -14,6 +15,39 @@ from zndraw_joblib.wire.statuses import StatusCounts
 MAX_GROUP_NAME = 128
 # In a payload of `on_end`, an object with only this key stands for the results or the counts of the group.
 GROUP_VALUE = "$group"
+
+
+def results_reference(value: Any) -> UUID | None:
+    """Return the group whose results a value of a payload stands for; None if it is another value."""
+    if not (isinstance(value, dict) and value.get(GROUP_VALUE) == "results" and value.keys() == _REFERENCE):
+        return None
+    try:
+        return UUID(value["id"])
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def with_results(value: Any, results: Callable[[UUID], Any]) -> Any:
+    """Return a payload with the results in the places of references; the same object if it has none."""
+    if (group_id := results_reference(value)) is not None:
+        return results(group_id)
+    if isinstance(value, dict):
+        filled = {key: with_results(part, results) for key, part in value.items()}
+        return filled if any(filled[key] is not part for key, part in value.items()) else value
+    if isinstance(value, list):
+        parts = [with_results(part, results) for part in value]
+        return parts if any(new is not old for new, old in zip(parts, value, strict=True)) else value
+    return value
+
+
+def referenced_groups(payload: Any) -> list[UUID]:
+    """Return the groups whose results a payload has references to."""
+    groups: list[UUID] = []
+    with_results(payload, groups.append)
+    return groups
+
+
+_REFERENCE = {GROUP_VALUE, "id"}
 
 
 class OnEndWhen(StrEnum):

@@ -326,6 +326,8 @@ GET_GROUP = Operation("get_group", "GET", "/groups/{group_id}",
 UPDATE_GROUP = Operation("update_group", "PATCH", "/groups/{group_id}",
     "groups", Access.GROUP, Effect.WRITE_ONCE, g.GroupResponse, body=g.GroupUpdate,
     problems=(*_GROUP, *_WRITABLE_ROOMS))
+READ_GROUP_RESULTS = Operation("read_group_results", "GET", "/groups/{group_id}/results",
+    "groups", Access.GROUP, Effect.READ, bytes, problems=_GROUP)
 
 # Schedules.
 

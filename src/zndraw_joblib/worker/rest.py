@@ -1,6 +1,7 @@
 """The REST operations of workers, one method each."""
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -9,10 +10,11 @@ from pydantic import BaseModel
 
 from zndraw_joblib.client.calls import MINIMAL_JSON, Body, applied_wait, call_reading, check_empty, parse
 from zndraw_joblib.client.rest import TaskRest
-from zndraw_joblib.client.retry import UnexpectedResponse
+from zndraw_joblib.client.retry import UnexpectedResponse, describe, is_transient, status_of
 from zndraw_joblib.jobs.results import Content
 from zndraw_joblib.wire import messages, progress, providers
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.groups import GROUP_VALUE, with_results
 from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.problems import ProblemException, problem_for
@@ -20,7 +22,10 @@ from zndraw_joblib.wire.problems import ProblemException, problem_for
 if TYPE_CHECKING:
     import httpx
 
+log = logging.getLogger(__name__)
+
 _CLIENT_ERROR = 400
+_REFERENCE = f'"{GROUP_VALUE}"'.encode()
 
 
 class RestApi(TaskRest):
@@ -41,6 +46,15 @@ class RestApi(TaskRest):
     ) -> messages.WorkerResponse:
         """Create a worker without jobs."""
         return self.send(ops.CREATE_WORKER, info, key=operation)
+
+    def group_results(self, group_id: UUID, task_id: str) -> list[Any]:
+        """Return the results of a group for the task that it has submitted at its end.
+
+        In the order of submission; None for a task that has not completed, or whose result is stored bytes.
+        """
+        query = {"on_end_task": task_id}
+        response = self._request(ops.READ_GROUP_RESULTS, query=query, group_id=group_id)
+        return [json.loads(line)["result"] for line in response.content.splitlines()]
 
     def heartbeat(
         self, worker_id: UUID, request: messages.HeartbeatRequest, timeout: float
@@ -81,7 +95,21 @@ class RestApi(TaskRest):
         if batches:
             body.batches = list(batches)
         response = self._request(ops.CLAIM_TASK, body, wait=wait)
-        return parse(messages.TaskClaimResponse, response, "task", "tasks"), applied_wait(response)
+        claimed = parse(messages.TaskClaimResponse, response, "task", "tasks")
+        if _REFERENCE in response.content:
+            for task in filter(None, (claimed.task, *claimed.tasks)):
+                self._fill(task)
+        return claimed, applied_wait(response)
+
+    def _fill(self, task: messages.TaskResponse) -> None:
+        """Read the results of groups that a payload stands for. A reference that is refused stays."""
+        try:
+            task.payload = with_results(task.payload, lambda group: self.group_results(group, str(task.id)))
+        except Exception as error:
+            status = status_of(error)
+            if status is None or is_transient(error):
+                raise  # the claim is repeated, and gets the same tasks
+            log.warning("The results of a group are not for task %s: %s", task.id, describe(error))
 
     def report_tasks(
         self, worker_id: UUID, reports: Sequence[bytes], timeout: float | None = None

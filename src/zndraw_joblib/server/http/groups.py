@@ -1,21 +1,24 @@
 """Operations of groups: tasks that are counted and followed together."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from math import ceil
+from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
 from zndraw_joblib.server.http.access import (
     QueueState,
     access_of,
     check_readable,
+    check_task_readable,
     queue_state,
     verify_writable_room,
 )
-from zndraw_joblib.server.http.requests import DisconnectWatcher
+from zndraw_joblib.server.http.requests import DisconnectWatcher, Omissible
 from zndraw_joblib.server.http.routing import Wait, json_response, serves
 from zndraw_joblib.server.process.ports import Identity, RequestKey
 from zndraw_joblib.server.queue import rules_groups, rules_jobs, rules_transitions
@@ -25,7 +28,7 @@ from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupOnEnd, GroupRequest, GroupResponse, GroupUpdate, NewGroup
 from zndraw_joblib.wire.names import INTERNAL, parse_job_name
-from zndraw_joblib.wire.problems import InternalJobNotConfigured
+from zndraw_joblib.wire.problems import GroupNotFound, InternalJobNotConfigured
 
 _GROUP: Answers[GroupResponse] = answers_of(GroupResponse)
 
@@ -89,6 +92,48 @@ def _recheck(room_id: str) -> Callable[[Request], Awaitable[None]]:
         await check_readable(copy, room_id)
 
     return recheck
+
+
+_RESULTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A `GroupResult` in each line, in the order of submission",
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+    }
+}
+
+
+@serves(ops.READ_GROUP_RESULTS, responses=_RESULTS)
+async def read_group_results(
+    request: Request,
+    runtime: Runtime,
+    caller: Identity,
+    group_id: UUID,
+    on_end_task: Annotated[
+        Omissible[UUID], Query(description="Only if the group has submitted this task at its end")
+    ] = None,
+) -> Response:
+    """Stream the tasks of a group with their results, a line of JSON for each, as they are now.
+
+    The worker that has the task of `on_end` needs no right to read the room.
+    """
+    group = await runtime.database.read_short(rules_groups.record, group_id)
+    if on_end_task not in {None, group.on_end_task}:
+        raise GroupNotFound(f"Task {on_end_task} was not submitted at the end of group {group_id}")
+    if group.on_end_task is None:
+        await check_readable(request, group.room_id)
+    else:
+        await check_task_readable(request, caller, group.on_end_task, group.room_id)
+
+    async def lines() -> AsyncIterator[bytes]:
+        after: int | None = 0
+        while after is not None:
+            part = await runtime.database.read(rules_groups.results, group_id, after)
+            yield part.lines
+            after = part.after
+
+    return StreamingResponse(
+        lines(), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
+    )
 
 
 @serves(ops.UPDATE_GROUP)

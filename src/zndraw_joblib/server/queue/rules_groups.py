@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, group_key
@@ -37,12 +37,14 @@ from zndraw_joblib.wire.groups import (
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import INTERNAL, split_name
 from zndraw_joblib.wire.problems import GroupNotFound, InvalidPayload, JobNotFound, ProblemException
-from zndraw_joblib.wire.statuses import StatusCounts
+from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
 
 # A group that was not sealed by then, and does not expire, is sealed.
 SEALED_AFTER = timedelta(days=7)
 _MAX_FAILURES = 10
 _MAX_ERROR_BYTES = 2000
+# Each of these results may have 1 MiB.
+_RESULTS_AT_ONCE = 32
 
 
 class GroupToMake(NamedTuple):
@@ -330,6 +332,44 @@ def _filled(value: Any, group_id: UUID, counts: Mapping[str, int]) -> Any:
 
 def _text(problem: ProblemException) -> str | None:
     return rules_transitions.truncate_error(f"{problem.problem_id()}: {problem}", _MAX_ERROR_BYTES)
+
+
+class ResultLines(NamedTuple):
+    """Lines of the results of a group, and where to continue: None at the end."""
+
+    lines: bytes
+    after: int | None
+
+
+async def results(tx: Transaction, group_id: UUID, after: int = 0) -> ResultLines:
+    """Return the next tasks of a group in the order of submission, a `GroupResult` as JSON in each line."""
+    rows = await sql_groups.results(tx, group_id, after, _RESULTS_AT_ONCE)
+    lines = b"".join(map(_line, rows))
+    return ResultLines(lines, rows[-1].seq if len(rows) == _RESULTS_AT_ONCE else None)
+
+
+def _line(row: Any) -> bytes:
+    fields: dict[str, Any] = {"id": row.id, "status": row.status}
+    fields |= {name: value for name in ("error", "error_code", "stored") if (value := getattr(row, name))}
+    has_result = row.status == TaskStatus.COMPLETED and row.result_json is not None
+    result = row.result_json if has_result else "null"
+    return b'%s,"result":%s}\n' % (to_json(fields)[:-1], result.encode())
+
+
+class Results(NamedTuple):
+    """Results of tasks of a group, and where to continue: None at the end."""
+
+    results: list[Any]
+    after: int | None
+
+
+async def results_for(tx: Transaction, group_id: UUID, task_id: UUID, *, after: int) -> Results | None:
+    """Return the next results for the task that a group has submitted at its end; None for another task."""
+    group = await sql_groups.get(tx, group_id)
+    if group is None or group.on_end_task != task_id:
+        return None
+    lines, following = await results(tx, group_id, after)
+    return Results([from_json(line)["result"] for line in lines.splitlines()], following)
 
 
 async def ended(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:

@@ -213,7 +213,7 @@ IS_NEEDED = """EXISTS (
 )"""
 _FAILED = statement(
     f"""
-SELECT joblib_task.id, joblib_job.full_name, substr(joblib_task.error, 1, {MAX_ERROR}) AS error,
+SELECT joblib_task.id, joblib_job.full_name AS job_name, substr(joblib_task.error, 1, {MAX_ERROR}) AS error,
     joblib_task.error_code
 FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
 WHERE group_id = :group_id AND status = '{TaskStatus.FAILED}'
@@ -221,6 +221,18 @@ ORDER BY group_id, seq LIMIT :limit
 """,
     *("id", "job_name", "error", "error_code"),
     job_name=TEXT,
+)
+_RESULTS = statement(
+    f"""
+SELECT seq, joblib_task.id, status, CAST(result AS text) AS result_json,
+    substr(error, 1, {MAX_ERROR}) AS error, error_code, EXISTS (
+        SELECT 1 FROM joblib_task_result WHERE task_seq = seq AND content_key IS NOT NULL
+    ) AS stored
+FROM joblib_task WHERE group_id = :group_id AND seq > :seq ORDER BY group_id, seq LIMIT :limit
+""",
+    *("seq", "id", "status", "result_json", "error", "error_code", "stored"),
+    result_json=TEXT,
+    stored=BOOLEAN,
 )
 _PROGRESS = statement(
     f"""
@@ -306,6 +318,11 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
 async def failed(tx: Transaction, group_id: UUID, limit: int) -> Sequence[Any]:
     """Return the first failed tasks of a group."""
     return (await tx.execute(_FAILED, {"group_id": group_id, "limit": limit})).all()
+
+
+async def results(tx: Transaction, group_id: UUID, after: int, limit: int) -> Sequence[Any]:
+    """Return tasks of a group in the order of submission, behind one, each with its result as JSON."""
+    return (await tx.execute(_RESULTS, {"group_id": group_id, "seq": after, "limit": limit})).all()
 
 
 async def progress(tx: Transaction, group_id: UUID) -> list[dict[str, Any]]:

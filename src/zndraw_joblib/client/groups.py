@@ -1,0 +1,64 @@
+"""The requests of groups, as flows without I/O."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from zndraw_joblib.client import calls
+from zndraw_joblib.client.calls import validated
+from zndraw_joblib.client.flows import Flow, group_results, read, send_once, wait_for_group
+from zndraw_joblib.client.retry import RetryRule
+from zndraw_joblib.client.submits import NewTask, Submits
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.groups import GroupRequest, GroupResponse, GroupUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class NewGroupTask:
+    """A group to make in a room, with the task to submit `on_end`, and the requests of one that exists."""
+
+    rule: RetryRule
+    room: str
+    name: str | None = None
+    on_end: Any = None
+    when: str = "ended"
+    expires_in_seconds: float | None = None
+
+    def create(self, submits: Submits) -> Flow[GroupResponse]:
+        """Make the group. Raises ValueError for invalid fields, and `JobNotFound`."""
+        fields: dict[str, Any] = {"room": self.room, "name": self.name}
+        fields["expires_in_seconds"] = self.expires_in_seconds
+        if self.on_end is not None:
+            task = self.on_end if isinstance(self.on_end, NewTask) else NewTask(self.on_end, room=self.room)
+            name, payload = yield from submits.name_and_payload(task)
+            fields["on_end"] = {"job": str(name), "payload": payload, "when": self.when}
+        body = validated(GroupRequest, {key: value for key, value in fields.items() if value is not None})
+
+        def make(key: str) -> calls.Call[GroupResponse]:
+            return calls.call(ops.CREATE_GROUP, body, key=key)
+
+        return (yield from send_once("Creating a group", make, None, self.rule))
+
+    def seal(self, group_id: UUID) -> Flow[GroupResponse]:
+        """Let no more tasks be added."""
+
+        def make(key: str) -> calls.Call[GroupResponse]:
+            return calls.call(ops.UPDATE_GROUP, GroupUpdate(sealed=True), key=key, group_id=group_id)
+
+        return (yield from send_once(f"Sealing group {group_id}", make, None, self.rule))
+
+    def read(self, group_id: UUID) -> Flow[GroupResponse]:
+        """Return the group as it is now."""
+        group, _ = yield from read(calls.get_group(group_id), f"Reading group {group_id}", self.rule)
+        return group
+
+    def wait(
+        self, group_id: UUID, timeout: float | None, *, show: Callable[[GroupResponse], object], step: float
+    ) -> Flow[GroupResponse]:
+        """Wait for the end of the group."""
+        return (yield from wait_for_group(group_id, timeout, self.rule, show=show, step=step))
+
+    def results(self, group_id: UUID, *, return_exceptions: bool) -> Flow[list[Any]]:
+        """Return the results of its tasks, in the order of submission."""
+        return (yield from group_results(group_id, self.rule, return_exceptions=return_exceptions))

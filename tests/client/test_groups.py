@@ -1,0 +1,100 @@
+"""Groups from Python, with both kinds of clients and real workers."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from client.both import Both
+from client.jobs import Area, Fail
+from zndraw_joblib import GroupSealed, NewTask
+from zndraw_joblib.client.flows import TaskFailed
+from zndraw_joblib.jobs.extensions import Category, Extension
+from zndraw_joblib.worker.manager import JobManager
+
+Make = Callable[..., JobManager]
+
+
+class Sum(Extension):
+    """The sum of the results of a group."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    values: list[Any]
+    counts: dict[str, int]
+
+    def run(self, vis: Any, *, task: Any) -> Any:
+        """Return the sum, how many there are, and the counts."""
+        return [sum(value or 0 for value in self.values), len(self.values), self.counts["completed"]]
+
+
+class Anything(Extension):
+    """Returns its value."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    value: Any = None
+
+    def run(self, vis: Any, *, task: Any) -> Any:
+        """Return the value."""
+        return self.value
+
+
+async def test_a_group_maps_and_its_end_sums_the_results(queue: Both, worker: Make, room: str) -> None:
+    """The worker of the last task gets the results as a list, in the order of submission."""
+    manager = worker()
+    for job in (Area, Fail, Sum):
+        manager.register(job, room=room)
+    payload = {"values": {"$group": "results"}, "counts": {"$group": "counts"}}
+    group = Both(await queue.group("areas", on_end=NewTask("Sum", payload)))
+    await group.create()
+    await group.map("Area", [{"width": width} for width in range(5)])
+    await group.submit(Fail())
+    await group.map(None, [Area(width=10)])
+    await group.seal()
+    ended = await group.wait(60, progress=True)
+    assert (ended.total, ended.counts.failed, ended.progress) == (7, 1, 1.0)
+    last = Both(queue.inner.task(ended.on_end_task))
+    assert await last.result(60) == [20, 7, 6]
+    found = await group.gather(return_exceptions=True)
+    assert found[:5] + found[6:] == [0, 1, 2, 3, 4, 10]
+    assert isinstance(found[5], TaskFailed)
+    with pytest.raises(TaskFailed):
+        await group.gather()
+    ends = {str(task.inner) async for task in group.as_completed(timeout=60)}
+    assert len(ends) == 7
+    with pytest.raises(GroupSealed):
+        await group.submit(Area())
+
+
+async def test_a_block_seals_its_group(open_queue: Callable[..., Both], worker: Make, room: str) -> None:
+    """But not one that raises: an incomplete group submits nothing."""
+    queue = open_queue(room=room)
+    worker().register(Area, room=room)
+    inner = queue.inner
+    if hasattr(inner, "aclose"):
+        async with inner.group() as group:
+            await group.submit(Area(width=3))
+        with pytest.raises(KeyError):
+            async with inner.group() as other:
+                raise KeyError
+    else:
+        with inner.group() as group:
+            group.submit(Area(width=3))
+        with pytest.raises(KeyError), inner.group() as other:
+            raise KeyError
+    assert await Both(group).gather(60) == [3]
+    again = Both(inner.get_group(str(group.id)))
+    assert (await again.refresh()).sealed is True
+    assert (await Both(other).refresh()).sealed is False
+
+
+async def test_a_reference_to_another_group_stays_as_it_is(queue: Both, worker: Make, room: str) -> None:
+    """Only the task that a group has submitted gets its results: a worker may read more than a submitter."""
+    worker().register(Anything, room=room)
+    group = Both(await queue.group())
+    await group.create()
+    await group.submit(Anything(value=1))
+    await group.seal()
+    await group.wait(60)
+    reference = {"$group": "results", "id": str(group.inner.id)}
+    task = await queue.submit(Anything(value=reference))
+    assert await task.result(60) == reference
