@@ -1,6 +1,6 @@
 """Rows that tests insert directly into the database: many tasks at once, in any status, of any time."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -9,6 +9,9 @@ from replica import SUBMITTER, Replica
 from sqlalchemy import delete, func, insert, select
 
 from zndraw_joblib.server.db.tables import RoomQueue, Task
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import rules_task_retention
+from zndraw_joblib.server.queue.rules_task_retention import PrunedTasks, TaskPruning
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 tasks, queues = Task.__table__, RoomQueue.__table__
@@ -53,3 +56,14 @@ async def add_tasks(replica: Replica, rows: Iterable[dict[str, Any]]) -> list[UU
 def seconds(count: float) -> timedelta:
     """Return a timedelta."""
     return timedelta(seconds=count)
+
+
+async def prune_ended(write: Callable[..., Awaitable[Any]], days: float = 1e-9) -> list[int]:
+    """Delete the tasks that ended so long ago; return how many each batch deleted."""
+    settings, state = JobLibSettings(keep_finished_days=days), TaskPruning()
+    deleted, may_be_more = list[int](), True
+    while may_be_more:
+        pruned: PrunedTasks = await write(rules_task_retention.prune, settings, state)
+        deleted.append(pruned.deleted)
+        may_be_more, state = pruned.may_be_more, pruned.state
+    return deleted

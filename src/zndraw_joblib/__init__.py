@@ -129,7 +129,7 @@ _MODULES = {
     "wire.history": ("Reason", "TaskExplanation", "TaskHistory", "Transition"),
     "wire.unique": ("Debounce", "Unique"),
     "wire.webhooks": ("TaskWebhook", "new_webhook_secret"),
-    "wire.policy": ("Backoff", "JobLimit", "JobPolicy", "Rate", "RetryOn", "WithoutWorkers"),
+    "wire.policy": ("Backoff", "JobLimit", "JobPolicy", "Keep", "Rate", "RetryOn", "WithoutWorkers"),
     "wire.progress": ("LogLevel",),
     "wire.statuses": ("TaskStatus",),
     "jobs.task_context": ("TaskContext", "TaskLogHandler", "current_task"),

@@ -150,7 +150,7 @@ async def _pause_a_room_until_tomorrow(dashboard: Dashboard, queue: ExampleQueue
 
 
 async def test_a_policy_is_said_in_words(browser: Browser, database_url: str) -> None:
-    """The first pauses and the longest, as times."""
+    """The first pauses and the longest as times, and how long ended tasks are kept."""
     async with example_queue(browser, database_url) as (dashboard, queue):
         page = dashboard.page
         backoffs = {
@@ -162,9 +162,11 @@ async def test_a_policy_is_said_in_words(browser: Browser, database_url: str) ->
             "none": {"base_seconds": 0},
         }
         for number, (text, backoff) in enumerate(backoffs.items()):
-            job = await register(queue.client, f"Wait{number}", max_attempts=3, backoff=backoff)
+            keep = {"completed": 3600, "failed": "forever"}
+            job = await register(queue.client, f"Wait{number}", max_attempts=3, backoff=backoff, keep=keep)
             await dashboard.show(f"jobs/{job['full_name']}", f"Wait{number}")
             policy = page.get_by_role("region", name="Policy")
+            await expect(policy).to_contain_text("completed 1 h, failed for ever, cancelled")
             await expect(policy).to_contain_text(f"Pauses between attempts{text}Time")
         assert dashboard.seen == []
 

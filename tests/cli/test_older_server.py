@@ -54,6 +54,7 @@ def test_each_command_says_what_the_server_lacks(program: Program, older_url: st
         "the overview": ["top"],
         "the audit trail": ["audit"],
         "settings": ["config"],
+        "retention": ["retention"],
     }
     for done, text in zip(program.run_all(list(cases.values())), cases, strict=True):
         assert (done.code, done.is_error_line) == (1, True), done

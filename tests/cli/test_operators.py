@@ -91,6 +91,36 @@ def test_settings_in_force_are_listed_and_explained(stack: Stack) -> None:
     assert "Did you mean max_streams?" in unknown.err
 
 
+def test_retention_is_shown_and_tried(stack: Stack) -> None:
+    """The defaults of `serve`, times to try, and those of a job, which `jobs` shows too."""
+    put = ["register", "@global:jobs:kept", "--policy", '{"keep": {"completed": "12h", "failed": "forever"}}']
+    assert stack.program.run(*put).code == 0
+    shown, tried, of_job, as_json, job, wrong = stack.program.run_all(
+        [
+            ["retention"],
+            ["retention", "--completed", "1.5h", "--cancelled", "forever"],
+            ["retention", "kept"],
+            ["retention", "kept", "--failed", "60", "--json"],
+            ["jobs", "kept"],
+            ["retention", "--failed", "soon"],
+        ]
+    )
+    head, *lines = shown.out.splitlines()
+    assert head.split("\t") == ["status", "kept", "set by", "older now"]
+    assert [line.split("\t")[:3] for line in lines[:3]] == [
+        ["completed", "30 days", "the server's settings"],
+        ["failed", "90 days", "the server's settings"],
+        ["cancelled", "30 days", "the server's settings"],
+    ]
+    assert tried.out.splitlines()[1].split("\t")[:3] == ["completed", "1.5 hours", "this command"]
+    assert tried.out.splitlines()[3].split("\t")[:3] == ["cancelled", "for ever", "this command"]
+    assert of_job.out.splitlines()[1].split("\t")[:3] == ["completed", "12 hours", "the job"]
+    assert json.loads(as_json.out)["failed"] == {"keep_seconds": 60, "source": "proposed", "older": 0}
+    assert "completed 12 hours, failed for ever" in job.out
+    assert (wrong.code, wrong.is_error_line) == (1, True)
+    assert "query.failed: 'soon' is no time to keep tasks: pass seconds, or 90s, 15m, 12h, 30d" in wrong.err
+
+
 def ends_are_in_the_statistics(stack: Stack, ids: list[str]) -> bool:
     """Return whether the statistics have read the ends of these tasks, so that they may be purged."""
     headers = {"Authorization": f"Bearer {stack.server.token}"}

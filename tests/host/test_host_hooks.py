@@ -13,12 +13,13 @@ from uuid import UUID
 
 import pytest
 from databases import on_both
+from seeds import prune_ended
 from sqlalchemy import func, select, text
 from waiting import until
 
 from host.queues import ROOT, Host, running_host
 from zndraw_joblib import JobLib, JobLibSettings, Task, TaskResponse
-from zndraw_joblib.server.queue import rules_details, rules_retention
+from zndraw_joblib.server.queue import rules_details
 from zndraw_joblib.wire.messages import TaskToSubmit
 
 BOUND = 120
@@ -296,10 +297,10 @@ async def test_a_task_with_a_due_function_is_kept_for_a_week_longer(async_url: s
             await host.end(job)
         write = host.joblib.runtime.write
         await age(host, 3)
-        await write(rules_retention.prune, rules_retention.TASKS, timedelta(days=1), 0)
+        await prune_ended(write, days=1)
         assert [await host.exists(each.id) for each in (kept, gone)] == [True, False]
         await age(host, 9)
-        await write(rules_retention.prune, rules_retention.TASKS, timedelta(days=1), 0)
+        await prune_ended(write, days=1)
         assert not await host.exists(kept.id)
 
 

@@ -88,6 +88,7 @@ OPERATIONS = {
     "/v1/joblib/rooms/{room_id}/overview": {"get"},
     "/v1/joblib/statistics": {"get"},
     "/v1/joblib/admin/sweeper/preview": {"get"},
+    "/v1/joblib/admin/retention": {"get"},
 }
 
 

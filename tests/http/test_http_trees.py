@@ -1,6 +1,5 @@
 """Tags and trees of tasks over HTTP: submits, lists, searches, counts, and cancels of trees."""
 
-from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -14,7 +13,9 @@ from sqlalchemy import func, select, text
 from zndraw_joblib import verify_readable_room
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import TaskTag
-from zndraw_joblib.server.queue import rules_trees, sql_transitions
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import rules_task_retention, rules_trees
+from zndraw_joblib.server.queue.rules_task_retention import TaskPruning
 from zndraw_joblib.server.runtime.runtime import Runtime
 
 Json = dict[str, Any]
@@ -336,9 +337,8 @@ async def test_tags_go_with_their_task_and_children_stay(client: httpx.AsyncClie
     async def purge(tx: Transaction) -> int:
         # The statistics would read the end before.
         await tx.execute(text("DELETE FROM joblib_statistic_position"), {})
-        before = await tx.now() + timedelta(seconds=1)
-        deleted, _ = await sql_transitions.prune(tx, before, 0, 100)
-        return deleted
+        settings = JobLibSettings(keep_finished_days=1e-9)
+        return (await rules_task_retention.prune(tx, settings, TaskPruning())).deleted
 
     assert await runtime.write(purge) == 1
     rows = await runtime.database.read(_count_tags)

@@ -121,6 +121,7 @@ OPERATIONS = {
     "get /admin/sweeper": OPERATE,
     "patch /admin/sweeper": OPERATE._replace(json=lambda _: {"mode": "off"}),
     "get /admin/sweeper/preview": OPERATE,
+    "get /admin/retention": OPERATE,
     "get /workers": ANYBODY,
     "post /workers": Try(201, 201, 201),
     "get /workers/{worker_id}": ACT,

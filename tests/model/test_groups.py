@@ -22,11 +22,12 @@ from zndraw_joblib.server.queue import (
     rules_jobs,
     rules_sweep,
     rules_task_actions,
+    rules_task_retention,
     rules_tasks,
     rules_workers,
-    sql_transitions,
 )
 from zndraw_joblib.server.queue.rules_groups import GroupToMake
+from zndraw_joblib.server.queue.rules_task_retention import TaskPruning
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.groups import GroupResponse, NewGroup, OnEndState
 from zndraw_joblib.wire.messages import (
@@ -147,11 +148,13 @@ class Groups(RuleBasedStateMachine):
                 is_skipped = is_skipped and group.counts.completed < group.total
                 assert group.on_end_state is (OnEndState.SKIPPED if is_skipped else OnEndState.SUBMITTED)
         submitted = {task for _, task, _ in self.ended.values() if task is not None}
-        found = self.run(self.runtimes[0].database.read(rules_searches.count, ["lab"]))
+        found = self.run(self.runtimes[0].database.read(rules_searches.count, TaskFilter(room=["lab"])))
         members = sum(
             isinstance(self.write(0, rules_tasks.get, task_id), TaskResponse) for task_id in self.tasks
         )
-        assert sum(vars(found).values()) == members + len(submitted), "on_end was not submitted once"
+        assert sum(found.model_dump(exclude={"is_complete"}).values()) == members + len(submitted), (
+            "on_end was not submitted once"
+        )
 
     @rule(server=SERVERS, when=st.sampled_from(["ended", "completed"]), seconds=st.sampled_from([None, 50]))
     def create(self, server: int, when: str, seconds: int | None) -> None:
@@ -246,9 +249,10 @@ class Groups(RuleBasedStateMachine):
     @rule(server=SERVERS)
     def prune(self, server: int) -> None:
         """Retention deletes what is old, but nothing that a group needs."""
-        after: int | None = 0
-        while after is not None:
-            _, after = self.write(server, sql_transitions.prune, self.clock.now, after, 5)
+        settings, state = JobLibSettings(keep_finished_days=1e-9), TaskPruning()
+        may_be_more = True
+        while may_be_more:
+            _, may_be_more, state = self.write(server, rules_task_retention.prune, settings, state)
 
     @rule(server=SERVERS, kill_after=st.sampled_from([None, 1, 3, 5, 7]))
     def worker_leaves(self, server: int, kill_after: int | None) -> None:

@@ -1,26 +1,30 @@
 """The details of attempts are read and written by their key, and cost nothing where there are none."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 
 import pytest
 from replica import ADMIN, OWNER
+from sqlalchemy import text
 
 from plans.explained import Explainer, Plan
 from plans.seeding import LAB, WORKERS, task_id, worker_id
 from plans.test_plans import describe
 from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import (
     rules_claims,
     rules_details,
     rules_history,
-    rules_retention,
+    rules_task_retention,
     rules_tasks,
     rules_workers,
     sql_details,
 )
 from zndraw_joblib.server.queue.rules_details import LogLimits
+from zndraw_joblib.server.queue.rules_task_retention import TaskPruning
 from zndraw_joblib.wire.messages import NamedTask, TaskUpdateRequest
+from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.progress import Failure, LogLine, LogPart, Progress
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -85,8 +89,28 @@ async def test_readers_find_the_details_of_attempts(explainer: Explainer) -> Non
 
 async def test_pruning_finds_the_details_of_attempts(explainer: Explainer) -> None:
     """A batch of old tasks deletes only their rows."""
-    work = partial(rules_retention.prune, retention=rules_retention.TASKS, keep=timedelta(days=1), after=0)
-    assert_by_key(await explainer.plans(work), *TABLES)
+    settings = JobLibSettings(keep_finished_days=1)
+    work = partial(rules_task_retention.prune, settings=settings, state=TaskPruning())
+    plans = await explainer.plans(work)
+    assert_by_key(plans, *TABLES)
+    readings = [plan for plan in plans if "(completed_at, seq) >" in plan.statement]
+    assert readings
+    for reading in readings:
+        assert reading.by("joblib_task") == {"ix_joblib_task_ended"}, describe(reading)
+
+
+async def test_counting_old_tasks_reads_a_bounded_part_of_an_index(explainer: Explainer) -> None:
+    """Of all jobs by the ends, of one job by its tasks."""
+    settings = JobLibSettings(keep_finished_days=1)
+    async with explainer._engine.connect() as connection:
+        text_of = "SELECT full_name FROM joblib_job WHERE name = 'J0'"
+        big = parse_job_name((await connection.execute(text(text_of))).scalar_one())
+    for job, indexes in ((None, {"ix_joblib_task_ended"}), (big, {"ix_joblib_task_job_room"})):
+        plans = await explainer.plans(partial(rules_task_retention.read, settings=settings, job=job))
+        counts = [plan for plan in plans if "count(*) FROM ( SELECT" in " ".join(plan.statement.split())]
+        assert counts
+        for count in counts:
+            assert count.by("joblib_task") == indexes, describe(count)
 
 
 async def test_requests_without_progress_read_nothing_of_it(explainer: Explainer) -> None:

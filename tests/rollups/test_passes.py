@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from databases import on_postgresql, on_sqlite
 from replica import ManualClock, OpenReplica, Replica
+from seeds import prune_ended
 from sqlalchemy import insert
 from waiting import until
 
@@ -15,7 +16,6 @@ from rollups.reading import NOW, intervals, summed, totals, update
 from zndraw_joblib.server.admin import rules_statistics
 from zndraw_joblib.server.background.loops import Rollups
 from zndraw_joblib.server.db.tables import Statistic, StatisticPosition, Task
-from zndraw_joblib.server.queue import rules_retention
 from zndraw_joblib.wire.statuses import TaskStatus
 
 RETENTION = rules_statistics.StatisticsRetention(timedelta(days=2), timedelta(days=90))
@@ -205,9 +205,7 @@ async def test_ended_tasks_are_deleted_after_they_were_read(timed: Replica, cloc
     clock.advance(1)
 
     async def prune() -> int:
-        tasks = rules_retention.TASKS
-        pruned, _ = await timed.runtime.write(rules_retention.prune, tasks, timedelta(0), 0)
-        return int(pruned.deleted)
+        return sum(await prune_ended(timed.runtime.write))
 
     for number in (3, 2):
         await finish(timed, number)

@@ -10,18 +10,13 @@ import pytest
 from databases import every_kind
 from pydantic_core import from_json, to_json
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, TIMEOUT, Replica
+from seeds import prune_ended
 from sqlalchemy import update
 
 from zndraw_joblib.server.db.tables import AttemptDetailRecord, Task, TaskLogPart
 from zndraw_joblib.server.process.ports import Identity, Page
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import (
-    rules_details,
-    rules_history,
-    rules_task_actions,
-    rules_tasks,
-    sql_transitions,
-)
+from zndraw_joblib.server.queue import rules_details, rules_history, rules_task_actions, rules_tasks
 from zndraw_joblib.server.queue.rules_details import MAX_ATTEMPTS, LogLimits
 from zndraw_joblib.wire.events import TaskProgress, TaskStatusEvent, room_of
 from zndraw_joblib.wire.history import TaskHistory, TaskLog
@@ -415,9 +410,7 @@ async def test_pruned_tasks_take_it_with_them(replica: Replica) -> None:
     await report(replica, task, status="failed", error="once", log=numbered(4, 4))
     again = await replica.start(job.worker_id)
     await report(replica, again, status="completed", log=numbered(1, 1))
-    later = datetime.now(UTC).replace(year=2100)
-    deleted, _ = await replica.runtime.write(sql_transitions.prune, later, 0, 100)
-    assert deleted == 1
+    assert await prune_ended(replica.runtime.write) == [1]
     for table in (DETAILS, LOG):
         assert len(await replica.rows(table)) == 1
     assert await texts(replica, other) == lines((1, 3))
@@ -431,11 +424,7 @@ async def test_tasks_with_long_logs_are_pruned_fewer_at_a_time(replica: Replica)
         await report(replica, task, progress=Progress(current=1), log=numbered(1, 1), status="completed")
         [seq] = [row.seq for row in await replica.rows(Task) if row.id == task.id]
         await replica.execute(update(DETAILS).where(DETAILS.c.task_seq == seq).values(log_lines=count))
-    later, after, pruned = datetime.now(UTC).replace(year=2100), 0, []
-    while after is not None:
-        deleted, after = await replica.runtime.write(sql_transitions.prune, later, after, 100)
-        pruned.append(deleted)
-    assert pruned == [1, 1, 2, 1, 0]
+    assert await prune_ended(replica.runtime.write) == [1, 1, 2, 1]
     assert await replica.rows(DETAILS) == await replica.rows(LOG) == []
 
 

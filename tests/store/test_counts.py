@@ -10,19 +10,13 @@ import pytest
 from databases import on_postgresql
 from recovery.test_pausing import until_waiting
 from replica import SUBMITTER, TIMEOUT, Replica
-from seeds import seconds
+from seeds import prune_ended
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
 from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Task, TaskResult, TaskResultShare
 from zndraw_joblib.server.process.ports import Page
-from zndraw_joblib.server.queue import (
-    rules_retention,
-    rules_task_actions,
-    rules_tasks,
-    sql_counts,
-    sql_recount,
-)
+from zndraw_joblib.server.queue import rules_task_actions, rules_tasks, sql_counts, sql_recount
 from zndraw_joblib.wire.messages import JobResponse
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -98,8 +92,7 @@ async def test_deleted_tasks_leave_no_counts(replica: Replica) -> None:
             held = await replica.start(job.worker_id)
             await replica.report(held.id, TaskStatus.FAILED if room == "gone" else TaskStatus.COMPLETED)
     await replica.submit(job)
-    prune = partial(rules_retention.prune, retention=rules_retention.TASKS, keep=seconds(0), after=0)
-    assert (await replica.runtime.write(prune))[0].deleted == 6
+    assert sum(await prune_ended(replica.runtime.write)) == 6
     assert await totals(replica) == {"all": 1, "pending": 1}
     assert await totals(replica, "gone") == {}
     assert {row.room_id for row in await replica.rows(rooms)} == {"lab"}

@@ -44,6 +44,7 @@ from zndraw_joblib.server.queue.rules_providers import InternalProvider, registe
 from zndraw_joblib.server.queue.sql_idempotency import StoredAnswer
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.problems import TooManyRequests
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -1097,6 +1098,22 @@ async def test_tasks_without_groups_stay_as_they_are(empty: AsyncEngine) -> None
             await connection.run_sync(migrate, command.downgrade, "0033")
             assert await counts(connection, ["joblib_task"]) == [1]
     assert "joblib_group" not in await tables(empty)
+
+
+async def test_jobs_without_times_keep_their_policies(empty: AsyncEngine) -> None:
+    """The upgrade from 0036 adds how long ended tasks are kept; a downgrade keeps the job and its policy."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    policy = JobPolicy(max_attempts=3).model_dump_json(exclude={"keep", "without_workers"})
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0036")
+        await add(connection, {"joblib_job": job | {"schema": {}, "policy": policy}})
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            rows = await connection.execute(text("SELECT policy, keep FROM joblib_job"))
+            assert rows.all() == [(policy, None)]
+            await connection.run_sync(migrate, command.downgrade, "0036")
 
 
 def test_the_names_of_the_migrations_are_their_versions() -> None:

@@ -15,7 +15,7 @@ from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.db.tables import Job, QueueBlock, RoomCount, Statistic, Task, metadata
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import sql_recount
-from zndraw_joblib.server.queue.rules_retention import RETENTIONS, TASKS
+from zndraw_joblib.server.queue.rules_retention import RETENTIONS
 
 Sessions = async_sessionmaker[AsyncSession]
 tasks = Task.__table__
@@ -276,7 +276,6 @@ def test_each_kind_of_old_rows_has_its_table_column_and_setting() -> None:
     for retention in RETENTIONS:
         columns = metadata.tables[f"joblib_{retention.rows}"].c
         assert retention.time is None or retention.time in columns
-        keep = retention.keep_time(JobLibSettings(keep_finished_days=3))
+        keep = retention.keep_time(JobLibSettings())
         assert keep is not None
         assert keep >= timedelta(0)
-    assert TASKS.keep_time(JobLibSettings(keep_finished_days=None)) is None

@@ -40,6 +40,7 @@ COMMANDS = {
     "doctor": ("doctor:doctor", "Check a server, its database and this machine."),
     "audit": ("operators:audit", "List what operators did, newest first."),
     "config": ("operators:config", "List the settings in force, or explain one."),
+    "retention": ("operators:retention", "Show how long ended tasks are kept, or try other times."),
     "limits": ("limits:app", "List the limits that jobs share, or change one."),
     "schedules": ("schedules:app", "List the schedules of a room, or change one."),
     "tasks": ("tasks:app", "List tasks, newest first, or change several."),

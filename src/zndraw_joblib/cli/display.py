@@ -386,6 +386,15 @@ def format_duration(duration: timedelta) -> str:
     return duration_text(seconds) if seconds < 60 else humanize.naturaldelta(duration)
 
 
+def kept_text(seconds: float | str | None) -> str:
+    """Return how long tasks are kept: "30 days", "1.5 hours" or "for ever"."""
+    if seconds is None or isinstance(seconds, str):
+        return "for ever"
+    units = (86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds")
+    size, name = next((unit for unit in units if seconds >= unit[0]), units[-1])
+    return f"{seconds / size:g} {name}"
+
+
 def amount_text(progress: Progress) -> str:
     """Return an amount like "40/100 frames", "" if it is unknown."""
     if progress.current is None:

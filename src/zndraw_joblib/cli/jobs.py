@@ -16,6 +16,7 @@ from zndraw_joblib.cli.display import (
     UsageError,
     counted,
     format_duration,
+    kept_text,
     print_fields,
     print_json,
     print_note,
@@ -91,6 +92,9 @@ def _policy(job: JobResponse) -> dict[str, Any]:
             shown[name] = value
     if job.limits:
         shown["limits"] = "; ".join(map(limit_text, job.limits))
+    if job.keep is not None:
+        times = job.keep.model_dump(exclude_none=True)
+        shown["keep"] = ", ".join(f"{status} {kept_text(time)}" for status, time in times.items())
     return shown
 
 

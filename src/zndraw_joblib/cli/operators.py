@@ -1,18 +1,27 @@
-"""The commands about the whole queue: audit, config."""
+"""The commands about the whole queue: audit, config, retention."""
 
 from difflib import get_close_matches
-from typing import Annotated
+from operator import itemgetter
+from typing import Annotated, Any
 
 import typer
 
 from zndraw_joblib.cli.client import open_client
-from zndraw_joblib.cli.display import ItemTable, UsageError, counted, print_fields, print_json, print_note
+from zndraw_joblib.cli.display import (
+    ItemTable,
+    UsageError,
+    counted,
+    kept_text,
+    print_fields,
+    print_json,
+    print_note,
+)
 from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Limit, Url, check_room
 from zndraw_joblib.cli.server.commands import needs_server
 from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.logs import PREFIX
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.operators import Settings
+from zndraw_joblib.wire.operators import KeptTasks, Settings
 
 AuditRoom = Annotated[
     str | None, typer.Option("--room", callback=check_room, metavar="ROOM", help="Only actions in this room.")
@@ -52,6 +61,64 @@ _SETTINGS = ItemTable(
     optional=["default"],
     paths=(),
 )
+
+
+_SOURCES = {"job": "the job", "settings": "the server's settings", "proposed": "this command"}
+_KEPT = ItemTable(
+    {
+        "status": itemgetter("status"),
+        "kept": lambda row: kept_text(row["time"].keep_seconds),
+        "set by": lambda row: _SOURCES[row["time"].source],
+        "older now": lambda row: row["time"].older,
+    },
+    paths=(),
+)
+
+
+def _keep_option(status: str) -> Any:
+    text = f"Try this time for {status} tasks: 12h, 30d, forever."
+    return typer.Option(f"--{status}", metavar="TIME", help=text)
+
+
+RetentionJob = Annotated[
+    str | None, typer.Argument(metavar="JOB", help="A job; without it, all that have no times of their own.")
+]
+
+
+def retention(
+    job: RetentionJob = None,
+    *,
+    completed: Annotated[str | None, _keep_option("completed")] = None,
+    failed: Annotated[str | None, _keep_option("failed")] = None,
+    cancelled: Annotated[str | None, _keep_option("cancelled")] = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Show how long ended tasks are kept, or try other times.
+
+    It counts the tasks that are older; with times, those that these would delete. It changes nothing.
+
+    A job's times are in its policy: `register JOB --policy '{"keep": {"failed": "90d"}}'`. Those of all other
+    jobs are settings: keep_completed_days, keep_failed_days, keep_cancelled_days.
+    """
+    with open_client(url) as client:
+        name = None if job is None else str(client.find_job(job, None))
+        query = {"job": name, "completed": completed, "failed": failed, "cancelled": cancelled}
+        query = {field: value for field, value in query.items() if value is not None}
+        kept: KeptTasks = client.read(ops.GET_RETENTION, "retention", query=query)
+    if as_json:
+        print_json(kept)
+        return
+    rows = [
+        {"status": status, "time": getattr(kept, status)} for status in ("completed", "failed", "cancelled")
+    ]
+    older = sum(row["time"].older for row in rows)
+    caption = (
+        f"{'' if kept.is_complete else 'more than '}{counted(older, 'task')} older; the server deletes them"
+    )
+    if kept.applies_at is not None:
+        caption += f" from {kept.applies_at.astimezone():%Y-%m-%d %H:%M} on, as these times are defaults"
+    _KEPT.print(rows, caption=caption)
 
 
 def audit(

@@ -432,6 +432,8 @@ UPDATE_SWEEPER = Operation("update_sweeper", "PATCH", "/admin/sweeper",
     "admin", Access.SUPERUSER, Effect.WRITE_ONCE, o.SweeperDetail, body=m.SweeperUpdate)
 GET_SETTINGS = Operation("get_settings", "GET", "/admin/settings",
     "admin", Access.SUPERUSER, Effect.READ, o.Settings)
+GET_RETENTION = Operation("get_retention", "GET", "/admin/retention",
+    "admin", Access.SUPERUSER, Effect.READ, o.KeptTasks, problems=(p.JobNotFound,))
 PREVIEW_SWEEPER = Operation("preview_sweeper", "GET", "/admin/sweeper/preview",
     "admin", Access.SUPERUSER, Effect.READ, m.SweeperPreview)
 

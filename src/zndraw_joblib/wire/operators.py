@@ -3,7 +3,7 @@
 import operator
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -575,6 +575,32 @@ class Settings(ResponseBody):
 
     settings: list[SettingEntry]
     unknown: list[str] = Field(default_factory=list)
+
+
+class KeptTime(ResponseBody):
+    """How long ended tasks of a status are kept; null for ever. `older` is how many are older than that.
+
+    `source` is `job`, `settings` or `proposed`.
+    """
+
+    keep_seconds: float | None
+    source: Literal["job", "settings", "proposed"]
+    older: int
+
+
+class KeptTasks(ResponseBody):
+    """How long ended tasks are kept: those of `job`, or with null of all jobs without times of their own.
+
+    The server deletes those that are older. It counts up to 10,000 tasks for each time: without `is_complete`
+    there may be more. `applies_at`: times that nobody has set apply from then on; null if they do.
+    """
+
+    job: str | None
+    completed: KeptTime
+    failed: KeptTime
+    cancelled: KeptTime
+    is_complete: bool
+    applies_at: datetime | None
 
 
 class Severity(StrEnum):

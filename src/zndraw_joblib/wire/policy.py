@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterable
+from datetime import timedelta
 from enum import StrEnum
 from math import e
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -101,6 +102,40 @@ class Backoff(CheckedKeywords, RequestBody):
         except OverflowError:
             full = self.cap_seconds
         return min(self.cap_seconds, full) * (1 - self.jitter * chance)
+
+
+# A hundred years.
+MAX_KEEP_SECONDS = 3_155_760_000
+FOREVER: Literal["forever"] = "forever"
+_KEEP_TEXT = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def _keep_seconds(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    match = _KEEP_TEXT.fullmatch(value) if isinstance(value, str) else None
+    return value if match is None else float(match[1]) * _UNIT_SECONDS[match[2]]
+
+
+KeepTime = Annotated[
+    Annotated[float, Field(gt=0, le=MAX_KEEP_SECONDS, allow_inf_nan=False)] | Literal["forever"],
+    BeforeValidator(_keep_seconds),
+]
+
+
+class Keep(CheckedKeywords, RequestBody):
+    """How long ended tasks are kept, by their status, with their payloads, results, logs and attempts.
+
+    In seconds, or as text with a unit, such as `90s`, `15m`, `12h` or `30d`; `forever` keeps them. A status
+    that is left out has the time of the server's settings.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    completed: KeepTime | None = None
+    failed: KeepTime | None = None
+    cancelled: KeepTime | None = None
 
 
 MAX_LIMITS = 8
@@ -213,6 +248,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     - `priority`: of the job's tasks; a higher one is claimed first.
     - `without_workers`: what becomes of the job when no worker serves it; null for the server's default,
       which is the setting of that name.
+    - `keep`: how long its ended tasks are kept; null for the times of the server's settings.
     """
 
     max_attempts: Attempts = 1
@@ -230,6 +266,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     limits: Annotated[tuple[JobLimit, ...], Field(max_length=MAX_LIMITS, fail_fast=True)] = ()
     priority: Priority = 0
     without_workers: WithoutWorkers | None = None
+    keep: Keep | None = None
 
     def is_final(self, error_types: Iterable[str]) -> bool:
         """Return whether `non_retryable` names one of these classes of an exception."""

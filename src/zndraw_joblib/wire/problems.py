@@ -452,7 +452,7 @@ REMEDIES: dict[type[ProblemException], str] = {
     DeliveryNotFound: "List the deliveries of the room: `GET /rooms/{room_id}/deliveries`.",
     WorkerNotFound: "Register the worker and its jobs again. The SDK does so by itself.",
     ProviderNotFound: "Check the full name and the room, and that the provider's worker runs.",
-    TaskNotFound: "Check the id. The server deletes ended tasks after `keep_finished_days`, if it is set.",
+    TaskNotFound: "Check the id. The server deletes ended tasks after the time that it keeps them.",
     ResultNotFound: "Wait until the task has completed: `GET /tasks/{task_id}` with `Prefer: wait=N`.",
     MethodNotAllowed: "Use a method of the header `Allow`.",
     UploadStalled: "Upload again over a faster connection that does not pause.",

@@ -22,7 +22,7 @@ from zndraw_joblib.wire.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.wire.names import unknown_text
-from zndraw_joblib.wire.policy import Backoff, JobLimit, JobPolicy, RetryOn, WithoutWorkers
+from zndraw_joblib.wire.policy import Backoff, JobLimit, JobPolicy, Keep, RetryOn, WithoutWorkers
 from zndraw_joblib.wire.problems import WorkerNotFound
 from zndraw_joblib.wire.providers import ProviderRegisterRequest, ProviderResponse
 from zndraw_joblib.worker.reports import LiveReports
@@ -53,6 +53,7 @@ class PolicyOptions(TypedDict, total=False):
     limits: Iterable[JobLimit | Mapping[str, Any]]
     priority: int
     without_workers: WithoutWorkers | str | None
+    keep: Keep | Mapping[str, Any] | None
 
 
 def policy_of(options: PolicyOptions) -> JobPolicy:

@@ -9,14 +9,17 @@ from uuid import UUID
 
 from zndraw_joblib.jobs.logs import log_failed_work
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import rules_retention
-from zndraw_joblib.server.queue.rules_retention import RETENTIONS, TASKS, Pruned, Retention
+from zndraw_joblib.server.queue import rules_retention, rules_task_retention
+from zndraw_joblib.server.queue.rules_retention import GROUPS, RETENTIONS, Pruned, Retention
+from zndraw_joblib.server.queue.rules_task_retention import PrunedTasks, TaskPruning
+from zndraw_joblib.wire.operators import KeptTasks
 
 logger = logging.getLogger(__name__)
 # Counting all idempotency keys reads an index of up to `max_idempotency_keys` entries.
 KEY_COUNT_SECONDS = 600
 Write = Callable[..., Awaitable[Any]]
 Batch = Callable[[], Awaitable[Pruned]]
+TASKS = "tasks"
 
 
 class Pruner:
@@ -45,6 +48,8 @@ class Pruner:
         self._batch_seconds = batch_seconds
         # Where the next batch of each kind begins.
         self._next: dict[Retention, Any] = {}
+        self._tasks = TaskPruning()
+        self._is_announced = False
         self._next_room = rules_retention.FIRST_ROOM
         self._next_job: UUID | None = UUID(int=0)
         self._count_keys_at = monotonic()
@@ -61,16 +66,7 @@ class Pruner:
         until = self._monotonic() + self._settings.prune_max_seconds
         rows_left = self._settings.prune_max_rows
         deleted_tasks = 0
-        batches: dict[object, Batch] = {
-            retention: partial(self._prune, retention)
-            for retention in RETENTIONS
-            if with_tasks or not retention.of_tasks
-        }
-        if self._prune_content is not None:
-            batches["content"] = self._prune_content
-        batches["surplus keys"] = self._prune_surplus_keys
-        if with_tasks:
-            batches["room queues"] = self._prune_room_queues
+        batches = self._batches(with_tasks=with_tasks)
         while batches and rows_left > 0 and self._monotonic() < until:
             for kind, batch in list(batches.items()):
                 started = asyncio.get_running_loop().time()
@@ -85,6 +81,20 @@ class Pruner:
                     await asyncio.sleep(asyncio.get_running_loop().time() - started)
         self._warn_of_backlog(is_left=bool(batches))
         return deleted_tasks
+
+    def _batches(self, *, with_tasks: bool) -> dict[object, Batch]:
+        batches: dict[object, Batch] = {}
+        for retention in RETENTIONS:
+            if retention is GROUPS and with_tasks:  # groups and jobs without tasks are deleted after them
+                batches[TASKS] = self._prune_tasks
+            if with_tasks or not retention.of_tasks:
+                batches[retention] = partial(self._prune, retention)
+        if self._prune_content is not None:
+            batches["content"] = self._prune_content
+        batches["surplus keys"] = self._prune_surplus_keys
+        if with_tasks:
+            batches["room queues"] = self._prune_room_queues
+        return batches
 
     def _warn_of_backlog(self, *, is_left: bool) -> None:
         self._cycles_behind = self._cycles_behind + 1 if is_left else 0
@@ -116,6 +126,15 @@ class Pruner:
         pruned, self._next[retention] = await self._write(work)
         return pruned
 
+    async def _prune_tasks(self) -> Pruned:
+        if not self._is_announced:
+            _log_times(await self._write(partial(rules_task_retention.announce, settings=self._settings)))
+            self._is_announced = True
+        work = partial(rules_task_retention.prune, settings=self._settings, state=self._tasks)
+        pruned: PrunedTasks = await self._write(work)
+        self._tasks = pruned.state
+        return Pruned(pruned.deleted, pruned.may_be_more)
+
     async def _prune_surplus_keys(self) -> Pruned:
         if self._surplus_keys is None:
             if self._monotonic() < self._count_keys_at:
@@ -145,3 +164,25 @@ class Pruner:
             )
         self._next_room = following
         return Pruned(deleted, following != rules_retention.FIRST_ROOM or self._next_job is not None)
+
+
+def _log_times(kept: KeptTasks) -> None:
+    """Log once how long ended tasks are kept, and before default times apply what will be deleted."""
+    times = {name: getattr(kept, name) for name in ("completed", "failed", "cancelled")}
+    if all(time.keep_seconds is None for time in times.values()):
+        return
+    shown = ", ".join(
+        f"{name} for ever" if time.keep_seconds is None else f"{name} {time.keep_seconds / 86_400:g} days"
+        for name, time in times.items()
+    )
+    older = sum(time.older for time in times.values())
+    if kept.applies_at is None:
+        logger.info("Ended tasks are kept: %s", shown)
+    else:
+        logger.log(
+            logging.WARNING if older else logging.INFO,
+            "Ended tasks are kept: %s. From %s on the server deletes older ones, now %s%d; to keep them, set "
+            "keep_completed_days, keep_failed_days and keep_cancelled_days (0: for ever)",
+            *(shown, kept.applies_at.isoformat(timespec="minutes")),
+            *("" if kept.is_complete else "more than ", older),
+        )

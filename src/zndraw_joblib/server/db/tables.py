@@ -502,7 +502,8 @@ class Job(Base, table=True):
     null for the default; `max_in_flight` is part of it. `has_lanes` is set once a task with a priority other
     than 0 was submitted. `fair_round` and `fair_room` are the turn of the last fair claim: rooms take turns
     in the order of their names. `without_workers` is part of the policy too, null for the server's default;
-    it is not in `policy`. `limits` has the other limits of the policy, null without any. `unserved_since` is
+    it is not in `policy`. `limits` has the other limits of the policy, and `keep` how long ended tasks are
+    kept; both are null without any. `unserved_since` is
     when the last worker left, null while one serves the job, and `registered_by` is the user who registered
     it last. It is `paused` until `paused_until`, if that is set.
 
@@ -527,6 +528,7 @@ class Job(Base, table=True):
         _partial("ix_joblib_job_deleted", "deleted", "id", on_sqlite="deleted = 1"),
         _partial("ix_joblib_job_unserved", "unserved_since IS NOT NULL", "unserved_since"),
         _partial("ix_joblib_job_paused_until", "paused_until IS NOT NULL", "paused_until"),
+        _partial("ix_joblib_job_keep", "keep IS NOT NULL", "id"),
     )
 
     id: UUID = _id()
@@ -554,6 +556,7 @@ class Job(Base, table=True):
     job_version: int = _default(Integer, 1, "1")
     first_id: UUID | None = _column(Uuid, optional=True)
     superseded: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
+    keep: str | None = _optional_text()
 
 
 Job.full_name = ComputedFullName(Job.full_name)  # type: ignore[assignment]

@@ -31,7 +31,7 @@ from zndraw_joblib.server.http.requests import Omissible, event_stream
 from zndraw_joblib.server.http.routing import CursorPaging, Endpoint, Parameter, json_response, serves
 from zndraw_joblib.server.process import settings as settings_report
 from zndraw_joblib.server.process.ports import Identity, RequestKey
-from zndraw_joblib.server.queue import rules_audit, rules_sweep
+from zndraw_joblib.server.queue import rules_audit, rules_sweep, rules_task_retention
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, once
 from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, format_sse_event
 from zndraw_joblib.server.runtime.problem_responses import as_problem, invalid_part
@@ -59,6 +59,7 @@ from zndraw_joblib.wire.operators import (
     Text,
     Versions,
 )
+from zndraw_joblib.wire.policy import Keep
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -226,6 +227,38 @@ async def update_sweeper(
 async def get_settings(runtime: Runtime, caller: Identity) -> Response:
     """Return the settings in force of the server that responds, without secrets, and misspelt variables."""
     return json_response(await asyncio.to_thread(settings_report.report, runtime.settings))
+
+
+@serves(ops.GET_RETENTION)
+async def get_retention(
+    runtime: Runtime,
+    caller: Identity,
+    *,
+    job: Omissible[str] = None,
+    completed: Omissible[str] = None,
+    failed: Omissible[str] = None,
+    cancelled: Omissible[str] = None,
+) -> Response:
+    """Return how long ended tasks are kept, and how many are older: of a job, or of all without own times.
+
+    `completed`, `failed` and `cancelled` are times to try: the answer is what they would delete, and nothing
+    changes. They are written as in a policy's `keep`: seconds, `90s`, `15m`, `12h`, `30d` or `forever`.
+    """
+    asked = {"completed": completed, "failed": failed, "cancelled": cancelled}
+    keep = _keep_of({name: value for name, value in asked.items() if value is not None})
+    name = None if job is None else parse_job_name(job)
+    return json_response(await runtime.database.read(rules_task_retention.read, runtime.settings, name, keep))
+
+
+def _keep_of(values: dict[str, str]) -> Keep:
+    try:
+        return Keep.model_validate(values)
+    except ValidationError as error:
+        [name, *_] = error.errors()[0]["loc"]
+        raise InvalidRequest(
+            f"query.{name}: {values[str(name)][:100]!r} is no time to keep tasks: pass seconds, or 90s, 15m, "
+            "12h, 30d, or forever"
+        ) from error
 
 
 @serves(ops.PREVIEW_SWEEPER)

@@ -178,6 +178,7 @@ _POLICY = {
     "limits": [{"name": None, "key": "/user_id", "max_in_flight": 2, "rate": None}],
     "priority": 0,
     "without_workers": "queue",
+    "keep": {"completed": 604800.0, "failed": "forever", "cancelled": None},
 }
 _PENDING_TASK: dict[str, Any] = {
     "id": _TASK_ID,

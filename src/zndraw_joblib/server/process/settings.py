@@ -65,6 +65,7 @@ PortList = Annotated[list[str], BeforeValidator(_split), AfterValidator(_check_p
 NetworkList = Annotated[list[str], BeforeValidator(_split), AfterValidator(_check_networks)]
 Transports = Annotated[list[Literal["polling", "websocket"]], BeforeValidator(_split)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
+KeepDays = Annotated[float, Field(ge=0, le=36_500)]
 
 
 class _Environment(EnvSettingsSource):
@@ -106,6 +107,9 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
     sweep_interval_seconds: Seconds | None = None
     heartbeat_interval_seconds: Seconds | None = None
     keep_finished_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
+    keep_completed_days: KeepDays | None = None
+    keep_failed_days: KeepDays | None = None
+    keep_cancelled_days: KeepDays | None = None
     statistics_minutes_days: Annotated[float, Field(gt=0, le=365)] = 2
     statistics_hours_days: Annotated[float, Field(gt=0, le=36_500)] = 90
     task_log_max_lines: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
@@ -218,6 +222,18 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
         """Return whether a job stays without workers if its policy does not say what becomes of it."""
         return self.without_workers != WithoutWorkers.FORGET
 
+    def keep_days(self, status: str) -> float | None:
+        """Return for how many days ended tasks of a status are kept; None for ever."""
+        name = f"keep_{status}_days"
+        of_all = None if name in self.model_fields_set else self.keep_finished_days
+        return of_all or getattr(self, name) or None
+
+    @property
+    def keeps_by_default(self) -> bool:
+        """Whether tasks are deleted after times that nobody has set."""
+        names = {"keep_completed_days", "keep_failed_days", "keep_cancelled_days"} - self.model_fields_set
+        return self.keep_finished_days is None and any(getattr(self, name) for name in names)
+
     def share_of(self, limit: int) -> int:
         """Return how much of a limit one user may have, at least 1."""
         return max(1, int(limit * self.max_share_per_user))
@@ -255,6 +271,9 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
 class ServerSettings(JobLibSettings):
     """Settings of the standalone server."""
 
+    keep_completed_days: KeepDays | None = 30
+    keep_failed_days: KeepDays | None = 90
+    keep_cancelled_days: KeepDays | None = 30
     database_url: str = DEFAULT_DATABASE_URL
     admin_token: SecretStr | None = None
     cors_origins: WordList = Field(default_factory=list)

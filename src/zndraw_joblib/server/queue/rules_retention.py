@@ -20,7 +20,6 @@ from zndraw_joblib.server.queue import (
     sql_rates,
     sql_room_queues,
     sql_streams,
-    sql_transitions,
     sql_webhooks,
 )
 
@@ -91,11 +90,6 @@ async def _blocks(tx: Transaction, _: datetime, limit: int) -> int:
     return await sql_counts.prune_blocks(tx, limit)
 
 
-async def _tasks(tx: Transaction, before: datetime, after: int) -> tuple[Pruned, int]:
-    deleted, following = await sql_transitions.prune(tx, before, after, BATCH)
-    return Pruned(deleted, following is not None), following or 0
-
-
 async def _groups(tx: Transaction, before: datetime, after: int) -> tuple[Pruned, int]:
     """Delete groups that have ended and have no tasks any more, among a batch behind `after`."""
     deleted, following = await sql_groups.prune(tx, before, after, BATCH)
@@ -141,7 +135,6 @@ async def _limit_slots(tx: Transaction, _: datetime, after: int) -> tuple[Pruned
 
 
 KEYS = Retention("idempotency_key", "created_at", "idempotency_key_hours", _oldest(sql_idempotency.prune))
-TASKS = Retention("task", "completed_at", "keep_finished_days", _tasks, 0, of_tasks=True)
 # A job whose worker restarts keeps its id, also without tasks.
 JOBS = Retention("job", "deleted_at", timedelta(days=1), _jobs, sql_jobs.FIRST, of_tasks=True)
 # These are soft-deleted, and `JOBS` deletes their rows later.
@@ -149,16 +142,16 @@ UNSERVED_JOBS = Retention("job", "unserved_since", "keep_unserved_jobs_days", _u
 AUDIT = Retention("audit", "at", "audit_days", _oldest(sql_audit.prune_audit))
 DELIVERIES = Retention("outbox", "created_at", timedelta(days=30), _oldest(sql_webhooks.prune_deliveries))
 EVENTS = Retention("room_event", "at", "event_retention_seconds", _events, "")
-# Not here: the content of task results and the rows of rooms without queued tasks, which need several
-# transactions, and idempotency keys beyond their limit.
+GROUPS = Retention("group", "ended_at", timedelta(days=7), _groups, 0, of_tasks=True)
+# Not here: tasks, which `rules_task_retention` deletes, the content of task results and the rows of rooms
+# without queued tasks, which need several transactions, and idempotency keys beyond their limit.
 RETENTIONS = (
     Retention("provider_call", "expires_at", timedelta(hours=1), _oldest(sql_providers.prune)),
     Retention("result", "expires_at", timedelta(0), _values),
     KEYS,
     Retention("submit_rate", "full_at", timedelta(0), _oldest(sql_rates.prune)),
     Retention("queue_block", None, timedelta(0), _oldest(_blocks), of_tasks=True),
-    TASKS,
-    Retention("group", "ended_at", timedelta(days=7), _groups, 0, of_tasks=True),
+    GROUPS,
     UNSERVED_JOBS,
     JOBS,
     EVENTS,

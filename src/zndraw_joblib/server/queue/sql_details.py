@@ -1,6 +1,6 @@
 """The details of attempts: progress, logs and failures. Writers hold the locks of the tasks."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -91,6 +91,7 @@ WHERE joblib_task.id = :id
 )
 # Without statistics, PostgreSQL scans the whole table for a long list alone.
 _IS_NEAR = "task_seq BETWEEN :first AND :last AND task_seq = ANY (:all_task_seq)"
+_MAX_GAP = 10_000
 _NEAR_TYPES = {"first": BIG_INTEGER, "last": BIG_INTEGER}
 _LINES_OF_TASKS = statement(
     f"SELECT task_seq, sum(log_lines) FROM joblib_attempt_detail WHERE {_IS_NEAR} GROUP BY task_seq",
@@ -231,8 +232,7 @@ async def forget(tx: Transaction, seq: int, newest: int) -> None:
 async def first_to_prune(tx: Transaction, seqs: Sequence[int]) -> Sequence[int]:
     """Return the first of these tasks whose logs are deleted in a short time: at least one."""
     lines: dict[int, int] = {}
-    for start in range(0, len(seqs), CHUNK):
-        chunk = seqs[start : start + CHUNK]
+    for chunk in _near_parts(seqs):
         lines |= {seq: count for seq, count in await tx.execute(_LINES_OF_TASKS, _near(chunk))}
     total = 0
     for place, seq in enumerate(seqs):
@@ -243,9 +243,22 @@ async def first_to_prune(tx: Transaction, seqs: Sequence[int]) -> Sequence[int]:
 
 
 async def prune(tx: Transaction, seqs: Sequence[int]) -> None:
-    """Delete the details of all attempts of these tasks, whose values of `seq` are close to each other."""
-    for prune_rows in _PRUNE:
-        await tx.execute(prune_rows, _near(seqs))
+    """Delete the details of all attempts of these tasks."""
+    for part in _near_parts(seqs):
+        for prune_rows in _PRUNE:
+            await tx.execute(prune_rows, _near(part))
+
+
+def _near_parts(seqs: Sequence[int]) -> Iterator[list[int]]:
+    """Yield these tasks in parts whose values of `seq` are close to each other."""
+    part: list[int] = []
+    for seq in sorted(seqs):
+        if part and (len(part) == CHUNK or seq - part[-1] > _MAX_GAP):
+            yield part
+            part = []
+        part.append(seq)
+    if part:
+        yield part
 
 
 def _near(seqs: Sequence[int]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from zndraw_joblib.server.queue import sql_pauses
 from zndraw_joblib.server.queue.sql_pauses import HAS_PAUSES, is_job_paused, is_room_paused
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.operators import HOUR, MINUTE
-from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
+from zndraw_joblib.wire.policy import JobPolicy, Keep, WithoutWorkers
 from zndraw_joblib.wire.statuses import HELD
 
 
@@ -137,11 +137,11 @@ _ADD = statement(
     """
 INSERT INTO joblib_job (
     id, room_id, category, name, schema, created_at, policy, max_in_flight, limits, without_workers,
-    registered_by,
+    keep, registered_by,
     deleted, pending, scheduled, paused, has_lanes, fair_round, fair_room
 ) VALUES (
     :id, :room_id, :category, :name, :schema, :created_at, :policy, :max_in_flight, :limits, :without_workers,
-    :registered_by,
+    :keep, :registered_by,
     false, 0, 0, false, false, 0, ''
 )
 ON CONFLICT DO NOTHING
@@ -174,10 +174,12 @@ _NAMES_OF_IDS = (
 _SET_POLICY = statement(
     """
 UPDATE joblib_job SET
-    policy = :policy, max_in_flight = :max_in_flight, limits = :limits, without_workers = :without_workers
+    policy = :policy, max_in_flight = :max_in_flight, limits = :limits, without_workers = :without_workers,
+    keep = :keep
 WHERE full_name = :full_name
 """
 )
+_KEEPS = statement("SELECT id, keep FROM joblib_job WHERE keep IS NOT NULL", *("id", "keep"))
 _SET_SCHEMA = statement("UPDATE joblib_job SET schema = :schema WHERE id = :id")
 _RECORD_SERVED = statement(
     "UPDATE joblib_job SET unserved_since = NULL, registered_by = :registered_by WHERE id = :id"
@@ -302,7 +304,7 @@ _SUPERSEDE = statement(
 # What belongs to the whole job. A new version has it from the current one.
 _OF_JOB = (
     *("room_id", "category", "name", "created_at", "policy", "max_in_flight", "limits", "without_workers"),
-    *("registered_by", "unserved_since", "paused", "paused_until"),
+    *("keep", "registered_by", "unserved_since", "paused", "paused_until"),
 )
 _ADD_VERSION = statement(
     f"""
@@ -778,7 +780,13 @@ def _stored(name: JobName, policy: JobPolicy) -> dict[str, Any]:
         "max_in_flight": policy.max_in_flight,
         "limits": to_json({"of": str(name), "limits": policy.limits}).decode() if policy.limits else None,
         "without_workers": policy.without_workers,
+        "keep": None if policy.keep is None else policy.keep.model_dump_json(exclude_none=True),
     }
+
+
+async def keeps(tx: Transaction) -> dict[UUID, Keep]:
+    """Return how long ended tasks are kept of the jobs that say so, in all their versions."""
+    return {job_id: Keep.model_validate_json(keep) for job_id, keep in await tx.execute(_KEEPS)}
 
 
 # Delete soft-deleted jobs, with their schemas, to which nothing refers.

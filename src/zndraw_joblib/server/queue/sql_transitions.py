@@ -1,7 +1,7 @@
 """The statements that change the status of tasks: they write only the columns that change."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -262,12 +262,6 @@ _ATTEMPT_COLUMNS = (
     *("run_at", "error_code", "error", "reason", "queued_at"),
 )
 _ADD_ATTEMPT = statement(f"INSERT INTO joblib_attempt {one_row(_ATTEMPT_COLUMNS)}")
-_FOLLOWING = statement(
-    """
-SELECT seq, created_at, completed_at, on_end FROM joblib_task WHERE seq > :seq ORDER BY seq LIMIT :limit
-""",
-    *("seq", "created_at", "completed_at", "on_end"),
-)
 _LOCK_ENDED = statement(
     f"""
 SELECT seq, room_id, job_id, status, tags IS NOT NULL AS has_tags FROM joblib_task
@@ -279,8 +273,6 @@ FOR UPDATE SKIP LOCKED
 )
 _REMOVE_ATTEMPTS = statement("DELETE FROM joblib_attempt WHERE task_seq = ANY (:all_task_seq)")
 _REMOVE = statement("DELETE FROM joblib_task WHERE seq = ANY (:all_seq)")
-# For how much longer than others a task is kept whose function `on_end` no server has called.
-_HOOK_TIME, _NO_TIME = timedelta(days=7), timedelta()
 
 
 async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
@@ -555,23 +547,6 @@ def _count_changes(moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> dic
             so_far = changes.get(after.job_id, _UNCHANGED)
             changes[after.job_id] = sql_jobs.CountChange(so_far.queued + queued, so_far.later + later)
     return changes
-
-
-async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
-    """Delete the tasks that ended before a time, among the `limit` tasks that follow the `seq` `after`.
-
-    Tasks with long logs are deleted fewer at a time; tasks whose function `on_end` was not called yet are
-    kept for a week longer. Return how many, and the `seq` to continue from: None once the tasks are younger
-    than that time.
-    """
-    rows = (await tx.execute(_FOLLOWING, {"seq": after, "limit": limit})).all()
-    if not rows or rows[0].created_at >= before:
-        return 0, None
-    ended = [row for row in rows if row.completed_at is not None]
-    old = [row.seq for row in ended if row.completed_at < before - (_HOOK_TIME if row.on_end else _NO_TIME)]
-    within = await sql_details.first_to_prune(tx, old)
-    deleted = await delete_ended(tx, within, before)
-    return deleted, rows[-1].seq if len(within) == len(old) else within[-1]
 
 
 async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -> int:

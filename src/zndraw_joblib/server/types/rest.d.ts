@@ -1222,6 +1222,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/joblib/admin/retention": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get retention
+         * @description Return how long ended tasks are kept, and how many are older: of a job, or of all without own times.
+         *
+         *     `completed`, `failed` and `cancelled` are times to try: the answer is what they would delete, and nothing
+         *     changes. They are written as in a policy's `keep`: seconds, `90s`, `15m`, `12h`, `30d` or `forever`.
+         */
+        get: operations["getRetention"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/joblib/admin/sweeper/preview": {
         parameters: {
             query?: never;
@@ -2578,6 +2601,7 @@ export interface components {
              */
             priority: number;
             without_workers: components["schemas"]["WithoutWorkers"] | null;
+            keep: components["schemas"]["Keep"] | null;
             /** Schema */
             schema: {
                 [key: string]: unknown;
@@ -2716,6 +2740,7 @@ export interface components {
              */
             priority?: number;
             without_workers?: components["schemas"]["WithoutWorkers"] | null;
+            keep?: components["schemas"]["Keep"] | null;
             /** Schema */
             schema?: {
                 [key: string]: unknown;
@@ -2776,6 +2801,7 @@ export interface components {
              */
             priority?: number;
             without_workers?: components["schemas"]["WithoutWorkers"] | null;
+            keep?: components["schemas"]["Keep"] | null;
             /** Schema */
             schema?: {
                 [key: string]: unknown;
@@ -2849,6 +2875,7 @@ export interface components {
              */
             priority: number;
             without_workers: components["schemas"]["WithoutWorkers"] | null;
+            keep: components["schemas"]["Keep"] | null;
             /** Schema */
             schema: {
                 [key: string]: unknown;
@@ -2931,6 +2958,56 @@ export interface components {
             pending: number;
             /** Scheduled */
             scheduled: number;
+        };
+        /**
+         * Keep
+         * @description How long ended tasks are kept, by their status, with their payloads, results, logs and attempts.
+         *
+         *     In seconds, or as text with a unit, such as `90s`, `15m`, `12h` or `30d`; `forever` keeps them. A status
+         *     that is left out has the time of the server's settings.
+         */
+        Keep: {
+            /** Completed */
+            completed?: number | "forever" | null;
+            /** Failed */
+            failed?: number | "forever" | null;
+            /** Cancelled */
+            cancelled?: number | "forever" | null;
+        };
+        /**
+         * KeptTasks
+         * @description How long ended tasks are kept: those of `job`, or with null of all jobs without times of their own.
+         *
+         *     The server deletes those that are older. It counts up to 10,000 tasks for each time: without `is_complete`
+         *     there may be more. `applies_at`: times that nobody has set apply from then on; null if they do.
+         */
+        KeptTasks: {
+            /** Job */
+            job: string | null;
+            completed: components["schemas"]["KeptTime"];
+            failed: components["schemas"]["KeptTime"];
+            cancelled: components["schemas"]["KeptTime"];
+            /** Is Complete */
+            is_complete: boolean;
+            /** Applies At */
+            applies_at: string | null;
+        };
+        /**
+         * KeptTime
+         * @description How long ended tasks of a status are kept; null for ever. `older` is how many are older than that.
+         *
+         *     `source` is `job`, `settings` or `proposed`.
+         */
+        KeptTime: {
+            /** Keep Seconds */
+            keep_seconds: number | null;
+            /**
+             * Source
+             * @enum {string}
+             */
+            source: "job" | "settings" | "proposed";
+            /** Older */
+            older: number;
         };
         /**
          * LimitEntry
@@ -5102,6 +5179,9 @@ export type JobRegisterRequest = components['schemas']['JobRegisterRequest'];
 export type JobResponse = components['schemas']['JobResponse'];
 export type JobSummary = components['schemas']['JobSummary'];
 export type JobVersion = components['schemas']['JobVersion'];
+export type Keep = components['schemas']['Keep'];
+export type KeptTasks = components['schemas']['KeptTasks'];
+export type KeptTime = components['schemas']['KeptTime'];
 export type LimitEntry = components['schemas']['LimitEntry'];
 export type LimitPage = components['schemas']['LimitPage'];
 export type LimitValues = components['schemas']['LimitValues'];
@@ -8254,7 +8334,12 @@ export interface operations {
                      *         }
                      *       ],
                      *       "priority": 0,
-                     *       "without_workers": "queue"
+                     *       "without_workers": "queue",
+                     *       "keep": {
+                     *         "completed": 604800,
+                     *         "failed": "forever",
+                     *         "cancelled": null
+                     *       }
                      *     }
                      */
                     "application/json": components["schemas"]["JobResponse"];
@@ -13140,6 +13225,85 @@ export interface operations {
             };
             /** @description `forbidden` */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getRetention: {
+        parameters: {
+            query?: {
+                job?: string;
+                completed?: string;
+                failed?: string;
+                cancelled?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["KeptTasks"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };

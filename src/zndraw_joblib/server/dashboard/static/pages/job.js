@@ -109,6 +109,19 @@ function pausesText({ base_seconds: base, factor, cap_seconds: longest, jitter }
   return `${pauses.map(duration).join(", ")}, … at most ${duration(longest)}${less}`;
 }
 
+const keptText = (time) => (time == null || time === "forever" ? "for ever" : duration(time));
+
+// How long the server keeps ended tasks: with its settings for an operator, with the job's own times for others.
+function Kept({ job }) {
+  const state = usePoll((signal) => canReadAll.value ? get("/admin/retention", { job: job.full_name }, { signal }) : null, [job.full_name, canReadAll.value], 60);
+  const statuses = ["completed", "failed", "cancelled"];
+  if (state.data?.completed) {
+    const older = statuses.reduce((sum, status) => sum + state.data[status].older, 0);
+    return html`${statuses.map((status) => `${status} ${keptText(state.data[status].keep_seconds)}`).join(", ")}${older > 0 && html`<br /><span class="help">${state.data.is_complete ? "" : "more than "}${plural(older, "task")} older, to be deleted${state.data.applies_at ? html` from <${Ago} at=${state.data.applies_at} /> on` : ""}</span>`}`;
+  }
+  return html`${statuses.map((status) => `${status} ${job.keep?.[status] == null ? "as the server's settings say" : keptText(job.keep[status])}`).join(", ")}`;
+}
+
 function Policy({ job }) {
   return html`<${Section} title="Policy"><${Facts} items=${[
     ["Attempts", count(job.max_attempts)],
@@ -123,6 +136,7 @@ function Policy({ job }) {
     ["Pending at once", job.max_pending ? count(job.max_pending) : "no limit"],
     ["Pending from one room", job.max_pending_per_room ? count(job.max_pending_per_room) : "no limit"],
     ["Priority", String(job.priority)],
+    ["Ended tasks are kept", html`<${Kept} job=${job} />`, "wide"],
     ["Without workers", WITHOUT_WORKERS[job.without_workers] ?? "as the server's settings say"],
   ]} /><//>`;
 }
