@@ -372,3 +372,17 @@ async def test_a_repeat_after_a_lost_connection_is_applied_once(replica: Replica
         assert (done.status, done.result) == (COMPLETED, 1)
     [refused] = await replica.runtime.write(rules_idempotency.report, [report(held.id, RUNNING, attempt=1)])
     assert isinstance(refused, InvalidTaskTransition)
+
+
+@on_postgresql
+async def test_a_task_runs_while_another_transaction_makes_it_a_parent(replica: Replica) -> None:
+    """A host may submit a child and commit late: neither claims nor starts nor ends of the parent wait."""
+    job = await replica.register()
+    task = await replica.submit(job)
+    async with replica.engine.connect() as connection:
+        await connection.execute(
+            select(TASKS.c.seq).where(TASKS.c.id == task.id).with_for_update(read=True, key_share=True)
+        )
+        await replica.start(job.worker_id)
+        assert (await replica.report(task.id, COMPLETED)).status is COMPLETED
+        await connection.rollback()

@@ -344,7 +344,7 @@ first_tasks AS ({
             ("(SELECT lane FROM first_block)", "(SELECT seq FROM first_block)"),
         )
     }
-    FOR UPDATE OF joblib_task SKIP LOCKED
+    FOR NO KEY UPDATE OF joblib_task SKIP LOCKED
 ),
 counted AS (
     UPDATE joblib_job SET pending = pending - (SELECT count(*) FROM first_tasks)
@@ -566,7 +566,7 @@ first_task AS ({
         ("(SELECT lane FROM ready)", "(SELECT CASE WHEN NOT has_lanes THEN seq END FROM ready)"),
     )
 }
-    FOR UPDATE OF joblib_task SKIP LOCKED
+    FOR NO KEY UPDATE OF joblib_task SKIP LOCKED
 ),"""
 
 

@@ -79,7 +79,7 @@ _LOCK_OLDEST = {
 WHERE joblib_task.job_id >= :job_id AND joblib_task.job_id <= :job_id AND {TASK_IS_QUEUED}
 ORDER BY joblib_task.job_id, joblib_task.lane, joblib_task.seq
 LIMIT :count
-FOR UPDATE OF joblib_task SKIP LOCKED
+FOR NO KEY UPDATE OF joblib_task SKIP LOCKED
 """,
         *RECORD_NAMES,
     )
@@ -90,7 +90,7 @@ _LOCK_BY_SEQ = {
         f"""{SELECT_RECORDS[bodies]}
 WHERE joblib_task.seq = ANY (:all_seq)
 ORDER BY joblib_task.seq
-FOR UPDATE OF joblib_task SKIP LOCKED
+FOR NO KEY UPDATE OF joblib_task SKIP LOCKED
 """,
         *RECORD_NAMES,
     )

@@ -201,7 +201,7 @@ WITH locked AS (
     JOIN joblib_job ON joblib_job.id = joblib_task.job_id
     WHERE {_may_be_written("CAST(joblib_job.policy AS json)", _SHARES_NO_SLOTS)}{guard}
     {order}
-    FOR UPDATE OF joblib_task
+    FOR NO KEY UPDATE OF joblib_task
 )
 {_write("locked AS reports", _AT, f"({_AT} - reports.{{}}_ago * interval '1 second')", "greatest")}
 WHERE joblib_task.seq = reports.seq{condition}

@@ -46,8 +46,8 @@ class TreeTask(NamedTuple):
     has_ended: bool
 
 
-# Until the commit no other transaction cancels a parent: that locks its row with FOR UPDATE. Reports of its
-# progress and its end do not wait.
+# Until the commit no other transaction cancels a parent: that locks its row with FOR UPDATE. Claims, starts
+# and completions lock it with FOR NO KEY UPDATE, and do not wait.
 _PARENTS = statement(
     f"""
 SELECT {", ".join(Parent._fields)} FROM joblib_task WHERE id = ANY (:all_id) ORDER BY seq
