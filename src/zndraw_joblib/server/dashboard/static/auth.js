@@ -45,7 +45,11 @@ export function setMe(caller) {
 }
 
 export function rememberMe() {
-  if (token.value && stored(ME)) me.value = JSON.parse(stored(ME));
+  try {
+    if (token.value && stored(ME)) me.value = JSON.parse(stored(ME));
+  } catch {
+    store(ME, ""); // not what `setMe` has stored: the page asks
+  }
 }
 
 const has = (name) => Boolean(me.value?.permissions?.includes(name));
