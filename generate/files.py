@@ -13,7 +13,7 @@ FILES: dict[Path, Callable[[], str]] = {
     DOCUMENT.with_name("events.md"): events.page,
     **{
         sync_client.CLIENT / f"{name}.py": partial(sync_client.text, name)
-        for name in ("rest", "schedules", "operators", "queue")
+        for name in ("rest", "schedules", "webhooks", "operators", "queue")
     },
     _TYPES / "rest.d.ts": types.rest,
     _TYPES / "events.d.ts": event_types.text,

@@ -19,7 +19,7 @@ _REPLACEMENTS = {
     r"(from \S+ import )AsyncConnection": rf"{_READER}\n\1ApiManager, Connection",
     r"Queue\(AsyncSubmitter\)": "Queue(Submitter, ResultReader)",
     r"AsyncRest": "TaskRest",
-    r"\bAsync(?=[A-Z])|(?<=client\.)async_(?=(?:rest|schedules|operators) import)": "",
+    r"\bAsync(?=[A-Z])|(?<=client\.)async_(?=(?:rest|schedules|webhooks|operators) import)": "",
     r"\basync (?=def|for|with)|\bawait ": "",
     r"asyncio": "time",
     r"\basync(?=contextmanager)|\ba(?=close\b|read\b|iter_bytes)|(?<=__)a(?=enter|exit)": "",

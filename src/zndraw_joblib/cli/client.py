@@ -40,6 +40,7 @@ from zndraw_joblib.client.retry import (
 )
 from zndraw_joblib.client.schedules import Schedules
 from zndraw_joblib.client.submits import chunks
+from zndraw_joblib.client.webhooks import Webhooks
 from zndraw_joblib.jobs.logs import ID_CHARACTERS
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.history import NumberedLine, TaskEvents
@@ -83,6 +84,7 @@ from zndraw_joblib.wire.problems import (
     ProblemException,
     ScheduleNotFound,
     Unauthorized,
+    WebhookNotFound,
 )
 from zndraw_joblib.wire.statuses import TERMINAL
 
@@ -177,6 +179,11 @@ class AdminClient(JobClient):
     def schedules(self) -> Schedules:
         """The schedules of rooms."""
         return Schedules(self._rest, self._rule, self._submits)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """The webhooks of rooms."""
+        return Webhooks(self._rest, self._rule, self._submits)
 
     @property
     def connection(self) -> ApiManager:
@@ -426,6 +433,16 @@ class AdminClient(JobClient):
             yield
         except ScheduleNotFound as problem:
             names = [schedule.name for schedule in self.schedules.all(room)]
+            text = near_text(name, names) or (f". It has {', '.join(names[:10])}" if names else "")
+            raise CommandError(f"{problem}{text}") from problem
+
+    @contextmanager
+    def near_webhooks(self, name: str, room: str) -> Iterator[None]:
+        """Name the nearest webhook of a room if it has none of this name."""
+        try:
+            yield
+        except WebhookNotFound as problem:
+            names = [webhook.name for webhook in self.webhooks.all(room)]
             text = near_text(name, names) or (f". It has {', '.join(names[:10])}" if names else "")
             raise CommandError(f"{problem}{text}") from problem
 

@@ -15,6 +15,7 @@ from zndraw_joblib.client import calls
 from zndraw_joblib.client.async_operators import AsyncOperator
 from zndraw_joblib.client.async_rest import AsyncRest
 from zndraw_joblib.client.async_schedules import AsyncSchedules
+from zndraw_joblib.client.async_webhooks import AsyncWebhooks
 from zndraw_joblib.client.connection import AsyncConnection, explained, find_access, raise_explained
 from zndraw_joblib.client.flows import (
     WAIT_SECONDS,
@@ -328,8 +329,8 @@ class AsyncQueue(AsyncSubmitter):
 
     A response may take `timeout` seconds. Requests are repeated for `retry_seconds` while the server cannot
     be reached or a response is lost, each submit with the same `Idempotency-Key`; but a queue that has never
-    reached its server raises `ServerUnreachable` at once. `schedules` has the schedules of rooms,
-    and `operator` what superusers do: register and forget jobs, pause and resume jobs and rooms.
+    reached its server raises `ServerUnreachable` at once. `schedules` and `webhooks` are those
+    of rooms, and `operator` what superusers do: register and forget jobs, pause and resume jobs and rooms.
     """
 
     def __init__(
@@ -348,6 +349,7 @@ class AsyncQueue(AsyncSubmitter):
         super().__init__(rest, rule, Submits(rule, room, url=lambda: access.url))
         self._room = room or DEFAULT_ROOM
         self.schedules = AsyncSchedules(rest, rule, self._submits)
+        self.webhooks = AsyncWebhooks(rest, rule, self._submits)
         self.operator = AsyncOperator(rest, rule, self._submits)
 
     async def gather(

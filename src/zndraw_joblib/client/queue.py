@@ -33,6 +33,7 @@ from zndraw_joblib.client.schedules import Schedules
 from zndraw_joblib.client.submits import Chunk, NewTask, Submits, Submitted, TaskOptions, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
+from zndraw_joblib.client.webhooks import Webhooks
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskHistory
@@ -324,8 +325,8 @@ class Queue(Submitter, ResultReader):
 
     A response may take `timeout` seconds. Requests are repeated for `retry_seconds` while the server cannot
     be reached or a response is lost, each submit with the same `Idempotency-Key`; but a queue that has never
-    reached its server raises `ServerUnreachable` at once. `schedules` has the schedules of rooms,
-    and `operator` what superusers do: register and forget jobs, pause and resume jobs and rooms.
+    reached its server raises `ServerUnreachable` at once. `schedules` and `webhooks` are those
+    of rooms, and `operator` what superusers do: register and forget jobs, pause and resume jobs and rooms.
     """
 
     def __init__(
@@ -344,6 +345,7 @@ class Queue(Submitter, ResultReader):
         super().__init__(rest, rule, Submits(rule, room, url=lambda: access.url))
         self._room = room or DEFAULT_ROOM
         self.schedules = Schedules(rest, rule, self._submits)
+        self.webhooks = Webhooks(rest, rule, self._submits)
         self.operator = Operator(rest, rule, self._submits)
 
     def gather(

@@ -71,13 +71,15 @@ def text_of(value: object) -> str:
 
 
 def describe_errors(error: ValidationError) -> str:
-    """Return all errors of a validation in one line, each with its place."""
+    """Return all errors of a validation in one line, each with its place, but no secret."""
     return "; ".join(map(_describe_one, error.errors()))
 
 
 def _describe_one(error: Any) -> str:
     place = ".".join(map(str, error["loc"]))
     text = error["msg"].removeprefix("Value error, ")
+    if place and error["loc"][-1] == "secret":
+        return f"{place}: {text}"
     return f"{place}: {text} (it is {_short.repr(error['input'])})" if place else text
 
 
