@@ -188,6 +188,9 @@ def test_an_exception_that_no_task_has_is_named(stack: Stack) -> None:
     )
     assert nothing.err == "No failed task in room default. --all-rooms looks in all rooms.\n"
     assert bulk.err == "0 tasks in room default queued again. --all-rooms looks in all rooms.\n"
+    with OnTerminal(stack.program, "tasks", "--error-code", "none", is_output=True) as listed:
+        assert listed.end()[0] == 0
+    assert "0 tasks in room default; --all-rooms looks in all rooms" in listed.shown
 
 
 def test_several_tasks_are_changed_after_a_preview(stack: Stack) -> None:

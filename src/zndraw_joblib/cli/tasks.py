@@ -616,6 +616,8 @@ def tasks(  # noqa: PLR0913 - each is an option
     with open_client(url) as client:
         selection = selection.located(client)
         items, caption = _find(client, selection, limit)
+    if not items and selection.is_default_room:
+        caption += "; --all-rooms looks in all rooms"
     table = TASKS.without("room") if len(selection.rooms) == 1 else TASKS
     table.print(items, caption=caption, as_json=as_json)
 
