@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from ase.build import add_adsorbate, fcc111
 from ase.calculators.singlepoint import SinglePointCalculator
-from playwright.async_api import Browser, Page, expect
-from rest import claim, register, report, submit
+from playwright.async_api import Browser, Locator, Page, expect
+from rest import V1, claim, register, report, submit
 
 from browser.dashboard import Dashboard, example_queue
 from browser.example_queue import ExampleQueue
@@ -248,3 +248,63 @@ async def _compare_with(dashboard: Dashboard, task: dict[str, Any]) -> None:
     await other.press("Enter")
     await expect(page.get_by_label("With one of the last tasks of the job")).to_have_value(task["id"])
     assert page.url.endswith(f"?with={task['id']}")
+
+
+async def test_the_tags_and_the_tree_of_a_task(browser: Browser, database_url: str) -> None:
+    """Children are shown with their status and progress, in parts; tags lead to the tasks that have them."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page = dashboard.page
+        top, child = await _plant(queue)
+        await _show(dashboard, top, "Tree · root")
+        tree = page.get_by_role("region", name="Tasks below")
+        await expect(tree).to_contain_text("26 tasks: 25 pending, 1 running")
+        await expect(tree.get_by_role("listitem")).to_have_count(20)
+        await tree.get_by_role("button", name="Older ones").click()
+        await expect(tree.get_by_role("listitem")).to_have_count(25)
+        await expect(tree.get_by_text("40 %")).to_be_visible()
+        await tree.get_by_role("button", name="Show children").click()
+        await expect(tree.get_by_role("link", name=re.compile("leaf"))).to_be_visible()
+        await _check_both_widths(dashboard, "task-tree")
+        await _follow_a_tag(dashboard, tree, child)
+        await _show(dashboard, top, "Tree · root")
+        await tree.get_by_role("button", name="Cancel tree").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Cancel the tree").click()
+        await expect(tree).to_contain_text("26 tasks: 26 cancelled")
+        assert dashboard.seen == []
+
+
+async def _follow_a_tag(dashboard: Dashboard, tree: Locator, child: dict[str, Any]) -> None:
+    page = dashboard.page
+    await tree.get_by_role("link", name=re.compile("leaf")).click()
+    await expect(page.get_by_label("Summary").locator(f"a[title='{child['id']}']")).to_be_visible()
+    await page.get_by_role("link", name="night/1", exact=True).click()
+    await expect(page.get_by_role("heading", level=1, name="Tasks")).to_be_visible()
+    await expect(page.get_by_label("Tag", exact=True)).to_have_value("night/1")
+    await expect(page.get_by_role("table", name="Tasks").get_by_role("row")).to_have_count(2)
+    await _check_both_widths(dashboard, "tasks-tagged")
+    await page.get_by_label("Tag", exact=True).focus()
+    await expect(page.locator("datalist option[value='day']")).to_have_count(1)
+
+
+async def _plant(queue: ExampleQueue) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Submit a task with 25 children, the oldest of which runs and has a child with tags; return both."""
+    job = await register(queue.client, "Tree", room="lab")
+    url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+
+    async def add(name: str, **fields: Any) -> dict[str, Any]:
+        response = await queue.client.post(url, json={"payload": {"name": name}, **fields})
+        assert response.status_code == 202, response.text
+        return response.json()
+
+    top = await add("root", tags=["day"])
+    child = await add("first", parent=top["id"])
+    for task in (top, child):
+        claimed = await claim(queue.client, job["worker_id"])
+        assert claimed is not None
+        assert claimed["id"] == task["id"]
+        running = await report(queue.client, task, "running", progress={"current": 2, "total": 5})
+        assert running.status_code == 200
+    for number in range(24):
+        await add(f"next {number}", parent=top["id"])
+    await add("leaf", parent=child["id"], tags=["night/1", "a, b"])
+    return top, child

@@ -179,3 +179,51 @@ async def test_pauses_and_resumes_are_whole(stays: httpx.AsyncClient, killed: Ki
         await stays.post(f"{room}/resume")
         for task in await tasks(stays, status="pending"):
             assert (await stays.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})).is_success
+
+
+async def test_tags_are_written_with_their_tasks(stays: httpx.AsyncClient, killed: Killed) -> None:
+    """All tasks of a request with all tags, or none; its repeat submits them once."""
+    await register(stays)
+    top = await submit(stays, {"full_name": JOB})
+    number = 0
+
+    async def send(client: httpx.AsyncClient) -> httpx.Response:
+        task = {"room_id": "lab", "job_name": JOB, "tags": [f"round-{number}", "b"], "parent": top["id"]}
+        headers = {"Idempotency-Key": f"tags-{number}"}
+        body = {"tasks": [task, task], "atomic": True}
+        return await client.post(f"{V1}/tasks/submit", json=body, headers=headers)
+
+    async def request(client: httpx.AsyncClient) -> httpx.Response:
+        nonlocal number
+        number += 1
+        return await send(client)
+
+    async for _ in killed.attempts(request):
+        found = await tasks(stays, tag=f"round-{number}")
+        assert len(found) in {0, 2}
+        assert [task["tags"] for task in found] == [[f"round-{number}", "b"]] * len(found)
+        assert (await send(stays)).is_success
+        assert len(await tasks(stays, tag=f"round-{number}")) == 2
+        assert len(await tasks(stays, parent=top["id"])) == 2 * number
+
+
+async def test_a_repeat_cancels_the_rest_of_a_tree(stays: httpx.AsyncClient, killed: Killed) -> None:
+    """After a kill the task is cancelled, or nothing is; the same request to another server does the rest."""
+    await register(stays)
+    top: dict[str, Any] = {}
+    url = f"{V1}/rooms/lab/tasks/{JOB}"
+
+    async def send(client: httpx.AsyncClient) -> httpx.Response:
+        headers = {"Idempotency-Key": f"cancel-{top['id']}"}
+        body = {"status": "cancelled", "tree": True}
+        return await client.patch(f"{V1}/tasks/{top['id']}", json=body, headers=headers)
+
+    async def request(client: httpx.AsyncClient) -> httpx.Response:
+        top.update(await submit(stays, {"full_name": JOB}))
+        for _ in range(3):
+            assert (await stays.post(url, json={"parent": top["id"]})).status_code == 202
+        return await send(client)
+
+    async for _ in killed.attempts(request):
+        assert (await send(stays)).json()["status"] == "cancelled"
+        assert {task["status"] for task in await tasks(stays, root=top["id"])} == {"cancelled"}

@@ -53,6 +53,8 @@ export function Status({ status, waitsFor }) {
 // A name of several parts: a line may break after a separator.
 export const Name = ({ text }) => text.split(/(?<=[:_./-])/).map((part, index) => (index ? html`<wbr />${part}` : part));
 
+// The tags of a task: each leads to the tasks that have it.
+export const Tags = ({ tags }) => tags?.length > 0 && html`<span class="tags">${tags.map((tag) => html`<a key=${tag} class="tag" href=${href("tasks", { tag })} title=${`Tasks with the tag ${tag}`}>${tag}</a>`)}</span>`;
 export const TaskLink = ({ id }) => html`<a class="id" href=${href(["tasks", id])} title=${id}>${shortId(id)}</a>`;
 // A job by its own name; the room, unless it is that of all jobs, and the category come before it, dimmed.
 export function JobName({ name }) {

@@ -33,6 +33,12 @@ export const workerNames = remembered(async () => {
   return items.map((worker) => [worker.id, worker.name ?? worker.id]);
 });
 
+export const tagNames = remembered(async () => {
+  if (!canReadAll.value && !ownRoom.value) return [];
+  const { tags } = await get("/tasks/tags", { room: canReadAll.value ? undefined : ownRoom.value });
+  return tags.map((tag) => [tag, tag]);
+});
+
 const MAX_NEAR = 5;
 
 // How many letters to change, add or remove to make one text of another.

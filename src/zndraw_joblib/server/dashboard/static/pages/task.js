@@ -6,12 +6,14 @@ import { stringify } from "../json.js";
 import { html, useEffect, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
 import { href, replace, route, setQuery } from "../router.js";
-import { Ago, Badge, Button, Copy, Empty, Find, IS_BEGINNING, JobLink, Json, Loaded, nameOfWorker, Page, Parts, RoomLink, Section, Facts, Status, Table, TASK_COLUMNS, WorkerLink } from "../ui.js";
+import { Ago, Badge, Button, Copy, Empty, Find, IS_BEGINNING, JobLink, Json, Loaded, nameOfWorker, Page, Parts, RoomLink, Section, Facts, Status, Table, Tags, TASK_COLUMNS, TaskLink, WorkerLink } from "../ui.js";
 import { Comparison } from "./compare.js";
 import { Result } from "./result.js";
 import { Log } from "./task_log.js";
+import { IS_ID } from "./task_filter.js";
 import { apply } from "./tasks.js";
 import { isOver, Timeline } from "./timeline.js";
+import { Tree } from "./tree.js";
 import { Value } from "./values.js";
 
 async function load(id, abort) {
@@ -20,7 +22,6 @@ async function load(id, abort) {
   return { task, history, explanation };
 }
 
-const IS_ID = /^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$/i;
 
 export const Task = ({ segments: [, id] }) => (IS_ID.test(id) ? html`<${Whole} id=${id} />` : html`<${Shortened} id=${id} />`);
 
@@ -85,6 +86,7 @@ function Whole({ id }) {
       <div class="columns task"><div class="stack"><${Parts}>
         ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === shown.attempt && progress.value.progress) || shown.progress} />`}
         <${Trouble} task=${shown} history=${history} />
+        <${Tree} task=${shown} />
         <${Section} title="Payload" actions=${html`<${Copy} text=${stringify(shown.payload, 2)} label="Copy JSON" />`}>
           <${Value} value=${shown.payload} label="Payload" /><//>
         <${Result} task=${shown} />
@@ -119,6 +121,9 @@ function Summary({ task, explanation }) {
       ["Version of the job", task.version],
       ["Unique key", task.unique_key],
       ["Schedule", task.schedule && html`${task.schedule}${task.due_at && html`, due <${Ago} at=${task.due_at} />`}`],
+      ["Tags", task.tags && html`<${Tags} tags=${task.tags} />`],
+      ["Submitted by", task.parent && html`<${TaskLink} id=${task.parent} />`],
+      ["First of the tree", task.root && task.root !== task.parent && html`<${TaskLink} id=${task.root} />`],
       ["Id", html`<span class="id">${task.id}</span> <${Copy} text=${task.id} />`, "wide"],
     ]} />
     ${explanation.reasons.length > 0 && !isOver(task.status) && html`<div class="why"><h3>${isWaiting ? "Why it waits" : "Who holds it"}</h3>

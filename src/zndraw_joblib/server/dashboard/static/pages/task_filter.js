@@ -5,13 +5,15 @@ import { html, useId } from "../lib.js";
 import { usePoll } from "../live.js";
 import { href, route, setQuery } from "../router.js";
 import { ChoiceFilter, Filters, isNarrow, nameOfWorker, SetFilter, STATUSES, SuggestingFilter, TextFilter } from "../ui.js";
-import { jobNames, matchesOf, MAX_ROOMS, roomNames, wholeOf, workerNames } from "./suggestions.js";
+import { jobNames, matchesOf, MAX_ROOMS, roomNames, tagNames, wholeOf, workerNames } from "./suggestions.js";
 
-const LISTS = ["status", "job", "version", "room", "error_code", "exception"];
-const SINGLE = ["worker", "created_by", "text", "since", "until", "scheduled"];
+const LISTS = ["status", "job", "version", "room", "error_code", "exception", "tag"];
+const SINGLE = ["worker", "created_by", "text", "since", "until", "scheduled", "parent", "root"];
 export const NAMES = [...LISTS, ...SINGLE];
 const PERIODS = { "15m": "15 minutes", "1h": "the last hour", "24h": "the last day", "7d": "the last week", "30d": "30 days" };
 const MAX_TEXT = 200;
+const MAX_TAG = 64;
+export const IS_ID = /^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$/i;
 const SHOWN = ["job", "room", "worker", "since"];
 // The names of which a part is enough: what reads all of them, and what a whole one looks like.
 const NAMED = {
@@ -25,7 +27,7 @@ const isTime = (name) => name === "since" || name === "until";
 // The values of the address by name, as texts. A caller without `all:read` sees its room only.
 function textsOf(query) {
   const texts = {};
-  for (const name of LISTS) texts[name] = query.getAll(name).flatMap(split);
+  for (const name of LISTS) texts[name] = name === "tag" ? query.getAll(name) : query.getAll(name).flatMap(split); // a tag may have commas
   for (const name of SINGLE) texts[name] = query.get(name) ? [query.get(name)] : [];
   if (!canReadAll.value && !texts.room.length && ownRoom.value) texts.room = [ownRoom.value];
   return texts;
@@ -48,6 +50,9 @@ const FAULTS = {
   status: (text) => !STATUSES.includes(text) && `${quoted(text)} is no status. Choose one of those above.`,
   version: (text, texts) => /^[1-9]\d*$/.test(text) ? !texts.job.length && "Versions are those of a job: choose a job too." : `${quoted(text)} is no version. Write a number, such as 1.`,
   scheduled: (text) => !["true", "false"].includes(text) && `${quoted(text)} is neither true nor false.`,
+  tag: (text) => text.length > MAX_TAG && `A tag has at most ${MAX_TAG} characters.`,
+  parent: (text) => !IS_ID.test(text) && `${quoted(text)} is no whole id of a task.`,
+  root: (text) => !IS_ID.test(text) && `${quoted(text)} is no whole id of a task.`,
   text: (text) => text.length > MAX_TEXT && `This text is longer than ${MAX_TEXT} characters. Shorten it.`,
   since: (text) => !momentOf(text, -1) && `${quoted(text)} is no time. Choose a period, or write ${MOMENTS}.`,
   until: (text) => !momentOf(text, -1) && `${quoted(text)} is no time. Choose a day and a time.`,
@@ -84,13 +89,13 @@ export function useFilter(query) {
   return { filter: () => filterOf(texts), faults, isReady, key: JSON.stringify([texts, ownRoom.value, isReady]) };
 }
 
-const LABELS = { created_by: "submitter", error_code: "error code", since: "created since", until: "created until" };
+const LABELS = { parent: "submitted by task", root: "below task", created_by: "submitter", error_code: "error code", since: "created since", until: "created until" };
 
 // A filter of the API in words.
 export function filterWords(filter) {
   const words = Object.entries(filter).filter(([, value]) => value?.length !== 0).map(([name, value]) => {
     if (name === "scheduled") return value ? "scheduled" : "not scheduled";
-    const values = [value].flat().map((item) => (isTime(name) ? exact(item) : name === "worker" ? nameOfWorker(item) ?? shortId(item) : name === "text" ? quoted(item) : item));
+    const values = [value].flat().map((item) => (isTime(name) ? exact(item) : name === "worker" ? nameOfWorker(item) ?? shortId(item) : name === "parent" || name === "root" ? shortId(item) : name === "text" ? quoted(item) : item));
     return `${LABELS[name] ?? name} ${values.join(" or ")}`;
   });
   return words.join(", ") || "all tasks";
@@ -116,7 +121,7 @@ export const Faults = ({ faults }) => faults.length > 0 && html`<div class="choi
     <button key=${value} type="button" class="small" title=${value} onClick=${() => use(value)}>${near.some(([other, same]) => same === label && other !== value) ? `${label} ${shortId(value)}` : label}</button> `)}
     <button type="button" class="plain small" onClick=${() => (LISTS.includes(name) ? use([]) : setQuery({ [name]: null, cursor: null, from: null }))}>Remove</button></p>`;
 })}</div>`;
-const FIELDS = { status: "Status", job: "Job", worker: "Worker", version: "Version of the job", scheduled: "Due", text: "Text", since: "Created in", until: "Created until" };
+const FIELDS = { tag: "Tag", parent: "Submitted by task", root: "Below task", status: "Status", job: "Job", worker: "Worker", version: "Version of the job", scheduled: "Due", text: "Text", since: "Created in", until: "Created until" };
 
 // What to say of a list without a task: also that no job has such a name.
 export function NoMatch({ jobs = [] }) {
@@ -135,17 +140,20 @@ export function TaskFilters({ counts }) {
   const periods = [["", "any time"], ...Object.entries(PERIODS)];
   const at = since && momentOf(since, -1);
   if (since && !PERIODS[since]) periods.push([since, !at || since.length < 8 ? since : `since ${exact(at)}`]);
-  const hasMore = ["version", "created_by", "error_code", "exception", "until", "scheduled"].some((name) => query.has(name));
+  const hasMore = ["tag", "parent", "root", "version", "created_by", "error_code", "exception", "until", "scheduled"].some((name) => query.has(name));
   const fields = html`
     <${SuggestingFilter} name="job" label="Job" placeholder="name, or a part of it" load=${jobNames} wholeOf=${wholeOf} />
     <${SuggestingFilter} name="room" label="Room" placeholder=${canReadAll.value ? "" : ownRoom.value} load=${roomNames} wholeOf=${(text, options) => (options.length < MAX_ROOMS ? wholeOf(text, options) : text)} />
     <${SuggestingFilter} name="worker" label="Worker" placeholder="name, id, or a part" load=${workerNames} wholeOf=${wholeOf} />
     <${ChoiceFilter} name="since" label="Created in" options=${periods} />`;
   const rest = html`
+    <${SuggestingFilter} name="tag" label="Tag" load=${tagNames} wholeOf=${(text) => text} />
     <${TextFilter} name="version" label="Version of the job" placeholder="1" />
     <${TextFilter} name="error_code" label="Error code" />
     <${TextFilter} name="exception" label="Exception" placeholder="ValueError" />
     <${TextFilter} name="created_by" label="Submitter" />
+    <${TextFilter} name="parent" label="Submitted by task" placeholder="id" />
+    <${TextFilter} name="root" label="Below task" placeholder="id of the first one" />
     <${ChoiceFilter} name="scheduled" label="Due" options=${[["", "at any time"], ["true", "later: scheduled"], ["false", "now"]]} />
     <${Until} />`;
   return html`<div class="card"><${Filters} label="Filter tasks">

@@ -5,7 +5,7 @@ import { count, partsOf, plural, preview, shortId } from "../format.js";
 import { html, signal, useId, useMemo, useSignal } from "../lib.js";
 import { usePoll, useParts } from "../live.js";
 import { href, route, setQuery } from "../router.js";
-import { Ago, Between, Button, Clip, Dialog, Empty, Failure, Loaded, Loading, Menu, Page, Status, STATUSES, Table, TASK_COLUMNS, toast, WorkerLink } from "../ui.js";
+import { Ago, Between, Button, Clip, Dialog, Empty, Failure, Loaded, Loading, Menu, Page, Status, STATUSES, Table, Tags, TASK_COLUMNS, toast, WorkerLink } from "../ui.js";
 import { Faults, filterWords, isFiltered, NAMES, NoMatch, TaskFilters, useFilter } from "./task_filter.js";
 
 const LIMIT = 50;
@@ -96,12 +96,12 @@ function nothing(query, next, cursor, jobs) {
 }
 
 // A task by its job and the beginning of its payload; the link leads to it.
-const What = ({ task }) => html`<a class="what" href=${href(["tasks", task.id])} title=${`${task.job_name} · ${task.id}`}><b>${partsOf(task.job_name).name}</b> <span class="preview">${preview(task.payload_preview)}</span></a>`;
+export const What = ({ task }) => html`<a class="what" href=${href(["tasks", task.id])} title=${`${task.job_name} · ${task.id}`}><b>${partsOf(task.job_name).name}</b> <span class="preview">${preview(task.payload_preview)}</span></a>`;
 
 const dimmed = (text) => html`<span class="none">${text}</span>`;
 
 // What a task is at: its progress, its error, when it is due, or how long it ran.
-function Detail({ task }) {
+export function Detail({ task }) {
   const attempt = task.attempts > 1 && html`<span class="none">attempt ${task.attempts} · </span>`;
   if (task.error && ["failed", "pending"].includes(task.status)) return html`<${Clip} class="error" text=${task.error} before=${attempt} />`;
   if (task.status === "pending") return task.run_at ? html`<span class="clip none">due <${Ago} at=${task.run_at} /></span>` : dimmed("");
@@ -117,7 +117,7 @@ function Detail({ task }) {
 
 const COLUMNS = [
   TASK_COLUMNS.status,
-  { name: "what", label: "Task", render: (task) => html`<${What} task=${task} />` },
+  { name: "what", label: "Task", render: (task) => task.tags ? html`<div class="tagged"><${What} task=${task} /><${Tags} tags=${task.tags} /></div>` : html`<${What} task=${task} />` },
   { name: "detail", label: "Progress or error", render: (task) => html`<${Detail} task=${task} />` },
   { name: "room", label: "Room", render: (task) => html`<a class="clip" href=${href(["rooms", task.room_id])} title=${task.room_id}>${task.room_id}</a>` },
   { name: "age", label: "Age", class: "number", render: (task) => html`<${Ago} at=${task.created_at} isShort />` },
