@@ -21,7 +21,7 @@ from zndraw_joblib.wire.messages import (
     TaskClaimRequest,
     TaskClaimResponse,
 )
-from zndraw_joblib.wire.problems import Forbidden
+from zndraw_joblib.wire.problems import Forbidden, InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 
 LONG = 30.0
@@ -110,6 +110,81 @@ async def test_only_a_full_batch_is_claimed_ahead(timed: Replica, clock: ManualC
     assert await soon(claim(timed, job.worker_id, ahead, wait=0)) == ids
 
 
+async def test_a_claim_of_full_batches_only_cannot_wait(replica: Replica) -> None:
+    """It would take the wake-ups of tasks that it never claims; the problem names the remedy."""
+    job = await replica.register()
+    with pytest.raises(InvalidRequest, match=r"only_full .* without 'Prefer: wait'"):
+        await claim(replica, job.worker_id, batch_of(job, only_full=True))
+
+
+async def test_tasks_of_a_paused_room_fill_no_batch(timed: Replica, clock: ManualClock) -> None:
+    """They do not count, however old they are; once the room is resumed, they do."""
+    job = await timed.register()
+    frozen = [(await timed.submit(job, room="frozen")).id for _ in range(3)]
+    await timed.pause_room("frozen")
+    clock.advance(LONG)
+    waiting = claim(timed, job.worker_id, batch_of(job))
+    ids = []
+    for _ in range(3):
+        await wait_until_waiting(timed, 1)
+        ids.append((await timed.submit(job)).id)
+    assert await soon(waiting) == ids
+    waiting = claim(timed, job.worker_id, batch_of(job))
+    await wait_until_waiting(timed, 1)
+    await timed.resume_room("frozen")
+    assert await soon(waiting) == frozen
+
+
+async def test_tasks_of_a_key_at_its_limit_fill_no_batch(timed: Replica, clock: ManualClock) -> None:
+    """What the claim chose before it waited again is reserved nowhere: later claims get all tasks."""
+    job = await timed.register(limits=[{"key": "room", "max_in_flight": 1}])
+    busy = [(await timed.submit(job, room="busy")).id for _ in range(4)]
+    assert await soon(claim(timed, job.worker_id, batch_of(job, seconds=0))) == busy[:1]
+    clock.advance(LONG)
+    waiting = claim(timed, job.worker_id, batch_of(job))
+    ids = []
+    for room in ("lab", "lab", "other", "third"):
+        await wait_until_waiting(timed, 1)
+        ids.append((await timed.submit(job, room=room)).id)
+    assert await soon(waiting) == [ids[0], *ids[2:]]
+    for id_ in (busy[0], ids[0]):
+        await timed.report(id_, TaskStatus.RUNNING)
+        await timed.report(id_, TaskStatus.COMPLETED)
+    rest: list[UUID] = []
+    while len(rest) < 2:
+        rest += await soon(claim(timed, job.worker_id, batch_of(job, seconds=0)))
+    assert sorted(rest) == sorted([busy[1], ids[1]])
+
+
+async def test_a_job_at_its_limit_waits_for_no_further_task(replica: Replica) -> None:
+    """A limit without a key, too, makes the batch as large as it can be."""
+    job = await replica.register(limits=[{"max_in_flight": 2}])
+    ids = [(await replica.submit(job)).id for _ in range(3)]
+    assert await soon(claim(replica, job.worker_id, batch_of(job))) == ids[:2]
+
+
+async def test_a_task_waits_no_longer_while_urgent_ones_arrive(timed: Replica, clock: ManualClock) -> None:
+    """The oldest task decides when a batch is due, whichever comes first."""
+    job = await timed.register()
+    old = await timed.submit(job)
+    clock.advance(LONG)
+    urgent = await timed.submit(job, priority=10)
+    assert await soon(claim(timed, job.worker_id, batch_of(job))) == [urgent.id, old.id]
+
+
+async def test_two_claims_fill_one_batch_each(replica: Replica) -> None:
+    """What one of them leaves is too little for the other, which waits on."""
+    job, other = await replica.register(), await replica.register()
+    waiting = {claim(replica, worker, batch_of(job)) for worker in (job.worker_id, other.worker_id)}
+    await wait_until_waiting(replica, 2)
+    ids = [(await replica.submit(job)).id for _ in range(4)]
+    async with asyncio.timeout(TIMEOUT / 2):
+        [first], [second] = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert await soon(first) == ids[:3]
+    ids += [(await replica.submit(job)).id for _ in range(2)]
+    assert await soon(second) == ids[3:]
+
+
 async def test_tasks_of_other_jobs_wait_for_no_batch(replica: Replica) -> None:
     """A batch has tasks of one job; while it fills, the claim gets up to `max` tasks of other jobs."""
     embed, plain = await replica.register("Embed"), await replica.register("Plain")
@@ -156,7 +231,7 @@ async def test_a_repeated_claim_gets_the_same_batch(replica: Replica) -> None:
     ids = [(await replica.submit(job)).id for _ in range(4)]
     assert await soon(claim(replica, job.worker_id, batch_of(job), claim_id=claim_id)) == ids[:3]
     ahead = batch_of(job, only_full=True)
-    assert await soon(claim(replica, job.worker_id, ahead, claim_id=claim_id, max=3)) == ids[:3]
+    assert await soon(claim(replica, job.worker_id, ahead, claim_id=claim_id, max=3, wait=0)) == ids[:3]
 
 
 async def test_a_claim_that_ends_wakes_another_for_the_tasks_it_waited_for(replica: Replica) -> None:
@@ -193,6 +268,23 @@ async def test_wake_ups_for_tasks_beyond_a_batch_go_to_others(replica: Replica) 
         await replica.submit(job)
     assert len((await filling.claim(item)).tasks) == 3
     assert filling.unused == [Wake(job_key(job.full_name), 1)]
+
+
+async def test_a_claim_of_another_job_passes_on_the_wake_ups_of_a_batch(replica: Replica) -> None:
+    """It waited for two tasks, and gets one that comes before them, of another job."""
+    embed, plain = await replica.register("Embed"), await replica.register("Plain")
+    await replica.register("Plain", worker=embed.worker_id)
+    assert embed.worker_id is not None
+    runtime, batches = replica.runtime, [ClaimBatch(**batch_of(embed))]
+    deadline = time.monotonic() + LONG
+    filling = BatchClaim(batches, runtime._read_batches, runtime.claim_once, deadline, None)
+    item = Claim(OWNER, embed.worker_id, 15)
+    for _ in range(2):
+        await replica.submit(embed)
+    assert not (await filling.claim(item)).is_final
+    urgent = await replica.submit(plain, priority=10)
+    assert [task.id for task in (await filling.claim(item)).tasks] == [urgent.id]
+    assert filling.unused == [Wake(job_key(embed.full_name), 2)]
 
 
 async def test_another_worker_may_claim_what_a_batch_waits_for(pair: list[Replica]) -> None:

@@ -30,7 +30,7 @@ def _checked_pointer(key: str) -> str:
 class Batch(CheckedKeywords, BaseModel):
     """How tasks of a job are put together: up to `max` of them in one call.
 
-    If fewer are pending, a worker with a free slot waits for more, until the first has waited for
+    If fewer are pending, a worker with a free slot waits for more, until the oldest has waited for
     `wait_seconds`. With `key`, a JSON pointer into the payload, a batch has tasks with equal values only.
     """
 

@@ -406,8 +406,8 @@ MAX_BATCH_JOBS = 64
 class ClaimBatch(RequestBody):
     """A job whose tasks the worker runs together: a claim gets up to `max` of them, and no others.
 
-    If fewer are pending, a claim with ``Prefer: wait`` waits for more, up to `wait_seconds` from when it saw
-    the first one; nothing is claimed meanwhile. With `only_full`, fewer than `max` are not claimed.
+    If it may take fewer, a claim with ``Prefer: wait`` waits for more, until the oldest has waited for
+    `wait_seconds`; nothing is claimed meanwhile. With `only_full`, which cannot wait, it takes `max` or none.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -50,6 +50,10 @@ class Pending(Protocol[Result_contra]):
 Entry = tuple[Item, Pending[Result | Exception]]
 
 
+class ItemDeclined(Exception):
+    """An item is not to be written now. The others of its batch are committed without it."""
+
+
 class RowLocked(Exception):
     """Another transaction held a lock for too long. Nothing was written."""
 
@@ -291,7 +295,8 @@ class _Queue(Generic[Item, Result]):
         except Exception as error:
             if len(batch) == 1:
                 return [error]
-            logger.warning("A batch of %d items failed, committing each alone: %r", len(batch), error)
+            level = logging.DEBUG if isinstance(error, ItemDeclined) else logging.WARNING
+            logger.log(level, "A batch of %d items failed, committing each alone: %r", len(batch), error)
             cancelled = ServiceUnavailable("The request was cancelled before it was written")
             results: list[Result | Exception] = []
             for entry in batch:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
+from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import sql_claims, sql_tasks, sql_workers
@@ -19,18 +20,17 @@ _ALL_QUEUES = 2**31 - 1
 class Candidate(NamedTuple):
     """Queues that a claim may take from: those of a job in batches, or those of all other jobs.
 
-    `pending` has how many tasks are in each, by the names of the queues. `first` is the `seq` of the first
-    task, and `age` how long it has been there.
+    `pending` has how many tasks are in each, by the names of the queues; of a batch that these may not fill,
+    `age` is how long the oldest has been there. Some may be of paused rooms, or of keys at their limits.
     """
 
     choice: QueueChoice
     batch: ClaimBatch | None
     pending: Mapping[str, int]
-    first: int
-    age: timedelta
+    age: timedelta = timedelta()
 
     @property
-    def is_full(self) -> bool:
+    def may_be_full(self) -> bool:
         """Whether there are enough tasks for a batch of the largest size."""
         return self.batch is None or sum(self.pending.values()) >= self.batch.max
 
@@ -87,16 +87,25 @@ async def _candidates(
     for head in heads:
         queue = queue_of.get(head.job_id)
         heads_of.setdefault(None if queue is None else queue.job, []).append(head)
-    since = await sql_tasks.queued_since(tx, [of_job[0].seq for of_job in heads_of.values()]) if heads else {}
-    now, batch_of = await tx.now(), {batch.job: batch for batch in batches}
-    candidates = []
+    batch_of = {batch.job: batch for batch in batches}
+    candidates, ids_of = [], dict[str, list[UUID]]()
     for job, of_job in heads_of.items():
         if job is None:
-            choice, pending = others, dict[str, int]()
-        else:
-            choice = QueueChoice(frozenset(queue.id for queue in queues if queue.job == job))
-            pending = {queue_of[head.job_id].name: head.pending for head in of_job}
-        first = of_job[0].seq
-        batch = None if job is None else batch_of[job]
-        candidates.append(Candidate(choice, batch, pending, first, now - since.get(first, now)))
-    return candidates
+            candidates.append(Candidate(others, None, {}))
+            continue
+        choice = QueueChoice(frozenset(queue.id for queue in queues if queue.job == job))
+        pending = {queue_of[head.job_id].name: head.pending for head in of_job}
+        candidates.append(Candidate(choice, batch_of[job], pending))
+        if not candidates[-1].may_be_full:
+            ids_of[job] = [head.job_id for head in of_job]
+    if not ids_of:
+        return candidates
+    now, ids = await tx.now(), [id_ for ids in ids_of.values() for id_ in ids]
+    since = await sql_claims.oldest_since(tx, ids, max(batch_of[job].max for job in ids_of))
+    age_of = {job: now - min(since.get(id_, now) for id_ in ids) for job, ids in ids_of.items()}
+    return [
+        candidate._replace(age=max(age_of[candidate.batch.job], timedelta()))
+        if candidate.batch is not None and candidate.batch.job in age_of
+        else candidate
+        for candidate in candidates
+    ]

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from uuid import UUID
 from cachetools import LRUCache
 
 from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.batcher import ItemDeclined
 from zndraw_joblib.server.process.ports import Identity, job_key, slot_key, worker_key
 from zndraw_joblib.server.process.waiters import KeySet
 from zndraw_joblib.server.queue import (
@@ -154,7 +155,8 @@ class Claim(NamedTuple):
 
     A repeated claim with the same `claim_id` gets the same tasks. `order` comes from the server's settings.
     With `start`, the tasks are also started. The caller may not serve the jobs of the rooms `refused_rooms`.
-    A claim with a `choice` of queues is never plain.
+    A claim with a `choice` of queues is never plain. Until its first task has waited for `fill_for`, it takes
+    as many tasks as it can get, or raises `NotFull`.
     """
 
     caller: Identity
@@ -166,6 +168,7 @@ class Claim(NamedTuple):
     start: bool = False
     refused_rooms: Collection[str] = frozenset()
     choice: QueueChoice | None = None
+    fill_for: timedelta = timedelta()
 
     @property
     def needs(self) -> str:
@@ -203,6 +206,14 @@ class Claim(NamedTuple):
         if not allowed.names and reason != EmptyReason.DRAINING and jobs.is_global:
             return rules_transitions.only_superusers()
         return ClaimResult(jobs=allowed, is_contended=is_contended, reason=reason)
+
+
+class NotFull(ItemDeclined):
+    """A claim may take fewer tasks than it asks for, and the oldest has waited for `age`: none is claimed."""
+
+    def __init__(self, age: timedelta) -> None:
+        super().__init__(f"fewer tasks than for a batch, the oldest for {age}")
+        self.age = age
 
 
 @dataclass(slots=True)
@@ -364,6 +375,13 @@ class _OpenQueues:
         heads = self._by_worker[slot.claim.worker_id].heads
         return next(head.seq for head in heads if head.job_id in slot.demand)
 
+    def are_used_up(self, slot: _WorkerSlot, count: int) -> bool:
+        """Return whether the limits of its jobs allow a slot no more than the `count` tasks that it has."""
+        free = sum(self._free.get(job_id, count + 1) for job_id in slot.demand)
+        has_shared = not self.shared or any(map(self.shared.has_free, slot.demand))
+        is_closed = self.limiter is not None and all(map(self.limiter.is_closed, slot.demand))
+        return free <= count or not has_shared or is_closed
+
     async def read_all(self, slots: Iterable[_WorkerSlot]) -> None:
         """Read all queues, because the first ones may have tasks of paused rooms alone."""
         for worker_id in sorted({slot.claim.worker_id for slot in slots}):
@@ -509,6 +527,7 @@ async def _claim_new(
     """Claim tasks for each slot and return the claimed tasks by `seq`."""
     locked = await _choose(tx, slots, queues, pauses)
     now, limiter = await tx.now(), queues.limiter
+    _check_full(slots, locked, queues, now)
     moves: list[Move] = []
     for slot in slots:
         item = slot.claim
@@ -530,6 +549,24 @@ async def _claim_new(
     for _, after in moves:
         rules_answers.publish_status(tx, after)
     return {after.seq: after for _, after in moves if after.status in HELD}
+
+
+def _check_full(
+    slots: Iterable[_WorkerSlot], locked: Mapping[int, TaskRecord], queues: _OpenQueues, now: datetime
+) -> None:
+    """Raise `NotFull` if a claim is to wait for more tasks. The transaction is rolled back.
+
+    It does not wait if a limit of the job, or the size of the payloads, allows no further task.
+    """
+    for slot in slots:
+        if not slot.claim.fill_for:
+            continue
+        tasks = [locked[seq] for seq in slot.seqs if seq in locked]
+        if not tasks or slot.is_cut or len(tasks) >= slot.task_limit or queues.are_used_up(slot, len(tasks)):
+            continue
+        age = now - min(task.queued_at or task.created_at for task in tasks)
+        if age < slot.claim.fill_for:
+            raise NotFull(max(age, timedelta()))
 
 
 async def _choose(

@@ -54,13 +54,15 @@ class ClaimOrder(NamedTuple):
 class ClaimSlot:
     """Capacity for `task_limit` tasks. `demand`: how many of each job may be claimed now; `seqs`: the choice.
 
-    `is_left_out`: the payloads of other slots took all bytes of this transaction.
+    `is_cut`: payloads took all bytes of this transaction, so some of the choice is left out. `is_left_out`:
+    all of it is, for the payloads of other slots.
     """
 
     demand: dict[UUID, int]
     task_limit: int = 1
     seqs: list[int] = field(default_factory=list)
     refusal: EmptyReason | None = None
+    is_cut: bool = False
     is_left_out: bool = False
 
 
@@ -223,6 +225,7 @@ async def fit(tx: Transaction, slots: Sequence[ClaimSlot], locked: Mapping[int, 
                 free_bytes_of_firsts -= sizes[seq]
                 slot.is_left_out = free_bytes_of_firsts < 0
             if slot.is_left_out or (slot.seqs and free_bytes < 0):
+                slot.is_cut = True
                 break
             slot.seqs.append(seq)
     await sql_claims.load_payloads(tx, {seq: locked[seq] for slot in slots for seq in slot.seqs})

@@ -127,6 +127,16 @@ JOIN joblib_task AS first_tasks
 )
 
 
+def _oldest_since(job_id: str, jobs: str) -> Any:
+    first = first_tasks("coalesce(queued_at, created_at) AS since", job_id, ":count")
+    sql = f"SELECT {job_id} AS job_id, (SELECT min(since) FROM ({first}) AS first_tasks) AS since FROM {jobs}"
+    return statement(sql, "job_id", "since", since=UtcDateTime(), jobs=TEXT)
+
+
+_OLDEST_SINCE = _oldest_since("demand.job_id", "unnest((SELECT :all_job_id)) AS demand (job_id)")
+_OLDEST_SINCE_ON_SQLITE = _oldest_since("demand.value", "json_each(:jobs) AS demand")
+
+
 # A task's place in one number, so that SQLite sorts queues by their first tasks without reading these rows.
 _SEQ_BITS = 48
 _LAST_PLACE = 2**63 - 1
@@ -394,6 +404,16 @@ async def lock_chosen(tx: Transaction, choose: Choose, *, bodies: bool = True) -
         skipped |= lost
         if lost.isdisjoint(seqs) or len(skipped) > _MAX_SKIPPED:
             return {seq: locked[seq] for seq in seqs if seq in locked}
+
+
+async def oldest_since(tx: Transaction, job_ids: Sequence[UUID], count: int) -> dict[UUID, datetime]:
+    """Return since when the oldest of each queue's first `count` tasks waits."""
+    if tx.is_sqlite:
+        params = {"jobs": to_json([job_id.hex for job_id in job_ids]).decode(), "count": count}
+        rows = await tx.execute(_OLDEST_SINCE_ON_SQLITE, params)
+    else:
+        rows = await tx.execute(_OLDEST_SINCE, {"all_job_id": list(job_ids), "count": count})
+    return {job_id: since for job_id, since in rows if since is not None}
 
 
 async def oldest(tx: Transaction, demand: Mapping[UUID, int]) -> dict[UUID, list[Place]]:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.server.db.bulk import padded
-from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BIG_INTEGER, UUID_TYPE, as_sql, statement
 from zndraw_joblib.server.process.ports import Page
@@ -74,11 +73,6 @@ WHERE {TASK_IS_HELD} AND joblib_task.worker_id = ANY (:all_worker_id)
 """,
     *RECORD_NAMES,
 )
-_QUEUED_SINCE = statement(
-    "SELECT seq, coalesce(queued_at, created_at) AS since FROM joblib_task WHERE seq = ANY (:all_seq)",
-    *("seq", "since"),
-    since=UtcDateTime(),
-)
 _STATES = statement(
     "SELECT id, status, worker_id, attempt FROM joblib_task WHERE id = ANY (:all_id)",
     *("id", "status", "worker_id", "attempt"),
@@ -127,11 +121,6 @@ async def by_id(tx: Transaction, task_id: UUID) -> TaskRecord | None:
     """Return one task."""
     records = await fetch_records(tx, _BY_ID, id=task_id)
     return records[0] if records else None
-
-
-async def queued_since(tx: Transaction, seqs: Sequence[int]) -> dict[int, datetime]:
-    """Return since when each of these tasks has been in its queue."""
-    return {seq: since for seq, since in await tx.execute(_QUEUED_SINCE, {"all_seq": padded(seqs)})}
 
 
 async def by_claims(tx: Transaction, claims: Sequence[tuple[UUID | None, UUID | None]]) -> list[TaskRecord]:

@@ -4,11 +4,12 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 
 from zndraw_joblib.server.process.ports import Wake, job_key
 from zndraw_joblib.server.process.waiters import Disconnected, Waiter
 from zndraw_joblib.server.queue.rules_batches import Candidate, Candidates
-from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult
+from zndraw_joblib.server.queue.rules_claims import Claim, ClaimResult, NotFull
 from zndraw_joblib.wire.messages import ClaimBatch, TaskResponse
 
 # While a batch fills, its queues are read at most this often: so many times in `wait_seconds`.
@@ -22,7 +23,7 @@ def key_of(task: TaskResponse) -> str:
 
 
 class BatchClaim:
-    """One request of a worker. Until a batch is full, or its first task has waited for `wait_seconds`, the
+    """One request of a worker. Until a batch is full, or its oldest task has waited for `wait_seconds`, the
     tasks stay in their queue: any worker may claim them, and nothing is lost if this request ends.
 
     `read` returns what the claim may take, and `claim` takes it. At `deadline` (monotonic seconds) it takes
@@ -42,8 +43,8 @@ class BatchClaim:
         self._claim = claim
         self._deadline = deadline
         self._disconnected = disconnected
-        # When the batch that begins with a task is due.
-        self._due: dict[int, float] = {}
+        # The jobs whose tasks it has waited for, and when the next batch is due.
+        self._waited: set[str] = set()
         self._next_due = math.inf
         self._unused: dict[str, int] = {}
 
@@ -58,24 +59,15 @@ class BatchClaim:
         read = await self._read(item, self._batches)
         if not read.candidates:
             return await self._claim(item._replace(choice=read.others))
-        dues = {candidate.first: self._due_at(candidate) for candidate in read.candidates}
-        # Of a batch that began to wait with another task, only the present one counts.
-        waited, self._due = self._due.keys(), dues
-        result, now = read.empty, time.monotonic()
+        result = read.empty
         for candidate in read.candidates:
-            due = dues[candidate.first]
-            if due > now:
-                if due < math.inf:
-                    self._next_due = min(self._next_due, due)
-                    self._leave(candidate)
-                continue
-            batch = candidate.batch
-            limit = item.task_limit if batch is None else batch.max
-            result = await self._claim(item._replace(task_limit=limit, choice=candidate.choice))
-            if result.is_final:
-                if result.tasks and candidate.first in waited:
-                    self._leave(candidate, result)
-                break
+            claimed = None
+            if not result.is_final:
+                claimed = await self._take(item, candidate)
+                result = claimed or result
+            # It may have been woken for any of these tasks, also if it claims others.
+            if candidate.batch is not None and candidate.batch.job in self._waited:
+                self._leave(candidate, claimed)
         return result
 
     async def wait(self, waiter: Waiter, seconds: float) -> None:
@@ -88,15 +80,28 @@ class BatchClaim:
             pause = min(shortest / _READS, _MAX_PAUSE_SECONDS, self._next_due - time.monotonic())
             await asyncio.sleep(max(0.0, pause))
 
-    def _due_at(self, candidate: Candidate) -> float:
-        """Return when tasks are to be claimed, by the monotonic clock."""
-        batch = candidate.batch
-        if batch is None or candidate.is_full:
-            return 0.0
-        if batch.only_full:
-            return math.inf
-        waits_until = time.monotonic() + batch.wait_seconds - candidate.age.total_seconds()
-        return min(self._due.get(candidate.first, math.inf), waits_until, self._deadline)
+    async def _take(self, item: Claim, candidate: Candidate) -> ClaimResult | None:
+        """Claim the tasks of a candidate. Return None if it waits for more of them, after they were counted.
+
+        Pending tasks may be of paused rooms, or of keys at their limits: the claim counts those it may take.
+        """
+        batch, now = candidate.batch, time.monotonic()
+        if batch is None:
+            return await self._claim(item._replace(choice=candidate.choice))
+        fill_for = timedelta.max
+        if not batch.only_full:
+            fill_for = timedelta(seconds=batch.wait_seconds if now < self._deadline else 0)
+        rest = fill_for - candidate.age
+        if candidate.may_be_full or rest <= timedelta():
+            chosen = item._replace(task_limit=batch.max, choice=candidate.choice, fill_for=fill_for)
+            try:
+                return await self._claim(chosen)
+            except NotFull as not_full:
+                rest = fill_for - not_full.age
+        if not batch.only_full:
+            self._waited.add(batch.job)
+            self._next_due = min(self._next_due, now + rest.total_seconds(), self._deadline)
+        return None
 
     def _leave(self, candidate: Candidate, result: ClaimResult | None = None) -> None:
         """Record the tasks that stay in their queues, and for which this request may have been woken."""

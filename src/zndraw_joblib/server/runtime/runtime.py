@@ -96,6 +96,7 @@ from zndraw_joblib.wire.names import JobName
 from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import (
     Forbidden,
+    InvalidRequest,
     InvalidTaskTransition,
     ProblemException,
     TooManyRequests,
@@ -605,6 +606,11 @@ class Runtime:
         deadline = time.monotonic() + wait
         batch = None
         if request.batches:
+            if wait > 0 and any(entry.only_full for entry in request.batches):
+                raise InvalidRequest(
+                    "batches: a claim with only_full takes a batch that is full now, so it cannot wait; "
+                    "send it without 'Prefer: wait', or without only_full"
+                )
             batch = BatchClaim(
                 *(request.batches, self._read_batches, self.claim_once, deadline, disconnected)
             )

@@ -2013,8 +2013,8 @@ export interface components {
          * ClaimBatch
          * @description A job whose tasks the worker runs together: a claim gets up to `max` of them, and no others.
          *
-         *     If fewer are pending, a claim with ``Prefer: wait`` waits for more, up to `wait_seconds` from when it saw
-         *     the first one; nothing is claimed meanwhile. With `only_full`, fewer than `max` are not claimed.
+         *     If it may take fewer, a claim with ``Prefer: wait`` waits for more, until the oldest has waited for
+         *     `wait_seconds`; nothing is claimed meanwhile. With `only_full`, which cannot wait, it takes `max` or none.
          */
         ClaimBatch: {
             /** Job */
