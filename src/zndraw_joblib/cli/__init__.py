@@ -23,6 +23,7 @@ COMMANDS = {
     "jobs": ("jobs:jobs", "List jobs, or show a job's parameters and policy."),
     "workers": ("worker:workers", "List workers, newest first, or show one with its tasks."),
     "task": ("tasks:task", "Show or follow a task, or print its history, log or result."),
+    "group": ("groups:group", "Show or follow a group of tasks."),
     "explain": ("tasks:explain", "Explain a task's status, most important reason first."),
     "cancel": ("tasks:cancel", "Cancel tasks that have not ended."),
     "retry": ("tasks:retry", "Queue failed or cancelled tasks again."),

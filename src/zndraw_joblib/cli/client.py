@@ -25,7 +25,7 @@ from zndraw_joblib.client.connection import (
     explain_unauthorized,
     explain_unreachable,
 )
-from zndraw_joblib.client.flows import AmbiguousJob, Polling
+from zndraw_joblib.client.flows import AmbiguousJob, Polling, wait_for_group
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.queue import TaskHandle
 from zndraw_joblib.client.rest import TaskRest
@@ -40,9 +40,11 @@ from zndraw_joblib.client.retry import (
 )
 from zndraw_joblib.client.schedules import Schedules
 from zndraw_joblib.client.submits import chunks
+from zndraw_joblib.client.task_id import Bar
 from zndraw_joblib.client.webhooks import Webhooks
 from zndraw_joblib.jobs.logs import ID_CHARACTERS
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.history import NumberedLine, TaskEvents
 from zndraw_joblib.wire.messages import (
     MAX_PAGE,
@@ -226,6 +228,16 @@ class AdminClient(JobClient):
         """
         query = filters.model_dump(mode="json", exclude_defaults=True)
         return self.items(ops.SEARCH_TASKS, "searches for tasks", limit, query, _SEARCH_SECONDS)
+
+    def get_group(self, group_id: UUID) -> GroupResponse:
+        """Return a group of tasks."""
+        return self.read(ops.GET_GROUP, "groups", group_id=group_id)
+
+    def wait_for_group(self, group_id: UUID, timeout: float | None, bar: Bar) -> GroupResponse:
+        """Return a group once it has ended. Raises TimeoutError after `timeout` seconds."""
+        flow = wait_for_group(group_id, timeout, self._rule, show=bar.show_group, step=bar.SECONDS)
+        with _new("groups"):
+            return self._rest.run(flow)
 
     def failures(self, filters: TaskFilter) -> FailureGroups:
         """Return the newest failed tasks that match, in groups."""

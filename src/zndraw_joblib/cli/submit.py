@@ -17,6 +17,7 @@ from pydantic import ConfigDict, ValidationError
 from zndraw_joblib.cli import following
 from zndraw_joblib.cli.client import AdminClient, open_client
 from zndraw_joblib.cli.display import CommandError, UsageError, counted, print_json, print_note
+from zndraw_joblib.cli.groups import sealed_group
 from zndraw_joblib.cli.options import AsJson, Url, check_room
 from zndraw_joblib.cli.task_output import check_completed, write_result
 from zndraw_joblib.cli.times import TIME_FORMS, future_time, local_now, parse_duration
@@ -390,6 +391,12 @@ ParentOfTask = Annotated[
     str | None,
     typer.Option("--parent", metavar="TASK", help="The task of the same room that this one is below."),
 ]
+GroupName = Annotated[
+    str | None,
+    typer.Option(
+        "--group", metavar="NAME", help="With --from: make a group of this name of the tasks, and seal it."
+    ),
+]
 IdempotencyKey = Annotated[
     str | None,
     typer.Option(
@@ -427,6 +434,7 @@ def submit(  # noqa: PLR0913 - each is an option
     debounce: DebounceTime = None,
     tag: TagsOfTask = None,
     parent: ParentOfTask = None,
+    group: GroupName = None,
     idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -446,27 +454,35 @@ def submit(  # noqa: PLR0913 - each is an option
     options = parse_options(run_at=run_at, key=idempotency_key, **times, **rules)
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
-        _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url)
+        _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url, group)
         return
-    body = _body(payload, values, timeout, wait=wait)
+    body = _body(payload, values, timeout, group, wait=wait)
     with open_client(url) as client:
         task_id = _submit_one(client, job, room, body, idempotency_key, options)
-        if task_id.duplicate:
-            print_note("No new task: the task below holds this unique key.")
         _finish(client, UUID(task_id), timeout, wait=wait, as_json=as_json)
 
 
-def _submit_lines(
-    file: str, job: str | None, room: str | None, options: dict[str, Any], key: str, url: str
+def _submit_lines(  # noqa: PLR0913, PLR0917 - the options of the command
+    file: str,
+    job: str | None,
+    room: str | None,
+    options: dict[str, Any],
+    key: str,
+    url: str,
+    group: str | None,
 ) -> None:
-    with open_client(url) as client, checked_file(file, encoder(client, job, room, options)) as checked:
-        submit_file(client, checked, key)
+    with open_client(url) as client, sealed_group(client, group, room, key) as group_id:
+        grouped = {} if group_id is None else {"group": group_id}
+        with checked_file(file, encoder(client, job, room, {**options, **grouped})) as checked:
+            submit_file(client, checked, key)
 
 
 def _body(
-    payload: str | None, values: list[str] | None, timeout: float | None, *, wait: bool
+    payload: str | None, values: list[str] | None, timeout: float | None, group: str | None, *, wait: bool
 ) -> dict[str, Any]:
-    """Return the payload. Raises `UsageError`, also for --timeout without --wait."""
+    """Return the payload. Raises `UsageError`, also for --timeout without --wait, and for --group."""
+    if group is not None:
+        raise UsageError("--group makes a group of the tasks of a file. Add --from, or remove --group")
     if timeout is not None and not wait:
         raise UsageError("--timeout limits --wait. Add --wait, or remove --timeout")
     body = parse_object(payload) | parse_values(values or [])
@@ -501,7 +517,10 @@ def _submit_one(
 ) -> TaskHandle:
     if job is None:
         raise UsageError("JOB is missing. Pass the name of a job, or --from FILE")
-    return client.submit(str(client.find_job(job, room)), body, room=room, idempotency_key=key, **options)
+    task = client.submit(str(client.find_job(job, room)), body, room=room, idempotency_key=key, **options)
+    if task.duplicate:
+        print_note("No new task: the task below holds this unique key.")
+    return task
 
 
 def _check_alone(

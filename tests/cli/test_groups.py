@@ -1,0 +1,31 @@
+"""The command `group`, and `submit --from --group`, with a real server and a real worker."""
+
+import json
+from pathlib import Path
+
+from cli.conftest import Stack
+
+
+def test_a_file_makes_a_group_that_is_followed(stack: Stack, tmp_path: Path) -> None:
+    """The group is sealed after the last line; a repeat with the same key has the same group."""
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n".join(json.dumps({"payload": {"value": number}}) for number in range(3)))
+    submit = ["submit", "Show", "--from", str(file), "--group", "three", "--room", "grouped"]
+    result = stack.program.run(*submit, "--idempotency-key", "three-1")
+    assert result.code == 0, result.err
+    assert len(result.out.split()) == 3
+    group_id = result.err.split("zndraw-joblib group ")[1].split()[0]
+    followed = stack.program.run("group", group_id, "--follow")
+    assert followed.code == 0, followed.err
+    fields = dict(line.split(maxsplit=1) for line in followed.out.splitlines() if " " in line)
+    assert (fields["name"], fields["state"], fields["completed"]) == ("three", "ended", "3")
+    again = stack.program.run(*submit, "--idempotency-key", "three-1")
+    assert (again.out, group_id in again.err) == (result.out, True)
+    shown = json.loads(stack.program.ok("group", group_id, "--json"))
+    assert (shown["total"], shown["sealed"]) == (3, True)
+
+
+def test_wrong_options(stack: Stack) -> None:
+    """The message says what to do."""
+    assert "Add --from" in stack.program.error_of("submit", "Show", "--group", "x", code=2)
+    assert "not found" in stack.program.error_of("group", "00000000-0000-4000-8000-000000000000")
