@@ -254,6 +254,7 @@ _FILTER |= {"since", "until", "scheduled", "group", *_LINKS}
 _STREAM = {"token", "after", "Last-Event-ID", "Prefer"}
 _RANGES = {"Range", "If-Range", "If-None-Match"}
 ALSO = {
+    ("get", "/admin/retention"): {"job", "completed", "failed", "cancelled"},
     ("get", "/statistics"): {"job", "resolution", "since", "until", "tag", "room"},
     ("get", "/me"): {"room"},
     ("get", "/jobs"): _CURSOR | {"room", "category", "paused", "deleted", "name"},

@@ -96,7 +96,9 @@ async def test_pruning_finds_the_details_of_attempts(explainer: Explainer) -> No
     readings = [plan for plan in plans if "(completed_at, seq) >" in plan.statement]
     assert readings
     for reading in readings:
-        assert reading.by("joblib_task") == {"ix_joblib_task_ended"}, describe(reading)
+        # The last task of a group is found by its id.
+        others = reading.by("joblib_task") - {"uq_joblib_task_id", "sqlite_autoindex_joblib_task_1"}
+        assert others == {"ix_joblib_task_ended"}, describe(reading)
 
 
 async def test_counting_old_tasks_reads_a_bounded_part_of_an_index(explainer: Explainer) -> None:

@@ -105,7 +105,7 @@ class Backoff(CheckedKeywords, RequestBody):
 
 
 # A hundred years.
-MAX_KEEP_SECONDS = 3_155_760_000
+_MAX_KEEP_SECONDS = 3_155_760_000
 FOREVER: Literal["forever"] = "forever"
 _KEEP_TEXT = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -119,7 +119,7 @@ def _keep_seconds(value: Any) -> Any:
 
 
 KeepTime = Annotated[
-    Annotated[float, Field(gt=0, le=MAX_KEEP_SECONDS, allow_inf_nan=False)] | Literal["forever"],
+    Annotated[float, Field(gt=0, le=_MAX_KEEP_SECONDS, allow_inf_nan=False)] | Literal["forever"],
     BeforeValidator(_keep_seconds),
 ]
 
