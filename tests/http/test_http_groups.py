@@ -334,3 +334,18 @@ async def test_results_are_lines_in_the_order_of_submission(
 
     app.dependency_overrides[verify_readable_room] = refuse
     assert (await (await as_user("ada")).get(url)).status_code == 403
+
+
+@on_both
+async def test_groups_without_tasks_are_no_way_around_the_bounds(client: httpx.AsyncClient) -> None:
+    """Their tasks count for `max_pending`: the group ends with the reason. A large payload is refused."""
+    job = await register(client, max_pending=1)
+    ends = []
+    for _ in range(3):
+        group = await create(client, on_end={"job": job["full_name"]})
+        ends.append(await seal(client, group))
+    assert [end["on_end_state"] for end in ends] == ["submitted", "failed", "failed"]
+    assert "max_pending of its policy is 1" in ends[1]["error"]
+    on_end = {"job": job["full_name"], "payload": {"x": "a" * 65_536}}
+    answer = await client.post(GROUPS, json={"room": "lab", "on_end": on_end})
+    assert "65536 are allowed" in expect_problem(answer, 413, "content-too-large")["detail"]

@@ -15,6 +15,7 @@ from replica import ADMIN, OWNER, SUBMITTER, ManualClock
 
 from model.test_queue import profile
 from zndraw_joblib.server.admin import rules_searches
+from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.queue import (
@@ -47,6 +48,12 @@ from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 JOB, AFTER = JobName(GLOBAL, "modifiers", "Rotate"), JobName(GLOBAL, "modifiers", "Report")
 SERVERS, GROUPS = st.sampled_from([0, 1]), st.integers(0, 3)
 ENDS = st.sampled_from([TaskStatus.COMPLETED, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED])
+
+
+async def seal_due(tx: Transaction) -> None:
+    """Seal all groups that are due."""
+    for group in await rules_groups.due(tx, None):
+        await rules_groups.seal_due(tx, group.id)
 
 
 class Killed(Exception):
@@ -238,7 +245,7 @@ class Groups(RuleBasedStateMachine):
         self.clock.advance(seconds)
         for work in (
             *(rules_sweep.recover_overdue, rules_sweep.fail_expired, rules_sweep.enqueue_due),
-            rules_groups.seal_due,
+            seal_due,
         ):
             while self.write(server, work):
                 pass

@@ -2,20 +2,25 @@
 
 import asyncio
 import random
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from databases import every_kind, on_postgresql
 from replica import ADMIN, OWNER, SUBMITTER, TIMEOUT, OpenReplica, Replica
+from sqlalchemy import update
 
+from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.tables import GroupCount, Task
-from zndraw_joblib.server.queue import rules_groups, rules_task_actions, rules_tasks, sql_groups
+from zndraw_joblib.server.db.tables import Group, GroupCount, Task
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import rules_groups, rules_task_actions, rules_tasks, sql_groups, sql_jobs
 from zndraw_joblib.wire.groups import GroupResponse, NewGroup
 from zndraw_joblib.wire.messages import JobResponse, TaskClaimRequest, TaskResponse, TaskUpdateRequest
 from zndraw_joblib.wire.statuses import TaskStatus
 
 TASKS = Task.__table__
+GROUPS = Group.__table__
 COUNTS = GroupCount.__table__
 
 
@@ -144,3 +149,30 @@ async def test_many_groups_in_one_batch(replica: Replica) -> None:
     ended = [await read(replica, group) for group in groups]
     assert len({group.on_end_task for group in ended}) == 5
     assert None not in {group.ended_at for group in ended}
+
+
+@on_postgresql
+async def test_a_group_whose_job_is_locked_holds_up_no_other(
+    replica: Replica, open_replica: OpenReplica
+) -> None:
+    """The sweeper seals the groups that are due later all the same, and that one in a later cycle."""
+    jobs = [await replica.register(name) for name in ("Locked", "Free")]
+    groups = [await create(replica, job) for job in jobs]
+    await replica.execute(update(GROUPS).values(due_at=datetime(2020, 1, 1, tzinfo=UTC)))
+    is_locked, is_over = asyncio.Event(), asyncio.Event()
+
+    async def lock(tx: Transaction) -> None:
+        await sql_jobs.lock(tx, [jobs[0].id])
+        is_locked.set()
+        await is_over.wait()
+
+    locking = asyncio.create_task(open_replica().runtime.write(lock))
+    await is_locked.wait()
+    sweeper = Sweeper(replica.runtime.write, JobLibSettings())
+    cycle = await sweeper.cycle()
+    assert cycle.errors == 1
+    assert [(await read(replica, group)).ended_at is None for group in groups] == [True, False]
+    is_over.set()
+    await locking
+    await sweeper.cycle()
+    assert (await read(replica, groups[0])).on_end_state == "submitted"

@@ -296,12 +296,16 @@ class Sweeper:
                 with suppress(Exception):
                     async with asyncio.timeout(self._pass_seconds):
                         await self._until_done(batch)
-        swept_groups = await self._guard(cycle, self._seal_groups())
+        swept_groups = await self._guard(cycle, self._seal_groups(cycle))
         return swept_workers and swept_tasks and swept_groups
 
-    async def _seal_groups(self) -> None:
-        while await self._run(rules_groups.seal_due):
-            pass
+    async def _seal_groups(self, cycle: Cycle) -> None:
+        after = None
+        while groups := await self._run(rules_groups.due, after=after):
+            for group in groups:
+                # A group that cannot end, such as one with a locked job, must not stop the others.
+                await self._guard(cycle, self._run(rules_groups.seal_due, group_id=group.id))
+            after = groups[-1].due_at, groups[-1].n
 
     @property
     def is_late(self) -> bool:

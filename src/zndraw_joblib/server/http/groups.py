@@ -28,8 +28,10 @@ from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupOnEnd, GroupRequest, GroupResponse, GroupUpdate, NewGroup
 from zndraw_joblib.wire.names import INTERNAL, parse_job_name
-from zndraw_joblib.wire.problems import GroupNotFound, InternalJobNotConfigured
+from zndraw_joblib.wire.problems import ContentTooLarge, GroupNotFound, InternalJobNotConfigured
 
+# Lists of groups have the payloads too.
+MAX_ON_END_BYTES = 64 * 1024
 _GROUP: Answers[GroupResponse] = answers_of(GroupResponse)
 
 
@@ -41,7 +43,10 @@ async def create_group(
     room_id = await queue.guards.resolve(request, verify_writable_room, body.room)
     item = await checked_group(queue, caller, room_id, body)
     work = once(key, _GROUP, rules_groups.create)
-    return json_response(await queue.runtime.write_short(work, item), 201)
+    if body.on_end is None:
+        return json_response(await queue.runtime.write_short(work, item), 201)
+    async with queue.runtime.take_submits(caller.id, [key]) as tokens:
+        return json_response(await queue.runtime.write_short(work, item), 201, tokens.headers)
 
 
 async def checked_group(queue: QueueState, caller: Identity, room_id: str, group: NewGroup) -> GroupToMake:
@@ -56,7 +61,12 @@ async def checked_group(queue: QueueState, caller: Identity, room_id: str, group
 async def _checked_schema(queue: QueueState, caller: Identity, room_id: str, on_end: GroupOnEnd) -> str:
     """Return the schema of the job of `on_end`, which its payload matches, as JSON."""
     job, runtime = parse_job_name(on_end.job), queue.runtime
-    rules_transitions.check_size("on_end.payload", on_end.payload)
+    size = len(rules_transitions.check_size("on_end.payload", on_end.payload))
+    if size > MAX_ON_END_BYTES:
+        raise ContentTooLarge(
+            f"on_end.payload has {size} bytes; at most {MAX_ON_END_BYTES} are allowed. "
+            "Return large values from a task of the group, and read them in its results"
+        )
     known = await runtime.database.read(
         rules_jobs.get, room_id, job, cross_room=runtime.settings.cross_room_jobs
     )

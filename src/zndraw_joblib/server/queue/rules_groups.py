@@ -6,7 +6,7 @@ transaction knows that it has the last one is in `sql_groups`.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -45,6 +45,7 @@ _MAX_FAILURES = 10
 _MAX_ERROR_BYTES = 2000
 # Each of these results may have 1 MiB.
 _RESULTS_AT_ONCE = 32
+_DUE_AT_ONCE = 100
 
 
 class GroupToMake(NamedTuple):
@@ -199,12 +200,16 @@ async def _seal(tx: Transaction, group: GroupRecord) -> None:
         await _end(tx, group)
 
 
-async def seal_due(tx: Transaction) -> bool:
-    """Seal a group that has expired, or was not sealed for long. Return whether there was one."""
-    group = await sql_groups.lock_due(tx)
+async def due(tx: Transaction, after: tuple[datetime, int] | None) -> list[GroupRecord]:
+    """Return some groups that have expired, or were not sealed for long, after a due time and an `n`."""
+    return await sql_groups.due(tx, after, _DUE_AT_ONCE)
+
+
+async def seal_due(tx: Transaction, group_id: UUID) -> None:
+    """Seal a group that is due, unless another transaction has locked it."""
+    group = await sql_groups.lock_due(tx, group_id)
     if group is not None:
         await _seal(tx, group)
-    return group is not None
 
 
 async def settle(tx: Transaction, seqs: Sequence[int]) -> None:
@@ -253,7 +258,8 @@ async def _submit_on_end(
         is_deferred=job.room_id == INTERNAL,
         validate_payload=False,
         cross_room=True,
-        is_unlimited=True,
+        # Its tasks were bounded; without tasks, groups would be a way around the bounds.
+        is_unlimited=sum(sums) > 0,
     )
     [result] = await rules_tasks.submit(tx, [item])
     if isinstance(result, ProblemException):

@@ -244,7 +244,15 @@ LIMIT :limit
 """,
     "progress",
 )
-_DUE = statement(f"{_SELECT} WHERE due_at <= :now ORDER BY due_at LIMIT 1\nFOR UPDATE SKIP LOCKED", *COLUMNS)
+_DUE = {
+    has_begun: statement(
+        f"{_SELECT} WHERE due_at <= :now{' AND (due_at, n) > (:due_at, :n)' if has_begun else ''}\n"
+        "ORDER BY due_at, n LIMIT :limit",
+        *COLUMNS,
+    )
+    for has_begun in (False, True)
+}
+_LOCK_DUE = statement(f"{_SELECT} WHERE id = :id AND due_at <= :now\nFOR UPDATE SKIP LOCKED", *COLUMNS)
 
 
 async def add(tx: Transaction, group: GroupRecord) -> None:
@@ -275,9 +283,17 @@ async def share(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, OpenGroup]:
     return {row.id: OpenGroup(*row) for row in await tx.execute(_SHARE, {"all_id": padded(sorted(ids))})}
 
 
-async def lock_due(tx: Transaction) -> GroupRecord | None:
-    """Lock and return the group whose `due_at` has passed for longest, but none that is locked."""
-    row = (await tx.execute(_DUE, {"now": await tx.now()})).first()
+async def due(tx: Transaction, after: tuple[datetime, int] | None, limit: int) -> list[GroupRecord]:
+    """Return groups whose `due_at` has passed, in its order, after a time and the `n` of a group."""
+    params: dict[str, Any] = {"now": await tx.now(), "limit": limit}
+    if after is not None:
+        params |= {"due_at": after[0], "n": after[1]}
+    return [GroupRecord(*row) for row in await tx.execute(_DUE[after is not None], params)]
+
+
+async def lock_due(tx: Transaction, group_id: UUID) -> GroupRecord | None:
+    """Lock and return a group whose `due_at` has passed, unless another transaction has locked it."""
+    row = (await tx.execute(_LOCK_DUE, {"id": group_id, "now": await tx.now()})).first()
     return None if row is None else GroupRecord(*row)
 
 
