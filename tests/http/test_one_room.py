@@ -80,7 +80,7 @@ def _schedule(room: Room) -> dict[str, Any]:
     return {"job": room.job, "every_seconds": 3600, "payload": {"word": f"{room.room_id}-payload"}}
 
 
-READ, ACT, OPERATE = Try(200, 200), Try(403, 403), Try(403, 403)
+READ, WRITE, ACT, OPERATE = Try(200, 200), Try(403, 200), Try(403, 403), Try(403, 403)
 ANYBODY = Try(200, 200, 200)
 NEW_JOB = {"category": "modifiers", "name": "New"}
 OPERATIONS = {
@@ -144,6 +144,15 @@ OPERATIONS = {
     "patch /rooms/{room_id}/schedules/{schedule}": Try(403, 200, json=lambda _: {"paused": True}),
     "post /rooms/{room_id}/schedules/{schedule}/run": Try(403, 202),
     "delete /rooms/{room_id}/schedules/{schedule}": Try(403, 404),
+    "get /rooms/{room_id}/webhooks": WRITE,
+    "get /rooms/{room_id}/webhooks/{webhook}": Try(403, 404),
+    "put /rooms/{room_id}/webhooks/{webhook}": Try(
+        403, 201, json=lambda _: {"url": "https://hooks.example/"}
+    ),
+    "post /rooms/{room_id}/webhooks/{webhook}/test": Try(403, 404),
+    "delete /rooms/{room_id}/webhooks/{webhook}": Try(403, 404),
+    "get /rooms/{room_id}/deliveries": WRITE,
+    "post /rooms/{room_id}/deliveries/{delivery}/repeat": Try(403, 404),
     "get /rooms/{room_id}/tasks": READ,
     "post /rooms/{room_id}/tasks/{name}": Try(403, 202, json=lambda _: {"payload": {}}),
     "get /rooms/{room_id}/events": READ,
@@ -300,7 +309,7 @@ async def send(user: httpx.AsyncClient, operation: str, wanted: Try, room: Room)
     names = {**room._asdict(), "task_id": room.running if wanted.task == "running" else room.completed}
     # The requests after a deletion need the schedule: one of another name is not there to be deleted.
     names["schedule"] = SCHEDULE if method != "delete" else "weekly"
-    names["limit"] = "api"
+    names |= {"limit": "api", "webhook": "ci", "delivery": "1"}
     names["name"] = room.provider if "/providers/" in path else room.job
     made = {"json": wanted.json, "params": wanted.params, "headers": wanted.headers}
     given = {name: make(room) for name, make in made.items() if make is not None}
