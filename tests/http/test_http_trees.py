@@ -365,3 +365,18 @@ async def test_a_schedule_has_tags(client: httpx.AsyncClient) -> None:
     assert schedule.json()["tags"] == ["night"]
     task = (await client.post(f"{V1}/rooms/lab/schedules/nightly/run")).json()
     assert (task["tags"], task["schedule"]) == (["night"], "nightly")
+
+
+@on_both
+async def test_a_tag_behind_many_others_is_found(client: httpx.AsyncClient) -> None:
+    """A tag for each commit hides none that begins with a later letter."""
+    job = await register(client)
+    tags = [f"commit-{number:04}" for number in range(1_010)]
+    tasks = [
+        {"room_id": "lab", "job_name": job["full_name"], "payload": {}, "tags": tags[start : start + 10]}
+        for start in range(0, len(tags), 10)
+    ]
+    tasks.append({**tasks[0], "tags": ["zebra"]})
+    assert (await client.post(f"{V1}/tasks/submit", json={"tasks": tasks})).status_code == 200
+    response = await client.get(f"{V1}/tasks/tags", params={"room": "lab", "prefix": "zeb"})
+    assert response.json() == {"tags": ["zebra"]}

@@ -699,7 +699,7 @@ async def count_linked(tx: Transaction, filters: Filter) -> tuple[dict[TaskStatu
     return numbers, sum(row.total for row in rows) <= MAX_COUNTED
 
 
-# At most so many tags are read to find those that begin with a text.
+# At most so many tags, from the text on, are read to find those that begin with it.
 _MAX_READ_TAGS = 1_000
 
 
@@ -708,7 +708,7 @@ def _distinct_tags(condition: str) -> Any:
     return statement(
         f"""
 WITH RECURSIVE seen (tag, number) AS (
-    SELECT (SELECT min(tag) FROM joblib_task_tag WHERE {condition}), 1
+    SELECT (SELECT min(tag) FROM joblib_task_tag WHERE {condition} AND tag >= :prefix), 1
     UNION ALL
     SELECT (SELECT min(tag) FROM joblib_task_tag WHERE {condition} AND tag > seen.tag), number + 1
     FROM seen WHERE tag IS NOT NULL AND number < {_MAX_READ_TAGS}
