@@ -110,6 +110,7 @@ async def test_a_tree_is_read_in_parts(explainer: Explainer) -> None:
     async def read(tx: Transaction) -> None:
         assert len(await sql_trees.scan(tx, task_id(1), 50_000, 2_000)) == 2_000
         assert await sql_trees.top(tx, task_id(7)) is not None
+        assert task_id(1) in await sql_trees.with_trees(tx, [task_id(number) for number in range(1, 501)])
         assert len(await sql_trees.lock_parents(tx, [task_id(7), task_id(8)])) == 2
         await sql_trees.remove_tags(tx, [7, 8])
 

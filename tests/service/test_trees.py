@@ -4,14 +4,16 @@ import asyncio
 from uuid import UUID, uuid4
 
 import pytest
-from databases import every_kind
-from replica import SUBMITTER, TIMEOUT, Replica
+from databases import every_kind, on_both
+from replica import ADMIN, SUBMITTER, TIMEOUT, Replica
 from seeds import add_tasks, task
 from sqlalchemy import func, select
 
+from zndraw_joblib.server.admin import rules_searches
 from zndraw_joblib.server.db.tables import Task, TaskTag
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.wire.messages import TaskResponse, TaskUpdateRequest
+from zndraw_joblib.wire.operators import BulkAction, TaskFilter
 from zndraw_joblib.wire.problems import Conflict
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -65,3 +67,18 @@ async def test_a_tree_of_any_shape_is_cancelled(replica: Replica, is_chain: bool
     rows_of_status = (await replica.execute(counted)).all()
     assert {status: number for status, number in rows_of_status} == {"pending": 1, "cancelled": 2_500}
     assert (await cancel_tree(replica, root)).status is TaskStatus.CANCELLED
+
+
+@on_both
+async def test_a_bulk_cancel_reads_only_the_trees_that_there_are(replica: Replica) -> None:
+    """It cancels what is below the tasks that match, and asks for all tasks without children at once."""
+    job = await replica.register()
+    tops = [await replica.submit(job) for _ in range(30)]
+    child = await replica.submit(job, parent=tops[7].id)
+    deep = await replica.submit(job, room="lab", parent=child.id)
+    statements = replica.record_statements()
+    confirmed = rules_searches.Confirmed(ADMIN, BulkAction.CANCEL, TaskFilter(room=["lab"]), 2**60, tree=True)
+    read, write = replica.runtime.database.read, replica.runtime.write
+    assert (await rules_searches.apply(read, write, confirmed, None)).affected == 32
+    assert sum("(root, seq) >" in statement.sql for statement in statements) <= 3
+    assert (await replica.get(deep.id)).status is TaskStatus.CANCELLED

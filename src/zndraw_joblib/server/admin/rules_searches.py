@@ -37,6 +37,7 @@ from zndraw_joblib.server.queue import (
     sql_pauses,
     sql_tasks,
     sql_transitions,
+    sql_trees,
 )
 from zndraw_joblib.server.queue.rules_idempotency import answers_of, once
 from zndraw_joblib.server.queue.rules_tokens import Signer
@@ -367,7 +368,7 @@ async def preview(
     async for matches in _search(read_in, confirmed, limits):
         if confirmed.tree:
             matched.update(row.id for row in matches.rows)
-            for tops in _tops(matches.rows):
+            for tops in await _tops(read_in, matches.rows):
                 async for ids in rules_trees.live_below(read_in, tops):
                     below.update(ids)
         count, is_complete = count + len(matches.rows), matches.is_complete
@@ -417,7 +418,7 @@ async def apply(
             affected, skipped, entry = applied.affected, applied.skipped, applied.entry
             rows = rows[applied.handled :]
         if confirmed.tree:
-            tops, counts = _tops(matches.rows), (affected, skipped, entry)
+            tops, counts = await _tops(read_in, matches.rows), (affected, skipped, entry)
             affected, entry = await _cancel_trees(read_in, write_in, confirmed, tops, *counts)
     result = BulkResult(
         action=confirmed.action, affected=affected, skipped=skipped, refused=refused, is_complete=is_complete
@@ -427,14 +428,17 @@ async def apply(
     return finished
 
 
-def _tops(rows: Sequence[SearchRow]) -> list[rules_trees.Tops]:
-    """Return tasks by their trees."""
+async def _tops(read_in: Run, rows: Sequence[SearchRow]) -> list[rules_trees.Tops]:
+    """Return tasks by their trees, without those below which there never was another."""
     of_root: dict[UUID, list[SearchRow]] = defaultdict(list)
     for row in rows:
         of_root[row.root or row.id].append(row)
+    firsts = [row.id for row in rows if row.root is None]
+    with_trees: set[UUID] = await read_in(sql_trees.with_trees, firsts)
     return [
         rules_trees.Tops(root, {row.id for row in of_tree}, min(row.seq for row in of_tree))
         for root, of_tree in of_root.items()
+        if root in with_trees or of_tree[0].root is not None or len(of_tree) > 1
     ]
 
 

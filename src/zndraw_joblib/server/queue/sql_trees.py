@@ -70,6 +70,18 @@ FROM unnest((SELECT :all_id), (SELECT :all_tag)) AS new (id, tag) JOIN joblib_ta
 )
 _REMOVE = statement("DELETE FROM joblib_task_tag WHERE task_seq = ANY (:all_task_seq)")
 _TOP = statement(f"SELECT {', '.join(Top._fields)} FROM joblib_task WHERE id = :id", *Top._fields)
+# A subquery instead of EXISTS, of which PostgreSQL may make a hash of all tasks. In the order of the index:
+# with an equality it may look for the first one in the whole table.
+_WITH_TREES = statement(
+    """
+SELECT id FROM joblib_task AS top
+WHERE id = ANY (:all_id) AND (
+    SELECT seq FROM joblib_task
+    WHERE joblib_task.root >= top.id AND joblib_task.root <= top.id ORDER BY joblib_task.root, seq LIMIT 1
+) IS NOT NULL
+""",
+    "id",
+)
 # Beside an equality PostgreSQL knows that the primary key has the same order, and may read the history by it.
 _SCAN = statement(
     """
@@ -111,6 +123,16 @@ async def top(tx: Transaction, task_id: UUID) -> Top | None:
     """Return a task below which others may be; None if it was deleted."""
     row = (await tx.execute(_TOP, {"id": task_id})).one_or_none()
     return None if row is None else Top(*row)
+
+
+async def with_trees(tx: Transaction, ids: Sequence[UUID]) -> set[UUID]:
+    """Return those of these tasks that are the first of a tree with others."""
+    firsts: set[UUID] = set()
+    for start in range(0, len(ids), CHUNK):
+        firsts.update(
+            (await tx.execute(_WITH_TREES, {"all_id": padded(ids[start : start + CHUNK])})).scalars()
+        )
+    return firsts
 
 
 async def scan(tx: Transaction, root: UUID, after: int, limit: int) -> list[TreeTask]:
