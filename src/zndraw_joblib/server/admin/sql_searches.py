@@ -703,14 +703,17 @@ async def count_linked(tx: Transaction, filters: Filter) -> tuple[dict[TaskStatu
 _MAX_READ_TAGS = 1_000
 
 
-def _distinct_tags(condition: str) -> Any:
-    """Return the statement for the tags of a room or of all: each is one look into an index."""
+def _distinct_tags(following: str) -> Any:
+    """Return the statement for the tags of a room or of all: each is one look into an index.
+
+    `following` is the tag that follows another one.
+    """
     return statement(
         f"""
 WITH RECURSIVE seen (tag, number) AS (
-    SELECT (SELECT min(tag) FROM joblib_task_tag WHERE {condition} AND tag >= :prefix), 1
+    SELECT ({following.format(">=", ":prefix")}), 1
     UNION ALL
-    SELECT (SELECT min(tag) FROM joblib_task_tag WHERE {condition} AND tag > seen.tag), number + 1
+    SELECT ({following.format(">", "seen.tag")}), number + 1
     FROM seen WHERE tag IS NOT NULL AND number < {_MAX_READ_TAGS}
 )
 SELECT tag FROM seen WHERE tag IS NOT NULL AND substr(tag, 1, length(:prefix)) = :prefix
@@ -721,7 +724,12 @@ ORDER BY number LIMIT :limit
     )
 
 
-_TAGS, _TAGS_OF_ROOM = _distinct_tags("true"), _distinct_tags("room_id = :room_id")
+_TAGS = _distinct_tags("SELECT min(tag) FROM joblib_task_tag WHERE tag {} {}")
+# With an equality PostgreSQL may read the tags of all rooms.
+_TAGS_OF_ROOM = _distinct_tags(
+    """SELECT tag FROM joblib_task_tag
+        WHERE (room_id, tag) {} (:room_id, {}) AND room_id <= :room_id ORDER BY room_id, tag LIMIT 1"""
+)
 
 
 async def tags(tx: Transaction, room_ids: Sequence[str], prefix: str, limit: int) -> list[str]:
