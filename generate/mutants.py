@@ -83,6 +83,7 @@ MODULES = {
             "recovery/test_repeated_claims.py",
             "service/test_claiming.py",
             "service/test_payloads.py",
+            "service/test_versions.py",
         ),
     ),
     "claims": Rules(
