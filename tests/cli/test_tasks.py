@@ -241,7 +241,7 @@ def test_lists_are_tab_separated_or_json(stack: Stack) -> None:
         [*lists, ["jobs", "Picky"], ["jobs", "Picky", "--json"], ["submit", "Show", "--json", "value=7"]]
     )
     header, line = tasks.out.splitlines()
-    assert header.split("\t") == ["task", "job", "status", "due", "created", "took", "error"]
+    assert header.split("\t") == ["task", "job", "status", "due", "created", "took", "error", "tags"]
     assert line.split("\t")[:3] == [task_id, "@global:analysis:Show", "completed"]
     [task] = json.loads(as_json.out)
     assert task["id"] == task_id

@@ -19,6 +19,9 @@ VALUES = {
     "provider_id": UNKNOWN_ID,
     "schedule": "nightly",
     "limit": "gpu",
+    "group_id": UNKNOWN_ID,
+    "webhook": "ci",
+    "delivery": "1",
 }
 
 
@@ -40,7 +43,7 @@ async def test_every_operation_needs_an_identity(
     job = await register(client)
     await submit(client, job)
     requests = operations(app)
-    assert len(requests) == 81
+    assert len(requests) == 95
     for credentials in (None, "", "Bearer", "Bearer ", "Bearer x", "Basic YWRtaW46", "Bearer \xff\x01", LONG):
         headers = {} if credentials is None else {"Authorization": credentials.encode("latin-1")}
         for method, url in requests:

@@ -19,7 +19,8 @@ from zndraw_joblib.server.background.webhooks import Webhooks
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import OutboxRow, RoomStream, TaskWebhook, Webhook
 from zndraw_joblib.server.process.settings import ServerSettings
-from zndraw_joblib.server.queue import rules_retention, rules_webhooks
+from zndraw_joblib.server.queue import rules_retention, rules_task_retention, rules_webhooks
+from zndraw_joblib.server.queue.rules_task_retention import TaskPruning
 from zndraw_joblib.wire.messages import JobResponse, TaskResponse
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.wire.webhooks import WebhookRequest, WebhookResponse
@@ -296,8 +297,9 @@ async def test_what_is_kept_of_webhooks(timed: Replica, clock: ManualClock, rece
     assert len(await timed.rows(OUTBOX)) == 2
     clock.advance(86_400 * 29)
     timed.runtime.settings.keep_finished_days = 1
-    for rows in ("outbox", "task", "webhook"):
-        await prune(by_rows[rows])
+    await prune(by_rows["outbox"])
+    await timed.runtime.write(rules_task_retention.prune, timed.runtime.settings, TaskPruning())
+    await prune(by_rows["webhook"])
     for table in (OUTBOX, LINKS, WEBHOOKS):
         assert await timed.rows(table) == []
 

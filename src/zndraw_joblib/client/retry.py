@@ -247,6 +247,7 @@ class FailureLog:
     def failed(self, error: BaseException, pause: float) -> None:
         """Log a failure, after which the request is repeated in `pause` seconds, or only count it."""
         if self._outage is not None and is_connection_error(error) and not self._outage.begin(self):
+            self._logger.debug("%s: %s; trying again in %.1f s", self._what, describe(error), pause)
             return
         now = time.monotonic()
         if self._count == 0:

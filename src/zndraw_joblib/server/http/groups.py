@@ -107,7 +107,11 @@ def _recheck(room_id: str) -> Callable[[Request], Awaitable[None]]:
 _RESULTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "A `GroupResult` in each line, in the order of submission",
-        "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+        # Generators of clients know no NDJSON: they take it as bytes.
+        "content": {
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            "application/x-ndjson": {"schema": {"type": "string"}},
+        },
     }
 }
 

@@ -655,9 +655,9 @@ class Runtime:
     ) -> rules_claims.ClaimResult | None:
         """Claim and wait in turns until there is a task, the deadline, or other keys to wait on."""
         own, of_jobs = keys
-        claim = self.claim_once if batch is None else batch.claim
 
         async def check(waiter: Waiter) -> rules_claims.ClaimResult:
+            claim = self.claim_once if batch is None else batch.claim
             result = await claim(item._replace(refused_rooms=await access.check()))
             if not has_other_keys(result):
                 waiter.record(key_of(result.tasks[0]) if result.tasks else None)

@@ -9609,6 +9609,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
+                    "application/octet-stream": string;
                     "application/x-ndjson": string;
                 };
             };
