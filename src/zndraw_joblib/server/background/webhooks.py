@@ -1,7 +1,8 @@
 """Deliver the outbox to webhooks: the loop of a server, and one signed request.
 
 httpx connects to a checked address by its URL, with the name of the host in the header `Host` and in TLS, so
-that no second resolution of the name can lead elsewhere.
+that no second resolution of the name can lead elsewhere. It is loaded when a
+server has its first webhook.
 """
 
 import asyncio
@@ -18,8 +19,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, partial
 from importlib.metadata import version
-
-import httpx
+from typing import Any
 
 from zndraw_joblib.jobs.logs import create_shared_task, log_failed_work
 from zndraw_joblib.server.process.addresses import (
@@ -93,8 +93,10 @@ class Sender:
     def _context(self) -> ssl.SSLContext:
         return ssl.create_default_context()
 
-    def client(self) -> httpx.AsyncClient:
-        """Return a client for one webhook: connections are of its host alone."""
+    def client(self) -> Any:
+        """Return a client of httpx for one webhook: connections are of its host alone."""
+        import httpx  # noqa: PLC0415 - see above
+
         return httpx.AsyncClient(
             verify=self._context,
             trust_env=False,
@@ -104,7 +106,7 @@ class Sender:
         )
 
     async def send(
-        self, client: httpx.AsyncClient, webhook: WebhookRecord, delivery: DeliveryRecord, now: datetime
+        self, client: Any, webhook: WebhookRecord, delivery: DeliveryRecord, now: datetime
     ) -> Outcome:
         """Send a delivery. Return the status of the answer, or why there is none; it raises nothing."""
         seconds = self._settings.webhook_timeout_seconds
@@ -119,7 +121,9 @@ class Sender:
             return Outcome(None, f"refused: {refusal}")
         except OSError as error:
             return Outcome(None, f"the name of the host cannot be resolved ({type(error).__name__})")
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except Exception as error:
+            if not _is_of_request(error):
+                raise
             return Outcome(None, _text(error))
 
     async def _addresses(self, endpoint: Endpoint) -> list[str]:
@@ -144,7 +148,7 @@ class Sender:
 
     async def _post(
         self,
-        client: httpx.AsyncClient,
+        client: Any,
         endpoint: Endpoint,
         addresses: Sequence[str],
         webhook: WebhookRecord,
@@ -163,6 +167,8 @@ class Sender:
         }
         if signature := signatures(webhook, message, timestamp, content, now):
             headers["webhook-signature"] = signature
+        from httpx import ConnectError  # noqa: PLC0415 - see above
+
         extensions = {"sni_hostname": endpoint.host} if literal_address(endpoint.host) is None else {}
         for index, address in enumerate(addresses):
             host = f"[{address}]" if ":" in address else address
@@ -172,12 +178,14 @@ class Sender:
             )
             try:
                 return await self._answer(client, request)
-            except httpx.ConnectError:
+            except ConnectError:
                 if index == len(addresses) - 1:
                     raise
         raise EndpointRefused("the name of the host has no address")
 
-    async def _answer(self, client: httpx.AsyncClient, request: httpx.Request) -> Outcome:
+    async def _answer(self, client: Any, request: Any) -> Outcome:
+        from httpx import HTTPError  # noqa: PLC0415 - see above
+
         response = await client.send(request, stream=True)
         try:
             size = 0
@@ -186,7 +194,7 @@ class Sender:
                 size += len(chunk)
                 if size > _MAX_ANSWER_BYTES:
                     break
-        except httpx.HTTPError:
+        except HTTPError:
             logger.debug("The answer of a webhook was cut off")
         finally:
             await response.aclose()
@@ -201,18 +209,25 @@ def _as_error(error: BaseException) -> tuple[Sequence[str], Exception | None]:
     return [], error if isinstance(error, Exception) else OSError(repr(error))
 
 
-_TEXTS: dict[type[Exception], str] = {
-    httpx.ConnectError: "no connection: it was refused, or TLS failed",
-    httpx.RemoteProtocolError: "the receiver closed the connection, or sent no HTTP",
-    httpx.ReadError: "the connection was reset",
-    httpx.WriteError: "the connection was reset",
+def _is_of_request(error: Exception) -> bool:
+    from httpx import HTTPError, InvalidURL  # noqa: PLC0415 - see above
+
+    return isinstance(error, HTTPError | InvalidURL | ValueError)
+
+
+# Of classes of httpx.
+_TEXTS = {
+    "ConnectError": "no connection: it was refused, or TLS failed",
+    "RemoteProtocolError": "the receiver closed the connection, or sent no HTTP",
+    "ReadError": "the connection was reset",
+    "WriteError": "the connection was reset",
 }
 
 
 def _text(error: Exception) -> str:
     """Return why there is no answer, without addresses and without what the receiver sent."""
-    for kind, text in _TEXTS.items():
-        if isinstance(error, kind):
+    for kind in type(error).__mro__:
+        if text := _TEXTS.get(kind.__name__):
             is_tls = "certificate" in str(error).lower()
             return "the certificate of the receiver is not valid for its name" if is_tls else text
     return f"the request failed ({type(error).__name__})"
