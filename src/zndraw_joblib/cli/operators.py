@@ -105,19 +105,19 @@ def retention(
         name = None if job is None else str(client.find_job(job, None))
         query = {"job": name, "completed": completed, "failed": failed, "cancelled": cancelled}
         query = {field: value for field, value in query.items() if value is not None}
-        kept: KeptTasks = client.read(ops.GET_RETENTION, "retention", query=query)
+        times: KeptTasks = client.read(ops.GET_RETENTION, "retention", query=query)
     if as_json:
-        print_json(kept)
+        print_json(times)
         return
     rows = [
-        {"status": status, "time": getattr(kept, status)} for status in ("completed", "failed", "cancelled")
+        {"status": status, "time": getattr(times, status)} for status in ("completed", "failed", "cancelled")
     ]
     older = sum(row["time"].older for row in rows)
     caption = (
-        f"{'' if kept.is_complete else 'more than '}{counted(older, 'task')} older; the server deletes them"
+        f"{'' if times.is_complete else 'more than '}{counted(older, 'task')} older; the server deletes them"
     )
-    if kept.applies_at is not None:
-        caption += f" from {kept.applies_at.astimezone():%Y-%m-%d %H:%M} on, as these times are defaults"
+    if times.applies_at is not None:
+        caption += f" from {times.applies_at.astimezone():%Y-%m-%d %H:%M} on, as these times are defaults"
     _KEPT.print(rows, caption=caption)
 
 

@@ -146,14 +146,16 @@ class DeliveryFilter(NamedTuple):
     state: Literal["waiting", "delivered", "failed"] | None = None
 
 
-async def deliveries(tx: Transaction, room_id: str, wanted: DeliveryFilter, page: CursorPage) -> Deliveries:
+async def deliveries(
+    tx: Transaction, room_id: str, delivery_filter: DeliveryFilter, page: CursorPage
+) -> Deliveries:
     """Return a part of the deliveries of a room, newest first. Raises `InvalidRequest` for a wrong cursor."""
     before = _FIRST_SEQ
     if page.cursor is not None:
         [before] = decode_cursor(_DELIVERIES, page.cursor, [int])
-    values = {"webhook": wanted.webhook, "task_id": wanted.task}
+    values = {"webhook": delivery_filter.webhook, "task_id": delivery_filter.task}
     filters = {name: value for name, value in values.items() if value is not None}
-    rows = await sql_webhooks.deliveries(tx, room_id, before, page.limit + 1, filters, wanted.state)
+    rows = await sql_webhooks.deliveries(tx, room_id, before, page.limit + 1, filters, delivery_filter.state)
     following = None
     if len(rows) > page.limit:
         rows = rows[: page.limit]

@@ -99,8 +99,8 @@ async def list_deliveries(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """List the deliveries to the webhooks of a room and of its tasks, newest first, of 30 days."""
     check_room_writer(caller, room_id, _WHAT)
-    wanted = rules_lists.DeliveryFilter(webhook, task, state)
-    return json_response(await runtime.database.read(rules_lists.deliveries, room_id, wanted, page))
+    delivery_filter = rules_lists.DeliveryFilter(webhook, task, state)
+    return json_response(await runtime.database.read(rules_lists.deliveries, room_id, delivery_filter, page))
 
 
 @serves(ops.REPEAT_DELIVERY)
