@@ -16,7 +16,9 @@ from chaos.checker import check
 from chaos.database import Database, temporary_database
 from chaos.environment import open_environment
 from chaos.faults import FaultInjector
+from chaos.groups import GroupLoad, settings_for
 from chaos.measures import Outcome, format_outcomes
+from chaos.receiver import receiving
 from chaos.records import RunRecord
 from chaos.report import format_table
 from chaos.scenarios import SCENARIOS
@@ -98,10 +100,14 @@ def _run_mixed(name: str, folder: Path, arguments: argparse.Namespace) -> bool:
 async def run(database: Database, folder: Path, options: argparse.Namespace) -> RunRecord:
     """Run the workload with random faults and return the record."""
     workload = Workload(options.seed, options.tasks, options.workers, options.seconds)
-    async with open_environment(database, folder) as environment:
+    async with (
+        receiving() as receiver,
+        open_environment(database, folder, **settings_for(receiver)) as environment,
+    ):
+        groups = GroupLoad(environment, receiver)
         injector = FaultInjector(environment, random.Random(options.seed))
         faults = injector.run(options.seconds, options.pause)
-        return await run_workload(environment, workload, injector, faults)
+        return await run_workload(environment, workload, injector, faults, groups)
 
 
 def _summarize(record: RunRecord) -> str:
@@ -110,7 +116,8 @@ def _summarize(record: RunRecord) -> str:
     ended = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
     return (
         f"{len(record.submissions)} submissions: {accepted} accepted, the others without a response; "
-        f"{len(record.tasks)} tasks: {ended}; {len(record.lost_attempts)} attempts of removed workers"
+        f"{len(record.tasks)} tasks: {ended}; {len(record.lost_attempts)} attempts of removed workers; "
+        f"{len(record.groups)} groups, {len(record.arrivals)} deliveries"
     )
 
 

@@ -2,15 +2,17 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from chaos.group_rules import GROUP_RULES, Findings
 from chaos.records import ExecutionEvent, LostAttempt, RunRecord, WorkerRequest
 from zndraw_joblib.wire.history import TaskHistory
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
+Rule = Callable[[RunRecord], Findings]
 MASS_EXPIRY_MINIMUM = 2
 
 
@@ -26,15 +28,14 @@ class Violation:
         return f"{self.rule}: task {self.task_id}: {self.text}"
 
 
-Findings = Iterator[tuple[str, str]]
 Interval = tuple[float, float, str]
 
 
-def check(record: RunRecord) -> list[Violation]:
-    """Return all violations."""
+def check(record: RunRecord, rules: Sequence[Rule] | None = None) -> list[Violation]:
+    """Return all violations, or those of some rules."""
     return [
         Violation(rule.__name__.replace("_", " "), task_id, text)
-        for rule in RULES
+        for rule in rules or RULES
         for task_id, text in rule(record)
     ]
 
@@ -268,7 +269,7 @@ def kept_counts_are_right(record: RunRecord) -> Findings:
         yield "-", f"add to the counts of a {text}"
 
 
-RULES: tuple[Callable[[RunRecord], Findings], ...] = (
+RULES: tuple[Rule, ...] = (
     no_task_is_lost,
     no_task_is_duplicated,
     each_task_ends_once,
@@ -283,6 +284,7 @@ RULES: tuple[Callable[[RunRecord], Findings], ...] = (
     submission_order_is_kept,
     no_deadlock_occurs,
     kept_counts_are_right,
+    *GROUP_RULES,
 )
 
 

@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from zndraw_joblib.jobs.extensions import Category, Extension
 from zndraw_joblib.wire.policy import JobPolicy
 
@@ -55,6 +57,16 @@ class Ordered(_ChaosExtension):
     """One attempt only, by one worker, in the order of the submissions."""
 
 
+class Member(_ChaosExtension):
+    """A task of a group: retried, and deleted as soon as nothing needs it."""
+
+
+class Summary(_ChaosExtension):
+    """The task at the end of a group, which gets the `results` of its tasks."""
+
+    results: list[Any] = Field(default_factory=list)
+
+
 class Internal(_ChaosExtension):
     """Retried, run by the processes of the server's side."""
 
@@ -90,4 +102,9 @@ ALL = (SINGLE_ATTEMPT, RETRIED, RETRIED_IN_ROOM, LIMITED, SLOW, ORDERED)
 HEALTHY = Job(Retried, "lab-1", RETRY_POLICY)
 AFFECTED = Job(Retried, "lab-2", RETRY_POLICY)
 INTERNAL = Job(Internal, "@internal")
+# Their room is not one of ROOMS: their tasks do not stay, and have rules of their own.
+GROUP_ROOM = "groups"
+MEMBER = Job(Member, GROUP_ROOM, {**RETRY_POLICY, "keep": {"completed": 1}})
+SUMMARY = Job(Summary, GROUP_ROOM, RETRY_POLICY)
+GROUPED = (MEMBER, SUMMARY)
 ROOMS = ("lab-1", "lab-2", "lab-3", "lab-4")

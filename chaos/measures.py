@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import nan
 
+from chaos.checker import check
+from chaos.group_rules import GROUP_RULES
 from chaos.records import Fault, RunRecord, Submission
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -15,6 +17,8 @@ HEADER = (
     "tasks",
     "lost",
     "completed twice",
+    "groups",
+    "deliveries",
     "healthy part",
     "longest time without progress (s)",
     "time to recover (s)",
@@ -35,16 +39,21 @@ class Outcome:
     recovery: float | None
     notes: Sequence[str] = ()
     wrong_counts: Sequence[str] = ()
+    groups: int = 0
+    deliveries: int = 0
+    violations: Sequence[str] = ()
 
     @property
     def is_failure(self) -> bool:
-        """Whether a task was lost or completed twice, a count is wrong, or the fault has no recovery."""
-        return bool(self.lost or self.doubled or self.wrong_counts) or self.recovery is None
+        """Whether a guarantee of tasks, counts or groups was violated, or the fault has no recovery."""
+        is_violated = self.lost or self.doubled or self.wrong_counts or self.violations
+        return bool(is_violated) or self.recovery is None
 
     @property
     def all_notes(self) -> list[str]:
-        """The notes, and a note for each wrong count."""
-        return [*self.notes, *[f"add to the counts of a {text}" for text in self.wrong_counts]]
+        """The notes, and one for each wrong count and each violated guarantee of groups."""
+        counts = [f"add to the counts of a {text}" for text in self.wrong_counts]
+        return [*self.notes, *counts, *self.violations]
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -55,6 +64,8 @@ class Outcome:
             self.fault,
             self.database,
             *counts,
+            str(self.groups),
+            str(self.deliveries),
             self.healthy or "none",
             f"{self.longest_gap:.1f}",
             recovery,
@@ -156,6 +167,9 @@ def measure(database: str, record: RunRecord, measured: Measured, notes: Sequenc
         recovery(affected, times, since),
         notes,
         record.wrong_counts,
+        sum(group.id is not None for group in record.groups),
+        len(record.arrivals),
+        [str(violation) for violation in check(record, GROUP_RULES)],
     )
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.history import TaskHistory
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.policy import JobPolicy
@@ -125,6 +126,33 @@ class Fault:
     server_back_at: float | None = None
 
 
+@dataclass(slots=True)
+class GroupRecord:
+    """A group of the load. `id` is None if the submitter received no response to its last request.
+
+    `number` is in the payload of the task at its end; `summaries` are all tasks with this number.
+    """
+
+    number: int
+    id: str | None = None
+    members: list[str] = field(default_factory=list)
+    is_after_recovery: bool = False
+    summary_id: str | None = None
+    response: GroupResponse | None = None
+    summaries: list[TaskResponse] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A delivery that the receiver accepted: of a task or a group, whose id is `subject`."""
+
+    at: float
+    target: str
+    message: str
+    event: str
+    subject: str
+
+
 @dataclass(frozen=True, slots=True)
 class LostAttempt:
     """An attempt that the server ended because it removed the worker."""
@@ -147,6 +175,8 @@ class RunRecord:
     executions: list[ExecutionEvent]
     requests: list[WorkerRequest]
     faults: list[Fault] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
     histories: dict[str, TaskHistory] = field(default_factory=dict)
     policies: dict[str, JobPolicy] = field(default_factory=dict)
     ordered_jobs: frozenset[str] = frozenset()

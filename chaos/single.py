@@ -45,14 +45,18 @@ async def run_scenario(scenario: Scenario, database: str, folder: Path) -> Outco
 async def _run(scenario: Scenario, database: str, folder: Path) -> Outcome:
     async with open_stage(database, folder, scenario.parts_on(database)) as stage:
         assert stage.load is not None
+        assert stage.groups is not None
         await _warm_up(stage)
+        stage.groups.receiver.is_flaky = True
         fault = Fault(scenario.name, time.time())
         await scenario.inject(stage)
         fault.ended_at = time.time()
         await asyncio.sleep(_SETTLE_SECONDS)
         load_ended_at = time.time()
-        await stage.load.stop(_END_SECONDS)
-        record = await _collect(stage)
+        await asyncio.gather(stage.load.stop(_END_SECONDS), stage.groups.stop(_END_SECONDS))
+        await stage.groups.recover(_END_SECONDS)
+        record = await stage.groups.add_to(await _collect(stage))
+        stage.notes += stage.groups.notes
         lanes = [lane.submissions for lane in stage.lanes]
         measured = Measured(
             fault, scenario.is_momentary, scenario.healthy.get(database, ""), lanes, load_ended_at

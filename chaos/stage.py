@@ -18,8 +18,10 @@ from chaos import jobs
 from chaos.clock import ShiftedClock
 from chaos.database import Database, FileDatabase, PostgresServer, temporary_database
 from chaos.environment import DEFAULTS, Environment, connect
+from chaos.groups import GroupLoad, settings_for
 from chaos.isolation import Blackhole, mount_small_disk, unmount
 from chaos.load import Lane, Load
+from chaos.receiver import Receiver, receiving
 from chaos.server import Server, free_port
 
 WORKERS = 2
@@ -56,6 +58,7 @@ class Stage:
     blackhole: Blackhole = field(default_factory=Blackhole)
     internal: asyncio.subprocess.Process | None = None
     load: Load | None = None
+    groups: GroupLoad | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -112,7 +115,8 @@ async def open_stage(kind: str, folder: Path, parts: Parts) -> AsyncIterator[Sta
         opening = temporary_database(kind, folder, fake, home)
         database = await asyncio.to_thread(opening.__enter__)
         stack.push(opening)
-        settings = {**DEFAULTS, **_settings(parts)}
+        receiver = await stack.enter_async_context(receiving())
+        settings = {**DEFAULTS, **settings_for(receiver), **_settings(parts)}
         redis = None
         if parts.redis or parts.internal:
             redis = stack.enter_context(ValkeyServer(port=free_port()))
@@ -121,11 +125,18 @@ async def open_stage(kind: str, folder: Path, parts: Parts) -> AsyncIterator[Sta
         for number in range(parts.replicas):
             await _start_server(stack, stage, number, fake if kind == "sqlite" else {}, settings)
         await _open_lanes(stack, stage, parts, settings)
-        stage.load = Load(stage.lanes, parts.padding)
-        stack.push_async_callback(stage.load.stop, 0)
+        await _start_load(stack, stage, parts, receiver)
         # Before anything stops, all packets get through and all processes run.
         stack.callback(stage.blackhole.stop)
         yield stage
+
+
+async def _start_load(stack: AsyncExitStack, stage: Stage, parts: Parts, receiver: Receiver) -> None:
+    stage.load = Load(stage.lanes, parts.padding)
+    stack.push_async_callback(stage.load.stop, 0)
+    stage.groups = GroupLoad(stage.affected, receiver)
+    stack.push_async_callback(stage.groups.stop, 0)
+    await stage.groups.start()
 
 
 def _settings(parts: Parts) -> dict[str, Any]:
@@ -154,6 +165,9 @@ async def _open_lanes(stack: AsyncExitStack, stage: Stage, parts: Parts, setting
         server, folder = stage.servers[index % len(stage.servers)], stage.folder / "workers" / str(index)
         environment = await stack.enter_async_context(connect(stage.database, server, folder, settings))
         stage.lanes.append(Lane(job, [environment]))
+        if index:
+            environment.workers.add(jobs.GROUPED)
+            await environment.wait_for_jobs(jobs.GROUPED)
         if job == jobs.INTERNAL:
             await stage.start_internal_worker()
             stack.push_async_callback(stage.stop_internal_worker)

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from chaos.jobs import Job, Slow
+from chaos.jobs import Job, Slow, Summary
 from chaos.records import WorkerLog
 from zndraw_joblib import ClaimedTask, JobManager
 from zndraw_joblib.client.connection import Connection
@@ -123,7 +123,10 @@ def run(url: str, token: str, path: Path, jobs: Sequence[Job], concurrency: int)
         log.write("finished", **fields)
         if fails:
             raise PlannedFailure(f"attempt {task.attempt} of {task.extension.failures + 1}")
-        return {"task_id": task.task_id, "attempt": task.attempt, "pid": os.getpid()}
+        result = {"task_id": task.task_id, "attempt": task.attempt, "pid": os.getpid()}
+        if isinstance(task.extension, Summary):
+            result["members"] = task.extension.results
+        return result
 
     with (
         LoggedConnection(url, token, log) as api,

@@ -12,10 +12,12 @@ import httpx
 from chaos import jobs
 from chaos.environment import Environment
 from chaos.faults import FaultInjector
+from chaos.groups import GroupLoad
 from chaos.records import RunRecord, Submission
 from zndraw_joblib.wire.operations import PREFIX
 
 _SUBMITTERS = 8
+_GROUP_WORKERS = 2
 _RETRY_SECONDS = 0.2
 _RECOVERY_SECONDS = 45.0
 _FREQUENT = (jobs.SINGLE_ATTEMPT, jobs.RETRIED, jobs.RETRIED_IN_ROOM)
@@ -37,20 +39,33 @@ class Workload(NamedTuple):
 
 
 async def run_workload(
-    environment: Environment, workload: Workload, injector: FaultInjector, faults: Coroutine[Any, Any, None]
+    environment: Environment,
+    workload: Workload,
+    injector: FaultInjector,
+    faults: Coroutine[Any, Any, None],
+    groups: GroupLoad,
 ) -> RunRecord:
-    """Submit tasks while `faults` injects faults, wait until all tasks have ended, return the record."""
+    """Submit tasks and groups while `faults` injects faults and the receiver of webhooks is flaky.
+
+    Wait until all have ended, and return the record.
+    """
     planned = plan_submissions(random.Random(workload.seed), workload.tasks)
     for index in range(workload.workers):
         # The ordered job has one worker, which serves no other job.
         environment.workers.add([job for job in jobs.ALL if (job == jobs.ORDERED) != bool(index)])
-    await environment.wait_for_jobs(jobs.ALL)
+    for _ in range(_GROUP_WORKERS):
+        environment.workers.add(jobs.GROUPED)
+    await environment.wait_for_jobs([*jobs.ALL, *jobs.GROUPED])
+    await groups.start()
+    groups.receiver.is_flaky = True
     async with asyncio.TaskGroup() as group:
         group.create_task(submit_all(environment.client, planned, workload.seconds, workload.max_duration))
         group.create_task(faults)
     await injector.finish()
+    await groups.stop(_RECOVERY_SECONDS)
+    await groups.recover(_RECOVERY_SECONDS)
     await environment.wait_until_ended(planned, _RECOVERY_SECONDS)
-    record = await environment.collect(planned)
+    record = await groups.add_to(await environment.collect(planned))
     await asyncio.to_thread(environment.workers.stop)
     return record
 

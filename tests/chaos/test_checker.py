@@ -7,16 +7,19 @@ from uuid import UUID
 import pytest
 from chaos.checker import RULES, check
 from chaos.database import wrong_counts
-from chaos.records import ExecutionEvent, Fault, RunRecord, Submission, WorkerRequest
+from chaos.group_rules import events_of
+from chaos.receiver import TARGETS
+from chaos.records import Arrival, ExecutionEvent, Fault, GroupRecord, RunRecord, Submission, WorkerRequest
 from sqlalchemy import insert
 
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.db.tables import RoomCount
+from zndraw_joblib.wire.groups import GroupResponse, OnEndState
 from zndraw_joblib.wire.history import TaskHistory, Transition
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.policy import JobPolicy
-from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
 
 JOB, WORKER, OTHER_WORKER = "@global:modifiers:Ordered", str(UUID(int=9)), str(UUID(int=8))
 TASKS = [str(UUID(int=number)) for number in range(2)]
@@ -74,7 +77,80 @@ def correct_record() -> RunRecord:
                 result=attempt,
             )
         )
+    add_a_group(record)
     return record
+
+
+def add_a_group(record: RunRecord) -> None:
+    """Add a group of two tasks, the task at its end, and its events at each target, one of them twice."""
+    members, group_id, summary_id = [str(UUID(int=n)) for n in (31, 32)], UUID(int=30), UUID(int=33)
+    for at, task_id in enumerate([*members, str(summary_id)], start=40):
+        attempt = {"pid": 7, "task_id": task_id, "attempt": 1, "worker_id": WORKER}
+        record.executions += [
+            ExecutionEvent("started", at, **attempt),
+            ExecutionEvent("finished", at + 0.5, **attempt),
+        ]
+    results = [{"task_id": member, "attempt": 1} for member in members]
+    when = datetime.fromtimestamp(42, UTC)
+    fields = {"id": summary_id, "payload": {"number": 0}, "result": {"members": results}}
+    group = GroupRecord(0, str(group_id), members, is_after_recovery=True)
+    group.summaries = [record.tasks[0].model_copy(update=fields)]
+    group.response = GroupResponse(
+        id=group_id,
+        room="groups",
+        created_by="ada",
+        created_at=when,
+        ended_at=when,
+        total=2,
+        counts=StatusCounts(pending=0, claimed=0, running=0, completed=2, failed=0, cancelled=0),
+        on_end_state=OnEndState.SUBMITTED,
+        on_end_task=summary_id,
+    )
+    record.groups = [group]
+    record.arrivals = [
+        Arrival(50 + number, target, f"msg_{subject}", event, subject)
+        for target in TARGETS
+        for number, (event, subject) in enumerate(events_of(group))
+    ]
+    record.arrivals.append(record.arrivals[0])
+
+
+def end_a_group_never(record: RunRecord) -> None:
+    """Let all tasks of a group end, but not the group."""
+    record.groups[0].response.ended_at = None
+
+
+def submit_a_second_task_at_the_end(record: RunRecord) -> None:
+    """Let a group submit its last task twice."""
+    first = record.groups[0].summaries[0]
+    record.groups[0].summaries.append(first.model_copy(update={"id": UUID(int=34)}))
+
+
+def send_two_ends_of_a_group(record: RunRecord) -> None:
+    """Let the end of a group be two events."""
+    ends = [it for it in record.arrivals if it.event == "group.ended"]
+    record.arrivals += [replace(end, message="msg_2") for end in ends]
+
+
+def end_a_group_early(record: RunRecord) -> None:
+    """Let the last task of a group start while another one runs."""
+    record.executions[-1] = replace(record.executions[-1], at=41.2)
+    record.executions[-2] = replace(record.executions[-2], at=41.1)
+
+
+def delete_a_needed_task(record: RunRecord) -> None:
+    """Let the last task of a group miss a result."""
+    record.groups[0].summaries[0].result["members"].pop(0)
+
+
+def lose_a_delivery(record: RunRecord) -> None:
+    """Let an event arrive at all targets but one."""
+    record.arrivals = [it for it in record.arrivals if (it.target, it.event) != ("hole", "group.ended")]
+
+
+def reorder_deliveries(record: RunRecord) -> None:
+    """Let the end of a group arrive before those of its tasks."""
+    record.arrivals.sort(key=lambda it: it.event != "group.ended")
 
 
 def lose_a_task(record: RunRecord) -> None:
@@ -203,6 +279,13 @@ VIOLATIONS = [
     (change_the_order, "submission order is kept"),
     (report_deadlocks, "no deadlock occurs"),
     (report_a_wrong_count, "kept counts are right"),
+    (end_a_group_never, "a group ends once"),
+    (submit_a_second_task_at_the_end, "a group ends once"),
+    (send_two_ends_of_a_group, "a group ends once"),
+    (end_a_group_early, "a group ends after its last task"),
+    (delete_a_needed_task, "retention keeps what is needed"),
+    (lose_a_delivery, "each event arrives"),
+    (reorder_deliveries, "events arrive in order"),
 ]
 
 

@@ -9,6 +9,8 @@ from chaos.checker import check
 from chaos.database import FileDatabase
 from chaos.environment import open_environment
 from chaos.faults import FaultInjector
+from chaos.groups import GroupLoad, settings_for
+from chaos.receiver import receiving
 from chaos.report import format_table
 from chaos.workload import Workload, run_workload
 
@@ -26,7 +28,11 @@ SECONDS, TASKS, WORKERS = 8.0, 200, 5
 @pytest.mark.slow
 async def test_all_guarantees_hold(database_url: str, tmp_path: Path) -> None:
     """Workers are killed and paused, the server is killed, connections are closed: no rule is violated."""
-    async with open_environment(FileDatabase(database_url), tmp_path) as environment:
+    async with (
+        receiving() as receiver,
+        open_environment(FileDatabase(database_url), tmp_path, **settings_for(receiver)) as environment,
+    ):
+        groups = GroupLoad(environment, receiver)
         injector = FaultInjector(environment, random.Random(7))
 
         async def inject() -> None:
@@ -35,7 +41,8 @@ async def test_all_guarantees_hold(database_url: str, tmp_path: Path) -> None:
                 await asyncio.sleep(SECONDS / len(FAULTS) / 2)
 
         workload = Workload(7, TASKS, WORKERS, SECONDS)
-        record = await run_workload(environment, workload, injector, inject())
+        record = await run_workload(environment, workload, injector, inject(), groups)
     print(format_table(record))
     assert not check(record)
     assert len(record.tasks) > TASKS / 2
+    assert len(record.groups) > SECONDS / 2

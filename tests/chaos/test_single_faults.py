@@ -32,11 +32,12 @@ def test_no_task_is_lost_or_completed_twice(database: str, tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     print(done.stdout, done.stderr)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
-    table = {row[0]: row for row in rows if len(row) == 8 and row[1] == database}
+    table = {row[0]: row for row in rows if len(row) == 10 and row[1] == database}
     assert set(table) == {"kill-worker", "kill-server"}
     for row in table.values():
         assert int(row[2]) > 0
         assert row[3:5] == ["0", "0"], row
+        assert min(map(int, row[5:7])) > 0, row
     assert done.returncode == 0
 
 
@@ -85,6 +86,7 @@ def test_a_lost_a_doubled_and_a_stuck_task_are_failures() -> None:
     wrong = replace(outcome_of(), wrong_counts=["job: queued=-1"])
     assert wrong.is_failure
     assert "queued=-1" in format_outcomes([wrong])
+    assert replace(outcome_of(), violations=["a group ends once: …"]).is_failure
 
 
 def test_a_fault_recovers_when_old_and_new_tasks_complete() -> None:
