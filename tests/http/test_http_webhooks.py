@@ -177,6 +177,11 @@ async def test_the_answer_410_disables_a_webhook(client: httpx.AsyncClient, rece
     await until(is_disabled)
     webhook = (await client.get(f"{URL}/ci")).json()
     assert webhook["disabled_reason"] == "the receiver answered 410 (gone)"
+    [entry] = (await client.get(f"{V1}/audit", params={"action": "webhook.disable"})).json()["items"]
+    assert (entry["actor"], entry["room_id"], entry["target"]) == ("@server", "lab", "ci")
+    [finding] = (await client.get(f"{V1}/overview")).json()["findings"]
+    assert (finding["code"], finding["room"]) == ("webhook-disabled", "lab")
+    assert receiver.url() not in finding["detail"]
     await run_task(client)
     [delivery] = await deliveries(client)
     assert (delivery["state"], delivery["status_code"]) == ("failed", 410)
@@ -184,6 +189,7 @@ async def test_the_answer_410_disables_a_webhook(client: httpx.AsyncClient, rece
     expect_problem(await client.post(f"{DELIVERIES}/{delivery['id']}/repeat"), 409, "conflict")
     receiver.answers.clear()
     assert (await put(client, receiver.url()))["state"] == "active"
+    assert (await client.get(f"{V1}/overview")).json()["findings"] == []
     await run_task(client)
     await receiver.wait_for(2)
 

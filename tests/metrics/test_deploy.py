@@ -51,6 +51,9 @@ CASES = {
     "ZndrawJoblibAttemptsLost": Case({}, {"attempts_lost_total": 11}),
     "ZndrawJoblibWorkersSilent": Case({"workers state=silent": 1}),
     "ZndrawJoblibNoFreeSlot": Case({"worker_slots state=free": 0, "worker_slots state=held": 4}),
+    "ZndrawJoblibWebhooksLate": Case({"webhook_lag_seconds": 301}),
+    "ZndrawJoblibWebhooksFail": Case({"failing_webhooks": 1}),
+    "ZndrawJoblibWebhooksDisabled": Case({"disabled_webhooks": 1}),
     "ZndrawJoblibRequestsFail": Case(
         {}, {"http_requests_total status=503": 5, "http_requests_total status=202": 50}
     ),

@@ -519,6 +519,22 @@ async def test_rooms_get_the_tables_of_their_webhooks(empty: AsyncEngine) -> Non
     assert not set(added) & await tables(empty)
 
 
+async def test_webhooks_that_are_due_keep_their_times(empty: AsyncEngine) -> None:
+    """The upgrade from 0037 and the downgrade change indexes alone."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    times = dict.fromkeys(("created_at", "updated_at", "used_at", "due_at"), at)
+    webhook = {"webhook_id": uuid4(), "room_id": "lab", "owner_id": "ada", "url": "https://example.org"}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0037")
+        await add(connection, {"joblib_webhook": {**webhook, **times, "events": "task.failed"}})
+    [row] = await rows_of(empty, "joblib_webhook")
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
+    assert await rows_of(empty, "joblib_webhook") == [row]
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.downgrade, "0037")
+    assert await rows_of(empty, "joblib_webhook") == [row]
+
+
 async def test_tasks_and_workers_get_what_operators_see(empty: AsyncEngine) -> None:
     """The upgrade from 0012 keeps tasks, attempts and workers; a downgrade drops only what is new."""
     at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)

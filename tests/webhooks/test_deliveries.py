@@ -3,18 +3,20 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from certificates import Certificate
 from databases import every_kind
 from receiver import Receiver, receiving
 from replica import ADMIN, ManualClock, OpenReplica, Replica
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 from waiting import until
 
+from zndraw_joblib.server.admin import rules_overview
 from zndraw_joblib.server.background.webhooks import Webhooks
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.tables import OutboxRow, RoomStream, TaskWebhook, Webhook
@@ -146,6 +148,83 @@ async def test_dead_receivers_delay_no_other(timed: Replica, receiver: Receiver)
         for _ in range(2):
             running.cancel()
         await asyncio.wait([running])
+
+
+async def test_operators_see_which_webhooks_fail(
+    timed: Replica, clock: ManualClock, receiver: Receiver
+) -> None:
+    """A finding names a webhook after five failures, without its URL; metrics count, and have the lag."""
+    job, webhooks, database = await timed.register(), Webhooks(timed.runtime), timed.runtime.database
+    await put(timed, receiver.url())
+    receiver.answers["/hook"] = "reset"
+    await end(timed, job)
+    for failures in range(1, 6):
+        overview = await database.read_snapshot(rules_overview.read_overview, 15)
+        assert [item for item in overview.findings if item.code.startswith("webhook")] == []
+        await webhooks.deliver_due()
+        webhook = await shown(timed)
+        assert (webhook.failures, webhook.state) == (failures, "failing")
+        clock.now = webhook.next_attempt_at or clock.now
+    overview = await database.read_snapshot(rules_overview.read_overview, 15)
+    [finding] = [item for item in overview.findings if item.code == "webhook-failing"]
+    assert (finding.room, finding.count) == ("lab", 5)
+    assert str(receiver.port) not in finding.detail
+    clock.advance(7)
+    figures = await database.read_snapshot(rules_overview.read_metrics, 15)
+    assert (figures.failing_webhooks, figures.disabled_webhooks) == (1, 0)
+    assert (figures.webhook_lag_seconds, webhooks.outcomes["unreachable"]) == (7, 5)
+    receiver.answers.clear()
+    await webhooks.deliver_due()
+    figures = await database.read_snapshot(rules_overview.read_metrics, 15)
+    assert (figures.failing_webhooks, figures.webhook_lag_seconds) == (0, 0)
+
+
+async def add_targets(replica: Replica, owner: str, url: str, count: int) -> None:
+    """Add so many webhooks of tasks of a user, each with a delivery that is due for long."""
+    at, numbers = datetime(2026, 1, 1, tzinfo=UTC), range(1001, 1001 + count)
+    target: dict[str, Any] = {"room_id": "lab", "owner_id": owner, "url": url, "events": "task.completed"}
+    target |= dict.fromkeys(("created_at", "updated_at", "used_at", "due_at"), at)
+    delivery: dict[str, Any] = {"room_id": "lab", "event": "task.completed", "created_at": at}
+    delivery |= {"body": '{"type": "task.completed"}', "attempts": 0, "delivered": False}
+    webhooks = [{**target, "n": n, "webhook_id": uuid4(), "failures": 0} for n in numbers]
+    await replica.execute(insert(WEBHOOKS).values(webhooks))
+    rows = [{**delivery, "webhook_n": n, "message": uuid4()} for n in numbers]
+    await replica.execute(insert(OUTBOX).values(rows))
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+async def test_the_targets_of_one_user_delay_no_other(
+    replica: Replica, receiver: Receiver, failures: int
+) -> None:
+    """A user with hundreds of receivers that hang holds three quarters of the slots; others get the rest."""
+    replica.runtime.settings.webhook_concurrency = 8
+    job, webhooks = await replica.register(), Webhooks(replica.runtime)
+    receiver.answers["/hang"] = "hang"
+    await add_targets(replica, "mallory", receiver.url("/hang"), 250)
+    await put(replica, receiver.url())
+    await replica.execute(update(WEBHOOKS).values(failures=failures))
+    running = asyncio.create_task(webhooks.run())
+    try:
+        async with asyncio.timeout(60):
+            task = await end(replica, job)
+            share = 3 if failures else 6
+            await receiver.wait_for(share, "/hang")
+            assert (await receiver.wait_for(1))[0].event["data"]["id"] == str(task.id)
+            await until(partial(has_delivered, replica, 1))
+        assert len(receiver.received) == share + 1
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+def test_the_next_slot_is_for_the_owner_with_the_fewest() -> None:
+    """Of those who use as many, for the one whose webhook was due first; and none gets more than a share."""
+    candidates = [(1, "ada"), (2, "ada"), (3, "bob"), (4, "ada"), (5, "cleo")]
+    choose = rules_webhooks.fair_choice
+    assert choose(candidates, 10, 9, {}) == [1, 3, 5, 2, 4]
+    assert choose(candidates, 3, 9, {"ada": 1}) == [3, 5, 1]
+    assert choose(candidates, 10, 2, {"ada": 1, "bob": 2}) == [5, 1]
+    assert choose([], 10, 2, {}) == []
 
 
 async def test_one_deadline_is_over_all_parts(replica: Replica, receiver: Receiver) -> None:

@@ -48,8 +48,8 @@ class Webhooks:
             raise ValueError(f"name: {name!r:.100} may have letters, digits, '_', '-' and '.', up to 128")
         fields: dict[str, Any] = {"url": url, "events": None if events is None else list(events)}
         fields |= {"secret": secret, "previous_secret_seconds": previous_secret_seconds}
-        given = {field: value for field, value in fields.items() if value is not None}
-        body, room_id = validated(WebhookRequest, given), room or self._room
+        present = {field: value for field, value in fields.items() if value is not None}
+        body, room_id = validated(WebhookRequest, present), room or self._room
 
         def make(key: str) -> calls.Call[WebhookResponse]:
             return calls.call(ops.PUT_WEBHOOK, body, key=key, room_id=room_id, webhook=name)

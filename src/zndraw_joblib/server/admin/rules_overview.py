@@ -4,7 +4,7 @@ import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, NamedTuple
@@ -25,11 +25,13 @@ from zndraw_joblib.server.queue import (
     sql_occurrences,
     sql_pauses,
     sql_schedules,
+    sql_webhooks,
 )
 from zndraw_joblib.server.queue.sql_counts import WaitingTask
 from zndraw_joblib.server.queue.sql_groups import GroupRecord
 from zndraw_joblib.server.queue.sql_pauses import ALL_ROOMS, PauseRecord
 from zndraw_joblib.server.queue.sql_schedules import ScheduleRecord
+from zndraw_joblib.server.queue.sql_webhooks import WebhookRecord
 from zndraw_joblib.wire.groups import GroupOnEnd
 from zndraw_joblib.wire.messages import SweeperCycle, SweeperMode
 from zndraw_joblib.wire.names import INTERNAL
@@ -56,6 +58,8 @@ _MANY_FAILURES, _FAILING_SHARE = 5, 0.5
 _HIGH_SHARE, _ABOVE_USUAL, _USUAL_ENDS = 0.05, 2, 20
 _USUAL = timedelta(days=1)
 _MANY_LOST = 5
+# A webhook that failed so often in a row is a finding: after about seven minutes.
+_MANY_DELIVERY_FAILURES = 5
 _MAX_FINDINGS = 100
 # For how long after its end a group is listed whose task could not be submitted.
 _LISTED_GROUPS = timedelta(days=1)
@@ -141,6 +145,28 @@ def unfinished_group(group: GroupRecord) -> Finding:
         job=on_end.job,
         room=group.room_id,
         since=group.ended_at,
+    )
+
+
+def failing_webhook(webhook: WebhookRecord) -> Finding:
+    """Return that the deliveries to a webhook of a room fail, or that it is disabled."""
+    name = f"Webhook {webhook.name} of room {webhook.room_id}"
+    if webhook.disabled_at is not None:
+        return Finding(
+            code="webhook-disabled",
+            severity=Severity.WARNING,
+            detail=f"{name} is disabled: {webhook.disabled_reason}. Its events are not written.",
+            remedy="Write it again when its receiver works, or delete it.",
+            room=webhook.room_id,
+            since=webhook.disabled_at,
+        )
+    return Finding(
+        code="webhook-failing",
+        severity=Severity.WARNING,
+        detail=f"{name} failed {webhook.failures:,} times since its last success: {webhook.last_error}.",
+        remedy="Repair the receiver or the URL, then send a test. A delivery is given up after 3 days.",
+        room=webhook.room_id,
+        count=webhook.failures,
     )
 
 
@@ -332,6 +358,7 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
         *await _of_jobs(tx, waiting, now),
         *map(failing_schedule, await sql_schedules.failing(tx, _LISTED_JOBS)),
         *map(unfinished_group, await sql_groups.with_error(tx, now - _LISTED_GROUPS, _LISTED_JOBS)),
+        *map(failing_webhook, await _faulty_webhooks(tx)),
         *silent_workers(groups[WorkerState.SILENT]),
         *sweepers(listed, held_back=bool(last) and last[0].held_back),
     ]
@@ -353,6 +380,11 @@ async def read_overview(tx: Transaction, heartbeat_seconds: float) -> Overview:
         recent=await sql_statistics.read(tx, MINUTE, ALL_JOBS, since, now),
         statistics_until=await sql_occurrences.read_until(tx),
     )
+
+
+async def _faulty_webhooks(tx: Transaction) -> list[WebhookRecord]:
+    disabled = await sql_webhooks.disabled(tx, _LISTED_JOBS)
+    return [*disabled, *await sql_webhooks.failing(tx, _MANY_DELIVERY_FAILURES, _LISTED_JOBS)]
 
 
 async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -> list[Finding]:
@@ -525,6 +557,7 @@ def installed_commit() -> str | None:
 MAX_JOBS, OTHER = 500, "other"
 
 _BUCKETS = len(BUCKET_BOUNDS) + 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COUNTERS = ("submitted", "retried", "lost", *sorted(TERMINAL))
 
 
@@ -601,6 +634,9 @@ class QueueMetrics:
     rate_limited_tasks: int
     paused_rooms: int
     is_paused: bool
+    failing_webhooks: int
+    disabled_webhooks: int
+    webhook_lag_seconds: float
 
 
 async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetrics:
@@ -622,16 +658,18 @@ async def read_metrics(tx: Transaction, heartbeat_seconds: float) -> QueueMetric
         silent_servers=silent,
         last_success=max(successes, default=None),
         statistics_until=await sql_occurrences.read_until(tx),
-        schedule_lag_seconds=await _schedule_lag(tx, now),
+        schedule_lag_seconds=_lag(now, await sql_schedules.next_due(tx)),
         rate_limited_tasks=await rules_limits.count_rate_limited(tx),
         paused_rooms=len(pauses.rooms),
         is_paused=pauses.is_all,
+        failing_webhooks=await sql_webhooks.count_failing(tx),
+        disabled_webhooks=await sql_webhooks.count_disabled(tx),
+        webhook_lag_seconds=_lag(now, await sql_webhooks.first_due(tx, _EPOCH)),
     )
 
 
-async def _schedule_lag(tx: Transaction, now: datetime) -> float:
-    """Return for how many seconds the schedule that is most behind has been due; 0 if none is."""
-    first = await sql_schedules.next_due(tx)
+def _lag(now: datetime, first: datetime | None) -> float:
+    """Return for how many seconds what was due first has been due; 0 if nothing is."""
     return 0.0 if first is None else max(0.0, (now - first).total_seconds())
 
 

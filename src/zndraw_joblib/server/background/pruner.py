@@ -166,9 +166,9 @@ class Pruner:
         return Pruned(deleted, following != rules_retention.FIRST_ROOM or self._next_job is not None)
 
 
-def _log_times(kept: KeptTasks) -> None:
+def _log_times(summary: KeptTasks) -> None:
     """Log once how long ended tasks are kept, and before default times apply what will be deleted."""
-    times = {name: getattr(kept, name) for name in ("completed", "failed", "cancelled")}
+    times = {name: getattr(summary, name) for name in ("completed", "failed", "cancelled")}
     if all(time.keep_seconds is None for time in times.values()):
         return
     shown = ", ".join(
@@ -176,13 +176,13 @@ def _log_times(kept: KeptTasks) -> None:
         for name, time in times.items()
     )
     older = sum(time.older for time in times.values())
-    if kept.applies_at is None:
+    if summary.applies_at is None:
         logger.info("Ended tasks are kept: %s", shown)
     else:
         logger.log(
             logging.WARNING if older else logging.INFO,
             "Ended tasks are kept: %s. From %s on the server deletes older ones, now %s%d; to keep them, set "
             "keep_completed_days, keep_failed_days and keep_cancelled_days (0: for ever)",
-            *(shown, kept.applies_at.isoformat(timespec="minutes")),
-            *("" if kept.is_complete else "more than ", older),
+            *(shown, summary.applies_at.isoformat(timespec="minutes")),
+            *("" if summary.is_complete else "more than ", older),
         )

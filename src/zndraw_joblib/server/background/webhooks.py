@@ -19,6 +19,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, partial
 from importlib.metadata import version
+from math import ceil
 from typing import Any
 
 from zndraw_joblib.jobs.logs import create_shared_task, log_failed_work
@@ -33,7 +34,7 @@ from zndraw_joblib.server.process.ports import WEBHOOKS_KEY
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.threads import call_in_thread
 from zndraw_joblib.server.queue import rules_webhooks, sql_webhooks
-from zndraw_joblib.server.queue.rules_webhooks import Attempt, Outcome
+from zndraw_joblib.server.queue.rules_webhooks import Attempt, Outcome, Slots
 from zndraw_joblib.server.queue.sql_webhooks import DeliveryRecord, WebhookRecord
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.webhooks import SECRET_PREFIX
@@ -47,11 +48,14 @@ _PAUSE_SECONDS = 0.02
 _RETRY_SECONDS, _FINISH_SECONDS, _AGAIN_SECONDS = 5.0, 5.0, 0.25
 # After so many deliveries in a row a webhook gives its slot to the next.
 _MAX_IN_A_ROW = 50
+# The webhooks of one user get this part of the slots at most.
+_SHARE_OF_OWNER = 0.75
 # So many addresses of a host are tried, and so many bytes of an answer read, of which nothing is kept.
 _MAX_ADDRESSES, _MAX_ANSWER_BYTES = 4, 16 * 1024
 # Threads that resolve names, with those that exceed the time limit.
 _MAX_RESOLVING = 16
 Resolve = Callable[[str, int], Sequence[str]]
+OUTCOMES = ("delivered", "rejected", "unreachable", "refused")
 
 
 def signatures(webhook: WebhookRecord, message: str, timestamp: int, body: bytes, now: datetime) -> str:
@@ -118,7 +122,7 @@ class Sender:
         except TimeoutError:
             return Outcome(None, f"no answer within {seconds:g} s (webhook_timeout_seconds)")
         except EndpointRefused as refusal:
-            return Outcome(None, f"refused: {refusal}")
+            return Outcome(None, f"{rules_webhooks.REFUSED}{refusal}")
         except OSError as error:
             return Outcome(None, f"the name of the host cannot be resolved ({type(error).__name__})")
         except Exception as error:
@@ -237,9 +241,10 @@ class Webhooks:
     """Delivers what is due, and sleeps until the next webhook is.
 
     A transaction that adds a delivery to a webhook without one wakes the loop of each server; it also looks
-    after `poll_seconds`. At most `webhook_concurrency` webhooks get deliveries at once, one each, and at most
-    half of these slots are for webhooks whose last attempt failed: those that answer nothing do not delay
-    others. `outcomes` counts the attempts of this process.
+    after `poll_seconds`. At most `webhook_concurrency` webhooks get deliveries at once, one each. At most
+    half of these slots are for webhooks whose last attempt failed, and at most three quarters of each kind
+    for those of one user: those that answer nothing do not delay others. `outcomes` counts the attempts of
+    this process.
     """
 
     def __init__(self, runtime: Runtime, *, poll_seconds: float = 60.0, resolve: Resolve = resolve) -> None:
@@ -247,8 +252,8 @@ class Webhooks:
         self._sender = Sender(runtime.settings, resolve)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
-        self._turns: dict[asyncio.Task[None], bool] = {}
-        self.outcomes: Counter[str] = Counter()
+        self._turns: dict[asyncio.Task[None], WebhookRecord] = {}
+        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         runtime.waiters.subscribe(WEBHOOKS_KEY, self._wake)
 
     def _wake(self, _: str = "") -> None:
@@ -303,26 +308,36 @@ class Webhooks:
 
     async def _begin_due(self) -> float:
         """Begin to deliver to due webhooks. Return the seconds until it should look again."""
-        slots, failing = self._runtime.settings.webhook_concurrency, sum(self._turns.values())
-        free = slots - len(self._turns)
-        if free <= 0:
+        slots = self._slots()
+        if slots.free <= 0:
             return self._poll_seconds  # a turn that ends wakes the loop
         try:
-            due = await self._runtime.write(
-                rules_webhooks.take, free, max(1, slots // 2) - failing, self._lease_seconds
-            )
+            due = await self._runtime.write(rules_webhooks.take, slots, self._lease_seconds)
         except Exception as error:
             log_failed_work(logger, error, "Deliveries to webhooks wait, and are tried again")
             return _RETRY_SECONDS
         for attempt in due.attempts:
             turn = create_shared_task(self._deliver(attempt), name="zndraw-joblib webhook")
-            self._turns[turn] = attempt.webhook.failures > 0
+            self._turns[turn] = attempt.webhook
             turn.add_done_callback(self._ended)
-        # One may be due that gets no slot now, or that another server is looking at.
+        # A webhook that is due and gets no slot now waits for the end of a turn, which wakes the loop.
         return (
             self._poll_seconds
             if due.seconds is None
             else min(self._poll_seconds, max(_AGAIN_SECONDS, due.seconds))
+        )
+
+    def _slots(self) -> Slots:
+        number = self._runtime.settings.webhook_concurrency
+        for_failing = max(1, number // 2)
+        failing = [webhook.owner_id for webhook in self._turns.values() if webhook.failures]
+        return Slots(
+            free=number - len(self._turns),
+            free_for_failing=for_failing - len(failing),
+            share=ceil(_SHARE_OF_OWNER * number),
+            share_of_failing=ceil(_SHARE_OF_OWNER * for_failing),
+            used=Counter(webhook.owner_id for webhook in self._turns.values()),
+            used_by_failing=Counter(failing),
         )
 
     def _ended(self, turn: "asyncio.Task[None]") -> None:
@@ -351,7 +366,7 @@ class Webhooks:
             await self._runtime.write(rules_webhooks.give_way, attempt)
 
     def _count(self, attempt: Attempt, outcome: Outcome) -> None:
-        self.outcomes["delivered" if outcome.is_success else "failed"] += 1
+        self.outcomes[outcome.kind] += 1
         if not outcome.is_success:
             webhook = attempt.webhook
             logger.info(

@@ -820,6 +820,9 @@ class Schedule(Base, table=True):
     error_at: datetime | None = moment(nullable=True)
 
 
+_IS_DUE = "due_at IS NOT NULL"
+
+
 class Webhook(Base, table=True):
     """A target of events: a webhook of a room, or without a `name` that of tasks, by a digest in `target`.
 
@@ -832,7 +835,11 @@ class Webhook(Base, table=True):
     __tablename__ = "joblib_webhook"
     __table_args__ = (
         UniqueConstraint("room_id", "name"),
-        _partial("ix_joblib_webhook_due", "due_at IS NOT NULL", "due_at"),
+        _partial("ix_joblib_webhook_due", f"{_IS_DUE} AND failures = 0", "due_at"),
+        _partial("ix_joblib_webhook_due_of_owner", f"{_IS_DUE} AND failures = 0", "owner_id", "due_at"),
+        _partial("ix_joblib_webhook_failing", f"{_IS_DUE} AND failures > 0", "due_at"),
+        _partial("ix_joblib_webhook_failing_of_owner", f"{_IS_DUE} AND failures > 0", "owner_id", "due_at"),
+        _partial("ix_joblib_webhook_disabled", "disabled_at IS NOT NULL AND name IS NOT NULL", "disabled_at"),
         _partial("ix_joblib_webhook_unnamed", "name IS NULL", "used_at"),
         Index(None, "owner_id"),
     )

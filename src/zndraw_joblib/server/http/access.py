@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from zndraw_joblib.server.admin.overviews import Overviews
 from zndraw_joblib.server.background.loops import Health, Metrics
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.background.webhooks import Webhooks
 from zndraw_joblib.server.http.identity import BearerTokens, identity_dependency
 from zndraw_joblib.server.http.requests import QUEUE, bytes_of_bodies, fresh_copy, solve
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
@@ -320,6 +321,7 @@ class QueueState(ABC):
     uploads: Uploads
     task_results: TaskResults
     streams: Streams
+    webhooks: Webhooks
     overviews: Overviews
     guards: RoomGuards
     worker_tokens: WorkerTokens

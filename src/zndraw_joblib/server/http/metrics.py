@@ -109,19 +109,7 @@ def queue_families(figures: QueueMetrics) -> Iterator[Family]:
     servers.add(labels_of(state="active"), figures.active_servers)
     servers.add(labels_of(state="silent"), figures.silent_servers)
     yield servers
-    for metric, text, value in (
-        (
-            "schedule_lag_seconds",
-            "For how long the schedule that is most behind has been due.",
-            figures.schedule_lag_seconds,
-        ),
-        ("rate_limited_tasks", "Pending tasks that wait for a rate.", figures.rate_limited_tasks),
-        ("paused_rooms", "Rooms that are paused by themselves.", figures.paused_rooms),
-        ("queue_paused", "Whether all rooms are paused.", figures.is_paused),
-    ):
-        family = _gauge(metric, text)
-        family.add("", value)
-        yield family
+    yield from _without_labels(figures)
     for name, text, at in (
         ("sweeper_last_success", "When a sweeper last had a good cycle.", figures.last_success),
         ("statistics_until", "Until when the counters of tasks are complete.", figures.statistics_until),
@@ -130,6 +118,22 @@ def queue_families(figures: QueueMetrics) -> Iterator[Family]:
             family = _gauge(f"{name}_timestamp_seconds", text)
             family.add("", at.timestamp())
             yield family
+
+
+def _without_labels(figures: QueueMetrics) -> Iterator[Family]:
+    lag = "For how long the {} that is most behind has been due."
+    for metric, text, value in (
+        ("schedule_lag_seconds", lag.format("schedule"), figures.schedule_lag_seconds),
+        ("rate_limited_tasks", "Pending tasks that wait for a rate.", figures.rate_limited_tasks),
+        ("paused_rooms", "Rooms that are paused by themselves.", figures.paused_rooms),
+        ("queue_paused", "Whether all rooms are paused.", figures.is_paused),
+        ("webhook_lag_seconds", lag.format("webhook"), figures.webhook_lag_seconds),
+        ("failing_webhooks", "Webhooks that wait after a failure.", figures.failing_webhooks),
+        ("disabled_webhooks", "Webhooks of rooms that are disabled.", figures.disabled_webhooks),
+    ):
+        family = _gauge(metric, text)
+        family.add("", value)
+        yield family
 
 
 def _of_jobs(labeled: Sequence[tuple[str, JobMetrics]]) -> Iterator[Family]:
@@ -203,6 +207,10 @@ def of_process(
     for action, number in queue.sweeper.actions.items():
         actions.add(f"{labels_of(action=action)},{process}", number)
     yield actions
+    deliveries = _counter("webhook_deliveries", "Attempts to deliver to webhooks, by outcome.")
+    for outcome, number in queue.webhooks.outcomes.items():
+        deliveries.add(f"{labels_of(outcome=outcome)},{process}", number)
+    yield deliveries
     batches = _histogram("batch_items", "Requests that were written in one transaction.")
     sizes = queue.runtime.batch_items
     batches.add_histogram(process, bounds_of(sizes.bounds), sizes.buckets, sizes.sum)

@@ -46,7 +46,9 @@ async def put_webhook(
     await runtime.stored.webhooks.prepare(caller.id)
     add = partial(runtime.stored.webhooks.check, caller.id)
     item = rules_webhooks.NewWebhook(caller, room_id, webhook, body, runtime.settings, add)
-    work = rules_audit.recorded(rules_webhooks.put, caller, "webhook.put", webhook, room_id)
+    # Without the URL, which may have a token.
+    detail = {"events": body.events, "has_new_secret": body.secret is not None}
+    work = rules_audit.recorded(rules_webhooks.put, caller, "webhook.put", webhook, room_id, detail)
     answer, is_new = await runtime.write(once(key, _PUT, work), item=item)
     return json_response(answer, 201 if is_new else 200)
 

@@ -5,6 +5,7 @@ has its lease. While an attempt fails the later ones wait too, and those of othe
 """
 
 import hashlib
+import heapq
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from zndraw_joblib.server.db.outbox import EVENTS, NewDelivery
 from zndraw_joblib.server.process.addresses import EndpointRefused, endpoint_of
 from zndraw_joblib.server.process.ports import WEBHOOKS_KEY, Identity, Page
 from zndraw_joblib.server.process.settings import JobLibSettings
-from zndraw_joblib.server.queue import rules_answers, sql_streams, sql_webhooks
+from zndraw_joblib.server.queue import rules_answers, rules_audit, sql_streams, sql_webhooks
 from zndraw_joblib.server.queue.sql_webhooks import DeliveryRecord, WebhookRecord
 from zndraw_joblib.wire.messages import PaginatedResponse
 from zndraw_joblib.wire.problems import Conflict, DeliveryNotFound, InvalidRequest, WebhookNotFound
@@ -29,11 +30,15 @@ GIVE_UP_AFTER = timedelta(days=3)
 # After these pauses, with jitter, for about three days: 5 s, 20 s, 80 s, … 6 h.
 _FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE, _JITTER = 5.0, 4.0, 21_600.0, 0.2
 _MAX_PER_TURN = 1000
+# So many due webhooks are read before the owners are read apart.
+_MAX_CANDIDATES = 200
 _EVER = datetime(9999, 1, 1, tzinfo=UTC)
 # A target of tasks is kept for a day after its last use, and written at most each hour.
 TARGET_DAYS = 1
 _USED_AGAIN = timedelta(hours=1)
 GONE = 410
+# Who disables a webhook in the audit trail.
+_SERVER = Identity("@server", is_superuser=False)
 
 
 def refusal_of(url: str, settings: JobLibSettings, *path: str) -> InvalidRequest | None:
@@ -317,6 +322,10 @@ class Attempt(NamedTuple):
     at: datetime
 
 
+# How the error of an attempt begins whose address the server does not connect to.
+REFUSED = "refused: "
+
+
 class Outcome(NamedTuple):
     """What became of an attempt: the status of the answer, or why there is none."""
 
@@ -327,6 +336,13 @@ class Outcome(NamedTuple):
     def is_success(self) -> bool:
         """Whether the receiver has accepted the delivery."""
         return self.status_code is not None and 200 <= self.status_code < 300 and self.error is None
+
+    @property
+    def kind(self) -> Literal["delivered", "rejected", "refused", "unreachable"]:
+        """The outcome in one word: the receiver accepted or rejected it, or no request was answered."""
+        if self.status_code is not None:
+            return "delivered" if self.is_success else "rejected"
+        return "refused" if (self.error or "").startswith(REFUSED) else "unreachable"
 
     @property
     def text(self) -> str | None:
@@ -341,16 +357,79 @@ class Due(NamedTuple):
     seconds: float | None
 
 
-async def take(tx: Transaction, limit: int, limit_of_failing: int, lease_seconds: float) -> Due:
-    """Lease due webhooks, those first whose last attempt did not fail; and a limited number of others."""
+class Slots(NamedTuple):
+    """The free slots of a server, how many of them for failing webhooks, and those in use, by owner.
+
+    One owner has at most `share` of all, and at most `share_of_failing` of those for failing webhooks.
+    """
+
+    free: int
+    free_for_failing: int
+    share: int
+    share_of_failing: int
+    used: Mapping[str, int]
+    used_by_failing: Mapping[str, int]
+
+
+async def take(tx: Transaction, slots: Slots, lease_seconds: float) -> Due:
+    """Lease due webhooks, those first whose last attempt did not fail; and a limited number of others.
+
+    Owners take turns: the next slot is for the one that uses the fewest.
+    """
     now = await tx.now()
-    until, lease = now + timedelta(seconds=lease_seconds), uuid4()
-    webhooks = await sql_webhooks.take(tx, limit, until, lease, is_failing=False)
-    if (free := min(limit - len(webhooks), limit_of_failing)) > 0:
-        webhooks += await sql_webhooks.take(tx, free, until, lease, is_failing=True)
+    numbers = await _choose(tx, slots.free, slots.share, slots.used, is_failing=False)
+    if (free := min(slots.free - len(numbers), slots.free_for_failing)) > 0:
+        numbers += await _choose(tx, free, slots.share_of_failing, slots.used_by_failing, is_failing=True)
+    webhooks = []
+    if numbers:
+        webhooks = await sql_webhooks.take(tx, numbers, now + timedelta(seconds=lease_seconds), uuid4())
     attempts = [Attempt(webhook, await sql_webhooks.head(tx, webhook.n), now) for webhook in webhooks]
-    at = await sql_webhooks.next_due(tx)
+    at = await sql_webhooks.first_due(tx, now)
+    if len(webhooks) < len(numbers):
+        at = now  # another transaction has locked some
     return Due(attempts, None if at is None else (at - now).total_seconds())
+
+
+async def _choose(
+    tx: Transaction, count: int, share: int, used: Mapping[str, int], *, is_failing: bool
+) -> list[int]:
+    """Return the numbers of due webhooks for so many slots."""
+    candidates = await sql_webhooks.due(tx, _MAX_CANDIDATES, is_failing=is_failing)
+    if len(candidates) == _MAX_CANDIDATES:
+        # One owner may have all of these: those of the others are behind them.
+        owners = await sql_webhooks.due_owners(tx, is_failing=is_failing)
+        owners.sort(key=lambda owner: used.get(owner, 0))
+        candidates = [
+            (n, owner)
+            for owner in owners[:count]
+            for n in await sql_webhooks.due_of_owner(tx, owner, count, is_failing=is_failing)
+        ]
+    return fair_choice(candidates, count, share, used)
+
+
+def fair_choice(
+    candidates: Sequence[tuple[int, str]], count: int, share: int, used: Mapping[str, int]
+) -> list[int]:
+    """Return up to `count` numbers of candidates, next that of the owner that uses the fewest slots.
+
+    An owner gets up to `share`, with those in use. Numbers of one owner stay in their order.
+    """
+    numbers: dict[str, list[int]] = {}
+    for n, owner in reversed(candidates):
+        numbers.setdefault(owner, []).append(n)
+    position = {n: index for index, (n, _) in enumerate(candidates)}
+    heap = [(used.get(owner, 0), position[own[-1]], owner) for owner, own in numbers.items()]
+    heapq.heapify(heap)
+    chosen: list[int] = []
+    while heap and len(chosen) < count:
+        number, _, owner = heapq.heappop(heap)
+        if number >= share:
+            break
+        own = numbers[owner]
+        chosen.append(own.pop())
+        if own:
+            heapq.heappush(heap, (number + 1, position[own[-1]], owner))
+    return chosen
 
 
 async def record(
@@ -391,6 +470,8 @@ async def record(
         await sql_webhooks.disable(tx, webhook.n, reason)
         if webhook.name is not None:
             await _write_events(tx, webhook.room_id, settings)
+            detail = {"reason": reason}
+            await rules_audit.record(tx, _SERVER, "webhook.disable", webhook.name, webhook.room_id, detail)
         await _end_disabled(tx, webhook._replace(disabled_reason=reason))
         return None
     await _failed(tx, webhook, outcome, settings)

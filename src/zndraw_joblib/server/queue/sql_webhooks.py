@@ -162,17 +162,102 @@ _UNLINK = statement("DELETE FROM joblib_task_webhook WHERE task_seq = ANY (:all_
 
 # Leases.
 
+# Webhooks whose last attempt failed, and the others, each with indexes of their own.
+_CLASSES = {
+    is_failing: f"due_at IS NOT NULL AND failures {'> 0' if is_failing else '= 0'}"
+    for is_failing in (False, True)
+}
+_DUE = {
+    is_failing: statement(
+        f"""
+SELECT n, owner_id FROM joblib_webhook WHERE {condition} AND due_at <= :now ORDER BY due_at LIMIT :limit
+""",
+        *("n", "owner_id"),
+    )
+    for is_failing, condition in _CLASSES.items()
+}
+_DUE_OF_OWNER = {
+    is_failing: statement(
+        f"""
+SELECT n FROM joblib_webhook WHERE {condition} AND owner_id = :owner_id AND due_at <= :now
+ORDER BY due_at LIMIT :limit
+""",
+        "n",
+    )
+    for is_failing, condition in _CLASSES.items()
+}
+# One step of the index for each owner.
+_DUE_OWNERS = {
+    is_failing: statement(
+        f"""
+WITH RECURSIVE owners (owner_id) AS (
+    SELECT (SELECT owner_id FROM joblib_webhook WHERE {condition} ORDER BY owner_id LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT joblib_webhook.owner_id FROM joblib_webhook
+        WHERE {condition} AND joblib_webhook.owner_id > owners.owner_id
+        ORDER BY joblib_webhook.owner_id LIMIT 1
+    )
+    FROM owners WHERE owners.owner_id IS NOT NULL
+)
+SELECT owner_id, (
+    SELECT joblib_webhook.due_at FROM joblib_webhook
+    WHERE {condition} AND joblib_webhook.owner_id = owners.owner_id
+    ORDER BY joblib_webhook.due_at LIMIT 1
+) AS due_at
+FROM owners WHERE owner_id IS NOT NULL LIMIT :limit
+""",
+        *("owner_id", "due_at"),
+    )
+    for is_failing, condition in _CLASSES.items()
+}
 _LOCK_DUE = statement(
     f"""
-{_SELECT} WHERE due_at IS NOT NULL AND due_at <= :now AND (failures > 0) = :is_failing
-ORDER BY due_at LIMIT :limit
+{_SELECT} WHERE n = ANY (:all_n) AND due_at <= :now ORDER BY n
 FOR NO KEY UPDATE SKIP LOCKED
 """,
     *COLUMNS,
-    is_failing=BOOLEAN,
 )
 _TAKE = statement("UPDATE joblib_webhook SET due_at = :due_at, lease = :lease WHERE n = ANY (:all_n)")
-_NEXT_DUE = statement("SELECT min(due_at) FROM joblib_webhook WHERE due_at IS NOT NULL", "due_at")
+# The first that is due, and the first that will be.
+_FIRST_DUE = statement(
+    " UNION ALL ".join(
+        f"SELECT (SELECT min(due_at) FROM joblib_webhook WHERE {condition} AND due_at > :since) AS due_at"
+        for condition in _CLASSES.values()
+    ),
+    "due_at",
+    since=UtcDateTime(),
+)
+# Figures for operators, of a bounded number of rows.
+_COUNT_FAILING = statement(
+    f"""
+SELECT count(*) FROM (
+    SELECT 1 FROM joblib_webhook WHERE {_CLASSES[True]} ORDER BY due_at LIMIT :most
+) AS failing
+""",
+    "number",
+    most=INTEGER,
+)
+_COUNT_DISABLED = statement(
+    "SELECT count(*) FROM joblib_webhook WHERE disabled_at IS NOT NULL AND name IS NOT NULL", "number"
+)
+_FAILING = statement(
+    f"""
+SELECT {", ".join(COLUMNS)} FROM (
+    {_SELECT} WHERE {_CLASSES[True]} ORDER BY due_at LIMIT :most
+) AS failing
+WHERE name IS NOT NULL AND disabled_at IS NULL AND failures >= :failures
+ORDER BY failures DESC LIMIT :limit
+""",
+    *COLUMNS,
+    most=INTEGER,
+)
+_DISABLED = statement(
+    f"""
+{_SELECT} WHERE disabled_at IS NOT NULL AND name IS NOT NULL ORDER BY disabled_at DESC LIMIT :limit
+""",
+    *COLUMNS,
+)
 _LOCK_LEASE = statement(f"{_SELECT} WHERE n = :n AND lease = :lease\nFOR NO KEY UPDATE", *COLUMNS)
 # With this lock no transaction is adding rows.
 _LOCK_ALONE = statement("SELECT n FROM joblib_webhook WHERE n = :n\nFOR UPDATE SKIP LOCKED", "n")
@@ -362,11 +447,28 @@ async def last_delivery(tx: Transaction, webhook_n: int) -> DeliveryRecord | Non
     return None if row is None else DeliveryRecord(*row)
 
 
-async def take(
-    tx: Transaction, limit: int, until: datetime, lease: UUID, *, is_failing: bool
-) -> list[WebhookRecord]:
-    """Lease due webhooks until a time, those of which the last attempt failed or the others."""
-    params = {"now": await tx.now(), "limit": limit, "is_failing": is_failing}
+async def due(tx: Transaction, limit: int, *, is_failing: bool) -> list[tuple[int, str]]:
+    """Return due webhooks with their owners, those of which the last attempt failed or the others."""
+    rows = await tx.execute(_DUE[is_failing], {"now": await tx.now(), "limit": limit})
+    return [(n, owner_id) for n, owner_id in rows]
+
+
+async def due_owners(tx: Transaction, *, is_failing: bool) -> list[str]:
+    """Return the owners of due webhooks, the one first that has waited for the longest time."""
+    now = await tx.now()
+    rows = (await tx.execute(_DUE_OWNERS[is_failing], {"limit": MAX_COUNTED})).all()
+    return [row.owner_id for row in sorted(rows, key=lambda row: row.due_at) if row.due_at <= now]
+
+
+async def due_of_owner(tx: Transaction, owner_id: str, limit: int, *, is_failing: bool) -> list[int]:
+    """Return due webhooks of an owner."""
+    params = {"owner_id": owner_id, "now": await tx.now(), "limit": limit}
+    return list((await tx.execute(_DUE_OF_OWNER[is_failing], params)).scalars())
+
+
+async def take(tx: Transaction, numbers: Sequence[int], until: datetime, lease: UUID) -> list[WebhookRecord]:
+    """Lease those of these webhooks that are still due and that no other transaction has locked."""
+    params = {"all_n": padded(numbers), "now": await tx.now()}
     webhooks = [WebhookRecord(*row) for row in await tx.execute(_LOCK_DUE, params)]
     if webhooks:
         numbers = padded([webhook.n for webhook in webhooks])
@@ -374,10 +476,33 @@ async def take(
     return [webhook._replace(lease=lease, due_at=until) for webhook in webhooks]
 
 
-async def next_due(tx: Transaction) -> datetime | None:
-    """Return when the next webhook is due."""
-    moment: datetime | None = (await tx.execute(_NEXT_DUE)).scalar_one_or_none()
-    return moment
+async def first_due(tx: Transaction, since: datetime) -> datetime | None:
+    """Return when the first webhook is due after a time."""
+    moments = (await tx.execute(_FIRST_DUE, {"since": since})).scalars()
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+async def count_failing(tx: Transaction) -> int:
+    """Return how many webhooks wait after a failure, up to 10,000."""
+    number: int = (await tx.execute(_COUNT_FAILING, {"most": MAX_COUNTED})).scalar_one()
+    return number
+
+
+async def count_disabled(tx: Transaction) -> int:
+    """Return how many webhooks of rooms are disabled."""
+    number: int = (await tx.execute(_COUNT_DISABLED)).scalar_one()
+    return number
+
+
+async def failing(tx: Transaction, failures: int, limit: int) -> list[WebhookRecord]:
+    """Return webhooks of rooms whose last attempts failed so often."""
+    params = {"failures": failures, "limit": limit, "most": MAX_COUNTED}
+    return [WebhookRecord(*row) for row in await tx.execute(_FAILING, params)]
+
+
+async def disabled(tx: Transaction, limit: int) -> list[WebhookRecord]:
+    """Return webhooks of rooms that were disabled last."""
+    return [WebhookRecord(*row) for row in await tx.execute(_DISABLED, {"limit": limit})]
 
 
 async def lock_lease(tx: Transaction, n: int, lease: UUID) -> WebhookRecord | None:

@@ -2216,7 +2216,8 @@ export interface components {
          *
          *     Codes: `job-without-workers`, `job-paused`, `room-paused`, `queue-paused`, `waiting-too-long`,
          *     `failing-job`, `failure-rate`, `sweeper-silent`, `sweeper-held-back`, `silent-workers`, `lost-attempts`,
-         *     `schedule-failing`. `since` is when it began, as far as is known.
+         *     `schedule-failing`, `group-on-end-failed`, `webhook-failing`, `webhook-disabled`. `since` is when it
+         *     began, as far as is known.
          */
         Finding: {
             /** Code */

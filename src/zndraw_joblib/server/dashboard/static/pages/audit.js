@@ -14,6 +14,8 @@ const ACTIONS = {
   "room.pause": "paused a room", "room.resume": "resumed a room", "rooms.pause": "paused all rooms", "rooms.resume": "resumed all rooms",
   "limit.put": "defined a limit", "limit.delete": "deleted a limit",
   "schedule.put": "wrote a schedule", "schedule.pause": "paused a schedule", "schedule.resume": "resumed a schedule", "schedule.delete": "deleted a schedule",
+  "webhook.put": "wrote a webhook", "webhook.delete": "deleted a webhook", "webhook.test": "tested a webhook", "webhook.repeat": "repeated a delivery",
+  "webhook.disable": "disabled a webhook",
   "task.retry": "retried a task", "task.run-now": "ran a task before its time", "task.release": "released a task", "task.cancel": "cancelled a task", "task.fail": "failed a task",
   "task.cancel-tree": "cancelled a task and those below it",
   "bulk.retry": "retried all tasks that match", "bulk.cancel": "cancelled all tasks that match", "bulk.release": "released all tasks that match",
@@ -38,7 +40,7 @@ export function Audit() {
     form=${html`<${Filters} label="Filter actions"><${ChoiceFilter} name="action" label="Action" options=${actions} />
       <${TextFilter} name="actor" label="Who" isFirst /><${TextFilter} name="room" label="Room" placeholder=${canReadAll.value ? "" : ownRoom.value} /><//>
       <p class="help">Recorded is what superusers do to jobs, rooms, limits, schedules, the sweeper and all tasks that match a filter, and to tasks and workers of others; and
-        registrations that change a job. What users, and superusers, do to their own tasks and workers one by one is not recorded.</p>`}
+        registrations that change a job, and all changes of webhooks. What users, and superusers, do to their own tasks and workers one by one is not recorded.</p>`}
     empty="Nothing has been recorded yet." emptyIfFiltered="No action matches this filter." />`;
 }
 
