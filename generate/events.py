@@ -6,6 +6,7 @@ from pydantic import BaseModel
 from sitegen.schemas import fields_table
 
 from zndraw_joblib.wire.events import Event
+from zndraw_joblib.wire.groups import GroupCounts, GroupResponse
 from zndraw_joblib.wire.history import EventKind, Resync, RoomSnapshot, StreamEvent
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.operators import Overview
@@ -26,9 +27,9 @@ rooms. A client sends the `join_…` and `leave_…` events, which the server ac
 _STREAMS = """
 ## Event streams
 
-`GET /tasks/{task_id}/events` and `GET /rooms/{room_id}/events` with `Accept: text/event-stream` send these
-Server-Sent Events; the `data` of each is JSON. [Event streams](rest.md#event-streams) describes how a client
-continues after a lost connection.
+`GET /tasks/{task_id}/events`, `GET /rooms/{room_id}/events` and `GET /groups/{group_id}/events` with
+`Accept: text/event-stream` send these Server-Sent Events; the `data` of each is JSON.
+[Event streams](rest.md#event-streams) describes how a client continues after a lost connection.
 
 | event | data | has an `id` |
 |---|---|---|
@@ -38,20 +39,23 @@ continues after a lost connection.
 def page() -> str:
     """Return a section for each event, with its fields."""
     parts = [_HEAD, *(_section(f"### {kind.event_name}", kind) for kind in Event.__subclasses__())]
-    models = (StreamEvent, Resync, RoomSnapshot, LogPart, StoredResult)
+    models = (StreamEvent, Resync, RoomSnapshot, LogPart, StoredResult, GroupCounts)
     parts += [_STREAMS + "\n".join(_rows()) + "\n", *(_section(f"### {one.__name__}", one) for one in models)]
     return "\n".join(parts)
 
 
 def _rows() -> list[str]:
-    task, overview = f"`{TaskResponse.__name__}`", f"`{Overview.__name__}`"
+    task, group, overview = (f"`{one.__name__}`" for one in (TaskResponse, GroupResponse, Overview))
     rows = [
-        f"| `snapshot` | of a task: {task}, as `GET /tasks/{{task_id}}`; of a room: `RoomSnapshot` | yes |"
+        f"| `snapshot` | of a task: {task}, as `GET /tasks/{{task_id}}`; of a room: `RoomSnapshot`; "
+        f"of a group: {group}, as `GET /groups/{{group_id}}` | yes |"
     ]
     rows += [f"| `{kind}` | `StreamEvent` with the `kind` `{kind}` | yes |" for kind in EventKind]
     rows += [
         "| `resync` | `Resync`; a `snapshot` follows | no |",
-        "| `end` | `next`, the number of the last event; the task has ended, and the stream closes | yes |",
+        f"| `counts` | of a group: `{GroupCounts.__name__}` | yes |",
+        "| `end` | of a task: `next`, the number of the last event; "
+        f"of a group: {group}. It has ended, and the stream closes | yes |",
         f"| `overview` | only `GET /overview/events`: {overview} | no |",
     ]
     return rows

@@ -53,6 +53,8 @@ OPERATIONS = {
     "/v1/joblib/tasks/{task_id}/events/token": {"post"},
     "/v1/joblib/rooms/{room_id}/events": {"get"},
     "/v1/joblib/rooms/{room_id}/events/token": {"post"},
+    "/v1/joblib/groups/{group_id}/events": {"get"},
+    "/v1/joblib/groups/{group_id}/events/token": {"post"},
     "/v1/joblib/tasks/{task_id}/explain": {"get"},
     "/v1/joblib/tasks/{task_id}/fail": {"post"},
     "/v1/joblib/tasks/{task_id}/history": {"get"},
@@ -244,6 +246,7 @@ WITHOUT_KEY = {
     ("head", "/tasks/{task_id}/result"),
     ("post", "/tasks/{task_id}/events/token"),
     ("post", "/rooms/{room_id}/events/token"),
+    ("post", "/groups/{group_id}/events/token"),
 }
 # Lists for operators, which have cursors.
 BY_CURSOR = {"/jobs", "/providers", "/schedules", "/tasks", "/groups"}
@@ -273,6 +276,7 @@ ALSO = {
     ("get", "/audit"): _CURSOR | {"room", "actor", "action"},
     ("get", "/tasks/{task_id}/events"): _STREAM,
     ("get", "/rooms/{room_id}/events"): _STREAM,
+    ("get", "/groups/{group_id}/events"): _STREAM,
     ("get", "/tasks/{task_id}/log"): {"attempt", "after", "limit"},
     ("put", "/tasks/{task_id}/result"): {"attempt", "filename"},
     ("get", "/tasks/{task_id}/result"): _RANGES,

@@ -107,6 +107,8 @@ OPERATIONS = {
     "get /groups": Try(200, 200, params=_room),
     "post /groups": Try(403, 201, json=_room),
     "get /groups/{group_id}": READ,
+    "get /groups/{group_id}/events": READ,
+    "post /groups/{group_id}/events/token": Try(201, 201),
     "get /groups/{group_id}/results": READ,
     "patch /groups/{group_id}": Try(403, 200, json=lambda _: {"sealed": True}),
     "get /audit": Try(200, 200, params=_room),

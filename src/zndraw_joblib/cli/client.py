@@ -235,7 +235,7 @@ class AdminClient(JobClient):
 
     def wait_for_group(self, group_id: UUID, timeout: float | None, bar: Bar) -> GroupResponse:
         """Return a group once it has ended. Raises TimeoutError after `timeout` seconds."""
-        flow = wait_for_group(group_id, timeout, self._rule, show=bar.show_group, step=bar.SECONDS)
+        flow = wait_for_group(group_id, timeout, self._rule, show=bar.show_group)
         with _new("groups"):
             return self._rest.run(flow)
 

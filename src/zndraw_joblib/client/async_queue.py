@@ -291,8 +291,8 @@ class AsyncGroup:
     async def wait(self, timeout: float | None = None, *, progress: bool = False) -> GroupResponse:
         """Wait for the end of the group, and return it. Raises TimeoutError after `timeout` seconds."""
         with Bar(shown=progress) as bar:
-            step = bar.SECONDS if progress else WAIT_SECONDS
-            return await self._queue.run(self._new.wait(self.id, timeout, show=bar.show_group, step=step))
+            show = bar.show_group if progress else None
+            return await self._queue.run(self._new.wait(self.id, timeout, show=show))
 
     async def gather(
         self, timeout: float | None = None, *, return_exceptions: bool = False, progress: bool = False

@@ -15,7 +15,7 @@ from zndraw_joblib.jobs.failures import describe_errors, encode
 from zndraw_joblib.jobs.traces import TRACEPARENT, current_traceparent
 from zndraw_joblib.wire import history, messages, progress
 from zndraw_joblib.wire import operations as ops
-from zndraw_joblib.wire.groups import GroupResponse, GroupResult
+from zndraw_joblib.wire.groups import GroupEvents, GroupResponse, GroupResult
 from zndraw_joblib.wire.names import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.wire.operations import PREFIX, Operation
 from zndraw_joblib.wire.problems import ProblemException, problem_for
@@ -223,6 +223,12 @@ def get_task(task_id: str, wait: int = 0) -> Call[tuple[messages.TaskResponse, i
 def get_group(group_id: object, wait: int = 0) -> Call[tuple[GroupResponse, int]]:
     """Return a group and how many seconds the server agreed to wait for its end."""
     return call_reading(ops.GET_GROUP, waiting(GroupResponse), wait=wait, group_id=group_id)
+
+
+def group_events(group_id: object, after: int | None, wait: int = 0) -> Call[tuple[GroupEvents, int]]:
+    """Return a group if its state is not `after`, and how many seconds the server agreed to wait for that."""
+    query = {"after": after}
+    return call_reading(ops.FOLLOW_GROUP, waiting(GroupEvents), query=query, wait=wait, group_id=group_id)
 
 
 def read_group_results(group_id: object) -> Call[list[GroupResult]]:

@@ -20,6 +20,7 @@ from zndraw_joblib.client.retry import (
     RetryRule,
     SendAttempts,
     describe,
+    is_missing,
     is_repeatable,
 )
 from zndraw_joblib.client.task_id import table
@@ -31,7 +32,7 @@ from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.history import NumberedLine, TaskExplanation
 from zndraw_joblib.wire.messages import MAX_PAGE, JobSummary, TaskResponse
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, missing_text, parse_job_name
-from zndraw_joblib.wire.problems import JobNotFound
+from zndraw_joblib.wire.problems import GroupNotFound, JobNotFound
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 T = TypeVar("T")
@@ -157,28 +158,56 @@ def wait_for_group(
     timeout: float | None,
     rule: RetryRule,
     *,
-    show: Callable[[GroupResponse], object],
-    step: float = WAIT_SECONDS,
+    show: Callable[[GroupResponse], object] | None = None,
 ) -> Flow[GroupResponse]:
-    """Return a group once it has ended, as `wait` returns a task."""
+    """Return a group once it has ended, as `wait` returns a task.
+
+    With `show`, which gets each change, follow its events; ask a server of an earlier release each second.
+    """
     deadline = time.monotonic() + (inf if timeout is None else timeout)
     polling = Polling(f"group {group_id}", rule)
+    reads = _GroupReads(group_id, follows=show is not None)
     while True:
         began = time.monotonic()
         try:
-            seconds = round(max(0.0, min(deadline - began, step)))
-            group, applied = yield from ask(calls.get_group(group_id, seconds))
+            group, applied = yield from reads.next(deadline - began)
         except Exception as error:
             pause = polling.failed(error)
         else:
             pause = polling.answered(applied, time.monotonic() - began)
-            show(group)
-            if group.ended_at is not None:
+            if show is not None and group is not None:
+                show(group)
+            if group is not None and group.ended_at is not None:
                 return group
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError(f"Group {group_id} has not ended after {timeout:g} s")
         yield Pause(min(pause, remaining))
+
+
+class _GroupReads:
+    """Reads a group until its end, or with `follows` each change of it."""
+
+    def __init__(self, group_id: UUID, *, follows: bool) -> None:
+        self._group_id = group_id
+        self._follows = follows
+        self._step = WAIT_SECONDS
+        self._state: int | None = None
+
+    def next(self, seconds: float) -> Flow[tuple[GroupResponse | None, int]]:
+        """Return the group, None if it has not changed, and how many seconds the server agreed to wait."""
+        wait = round(max(0.0, min(seconds, self._step)))
+        if not self._follows:
+            return (yield from ask(calls.get_group(self._group_id, wait)))
+        try:
+            part, applied = yield from ask(calls.group_events(self._group_id, self._state, wait))
+        except Exception as error:
+            if isinstance(error, GroupNotFound) or not is_missing(error):
+                raise
+            self._follows, self._step = False, 1.0
+            return None, 0
+        self._state = part.next
+        return part.group, applied
 
 
 def group_results(group_id: UUID, rule: RetryRule, *, return_exceptions: bool) -> Flow[list[Any]]:

@@ -54,10 +54,10 @@ class NewGroupTask:
         return group
 
     def wait(
-        self, group_id: UUID, timeout: float | None, *, show: Callable[[GroupResponse], object], step: float
+        self, group_id: UUID, timeout: float | None, *, show: Callable[[GroupResponse], object] | None
     ) -> Flow[GroupResponse]:
-        """Wait for the end of the group."""
-        return (yield from wait_for_group(group_id, timeout, self.rule, show=show, step=step))
+        """Wait for the end of the group. `show` gets each change."""
+        return (yield from wait_for_group(group_id, timeout, self.rule, show=show))
 
     def results(self, group_id: UUID, *, return_exceptions: bool) -> Flow[list[Any]]:
         """Return the results of its tasks, in the order of submission."""

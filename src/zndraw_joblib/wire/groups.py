@@ -174,3 +174,23 @@ class GroupResult(ResponseBody):
     stored: bool = Field(default=False, exclude_if=lambda value: not value)
     error: str | None = Field(default=None, exclude_if=is_none)
     error_code: str | None = Field(default=None, exclude_if=is_none)
+
+
+class GroupCounts(ResponseBody):
+    """How far a group is, as in a `GroupResponse`: the event of its stream when this has changed."""
+
+    sealed: bool
+    total: int
+    counts: StatusCounts
+    progress: float | None = None
+
+
+class GroupEvents(ResponseBody):
+    """A group, if it has changed since the state `after`. `next` is the number of its state.
+
+    `ended`: the group has ended, and no further events follow.
+    """
+
+    group: GroupResponse | None = Field(default=None, exclude_if=is_none)
+    next: int
+    ended: bool = False

@@ -389,10 +389,14 @@ FOLLOW_TASK = Operation("follow_task", "GET", "/tasks/{task_id}/events",
     "events", Access.STREAM_TOKEN, Effect.READ, h.TaskEvents, problems=(*_TASK, p.TooManyRequests))
 FOLLOW_ROOM = Operation("follow_room", "GET", "/rooms/{room_id}/events",
     "events", Access.STREAM_TOKEN, Effect.READ, h.RoomEvents, problems=(*_ROOMS, p.TooManyRequests))
+FOLLOW_GROUP = Operation("follow_group", "GET", "/groups/{group_id}/events",
+    "events", Access.STREAM_TOKEN, Effect.READ, g.GroupEvents, problems=(*_GROUP, p.TooManyRequests))
 CREATE_TASK_STREAM_TOKEN = Operation("create_task_stream_token", "POST", "/tasks/{task_id}/events/token",
     "events", Access.TASK_READ, Effect.WRITE, h.StreamToken, status=201, problems=_TASK)
 CREATE_ROOM_STREAM_TOKEN = Operation("create_room_stream_token", "POST", "/rooms/{room_id}/events/token",
     "events", Access.ROOM_READ, Effect.WRITE, h.StreamToken, status=201)
+CREATE_GROUP_STREAM_TOKEN = Operation("create_group_stream_token", "POST", "/groups/{group_id}/events/token",
+    "events", Access.GROUP, Effect.WRITE, h.StreamToken, status=201, problems=_GROUP)
 
 # Providers.
 

@@ -43,6 +43,7 @@ from zndraw_joblib.server.internal.registry import (
 from zndraw_joblib.server.process.ports import ResultBackend, SessionMaker
 from zndraw_joblib.server.process.pubsub import connection_factory
 from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
+from zndraw_joblib.server.realtime.group_streams import GroupStreams
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher, decode
 from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
 from zndraw_joblib.server.realtime.streams import Streams
@@ -226,6 +227,7 @@ class JobLib(HostApi):
         self._connect_internal(checks.checked_worker_token(worker_token))
         self.uploads, self.task_results = Uploads(self.runtime), TaskResults(self.runtime)
         self.streams, self.metrics = Streams(self.runtime), Metrics(self.runtime)
+        self.group_streams = GroupStreams(runtime, self.streams)
         self.overviews, self.sweeper = Overviews(runtime, self.streams), self._new_sweeper(monotonic)
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
         self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end or {})
@@ -388,6 +390,7 @@ class JobLib(HostApi):
         """End waiting requests and, on the standalone server, close all sockets and accept no more."""
         self.runtime.waiters.close()
         self.streams.close()
+        self.group_streams.close()
         self.overviews.close()
         if self.rooms is None:
             return

@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from zndraw_joblib.server.http import (
     admin,
     events,
+    group_events,
     groups,
     jobs,
     metrics,
@@ -31,7 +32,9 @@ def _endpoints(*modules: ModuleType) -> list[Endpoint]:
     return [by_row[row] for row in OPERATIONS]
 
 
-endpoints = _endpoints(admin, events, groups, jobs, metrics, results, schedules, tasks, webhooks)
+endpoints = _endpoints(
+    admin, events, group_events, groups, jobs, metrics, results, schedules, tasks, webhooks
+)
 # Without a queue: its operations explain how to mount one.
 router = APIRouter(prefix=PREFIX)
 for _endpoint in endpoints:

@@ -29,6 +29,7 @@ from zndraw_joblib.server.process.waiters import CallerAccess
 from zndraw_joblib.server.queue import rules_transitions, rules_workers
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.server.queue.rules_workers import ServedRooms
+from zndraw_joblib.server.realtime.group_streams import GroupStreams
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.realtime.streams import Streams
 from zndraw_joblib.server.results.provider_requests import ProviderRequests, Uploads
@@ -322,6 +323,7 @@ class QueueState(ABC):
     task_results: TaskResults
     streams: Streams
     webhooks: Webhooks
+    group_streams: GroupStreams
     overviews: Overviews
     guards: RoomGuards
     worker_tokens: WorkerTokens

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from zndraw_joblib.server.http.access import (
     QueueState,
+    check_readable,
     check_task_readable,
     current_identity,
     guarded_room,
@@ -41,7 +42,7 @@ from zndraw_joblib.server.http.routing import (
 )
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.waiters import Expired, in_time
-from zndraw_joblib.server.queue import rules_tokens
+from zndraw_joblib.server.queue import rules_groups, rules_tokens
 from zndraw_joblib.server.queue.rules_room_events import Part
 from zndraw_joblib.server.realtime.streams import KEEPALIVE_COMMENT, Reader, format_sse_event, item_as_sse
 from zndraw_joblib.server.runtime.problem_responses import as_problem, problem_response
@@ -64,58 +65,79 @@ class StreamAccess(NamedTuple):
     task_id: UUID | None
     is_allowed: Callable[[], Awaitable[bool]]
     max_seconds: float | None = None
+    group_id: UUID | None = None
 
 
 def stream_name(request: HTTPConnection) -> str:
     """Return the name of the stream in a request's path, to which a token is bound."""
     path = request.path_params
-    return f"room:{path['room_id']}" if "room_id" in path else f"task:{_task_id(request)}"
+    if "room_id" in path:
+        return f"room:{path['room_id']}"
+    kind = "task" if "task_id" in path else "group"
+    return f"{kind}:{_id(request, kind)}"
 
 
-def _task_id(request: HTTPConnection) -> UUID:
-    text = request.path_params["task_id"]
+def _id(request: HTTPConnection, kind: str) -> UUID | None:
+    """Return the id of the task or the group in a request's path; None without one."""
+    if f"{kind}_id" not in request.path_params:
+        return None
+    text = request.path_params[f"{kind}_id"]
     try:
         return UUID(text)
     except ValueError as error:
-        raise InvalidRequest(f"path.task_id: {text[:100]!r} is not a UUID") from error
+        raise InvalidRequest(f"path.{kind}_id: {text[:100]!r} is not a UUID") from error
 
 
 async def resolve_access(request: Request) -> StreamAccess:
     """Return the stream of a request that its caller may read. Raises problems otherwise."""
     queue = queue_state(request)
     token = request.scope.get(QUERY_TOKEN)
-    task_id = None if "room_id" in request.path_params else _task_id(request)
+    task_id, group_id = _id(request, "task"), _id(request, "group")
     if token is not None:
         read = queue.runtime.database.read_short
         owner = await read(rules_tokens.verify_stream_token, stream_name(request), token)
         is_valid = partial(queue.is_valid, owner.caller, owner.issued_at)
         if not await is_valid():
             raise Unauthorized("The caller of the stream token has no access any more")
-        return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds)
+        return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds, group_id)
     caller = await current_identity(request)
-    # The room of a task does not change, so the checks while the stream is open read no task.
-    task_room = (
-        None if task_id is None else (await queue.runtime.get_task(task_id, with_position=False)).room_id
-    )
-
-    async def readable_room(request: Request) -> str:
-        if task_id is None or task_room is None:
-            return await guarded_room(request, verify_readable_room)
-        await check_task_readable(request, caller, task_id, task_room)
-        return task_room
-
-    room_id = await readable_room(request)
+    # The room of a task or a group does not change, so the checks while the stream is open do not read it.
+    own_room = await _own_room(queue.runtime, task_id, group_id)
+    room_id = await _readable_room(request, caller, task_id, own_room)
 
     async def is_allowed() -> bool:
         copy = fresh_copy(request)
         try:
-            return await current_identity(copy) == caller and await readable_room(copy) == room_id
+            is_same = await current_identity(copy) == caller
+            return is_same and await _readable_room(copy, caller, task_id, own_room) == room_id
         except Exception as error:
             if as_problem(error).problem.status < 500:
                 return False
             raise
 
-    return StreamAccess(caller, room_id, task_id, is_allowed)
+    return StreamAccess(caller, room_id, task_id, is_allowed, group_id=group_id)
+
+
+async def _readable_room(
+    request: Request, caller: Identity, task_id: UUID | None, own_room: str | None
+) -> str:
+    """Return the room of a stream after the host's guard has passed: that of its task or group, if any."""
+    if own_room is None:
+        return await guarded_room(request, verify_readable_room)
+    if task_id is None:
+        await check_readable(request, own_room)
+    else:
+        await check_task_readable(request, caller, task_id, own_room)
+    return own_room
+
+
+async def _own_room(runtime: Runtime, task_id: UUID | None, group_id: UUID | None) -> str | None:
+    """Return the room of a task or a group; None without one. Raises `TaskNotFound` and `GroupNotFound`."""
+    if task_id is not None:
+        return (await runtime.get_task(task_id, with_position=False)).room_id
+    if group_id is not None:
+        return (await runtime.database.read_short(rules_groups.record, group_id)).room_id
+    return None
 
 
 def _position(request: Request) -> int | None:
@@ -136,6 +158,7 @@ def _wants_stream(request: Request) -> bool:
 
 _TASK_TOKEN = Query(description=f"A token of `{ops.CREATE_TASK_STREAM_TOKEN.template}`")
 _ROOM_TOKEN = Query(description=f"A token of `{ops.CREATE_ROOM_STREAM_TOKEN.template}`")
+_GROUP_TOKEN = Query(description=f"A token of `{ops.CREATE_GROUP_STREAM_TOKEN.template}`")
 _AFTER = Annotated[
     Omissible[Annotated[int, Query(ge=0)]], Query(description="Continue after the event with this id")
 ]
@@ -162,6 +185,15 @@ RoomAccess = Annotated[
         checks_access=True,
         room_id=(str,),
         token=(Annotated[Omissible[str], _ROOM_TOKEN], None),
+    ),
+]
+GroupAccess = Annotated[
+    StreamAccess,
+    Parameter(
+        resolve_access,
+        checks_access=True,
+        group_id=(UUID,),
+        token=(Annotated[Omissible[str], _GROUP_TOKEN], None),
     ),
 ]
 Position = Annotated[
@@ -270,7 +302,7 @@ class EventStream(Response):
                 now = time.monotonic()
                 if now >= checked + self._queue.trusted_seconds:
                     checked = now
-                    if not await self._may_continue(now - opened):
+                    if not await self.may_continue(now - opened):
                         return
                 await self._send(send, text)
             text = b""  # an idle stream keeps no snapshot in memory
@@ -278,7 +310,8 @@ class EventStream(Response):
                 return
             text, is_over = await self._next(reader)
 
-    async def _may_continue(self, seconds: float) -> bool:
+    async def may_continue(self, seconds: float) -> bool:
+        """Return whether the caller may read on, `seconds` after the stream was opened."""
         limit = self._subscription.max_seconds
         return (limit is None or seconds < limit) and await self._subscription.is_allowed()
 
@@ -391,6 +424,17 @@ async def create_task_stream_token(
     """Return a token that reads the events of a task for some minutes, as ``?token=…`` in its URL."""
     room_id = (await runtime.get_task(task_id, with_position=False)).room_id
     await check_task_readable(request, caller, task_id, room_id)
+    token = await runtime.write_short(rules_tokens.issue_stream_token, stream_name(request), caller, room_id)
+    return json_response(token, 201)
+
+
+@serves(ops.CREATE_GROUP_STREAM_TOKEN)
+async def create_group_stream_token(
+    request: Request, runtime: Runtime, caller: Identity, group_id: UUID
+) -> Response:
+    """Return a token that reads the events of a group for some minutes, as ``?token=…`` in its URL."""
+    room_id = (await runtime.database.read_short(rules_groups.record, group_id)).room_id
+    await check_readable(request, room_id)
     token = await runtime.write_short(rules_tokens.issue_stream_token, stream_name(request), caller, room_id)
     return json_response(token, 201)
 

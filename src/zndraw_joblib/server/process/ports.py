@@ -176,6 +176,7 @@ def job_key(job: object, version: int = 1) -> str:
 
 
 group_key = "group:{}".format  # of the end of a group
+group_change_key = "group:{}:changes".format  # of ended and of new tasks of a group, for those who follow it
 claim_key = "claim:{}".format  # the waiting claims with one `claim_id`
 slot_key = "slot:{}".format  # the waiting claims of a worker that holds as many tasks as it may
 worker_key = "worker:{}".format  # all waiting claims of a worker

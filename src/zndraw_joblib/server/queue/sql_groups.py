@@ -17,6 +17,7 @@ from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, TEXT, statement
+from zndraw_joblib.server.process.ports import Wake, group_change_key
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD
 from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
 
@@ -299,6 +300,7 @@ async def lock_due(tx: Transaction, group_id: UUID) -> GroupRecord | None:
 
 async def seal(tx: Transaction, group: GroupRecord) -> None:
     """Seal a group that is locked."""
+    _wake(tx, [group.id])
     await tx.execute(_SEAL, {"id": group.id, "sealed": True})
 
 
@@ -387,7 +389,13 @@ async def reopen(tx: Transaction, ended: Iterable[tuple[UUID, TaskStatus]]) -> N
 
 async def _count(tx: Transaction, changes: Mapping[UUID, GroupChange]) -> None:
     own = stripe(tx)
+    _wake(tx, changes)
     await _add_counts(tx, {(group_id, own): change for group_id, change in changes.items()})
+
+
+def _wake(tx: Transaction, ids: Iterable[UUID]) -> None:
+    """Wake those that follow groups."""
+    tx.wakes += [Wake(group_change_key(group_id), None) for group_id in ids]
 
 
 def stripe(tx: Transaction) -> int:
@@ -402,10 +410,12 @@ async def take(tx: Transaction, seqs: Sequence[int]) -> dict[UUID, GroupRecord]:
     """
     if tx.is_sqlite:
         rows = (await tx.execute(_TAKE_ON_SQLITE, {"all_seq": padded(seqs)})).all()
+        _wake(tx, [row.group_id for row in rows])
         emptied = [row.group_id for row in rows if row.open <= 0]
         return await lock(tx, emptied) if emptied else {}
     own = stripe(tx)
     rows = (await tx.execute(_TAKE, {"all_seq": list(seqs), "stripe": own})).all()
+    _wake(tx, [row.group_id for row in rows])
     ended = {row.group_id: GroupChange(*row[1 : 1 + len(_COUNTS)]) for row in rows if not row.is_taken}
     return await _take_exactly(tx, ended, own) if ended else {}
 

@@ -969,6 +969,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/joblib/groups/{group_id}/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Follow group
+         * @description Return a group and how it changes: a stream with ``Accept: text/event-stream``, else JSON.
+         *
+         *     As JSON it is the group, unless its state is that of ``after``; with ``Prefer: wait=N``, wait for another.
+         */
+        get: operations["followGroup"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/joblib/tasks/{task_id}/events/token": {
         parameters: {
             query?: never;
@@ -1003,6 +1025,26 @@ export interface paths {
          * @description Return a token that reads the events of a room for some minutes, as ``?token=…`` in its URL.
          */
         post: operations["createRoomStreamToken"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/groups/{group_id}/events/token": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create group stream token
+         * @description Return a token that reads the events of a group for some minutes, as ``?token=…`` in its URL.
+         */
+        post: operations["createGroupStreamToken"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2340,6 +2382,22 @@ export interface components {
             items: components["schemas"]["GroupResponse"][];
             /** Next */
             next: string | null;
+        };
+        /**
+         * GroupEvents
+         * @description A group, if it has changed since the state `after`. `next` is the number of its state.
+         *
+         *     `ended`: the group has ended, and no further events follow.
+         */
+        GroupEvents: {
+            group?: components["schemas"]["GroupResponse"] | null;
+            /** Next */
+            next: number;
+            /**
+             * Ended
+             * @default false
+             */
+            ended: boolean;
         };
         /**
          * GroupFailure
@@ -5163,6 +5221,7 @@ export type Finding = components['schemas']['Finding'];
 export type FoundTask = components['schemas']['FoundTask'];
 export type FoundTasks = components['schemas']['FoundTasks'];
 export type GroupEntries = components['schemas']['GroupEntries'];
+export type GroupEvents = components['schemas']['GroupEvents'];
 export type GroupFailure = components['schemas']['GroupFailure'];
 export type GroupOnEnd = components['schemas']['GroupOnEnd'];
 export type GroupRequest = components['schemas']['GroupRequest'];
@@ -11708,6 +11767,102 @@ export interface operations {
             };
         };
     };
+    followGroup: {
+        parameters: {
+            query?: {
+                /** @description A token of `/groups/{group_id}/events/token` */
+                token?: string;
+                /** @description Continue after the event with this id */
+                after?: number;
+            };
+            header?: {
+                /** @description The same, as browsers send it when they reconnect; it takes precedence over `after` */
+                "Last-Event-ID"?: number;
+                /** @description `wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`. */
+                Prefer?: string;
+            };
+            path: {
+                group_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The stream, or with `Accept: application/json` the group, if it has changed */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupEvents"];
+                    "text/event-stream": string;
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `group-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     createTaskStreamToken: {
         parameters: {
             query?: never;
@@ -11830,6 +11985,82 @@ export interface operations {
             };
             /** @description `forbidden` */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createGroupStreamToken: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                group_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StreamToken"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `group-not-found` */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
