@@ -194,7 +194,7 @@ POLICY = (
 # Modules that few pages need.
 _ON_DEMAND = {
     "static/vendor/uplot.js",
-    *(f"static/pages/{name}.js" for name in ("atoms", "audit", "form", "limits", "providers")),
+    *(f"static/pages/{name}.js" for name in ("atoms", "audit", "form", "groups", "limits", "providers")),
     *(f"static/pages/{name}.js" for name in ("schedules", "settings", "sweeper")),
 }
 _HEADERS = {

@@ -102,7 +102,7 @@ export function Room({ segments }) {
   const state = usePoll((signal) => get(`/rooms/${encodeURIComponent(id)}/overview`, {}, { signal }), [id]);
   const tasks = usePoll((signal) => get("/tasks", { room: id, limit: 10 }, { signal }), [id]);
   const button = state.data && html`<${PauseRoomButton} room=${id} pauses=${state.data.pauses} reload=${state.reload} />`;
-  return html`<${Page} title=${`Room ${id}`} actions=${html`<a class="button" href=${href("tasks", { room: id })}>All its tasks</a>${button}`}>
+  return html`<${Page} title=${`Room ${id}`} actions=${html`<a class="button" href=${href("tasks", { room: id })}>All its tasks</a><a class="button" href=${href("groups", { room: id })}>Groups</a>${button}`}>
     <${Loaded} state=${state}>${(room) => isNothing(room) ? html`<${NoRoom} id=${id} />` : html`
       <${Findings} findings=${room.findings} />
       <${Figures} room=${room} />

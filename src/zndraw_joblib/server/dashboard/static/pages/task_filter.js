@@ -8,7 +8,7 @@ import { ChoiceFilter, Filters, isNarrow, nameOfWorker, SetFilter, STATUSES, Sug
 import { jobNames, matchesOf, MAX_ROOMS, roomNames, tagNames, wholeOf, workerNames } from "./suggestions.js";
 
 const LISTS = ["status", "job", "version", "room", "error_code", "exception", "tag"];
-const SINGLE = ["worker", "created_by", "text", "since", "until", "scheduled", "parent", "root"];
+const SINGLE = ["worker", "created_by", "text", "since", "until", "scheduled", "group", "parent", "root"];
 export const NAMES = [...LISTS, ...SINGLE];
 const PERIODS = { "15m": "15 minutes", "1h": "the last hour", "24h": "the last day", "7d": "the last week", "30d": "30 days" };
 const MAX_TEXT = 200;
@@ -51,6 +51,7 @@ const FAULTS = {
   version: (text, texts) => /^[1-9]\d*$/.test(text) ? !texts.job.length && "Versions are those of a job: choose a job too." : `${quoted(text)} is no version. Write a number, such as 1.`,
   scheduled: (text) => !["true", "false"].includes(text) && `${quoted(text)} is neither true nor false.`,
   tag: (text) => text.length > MAX_TAG && `A tag has at most ${MAX_TAG} characters.`,
+  group: (text) => !IS_ID.test(text) && `${quoted(text)} is no whole id of a group.`,
   parent: (text) => !IS_ID.test(text) && `${quoted(text)} is no whole id of a task.`,
   root: (text) => !IS_ID.test(text) && `${quoted(text)} is no whole id of a task.`,
   text: (text) => text.length > MAX_TEXT && `This text is longer than ${MAX_TEXT} characters. Shorten it.`,
@@ -95,7 +96,7 @@ const LABELS = { parent: "submitted by task", root: "below task", created_by: "s
 export function filterWords(filter) {
   const words = Object.entries(filter).filter(([, value]) => value?.length !== 0).map(([name, value]) => {
     if (name === "scheduled") return value ? "scheduled" : "not scheduled";
-    const values = [value].flat().map((item) => (isTime(name) ? exact(item) : name === "worker" ? nameOfWorker(item) ?? shortId(item) : name === "parent" || name === "root" ? shortId(item) : name === "text" ? quoted(item) : item));
+    const values = [value].flat().map((item) => (isTime(name) ? exact(item) : name === "worker" ? nameOfWorker(item) ?? shortId(item) : ["group", "parent", "root"].includes(name) ? shortId(item) : name === "text" ? quoted(item) : item));
     return `${LABELS[name] ?? name} ${values.join(" or ")}`;
   });
   return words.join(", ") || "all tasks";
@@ -121,7 +122,7 @@ export const Faults = ({ faults }) => faults.length > 0 && html`<div class="choi
     <button key=${value} type="button" class="small" title=${value} onClick=${() => use(value)}>${near.some(([other, same]) => same === label && other !== value) ? `${label} ${shortId(value)}` : label}</button> `)}
     <button type="button" class="plain small" onClick=${() => (LISTS.includes(name) ? use([]) : setQuery({ [name]: null, cursor: null, from: null }))}>Remove</button></p>`;
 })}</div>`;
-const FIELDS = { tag: "Tag", parent: "Submitted by task", root: "Below task", status: "Status", job: "Job", worker: "Worker", version: "Version of the job", scheduled: "Due", text: "Text", since: "Created in", until: "Created until" };
+const FIELDS = { tag: "Tag", group: "Group", parent: "Submitted by task", root: "Below task", status: "Status", job: "Job", worker: "Worker", version: "Version of the job", scheduled: "Due", text: "Text", since: "Created in", until: "Created until" };
 
 // What to say of a list without a task: also that no job has such a name.
 export function NoMatch({ jobs = [] }) {
@@ -140,7 +141,7 @@ export function TaskFilters({ counts }) {
   const periods = [["", "any time"], ...Object.entries(PERIODS)];
   const at = since && momentOf(since, -1);
   if (since && !PERIODS[since]) periods.push([since, !at || since.length < 8 ? since : `since ${exact(at)}`]);
-  const hasMore = ["tag", "parent", "root", "version", "created_by", "error_code", "exception", "until", "scheduled"].some((name) => query.has(name));
+  const hasMore = ["tag", "group", "parent", "root", "version", "created_by", "error_code", "exception", "until", "scheduled"].some((name) => query.has(name));
   const fields = html`
     <${SuggestingFilter} name="job" label="Job" placeholder="name, or a part of it" load=${jobNames} wholeOf=${wholeOf} />
     <${SuggestingFilter} name="room" label="Room" placeholder=${canReadAll.value ? "" : ownRoom.value} load=${roomNames} wholeOf=${(text, options) => (options.length < MAX_ROOMS ? wholeOf(text, options) : text)} />
@@ -148,6 +149,7 @@ export function TaskFilters({ counts }) {
     <${ChoiceFilter} name="since" label="Created in" options=${periods} />`;
   const rest = html`
     <${SuggestingFilter} name="tag" label="Tag" load=${tagNames} wholeOf=${(text) => text} />
+    <${TextFilter} name="group" label="Group" placeholder="id" />
     <${TextFilter} name="version" label="Version of the job" placeholder="1" />
     <${TextFilter} name="error_code" label="Error code" />
     <${TextFilter} name="exception" label="Exception" placeholder="ValueError" />

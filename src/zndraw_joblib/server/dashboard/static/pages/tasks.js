@@ -115,7 +115,7 @@ export function Detail({ task }) {
   return task.started_at ? html`<span class="clip none">${attempt}${task.completed_at ? "ran" : "runs for"} <${Between} from=${task.started_at} to=${task.completed_at} /></span>` : dimmed("");
 }
 
-const COLUMNS = [
+export const COLUMNS = [
   TASK_COLUMNS.status,
   { name: "what", label: "Task", render: (task) => task.tags ? html`<div class="tagged"><${What} task=${task} /><${Tags} tags=${task.tags} /></div>` : html`<${What} task=${task} />` },
   { name: "detail", label: "Progress or error", render: (task) => html`<${Detail} task=${task} />` },
