@@ -145,7 +145,8 @@ async def _show_all_pages(dashboard: Dashboard, width: int) -> None:
     job = f"@global:jobs:{large_queue.LONG}"
     addresses = ["overview", "tasks", f"tasks/{task}", "jobs", f"jobs/{job}", "rooms", "workers"]
     addresses += [f"rooms/{large_queue.LONG}", "workers/00000000-0000-0000-0000-0000000003e9"]
-    for address in [*addresses, "schedules", "groups", "limits", "providers", "sweeper", "settings", "audit"]:
+    addresses += ["schedules", "groups", "webhooks", "limits", "providers", "sweeper", "settings", "audit"]
+    for address in addresses:
         await dashboard.show(address)
         await expect(page.get_by_text("Loading …")).to_have_count(0)
         assert await page.evaluate("document.documentElement.scrollWidth") == width, address

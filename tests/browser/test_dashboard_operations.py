@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
+from receiver import Receiver, receiving
 from rest import V1, claim, register, submit
 from waiting import until
 
 from browser.dashboard import Dashboard, example_queue, new_user, opened
 from browser.example_queue import ExampleQueue
+from zndraw_joblib.wire.webhooks import new_webhook_secret
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -451,6 +453,78 @@ async def _change_the_schedule(dashboard: Dashboard, queue: ExampleQueue, row: L
     await expect(row.get_by_text("paused", exact=True)).to_be_visible()
     await dashboard.check("schedules")
     await _check_on_a_phone(dashboard, "schedules", "Edit nightly")
+
+
+async def test_webhooks(browser: Browser, database_url: str) -> None:
+    """Write one with the form, see problems at fields, test, repeat, rotate, delete; also on a phone."""
+    ports = {"webhook_http": "true", "webhook_ports": "1-65535", "webhook_networks": "127.0.0.0/8"}
+    async with receiving() as receiver, example_queue(browser, database_url, **ports) as (dashboard, queue):
+        page = dashboard.page
+        await dashboard.show("webhooks?room=lab", "Webhooks")
+        secret = await _write_a_webhook(dashboard, receiver)
+        row = page.get_by_role("region", name="Webhooks").get_by_role("row").filter(has_text="ci")
+        await expect(row).to_contain_text("task.failed")
+        await row.get_by_role("button", name="Test ci").click()
+        [request] = await receiver.wait_for(1)
+        assert request.verified(secret)["type"] == "webhook.test"
+        await _repeat_a_delivery(page, receiver)
+        await _change_the_secret(dashboard, receiver, row)
+        await dashboard.check("webhooks")
+        await _check_on_a_phone(dashboard, "webhooks", "Edit ci")
+        await row.get_by_role("button", name="Delete ci").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Delete the webhook").click()
+        await expect(page.get_by_text("Room lab has no webhooks.")).to_be_visible()
+        assert (await queue.client.get(f"{V1}/rooms/lab/webhooks")).json()["total"] == 0
+        assert dashboard.seen == []
+
+
+async def _repeat_a_delivery(page: Page, receiver: Receiver) -> None:
+    """It has the same id; the list is filtered by states."""
+    deliveries = page.get_by_role("region", name="Deliveries", exact=True)
+    await deliveries.get_by_role("button", name=re.compile("Repeat delivery")).click()
+    assert len({item.headers["webhook-id"] for item in await receiver.wait_for(2)}) == 1
+    await page.get_by_label("State").select_option("failed")
+    await expect(page.get_by_text("No delivery matches this filter.")).to_be_visible()
+    await page.get_by_label("State").select_option("delivered")
+    await expect(deliveries.get_by_role("row")).to_have_count(3)
+
+
+async def _write_a_webhook(dashboard: Dashboard, receiver: Receiver) -> str:
+    """Write the webhook ci, and return its secret, which is shown once."""
+    page = dashboard.page
+    await page.get_by_role("button", name="New webhook").click()
+    form = page.get_by_role("dialog", name="New webhook")
+    await form.get_by_label("Name").fill("ci")
+    await form.get_by_label("URL").fill("ftp://hooks.example.org")
+    await form.get_by_label("Events").fill("task.failed task.done")
+    await form.get_by_role("button", name="Create the webhook").click()
+    for label in ("URL", "Events"):
+        await expect(form.get_by_label(label)).to_have_attribute("aria-invalid", "true")
+    await expect(form.get_by_text("must begin with https://")).to_be_visible()
+    await dashboard.check("webhook-form")
+    await form.get_by_label("URL").fill(receiver.url())
+    await form.get_by_label("Events").fill("task.failed, task.completed")
+    await form.get_by_role("button", name="Create the webhook").click()
+    shown = page.get_by_role("dialog", name="The secret of ci")
+    secret = await shown.locator("code").inner_text()
+    await dashboard.check("webhook-secret")
+    await shown.get_by_role("button", name="Close").last.click()
+    return secret
+
+
+async def _change_the_secret(dashboard: Dashboard, receiver: Receiver, row: Locator) -> None:
+    """Both secrets sign; the page says until when."""
+    page, secret = dashboard.page, new_webhook_secret()
+    await row.get_by_role("button", name="New secret of ci").click()
+    form = page.get_by_role("dialog", name="Change the secret of ci")
+    await form.get_by_label("Secret", exact=True).fill("whsec_short")
+    await form.get_by_role("button", name="Change the secret").click()
+    await expect(form.get_by_label("Secret", exact=True)).to_have_attribute("aria-invalid", "true")
+    await form.get_by_label("Secret", exact=True).fill(secret)
+    await form.get_by_role("button", name="Change the secret").click()
+    await expect(row).to_contain_text("the secret before ends")
+    await row.get_by_role("button", name="Test ci").click()
+    (await receiver.wait_for(3))[-1].verified(secret)
 
 
 async def _check_on_a_phone(dashboard: Dashboard, name: str, button: str) -> None:

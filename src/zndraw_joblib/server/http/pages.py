@@ -195,7 +195,7 @@ POLICY = (
 _ON_DEMAND = {
     "static/vendor/uplot.js",
     *(f"static/pages/{name}.js" for name in ("atoms", "audit", "form", "groups", "limits", "providers")),
-    *(f"static/pages/{name}.js" for name in ("schedules", "settings", "sweeper")),
+    *(f"static/pages/{name}.js" for name in ("schedules", "settings", "sweeper", "webhooks")),
 }
 _HEADERS = {
     "Content-Security-Policy": POLICY,

@@ -120,7 +120,7 @@ function placesOf(error, fields) {
     // Of a payload that does not match the schema the problem has a pointer.
     const path = pointer === undefined ? loc.slice(1).join(".") : "payload";
     const field = fields.find(({ name, fixed }) => !fixed && (path === name || path.startsWith(`${name}.`)));
-    if (field) (places[field.name] ??= []).push(pointer ? `${pointer}: ${message}` : message);
+    if (field) (places[field.name] ??= []).push(pointer ? `${pointer}: ${message}` : message.replace(/^Value error, /, ""));
     else isComplete = false;
   }
   return { places, isComplete };

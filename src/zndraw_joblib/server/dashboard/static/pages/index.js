@@ -32,6 +32,7 @@ export const pages = [
   { name: "workers", label: "Workers", key: "w", view: Workers, detail: Worker },
   { name: "schedules", label: "Schedules", key: "d", place: "wide", view: onDemand(() => import("./schedules.js"), "Schedules") },
   { name: "groups", label: "Groups", key: "g", place: "more", view: onDemand(() => import("./groups.js"), "Groups"), detail: onDemand(() => import("./groups.js"), "Group") },
+  { name: "webhooks", label: "Webhooks", key: "h", place: "more", view: onDemand(() => import("./webhooks.js"), "Webhooks") },
   { name: "limits", label: "Limits", key: "l", place: "more", view: onDemand(() => import("./limits.js"), "Limits"), needs: canReadAll },
   { name: "providers", label: "Providers", key: "p", place: "more", view: onDemand(() => import("./providers.js"), "Providers"), needs: canReadAll },
   { name: "sweeper", label: "Sweeper", key: "s", place: "more", view: onDemand(() => import("./sweeper.js"), "Sweeper"), needs: canReadAll },
