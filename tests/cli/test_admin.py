@@ -107,6 +107,8 @@ def test_invalid_submit_options_are_usage_errors(stack: Stack) -> None:
         "--unique={": "--unique '{' is not valid JSON",
         "--debounce=5": "--debounce: it needs --unique",
         "--debounce=soon": "--debounce",
+        "--webhook=ftp://hooks.invalid": "--webhook.url: ",
+        '--webhook={"url": "https://hooks.invalid", "secret": "short"}': "--webhook.secret: ",
     }
     both = ["--delay=1", "--run-at=2100-01-01"]
     done = stack.program.run_all(

@@ -26,6 +26,16 @@ def test_a_webhook_from_its_creation_to_its_deletion(stack: Stack) -> None:
     assert "no webhook 'ci'" in stack.program.error_of("webhooks", "show", "ci", *room)
 
 
+def test_a_submit_names_a_webhook(stack: Stack) -> None:
+    """The end of the task is sent there."""
+    room = ["--room", "hooked"]
+    submit = ["submit", "Show", *room, "--delay", "1h", "--webhook", "https://hooks.invalid/task"]
+    task_id = stack.program.ok(*submit).strip()
+    stack.program.ok("cancel", task_id)
+    listed = json.loads(stack.program.ok("webhooks", "deliveries", "--task", task_id, *room, "--json"))
+    assert [(item["event"], item["webhook"]) for item in listed] == [("task.cancelled", None)]
+
+
 def test_wrong_webhooks_name_the_option(stack: Stack) -> None:
     """The URL is checked before a request; two secrets are a mistake; an unsigned webhook is noted."""
     wrong = stack.program.error_of("webhooks", "put", "ci", "ftp://hooks.invalid", code=2)

@@ -15,6 +15,8 @@ from zndraw_joblib import (
     JobNotFound,
     Rate,
     ScheduleNotFound,
+    WebhookNotFound,
+    new_webhook_secret,
 )
 from zndraw_joblib.wire.problems import LimitNotFound
 
@@ -107,6 +109,37 @@ async def test_a_schedule_from_its_creation_to_its_deletion(host: Host) -> None:
         await queue.put_schedule("later", name, {"k": 1}, room="lab", every_seconds=60, session=session)
         await session.rollback()
     assert await queue.list_schedules("lab") == []
+
+
+@on_both
+async def test_a_webhook_from_its_creation_to_its_deletion(host: Host) -> None:
+    """Also in a transaction of the host; wrong fields are refused; the audit trail has the identity."""
+    queue, url, secret = host.joblib, "https://hooks.invalid/ci", new_webhook_secret()
+    webhook = await queue.put_webhook("ci", "lab", url, events=["task.failed"], secret=secret, identity=ADA)
+    assert (webhook.created_by, webhook.events, webhook.is_signed) == ("ada", ["task.failed"], True)
+    assert [each.name for each in await queue.list_webhooks("lab")] == ["ci"]
+    sent = await queue.test_webhook("ci", "lab", identity=ADA)
+    again = await queue.repeat_delivery(sent.id, "lab")
+    assert again.message_id == sent.message_id
+    assert [each.id for each in await queue.list_deliveries("lab", "ci", limit=1)] == [again.id]
+    assert [each.id for each in await queue.list_deliveries("lab", state="failed")] == []
+    for field, wrong in {"url": "https://10.0.0.1/", "events": ["task.done"], "secret": "x"}.items():
+        with pytest.raises(InvalidRequest, match=field):
+            await queue.put_webhook("wrong", "lab", **{"url": url, field: wrong})
+    with pytest.raises(InvalidRequest, match="name"):
+        await queue.put_webhook("not a name", "lab", url)
+    async with host.sessions() as session:
+        await queue.put_webhook("later", "lab", url, session=session)
+        assert len(await queue.list_webhooks("lab", session=session)) == 2
+        await session.rollback()
+    await queue.delete_webhook("ci", "lab")
+    with pytest.raises(WebhookNotFound):
+        await queue.get_webhook("ci", "lab")
+    audit = (await host.client.get(f"{V1}/audit")).json()["items"]
+    assert [(entry["action"], entry["actor"]) for entry in audit][::-1] == [
+        *(("webhook.put", "ada"), ("webhook.test", "ada")),
+        *(("webhook.repeat", "@host"), ("webhook.delete", "@host")),
+    ]
 
 
 @on_both

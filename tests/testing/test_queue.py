@@ -51,6 +51,20 @@ def test_a_submitted_task_is_found_and_run(client: TestClient, joblib_queue: Tes
     assert joblib_queue.work() == []
 
 
+def test_a_test_sees_what_receivers_of_webhooks_get(client: TestClient, joblib_queue: TestQueue) -> None:
+    """Those of a room and of a task, without a receiver."""
+    joblib_queue.register(Area)
+    webhook = {"url": "https://hooks.invalid/room", "events": ["task.completed"]}
+    assert client.put("/v1/joblib/rooms/lab/webhooks/ci", json=webhook).status_code == 201
+    body = {"payload": {"width": 3}, "webhook": {"url": "https://hooks.invalid/task"}}
+    task = client.post(URL, json=body).json()
+    assert joblib_queue.webhook_events("lab") == []
+    joblib_queue.work()
+    events = joblib_queue.webhook_events("lab")
+    assert [(event["type"], event["data"]["id"]) for event in events] == [("task.completed", task["id"])] * 2
+    assert len(joblib_queue.webhook_events("lab", "ci")) == 1
+
+
 def test_events_are_those_of_the_commits(client: TestClient, joblib_queue: TestQueue) -> None:
     """They are recorded at the commit, in order, also without a Socket.IO server."""
     joblib_queue.register(Area)

@@ -41,6 +41,7 @@ _OPTIONS = {
     "run_at": "--run-at",
     "tags": "--tag",
     "unique": "--unique",
+    "webhook": "--webhook",
 }
 
 
@@ -97,6 +98,11 @@ def parse_options(*, run_at: str | None, key: str | None, **options: Any) -> dic
 def parse_unique(text: str) -> dict[str, Any]:
     """Return the rule that `--unique` gives: a key, or an object with the fields of `Unique`."""
     return _object_of("--unique", text) if text.startswith("{") else {"key": text}
+
+
+def parse_webhook(text: str) -> dict[str, Any]:
+    """Return the webhook that `--webhook` gives: a URL, or an object with the fields of `TaskWebhook`."""
+    return _object_of("--webhook", text) if text.startswith("{") else {"url": text}
 
 
 def parse_debounce(text: str) -> dict[str, Any]:
@@ -383,6 +389,15 @@ DebounceTime = Annotated[
         help="With --unique: queue the task this time after the last submit with its key.",
     ),
 ]
+WebhookOfTask = Annotated[
+    dict[str, Any] | None,
+    typer.Option(
+        "--webhook",
+        metavar="URL|JSON",
+        parser=parse_webhook,
+        help='Send the end of the task there: a URL, or an object like {"url": "https://…", "secret": "…"}.',
+    ),
+]
 TagsOfTask = Annotated[
     list[str] | None,
     typer.Option("--tag", metavar="TAG", help="A text by which the task is found; repeatable, up to 10."),
@@ -432,6 +447,7 @@ def submit(  # noqa: PLR0913 - each is an option
     max_attempts: MaxAttempts = None,
     unique: UniqueKey = None,
     debounce: DebounceTime = None,
+    webhook: WebhookOfTask = None,
     tag: TagsOfTask = None,
     parent: ParentOfTask = None,
     group: GroupName = None,
@@ -450,6 +466,7 @@ def submit(  # noqa: PLR0913 - each is an option
     """
     LogConfig().apply()
     rules = {"unique": unique, "debounce": debounce, "tags": tag, "parent": parent, "priority": priority}
+    rules["webhook"] = webhook
     times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options = parse_options(run_at=run_at, key=idempotency_key, **times, **rules)
     if file is not None:

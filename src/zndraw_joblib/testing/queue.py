@@ -21,7 +21,7 @@ from zndraw_joblib.server.db.database import Clock
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.process.ports import CursorPage, Identity
-from zndraw_joblib.server.queue import rules_details, rules_sweep, rules_tasks
+from zndraw_joblib.server.queue import rules_details, rules_sweep, rules_tasks, sql_webhooks
 from zndraw_joblib.testing.job_runs import class_of, is_job, parsed, shown
 from zndraw_joblib.testing.workers import AppLoop, InternalTasks, TestedJob, Workers
 from zndraw_joblib.wire.events import Emission
@@ -201,6 +201,7 @@ class QueueSweeper:
 # A mounted queue in the hands of a test that runs in an event loop.
 
 _PAGE = 500
+_MAX_EVENTS = 10_000
 # Jobs that submit each other could go on for ever.
 _MOST_RUNS = 1000
 
@@ -384,6 +385,18 @@ class AsyncTestQueue:
         )
         return [line.text for line in page.lines]
 
+    async def webhook_events(self, room: str = "test", webhook: str | None = None) -> list[dict[str, Any]]:
+        """Return what the receivers of a room's webhooks and of those of its tasks get, oldest first.
+
+        With `webhook`, only that of the webhook with this name. Each event was written by the transaction
+        that ended its task, whether its receiver can be reached or not.
+        """
+        filters = {} if webhook is None else {"webhook": webhook}
+        newest = await self._call(
+            self._runtime.database.read(sql_webhooks.deliveries, room, 2**63 - 1, _MAX_EVENTS, filters, None)
+        )
+        return [json.loads(delivery.body) for delivery in reversed(newest)]
+
     def close(self) -> None:
         """Give the app its own clock and internal jobs back, and record no more events."""
         self._runtime.on_events = None
@@ -444,6 +457,7 @@ class TestQueue:
     advance = _blocking(AsyncTestQueue.advance)
     sweep = _blocking(AsyncTestQueue.sweep)
     log = _blocking(AsyncTestQueue.log)
+    webhook_events = _blocking(AsyncTestQueue.webhook_events)
 
     def close(self) -> None:
         """Give the app its own clock and internal jobs back, and close the event loop of this object."""

@@ -1,5 +1,6 @@
 """Operations of webhooks and their deliveries."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -41,16 +42,29 @@ async def put_webhook(
     No answer has a secret. Only superusers may do so in reserved rooms.
     """
     check_room_writer(caller, room_id, _WHAT)
+    item = await checked_webhook(runtime, caller, room_id, webhook, body)
+    answer, is_new = await runtime.write(once(key, _PUT, written(item)), item=item)
+    return json_response(answer, 201 if is_new else 200)
+
+
+async def checked_webhook(
+    runtime: Runtime, caller: Identity, room_id: str, name: str, body: WebhookRequest
+) -> rules_webhooks.NewWebhook:
+    """Return a webhook with the limits that it must not exceed. Raises the problem of its URL."""
     if (refusal := rules_webhooks.refusal_of(body.url, runtime.settings)) is not None:
         raise refusal
     await runtime.stored.webhooks.prepare(caller.id)
     add = partial(runtime.stored.webhooks.check, caller.id)
-    item = rules_webhooks.NewWebhook(caller, room_id, webhook, body, runtime.settings, add)
+    return rules_webhooks.NewWebhook(caller, room_id, name, body, runtime.settings, add)
+
+
+def written(item: rules_webhooks.NewWebhook) -> Callable[..., Awaitable[tuple[WebhookResponse, bool]]]:
+    """Return the function that writes a webhook and records that in the audit trail."""
     # Without the URL, which may have a token.
-    detail = {"events": body.events, "has_new_secret": body.secret is not None}
-    work = rules_audit.recorded(rules_webhooks.put, caller, "webhook.put", webhook, room_id, detail)
-    answer, is_new = await runtime.write(once(key, _PUT, work), item=item)
-    return json_response(answer, 201 if is_new else 200)
+    detail = {"events": item.request.events, "has_new_secret": item.request.secret is not None}
+    return rules_audit.recorded(
+        rules_webhooks.put, item.caller, "webhook.put", item.name, item.room_id, detail
+    )
 
 
 @serves(ops.LIST_WEBHOOKS)

@@ -493,8 +493,13 @@ class Runtime:
 
     async def _take_webhooks(self, items: Sequence[rules_tasks.Submission]) -> None:
         """Raise a problem if the submitters of tasks with webhooks have as many as they may."""
-        for user in {item.caller.id for item in items if item.options.webhook is not None}:
-            await self.stored.webhooks.take(user)
+        targets: dict[str, set[UUID]] = {}
+        for item in items:
+            if (webhook := item.options.webhook) is not None:
+                target = rules_webhooks.target_id(item.caller, item.room_id, webhook)
+                targets.setdefault(item.caller.id, set()).add(target)
+        for user, own in targets.items():
+            await self.stored.webhooks.take(user, len(own))
 
     async def report(self, item: rules_tasks.Report) -> TaskResponse:
         """Move a task as its holder, its submitter or a superuser reports."""
