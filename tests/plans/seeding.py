@@ -3,7 +3,7 @@
 Of 100,000 tasks 60,000 have ended, 38,000 are pending and 2,000 are held. One job has most of the backlog,
 one has three tasks at its end, one is internal, one has only a history; there are 20,000 workers.
 A third of the tasks is one tree, in which each parent has 333 children; a half has one tag, and all have one
-of 500.
+of 500. A quarter is in one group, and another in 2,000 groups.
 """
 
 # ruff: noqa: S608 - all of the SQL is written here
@@ -16,6 +16,7 @@ TASKS = 100_000
 KEYS = 20_000
 WORKERS = 20_000
 JOBS = 21
+GROUPS = 2_000
 BIG, RARE, IDLE = 0, 19, 20
 LAB, QUIET = "lab", "quiet"
 
@@ -28,6 +29,11 @@ def job_id(number: int) -> UUID:
 def worker_id(number: int) -> UUID:
     """Return the id of one of the workers."""
     return UUID(int=1_000_000 + number)
+
+
+def group_id(number: int) -> UUID:
+    """Return the id of one of the groups; the first one has a quarter of the tasks."""
+    return UUID(int=3_000_000 + number)
 
 
 def task_id(seq: int) -> UUID:
@@ -82,7 +88,7 @@ def _seed(kind: str) -> list[str]:
         f"""INSERT INTO joblib_worker_job (worker_id, job_id) {numbers(JOBS - 1, 1)}
             SELECT {uuid.format("1000000")}, {uuid.format("i")} FROM n""",
         f"""INSERT INTO joblib_task (id, job_id, room_id, status, created_by, payload, created_at, claimed_at,
-                started_at, completed_at, worker_id, worker_owner_id, attempt, parent, root, tags)
+                started_at, completed_at, worker_id, worker_owner_id, attempt, parent, root, tags, group_id)
             {numbers(TASKS, 1)}, t(i, status, job, room) AS (SELECT i, {_STATUS}, {_JOB}, {_ROOM} FROM n)
             SELECT {uuid.format("2000000 + i")}, {uuid.format("job")}, room, status, 'submitter',
                 '{{"angle": 3}}', {time.format("i")},
@@ -93,8 +99,17 @@ def _seed(kind: str) -> list[str]:
                 CASE WHEN status <> 'pending' THEN 'owner' END,
                 CASE WHEN status <> 'pending' THEN 1 ELSE 0 END,
                 CASE WHEN i % 3 = 0 THEN {uuid.format("2000001 + (i / 1000) * 1000")} END,
-                CASE WHEN i % 3 = 0 THEN {uuid.format("2000001")} END, '["tag"]'
+                CASE WHEN i % 3 = 0 THEN {uuid.format("2000001")} END, '["tag"]',
+                CASE i % 4 WHEN 0 THEN {uuid.format("3000000")}
+                    WHEN 1 THEN {uuid.format("3000001 + (i / 4) % 2000")} END
             FROM t ORDER BY i""",
+        f"""INSERT INTO joblib_group (id, room_id, created_by, created_at, sealed, due_at, ended_at)
+            {numbers(GROUPS)}
+            SELECT {uuid.format("i + 3000000")}, 'room-' || (i % 100), 'submitter', {time.format("i")},
+                {false}, CASE WHEN i % 10 = 0 THEN {time.format("i")} END,
+                CASE WHEN i % 10 > 0 THEN {time.format("i")} END FROM n""",
+        f"""INSERT INTO joblib_group_count {numbers(8 * GROUPS)}
+            SELECT {uuid.format("i / 8 + 3000000")}, i % 8, 9, 9, 9, 9 FROM n""",
         """INSERT INTO joblib_task_tag (task_seq, tag, room_id)
             SELECT seq, 'tag-' || (seq % 500), room_id FROM joblib_task
             UNION ALL SELECT seq, 'night', room_id FROM joblib_task WHERE seq % 2 = 0""",

@@ -535,6 +535,23 @@ async def test_webhooks_that_are_due_keep_their_times(empty: AsyncEngine) -> Non
     assert await rows_of(empty, "joblib_webhook") == [row]
 
 
+async def test_tasks_of_groups_keep_their_rows(empty: AsyncEngine) -> None:
+    """The upgrade from 0038 and the downgrade change an index alone."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job = {"id": uuid4(), "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"id": uuid4(), "job_id": job["id"], "room_id": "lab", "created_by": "ada", "created_at": at}
+    held = {"status": "claimed", "claimed_at": at, "payload": {}, "group_id": uuid4()}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0038")
+        await add(connection, {"joblib_job": job | {"schema": {}}, "joblib_task": task | held})
+    rows = await rows_of(empty, "joblib_task")
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
+    assert await rows_of(empty, "joblib_task") == rows
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.downgrade, "0038")
+    assert await rows_of(empty, "joblib_task") == rows
+
+
 async def test_tasks_and_workers_get_what_operators_see(empty: AsyncEngine) -> None:
     """The upgrade from 0012 keeps tasks, attempts and workers; a downgrade drops only what is new."""
     at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)

@@ -482,7 +482,8 @@ KEY_IS_HELD = f"""unique_id IS NOT NULL AND (unique_until IS NULL OR (completed_
     )
 )))"""
 _LIVE_OF_SCHEDULE = "schedule IS NOT NULL AND completed_at IS NULL"
-_FAILED_OF_GROUP = f"group_id IS NOT NULL AND status = '{TaskStatus.FAILED}'"
+# SQLite uses the index of a group's tasks by status in statements that have this condition as it stands here.
+SHOWN_OF_GROUP = _among("status", frozenset({*HELD, TaskStatus.FAILED}))
 _UNSUCCESSFUL = _among("status", frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED}))
 
 
@@ -640,7 +641,11 @@ class Task(Base, table=True):
         _partial("ix_joblib_task_ended", "completed_at IS NOT NULL", "completed_at", "seq"),
         _partial("ix_joblib_task_unsuccessful", _UNSUCCESSFUL, "status", "seq"),
         _partial("ix_joblib_task_group", "group_id IS NOT NULL", "group_id", "seq"),
-        _partial("ix_joblib_task_group_failed", _FAILED_OF_GROUP, "group_id", "seq"),
+        _partial(
+            "ix_joblib_task_group_status",
+            f"group_id IS NOT NULL AND {SHOWN_OF_GROUP}",
+            *("group_id", "status", "seq"),
+        ),
         Index(
             "ix_joblib_task_schedule",
             *("room_id", "schedule", "due_at"),

@@ -195,7 +195,7 @@ async def _seal(tx: Transaction, group: GroupRecord) -> None:
     await sql_groups.seal(tx, group)
     group = group._replace(sealed=True)
     # A statement after the lock: it has all that was committed before.
-    sums, _ = await sql_groups.counts(tx, [group.id])
+    sums = await sql_groups.kept_counts(tx, [group.id])
     if sums[group.id].open <= 0:
         await _end(tx, group)
 
@@ -223,7 +223,7 @@ async def _end(tx: Transaction, group: GroupRecord) -> None:
     """End a group that is locked, sealed, and has no open tasks; submit its task."""
     group = group._replace(ended_at=await tx.now())
     if group.on_end is not None:
-        sums, _ = await sql_groups.counts(tx, [group.id])
+        sums = await sql_groups.kept_counts(tx, [group.id])
         group = await _submit_on_end(tx, group, GroupOnEnd.model_validate_json(group.on_end), sums[group.id])
     await sql_groups.end(tx, group)
     tx.wake(group_key(group.id))

@@ -17,6 +17,7 @@ from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, TEXT, statement
+from zndraw_joblib.server.db.tables import SHOWN_OF_GROUP
 from zndraw_joblib.server.process.ports import Wake, group_change_key
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD
 from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
@@ -24,7 +25,7 @@ from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
 # How many stripes the counts of a group have on PostgreSQL: more than servers usually write at the same time.
 STRIPES = 8
 MAX_ERROR = 300
-# Of so many held tasks the progress is read.
+# Of so many running tasks the progress is read.
 _MAX_HELD = 10_000
 _next_stripe = count(randrange(STRIPES))  # noqa: S311 - servers begin with different ones
 
@@ -111,7 +112,7 @@ FROM joblib_group_count WHERE group_id = ANY (:all_group_id) GROUP BY group_id
 _HELD = statement(
     f"""
 SELECT group_id, status, count(*) FROM joblib_task
-WHERE {TASK_IS_HELD} AND coalesce(group_id, NULL) = ANY (:all_group_id) GROUP BY group_id, status
+WHERE {TASK_IS_HELD} AND {SHOWN_OF_GROUP} AND group_id = ANY (:all_group_id) GROUP BY group_id, status
 """,
     *("group_id", "status", "number"),
 )
@@ -189,9 +190,10 @@ _WITH_ERROR = statement(
 )
 _OLD = statement(
     """
-SELECT n, id, ended_at < :before AND NOT EXISTS (
-    SELECT 1 FROM joblib_task WHERE group_id = joblib_group.id AND group_id IS NOT NULL
-) AS is_old
+SELECT n, id, ended_at < :before AND (
+    SELECT seq FROM joblib_task WHERE group_id >= joblib_group.id AND group_id <= joblib_group.id
+    ORDER BY group_id, seq LIMIT 1
+) IS NULL AS is_old
 FROM joblib_group WHERE n > :n ORDER BY n LIMIT :limit
 """,
     *("n", "id", "is_old"),
@@ -212,13 +214,18 @@ IS_NEEDED = """EXISTS (
         )
     )
 )"""
+# The first ones by themselves: in their order PostgreSQL may read the failed tasks of all groups.
 _FAILED = statement(
     f"""
+WITH failed AS MATERIALIZED (
+    SELECT seq FROM joblib_task
+    WHERE group_id = :group_id AND status = '{TaskStatus.FAILED}' AND {SHOWN_OF_GROUP}
+)
 SELECT joblib_task.id, joblib_job.full_name AS job_name, substr(joblib_task.error, 1, {MAX_ERROR}) AS error,
     joblib_task.error_code
 FROM joblib_task JOIN joblib_job ON joblib_job.id = joblib_task.job_id
-WHERE group_id = :group_id AND status = '{TaskStatus.FAILED}'
-ORDER BY group_id, seq LIMIT :limit
+WHERE joblib_task.seq IN (SELECT seq FROM failed ORDER BY seq LIMIT :limit)
+ORDER BY joblib_task.seq
 """,
     *("id", "job_name", "error", "error_code"),
     job_name=TEXT,
@@ -229,7 +236,8 @@ SELECT seq, joblib_task.id, status, CAST(result AS text) AS result_json,
     substr(error, 1, {MAX_ERROR}) AS error, error_code, EXISTS (
         SELECT 1 FROM joblib_task_result WHERE task_seq = seq AND content_key IS NOT NULL
     ) AS stored
-FROM joblib_task WHERE group_id = :group_id AND seq > :seq ORDER BY group_id, seq LIMIT :limit
+FROM joblib_task WHERE (group_id, seq) > (:group_id, :seq) AND group_id <= :group_id
+ORDER BY group_id, seq LIMIT :limit
 """,
     *("seq", "id", "status", "result_json", "error", "error_code", "stored"),
     result_json=TEXT,
@@ -237,10 +245,11 @@ FROM joblib_task WHERE group_id = :group_id AND seq > :seq ORDER BY group_id, se
 )
 _PROGRESS = statement(
     f"""
-SELECT joblib_attempt_detail.progress
-FROM joblib_task JOIN joblib_attempt_detail ON joblib_attempt_detail.task_seq = joblib_task.seq
-    AND joblib_attempt_detail.attempt = joblib_task.attempt
-WHERE {TASK_IS_HELD} AND coalesce(group_id, NULL) = :group_id AND joblib_attempt_detail.progress IS NOT NULL
+SELECT (
+    SELECT progress FROM joblib_attempt_detail
+    WHERE task_seq = joblib_task.seq AND joblib_attempt_detail.attempt = joblib_task.attempt
+) AS progress
+FROM joblib_task WHERE status = '{TaskStatus.RUNNING}' AND {SHOWN_OF_GROUP} AND group_id = :group_id
 LIMIT :limit
 """,
     "progress",
@@ -344,21 +353,27 @@ async def results(tx: Transaction, group_id: UUID, after: int, limit: int) -> Se
 
 
 async def progress(tx: Transaction, group_id: UUID) -> list[dict[str, Any]]:
-    """Return the progress of the held tasks of a group that have reported some."""
+    """Return the progress of the running tasks of a group that have reported some."""
     rows = await tx.execute(_PROGRESS, {"group_id": group_id, "limit": _MAX_HELD})
-    return list(rows.scalars())
+    return [progress for progress in rows.scalars() if progress is not None]
+
+
+async def kept_counts(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, GroupChange]:
+    """Return the kept counts of groups."""
+    sums = dict.fromkeys(ids, GroupChange())
+    rows = await tx.execute(_SUMS, {"all_group_id": padded(ids)})
+    return sums | {row[0]: GroupChange(*map(int, row[1:])) for row in rows}
 
 
 async def counts(
     tx: Transaction, ids: Sequence[UUID]
 ) -> tuple[dict[UUID, GroupChange], dict[UUID, StatusCounts]]:
     """Return the kept counts of groups, and how many of their tasks have each status; read in a snapshot."""
-    params = {"all_group_id": padded(ids)}
-    sums = dict.fromkeys(ids, GroupChange())
-    sums |= {row[0]: GroupChange(*map(int, row[1:])) for row in await tx.execute(_SUMS, params)}
+    sums = await kept_counts(tx, ids)
     held: dict[UUID, dict[str, int]] = {}
-    for group_id, status, number in await tx.execute(_HELD, params):
-        held.setdefault(group_id, {})[status] = number
+    if open_ids := [group_id for group_id in ids if sums[group_id].open > 0]:
+        for group_id, status, number in await tx.execute(_HELD, {"all_group_id": padded(open_ids)}):
+            held.setdefault(group_id, {})[status] = number
     return sums, {group_id: _by_status(sums[group_id], held.get(group_id, {})) for group_id in ids}
 
 
