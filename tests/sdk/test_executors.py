@@ -17,6 +17,7 @@ from waiting import wait_until
 from sdk.executors import EndInSubtask, EndLater, Meet, Process, ProcessLater
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
+from sdk.test_killed_processes import has_ended, pids_in
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import Runner
@@ -195,6 +196,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from sdk.executors import Process
+from sdk.stuck_jobs import Stuck
 from zndraw_joblib.client.connection import connect
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import Runner
@@ -203,6 +205,7 @@ if __name__ == "__main__":
     url, token, room = sys.argv[1:]
     with connect(url, token) as api, JobManager(api, execute=Runner(), executor="process") as manager:
         manager.register(Process, room=room)
+        manager.register(Stuck, room=room)
         manager.wait()
 
 folder = Path(__file__).parent
@@ -275,20 +278,24 @@ def test_a_process_that_dies_while_it_sends_a_result_fails_its_task(
     assert caller.wait_for(caller.submit(job), 60).status == TaskStatus.COMPLETED
 
 
-@pytest.mark.parametrize("signals", [["TERM", "TERM"], ["KILL"]], ids=["two signals", "kill"])
-def test_no_process_is_left_behind(worker: Make, room: str, start: Start, signals: list[str]) -> None:
-    """A worker that ends abruptly takes the processes of its tasks along, or they end with their task."""
+@pytest.mark.parametrize("how", ["two signals", "kill", "kill in native code"])
+def test_no_process_is_left_behind(worker: Make, room: str, start: Start, tmp_path: Path, how: str) -> None:
+    """A worker that ends abruptly takes the processes of its tasks along, with their programs."""
     process, caller = start(), worker()
-    wait_until(lambda: any(job.full_name.startswith(room) for job in caller.jobs(room).items), 60)
+    wait_until(lambda: len(caller.jobs(room).items) == 2, 60)
     job = f"{room}:analysis:Process"
-    child = caller.wait_for(caller.submit(job), 60).result
-    if signals == ["KILL"]:
-        process.kill()
-    else:
+    pids = [caller.wait_for(caller.submit(job), 60).result]
+    if how == "two signals":
         task_id = caller.submit(job, {"how": "sleep"})
         wait_until(lambda: caller.get_task(task_id).status == TaskStatus.RUNNING)
         process.terminate()
         wait_until(lambda: not caller.jobs(room).items)
         process.terminate()
+    elif how == "kill":
+        process.kill()
+    else:
+        caller.submit(f"{room}:analysis:Stuck", {"folder": str(tmp_path)})
+        pids = pids_in(tmp_path)
+        process.kill()
     process.wait(30)
-    wait_until(lambda: not Path(f"/proc/{child}").exists())
+    wait_until(lambda: all(map(has_ended, pids)), 30)

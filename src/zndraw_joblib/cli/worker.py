@@ -37,9 +37,10 @@ from zndraw_joblib.wire.operators import WorkerSummary
 from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
-from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager
+from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager, check_cancel_grace
 from zndraw_joblib.worker.registrations import PolicyOptions, policy_of
 from zndraw_joblib.worker.serving import ProcessConfig, RunOptions, serve, serve_processes
+from zndraw_joblib.worker.task_process import DEFAULT_CANCEL_GRACE
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,16 @@ class RunSpansName(StrEnum):
 
 ExecutorOption = Annotated[
     ExecutorName, typer.Option("--executor", help="Run tasks in threads, or each in a process of its own.")
+]
+CancelGrace = Annotated[
+    float,
+    typer.Option(
+        "--cancel-grace",
+        metavar="DURATION",
+        parser=parse_duration,
+        help="With --executor process: how long a process may go on after its task was cancelled. Then it "
+        "gets SIGTERM, and after as long again SIGKILL.",
+    ),
 ]
 JobRoom = Annotated[
     str | None,
@@ -193,6 +204,7 @@ def worker(  # noqa: PLR0913 - each is an option
     concurrency: Concurrency = 1,
     prefetch: Prefetch = DEFAULT_PREFETCH,
     executor: ExecutorOption = ExecutorName.THREAD,
+    cancel_grace: CancelGrace = DEFAULT_CANCEL_GRACE,
     room: JobRoom = None,
     context: Context = None,
     capture: Capture = True,
@@ -215,9 +227,7 @@ def worker(  # noqa: PLR0913 - each is an option
 
     Ctrl-C lets the running tasks finish; a second Ctrl-C stops at once.
     """
-    log = LogConfig(log_level, log_format, quiet=quiet)
-    log.apply()
-    warn_of_unknown()
+    log = _applied_log(log_level, log_format, quiet=quiet)
     times = {"timeout_seconds": timeout, "start_timeout_seconds": start_timeout}
     retries = {"max_attempts": max_attempts, "retry_on": retry_on, "non_retryable": non_retryable}
     policy = _policy(**times, **retries, without_workers=without_workers)
@@ -228,6 +238,7 @@ def worker(  # noqa: PLR0913 - each is an option
         "capture_output": capture,
         "run_spans": run_spans.value,
         "name": _checked(name),
+        "cancel_grace": _checked_grace(cancel_grace),
     }
     _run(ProcessConfig(target, url, None, room, context, options, policy, log), processes)
 
@@ -245,8 +256,7 @@ def share(
 
     Readers cannot write, and cannot read anything outside the folder.
     """
-    LogConfig(log_level, log_format).apply()
-    warn_of_unknown()
+    _applied_log(log_level, log_format)
     if not is_name(name):
         raise UsageError(
             f"--name {name!r} is not a valid name. Use letters, digits, '_', '-' and '.', "
@@ -266,6 +276,14 @@ def share(
         manager.wait(begin)
 
 
+def _applied_log(level: LogThreshold, form: LogFormat, *, quiet: bool = False) -> LogConfig:
+    """Return how to log, and log so in this process, with a note on unknown variables."""
+    log = LogConfig(level, form, quiet=quiet)
+    log.apply()
+    warn_of_unknown()
+    return log
+
+
 def _checked(name: str | None) -> str | None:
     """Return the name of a worker. Raises `UsageError` for an invalid one."""
     try:
@@ -274,6 +292,15 @@ def _checked(name: str | None) -> str | None:
         raise UsageError(
             f"--name {name!r} is not a valid name. Use 1 to {MAX_WORKER_NAME} printable characters"
         ) from error
+
+
+def _checked_grace(seconds: float) -> float:
+    """Return how long cancelled tasks may go on. Raises `UsageError` for an invalid time."""
+    try:
+        check_cancel_grace(seconds)
+    except ValueError as error:
+        raise UsageError(str(error).replace("cancel_grace", "--cancel-grace")) from error
+    return seconds
 
 
 def _policy(**options: Any) -> PolicyOptions:

@@ -32,7 +32,7 @@ from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_poller import NOW, Pace
-from zndraw_joblib.worker.task_process import check_importable
+from zndraw_joblib.worker.task_process import DEFAULT_CANCEL_GRACE, check_importable
 from zndraw_joblib.worker.tasks import ClaimedTask, Execute, HeldTasks
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ Job = TypeVar("Job", bound=type[Any])
 
 LONG_POLL_SECONDS = 20.0
 DEFAULT_PREFETCH = 100
+MAX_CANCEL_GRACE = 3600
 _HEARTBEAT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 _REGISTER_SECONDS, _FIRST_PAUSE_SECONDS, _MANY_RETRIES = 30.0, 0.25, 20
@@ -56,6 +57,8 @@ class JobManager(JobClient):
     """A worker. With `execute` it runs `concurrency` tasks at once; without, call `claim` or `listen`.
 
     `execute` is called in a thread, or with `executor="process"` in a process that runs one task at a time.
+    Such a process ends with its task, also in native code: it has `cancel_grace` seconds after a cancellation
+    or a time limit, then its process group gets SIGTERM, and as many seconds later SIGKILL.
     If it returns a coroutine, as an `async def run` does, that is awaited on an event loop, and cancelled
     with its task. The worker claims up to `prefetch` tasks ahead, but no more than it expects to start within
     about 100 ms; it releases those that wait for longer. A slot runs one task, or one batch of a job with a
@@ -109,8 +112,10 @@ class JobManager(JobClient):
         name: str | None = None,
         max_unreachable_seconds: float | None = None,
         max_startup_retries: int | None = None,
+        cancel_grace: float = DEFAULT_CANCEL_GRACE,
     ) -> None:
         check_options(execute, concurrency, read_concurrency, prefetch, executor, run_spans)
+        check_cancel_grace(cancel_grace)
         self._register_seconds = register_seconds(max_unreachable_seconds, max_startup_retries)
         super().__init__(RestApi(api))
         self._held, self._lock = HeldTasks(), threading.Lock()
@@ -129,6 +134,7 @@ class JobManager(JobClient):
             run_spans=run_spans,
             name=name,
             max_unreachable_seconds=max_unreachable_seconds,
+            cancel_grace=cancel_grace,
         )
 
     @property
@@ -419,6 +425,12 @@ def limits(max_tasks: int | None, name: str | None) -> dict[str, Any]:
     limits = {} if max_tasks is None else {"max_tasks": max_tasks}
     validated(HeartbeatRequest, {**limits, "worker": {"name": name}})
     return limits
+
+
+def check_cancel_grace(seconds: float) -> None:
+    """Raise ValueError for a time that is none."""
+    if not 0 <= seconds <= MAX_CANCEL_GRACE:
+        raise ValueError(f"cancel_grace must be between 0 and {MAX_CANCEL_GRACE} s, not {seconds}")
 
 
 def check_options(

@@ -22,7 +22,7 @@ from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reporter import Reporter, TaskReports
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.task_poller import NOW, Pace, TaskPoller
-from zndraw_joblib.worker.task_process import TaskProcess
+from zndraw_joblib.worker.task_process import DEFAULT_CANCEL_GRACE, TaskProcess
 from zndraw_joblib.worker.tasks import ClaimedTask, Coroutines, Execute, log_end, log_start, start_task_span
 
 _AHEAD_SECONDS = 0.1
@@ -108,8 +108,8 @@ SURE_SECONDS = 1.0
 class PipelineConfig:
     """What runs the tasks, how many at once, and how many may wait in this process.
 
-    With `in_processes`, each task runs in a process of its own. `run_spans`: how the spans of runs relate to
-    those of their submits.
+    With `in_processes`, each task runs in a process of its own, which has `cancel_grace` seconds to end a
+    cancelled one. `run_spans`: how the spans of runs relate to those of their submits.
     """
 
     execute: Execute
@@ -118,6 +118,7 @@ class PipelineConfig:
     pace: Pace
     in_processes: bool
     run_spans: RunSpans = "link"
+    cancel_grace: float = DEFAULT_CANCEL_GRACE
 
 
 class Pipeline:
@@ -281,7 +282,8 @@ class Pipeline:
                 self._threads.remove(thread)
 
     def _run(self) -> None:
-        process = TaskProcess(self._config.execute) if self._config.in_processes else None
+        config = self._config
+        process = TaskProcess(config.execute, config.cancel_grace) if config.in_processes else None
         while (waiting := self._take()) is not None:
             # A thread is free again at once after it has handed a coroutine to the event loop.
             if self._waiting and waiting.tasks[0].job_name not in self._coroutine_jobs:

@@ -37,6 +37,7 @@ class RunOptions(TypedDict, total=False):
     capture_output: bool
     run_spans: RunSpans
     name: str | None
+    cancel_grace: float
 
 
 def serve(

@@ -27,6 +27,7 @@ from zndraw_joblib.worker.reports import LiveReports, Reports
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_poller import Pace, TaskPoller
+from zndraw_joblib.worker.task_process import DEFAULT_CANCEL_GRACE
 from zndraw_joblib.worker.tasks import Execute, HeldTasks
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class SessionConfig:
     run_spans: RunSpans = "link"
     name: str | None = None
     max_unreachable_seconds: float | None = None
+    cancel_grace: float = DEFAULT_CANCEL_GRACE
 
 
 class Session:
@@ -117,6 +119,7 @@ class Session:
                     config.pace,
                     config.in_processes,
                     config.run_spans,
+                    config.cancel_grace,
                 )
                 outage = self.registrations.outage
                 reporter = Reporter(self._rest, self._held, self.stop, self.tasks.done, outage=outage)

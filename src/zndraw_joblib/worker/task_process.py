@@ -1,7 +1,5 @@
 """Processes that run tasks, one after the other: their messages, live reports, start and end."""
 
-import asyncio
-import atexit
 import logging
 import os
 import pickle
@@ -9,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,18 +16,24 @@ from multiprocessing.context import SpawnProcess
 from socket import socket, socketpair
 from struct import Struct
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from zndraw_joblib.client.retry import describe
 from zndraw_joblib.jobs.batches import BatchContext, await_batch, run_batch
 from zndraw_joblib.jobs.capture import outside_tasks
 from zndraw_joblib.jobs.failures import error_text
 from zndraw_joblib.jobs.forks import default_signals_in_forks
-from zndraw_joblib.jobs.logs import LogConfig, applied_config
-from zndraw_joblib.jobs.run import Outcome, await_job, failed, run_settled, run_to_end
+from zndraw_joblib.jobs.logs import LogConfig, applied_config, task_fields
+from zndraw_joblib.jobs.run import Outcome, failed, run_settled, run_to_end
 from zndraw_joblib.jobs.task_channel import Line, TaskChannel
-from zndraw_joblib.jobs.task_context import TaskContext
+from zndraw_joblib.jobs.task_context import CancelEvent
 from zndraw_joblib.jobs.traces import continued, current_traceparent
+from zndraw_joblib.worker.process_groups import (
+    end_own_group,
+    guardian,
+    kill_group,
+    lead_group,
+    terminate_group,
+)
 from zndraw_joblib.worker.tasks import ClaimedTask, Execute
 
 _CHECK_SECONDS = 0.5
@@ -49,22 +53,23 @@ class Channel:
         self._is_over = is_over
         end.settimeout(_CHECK_SECONDS if is_over else None)
 
-    def send(self, message: bytes) -> None:
-        """Send a message."""
+    def send(self, message: bytes, on_pause: Callable[[], None] = lambda: None) -> None:
+        """Send a message; with `is_over`, call `on_pause` as often."""
         view = memoryview(_LENGTH.pack(len(message)) + message)
         while view:
-            view = view[self._transfer(self._socket.send, view) :]
+            view = view[self._transfer(self._socket.send, view, on_pause) :]
 
     def receive(self, on_pause: Callable[[], None] = lambda: None) -> bytes:
         """Wait for a message and return it; with `is_over`, call `on_pause` as often."""
-        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, on_pause))
-        return self._receive(length, on_pause)
+        (length,) = _LENGTH.unpack(self.receive_exactly(_LENGTH.size, on_pause))
+        return self.receive_exactly(length, on_pause)
 
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
 
-    def _receive(self, length: int, on_pause: Callable[[], None]) -> bytes:
+    def receive_exactly(self, length: int, on_pause: Callable[[], None] = lambda: None) -> bytes:
+        """Wait for so many bytes and return them, without a message around them."""
         content = bytearray(length)
         view = memoryview(content)
         while view:
@@ -187,11 +192,13 @@ log = logging.getLogger(__name__)
 
 # Not fork: the worker has threads.
 _context = get_context("spawn")
-_processes: WeakSet[SpawnProcess] = WeakSet()
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _JOIN_SECONDS = 5.0
-# Sent to a process that runs a task; a task is never empty.
-_CANCEL = b""
+# The number of a call, and which of its tasks was cancelled.
+_CANCELLED = Struct("!QI")
+_CHECK_CANCELLED_SECONDS = 0.1
+DEFAULT_CANCEL_GRACE = 5.0
+_EXIT_CODE_BASE = 128
 _ADVICE = "Define it at the top level of a module that can be imported, or use executor='thread'"
 
 
@@ -207,20 +214,24 @@ def check_importable(value: Any) -> None:
 class _Started(NamedTuple):
     process: SpawnProcess
     channel: Channel
+    cancellations: socket
 
 
 class TaskProcess:
     """A process that runs one task or batch at a time.
 
-    It starts with the first one, and again after it has ended.
+    It starts with the first one, and again after it has ended. Once its tasks are cancelled or lost, it has
+    `cancel_grace` seconds to end them, before its group gets SIGTERM and then SIGKILL.
     """
 
-    def __init__(self, execute: Execute) -> None:
+    def __init__(self, execute: Execute, cancel_grace: float = DEFAULT_CANCEL_GRACE) -> None:
         self._execute = execute
+        self._grace = cancel_grace
+        self._number = 0
         self._started: _Started | None = None
 
     def run(self, task: ClaimedTask) -> Outcome:
-        """Return the outcome of a task; a coroutine is cancelled with its task, within half a second."""
+        """Return the outcome of a task, whose copy in the process is cancelled within half a second."""
         return self._run(self._execute, [task])[0]
 
     def run_batch(self, tasks: list[ClaimedTask]) -> list[Outcome]:
@@ -228,74 +239,135 @@ class TaskProcess:
         return self._run(None, tasks)
 
     def _run(self, execute: Execute | None, tasks: list[ClaimedTask]) -> list[Outcome]:
+        self._number += 1
         try:
-            work = pickle.dumps((execute, tasks, current_traceparent()))
-            running = self._send_to_running(work)
-            channel = (running or self._start()).channel
+            work = pickle.dumps((self._number, execute, tasks, current_traceparent()))
+            sent = self._send_to_running(work, tasks)
+            call = sent or _Call(self._start(), self._number, tasks, self._grace)
         except Exception as error:
             text = error_text(f"The task could not be sent to a process: {describe(error)}")
             return [Outcome(error=text)] * len(tasks)
         try:
-            if running is None:
-                channel.send(work)
-            return _receive_outcomes(channel, tasks)
+            if sent is None:
+                call.send(work)
+            outcomes = call.receive_outcomes()
         except (EOFError, OSError):
-            text = f"The process that ran the task ended with exit code {self.close()}"
+            text = f"The process that ran the task ended with exit code {self.close(kills=True)}"
             return [Outcome(error=text)] * len(tasks)
+        if call.signals:
+            self.close(kills=True)
+        return outcomes
 
-    def close(self) -> int | None:
-        """End the process, and return its exit code."""
+    def close(self, *, kills: bool = False) -> int | None:
+        """End the process, and return its exit code; `kills` its whole group at once."""
         if self._started is None:
             return None
-        process, channel = self._started
+        process, channel, cancellations = self._started
         self._started = None
+        if kills:
+            kill_group(process)
         channel.close()
         process.join(_JOIN_SECONDS)
         if process.exitcode is None:
-            process.kill()
+            kill_group(process)
             process.join()
+        cancellations.close()
+        guardian.remove(process)
         return process.exitcode
 
-    def _send_to_running(self, work: bytes) -> _Started | None:
-        """Send a task to the process of the task before; None if it has ended since."""
+    def _send_to_running(self, work: bytes, tasks: list[ClaimedTask]) -> "_Call | None":
+        """Send tasks to the process of the call before; None if it has ended since."""
         if self._started is not None and self._started.process.exitcode is None:
+            call = _Call(self._started, self._number, tasks, self._grace)
             try:
-                self._started.channel.send(work)
-                return self._started
-            # It has not received the whole task.
+                call.send(work)
+                return call
+            # It has not received all tasks.
             except (EOFError, OSError) as error:
                 log.info("The process of tasks has ended: %s", describe(error))
-        self.close()
+                if call.signals:
+                    raise
+        self.close(kills=True)
         return None
 
     def _start(self) -> _Started:
         ours, theirs = socketpair()
-        process = _context.Process(target=_serve, args=(theirs, applied_config()), name="zndraw-joblib-task")
-        with theirs, _blocked_signals():
+        cancellations, received = socketpair()
+        cancellations.setblocking(False)
+        arguments = theirs, received, applied_config(), self._grace
+        process = _context.Process(target=_serve, args=arguments, name="zndraw-joblib-task")
+        with theirs, received, _blocked_signals():
             process.start()
-        _processes.add(process)
-        self._started = _Started(process, Channel(ours, lambda: process.exitcode is not None))
+        self._started = _Started(process, Channel(ours, lambda: process.exitcode is not None), cancellations)
+        guardian.add(process)
         return self._started
 
 
-def _receive_outcomes(channel: Channel, tasks: list[ClaimedTask]) -> list[Outcome]:
-    reports, is_notified = [ForwardedReports(task.channel) for task in tasks], False
+class _Call:
+    """The tasks that a process runs, as its worker sees them: it gets their reports, and may cancel them.
 
-    def pass_cancellation() -> None:
-        nonlocal is_notified
-        if not is_notified and all(task.cancelled.is_set() for task in tasks):
-            is_notified = True
-            channel.send(_CANCEL)
+    Once all of them are cancelled or lost, the process has `grace` seconds to end the call. Then its group
+    gets SIGTERM, and as many seconds later SIGKILL.
+    """
 
-    while True:
-        pass_cancellation()
-        received = channel.receive(pass_cancellation)
-        message: list[Outcome] | Outcome | Forwarded = pickle.loads(received)  # noqa: S301 - from our process
-        if isinstance(message, list):
-            return message
-        if isinstance(message, Outcome):
-            return [message] * len(tasks)
-        reports[message.index].add(message)
+    def __init__(self, started: _Started, number: int, tasks: Sequence[ClaimedTask], grace: float) -> None:
+        self._started = started
+        self._number = number
+        self._tasks = tasks
+        self._grace = grace
+        self._uncancelled = dict(enumerate(tasks))
+        self._check_at = 0.0
+        self._cancelled_at: float | None = None
+        self.signals: list[str] = []
+
+    def send(self, work: bytes) -> None:
+        """Send the tasks. Raises EOFError, OSError if the process has ended."""
+        self._started.channel.send(work, self._check)
+
+    def receive_outcomes(self) -> list[Outcome]:
+        """Return the outcomes. Raises EOFError, OSError if the process has ended."""
+        reports = [ForwardedReports(task.channel) for task in self._tasks]
+        while True:
+            self._check()
+            received = self._started.channel.receive(self._check)
+            message: list[Outcome] | Outcome | Forwarded = pickle.loads(received)  # noqa: S301 - our process
+            if isinstance(message, list):
+                return message
+            if isinstance(message, Outcome):
+                return [message] * len(self._tasks)
+            reports[message.index].add(message)
+
+    def _check(self) -> None:
+        """Pass on which tasks are cancelled, and send the signal that is due."""
+        now = time.monotonic()
+        if now < self._check_at:
+            return
+        self._check_at = now + _CHECK_CANCELLED_SECONDS
+        for index in [index for index, task in self._uncancelled.items() if task.cancelled.is_set()]:
+            # It is full if native code holds Python's lock for long, and closed if the process has ended.
+            with suppress(OSError):
+                self._started.cancellations.send(_CANCELLED.pack(self._number, index))
+                del self._uncancelled[index]
+        if self._cancelled_at is None and all(task.cancelled.is_set() for task in self._tasks):
+            self._cancelled_at = now
+        if self._cancelled_at is not None:
+            self._end(now - self._cancelled_at)
+
+    def _end(self, seconds: float) -> None:
+        process, task = self._started.process, self._tasks[0]
+        if not self.signals and seconds >= self._grace:
+            terminate_group(process)
+            self.signals.append("SIGTERM")
+        elif len(self.signals) == 1 and seconds >= 2 * self._grace:
+            kill_group(process)
+            self.signals.append("SIGKILL")
+        else:
+            return
+        log.info(
+            "Process %s still runs %.1f s after task %s ended: %s to its process group (cancel_grace=%g)",
+            *(process.pid, seconds, task.task_id, self.signals[-1], self._grace),
+            extra=task_fields(task),
+        )
 
 
 @contextmanager
@@ -313,60 +385,101 @@ def _blocked_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-def _kill_all() -> None:
-    for process in list(_processes):
-        if process.is_alive():
-            process.kill()
+class _Cancellations:
+    """Sets the events of the tasks that this process runs when their worker has cancelled them.
+
+    When the worker has ended, all are cancelled, and this process ends with its group after `grace` seconds.
+    """
+
+    def __init__(self, received: socket, grace: float) -> None:
+        self._received = received
+        self._grace = grace
+        self._lock = threading.Lock()
+        self._number = 0
+        self._events: list[CancelEvent] = []
+        # They may arrive before the tasks do.
+        self._early: set[tuple[int, int]] = set()
+
+    def begin(self, number: int, events: list[CancelEvent]) -> None:
+        """Set the events of these tasks from now on."""
+        with self._lock:
+            self._number, self._events = number, events
+            early, self._early = self._early, set()
+        for at, index in early:
+            if at == number:
+                events[index].set()
+
+    def run(self) -> None:
+        """Set events until the worker has ended; then end this process."""
+        channel = Channel(self._received)
+        with suppress(EOFError, OSError):
+            while True:
+                self._cancel(*_CANCELLED.unpack(channel.receive_exactly(_CANCELLED.size)))
+        for event in self._events:
+            event.set()
+        time.sleep(self._grace)
+        end_own_group()
+
+    def _cancel(self, number: int, index: int) -> None:
+        with self._lock:
+            if number > self._number:
+                self._early.add((number, index))
+            events = self._events if number == self._number else []
+        if events:
+            events[index].set()
+
+    def handle_signal(self, *_: object) -> None:
+        """Exit if all tasks are cancelled, so that the job cleans up.
+
+        Otherwise the worker decides what SIGTERM to all of its processes means: running tasks finish.
+        """
+        if self._events and all(event.is_set() for event in self._events):
+            raise SystemExit(_EXIT_CODE_BASE + signal.SIGTERM)
 
 
-# A second signal ends the worker at once, but multiprocessing would wait at exit for running processes.
-# Its own exit handler was registered by an import above, so this one is called before it.
-atexit.register(_kill_all)
-
-
-def _serve(end: socket, log_config: LogConfig | None) -> None:
+def _serve(end: socket, received: socket, log_config: LogConfig | None, cancel_grace: float) -> None:
     """Run tasks until the worker closes the connection or ends."""
-    # The worker decides what Ctrl-C and SIGTERM to the whole group mean: it lets running tasks finish.
+    lead_group()
+    cancellations = _Cancellations(received, cancel_grace)
     # Not SIG_IGN: programs that a job starts would inherit it.
-    for number in _SIGNALS:
-        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, cancellations.handle_signal)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     if log_config is not None:
         log_config.apply(with_pid=True)
+    threading.Thread(target=cancellations.run, name="zndraw-joblib-cancelled", daemon=True).start()
     channel = Channel(end)
     forwarder = Forwarder(channel.send)
     with suppress(EOFError, OSError), default_signals_in_forks():
         while True:
-            # A cancellation may arrive after its task has ended.
-            if work := channel.receive():
-                forwarder.end(_run(work, forwarder, end))
+            forwarder.end(_run(channel.receive(), forwarder, cancellations))
 
 
-def _run(work: bytes, forwarder: Forwarder, end: socket) -> list[Outcome] | Outcome:
+def _run(work: bytes, forwarder: Forwarder, cancellations: _Cancellations) -> list[Outcome] | Outcome:
     """Return the outcome of each task, or one for all of them."""
     pid = os.getpid()
     try:
-        execute, tasks, traceparent = pickle.loads(work)  # noqa: S301 - the worker sent it
+        number, execute, tasks, traceparent = pickle.loads(work)  # noqa: S301 - the worker sent it
     except BaseException as error:
         text = error_text(f"The task cannot run in another process: {describe(error)}. {_ADVICE}")
         return Outcome(error=text)
+    cancellations.begin(number, [task.cancelled for task in tasks])
     forwarder.begin([task.channel for task in tasks])
     with continued(traceparent):
-        outcomes = _run_tasks(execute, tasks, pid, end)
+        outcomes = _run_tasks(execute, tasks, pid)
     return [_in_file(task, outcome) for task, outcome in zip(tasks, outcomes, strict=True)]
 
 
-def _run_tasks(execute: Execute | None, tasks: list[ClaimedTask], pid: int, end: socket) -> list[Outcome]:
+def _run_tasks(execute: Execute | None, tasks: list[ClaimedTask], pid: int) -> list[Outcome]:
     if execute is not None:
         [task] = tasks
-        call = partial(execute, task)
-        return [run_to_end(call, task, task.extension, pid, partial(_await_job, end))]
+        return [run_to_end(partial(execute, task), task, task.extension, pid)]
     batch = BatchContext(tasks)
     outcomes = run_batch(batch, pid)
     if isinstance(outcomes, list):
         return outcomes
-    return run_settled(_await_batch(end, outcomes, batch, pid), batch.fail, pid)
+    return run_settled(await_batch(outcomes, batch, pid), batch.fail, pid)
 
 
 def _in_file(task: ClaimedTask, outcome: Outcome) -> Outcome:
@@ -377,32 +490,3 @@ def _in_file(task: ClaimedTask, outcome: Outcome) -> Outcome:
         return replace(outcome, content=outcome.content.in_file())
     except Exception as error:
         return failed(task, task.extension, error)
-
-
-async def _await_job(
-    end: socket, work: Coroutine[Any, Any, Any], task: ClaimedTask, extension: Any, pid: int
-) -> Outcome:
-    """Return the outcome of a coroutine."""
-    with _cancelled_by(end, task):
-        return await await_job(work, task, extension, pid)
-
-
-async def _await_batch(
-    end: socket, work: Coroutine[Any, Any, Any], batch: BatchContext, pid: int
-) -> list[Outcome]:
-    with _cancelled_by(end, batch):
-        return await await_batch(work, batch, pid)
-
-
-@contextmanager
-def _cancelled_by(end: socket, context: TaskContext) -> Iterator[None]:
-    """Cancel a coroutine when the worker sends something: it does so only if the task is cancelled."""
-    loop = asyncio.get_running_loop()
-
-    def cancel() -> None:
-        loop.remove_reader(end)
-        context.cancelled.set()
-
-    with suppress(NotImplementedError):  # the event loop of Windows
-        loop.add_reader(end, cancel)
-    yield
