@@ -82,6 +82,13 @@ async def test_tasks_are_found_by_their_tags(client: httpx.AsyncClient) -> None:
         assert await ids(client, "/tasks", **query, limit=2) == newest
     assert await ids(client, "/tasks", tag="b", room="lab", status="pending") == [task["id"]]
     assert await ids(client, "/tasks", tag="a", room="other") == []
+    other = await new(client, await register(client, "Other"), tags=["a"])
+    of_job, of_other = (f"/rooms/lab/jobs/{name}/tasks" for name in (job["full_name"], other["job_name"]))
+    assert await ids(client, of_job, tag="a") == newest
+    assert await ids(client, of_job, tag="a", status="pending", limit=1, offset=2) == [task["id"]]
+    assert await ids(client, of_other, tag="a") == [other["id"]]
+    assert await ids(client, of_other, tag="b") == await ids(client, of_job, tag="a", status="failed") == []
+    assert await ids(client, tag="a", limit=1) == [other["id"]]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,7 @@ async def test_a_parent_is_readable(client: httpx.AsyncClient, app: FastAPI, as_
     app.dependency_overrides[verify_readable_room] = guard
     worker, user = await as_user("worker"), await as_user("user")
     job = await register(worker, room="lab")
-    top = await new(client, job)
+    top, second = await new(client, job), await new(client, job)
     assert (await send(user, job, parent=top["id"])).status_code == 202
     refused.update(member.headers["authorization"] for member in (worker, user))
     assert (await send(user, job)).status_code == 202
@@ -171,6 +178,11 @@ async def test_a_parent_is_readable(client: httpx.AsyncClient, app: FastAPI, as_
     held = await claim(worker, job["worker_id"])
     assert held is not None
     assert (await send(worker, job, parent=held["id"])).status_code == 202
+    several = [
+        {**items[0], "parent": parent} for parent in (second["id"], held["id"], UNKNOWN_ID, held["id"])
+    ]
+    results = (await worker.post(f"{V1}/tasks/submit", json={"tasks": several})).json()["results"]
+    assert [result["status"] for result in results] == [403, 202, 403, 202]
     [result] = (await worker.post(f"{V1}/tasks/submit", json={"tasks": items})).json()["results"]
     assert result["status"] == 202
 

@@ -1,7 +1,9 @@
 """Tasks of a tree and tasks with a tag are read by their indexes, with any statistics."""
 
 from functools import partial
+from itertools import product
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -62,15 +64,18 @@ async def test_a_search_reads_a_tag_or_a_tree(explainer: Explainer, case: int) -
 
 @pytest.mark.parametrize("status", [None, TaskStatus.FAILED])
 async def test_a_room_lists_a_tag_or_a_tree(explainer: Explainer, status: TaskStatus | None) -> None:
-    """Also of one status: the tasks are found by the tag or the tree."""
+    """Also of one status or job: the tasks are found by the tag or the tree."""
     links = [
         (Link(tag="night"), NUMBERED, {ROOM_TAG, TAG}),
         (Link(parent=task_id(5001)), {PARENT, *NUMBERED}, set()),
         (Link(root=task_id(1)), {ROOT, *NUMBERED}, set()),
         (Link("night", task_id(5001), task_id(1)), {PARENT, *NUMBERED}, OF_TASK | {TAG}),
     ]
-    for link, tasks, tags in links:
-        work = partial(sql_tasks.page, room_id="lab", status=status, part=Page(50, 100), link=link)
+    jobs = [UUID(int=2), UUID(int=3)]
+    for (link, tasks, tags), job_ids in product(links, ([], jobs)):
+        work = partial(
+            sql_tasks.page, room_id="lab", status=status, part=Page(50, 100), link=link, job_ids=job_ids
+        )
         for plan in await explainer.plans(work):
             assert_by_index(plan, tasks, tags, is_postgresql=explainer.is_postgresql)
 

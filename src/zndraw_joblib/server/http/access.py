@@ -236,13 +236,15 @@ class WorkerRooms:
             return ()
         return (await self._refusals(request, caller, task_ids)).keys()
 
-    async def may_work_on(self, request: Request, caller: Identity, task_id: UUID) -> bool:
-        """Return whether a task is, or was last, one of the caller's worker, which may serve its job."""
-        rooms = await self._database.read_short(rules_workers.of_own_tasks, caller, [task_id])
-        if task_id not in rooms:
-            return False
-        is_free = not self._apply_to(request, caller)
-        return is_free or await self._refusal(request, caller, rooms[task_id]) is None
+    async def own_tasks(
+        self, request: Request, caller: Identity, task_ids: Collection[UUID]
+    ) -> Collection[UUID]:
+        """Return those of these tasks that a worker of the caller, which may serve them, has or had last."""
+        rooms = await self._database.read_short(rules_workers.of_own_tasks, caller, list(task_ids))
+        if not self._apply_to(request, caller):
+            return rooms.keys()
+        refusals = await self._refusals_of(request, caller, set(rooms.values()))
+        return {task_id for task_id, room_id in rooms.items() if room_id not in refusals}
 
     def _apply_to(self, request: Request, caller: Identity) -> bool:
         return not caller.is_superuser and self._guards.has(request, verify_writable_room)
@@ -486,7 +488,7 @@ async def check_task_readable(request: Request, caller: Identity, task_id: UUID,
     try:
         await check_readable(request, room_id)
     except Exception:
-        if not await queue_state(request).worker_rooms.may_work_on(request, caller, task_id):
+        if not await queue_state(request).worker_rooms.own_tasks(request, caller, [task_id]):
             raise
 
 

@@ -2,9 +2,10 @@
 
 from datetime import datetime
 from functools import partial
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 
 from zndraw_joblib.server.admin import rules_lists
 from zndraw_joblib.server.http.access import QueueState
@@ -25,6 +26,7 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, WORKER, Answers, answers_of, once
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.bodies import Tag
 from zndraw_joblib.wire.messages import (
     HeartbeatRequest,
     JobPutRequest,
@@ -133,18 +135,24 @@ async def list_jobs(runtime: Runtime, caller: Identity, room_id: str, page: Pagi
 
 
 @serves(ops.LIST_JOB_TASKS)
-async def list_job_tasks(
+async def list_job_tasks(  # noqa: PLR0913 - one parameter each
     runtime: Runtime,
     caller: Identity,
     room_id: str,
     name: NamedJob,
     page: Paging,
     status: Omissible[TaskStatus] = None,
+    *,
+    tag: Omissible[Annotated[Tag, Query(description="A tag of the tasks.")]] = None,
 ) -> Response:
-    """List a room's tasks of one job, newest first, also of a soft-deleted job."""
+    """List a room's tasks of one job, newest first, also of a soft-deleted job.
+
+    With `tag`, the newest 10,000 tasks of the room with this tag are looked at.
+    """
     cross_room = runtime.settings.cross_room_jobs
     jobs = await runtime.database.read(rules_jobs.ids_of, room_id, name, cross_room=cross_room)
-    return json_response(await runtime.database.read(rules_tasks.page, room_id, status, part=page, jobs=jobs))
+    read = partial(rules_tasks.page, room_id=room_id, status=status, part=page, jobs=jobs, tag=tag)
+    return json_response(await runtime.database.read(read))
 
 
 @serves(ops.PAUSE_JOB)

@@ -181,23 +181,19 @@ async def _unreadable_parents(
 ) -> dict[tuple[str, UUID | None], Exception]:
     """Return why the caller may not read the parents of tasks to submit, given by their rooms and ids.
 
-    The guard runs once for each room; a worker may also name the task that it runs.
+    The guard runs once for each room; a worker may also name the tasks that it runs.
     """
-    refusals: dict[str, Exception | None] = {}
-    unreadable: dict[tuple[str, UUID | None], Exception] = {}
-    for room_id, parent in dict.fromkeys(parents):
-        if room_id not in refusals:
-            try:
-                await check_readable(request, room_id)
-            except (ProblemException, HTTPException) as error:
-                refusals[room_id] = as_problem(error)
-            else:
-                refusals[room_id] = None
-        refusal = refusals[room_id]
-        may_work_on = queue_state(request).worker_rooms.may_work_on
-        if refusal is not None and not await may_work_on(request, caller, parent):
-            unreadable[room_id, parent] = refusal
-    return unreadable
+    refusals: dict[str, Exception] = {}
+    distinct = list(dict.fromkeys(parents))
+    for room_id in dict.fromkeys(room_id for room_id, _ in distinct):
+        try:
+            await check_readable(request, room_id)
+        except (ProblemException, HTTPException) as error:
+            refusals[room_id] = as_problem(error)
+    refused = [(room_id, parent) for room_id, parent in distinct if room_id in refusals]
+    own_tasks = queue_state(request).worker_rooms.own_tasks
+    own = await own_tasks(request, caller, {parent for _, parent in refused}) if refused else ()
+    return {(room_id, parent): refusals[room_id] for room_id, parent in refused if parent not in own}
 
 
 # Other answers of a guard are a fault of it, or a state of the room.
@@ -420,7 +416,8 @@ async def list_tasks(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """List a room's tasks, newest first.
 
-    With `tag`, `parent` or `root`, `total` is at most 10,000.
+    With `tag`, `parent` or `root`, `total` is at most 10,000. Of one status, or with several of these, the
+    newest 10,000 tasks are looked at; `GET /tasks` reads all of them, in parts.
     """
     read = partial(
         rules_tasks.page, room_id=room_id, status=status, part=page, tag=tag, parent=parent, root=root

@@ -241,11 +241,11 @@ async def page(
 ) -> tuple[list[TaskRecord], int]:
     """Return one page of a room's tasks, and the count of all: of one status, and of one job's versions.
 
-    The newest task comes first. With a link, the count has a bound and no job is selected. Raises
-    `ContentTooLarge` for a page with more than 32 MiB of payloads and results.
+    The newest task comes first. With a link, the count has a bound. Raises `ContentTooLarge` for a page with
+    more than 32 MiB of payloads and results.
     """
     if link != _NO_LINK:
-        seqs, total = await sql_trees.page(tx, room_id, status, link, part)
+        seqs, total = await sql_trees.page(tx, room_id, status, link, part, job_ids)
         return await _of_seqs(tx, seqs, part), total
     params = sql_counts.job_params(room_id, job_ids) | {"limit": part.limit, "offset": part.offset}
     if len(job_ids) > 1 and status in _BACKLOG:

@@ -151,20 +151,29 @@ class Link(NamedTuple):
     root: UUID | None = None
 
 
-# At most so many tasks of a list are counted.
+# At most so many tasks of a list are counted, and looked at for their status, their job or other links.
 MAX_COUNTED = 10_000
 # No planner makes a join of a subquery that is compared.
-_STATUS_OF_TAGGED = "(SELECT status FROM joblib_task WHERE joblib_task.seq = joblib_task_tag.task_seq)"
-_HAS_TAG = "EXISTS (SELECT 1 FROM joblib_task_tag WHERE task_seq = joblib_task.seq AND tag = :tag)"
+_OF_TAGGED = "(SELECT {} FROM joblib_task WHERE joblib_task.seq = newest.seq)"
+_HAS_TAG = "EXISTS (SELECT 1 FROM joblib_task_tag WHERE task_seq = newest.seq AND tag = :tag)"
 
 
 async def page(
-    tx: Transaction, room_id: str, status: TaskStatus | None, link: Link, part: Page
+    tx: Transaction,
+    room_id: str,
+    status: TaskStatus | None,
+    link: Link,
+    part: Page,
+    job_ids: Sequence[UUID] = (),
 ) -> tuple[list[int], int]:
-    """Return the numbers of a page of a room's tasks, newest first, and the count of all, up to 10,000."""
+    """Return the numbers of a page of a room's tasks, newest first, and the count of all, up to 10,000.
+
+    Of one status, job or several links, only the newest 10,000 tasks of the tag, the parent or the tree are
+    looked at.
+    """
     params: dict[str, Any] = {name: value for name, value in link._asdict().items() if value is not None}
-    seqs, count = _page(status, tuple(params))
-    params["room_id"] = room_id
+    seqs, count = _page(status, tuple(params), of_job=bool(job_ids))
+    params |= {"room_id": room_id, **({"all_job_id": padded(job_ids)} if job_ids else {})}
     total, room = (await tx.execute(count, params)).one()
     # All tasks of a tree are of one room.
     if room != room_id:
@@ -174,23 +183,30 @@ async def page(
 
 
 @cache
-def _page(status: TaskStatus | None, names: tuple[str, ...]) -> tuple[Any, Any]:
+def _page(status: TaskStatus | None, names: tuple[str, ...], *, of_job: bool) -> tuple[Any, Any]:
     """Return the statements for the numbers of a page and for the count, along the index of one link."""
+    conditions = []
     if names == ("tag",):
-        table, order, index = "joblib_task_tag", "task_seq", "task_seq DESC"
-        conditions = ["room_id = :room_id", "tag = :tag"]
-        status_column = _STATUS_OF_TAGGED
+        columns, table, order = "task_seq AS seq, room_id", "joblib_task_tag", "task_seq DESC"
+        indexed, column = "room_id = :room_id AND tag = :tag", _OF_TAGGED
     else:
         first, *others = [name for name in ("parent", "root") if name in names]
-        table, order, index = "joblib_task", "seq", f"{first} DESC, seq DESC"
-        conditions = [f"{first} >= :{first}", f"{first} <= :{first}"]
-        # No index has an expression.
-        conditions += [f"coalesce({name}, {first}) = :{name}" for name in others]
+        columns, table, order = "seq, room_id, status, job_id, parent, root", "joblib_task", "seq DESC"
+        indexed, column = f"{first} >= :{first} AND {first} <= :{first}", "newest.{}"
+        order = f"{first} DESC, {order}"
+        conditions += [f"newest.{name} = :{name}" for name in others]
         conditions += [_HAS_TAG] if "tag" in names else []
-        status_column = "(status || '')"
     if status is not None:
-        conditions.append(f"{status_column} = '{status}'")
-    selected = f"FROM {table} WHERE {' AND '.join(conditions)} ORDER BY {index}"
-    seqs = f"SELECT {order} {selected} LIMIT :limit OFFSET :offset"
-    count = f"SELECT count(*), min(room_id) FROM (SELECT room_id {selected} LIMIT {MAX_COUNTED}) AS counted"
-    return statement(seqs, "seq", limit=BIG_INTEGER), statement(count, "number", "room_id")
+        conditions.append(f"{column.format('status')} = '{status}'")
+    if of_job:
+        conditions.append(f"{column.format('job_id')} = ANY (:all_job_id)")
+    along = f"SELECT {columns} FROM {table} WHERE {indexed} ORDER BY {order}"
+    # Nothing else than the index decides within the limit, so it bounds what is read.
+    newest = f"FROM ({along} LIMIT {MAX_COUNTED}) AS newest"
+    newest += f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    seqs = f"SELECT seq {newest} ORDER BY seq DESC" if conditions else along
+    count = f"SELECT count(*), min(room_id) {newest}"
+    return (
+        statement(f"{seqs} LIMIT :limit OFFSET :offset", "seq", limit=BIG_INTEGER),
+        statement(count, "number", "room_id"),
+    )

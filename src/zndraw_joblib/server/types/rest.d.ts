@@ -315,7 +315,8 @@ export interface paths {
          * List tasks
          * @description List a room's tasks, newest first.
          *
-         *     With `tag`, `parent` or `root`, `total` is at most 10,000.
+         *     With `tag`, `parent` or `root`, `total` is at most 10,000. Of one status, or with several of these, the
+         *     newest 10,000 tasks are looked at; `GET /tasks` reads all of them, in parts.
          */
         get: operations["listTasks"];
         put?: never;
@@ -519,6 +520,8 @@ export interface paths {
         /**
          * List job tasks
          * @description List a room's tasks of one job, newest first, also of a soft-deleted job.
+         *
+         *     With `tag`, the newest 10,000 tasks of the room with this tag are looked at.
          */
         get: operations["listJobTasks"];
         put?: never;
@@ -8519,6 +8522,7 @@ export interface operations {
         parameters: {
             query?: {
                 status?: components["schemas"]["TaskStatus"];
+                tag?: string;
                 limit?: number;
                 offset?: number;
             };
