@@ -25,6 +25,20 @@ def test_a_file_makes_a_group_that_is_followed(stack: Stack, tmp_path: Path) -> 
     assert (shown["total"], shown["sealed"]) == (3, True)
 
 
+def test_a_file_with_an_invalid_line_makes_no_group(stack: Stack, tmp_path: Path) -> None:
+    """All lines are checked first; a line that names another group is invalid."""
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"payload": {"value": 1}}\n{"payload": []}\n')
+    submit = ["submit", "Show", "--from", str(file), "--group", "none", "--room", "without"]
+    assert "so nothing was submitted: line 2" in stack.program.error_of(*submit, code=2)
+    file.write_text('{"group": "00000000-0000-4000-8000-000000000000"}')
+    assert "--group makes the group of all lines" in stack.program.error_of(*submit, code=2)
+    with stack.server.connect() as server:
+        url = f"{server.base_url}/v1/joblib/groups"
+        response = server.http.get(url, params={"room": "without"}, headers=server.get_headers())
+    assert response.json()["items"] == []
+
+
 def test_wrong_options(stack: Stack) -> None:
     """The message says what to do."""
     assert "Add --from" in stack.program.error_of("submit", "Show", "--group", "x", code=2)

@@ -153,6 +153,32 @@ async def test_a_removed_member_reports_and_uploads_nothing(host: Hosted) -> Non
     assert (await report(host.bob, task, "cancelled")).status_code == 200
 
 
+async def test_a_removed_member_sees_a_group_as_its_tasks(host: Hosted) -> None:
+    """The room's guard decides about both, also while a request waits for a change of the group."""
+    job = await register(host.bob, room="den")
+    task = await submit(host.ada, job, "den")
+    group = (await host.bob.post(f"{V1}/groups", json={"room": "den"})).json()
+    url = f"{V1}/groups/{group['id']}"
+    state = (await host.bob.get(f"{url}/events")).json()["next"]
+    host.joblib.trusted_seconds = 0.0
+    headers = {"Prefer": f"wait={WAIT}"}
+    waiting = [
+        asyncio.create_task(host.bob.get(f"{url}/events?after={state}", headers=headers)),
+        asyncio.create_task(host.bob.get(url, headers=headers)),
+    ]
+    await until(lambda: len(host.joblib.streams) == 1 and host.joblib.runtime.waiters.waiting_count == 1)
+    host.house.members["den"].discard("bob")
+    sealed = await host.ada.patch(url, json={"sealed": True})
+    assert sealed.status_code == 200, sealed.text
+    refused = await host.bob.get(f"{V1}/tasks/{task['id']}")
+    for path in ("", "/events", "/results"):
+        response = await host.bob.get(f"{url}{path}")
+        assert (response.status_code, response.json()["type"]) == (404, refused.json()["type"]), path
+    assert (await host.bob.patch(url, json={"sealed": True})).status_code == 404
+    for response in await asyncio.gather(*waiting):
+        assert response.status_code in {401, 404}, response.text
+
+
 async def test_a_locked_room_takes_no_right_away(host: Hosted) -> None:
     """Its tasks are claimed, and their results arrive."""
     job = await register(host.bob, room="den")

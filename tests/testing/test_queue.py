@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from testing.tested_jobs import Area, Flaky, Later, Report
+from testing.tested_jobs import Area, Flaky, Later, Report, Summed
 from zndraw_joblib import (
     InternalRegistry,
     InvalidPayload,
@@ -49,6 +49,20 @@ def test_a_submitted_task_is_found_and_run(client: TestClient, joblib_queue: Tes
     assert (read["status"], read["result"]) == ("completed", 6)
     assert read["progress"] == {"current": 2, "total": 2, "unit": "sides", "message": "half", "data": None}
     assert joblib_queue.work() == []
+
+
+def test_a_group_ends_in_a_test(client: TestClient, joblib_queue: TestQueue) -> None:
+    """The task of its end runs with the results of the others."""
+    joblib_queue.register(Area, Summed)
+    payload = {"values": {"$group": "results"}, "counts": {"$group": "counts"}}
+    group = joblib_queue.create_group("areas", on_end=Summed, payload=payload)
+    for width in (2, 3):
+        joblib_queue.submit(Area(width=width, height=2), group=group.id)
+    assert joblib_queue.seal_group(group.id).ended_at is None
+    *_, last = joblib_queue.work()
+    ended = joblib_queue.get_group(group.id)
+    assert (ended.on_end_task, ended.counts.completed) == (last.id, 2)
+    assert last.result == [10, 2]
 
 
 def test_a_test_sees_what_receivers_of_webhooks_get(client: TestClient, joblib_queue: TestQueue) -> None:

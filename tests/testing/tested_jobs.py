@@ -24,6 +24,18 @@ class Area(Extension):
         return self.width * self.height
 
 
+class Summed(Extension):
+    """Sums the results of a group."""
+
+    category: ClassVar[str] = "analysis"
+    values: list[float]
+    counts: dict[str, int]
+
+    def run(self, vis: Any, **kwargs: Any) -> list[float]:
+        """Return the sum of the results, and how many tasks have completed."""
+        return [sum(self.values), self.counts["completed"]]
+
+
 class Later(Extension):
     """Return what `vis` is, as a coroutine."""
 

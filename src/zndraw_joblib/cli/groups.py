@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import CommandError, UsageError, counted, print_fields, print_json, print_note
+from zndraw_joblib.cli.display import CommandError, counted, print_fields, print_json, print_note
 from zndraw_joblib.cli.options import AsJson, Url
 from zndraw_joblib.cli.times import parse_duration
 from zndraw_joblib.client.connection import DEFAULT_URL
@@ -95,10 +95,6 @@ def sealed_group(client: AdminClient, name: str | None, room: str | None, key: s
     group_id = client.read(ops.CREATE_GROUP, "groups", body, key=f"{key} group").id
     try:
         yield group_id
-    except UsageError:
-        # Nothing was submitted: the empty group ends.
-        client.read(ops.UPDATE_GROUP, "groups", GroupUpdate(sealed=True), group_id=group_id)
-        raise
     except CommandError:
         # Some tasks were refused, and the others are there.
         _seal(client, group_id)

@@ -170,13 +170,14 @@ class CheckedFile(NamedTuple):
     tasks: int
     bodies: IO[bytes]
 
-    def read(self, numbers: deque[int]) -> Iterator[bytes]:
-        """Yield the tasks; append the number of each line to `numbers`."""
+    def read(self, numbers: deque[int], group_id: UUID | None) -> Iterator[bytes]:
+        """Yield the tasks, those of a group with its id; append the number of each line to `numbers`."""
         self.bodies.seek(0)
+        head = b"{" if group_id is None else b'{"group":"%s",' % str(group_id).encode()
         for line in self.bodies:
-            number, _, body = line.partition(b" ")
+            number, _, body = line.partition(b" {")
             numbers.append(int(number))
-            yield body.rstrip(b"\n")
+            yield head + body.rstrip(b"\n")
 
 
 @contextmanager
@@ -229,8 +230,18 @@ def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def encoder(client: AdminClient, job: str | None, room: str | None, defaults: dict[str, Any]) -> EncodeLine:
-    """Return a function that turns a line into the body of its task; `defaults` are options."""
+def encoder(
+    client: AdminClient,
+    job: str | None,
+    room: str | None,
+    defaults: dict[str, Any],
+    *,
+    is_grouped: bool = False,
+) -> EncodeLine:
+    """Return a function that turns a line into the body of its task; `defaults` are options.
+
+    If `is_grouped`, all lines become tasks of one group, and none may name another.
+    """
 
     @cache
     def find(name: str, searched: str | None) -> JobName | CommandError:
@@ -247,10 +258,7 @@ def encoder(client: AdminClient, job: str | None, room: str | None, defaults: di
         return name_or_error
 
     def encode_line(line: bytes) -> bytes:
-        try:
-            task = TaskLine.model_validate_json(line)
-        except ValidationError as error:
-            raise ValueError(_explain(error)) from None
+        task = _task_of(line, is_grouped=is_grouped)
         fields = task.model_dump(exclude_unset=True, exclude={"job", "room", "payload"})
         if (job_name := task.job or job) is None:
             raise ValueError("job is missing: add it to the line, or pass JOB for all lines")
@@ -263,6 +271,16 @@ def encoder(client: AdminClient, job: str | None, room: str | None, defaults: di
     return encode_line
 
 
+def _task_of(line: bytes, *, is_grouped: bool) -> TaskLine:
+    try:
+        task = TaskLine.model_validate_json(line)
+    except ValidationError as error:
+        raise ValueError(_explain(error)) from None
+    if is_grouped and task.group is not None:
+        raise ValueError("group: --group makes the group of all lines; remove one of them")
+    return task
+
+
 def _explain(error: ValidationError) -> str:
     unknown = [str(fault["loc"][0]) for fault in error.errors() if fault["type"] == "extra_forbidden"]
     if unknown:
@@ -271,9 +289,10 @@ def _explain(error: ValidationError) -> str:
     return describe_errors(error)
 
 
-def submit_file(client: AdminClient, file: CheckedFile, key: str) -> None:
-    """Submit the tasks; print one line for each: its id, or an empty line if it was refused.
+def submit_file(client: AdminClient, file: CheckedFile, key: str, group_id: UUID | None = None) -> None:
+    """Submit the tasks, all to a group if there is one; print one line for each.
 
+    The line is its id, or empty if it was refused.
     The reasons of refusals go to standard error, with the numbers of the lines. Raises `CommandError` if a
     task was refused.
     """
@@ -284,7 +303,7 @@ def submit_file(client: AdminClient, file: CheckedFile, key: str) -> None:
     with terminal.file_progress() as progress:
         bar = progress.add_task("Submitting", total=file.tasks)
         try:
-            for results in client.submit_bodies(file.read(numbers), key):
+            for results in client.submit_bodies(file.read(numbers, group_id), key):
                 refused += _print_results(results, numbers)
                 submitted += len(results)
                 progress.update(bar, completed=submitted)
@@ -488,10 +507,11 @@ def _submit_lines(  # noqa: PLR0913, PLR0917 - the options of the command
     url: str,
     group: str | None,
 ) -> None:
-    with open_client(url) as client, sealed_group(client, group, room, key) as group_id:
-        grouped = {} if group_id is None else {"group": group_id}
-        with checked_file(file, encoder(client, job, room, {**options, **grouped})) as checked:
-            submit_file(client, checked, key)
+    with open_client(url) as client:
+        encode_line = encoder(client, job, room, options, is_grouped=group is not None)
+        # An invalid line makes no group: all lines are checked before.
+        with checked_file(file, encode_line) as checked, sealed_group(client, group, room, key) as group_id:
+            submit_file(client, checked, key, group_id)
 
 
 def _body(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 
 from fastapi import FastAPI
@@ -25,6 +25,7 @@ from zndraw_joblib.server.queue import rules_details, rules_sweep, rules_tasks, 
 from zndraw_joblib.testing.job_runs import class_of, is_job, parsed, shown
 from zndraw_joblib.testing.workers import AppLoop, InternalTasks, TestedJob, Workers
 from zndraw_joblib.wire.events import Emission
+from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.messages import SubmitOptions, SweeperCycle, TaskResponse
 from zndraw_joblib.wire.names import parse_job_name
 from zndraw_joblib.wire.operators import TaskFilter
@@ -263,10 +264,51 @@ class AsyncTestQueue:
         registered here is a job of ``@global``. Takes the other options of `JobLib.submit`, and raises what
         it raises, such as `JobNotFound` or `InvalidPayload`.
         """
-        job_room = None if isinstance(job, str) else self._workers.name_of(class_of(job)).room_id
+        job_room = None if isinstance(job, str) else self._room_of(job)
         caller = Identity(user, is_superuser=False)
         call = self._joblib.submit(job, payload, room=room, job_room=job_room, identity=caller, **options)
         return await self._call(call)
+
+    async def create_group(  # noqa: PLR0913 - one keyword for each field
+        self,
+        name: str | None = None,
+        *,
+        room: str = "test",
+        user: str = "tester",
+        on_end: Any = None,
+        payload: Mapping[str, Any] | None = None,
+        when: Literal["ended", "completed"] = "ended",
+        expires_in_seconds: float | None = None,
+    ) -> GroupResponse:
+        """Create a group as the user with the id `user`, and return it, as `JobLib.create_group`.
+
+        Submit tasks with ``submit(…, group=group.id)``, and seal it with `seal_group`. `work` runs the task
+        of `on_end` too, with the results in its payload.
+        """
+        job_room = None if on_end is None or isinstance(on_end, str) else self._room_of(on_end)
+        caller = Identity(user, is_superuser=False)
+        call = self._joblib.create_group(
+            room,
+            name,
+            on_end=on_end,
+            payload=payload,
+            when=when,
+            expires_in_seconds=expires_in_seconds,
+            job_room=job_room,
+            identity=caller,
+        )
+        return await self._call(call)
+
+    async def seal_group(self, group_id: UUID | str) -> GroupResponse:
+        """Seal a group, and return it. It ends when all its tasks have ended."""
+        return await self._call(self._joblib.seal_group(group_id))
+
+    async def get_group(self, group_id: UUID | str) -> GroupResponse:
+        """Return a group as it is now."""
+        return await self._call(self._joblib.get_group(group_id))
+
+    def _room_of(self, job: Any) -> str:
+        return self._workers.name_of(class_of(job)).room_id
 
     async def tasks(self, job: Any = None, *, room: str | None = None) -> list[TaskResponse]:
         """Return all tasks, of one job or one room if given, oldest first."""
@@ -449,6 +491,9 @@ class TestQueue:
 
     register = _blocking(AsyncTestQueue.register)
     submit = _blocking(AsyncTestQueue.submit)
+    create_group = _blocking(AsyncTestQueue.create_group)
+    seal_group = _blocking(AsyncTestQueue.seal_group)
+    get_group = _blocking(AsyncTestQueue.get_group)
     tasks = _blocking(AsyncTestQueue.tasks)
     assert_submitted = _blocking(AsyncTestQueue.assert_submitted)
     refute_submitted = _blocking(AsyncTestQueue.refute_submitted)

@@ -18,7 +18,7 @@ from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.internal.executor import GuardedExecutor
 from zndraw_joblib.server.internal.registry import InternalRegistry, offer_of
 from zndraw_joblib.server.process.ports import Identity
-from zndraw_joblib.server.queue import rules_internal, rules_jobs
+from zndraw_joblib.server.queue import rules_groups, rules_internal, rules_jobs
 from zndraw_joblib.server.queue.rules_results import Upload
 from zndraw_joblib.server.queue.rules_tasks import Report
 from zndraw_joblib.server.runtime.runtime import Runtime
@@ -195,6 +195,8 @@ class Workers:
         response = await self._call(self._runtime.claim(WORKER, TaskClaimRequest(worker_id=worker_id)))
         if response.task is None:
             return None
+        read, claimed = self._runtime.database.read, response.task
+        claimed.payload = await self._call(rules_groups.filled_payload(read, claimed.id, claimed.payload))
         task, outcome = prepared(job_runs.claimed(response.task), cls, {})
         if outcome is None:
             await self._call(self._report(task, {"status": TaskStatus.RUNNING}))

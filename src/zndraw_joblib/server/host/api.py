@@ -23,8 +23,8 @@ from zndraw_joblib.jobs.logs import log_failed_work
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.host.groups import GroupApi
 from zndraw_joblib.server.host.operators import identity_of, job_name
-from zndraw_joblib.server.host.webhooks import WebhookApi
 from zndraw_joblib.server.process.batcher import raised
 from zndraw_joblib.server.process.ports import Identity, Page, RequestKey, Wake, identity_key
 from zndraw_joblib.server.queue import (
@@ -212,7 +212,7 @@ class Removal:
             self._started.result()
 
 
-class HostApi(WebhookApi):
+class HostApi(GroupApi):
     """What a host's code calls. Room guards do not apply: the host decides who may do what.
 
     `identity` is the user that the host acts for, an object with `id` and `is_superuser`; without it the

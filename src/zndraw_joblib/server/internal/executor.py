@@ -38,7 +38,6 @@ from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.results.results import TaskResults
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.groups import GROUP_VALUE, referenced_groups, with_results
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, Verdict, this_process
 from zndraw_joblib.wire.names import INTERNAL, JobName
 from zndraw_joblib.wire.problems import (
@@ -199,7 +198,7 @@ class GuardedExecutor:
         self._running[task.id, task.attempt] = run = Run(context)
         watching = asyncio.create_task(self._watch(context))
         try:
-            payload = await self._payload_of(task)
+            payload = await rules_groups.filled_payload(self._runtime.database.read, task.id, task.payload)
             work = partial(outcome_of, cls, payload, context, self._context)
             outcome = await self._ends.wait(run, _start_traced(task, context, work))
             if outcome is not None:
@@ -210,26 +209,6 @@ class GuardedExecutor:
             channel.close()
             watching.cancel()
             del self._running[task.id, task.attempt]
-
-    async def _payload_of(self, task: TaskRecord) -> dict[str, Any]:
-        """Return the payload of a task, with the results of the group that has submitted it at its end."""
-        results: dict[UUID, list[Any]] = {}
-        for group_id in referenced_groups(task.payload):
-            after: int | None = 0
-            while after is not None:
-                part = await self._runtime.database.read(
-                    rules_groups.results_for, group_id, task.id, after=after
-                )
-                after = None if part is None else part.after
-                if part is not None:
-                    results.setdefault(group_id, []).extend(part.results)
-        payload: dict[str, Any] = with_results(
-            task.payload,
-            lambda group_id: (
-                results[group_id] if group_id in results else {GROUP_VALUE: "results", "id": str(group_id)}
-            ),
-        )
-        return payload
 
     def _channel_of(self, task: TaskRecord) -> TaskChannel:
         token = str(task.id), task.attempt, task.worker_id or NO_WORKER
