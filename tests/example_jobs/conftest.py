@@ -46,4 +46,5 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         serve("examples.regular", jobs=7)
         serve("examples.embeddings", jobs=9)
         serve("examples.trees", jobs=11)
+        serve("examples.groups", jobs=13)
         yield stack
