@@ -485,9 +485,8 @@ def submit(  # noqa: PLR0913 - each is an option
     """
     LogConfig().apply()
     rules = {"unique": unique, "debounce": debounce, "tags": tag, "parent": parent, "priority": priority}
-    rules["webhook"] = webhook
     times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
-    options = parse_options(run_at=run_at, key=idempotency_key, **times, **rules)
+    options = parse_options(run_at=run_at, key=idempotency_key, webhook=webhook, **times, **rules)
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
         _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url, group)
