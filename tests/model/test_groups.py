@@ -1,8 +1,12 @@
-"""A state machine: whatever happens to tasks on two servers, a group ends once, with its last task."""
+"""A state machine: whatever happens to tasks on two servers, a group ends once, with its last task.
+
+And retention deletes nothing that a group needs.
+"""
 
 import asyncio
 import shutil
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -41,12 +45,17 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import GLOBAL, JobName
 from zndraw_joblib.wire.operators import BulkAction, TaskFilter
-from zndraw_joblib.wire.policy import Backoff, WithoutWorkers
+from zndraw_joblib.wire.policy import Backoff, Keep, WithoutWorkers
 from zndraw_joblib.wire.problems import GroupSealed, ProblemException
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 JOB, AFTER = JobName(GLOBAL, "modifiers", "Rotate"), JobName(GLOBAL, "modifiers", "Report")
 SERVERS, GROUPS = st.sampled_from([0, 1]), st.integers(0, 3)
+# For how many seconds ended tasks are kept, by their status; None for ever, or of a job as in the settings.
+Kept = dict[str, float | None]
+KEEPS: st.SearchStrategy[Kept] = st.fixed_dictionaries(
+    {status: st.sampled_from([None, 1, 30, 200]) for status in ("completed", "failed", "cancelled")}
+)
 ENDS = st.sampled_from([TaskStatus.COMPLETED, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED])
 
 
@@ -73,6 +82,7 @@ class Groups(RuleBasedStateMachine):
         self.ended: dict[UUID, tuple[Any, UUID | None, OnEndState | None]] = {}
         self.tasks: dict[UUID, UUID] = {}
         self.kill_after: int | None = None
+        self.pruning = [TaskPruning(), TaskPruning()]
 
     def teardown(self) -> None:
         """Close the databases and check their invariants from outside."""
@@ -97,11 +107,8 @@ class Groups(RuleBasedStateMachine):
     @initialize()
     def register(self) -> None:
         """Register the jobs with a worker, and let a test kill a transaction after any statement."""
-        fields: dict[str, Any] = {"max_attempts": 2, "retry_on": ("worker_lost",), "timeout_seconds": 60}
-        request = JobRegisterRequest(
-            category=JOB.category, name=JOB.name, backoff=Backoff(base_seconds=5, factor=1), **fields
-        )
-        job, _ = self.write(0, rules_jobs.register, item=rules_jobs.JobToRegister(OWNER, GLOBAL, request))
+        item = rules_jobs.JobToRegister(OWNER, GLOBAL, self.job_request())
+        job, _ = self.write(0, rules_jobs.register, item=item)
         self.worker = job.worker_id
         after = JobRegisterRequest(
             category=AFTER.category, name=AFTER.name, without_workers=WithoutWorkers.QUEUE
@@ -118,6 +125,12 @@ class Groups(RuleBasedStateMachine):
         for runtime in self.runtimes:
             runtime.database.on_statement = kill
 
+    def job_request(self, **more: Any) -> JobRegisterRequest:
+        """Return the registration of the job of the groups' tasks."""
+        fields: dict[str, Any] = {"max_attempts": 2, "retry_on": ("worker_lost",), "timeout_seconds": 60}
+        fields |= {"category": JOB.category, "name": JOB.name, "backoff": Backoff(base_seconds=5, factor=1)}
+        return JobRegisterRequest(**fields, **more)
+
     def group(self, index: int) -> UUID | None:
         """Return one of the newest groups."""
         return self.groups[-1 - index % len(self.groups)] if self.groups else None
@@ -125,6 +138,12 @@ class Groups(RuleBasedStateMachine):
     def task(self, index: int) -> UUID | None:
         """Return one of the newest tasks."""
         return list(self.tasks)[-1 - index % len(self.tasks)] if self.tasks else None
+
+    def existing(self) -> dict[UUID, TaskResponse]:
+        """Return the tasks of groups, and those that groups have submitted, that are not deleted."""
+        ids = [*self.tasks, *[task for _, task, _ in self.ended.values() if task is not None]]
+        tasks = [self.write(0, rules_tasks.get, task_id) for task_id in ids]
+        return {task.id: task for task in tasks if isinstance(task, TaskResponse)}
 
     @invariant()
     def check(self) -> None:
@@ -154,12 +173,8 @@ class Groups(RuleBasedStateMachine):
                 is_skipped = group.on_end is not None and group.on_end.when == "completed"
                 is_skipped = is_skipped and group.counts.completed < group.total
                 assert group.on_end_state is (OnEndState.SKIPPED if is_skipped else OnEndState.SUBMITTED)
-        submitted = {task for _, task, _ in self.ended.values() if task is not None}
         found = self.run(self.runtimes[0].database.read(rules_searches.count, TaskFilter(room=["lab"])))
-        members = sum(
-            isinstance(self.write(0, rules_tasks.get, task_id), TaskResponse) for task_id in self.tasks
-        )
-        assert sum(found.model_dump(exclude={"is_complete"}).values()) == members + len(submitted), (
+        assert sum(found.model_dump(exclude={"is_complete"}).values()) == len(self.existing()), (
             "on_end was not submitted once"
         )
 
@@ -253,13 +268,79 @@ class Groups(RuleBasedStateMachine):
             if self.run(self.runtimes[0].get_group(group_id)).sealed:
                 self.sealed.add(group_id)
 
-    @rule(server=SERVERS)
-    def prune(self, server: int) -> None:
-        """Retention deletes what is old, but nothing that a group needs."""
-        settings, state = JobLibSettings(keep_finished_days=1e-9), TaskPruning()
-        may_be_more = True
+    @rule(server=SERVERS, index=GROUPS)
+    def end_the_last(self, server: int, index: int) -> None:
+        """Fail the task that a group has submitted: then nothing needs the results of the group."""
+        _, last, _ = self.ended.get(self.group(index), (None, None, None))
+        if last is not None:
+            self.write(
+                server, rules_task_actions.fail, caller=ADMIN, task_id=last, action=TaskActionRequest()
+            )
+
+    @rule(server=SERVERS, keep=KEEPS, of_job=KEEPS, is_new=st.booleans())
+    def prune(self, server: int, keep: Kept, of_job: Kept, *, is_new: bool) -> None:
+        """Retention deletes what its job or the settings do not keep, but nothing that a group needs."""
+        own = Keep.model_validate(of_job)
+        of_job = own.model_dump()
+        self.write(
+            0,
+            rules_jobs.register,
+            item=rules_jobs.JobToRegister(OWNER, GLOBAL, self.job_request(keep=own, worker_id=self.worker)),
+        )
+        settings = JobLibSettings.model_validate(
+            {f"keep_{status}_days": (seconds or 0) / 86_400 for status, seconds in keep.items()}
+        )
+        before = self.existing()
+        old = {task.id for task in before.values() if self.is_old(task, keep, of_job)}
+        needed = {task_id for task_id in old if self.is_needed(task_id, before)}
+        state, may_be_more = TaskPruning() if is_new else self.pruning[server], True
         while may_be_more:
             _, may_be_more, state = self.write(server, rules_task_retention.prune, settings, state)
+        self.pruning[server] = state
+        deleted = before.keys() - self.existing().keys()
+        assert deleted <= old - needed, "retention deleted what is kept or needed"
+        # One that goes on reads what was needed again once a day.
+        assert not is_new or deleted == old - needed, "retention kept what is old"
+
+    @rule(
+        server=SERVERS,
+        end=ENDS,
+        is_sealed=st.booleans(),
+        has_last=st.booleans(),
+        indexes=st.sets(st.integers(0, 2), min_size=1),
+        keep=KEEPS,
+    )
+    def prune_a_group(
+        self, server: int, end: TaskStatus, indexes: set[int], keep: Kept, *, is_sealed: bool, has_last: bool
+    ) -> None:
+        """Retention runs long after tasks of a group of three have ended, and perhaps its last task."""
+        self.create(server, "ended", None)
+        self.submit(server, [0, 0, 0])
+        self.claim(server, 9, start=False)
+        self.report(server, end, indexes, None)
+        if is_sealed:
+            self.seal(server, 0, None)
+        self.check()
+        if has_last:
+            self.end_the_last(server, 0)
+        self.clock.advance(300)
+        self.prune(server, keep, {}, is_new=True)
+
+    def is_old(self, task: TaskResponse, keep: Kept, of_job: Kept) -> bool:
+        """Return whether a task has ended longer ago than it is kept."""
+        own = of_job[task.status.value] if task.id in self.tasks and task.status in TERMINAL else None
+        seconds = own or keep.get(task.status.value)
+        if seconds is None or task.completed_at is None:
+            return False
+        return task.completed_at < self.clock.now - timedelta(seconds=seconds)
+
+    def is_needed(self, task_id: UUID, tasks: dict[UUID, TaskResponse]) -> bool:
+        """Return whether the group of a task has not ended, or its last task has not."""
+        if task_id not in self.tasks:
+            return False
+        group = self.tasks[task_id]
+        _, last, _ = self.ended.get(group, (None, None, None))
+        return group not in self.ended or (last in tasks and tasks[last].status not in TERMINAL)
 
     @rule(server=SERVERS, kill_after=st.sampled_from([None, 1, 3, 5, 7]))
     def worker_leaves(self, server: int, kill_after: int | None) -> None:
