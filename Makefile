@@ -24,13 +24,15 @@ PINNED := http/test_http_openapi.py http/test_http_traces.py host/test_host_exam
 ON_SQLITE := -n 2 --dist worksteal -W default::DeprecationWarning -W default::ResourceWarning \
 	-W default::pytest.PytestUnraisableExceptionWarning $(addprefix --ignore=tests/,$(PINNED)) -m "not (benchmark or signals or slow)" -k "not postgresql or test_compiled"
 ON_EDIT := -n 2 --dist worksteal -m "not (benchmark or signals or slow or processes)" $(EDIT)
+# A process that loads all tests needs 20 s.
+SIGNALS = $(shell grep -rl --include 'test_*.py' 'pytest.mark.signals' tests)
 TESTED := -r requirements/tests.in -e ".[files,server,telemetry]"
 PYTHONS := 3.11 3.12 3.13
 CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all pythons peers check format bench guard chaos coverage docs fuzz generate mutants run vendor clean
+.PHONY: help demo test test-slow test-all pythons setup peers check format bench guard chaos coverage docs fuzz generate mutants run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +51,7 @@ test: $(READY) $(PEERS) ## run all that CI runs; ARGS=fast for each edit, 3 minu
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	$(BIN)/python -m pytest -m "signals and not slow"
+	$(BIN)/python -m pytest -m "signals and not slow" $(SIGNALS)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not (benchmark or signals or slow)"
 	$(MAKE) guard
 	$(MAKE) test ARGS=lowest TESTS="$(FAST)"
@@ -62,19 +64,27 @@ test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, lon
 
 test-all: test test-slow ## run all tests
 
-pythons: $(READY) ## run a fast part of the tests on each other Python that is found; make test does this too
-	@for version in $(PYTHONS); do \
+# Set up an environment for each other Python that is found, and run a command in it.
+define EACH_PYTHON
+@for version in $(PYTHONS); do \
 		case "$$($(BIN)/python --version)" in "Python $$version."*) continue;; esac; \
 		for python in python$$version "$$HOME"/.pyenv/versions/$$version.*/bin/python; do \
 			if "$$python" -c '$(USABLE)' >/dev/null 2>&1; then \
 				echo "Python $$version: $$python"; \
 				$(MAKE) .venv-$$version/.ready INTERPRETER="$$python" || exit 1; \
-				.venv-$$version/bin/python -m pytest -q $(ON_SQLITE) $(FAST) || exit 1; \
+				$(1) || exit 1; \
 				continue 2; \
 			fi; \
 		done; \
 		echo "Python $$version was not found: its tests did not run"; \
 	done
+endef
+
+pythons: $(READY) ## run a fast part of the tests on each other Python that is found; make test does this too
+	$(call EACH_PYTHON,.venv-$$version/bin/python -m pytest -q $(ON_SQLITE) $(FAST))
+
+setup: $(PEERS) .venv-lowest/.ready ## install all that `make test` runs, which CI does beside `make check`
+	$(call EACH_PYTHON,true)
 
 peers: $(READY) $(PEERS) ## install the other clients and the browser that the tests run; `make test` does this too
 

@@ -1,5 +1,6 @@
 """Real databases, servers and clients for all tests."""
 
+import gc
 import re
 import shutil
 import signal
@@ -46,6 +47,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = {*getattr(item, "fixturenames", []), *re.findall(r"postgres_url|postgresql|redis", item.name)}
         if names & {*SERVERS, "postgresql", "redis"}:
             item.add_marker(pytest.mark.processes)
+    keep_folders_together(items)
+
+
+def keep_folders_together(items: list[pytest.Item]) -> None:
+    """Sort the tests by their folder, and leave the random order of the folders and in them.
+
+    The tests of a folder share servers and browsers, which each process of xdist starts for itself.
+    """
+    folders: dict[Path, int] = {}
+    for item in items:
+        folders.setdefault(item.path.parent, len(folders))
+    items.sort(key=lambda item: folders[item.path.parent])
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the modules and tests that are loaded from garbage collections: they stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

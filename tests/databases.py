@@ -21,14 +21,30 @@ from zndraw_joblib.server.db.tables import metadata
 
 OpenDatabase = Callable[[Clock | None], Database]
 
+_slow_on_sqlite_of_a_host = pytest.param("sqlite-of-a-host", marks=pytest.mark.slow)
+# The tests of hosts run on SQLite: the other rules meet a host's sessions on it in `make test-slow`.
 every_kind = pytest.mark.parametrize(
-    "kind", ["sqlite", "sqlite-of-a-host", "postgresql", "postgresql-of-a-host"]
+    "kind", ["sqlite", _slow_on_sqlite_of_a_host, "postgresql", "postgresql-of-a-host"]
+)
+# For a test that takes long on each.
+two_kinds = pytest.mark.parametrize(
+    "kind",
+    [
+        "sqlite",
+        _slow_on_sqlite_of_a_host,
+        pytest.param("postgresql", marks=pytest.mark.slow),
+        "postgresql-of-a-host",
+    ],
 )
 # For behaviour that does not depend on the database.
 on_sqlite = pytest.mark.parametrize("kind", ["sqlite"])
 on_postgresql = pytest.mark.parametrize("kind", ["postgresql"])
 # For tests in a folder whose `kind` is `only_sqlite`, if they depend on the database.
 on_both = pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+# For a test that starts and kills processes: `make test` runs it on PostgreSQL, `make test-slow` on SQLite.
+killing_on_both = pytest.mark.parametrize(
+    "kind", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"]
+)
 
 
 @pytest.fixture(name="kind")

@@ -98,7 +98,7 @@ def rows(client: httpx.Client) -> Rows:
 @schema.given(data=st.data())
 @schema.parametrize()
 @settings(
-    max_examples=MANY or 8,
+    max_examples=MANY or 5,
     derandomize=not MANY,
     database=None,
     deadline=None,
@@ -124,7 +124,7 @@ _NUMBERS = itertools.count()
 
 @given(schema=schemas, inputs=st.lists(payloads, min_size=1, max_size=2))
 @settings(
-    max_examples=MANY or 8,
+    max_examples=MANY or 5,
     derandomize=not MANY,
     database=None,
     deadline=None,

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from databases import on_both
+from databases import killing_on_both, on_both
 from seeds import prune_ended
 from sqlalchemy import func, select, text
 from waiting import until
@@ -221,7 +221,6 @@ async def test_two_replicas_call_it_once(async_url: str, host: Host, calls: Call
     assert sorted(task.id for task in calls.tasks) == sorted(task.id for task in made)
 
 
-@on_both
 async def test_functions_that_hang_stop_no_others(async_url: str, calls: Calls) -> None:
     """They occupy no thread of the server, and none starts again beside its own thread, on any replica.
 
@@ -347,7 +346,7 @@ async def test_a_function_that_ends_its_process_is_given_up(
 
 
 @pytest.mark.processes
-@on_both
+@killing_on_both
 async def test_a_killed_host_calls_it_after_its_restart(async_url: str, tmp_path: Path) -> None:
     """The first process is killed between the end of the task and the work of its function."""
     path = tmp_path / "recorded"

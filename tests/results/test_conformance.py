@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from databases import every_kind
+from databases import two_kinds
 from replica import OpenReplica
 
 from results.broken import BROKEN
@@ -31,7 +31,7 @@ async def test_the_redis_backend_conforms(open_redis: OpenRedis) -> None:
     await check(open_redis)
 
 
-@every_kind
+@two_kinds
 async def test_the_database_backend_conforms(open_replica: OpenReplica) -> None:
     """The check accepts a coroutine function, and runs on SQLite and PostgreSQL, standalone and in a host."""
 

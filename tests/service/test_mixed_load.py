@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from databases import every_kind
+from databases import two_kinds
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, InternalExecutor, OpenReplica, Replica, internal
 from seeds import LONG_AGO
 from sqlalchemy import text, update
@@ -137,7 +137,7 @@ async def deadlocks(engine: AsyncEngine) -> int:
         return int((await connection.execute(text(counted))).scalar_one())
 
 
-@every_kind
+@two_kinds
 @pytest.mark.parametrize("seed", [1])
 async def test_two_replicas_under_mixed_load(
     open_replica: OpenReplica, engine: AsyncEngine, seed: int

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from databases import on_sqlite
+from databases import killing_on_both, on_sqlite
 from fastapi import FastAPI
 from rest import V1, claim, expect_problem, register, submit
 from servers import ServerProcess
@@ -32,6 +32,7 @@ def request(path: str, token: str = ADMIN_TOKEN) -> bytes:
     return "\r\n".join([*lines, "Accept: text/event-stream", "", ""]).encode()
 
 
+@killing_on_both
 async def test_a_thousand_readers_of_one_room(database_url: str) -> None:
     """Each of them gets each event once, in order."""
     with ServerProcess(database_url) as process:
@@ -93,8 +94,9 @@ async def progress_until(client: httpx.AsyncClient, is_over: Callable[[], bool])
 
 
 @on_sqlite
-@pytest.mark.parametrize("origins", [[], ["http://page"]], ids=["direct", "cors"])
-@pytest.mark.parametrize("http", ["httptools", "h11"])
+@pytest.mark.parametrize(
+    ("http", "origins"), [("httptools", []), ("h11", ["http://page"])], ids=["direct", "cors"]
+)
 async def test_a_reader_that_stops_reading_is_cut_off(
     settings: ServerSettings, http: str, origins: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,6 +161,7 @@ async def test_an_idle_stream_has_comments(local: Local) -> None:
         assert response.headers["cache-control"] == "no-store"
 
 
+@killing_on_both
 async def test_a_server_that_stops_ends_its_streams(database_url: str) -> None:
     """SIGINT ends the streams, so that the server does not wait for them; a client continues elsewhere."""
     with ServerProcess(database_url) as process:
@@ -200,6 +203,7 @@ class Collector:
             self.events += [event] if event.event != "snapshot" else []
 
 
+@pytest.mark.slow
 async def test_readers_continue_without_a_gap_while_servers_are_killed(kind: str, database_url: str) -> None:
     """Over servers that are killed one after another, a reader gets each event once, in order."""
     with ExitStack() as stack:

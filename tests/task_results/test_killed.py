@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from databases import killing_on_both
 from rest import V1, claim, register, report, submit
 from servers import ServerProcess
 from sqlalchemy import update
@@ -18,7 +19,7 @@ from waiting import until
 
 from zndraw_joblib.server.db.tables import TaskResult
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, killing_on_both]
 
 SIZE = 8_000_000
 # Sends half of an upload, and waits until it is killed.

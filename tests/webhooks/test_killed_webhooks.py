@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 import httpx
-from databases import on_both
+from databases import killing_on_both
 from receiver import Received, Receiver, receiving
 from rest import V1, register
 from servers import ServerProcess
@@ -73,7 +73,7 @@ async def all_deliveries(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     return items
 
 
-@on_both
+@killing_on_both
 async def test_no_end_is_lost_and_the_order_is_kept(database_url: str) -> None:
     """Servers are killed amid ends and deliveries; the last one delivers what is left."""
     async with asyncio.timeout(220), receiving() as receiver:
