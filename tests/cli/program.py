@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from forked import ForkedProcess, can_fork
+
 from zndraw_joblib.client.connection import Connection, connect
 
 TIMEOUT = 60.0
+Process = subprocess.Popen[str] | ForkedProcess
 # Runs several command lines in one process, because starting the interpreter takes most of the time.
 _RUN_ALL = """
 import contextlib, io, json, os, sys
@@ -70,15 +73,19 @@ class Program:
         folder: Path | None = None,
         output: IO[str] | None = None,
         **settings: str,
-    ) -> subprocess.Popen[str]:
+    ) -> Process:
         """Start a command of `module`; settings are named without their prefix.
 
         A command that writes much needs a file for its `output`: a full pipe would stop it.
         """
+        env = {**self.env, **{f"ZNDRAW_JOBLIB_{name}": value for name, value in settings.items()}}
+        if can_fork(env):
+            cwd = folder or self.folder
+            return ForkedProcess(arguments, env, module=module, cwd=cwd, output=output or subprocess.PIPE)
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=folder or self.folder,
-            env={**self.env, **{f"ZNDRAW_JOBLIB_{name}": value for name, value in settings.items()}},
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=output or subprocess.PIPE,
             stderr=output or subprocess.PIPE,

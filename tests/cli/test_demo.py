@@ -2,18 +2,17 @@
 
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
 from waiting import wait_until
 
-from cli.program import TIMEOUT, Program
+from cli.program import TIMEOUT, Process, Program
 
 ROOT = Path(__file__).parents[2]
 
 
-def start(program: Program, *arguments: str, **settings: str) -> subprocess.Popen[str]:
+def start(program: Program, *arguments: str, **settings: str) -> Process:
     """Start the demo from the repository, where `make demo` starts it."""
     return program.start(*arguments, module="examples.demo", folder=ROOT, **settings)
 
