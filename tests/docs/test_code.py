@@ -65,6 +65,7 @@ PROGRAMS = {
         "npx",
         "pg_dump",
         "pg_restore",
+        "sbatch",
         "sqlite3",
     ),
     *("systemctl", "useradd", "uv", "uvicorn", "valkey-server", ".", "pytest", "git"),

@@ -1,8 +1,10 @@
 """The command `worker`: what its jobs get, and its options for retries and time limits."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 
 Make = Callable[..., JobManager]
-Start = Callable[..., None]
+Start = Callable[..., subprocess.Popen[bytes]]
 
 JOBS = """
 import warnings
@@ -44,13 +46,14 @@ def start(server: LiveServer, room: str, tmp_path: Path, worker: Make) -> Iterat
     """Return a function that starts the command, and returns once it serves the job."""
     (tmp_path / "work.py").write_text(JOBS)
     started: list[subprocess.Popen[bytes]] = []
-    environment = {**os.environ, "ZNDRAW_JOBLIB_TOKEN": TOKEN}
 
-    def run(*options: str) -> None:
+    def run(*options: str, **variables: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "ZNDRAW_JOBLIB_TOKEN": TOKEN, **variables}
         command = [sys.executable, "-m", "zndraw_joblib", "worker", "work.py", "--url", server.url]
         command += ["--room", room, *options]
         started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True))
         wait_until(lambda: worker().jobs(room).items)
+        return started[-1]
 
     yield run
     for process in started:
@@ -96,6 +99,40 @@ def test_jobs_get_their_task_and_the_policy(
     assert lines[:3] == ["a context"] * 3
     assert any("UserWarning: careful" in line for line in lines)
     assert lines[-1] == "done"
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_of_an_allocation_leaves(start: Start, worker: Make, room: str, processes: str) -> None:
+    """Each process after its task; Slurm's variable and signal do so too."""
+    end = str(int(time.time()) + 3600)
+    options = ["--walltime", "auto", "--requeue", "--max-tasks", "1"]
+    process = start("--processes", processes, *options, SLURM_JOB_END_TIME=end)
+    caller = worker()
+    for _ in range(int(processes)):
+        caller.wait_for(caller.submit(f"{room}:analysis:Work"), 60)
+    assert process.wait(60) == 0
+    if processes == "1":
+        signalled = start("--idle-exit", "1h")
+        wait_until(lambda: caller.workers(room).items, 60)
+        signalled.send_signal(signal.SIGUSR1)
+        assert signalled.wait(60) == 0
+
+
+def test_options_of_an_allocation_are_checked(tmp_path: Path) -> None:
+    """The error names the option, or the variable that is missing."""
+    wrong = {
+        "SLURM_JOB_END_TIME is not set": ["--walltime", "auto"],
+        "'soon' is not a duration": ["--walltime", "soon"],
+        "--idle-exit must be above 0": ["--idle-exit", "0"],
+        "--requeue needs --walltime": ["--requeue"],
+    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    for text, options in wrong.items():
+        command = [sys.executable, "-m", "zndraw_joblib", "worker", "work.py", *options]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, text in " ".join(done.stderr.split())) == (2, True), done.stderr
 
 
 def test_capturing_can_be_switched_off(start: Start, worker: Make, room: str, api: Connection) -> None:

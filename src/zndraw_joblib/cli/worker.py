@@ -6,7 +6,7 @@ import traceback
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Unpack, cast
 
 import typer
 
@@ -35,6 +35,7 @@ from zndraw_joblib.wire.messages import MAX_BATCH, MAX_WORKER_NAME, WorkerInfo
 from zndraw_joblib.wire.names import GLOBAL, is_name
 from zndraw_joblib.wire.operators import WorkerSummary
 from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
+from zndraw_joblib.worker.allocations import Allocation, end_of_allocation
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
 from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager, check_cancel_grace
@@ -92,6 +93,46 @@ CancelGrace = Annotated[
         parser=parse_duration,
         help="With --executor process: how long a process may go on after its task was cancelled. Then it "
         "gets SIGTERM, and after as long again SIGKILL.",
+    ),
+]
+_LEAVING = "When the worker leaves by itself"
+Walltime = Annotated[
+    str | None,
+    typer.Option(
+        "--walltime",
+        metavar="auto|DURATION",
+        help="How much time is left, like 12h, or auto for that of a Slurm job. The worker leaves jobs whose "
+        "time limit is longer, and itself 30 s before the end.",
+        rich_help_panel=_LEAVING,
+    ),
+]
+IdleExit = Annotated[
+    float | None,
+    typer.Option(
+        "--idle-exit",
+        metavar="DURATION",
+        parser=parse_duration,
+        help="Leave after this time without a task.",
+        rich_help_panel=_LEAVING,
+    ),
+]
+MaxTasks = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tasks",
+        metavar="N",
+        min=1,
+        help="Leave after this many tasks; each of several processes counts its own.",
+        rich_help_panel=_LEAVING,
+    ),
+]
+Requeue = Annotated[
+    bool,
+    typer.Option(
+        "--requeue",
+        help="At the end of --walltime, put the tasks that still run back into their queues: it costs no "
+        "attempt. Without it their policy decides, as for a lost worker.",
+        rich_help_panel=_LEAVING,
     ),
 ]
 JobRoom = Annotated[
@@ -220,6 +261,10 @@ def worker(  # noqa: PLR0913 - each is an option
     quiet: Quiet = False,
     run_spans: RunSpansOption = RunSpansName.LINK,
     name: WorkerName = None,
+    walltime: Walltime = None,
+    idle_exit: IdleExit = None,
+    max_tasks: MaxTasks = None,
+    requeue: Requeue = False,
 ) -> None:
     """Run a worker for the extensions of a module or .py file.
 
@@ -231,15 +276,10 @@ def worker(  # noqa: PLR0913 - each is an option
     times = {"timeout_seconds": timeout, "start_timeout_seconds": start_timeout}
     retries = {"max_attempts": max_attempts, "retry_on": retry_on, "non_retryable": non_retryable}
     policy = _policy(**times, **retries, without_workers=without_workers)
-    options: RunOptions = {
-        "concurrency": concurrency,
-        "prefetch": prefetch,
-        "executor": executor.value,
-        "capture_output": capture,
-        "run_spans": run_spans.value,
-        "name": _checked(name),
-        "cancel_grace": _checked_grace(cancel_grace),
-    }
+    options = _options(concurrency=concurrency, prefetch=prefetch, executor=executor.value)
+    options |= _options(capture_output=capture, run_spans=run_spans.value, name=_checked(name))
+    options["cancel_grace"] = _checked_grace(cancel_grace)
+    options["allocation"] = _allocation(walltime, idle_exit, max_tasks, requeue=requeue)
     _run(ProcessConfig(target, url, None, room, context, options, policy, log), processes)
 
 
@@ -292,6 +332,27 @@ def _checked(name: str | None) -> str | None:
         raise UsageError(
             f"--name {name!r} is not a valid name. Use 1 to {MAX_WORKER_NAME} printable characters"
         ) from error
+
+
+def _options(**options: Unpack[RunOptions]) -> RunOptions:
+    return options
+
+
+def _allocation(
+    walltime: str | None, idle_exit: float | None, max_tasks: int | None, *, requeue: bool
+) -> Allocation:
+    """Return when the worker leaves by itself. Raises `UsageError` for an invalid option."""
+    if requeue and walltime is None:
+        raise UsageError("--requeue needs --walltime: without it the worker does not know when to requeue")
+    try:
+        ends_at = None
+        if walltime is not None:
+            ends_at = end_of_allocation() if walltime == "auto" else time.time() + parse_duration(walltime)
+        allocation = Allocation(ends_at, idle_exit, max_tasks, requeue)
+        allocation.check()
+    except ValueError as error:
+        raise UsageError(str(error).replace("idle_exit", "--idle-exit")) from error
+    return allocation
 
 
 def _checked_grace(seconds: float) -> float:

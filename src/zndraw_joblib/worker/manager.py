@@ -21,6 +21,7 @@ from zndraw_joblib.jobs.traces import RUN_SPANS, RunSpans
 from zndraw_joblib.wire.messages import MAX_BATCH, HeartbeatRequest, TaskResponse
 from zndraw_joblib.wire.names import GLOBAL, parse_job_name
 from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.worker.allocations import UNLIMITED, Allocation
 from zndraw_joblib.worker.registrations import (
     JobRegistration,
     PolicyOptions,
@@ -83,6 +84,7 @@ class JobManager(JobClient):
     When an operator drains the worker, it claims no more, and disconnects once its tasks have ended. So it
     does after the server could not be reached for `max_unreachable_seconds`; by default it tries for ever. A
     registration is repeated about `max_startup_retries` times, in growing pauses; by default for 30 seconds.
+    With an `allocation` it leaves before its time on a cluster ends, when it is idle, or after some tasks.
 
     It is a mapping from the full names of the registered jobs to their classes; without a job it is true too.
     Thread-safe; a context manager that disconnects at the end.
@@ -113,9 +115,10 @@ class JobManager(JobClient):
         max_unreachable_seconds: float | None = None,
         max_startup_retries: int | None = None,
         cancel_grace: float = DEFAULT_CANCEL_GRACE,
+        allocation: Allocation = UNLIMITED,
     ) -> None:
         check_options(execute, concurrency, read_concurrency, prefetch, executor, run_spans)
-        check_cancel_grace(cancel_grace)
+        check_end(cancel_grace, allocation)
         self._register_seconds = register_seconds(max_unreachable_seconds, max_startup_retries)
         super().__init__(RestApi(api))
         self._held, self._lock = HeldTasks(), threading.Lock()
@@ -135,6 +138,7 @@ class JobManager(JobClient):
             name=name,
             max_unreachable_seconds=max_unreachable_seconds,
             cancel_grace=cancel_grace,
+            allocation=allocation,
         )
 
     @property
@@ -324,7 +328,7 @@ class JobManager(JobClient):
                 errors.append(error)
                 session.request_end()
 
-        with stop_signals(session.request_end):
+        with stop_signals(session.request_end, with_user_signal=self._config.allocation.is_watched):
             if begin:
                 self._begin_thread = threading.Thread(target=run, args=(begin,), daemon=True)
                 self._begin_thread.start()
@@ -431,6 +435,12 @@ def check_cancel_grace(seconds: float) -> None:
     """Raise ValueError for a time that is none."""
     if not 0 <= seconds <= MAX_CANCEL_GRACE:
         raise ValueError(f"cancel_grace must be between 0 and {MAX_CANCEL_GRACE} s, not {seconds}")
+
+
+def check_end(cancel_grace: float, allocation: Allocation) -> None:
+    """Raise ValueError for an invalid end of tasks, or of the worker."""
+    check_cancel_grace(cancel_grace)
+    allocation.check()
 
 
 def check_options(

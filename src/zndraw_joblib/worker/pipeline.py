@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 from zndraw_joblib.client.retry import describe, is_transient
@@ -110,6 +111,7 @@ class PipelineConfig:
 
     With `in_processes`, each task runs in a process of its own, which has `cancel_grace` seconds to end a
     cancelled one. `run_spans`: how the spans of runs relate to those of their submits.
+    After `max_runs` tasks have begun it claims no more, and calls `on_used_up`.
     """
 
     execute: Execute
@@ -119,6 +121,8 @@ class PipelineConfig:
     in_processes: bool
     run_spans: RunSpans = "link"
     cancel_grace: float = DEFAULT_CANCEL_GRACE
+    max_runs: float = inf
+    on_used_up: Callable[[], None] = lambda: None
 
 
 class Pipeline:
@@ -147,6 +151,7 @@ class Pipeline:
         self._room = threading.Condition(self._lock)
         self._waiting: deque[Waiting] = deque()
         self._running = 0
+        self.begun = 0
         self._lookahead = Lookahead(config.concurrency, config.prefetch)
         self._sizes = BatchSizes()
         self._coroutines = Coroutines()
@@ -240,7 +245,7 @@ class Pipeline:
                 if self._waiting and self._is_blocked and self._lookahead.is_stuck(now):
                     self._lookahead.handed_back()
                     break
-                limit = self._wanted
+                limit = min(self._wanted, self._left)
                 if limit and not self._reporter.is_full:
                     return limit, self._free > 0
                 timeout = max(self._lookahead.seconds_until_stuck(now), _CHECK_SECONDS)
@@ -252,6 +257,14 @@ class Pipeline:
     def _free(self) -> int:
         """Return how many slots no waiting task needs."""
         return self._config.concurrency - self._running - len(self._waiting)
+
+    @property
+    def _left(self) -> int:
+        """Return how many more tasks it may claim."""
+        if self._config.max_runs == inf:
+            return MAX_BATCH
+        held = self.begun + sum(len(entry.tasks) for entry in self._waiting)
+        return max(0, min(int(self._config.max_runs) - held, MAX_BATCH))
 
     @property
     def _wanted(self) -> int:
@@ -292,6 +305,8 @@ class Pipeline:
             is_sure = 0 <= time.time() - waiting.claimed_at < SURE_SECONDS
             begun = [self._begin(task, is_sure=is_sure) for task in waiting.tasks]
             entries = [entry for entry in begun if entry is not None]
+            if self.begun >= self._config.max_runs:
+                self._config.on_used_up()
             if not entries:
                 if not self._free_slot(began):
                     self._reporter.wake()
@@ -404,6 +419,7 @@ class Pipeline:
                     self._busy.add(thread)
                     self._lookahead.began(time.monotonic())
                     first = self._waiting.popleft()
+                    self.begun += len(first.tasks)
                     if self._wanted:
                         self._room.notify()
                     return first

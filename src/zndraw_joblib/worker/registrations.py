@@ -161,6 +161,7 @@ class Registrations:
         # The jobs that take batches, by their full names; replaced at each change.
         self.batches: Mapping[str, Batch] = {}
         self._known: dict[str, JobRegistration] = {}
+        self._time_limits: dict[str, float | None] = {}
         self._rest = rest
         self._subscriptions = subscriptions
         self._held = held
@@ -191,6 +192,7 @@ class Registrations:
             self.worker_id = response.worker_id
             self.jobs[response.full_name] = job
             self._known[response.full_name] = job
+            self._time_limits[response.full_name] = response.timeout_seconds
             self.batches = {
                 name: batch
                 for name, known in self._known.items()
@@ -216,6 +218,12 @@ class Registrations:
         """
         with self._lock:
             return self._known.get(full_name)
+
+    def time_limits(self) -> dict[str, float]:
+        """Return the `timeout_seconds` of the jobs that have one, as of their registration."""
+        with self._lock:
+            limits = {name: self._time_limits.get(name) for name in self.jobs}
+        return {name: seconds for name, seconds in limits.items() if seconds is not None}
 
     def provider_of(self, full_name: str) -> ProviderRegistration | None:
         """Return a provider, None if it is not registered here; wait for a registration under way."""

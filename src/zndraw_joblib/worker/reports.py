@@ -195,7 +195,7 @@ class Reports:
         """Hold a task no longer, without a report."""
         self._held.remove(task)
 
-    def try_release(self, *tasks: ClaimedTask) -> None:
+    def try_release(self, *tasks: ClaimedTask, when: str = "before it started") -> None:
         """Put tasks back into their queues, at most 1,000, with one request for all; log a failure.
 
         The request is repeated for `release_seconds` while the server does not respond. Of tasks that are not
@@ -208,7 +208,7 @@ class Reports:
             log.info("%d task(s) were not released: %s", len(tasks), describe(error))
         else:
             for task, refusal in zip(tasks, refusals, strict=True):
-                how = "was released before it started" if refusal is None else "was not released"
+                how = f"was released {when}" if refusal is None else "was not released"
                 reason = "" if refusal is None else f": {describe(refusal)}"
                 log.info("Task %s %s%s", task.task_id, how, reason, extra=task_fields(task))
         finally:

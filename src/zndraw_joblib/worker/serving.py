@@ -16,6 +16,7 @@ from zndraw_joblib.jobs.task_context import call_run
 from zndraw_joblib.jobs.traces import RunSpans
 from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.wire.problems import ProblemException
+from zndraw_joblib.worker.allocations import Allocation
 from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
 from zndraw_joblib.worker.manager import Executor, JobManager
 from zndraw_joblib.worker.registrations import PolicyOptions, class_policy, policy_of
@@ -38,6 +39,7 @@ class RunOptions(TypedDict, total=False):
     run_spans: RunSpans
     name: str | None
     cancel_grace: float
+    allocation: Allocation
 
 
 def serve(
@@ -150,6 +152,8 @@ def _serve_in_child() -> None:
     values = json.loads(parent.config)
     config = ProcessConfig(**{**values, "log": LogConfig.of(values["log"])})
     config.log.apply(with_pid=True)
+    # JSON has made a list of it.
+    config.options["allocation"] = Allocation(*config.options.get("allocation", ()))
     try:
         extensions = load_extensions(config.target)
         context = load_context(config.context) if config.context else None

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from zndraw_joblib.jobs.capture import stop_following_threads
 from zndraw_joblib.jobs.forks import default_signals_in_forks
 from zndraw_joblib.jobs.traces import RunSpans
 from zndraw_joblib.wire.messages import this_process
+from zndraw_joblib.worker.allocations import UNLIMITED, Activity, Allocation, AllocationWatch
 from zndraw_joblib.worker.pipeline import Pipeline, PipelineConfig
 from zndraw_joblib.worker.provider_requests import ProviderPoller
 from zndraw_joblib.worker.registrations import Registrations
@@ -33,6 +35,7 @@ from zndraw_joblib.worker.tasks import Execute, HeldTasks
 log = logging.getLogger(__name__)
 
 _MAX_LOGGED = 10
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SECOND_SIGNAL = "A second Ctrl-C or SIGTERM stops at once"
 
 _LAST_RESPONSE_SECONDS = 0.1
@@ -62,6 +65,7 @@ class SessionConfig:
     name: str | None = None
     max_unreachable_seconds: float | None = None
     cancel_grace: float = DEFAULT_CANCEL_GRACE
+    allocation: Allocation = UNLIMITED
 
 
 class Session:
@@ -83,6 +87,7 @@ class Session:
         self._heartbeat_thread: threading.Thread | None = None
         self._pipeline: Pipeline | None = None
         self._provider_threads: list[threading.Thread] = []
+        self._watch_thread: threading.Thread | None = None
         self._heartbeat_due = subscriptions.heartbeat_due
         self._subscriptions = subscriptions
         self._held = held
@@ -94,6 +99,9 @@ class Session:
         self.tasks = TaskPoller(rest, self.registrations, self.reports, held, subscriptions.wake, self._live)
         self.providers = ProviderPoller(
             rest, self.registrations, subscriptions.wake_providers, self.stop, config.pace
+        )
+        self.watch = AllocationWatch(
+            config.allocation, self.registrations, self._activity, self._begin_drain, self._end_allocation
         )
 
     def start_heartbeats(self) -> None:
@@ -110,7 +118,10 @@ class Session:
         """Start the threads that claim and run tasks, unless they run or there is no `execute`."""
         self.start_heartbeats()
         config = self._config
+        self.watch.leave_jobs()
         with self._start_lock:
+            if config.allocation.is_watched and self._watch_thread is None:
+                self._watch_thread = _start_thread("allocation", lambda: self.watch.run(self.closed))
             if config.execute is not None and self._pipeline is None:
                 settings = PipelineConfig(
                     config.execute,
@@ -120,6 +131,8 @@ class Session:
                     config.in_processes,
                     config.run_spans,
                     config.cancel_grace,
+                    math.inf if config.allocation.max_runs is None else config.allocation.max_runs,
+                    self._use_up,
                 )
                 outage = self.registrations.outage
                 reporter = Reporter(self._rest, self._held, self.stop, self.tasks.done, outage=outage)
@@ -184,6 +197,22 @@ class Session:
         self._begin_drain(
             "The server is unreachable for too long (max_unreachable_seconds): worker %s leaves"
         )
+
+    def _use_up(self) -> None:
+        self._begin_drain("All tasks that it may run have begun (max_runs): worker %s leaves")
+
+    def _activity(self) -> Activity:
+        begun = self._pipeline.begun if self._pipeline is not None else 0
+        return Activity(begun, bool(self._held.ids()))
+
+    def _end_allocation(self, seconds: float) -> None:
+        """Release what has not started, requeue what runs if that is wanted, and leave within `seconds`."""
+        self._stop_claiming()
+        if self._config.allocation.requeue and (tasks := self._held.unreported()):
+            self.reports.try_release(*tasks, when="at the end of the allocation")
+            for task in tasks:
+                task.cancelled.set()
+        self.close(seconds)
 
     def _begin_drain(self, reason: str) -> None:
         with self._start_lock:
@@ -260,12 +289,13 @@ def _join_threads(threads: list[threading.Thread]) -> None:
 
 
 @contextmanager
-def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
+def stop_signals(stop: Callable[[], None], *, with_user_signal: bool = False) -> Iterator[None]:
     """Let the first SIGINT or SIGTERM call `stop` in this block, and each later one raise in the main thread.
 
     `stop` runs inside the signal handler, so it must take no lock. A later SIGINT raises KeyboardInterrupt, a
     later SIGTERM SystemExit. The block does nothing on a thread other than the main one, and does not
-    change signals that the process ignores. It restores the former handlers at the end. A process that is
+    change signals that the process ignores. `with_user_signal`: SIGUSR1 calls `stop` too, and never raises.
+    It restores the former handlers at the end. A process that is
     forked in the block gets the default handlers.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -278,12 +308,15 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
         if is_first:
             is_first = False
             stop()
+        elif number not in _SIGNALS:
+            return
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
             raise SystemExit(_EXIT_CODE_BASE + number)
 
-    handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    user_signals = [signal.SIGUSR1] if with_user_signal and sys.platform != "win32" else []
+    handled = [n for n in (*_SIGNALS, *user_signals) if signal.getsignal(n) is not signal.SIG_IGN]
     former = {number: signal.signal(number, handle) for number in handled}
     try:
         with default_signals_in_forks():

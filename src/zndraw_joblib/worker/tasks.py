@@ -173,7 +173,7 @@ class HeldTasks:
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._events: dict[_Token, threading.Event] = {}
+        self._events: dict[_Token, CancelEvent] = {}
         self._reported: set[_Token] = set()
 
     def add(self, *tasks: ClaimedTask) -> None:
@@ -203,6 +203,17 @@ class HeldTasks:
         """Return the ids of the tasks that this worker holds."""
         with self._lock:
             return [token.task_id for token in self._events]
+
+    def unreported(self) -> list[ClaimedTask]:
+        """Return the tasks whose outcomes are not being reported, with their tokens and events only."""
+        with self._lock:
+            entries = [entry for entry in self._events.items() if entry[0] not in self._reported]
+        return [
+            ClaimedTask(
+                token.task_id, "", "", None, token.attempt, worker_id=UUID(token.worker_id), cancelled=event
+            )
+            for token, event in entries
+        ]
 
     def wait_for_none(self) -> None:
         """Wait until this worker holds no task."""

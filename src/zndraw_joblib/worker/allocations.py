@@ -1,0 +1,160 @@
+"""How long a worker works: until its allocation on a cluster ends, until it is idle, or for some tasks."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from zndraw_joblib.worker.registrations import Registrations
+
+log = logging.getLogger(__name__)
+
+# Before the end, for the last reports, and for processes that are ended.
+END_SECONDS = 30.0
+_LAST_SECONDS = 10.0
+_CHECK_SECONDS = 1.0
+_NO_JOB_SECONDS = 10.0
+_SLURM_END = "SLURM_JOB_END_TIME"
+
+
+class Allocation(NamedTuple):
+    """When a worker leaves by itself; by default it does not.
+
+    - `ends_at`: when its allocation ends, in seconds since the epoch. It leaves a job whose `timeout_seconds`
+      is longer than the time that is left, and itself 30 s before the end.
+    - `idle_exit`: after how many seconds without a task it leaves.
+    - `max_runs`: after how many tasks it leaves. The last batch may go beyond.
+    - `requeue`: whether it puts the tasks that run at the end back into their queues, which costs no attempt.
+      Otherwise they are lost with the worker, and their policy decides.
+    """
+
+    ends_at: float | None = None
+    idle_exit: float | None = None
+    max_runs: int | None = None
+    requeue: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError for a value out of its range."""
+        if self.idle_exit is not None and not self.idle_exit > 0:
+            raise ValueError(f"idle_exit must be above 0 s, not {self.idle_exit}")
+        if self.max_runs is not None and self.max_runs < 1:
+            raise ValueError(f"max_runs must be at least 1, not {self.max_runs}")
+        if self.requeue and self.ends_at is None:
+            raise ValueError("requeue needs ends_at: without it the worker does not know when to requeue")
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the time decides when the worker leaves."""
+        return self.ends_at is not None or self.idle_exit is not None
+
+
+def end_of_allocation(environment: Mapping[str, str] | None = None) -> float:
+    """Return when the Slurm allocation of this process ends, in seconds since the epoch.
+
+    Slurm sets `SLURM_JOB_END_TIME` (sbatch(1), "output environment variables"). PBS and LSF document no such
+    variable. Raises ValueError without it.
+    """
+    value = (os.environ if environment is None else environment).get(_SLURM_END)
+    if value is None:
+        raise ValueError(
+            f"{_SLURM_END} is not set: this is no Slurm allocation, or its Slurm is too old. Pass how much "
+            "time is left, like 12h"
+        )
+    try:
+        return float(int(value))
+    except ValueError:
+        raise ValueError(
+            f"{_SLURM_END}={value[:50]!r} is no time in seconds. Pass a duration, like 12h"
+        ) from None
+
+
+UNLIMITED = Allocation()
+
+
+class Activity(NamedTuple):
+    """What a worker does: how many tasks have begun since its start, and whether it holds some."""
+
+    begun: int
+    is_busy: bool
+
+
+class AllocationWatch:
+    """Ends a worker in time, in a thread of its own, and takes it off jobs that no longer fit.
+
+    `drain` gets the reason; `end` gets how many seconds the rest may take.
+    """
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        registrations: Registrations,
+        activity: Callable[[], Activity],
+        drain: Callable[[str], None],
+        end: Callable[[float], None],
+    ) -> None:
+        self._allocation = allocation
+        self._registrations = registrations
+        self._activity = activity
+        self._drain = drain
+        self._end = end
+        self._lock = threading.Lock()
+        self._last = Activity(0, is_busy=False)
+        self._active_at = self._served_at = time.monotonic()
+
+    def run(self, closed: threading.Event) -> None:
+        """Check until the worker is `closed`, or its allocation ends."""
+        while not closed.wait(_CHECK_SECONDS):
+            if self._is_over():
+                return
+            self.leave_jobs()
+            self._check_idle()
+
+    def leave_jobs(self) -> None:
+        """Leave the jobs whose tasks may run for longer than the allocation."""
+        remaining = self._remaining()
+        if remaining is None:
+            return
+        with self._lock:
+            for name, seconds in self._registrations.time_limits().items():
+                if seconds > remaining - END_SECONDS:
+                    log.info(
+                        "Leaving %s: its timeout_seconds (%g) is longer than the rest of this allocation "
+                        "(%.0f s)",
+                        *(name, seconds, remaining),
+                    )
+                    self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        try:
+            self._registrations.unregister(name)
+        except KeyError:  # it was unregistered meanwhile
+            pass
+        except Exception as error:  # the next check repeats it
+            log.warning("Leaving %s failed: %s", name, error)
+
+    def _remaining(self) -> float | None:
+        ends_at = self._allocation.ends_at
+        return None if ends_at is None else ends_at - time.time()
+
+    def _is_over(self) -> bool:
+        remaining = self._remaining()
+        if remaining is None or remaining > END_SECONDS:
+            return False
+        log.info("The allocation ends in %.0f s", remaining)
+        self._end(max(0.0, remaining - _LAST_SECONDS))
+        return True
+
+    def _check_idle(self) -> None:
+        now, activity = time.monotonic(), self._activity()
+        if activity.is_busy or activity.begun > self._last.begun:
+            self._active_at = now
+        self._last = activity
+        if self._registrations.jobs or self._registrations.providers:
+            self._served_at = now
+        idle_exit = self._allocation.idle_exit
+        if idle_exit is not None and now - self._active_at >= idle_exit:
+            self._drain(f"No task for {idle_exit:g} s (idle_exit): worker %s leaves")
+        elif self._allocation.ends_at is not None and now - self._served_at >= _NO_JOB_SECONDS:
+            self._drain("No job fits into the rest of the allocation: worker %s leaves")

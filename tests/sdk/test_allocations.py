@@ -1,0 +1,129 @@
+"""A worker leaves by itself: before its allocation ends, when it is idle, or after some tasks."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import wait_until
+
+from sdk.executors import Process
+from sdk.jobs import Add
+from sdk.stuck_jobs import Stuck
+from sdk.test_killed_processes import has_ended, pids_in
+from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.worker import allocations
+from zndraw_joblib.worker.allocations import Allocation, end_of_allocation
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.serving import Runner
+
+Make = Callable[..., JobManager]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an allocation end two seconds before its time, and check it often."""
+    monkeypatch.setattr(allocations, "END_SECONDS", 2.0)
+    monkeypatch.setattr(allocations, "_LAST_SECONDS", 1.0)
+    monkeypatch.setattr(allocations, "_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(allocations, "_NO_JOB_SECONDS", 0.1)
+
+
+def has_left(manager: JobManager) -> bool:
+    """Return whether a worker has left by itself."""
+    return manager.worker_id is None
+
+
+def set_end(manager: JobManager, seconds: float) -> None:
+    """Let the allocation of a worker end after so many seconds, however slow its start was."""
+    assert manager._session is not None
+    watch = manager._session.watch
+    watch._allocation = watch._allocation._replace(ends_at=time.time() + seconds)
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_the_end_of_an_allocation_loses_no_task(
+    worker: Make, room: str, tmp_path: Path, *, requeue: bool
+) -> None:
+    """What runs goes back to its queue, also with one attempt, or its policy decides; its process ends."""
+    caller = worker()
+    caller.register(Stuck, room=room, max_attempts=1)
+    running = caller.submit(Stuck(folder=str(tmp_path), once=True), room=room)
+    waiting = caller.submit(Stuck(folder=str(tmp_path), once=True), room=room)
+    allocation = Allocation(ends_at=time.time() + 3600, requeue=requeue)
+    manager = worker(Runner(), executor="process", cancel_grace=0.1, allocation=allocation)
+    manager.register(Stuck, room=room)
+    pids = pids_in(tmp_path)
+    set_end(manager, 2)
+    wait_until(lambda: has_left(manager), 30)
+    wait_until(lambda: all(map(has_ended, pids)), 30)
+    assert caller.get_task(running).status == (TaskStatus.PENDING if requeue else TaskStatus.FAILED)
+    assert caller.get_task(waiting).status == TaskStatus.PENDING
+    other = worker(Runner())
+    other.register(Stuck, room=room)
+    expected = {running: "well" if requeue else None, waiting: "well"}
+    assert {task: caller.wait_for(task, 60).result for task in expected} == expected
+
+
+def test_a_worker_leaves_jobs_that_no_longer_fit(worker: Make, room: str) -> None:
+    """It runs the others, and leaves when there are none."""
+    allocation = Allocation(ends_at=time.time() + 600)
+    manager = worker(Runner(), allocation=allocation)
+    manager.register(Add, room=room, timeout_seconds=60)
+    manager.register(Process, room=room, timeout_seconds=3600)
+    wait_until(lambda: len(manager.registry) == 1)
+    [name] = manager.registry
+    assert manager.wait_for(manager.submit(Add(a=1, b=2), room=room), 30).result == 3
+    set_end(manager, 50)
+    wait_until(lambda: has_left(manager), 30)
+    assert name.endswith(":Add")
+
+
+def test_an_idle_worker_leaves(worker: Make, room: str) -> None:
+    """Not while a task runs, however long that takes."""
+    running, may_end = threading.Event(), threading.Event()
+
+    def execute(task: Any) -> str:
+        running.set()
+        assert may_end.wait(40)
+        return "done"
+
+    manager, caller = worker(execute, allocation=Allocation(idle_exit=0.5)), worker()
+    manager.register(Add, room=room)
+    task_id = caller.submit(f"{room}:modifiers:Add", {})
+    assert running.wait(30)
+    assert not manager._session.closed.wait(1)  # type: ignore[union-attr]
+    may_end.set()
+    wait_until(lambda: has_left(manager), 30)
+    assert caller.wait_for(task_id, 30).result == "done"
+
+
+@pytest.mark.parametrize("options", [{}, {"concurrency": 3}], ids=["one slot", "three slots"])
+def test_a_worker_leaves_after_some_tasks(worker: Make, room: str, options: dict[str, Any]) -> None:
+    """It claims no more of them ahead than it may run."""
+    caller = worker()
+    caller.register(Add, room=room)
+    ids = [caller.submit(Add(a=n), room=room) for n in range(8)]
+    manager = worker(Runner(), allocation=Allocation(max_runs=5), **options)
+    manager.register(Add, room=room)
+    wait_until(lambda: has_left(manager), 30)
+    ended = [task for task in ids if caller.get_task(task).status == TaskStatus.COMPLETED]
+    assert len(ended) == 5 or (options and 3 <= len(ended) < 5)
+    assert {caller.get_task(task).status for task in set(ids) - set(ended)} == {TaskStatus.PENDING}
+
+
+def test_wrong_allocations_are_refused(worker: Make) -> None:
+    """The error names the field, or the variable of Slurm."""
+    assert end_of_allocation({"SLURM_JOB_END_TIME": "1767225600"}) == 1767225600
+    for environment, text in (({}, "is not set"), ({"SLURM_JOB_END_TIME": "noon"}, "'noon' is no time")):
+        with pytest.raises(ValueError, match=text):
+            end_of_allocation(environment)
+    for wrong, text in (
+        (Allocation(idle_exit=0), "idle_exit must be above 0"),
+        (Allocation(max_runs=0), "max_runs must be at least 1"),
+        (Allocation(requeue=True), "requeue needs ends_at"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            worker(Runner(), allocation=wrong)
