@@ -144,6 +144,21 @@ INVARIANTS = {
           (SELECT count(*) FROM joblib_task t WHERE t.group_id = g.id)""",
     "a task of a group is not linked": """
         SELECT count(*) FROM joblib_task WHERE group_id IS NOT NULL AND linked IS NULL""",
+    "a task waits for no predecessor": """
+        SELECT count(*) FROM joblib_task t
+        WHERE t.status = 'pending' AND t.run_at > '9999-12-31 23:59:59.4+00'
+          AND NOT EXISTS (SELECT 1 FROM joblib_edge e WHERE e.task_seq = t.seq AND e.is_open)""",
+    "a task runs before its predecessors have ended": """
+        SELECT count(*) FROM joblib_successor s JOIN joblib_task t ON t.seq = s.task_seq
+        WHERE s.released_at IS NULL AND (t.started_at IS NOT NULL
+          OR t.status = 'pending' AND (t.run_at IS NULL OR t.run_at < '9999-12-31 23:59:59.4+00'))""",
+    "a predecessor is not linked, or was deleted while a task waited for it": """
+        SELECT count(*) FROM joblib_edge e JOIN joblib_task s ON s.seq = e.task_seq AND s.completed_at IS NULL
+        LEFT JOIN joblib_task t ON t.seq = e.source WHERE e.source > 0 AND t.linked IS NULL""",
+    "a predecessor has ended, and nothing will release the task that waits for it": """
+        SELECT count(*) FROM joblib_edge e JOIN joblib_task t ON t.seq = e.source
+        WHERE e.is_open AND t.completed_at IS NOT NULL AND (e.status IS NULL OR t.status = 'completed')
+          AND NOT EXISTS (SELECT 1 FROM joblib_wave w WHERE w.source = e.source)""",
     "a stored attempt has a higher number than its task": """
         SELECT count(*) FROM joblib_attempt a
         WHERE NOT EXISTS (SELECT 1 FROM joblib_task t WHERE t.seq = a.task_seq AND t.attempt >= a.attempt)""",

@@ -178,6 +178,7 @@ def test_the_queue_alone_writes_tasks() -> None:
         ("sql_claim_statements.py", "update"),
         ("sql_recount.py", "update"),
         ("sql_unique.py", "update"),
+        ("sql_successors.py", "update"),
     }
 
 

@@ -81,6 +81,8 @@ _MODULES = {
         "MethodNotAllowed",
         "NotFound",
         "NoWorkersAvailable",
+        "PredecessorFailed",
+        "PredecessorResultInvalid",
         "Problem",
         "ProblemError",
         "ProblemException",

@@ -206,7 +206,7 @@ def test_fields_with_defaults_are_optional_in_requests_and_present_in_responses(
             with_default = [field for field, one in schema["properties"].items() if "default" in one]
             assert with_default == [], name
     sometimes = {"progress", "failure", "stored_result", "traceparent", "unique_key", "duplicate"}
-    sometimes |= {"schedule", "due_at", "tags", "parent", "root", "group"}
+    sometimes |= {"schedule", "due_at", "tags", "parent", "root", "group", "waits", "after", "successors"}
     assert set(schemas["TaskResponse"]["properties"]) - set(schemas["TaskResponse"]["required"]) == sometimes
 
 
@@ -279,7 +279,7 @@ ALSO = {
     ("get", "/groups/{group_id}/events"): _STREAM,
     ("get", "/tasks/{task_id}/log"): {"attempt", "after", "limit"},
     ("put", "/tasks/{task_id}/result"): {"attempt", "filename"},
-    ("get", "/tasks/{task_id}/result"): _RANGES,
+    ("get", "/tasks/{task_id}/result"): _RANGES | {"successor"},
     ("head", "/tasks/{task_id}/result"): _RANGES,
     ("get", "/rooms/{room_id}/providers/{name}"): {"If-None-Match"},
     ("post", "/tasks/submit"): {"traceparent"},

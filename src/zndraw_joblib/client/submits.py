@@ -94,6 +94,7 @@ class NewTask:
     parent: UUID | str | None = RUNNING
     group: UUID | None = None
     webhook: TaskWebhook | Mapping[str, Any] | None = None
+    after: Any = None
 
     @classmethod
     def of(cls, job: Any, payload: Mapping[str, Any] | None, options: TaskOptions) -> Self:

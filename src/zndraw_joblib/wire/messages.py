@@ -33,6 +33,7 @@ from zndraw_joblib.wire.problems import Problem
 from zndraw_joblib.wire.progress import Failure, LogPart, Progress, StoredResult
 from zndraw_joblib.wire.schedules import ScheduleTimes
 from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.successors import MAX_BATCH_PREDECESSORS, After, TaskAfter
 from zndraw_joblib.wire.unique import Debounce, Unique, check_debounce
 from zndraw_joblib.wire.webhooks import TaskWebhook
 
@@ -290,6 +291,7 @@ class SubmitOptions(TypedDict, total=False):
     parent: UUID | str | None
     group: UUID | None
     webhook: TaskWebhook | Mapping[str, Any] | None
+    after: Any
 
 
 class TaskSubmitRequest(RequestBody):
@@ -305,6 +307,10 @@ class TaskSubmitRequest(RequestBody):
     counts once. `parent` is the id of the task of the same room that submits this one. `group` is the id
     of a group of the same room, which the task belongs to. `webhook` gets the end of the task,
     but not that of another task which holds the key.
+
+    `after` are tasks and groups of the same room that the task waits for. Then values ``{"$result": {"task":
+    id, "pointer": "/x"}}`` of the payload are replaced by these parts of the results of its predecessors
+    before a worker gets it. Its priority is by default the highest of its job and its predecessors.
     """
 
     # The unknown fields, for `_checked`.
@@ -322,6 +328,7 @@ class TaskSubmitRequest(RequestBody):
     parent: UUID | None = Field(default=None, exclude_if=is_none)
     group: UUID | None = Field(default=None, exclude_if=is_none)
     webhook: TaskWebhook | None = Field(default=None, exclude_if=is_none)
+    after: After | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -333,6 +340,12 @@ class TaskSubmitRequest(RequestBody):
             raise ValueError("give run_at or delay_seconds, not both")
         if self.debounce is not None:
             check_debounce(self, "run_at", "delay_seconds")
+        replaces = self.debounce is not None or (self.unique and self.unique.on_conflict == "replace")
+        if self.after is not None and replaces:
+            raise ValueError(
+                "after: a submit that may replace a task cannot wait for others; remove debounce, or use "
+                "another unique.on_conflict"
+            )
         return self
 
 
@@ -361,6 +374,9 @@ class TaskResponse(ResponseBody):
       so on. They are omitted for tasks without them, and in the responses to claims and to reports of a start
       or an end. The ids stay when those tasks are deleted.
     - `group`: the group that it belongs to, only in responses to submits and to requests that read tasks.
+    - `waits`: true while it is pending because of its predecessors. `after`: what it waits for, or has waited
+      for. `successors`: the first hundred tasks that wait for it, or have waited. The last two are only in
+      responses to requests that read one task.
     """
 
     # What a new field needs is in CONTRIBUTING, "How to add a field or an option".
@@ -396,6 +412,9 @@ class TaskResponse(ResponseBody):
     parent: UUID | None = Field(default=None, exclude_if=is_none)
     root: UUID | None = Field(default=None, exclude_if=is_none)
     group: UUID | None = Field(default=None, exclude_if=is_none)
+    waits: Literal[True] | None = Field(default=None, exclude_if=is_none)
+    after: TaskAfter | None = Field(default=None, exclude_if=is_none)
+    successors: list[UUID] | None = Field(default=None, exclude_if=is_none)
 
 
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
@@ -636,6 +655,24 @@ class BatchSubmitRequest(RequestBody):
         if self.group is not None and any(task.group is not None for task in self.tasks):
             raise ValueError("group: the batch makes a group of its tasks, so none of them may name one")
         self.atomic = self.atomic or self.group is not None
+        number = sum(len(task.after.tasks) + len(task.after.groups) for task in self.tasks if task.after)
+        if number > MAX_BATCH_PREDECESSORS:
+            raise ValueError(
+                f"tasks: they wait for {number} tasks and groups in all; at most "
+                f"{MAX_BATCH_PREDECESSORS} in one batch are allowed, so send several, or wait for groups"
+            )
+        for index, task in enumerate(self.tasks):
+            earlier = [number for number in task.after.tasks if isinstance(number, int)] if task.after else []
+            if earlier and not self.atomic:
+                raise ValueError(
+                    f"tasks.{index}.after.tasks: indexes need a batch that is atomic or makes a group; set "
+                    "atomic"
+                )
+            if any(number >= index for number in earlier):
+                raise ValueError(
+                    f"tasks.{index}.after.tasks: {max(earlier)} is no earlier item of the batch; a task "
+                    "waits for items before it"
+                )
         return self
 
 

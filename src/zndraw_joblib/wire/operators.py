@@ -165,10 +165,11 @@ class TaskFilter(RequestBody):
 class WaitsFor(StrEnum):
     """What a pending task waits for, beside a free slot.
 
-    `time`: its due time. `resume`: its job, its room or all rooms are paused. `worker`: no worker serves its
-    job.
+    `predecessor`: the ends of other tasks or groups. `time`: its due time. `resume`: its job, its room or all
+    rooms are paused. `worker`: no worker serves its job.
     """
 
+    PREDECESSOR = "predecessor"
     TIME = "time"
     RESUME = "resume"
     WORKER = "worker"

@@ -13,7 +13,8 @@ ProblemException
 │   │   InvalidTaskTransition
 │   │   └── StaleReport
 │   └── WorkerLost, StartTimeout, RunTimeout, TaskExpired, InternalTimeout, Released, Retried,
-│       FailedByOperator, ResultNotSerializable: never a response; the `error_code` of a task
+│       FailedByOperator, PredecessorFailed, PredecessorResultInvalid,
+│       ResultNotSerializable: never a response; the `error_code` of a task
 ├── ResultExpired                            410  KeyError
 ├── ContentTooLarge                          413  ValueError
 ├── RangeNotSatisfiable                      416  ValueError
@@ -258,6 +259,14 @@ class TaskExpired(Conflict):
     """No worker claimed the task in time (`expires_in_seconds`)."""
 
 
+class PredecessorFailed(Conflict):
+    """A task or group that the task waited for has not completed; its `error` names it."""
+
+
+class PredecessorResultInvalid(Conflict):
+    """A predecessor's result does not fit into the payload: it has no such part, or the schema refuses it."""
+
+
 class InternalTimeout(Conflict):
     """The internal task exceeded its time limit (setting `internal_task_timeout_seconds`)."""
 
@@ -467,6 +476,10 @@ REMEDIES: dict[type[ProblemException], str] = {
     StartTimeout: f"Give the worker fewer tasks at once, or raise `start_timeout_seconds`. {_ERROR_CODE}",
     RunTimeout: f"Raise `timeout_seconds` of the job, or make its tasks smaller. {_ERROR_CODE}",
     TaskExpired: f"Start more workers, or raise `expires_in_seconds`. {_ERROR_CODE}",
+    PredecessorFailed: "Read why the predecessor failed. Retry it, then this task; with `on_failure` of "
+    f"`after` other tasks wait or run instead. {_ERROR_CODE}",
+    PredecessorResultInvalid: "Compare the pointer in `error` with the result of the predecessor and the "
+    f"schema of the job. {_ERROR_CODE}",
     InternalTimeout: f"Raise the setting, or make the tasks smaller. {_ERROR_CODE}",
     DispatchFailed: f"Check that the broker (Redis) runs; then retry the task. {_ERROR_CODE}",
     Released: f"No action is needed: a worker claims the task again. {_ERROR_CODE}",

@@ -27,6 +27,7 @@ from zndraw_joblib.server.queue import (
     rules_answers,
     rules_audit,
     rules_jobs,
+    rules_successors,
     rules_tasks,
     rules_transitions,
     rules_trees,
@@ -42,7 +43,7 @@ from zndraw_joblib.server.queue import (
 from zndraw_joblib.server.queue.rules_idempotency import answers_of, once
 from zndraw_joblib.server.queue.rules_tokens import Signer
 from zndraw_joblib.server.queue.sql_pauses import Pauses
-from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
+from zndraw_joblib.server.queue.sql_task_rows import WAITING, Move, TaskRecord
 from zndraw_joblib.server.queue.sql_tasks import positions
 from zndraw_joblib.wire.operations import FoundTasks
 from zndraw_joblib.wire.operators import (
@@ -181,11 +182,13 @@ async def described(tx: Transaction, rows: Sequence[SearchRow]) -> list[FoundTas
         if task.status in HELD and detail.progress:
             task.progress = Progress.model_validate(detail.progress)
         if pauses is not None and task.status is TaskStatus.PENDING:
-            task.waits_for = _waits_for(task, detail, pauses)
+            task.waits_for = _waits_for(row, detail, pauses)
     return tasks
 
 
-def _waits_for(task: FoundTask, detail: SearchDetail, pauses: Pauses) -> WaitsFor | None:
+def _waits_for(task: SearchRow, detail: SearchDetail, pauses: Pauses) -> WaitsFor | None:
+    if task.run_at == WAITING:
+        return WaitsFor.PREDECESSOR
     if task.run_at is not None:
         return WaitsFor.TIME
     if pauses.is_all or task.room_id in pauses.rooms or detail.is_paused:
@@ -209,6 +212,7 @@ def _entry(row: SearchRow, job: tuple[str, int]) -> FoundTask:
         "attempts": row.attempts,
         "status": TaskStatus(row.status),
         "priority": -row.lane,
+        "run_at": None if row.run_at == WAITING else row.run_at,
     }
     return FoundTask.model_construct(**fields)
 
@@ -559,6 +563,8 @@ async def apply_batch(  # noqa: PLR0913, PLR0917 - the counts so far, and what a
     elif confirmed.action is BulkAction.RETARGET:
         count = len(await rules_versions.retarget(tx, same, schemas))
     else:
+        if confirmed.tree:
+            tx.cancelling.update(task.seq for task in same)
         count = await _move(tx, confirmed.action, same)
     affected, skipped = affected + count, skipped + len(rows) - count
     return _BatchCounts(len(rows), affected, skipped, await _record(tx, confirmed, affected, skipped, entry))
@@ -570,7 +576,9 @@ async def _move(tx: Transaction, action: BulkAction, tasks: Sequence[TaskRecord]
     moves: list[Move] = [(task, _after(action, task, now)) for task in tasks]
     if action is BulkAction.RETRY:
         refused = await rules_unique.retake(tx, [after for _, after in moves])
-        moves = [(task, after) for task, after in moves if task.seq not in refused]
+        tasks = [task for task in tasks if task.seq not in refused]
+        retried = [after for task, after in moves if task.seq not in refused]
+        moves = list(zip(tasks, await rules_successors.wait_again(tx, retried), strict=True))
     if not moves:
         return 0
     await sql_transitions.move(tx, moves)

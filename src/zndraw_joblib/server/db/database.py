@@ -72,6 +72,8 @@ class Freed(NamedTuple):
 class Transaction:
     """The statements of one transaction, and the events and wake-ups that follow its commit."""
 
+    request_id: str | None = None
+
     def __init__(
         self, execute: Execute, *, is_sqlite: bool, clock: Clock | None = None, alone: Execute | None = None
     ) -> None:
@@ -103,7 +105,8 @@ class Transaction:
         self.ended: dict[int, TaskStatus] = {}
         self.settle: Settle | None = None
         self.has_settled = False
-        self.request_id: str | None = None
+        # Linked tasks that cancel what waits for them, by their `seq`.
+        self.cancelling: set[int] = set()
         # Whether a job stays without workers if its policy does not say what becomes of it.
         self.keeps_unserved_jobs = False
 

@@ -8,7 +8,8 @@ The text is PostgreSQL's. For SQLite some things are rewritten, so that a statem
 - `x = ANY (:all_name)` becomes `x IN (…)` with one placeholder for each value,
 - `IS NOT DISTINCT FROM` becomes `IS`,
 - `octet_length(x)`, which SQLite has only since 3.43, becomes `length(CAST(x AS BLOB))`,
-- a line with `FOR UPDATE`, `FOR NO KEY UPDATE` or `FOR KEY SHARE` is removed: SQLite has one writer,
+- a line with `FOR UPDATE`, `FOR NO KEY UPDATE`, `FOR SHARE` or `FOR KEY SHARE` is removed, because SQLite has
+  one writer,
 - `unindexed(x)`, a column for which SQLite uses no index, becomes `+x`, and on PostgreSQL `x`,
 - `payload_of(tasks)` and `payload_size(tasks)`, a task's payload and its bytes, are those of its row in the
   table of long payloads, if it has one, and on PostgreSQL always of its column.
@@ -53,7 +54,7 @@ UUID_TYPE: Type = Uuid()
 
 _PARAMETER = re.compile(r"(?<![:\w\\]):(\w+)(?![:\w])")
 _LIST = re.compile(r"= ANY \(:all_(\w+)\)")
-_LOCK = re.compile(r"\n *FOR (UPDATE|NO KEY UPDATE|KEY SHARE)\b.*")
+_LOCK = re.compile(r"\n *FOR (UPDATE|NO KEY UPDATE|SHARE|KEY SHARE)\b.*")
 _BYTES = re.compile(r"\boctet_length\(([\w.]+)\)")
 _UNINDEXED = re.compile(r"\bunindexed\(([\w.]+)\)")
 _PAYLOAD = re.compile(r"\bpayload_of\((\w+)\)")

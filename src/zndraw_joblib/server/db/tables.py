@@ -608,6 +608,7 @@ class Task(Base, table=True):
     started, as `unique_until` says, or until `unique_expires_at`.
     `schedule` is the name of the schedule of its room that submitted it, `due_at` the due time.
     `limit_key` has the digests of its values of the keys of its job's limits; null if the job had no limits.
+    A task that waits for others has a `run_at` that no submit can name: see `Successor`.
     `linked` is null unless the end of the task concerns others, as `rules_ends` says.
     `parent` is the id of the task that has submitted it, `root` that of the first task of its tree. Both stay
     after those are deleted. `tags` is a list; `TaskTag` has them too, for searches.
@@ -791,6 +792,58 @@ class GroupCount(Base, table=True):
     completed: int
     failed: int
     cancelled: int
+
+
+class Successor(Base, table=True):
+    """What a task does that waits for others, or has waited: it was put into its queue at `released_at`.
+
+    Until then its `run_at` is `WAITING`, and the one that its submit named is here. `fills`: its payload has
+    values that are results of predecessors. Writers hold the lock of the task.
+    """
+
+    __tablename__ = "joblib_successor"
+
+    task_seq: int = _column(SEQUENCE, key=True)
+    on_failure: str = Field(max_length=16)
+    run_at: datetime | None = moment(nullable=True)
+    fills: bool = _no()
+    released_at: datetime | None = moment(nullable=True)
+
+
+class Edge(Base, table=True):
+    """A predecessor of a task: `source` is the `seq` of a task, or the negated `n` of a group.
+
+    `position` counts the predecessors of a task, and `predecessor` is the id of the task or group. `status`
+    is how it ended last, as far as that was handled. While `is_open`, the task waits for it. A transaction
+    that adds a row has locked the predecessor: those that end it see the row, or end it before.
+    """
+
+    __tablename__ = "joblib_edge"
+    __table_args__: ClassVar[Any] = (
+        _partial("ix_joblib_edge_open", "is_open", "source", "task_seq"),
+        Index("ix_joblib_edge_source", "source", "task_seq"),
+        {"sqlite_with_rowid": False},
+    )
+
+    task_seq: int = _column(BigInteger, key=True)
+    source: int = _column(BigInteger, key=True)
+    position: int
+    predecessor: UUID = _column(Uuid)
+    status: str | None = Field(default=None, max_length=16)
+    is_open: bool = _no()
+
+
+class Wave(Base, table=True):
+    """A predecessor that has ended: the tasks that wait for it are yet to be handled.
+
+    With `cancels` they are cancelled. The transaction of the end adds the row; rows of one source are alike.
+    """
+
+    __tablename__ = "joblib_wave"
+
+    n: int | None = _sequence()
+    source: int = _column(BigInteger)
+    cancels: bool = _no()
 
 
 class Schedule(Base, table=True):

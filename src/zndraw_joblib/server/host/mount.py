@@ -18,6 +18,7 @@ from zndraw_joblib.server.admin.overviews import Overviews
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.background.loops import Health, Metrics, Rollups, Scheduler, ServerReports
 from zndraw_joblib.server.background.schedules import Schedules
+from zndraw_joblib.server.background.successors import Successors
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.background.webhooks import Webhooks
 from zndraw_joblib.server.db import schema
@@ -232,7 +233,7 @@ class JobLib(HostApi):
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
         self.rollups, self.end_hooks = Rollups(runtime), EndHooks(runtime, on_end or {})
         self.schedules = Schedules(runtime, self.dispatcher.configure)
-        self.webhooks = Webhooks(runtime)
+        self.webhooks, self.successors = Webhooks(runtime), Successors(runtime)
         self._internal_jobs, self._given_results = internal_jobs, result_backend
 
     def _connect_internal(self, worker_token: WorkerToken | None) -> None:
@@ -345,6 +346,7 @@ class JobLib(HostApi):
             start("statistics", self.rollups.run()),
             start("on_end", self.end_hooks.run()),
             start("webhooks", self.webhooks.run()),
+            start("successors", self.successors.run()),
         ]
         if self.rooms is not None:
             running += [start(name, run()) for name, run in self.rooms.loops.items()]

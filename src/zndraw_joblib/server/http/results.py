@@ -41,7 +41,7 @@ from zndraw_joblib.server.http.routing import (
     serves,
 )
 from zndraw_joblib.server.process.ports import PART_BYTES, Identity, RequestKey, ResultBackend
-from zndraw_joblib.server.queue import rules_providers, rules_results
+from zndraw_joblib.server.queue import rules_providers, rules_results, rules_successors
 from zndraw_joblib.server.queue.rules_idempotency import NOTHING, Answers, answers_of, once
 from zndraw_joblib.server.queue.rules_providers import find_for_upload
 from zndraw_joblib.server.queue.rules_results import FoundResult, Upload
@@ -232,12 +232,21 @@ _CONDITIONS = {
 
 
 @serves(ops.READ_TASK_RESULT, responses=_READ, openapi_extra=_CONDITIONS)
-async def read_task_result(request: Request, queue: QueueState, caller: Identity, task_id: UUID) -> Response:
+async def read_task_result(
+    request: Request,
+    queue: QueueState,
+    caller: Identity,
+    task_id: UUID,
+    successor: Annotated[
+        Omissible[UUID], Query(description="A task that has waited for this one, and whose worker reads it")
+    ] = None,
+) -> Response:
     """Return the result of a task: its JSON, or the bytes that were uploaded.
 
-    ``Range``, ``If-Range`` and ``If-None-Match`` are supported.
+    ``Range``, ``If-Range`` and ``If-None-Match`` are supported. The worker that has the `successor` needs no
+    right to read the room.
     """
-    return await _send_result(request, queue, caller, task_id)
+    return await _send_result(request, queue, caller, task_id, successor)
 
 
 @serves(ops.HEAD_TASK_RESULT, responses=_HEAD, openapi_extra=_CONDITIONS)
@@ -246,9 +255,15 @@ async def head_task_result(request: Request, queue: QueueState, caller: Identity
     return await _send_result(request, queue, caller, task_id)
 
 
-async def _send_result(request: Request, queue: QueueState, caller: Identity, task_id: UUID) -> Response:
+async def _send_result(
+    request: Request, queue: QueueState, caller: Identity, task_id: UUID, successor: UUID | None = None
+) -> Response:
     result = await queue.runtime.database.read(rules_results.find, task_id)
-    await check_task_readable(request, caller, task_id, result.room_id)
+    reader = task_id
+    if successor is not None:
+        is_edge = await queue.runtime.database.read(rules_successors.is_successor, successor, task_id)
+        reader = successor if is_edge else task_id
+    await check_task_readable(request, caller, reader, result.room_id)
     rules_results.check(result)
     stored = _inline(result) if result.stored is None else _stored(queue, result)
     return await content_response(request, stored)

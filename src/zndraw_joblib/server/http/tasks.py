@@ -68,7 +68,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
 from zndraw_joblib.wire.operations import PREFIX
-from zndraw_joblib.wire.problems import DuplicateTask, ProblemException
+from zndraw_joblib.wire.problems import DuplicateTask, InvalidRequest, ProblemException
 from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
@@ -153,8 +153,9 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
     encoded = rules_transitions.check_size("payload", body.payload)
-    if body.parent is not None:
-        for refusal in (await _unreadable_parents(request, caller, [(room_id, body.parent)])).values():
+    _check_ids(body)
+    if body.parent is not None or body.after is not None:
+        for refusal in (await _unreadable(request, caller, _related(room_id, body))).values():
             raise refusal
     async with queue.runtime.take_submits(caller.id, [key]) as tokens:
         with submit_span(request, traceparent, name) as trace:
@@ -176,24 +177,40 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     return JsonResponse(content, 202, headers)
 
 
-async def _unreadable_parents(
-    request: Request, caller: Identity, parents: Iterable[tuple[str, UUID]]
-) -> dict[tuple[str, UUID | None], Exception]:
-    """Return why the caller may not read the parents of tasks to submit, given by their rooms and ids.
+def _check_ids(task: TaskSubmitRequest) -> None:
+    if task.after is not None and any(isinstance(entry, int) for entry in task.after.tasks):
+        detail = "after.tasks: only a batch takes indexes (POST /tasks/submit with atomic); name ids"
+        raise InvalidRequest(
+            detail, errors=[{"loc": ["body", "after", "tasks"], "message": detail, "type": "no_batch"}]
+        )
+
+
+def _related(room_id: str, task: TaskSubmitRequest) -> list[tuple[str, UUID]]:
+    """Return the parent and the predecessors of a task to submit, with its room."""
+    ids = [] if task.parent is None else [task.parent]
+    if task.after is not None:
+        ids += [*(entry for entry in task.after.tasks if isinstance(entry, UUID)), *task.after.groups]
+    return [(room_id, id_) for id_ in ids]
+
+
+async def _unreadable(
+    request: Request, caller: Identity, related: Iterable[tuple[str, UUID]]
+) -> dict[tuple[str, UUID], Exception]:
+    """Return why the caller may not read parents or predecessors of tasks to submit: by their rooms and ids.
 
     The guard runs once for each room; a worker may also name the tasks that it runs.
     """
     refusals: dict[str, Exception] = {}
-    distinct = list(dict.fromkeys(parents))
+    distinct = list(dict.fromkeys(related))
     for room_id in dict.fromkeys(room_id for room_id, _ in distinct):
         try:
             await check_readable(request, room_id)
         except (ProblemException, HTTPException) as error:
             refusals[room_id] = as_problem(error)
-    refused = [(room_id, parent) for room_id, parent in distinct if room_id in refusals]
+    refused = [(room_id, id_) for room_id, id_ in distinct if room_id in refusals]
     own_tasks = queue_state(request).worker_rooms.own_tasks
-    own = await own_tasks(request, caller, {parent for _, parent in refused}) if refused else ()
-    return {(room_id, parent): refusals[room_id] for room_id, parent in refused if parent not in own}
+    own = await own_tasks(request, caller, {id_ for _, id_ in refused}) if refused else ()
+    return {(room_id, id_): refusals[room_id] for room_id, id_ in refused if id_ not in own}
 
 
 # Other answers of a guard are a fault of it, or a state of the room.
@@ -450,7 +467,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
     """
     rooms = await _writable_rooms(request, queue, body.tasks)
     jobs = {name: _job_name(name) for name in {task.job_name for task in body.tasks}}
-    unreadable = await _unreadable_parents(request, caller, _parents(body.tasks, rooms))
+    unreadable = await _unreadable(request, caller, _all_related(body.tasks, rooms))
     may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
     only = next((job for job in jobs.values() if len(jobs) == 1 and isinstance(job, JobName)), None)
     keys = [key] if body.atomic else [item_key(key, index) for index in range(len(body.tasks))]
@@ -463,9 +480,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
                     items.append(room)
                 elif isinstance(job, Exception):
                     items.append(job)
-                elif problem := unreadable.get((room, task.parent)) or (
-                    may_be_large and _large_payload(task)
-                ):
+                elif problem := _refused(room, task, unreadable) or (may_be_large and _large_payload(task)):
                     items.append(problem)
                 else:
                     item_or_all = None if body.atomic else keys[index]
@@ -481,12 +496,19 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
     return respond(outcomes, 202, queue.prefix, is_minimal=minimal)
 
 
-def _parents(tasks: Sequence[TaskToSubmit], rooms: Mapping[str, str | Exception]) -> list[tuple[str, UUID]]:
-    return [
-        (room, task.parent)
-        for task in tasks
-        if task.parent is not None and isinstance(room := rooms[task.room_id], str)
-    ]
+def _all_related(
+    tasks: Sequence[TaskToSubmit], rooms: Mapping[str, str | Exception]
+) -> Iterator[tuple[str, UUID]]:
+    for task in tasks:
+        if isinstance(room := rooms[task.room_id], str):
+            yield from _related(room, task)
+
+
+def _refused(
+    room: str, task: TaskToSubmit, unreadable: Mapping[tuple[str, UUID], Exception]
+) -> Exception | None:
+    pairs = _related(room, task) if unreadable else []
+    return next((unreadable[pair] for pair in pairs if pair in unreadable), None)
 
 
 async def _readable(request: Request, caller: Identity, room_id: str, outcome: Outcome) -> Outcome:

@@ -184,6 +184,7 @@ request_wait_key = "request:{}:{}".format  # of the result of a request: the pro
 provider_key = "provider:{}".format  # of all results of a provider, in case it is removed or replaced
 SCHEDULES_KEY = "schedules:"  # wakes the loop that submits what is due
 WEBHOOKS_KEY = "webhooks:"  # wakes the loop that delivers events to webhooks
+SUCCESSORS_KEY = "successors:"  # wakes the loop that handles ends for which tasks wait
 PAUSES_KEY = "pauses:"  # wakes the loop that ends pauses
 requests_key = "requests:{}".format  # a worker's waiting claims of provider requests
 identity_key = "identity:{}".format  # of the end of a user's sockets

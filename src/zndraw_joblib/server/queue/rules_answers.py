@@ -16,7 +16,7 @@ from zndraw_joblib.server.process.ports import Page, Reaches, task_key
 from zndraw_joblib.server.queue import rules_details
 from zndraw_joblib.server.queue.sql_details import Detail
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
-from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskRow
+from zndraw_joblib.server.queue.sql_task_rows import WAITING, TaskRecord, TaskRow
 from zndraw_joblib.wire.events import (
     Emission,
     JobsInvalidate,
@@ -141,6 +141,8 @@ def task_response(
     values["traceparent"], values["unique_key"] = traceparent, unique_key
     if task.status is not TaskStatus.PENDING:
         values["run_at"] = None
+    elif task.run_at == WAITING:
+        values["run_at"], values["waits"] = None, True
     if detail is not None:
         values["progress"], values["failure"] = (
             rules_details.progress_of(detail),

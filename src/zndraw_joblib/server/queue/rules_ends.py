@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.queue import rules_groups, rules_webhooks
+from zndraw_joblib.server.queue import rules_groups, rules_successors, rules_webhooks
 from zndraw_joblib.wire.statuses import TaskStatus
 
 
@@ -13,4 +13,5 @@ async def settle(tx: Transaction, ended: Mapping[int, TaskStatus]) -> None:
     Their rows are locked. What ends further linked tasks here is settled next, by another call.
     """
     await rules_groups.settle(tx, sorted(ended))
+    await rules_successors.settle(tx, ended)
     rules_webhooks.tasks_ended(tx, ended)

@@ -22,6 +22,7 @@ from zndraw_joblib.server.queue import (
     rules_webhooks,
     sql_groups,
     sql_jobs,
+    sql_successors,
 )
 from zndraw_joblib.server.queue.rules_tasks import Submission
 from zndraw_joblib.server.queue.sql_groups import GroupChange, GroupRecord
@@ -219,6 +220,9 @@ async def settle(tx: Transaction, seqs: Sequence[int]) -> None:
     for group in (await sql_groups.take(tx, seqs)).values():
         if group.sealed and group.ended_at is None:
             await _end(tx, group)
+        elif group.ended_at is not None:
+            # Its last retried task has ended: those that it holds are looked at again.
+            await sql_successors.add_wave_of_group(tx, group.n)
 
 
 async def _end(tx: Transaction, group: GroupRecord) -> None:
@@ -228,6 +232,7 @@ async def _end(tx: Transaction, group: GroupRecord) -> None:
         sums = await sql_groups.kept_counts(tx, [group.id])
         group = await _submit_on_end(tx, group, GroupOnEnd.model_validate_json(group.on_end), sums[group.id])
     await sql_groups.end(tx, group)
+    await sql_successors.add_wave_of_group(tx, group.n)
     tx.wake(group_key(group.id))
     rules_webhooks.group_ended(tx, group.room_id, partial(_facts, tx, group))
 
@@ -288,13 +293,7 @@ async def _check_schema(tx: Transaction, group: GroupRecord, on_end: GroupOnEnd)
 
 def raise_unless_filled(payload: Mapping[str, Any], errors: Iterable[Mapping[str, str]]) -> None:
     """Raise `InvalidPayload` with these errors, except those of values that the end of the group fills in."""
-    filled = set(_places(payload))
-    others = [
-        dict(error)
-        for error in errors
-        if not any(error["pointer"] == place or error["pointer"].startswith(f"{place}/") for place in filled)
-    ]
-    rules_payloads.raise_if_invalid(others)
+    rules_payloads.raise_if_invalid(rules_payloads.errors_outside(errors, set(_places(payload))))
 
 
 def is_filled(value: Any) -> bool:

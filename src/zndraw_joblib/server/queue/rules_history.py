@@ -9,6 +9,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.queue import (
     rules_details,
     rules_limits,
+    rules_successors,
     rules_unique,
     sql_details,
     sql_jobs,
@@ -218,6 +219,8 @@ async def _pending_reasons(
     tx: Transaction, task: TaskRecord, position: int | None, order: ClaimOrder
 ) -> tuple[list[Reason], timedelta | None]:
     """Return the reasons, and about how long the task waits."""
+    if task.is_waiting:
+        return await rules_successors.reasons(tx, task), None
     job = await sql_jobs.by_name(tx, task.job)
     limits = await _limit_reasons(tx, task, position, order)
     reasons = []

@@ -2,7 +2,7 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from math import inf
 from threading import Lock
@@ -378,6 +378,27 @@ def raise_if_invalid(errors: list[dict[str, str]]) -> None:
         listed = [f"payload{error['pointer']}: {error['message']}" for error in errors[:_MAX_REASONS]]
         more = len(errors) - _MAX_REASONS
         raise InvalidPayload("; ".join(listed) + (f" (and {more} more)" if more > 0 else ""), errors=errors)
+
+
+def without_places(fault: InvalidPayload, places: Collection[str]) -> InvalidPayload | None:
+    """Return the problem of a payload without errors at these pointers: of values that are replaced later."""
+    errors = (fault.problem.model_extra or {}).get("errors", [])
+    if not places or not errors:
+        return fault
+    try:
+        raise_if_invalid(errors_outside(errors, places))
+    except InvalidPayload as problem:
+        return problem
+    return None
+
+
+def errors_outside(errors: Iterable[Mapping[str, str]], places: Collection[str]) -> list[dict[str, str]]:
+    """Return the errors of a payload that are at none of these JSON pointers, nor below."""
+    return [
+        dict(error)
+        for error in errors
+        if not any(error["pointer"] == place or error["pointer"].startswith(f"{place}/") for place in places)
+    ]
 
 
 _MAX_SCHEMA_ERROR = 1000

@@ -11,8 +11,10 @@ from zndraw_joblib.server.queue import (
     rules_answers,
     rules_audit,
     rules_jobs,
+    rules_successors,
     rules_transitions,
     rules_unique,
+    rules_waves,
     sql_jobs,
     sql_tasks,
     sql_transitions,
@@ -117,6 +119,10 @@ async def _apply(
     task = await _locked(tx, caller, task_id, kind)
     rules_transitions.check_fence(task, action)
     after = decide(task, action, await tx.now())
+    if task.is_waiting and after.is_queued:
+        after = await rules_waves.release_by_hand(tx, task)
+    elif task.status in TERMINAL and after.is_queued:
+        [after] = await rules_successors.wait_again(tx, [after])
     if after is not task:
         await _write(tx, task, after)
         if rules_audit.is_by_operator(caller, task):

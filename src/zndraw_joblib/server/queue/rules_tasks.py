@@ -28,6 +28,7 @@ from zndraw_joblib.server.queue import (
     rules_jobs,
     rules_limits,
     rules_payloads,
+    rules_successors,
     rules_transitions,
     rules_unique,
     rules_webhooks,
@@ -36,11 +37,13 @@ from zndraw_joblib.server.queue import (
     sql_groups,
     sql_jobs,
     sql_results,
+    sql_successors,
     sql_tasks,
     sql_transitions,
     sql_trees,
 )
 from zndraw_joblib.server.queue.rules_details import DEFAULT_LIMITS, HeldAttempt, LogLimits
+from zndraw_joblib.server.queue.rules_successors import Predecessors
 from zndraw_joblib.server.queue.rules_unique import Duplicate
 from zndraw_joblib.server.queue.sql_groups import OpenGroup
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
@@ -111,7 +114,7 @@ class Submission:
     key that the payload has, if the submit needs it and it was computed already, or why it has none.
     `schedule` and `due_at`: the schedule that submits it, and when it was due. `is_unlimited`: the bounds of
     pending tasks of its job do not apply. `refusal`: why it cannot be submitted, if the server knows
-    that already.
+    that already. `filled`: the JSON pointers of the values of the payload that are results of predecessors.
     """
 
     caller: Identity
@@ -137,6 +140,7 @@ class Submission:
     due_at: datetime | None = None
     is_unlimited: bool = False
     refusal: ProblemException | None = None
+    filled: frozenset[str] = frozenset()
 
     @property
     def needs(self) -> str:
@@ -175,10 +179,12 @@ class Report(NamedTuple):
 
 
 class _Related(NamedTuple):
-    """The parents and the groups of new tasks."""
+    """The parents, the groups and the predecessors of new tasks; and the outcomes of the items so far."""
 
     parents: Mapping[UUID, Parent]
     groups: Mapping[UUID, OpenGroup]
+    predecessors: Predecessors | None
+    outcomes: "list[_Outcome]"
 
 
 # When to submit again to a job that has as many pending tasks as it may.
@@ -195,22 +201,22 @@ async def submit(
     No payload is validated here. The result for one that was not validated against the job's current schema
     is `UnvalidatedPayload`. `learn` gets the jobs.
     """
-    # Parents before jobs, as reports lock them.
-    parents = await _parents(tx, items)
-    grouped = {item.options.group for item in items if item.options.group is not None}
-    related = _Related(parents, await sql_groups.share(tx, grouped) if grouped else {})
+    related = await _lock_related(tx, items)
     jobs = await sql_jobs.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
+    if related.predecessors is not None:
+        await related.predecessors.lock_groups(tx, [item.options.after for item in items])
     if learn is not None:
         learn(jobs.values())
     now = await tx.now()
     faults = await _faults(tx, items, jobs, related)
     holders = await _key_holders(tx, items, faults, {job.id for job in jobs.values()}, now)
     limits = await _PendingLimits.of(tx, items, jobs)
-    outcomes = [
-        fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits, related)
-        for item, fault in zip(items, faults, strict=True)
-    ]
+    outcomes = related.outcomes
+    for item, fault in zip(items, faults, strict=True):
+        outcomes.append(fault or _task_or_duplicate(item, jobs[item.job], now, holders, limits, related))
     tasks, replaced = await _write_submits(tx, outcomes, holders)
+    if related.predecessors is not None:
+        await related.predecessors.write(tx, tasks)
     await _attach_hooks(tx, items, outcomes, now)
     duplicates = {outcome.task.id: outcome.task for outcome in outcomes if isinstance(outcome, Duplicate)}
     position_of = await _submitted_positions(tx, jobs, tasks, replaced, list(duplicates.values()))
@@ -222,9 +228,14 @@ async def submit(
     return [_submit_result(outcome, position_of) for outcome in outcomes]
 
 
-async def _parents(tx: Transaction, items: Sequence[Submission]) -> dict[UUID, Parent]:
+async def _lock_related(tx: Transaction, items: Sequence[Submission]) -> _Related:
+    """Lock parents, predecessors and groups before jobs, as reports lock tasks."""
     ids = {item.options.parent for item in items if item.options.parent is not None}
-    return await sql_trees.lock_parents(tx, ids) if ids else {}
+    parents = await sql_trees.lock_parents(tx, ids) if ids else {}
+    predecessors = await Predecessors.lock(tx, [item.options.after for item in items])
+    grouped = {item.options.group for item in items if item.options.group is not None}
+    groups = await sql_groups.share(tx, grouped) if grouped else {}
+    return _Related(parents, groups, predecessors, [])
 
 
 async def _write_submits(
@@ -352,7 +363,12 @@ def _task_or_duplicate(
     def make(*, is_new: bool = True) -> TaskRecord:
         if limits is not None and is_new and not item.is_unlimited:
             limits.add(item, job)
-        task, group = _task(item, job, now, parent), item.options.group
+        task, group, after = _task(item, job, now, parent), item.options.group, item.options.after
+        if after is not None and related.predecessors is not None:
+            own = item.options.priority is None
+            task = related.predecessors.wait(
+                task, after, related.outcomes, inherits=own, fills=bool(item.filled)
+            )
         return task if group is None else _in_group(task, related.groups[group])
 
     try:
@@ -407,7 +423,9 @@ async def _faults(
     schemas = {name: to_json(job.schema).decode() for name, job in jobs.items()}
     unserved = await _unserved(tx, items, jobs)
     return [
-        _group_fault(item, related.groups) or _check(item, schemas.get(item.job), unserved, related.parents)
+        _group_fault(item, related.groups)
+        or _predecessor_fault(item, related.predecessors)
+        or _check(item, schemas.get(item.job), unserved, related.parents)
         for item in items
     ]
 
@@ -421,6 +439,11 @@ def _group_fault(item: Submission, groups: Mapping[UUID, OpenGroup]) -> ProblemE
     if group.sealed:
         return GroupSealed(f"group: {group.id} is sealed; create another group for more tasks")
     return None
+
+
+def _predecessor_fault(item: Submission, predecessors: Predecessors | None) -> ProblemException | None:
+    after = item.options.after
+    return None if after is None or predecessors is None else predecessors.fault(item.room_id, after)
 
 
 async def _unserved(
@@ -549,7 +572,7 @@ def _task(item: Submission, job: JobRecord, now: datetime, parent: Parent | None
     )
     # A task that may not start at once waits in its queue, where the dispatcher finds it.
     has_limit = policy.max_in_flight is not None or bool(policy.limits)
-    may_wait = run_at is not None or job.paused or has_limit or item.is_bounded
+    may_wait = run_at is not None or job.paused or has_limit or item.is_bounded or options.after is not None
     if item.job.room_id != INTERNAL or may_wait:
         task.run_at, task.expires_at = run_at, expires_at
         return task
@@ -619,7 +642,7 @@ async def report(
 
 
 async def cancel(tx: Transaction, ids: Collection[UUID]) -> int:
-    """Cancel those of these tasks that have not ended. Return how many."""
+    """Cancel those of these tasks that have not ended, soon with what waits for them. Return how many."""
     locked = await sql_tasks.lock(tx, list(ids), 0)
     now = await tx.now()
     moves: list[Move] = [
@@ -627,6 +650,7 @@ async def cancel(tx: Transaction, ids: Collection[UUID]) -> int:
         for task in locked.values()
         if task.status not in TERMINAL
     ]
+    tx.cancelling.update(task.seq for task, _ in moves)
     emptied = await _move(tx, moves)
     for _, after in moves:
         rules_answers.publish_status(tx, after)
@@ -648,6 +672,8 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> list[UUID]:
 async def _record_cancels(tx: Transaction, decided: Iterable[tuple[TaskRecord, Report, TaskRecord]]) -> None:
     for task, item, after in decided:
         is_cancel = after.status is TaskStatus.CANCELLED and after is not task
+        if is_cancel and item.update.tree:
+            tx.cancelling.add(task.seq)
         if is_cancel and rules_audit.is_by_operator(item.caller, task):
             tx.request_id = item.request_id
             await rules_audit.record(tx, item.caller, "task.cancel", str(task.id), task.room_id)
@@ -686,12 +712,17 @@ async def get(tx: Transaction, task_id: UUID, *, with_position: bool = True) -> 
     record = await sql_details.by_id(tx, task_id)
     if record is None:
         raise TaskNotFound(f"Task {task_id} not found")
-    task, detail, has_stored = record
+    task, detail, has_stored, has_predecessors = record
     queue_positions = await positions(tx, [task]) if with_position else {}
     stored = await sql_results.current(tx, [task]) if has_stored else {}
-    return rules_answers.task_response(
+    response = rules_answers.task_response(
         task, queue_positions.get(task.id), detail, stored.get(task.id), unique_key=task.unique_text
     )
+    if has_predecessors:
+        response.after = await rules_successors.after_of(tx, task)
+    if task.linked:
+        response.successors = await sql_successors.successors_of(tx, task.seq) or None
+    return response
 
 
 async def page(  # noqa: PLR0913 - what selects the tasks

@@ -1,5 +1,7 @@
 """Cancel the tasks below others: in waves, each a transaction of its own, without recursion.
 
+What waits for a task that is cancelled so is cancelled soon after it, by `rules_waves`.
+
 Whoever submits a task with a parent accepts that it is cancelled with its tree, also by the submitter of the
 parent. A cancelled parent gets no more children, and a task is cancelled before those that are below it, so
 the tree stops growing behind the waves. After a kill the committed waves stay; a repeat cancels the rest.
@@ -12,7 +14,7 @@ from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity
-from zndraw_joblib.server.queue import rules_audit, rules_tasks, sql_trees
+from zndraw_joblib.server.queue import rules_audit, rules_successors, rules_tasks, sql_trees
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.problems import InvalidTaskTransition, StaleReport
 from zndraw_joblib.wire.statuses import TERMINAL
@@ -94,6 +96,7 @@ async def cancel_tree(
     if top is None:
         return 0
     wave = Wave()
+    await write_in(rules_successors.cancel_waiting, top.seq)
     is_by_operator = caller.is_superuser and caller.id not in {top.created_by, top.worker_owner_id}
 
     async def cancel(ids: Collection[UUID]) -> None:

@@ -231,6 +231,8 @@ class KeyHolders:
             run_at = run_at if run_at > self._now else None
         elif run_at is None and task.attempt:
             run_at = task.run_at  # the pause before a retry
+        if task.is_waiting:
+            run_at = task.run_at  # it waits for the same predecessors
         return task.changed(
             job_id=new.job_id,
             job_version=new.job_version,

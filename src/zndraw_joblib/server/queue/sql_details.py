@@ -51,6 +51,18 @@ class Detail(NamedTuple):
     full_traceback: str | None = None
 
 
+class DetailedTask(NamedTuple):
+    """A task with the details of its current or last attempt.
+
+    It may have a stored result, and predecessors.
+    """
+
+    record: TaskRecord
+    detail: Detail | None
+    has_stored: bool
+    has_predecessors: bool
+
+
 class Change(NamedTuple):
     """A change of an attempt's details: None leaves a value as it is; numbers are added to the counts."""
 
@@ -79,14 +91,15 @@ _BY_ID = statement(
     f"""
 SELECT {RECORD_COLUMNS[True]},
     {", ".join(f"joblib_attempt_detail.{name} AS detail_{name}" for name in _DETAIL_COLUMNS)},
-    joblib_task_result.n
+    joblib_task_result.n, joblib_successor.task_seq
 FROM {TASKS_AND_JOBS}
 LEFT JOIN joblib_attempt_detail ON joblib_attempt_detail.task_seq = joblib_task.seq
     AND joblib_attempt_detail.attempt = joblib_task.attempt
 LEFT JOIN joblib_task_result ON joblib_task_result.task_seq = joblib_task.seq
+LEFT JOIN joblib_successor ON joblib_successor.task_seq = joblib_task.seq
 WHERE joblib_task.id = :id
 """,
-    *(*RECORD_NAMES, *(f"detail_{name}" for name in _DETAIL_COLUMNS), "result_n"),
+    *(*RECORD_NAMES, *(f"detail_{name}" for name in _DETAIL_COLUMNS), "result_n", "task_seq"),
     **{f"detail_{name}": AttemptDetailRecord.__table__.c[name].type for name in _DETAIL_COLUMNS},
 )
 # Without statistics, PostgreSQL scans the whole table for a long list alone.
@@ -160,14 +173,19 @@ async def current(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, 
     return {ids[seq, rest[0]]: Detail(*rest) for seq, *rest in rows if (seq, rest[0]) in ids}
 
 
-async def by_id(tx: Transaction, task_id: UUID) -> tuple[TaskRecord, Detail | None, bool] | None:
-    """Return a task, the details of its current or last attempt, and whether it has a stored result."""
+async def by_id(tx: Transaction, task_id: UUID) -> DetailedTask | None:
+    """Return a task with the details of its current or last attempt."""
     row = (await tx.execute(_BY_ID, {"id": task_id})).one_or_none()
     if row is None:
         return None
-    *columns, result_n = row
+    *columns, result_n, successor_seq = row
     record, detail = columns[: -len(_DETAIL_COLUMNS)], columns[-len(_DETAIL_COLUMNS) :]
-    return record_of(record), None if detail[0] is None else Detail(*detail), result_n is not None
+    return DetailedTask(
+        record_of(record),
+        None if detail[0] is None else Detail(*detail),
+        result_n is not None,
+        successor_seq is not None,
+    )
 
 
 async def of_task(tx: Transaction, seq: int) -> list[Detail]:

@@ -16,6 +16,7 @@ from zndraw_joblib.server.queue.sql_task_rows import (
     SELECT_RECORDS,
     TASK_IS_HELD,
     TASK_IS_PENDING,
+    WAITING,
     TaskRecord,
     fetch_records,
 )
@@ -154,7 +155,7 @@ async def lock_due(
 async def next_due(tx: Transaction, after: datetime = _BEGINNING) -> datetime | None:
     """Return the earliest `run_at` of a scheduled task, or the earliest after a time."""
     earliest: datetime | None = (await tx.execute(_NEXT_DUE, {"at": after})).scalar_one_or_none()
-    return earliest
+    return None if earliest == WAITING else earliest
 
 
 async def expired(

@@ -193,7 +193,9 @@ _OLD = statement(
 SELECT n, id, ended_at < :before AND (
     SELECT seq FROM joblib_task WHERE group_id >= joblib_group.id AND group_id <= joblib_group.id
     ORDER BY group_id, seq LIMIT 1
-) IS NULL AS is_old
+) IS NULL AND NOT EXISTS (
+    SELECT 1 FROM joblib_edge WHERE source = -joblib_group.n AND is_open
+) AS is_old
 FROM joblib_group WHERE n > :n ORDER BY n LIMIT :limit
 """,
     *("n", "id", "is_old"),
@@ -205,13 +207,13 @@ _PRUNE = {
     for table, key in (("joblib_group_count", "group_id"), ("joblib_group", "id"))
 }
 # The tasks of a group stay until the task that was submitted at its end has ended too: it may read their
-# results.
+# results; and while a task waits for the group: they may be retried.
 IS_NEEDED = """EXISTS (
     SELECT 1 FROM joblib_group WHERE joblib_group.id = joblib_task.group_id AND (
         joblib_group.ended_at IS NULL OR EXISTS (
             SELECT 1 FROM joblib_task AS last WHERE last.id = joblib_group.on_end_task
                 AND last.completed_at IS NULL
-        )
+        ) OR EXISTS (SELECT 1 FROM joblib_edge WHERE source = -joblib_group.n AND is_open)
     )
 )"""
 # The first ones by themselves: in their order PostgreSQL may read the failed tasks of all groups.

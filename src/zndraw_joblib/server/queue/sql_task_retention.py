@@ -9,6 +9,7 @@ from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, statement
 from zndraw_joblib.server.queue import sql_groups
+from zndraw_joblib.server.queue.sql_task_rows import IS_NEEDED_BY_SUCCESSOR
 from zndraw_joblib.wire.statuses import TaskStatus
 
 # Before the end of each task.
@@ -19,6 +20,7 @@ _HOOK_TIME = timedelta(days=7)
 _IS_NEEDED = f"""(
     joblib_task.on_end IS NOT NULL AND joblib_task.completed_at >= :since
     OR joblib_task.group_id IS NOT NULL AND {sql_groups.IS_NEEDED}
+    OR {IS_NEEDED_BY_SUCCESSOR}
 )"""
 _ENDED_AFTER = statement(
     f"""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
@@ -24,6 +24,8 @@ Condition = ColumnElement[bool]
 Place = tuple[int, int]
 # How many ids one statement takes.
 CHUNK = 512
+# The `run_at` of a task that waits for others: later than any that a submit can name.
+WAITING = datetime(9999, 12, 31, 23, 59, 59, 500_000, tzinfo=UTC)
 
 
 def of_status(statuses: Iterable[TaskStatus]) -> Condition:
@@ -106,8 +108,13 @@ class TaskRow:
         return self.status is TaskStatus.PENDING and self.run_at is None
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the task is pending until others have ended."""
+        return self.run_at == WAITING and self.status is TaskStatus.PENDING
+
+    @property
     def is_scheduled(self) -> bool:
-        """Whether the task is pending until its `run_at`."""
+        """Whether the task is pending until its `run_at`, or until others have ended."""
         return self.status is TaskStatus.PENDING and self.run_at is not None
 
 
@@ -215,6 +222,11 @@ class ShortRows:
         return row
 
 
+# A task that has not ended needs its predecessors, and their results. Only of linked tasks it is looked up.
+IS_NEEDED_BY_SUCCESSOR = """joblib_task.linked IS NOT NULL AND EXISTS (
+    SELECT 1 FROM joblib_edge JOIN joblib_task AS successor ON successor.seq = joblib_edge.task_seq
+    WHERE joblib_edge.source = joblib_task.seq AND successor.completed_at IS NULL
+)"""
 # How many bytes payload and result of a task have together.
 BODY_SIZE = "payload_size(joblib_task) + coalesce(octet_length(joblib_task.result), 0)"
 _BODIES = {"payload": "payload_of(joblib_task)", "result": "joblib_task.result"}

@@ -38,6 +38,7 @@ from zndraw_joblib.server.queue import (
     sql_payloads,
     sql_results,
     sql_room_queues,
+    sql_successors,
     sql_trees,
     sql_webhooks,
 )
@@ -45,9 +46,11 @@ from zndraw_joblib.server.queue.sql_counts import CountChanges
 from zndraw_joblib.server.queue.sql_task_rows import (
     CHUNK,
     COLUMNS,
+    IS_NEEDED_BY_SUCCESSOR,
     ROW_NAMES,
     TASK_IS_HELD,
     TASK_IS_PENDING,
+    WAITING,
     Move,
     TaskRecord,
     TaskRow,
@@ -266,7 +269,7 @@ _LOCK_ENDED = statement(
     f"""
 SELECT seq, room_id, job_id, status, tags IS NOT NULL AS has_tags FROM joblib_task
 WHERE seq = ANY (:all_seq) AND completed_at < :at AND {as_sql(of_status(TERMINAL))}
-    AND (group_id IS NULL OR NOT {sql_groups.IS_NEEDED})
+    AND (group_id IS NULL OR NOT {sql_groups.IS_NEEDED}) AND NOT ({IS_NEEDED_BY_SUCCESSOR})
 FOR UPDATE SKIP LOCKED
 """,
     *("seq", "room_id", "job_id", "status", "has_tags"),
@@ -459,7 +462,7 @@ def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, Ta
     for before, after in moves:
         if after.linked and before is not None and before.status != after.status:
             tx.record_end(after.seq, after.status)
-        if after.status == TaskStatus.PENDING and after.run_at is not None:
+        if after.is_scheduled and after.run_at is not None and not after.is_waiting:
             tx.record_due(after.run_at)
         if before is not None and before.status in HELD and after.status not in HELD:
             tx.record_freed(before.room_id, before.worker_id)
@@ -493,7 +496,7 @@ def _attempt(before: TaskRecord, after: TaskRecord, now: datetime) -> dict[str, 
         "started_at": before.started_at,
         "completed_at": before.completed_at,
         "ended_at": after.ended_at or now,
-        "run_at": after.run_at,
+        "run_at": None if after.run_at == WAITING else after.run_at,
         "error_code": source.error_code,
         "error": source.error,
         "reason": after.reason or "released",
@@ -552,8 +555,9 @@ def _count_changes(moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> dic
 async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -> int:
     """Delete those of these tasks that ended before a time, with all that belongs to them. Return how many.
 
-    It skips tasks that another transaction has locked, those that the statistics have not read yet, and those
-    of groups that have not ended, or whose last task still needs them: a later call deletes them.
+    It skips tasks that another transaction has locked, those that the statistics have not read yet, those of
+    groups that have not ended, or whose last task still needs them, and those that a task which has not ended
+    waited for: a later call deletes them.
     """
     unread = await sql_occurrences.unread_since(tx)
     before = before if unread is None else min(before, unread)
@@ -573,6 +577,7 @@ async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -
         await sql_payloads.remove(tx, chunk)
         await sql_trees.remove_tags(tx, [row.seq for row in rows if row.has_tags])
         await sql_webhooks.unlink(tx, chunk)
+        await sql_successors.remove(tx, chunk)
         await tx.execute(_REMOVE, {"all_seq": padded(chunk)})
     if deleted:
         await sql_counts.write_pruned(tx, changes)

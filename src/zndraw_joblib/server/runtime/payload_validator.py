@@ -189,7 +189,8 @@ class PayloadValidator:
         """Validate a payload against `check.schema`, which is not None."""
         schema = cast("str", check.schema)
         try:
-            check.fault = await self.fault(schema, check.item.payload, check.item.caller.id)
+            fault = await self.fault(schema, check.item.payload, check.item.caller.id)
+            check.fault = fault and rules_payloads.without_places(fault, check.item.filled)
         except (ServiceUnavailable, TooManyRequests) as problem:
             check.fault = problem
         check.item.validated_schema = None if check.fault else schema

@@ -65,6 +65,7 @@ from zndraw_joblib.server.queue import (
     rules_idempotency,
     rules_jobs,
     rules_rates,
+    rules_successors,
     rules_tasks,
     rules_transitions,
     rules_trees,
@@ -363,9 +364,16 @@ class Runtime:
         traceparent: str | None = None,
     ) -> rules_tasks.Submission:
         """Return the task that a request submits."""
-        settings, refusal = self.settings, None
+        settings = self.settings
+        refusal: ProblemException | None = None
         if request.webhook is not None:
             refusal = rules_webhooks.refusal_of(request.webhook.url, settings, "webhook")
+        filled = frozenset[str]()
+        if request.after is not None:
+            try:
+                filled = rules_successors.filled_places(request.payload, request.after)
+            except ProblemException as problem:
+                refusal = refusal or problem
         return rules_tasks.Submission(
             caller=caller,
             room_id=room_id,
@@ -379,6 +387,7 @@ class Runtime:
             key=key,
             traceparent=traceparent,
             refusal=refusal,
+            filled=filled,
         )
 
     def take_submits(

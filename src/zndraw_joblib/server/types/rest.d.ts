@@ -1199,7 +1199,8 @@ export interface paths {
          * Read task result
          * @description Return the result of a task: its JSON, or the bytes that were uploaded.
          *
-         *     ``Range``, ``If-Range`` and ``If-None-Match`` are supported.
+         *     ``Range``, ``If-Range`` and ``If-None-Match`` are supported. The worker that has the `successor` needs no
+         *     right to read the room.
          */
         get: operations["readTaskResult"];
         /**
@@ -1790,6 +1791,21 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * After
+         * @description What a task waits for: `tasks` by their ids, and `groups` of the same room, together at most 100.
+         *
+         *     In a batch that is atomic or makes a group, `tasks` may have indexes of earlier items. `on_failure` says
+         *     what happens if one of them ends, but has not completed. A group has completed if all its tasks have.
+         */
+        After: {
+            /** Tasks */
+            tasks?: (string | number)[];
+            /** Groups */
+            groups?: string[];
+            /** @description Default: `"fail"`. */
+            on_failure?: components["schemas"]["OnFailure"];
+        };
         /**
          * AttemptDetail
          * @description The details of an attempt: its last progress, the number of lines of its log, and its failure.
@@ -3229,6 +3245,15 @@ export interface components {
          */
         OnEndWhen: "ended" | "completed";
         /**
+         * OnFailure
+         * @description What a task does if a predecessor ends, but has not completed.
+         *
+         *     `fail`: it fails with the code ``predecessor-failed``. `run`: it runs after the last end all the same.
+         *     `hold`: it stays pending until the predecessor was retried and has completed, or somebody runs it by hand.
+         * @enum {string}
+         */
+        OnFailure: "fail" | "run" | "hold";
+        /**
          * Overlap
          * @description What happens at a due time while earlier tasks of the schedule have not ended.
          *
@@ -4263,6 +4288,20 @@ export interface components {
             error?: string | null;
         };
         /**
+         * TaskAfter
+         * @description What a task waits for, or has waited for; `waits_for` are the ids of those that keep it waiting now.
+         */
+        TaskAfter: {
+            /** Tasks */
+            tasks: string[];
+            /** Groups */
+            groups: string[];
+            /** @default fail */
+            on_failure: components["schemas"]["OnFailure"];
+            /** Waits For */
+            waits_for: string[];
+        };
+        /**
          * TaskClaimRequest
          * @description Claim the oldest pending task of the worker's jobs, or up to `max` of them.
          *
@@ -4551,6 +4590,9 @@ export interface components {
          *       so on. They are omitted for tasks without them, and in the responses to claims and to reports of a start
          *       or an end. The ids stay when those tasks are deleted.
          *     - `group`: the group that it belongs to, only in responses to submits and to requests that read tasks.
+         *     - `waits`: true while it is pending because of its predecessors. `after`: what it waits for, or has waited
+         *       for. `successors`: the first hundred tasks that wait for it, or have waited. The last two are only in
+         *       responses to requests that read one task.
          */
         TaskResponse: {
             /**
@@ -4633,6 +4675,11 @@ export interface components {
             root?: string | null;
             /** Group */
             group?: string | null;
+            /** Waits */
+            waits?: true | null;
+            after?: components["schemas"]["TaskAfter"] | null;
+            /** Successors */
+            successors?: string[] | null;
         };
         /**
          * TaskStatus
@@ -4685,6 +4732,10 @@ export interface components {
          *     counts once. `parent` is the id of the task of the same room that submits this one. `group` is the id
          *     of a group of the same room, which the task belongs to. `webhook` gets the end of the task,
          *     but not that of another task which holds the key.
+         *
+         *     `after` are tasks and groups of the same room that the task waits for. Then values ``{"$result": {"task":
+         *     id, "pointer": "/x"}}`` of the payload are replaced by these parts of the results of its predecessors
+         *     before a worker gets it. Its priority is by default the highest of its job and its predecessors.
          */
         TaskSubmitRequest: {
             /** Payload */
@@ -4710,6 +4761,7 @@ export interface components {
             /** Group */
             group?: string | null;
             webhook?: components["schemas"]["TaskWebhook"] | null;
+            after?: components["schemas"]["After"] | null;
         };
         /**
          * TaskToSubmit
@@ -4739,6 +4791,7 @@ export interface components {
             /** Group */
             group?: string | null;
             webhook?: components["schemas"]["TaskWebhook"] | null;
+            after?: components["schemas"]["After"] | null;
             /** Room Id */
             room_id: string;
             /** Job Name */
@@ -4928,11 +4981,11 @@ export interface components {
          * WaitsFor
          * @description What a pending task waits for, beside a free slot.
          *
-         *     `time`: its due time. `resume`: its job, its room or all rooms are paused. `worker`: no worker serves its
-         *     job.
+         *     `predecessor`: the ends of other tasks or groups. `time`: its due time. `resume`: its job, its room or all
+         *     rooms are paused. `worker`: no worker serves its job.
          * @enum {string}
          */
-        WaitsFor: "time" | "resume" | "worker";
+        WaitsFor: "predecessor" | "time" | "resume" | "worker";
         /**
          * WebhookPage
          * @description One page of the webhooks of a room, by name; `total` counts the whole list.
@@ -5195,6 +5248,7 @@ export interface components {
     headers: never;
     pathItems: never;
 }
+export type After = components['schemas']['After'];
 export type AttemptDetail = components['schemas']['AttemptDetail'];
 export type AuditEntry = components['schemas']['AuditEntry'];
 export type AuditTrail = components['schemas']['AuditTrail'];
@@ -5257,6 +5311,7 @@ export type NamedTask = components['schemas']['NamedTask'];
 export type NumberedLine = components['schemas']['NumberedLine'];
 export type OnEndState = components['schemas']['OnEndState'];
 export type OnEndWhen = components['schemas']['OnEndWhen'];
+export type OnFailure = components['schemas']['OnFailure'];
 export type Overlap = components['schemas']['Overlap'];
 export type Overview = components['schemas']['Overview'];
 export type PauseEntries = components['schemas']['PauseEntries'];
@@ -5310,6 +5365,7 @@ export type SweeperPreview = components['schemas']['SweeperPreview'];
 export type SweeperUpdate = components['schemas']['SweeperUpdate'];
 export type TagList = components['schemas']['TagList'];
 export type TaskActionRequest = components['schemas']['TaskActionRequest'];
+export type TaskAfter = components['schemas']['TaskAfter'];
 export type TaskClaimRequest = components['schemas']['TaskClaimRequest'];
 export type TaskClaimResponse = components['schemas']['TaskClaimResponse'];
 export type TaskCounts = components['schemas']['TaskCounts'];
@@ -12890,7 +12946,10 @@ export interface operations {
     };
     readTaskResult: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description A task that has waited for this one, and whose worker reads it */
+                successor?: string;
+            };
             header?: {
                 /** @description The wanted bytes: `bytes=0-1023`. */
                 Range?: string;

@@ -1,0 +1,96 @@
+"""The loop that handles ends for which tasks wait. Each server runs it."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+
+from pydantic_core import from_json
+
+from zndraw_joblib.jobs.logs import ExponentialBackoff, log_failed_work
+from zndraw_joblib.server.process.ports import SUCCESSORS_KEY
+from zndraw_joblib.server.queue import rules_waves, sql_successors
+from zndraw_joblib.server.queue.rules_waves import MAX_TASKS, Handled, Rules, Unchecked
+from zndraw_joblib.server.runtime.runtime import Runtime
+from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS, _RETRY_SECONDS = 5.0, 1.0
+# On SQLite a pause between two transactions lets others write.
+_MAX_PAUSE_SECONDS = 0.05
+# How many results of validations are kept for the next transaction.
+_MAX_CHECKED = 100
+
+
+class Successors:
+    """Handles ends for which tasks wait, whenever a transaction has added some, and looks every 5 s.
+
+    An end may have been added by a server that was killed before it could wake the others.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        self._checked: dict[Unchecked, list[dict[str, str]]] = {}
+        self._locked = ExponentialBackoff(first=0.005, longest=0.5, jitter=0.5)
+        runtime.waiters.subscribe(SUCCESSORS_KEY, self._wake)
+
+    def _wake(self, _: str = "") -> None:
+        loop = self._loop
+        if loop is not None and not self._woken.is_set() and not loop.is_closed():
+            loop.call_soon_threadsafe(self._woken.set)
+
+    async def run(self) -> None:
+        """Handle ends until cancelled."""
+        self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
+        while True:
+            self._woken.clear()
+            try:
+                if await self._runtime.database.read_short(sql_successors.has_waves):
+                    await self.handle_all()
+            except Exception as error:
+                log_failed_work(logger, error, "Tasks that wait for others wait longer, and are tried again")
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self._woken.wait()
+
+    async def handle_all(self) -> None:
+        """Handle all ends."""
+        while True:
+            started = time.monotonic()
+            handled = await self._handle()
+            if handled.unchecked:
+                await self._check(handled)
+            if handled.is_locked:
+                await asyncio.sleep(self._locked.next())
+                continue
+            self._locked.reset()
+            if not handled.may_be_more:
+                return
+            await asyncio.sleep(min(_MAX_PAUSE_SECONDS, (time.monotonic() - started) / 2))
+
+    async def _handle(self) -> Handled:
+        runtime = self._runtime
+        rules = Rules(validate=runtime.settings.validate_payload, checked=self._checked)
+        async with runtime.events.room(MAX_TASKS):
+            return await runtime.write(rules_waves.handle, rules)
+
+    async def _check(self, handled: Handled) -> None:
+        """Validate payloads with results, of which each check may take long, in a process of its own."""
+        if len(self._checked) > _MAX_CHECKED:
+            self._checked.clear()
+        for unchecked in handled.unchecked:
+            payload = from_json(unchecked.payload)
+            try:
+                fault = await self._runtime.payload_validator.fault(unchecked.schema, payload)
+            except (ServiceUnavailable, TooManyRequests):
+                await asyncio.sleep(_RETRY_SECONDS)
+                return
+            errors = [] if fault is None else (fault.problem.model_extra or {}).get("errors", [])
+            if fault is not None and not errors:
+                errors = [{"pointer": "", "message": str(fault)}]
+            self._checked[unchecked] = errors

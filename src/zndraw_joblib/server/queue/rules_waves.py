@@ -1,0 +1,418 @@
+"""Handle the ends for which tasks wait: release, fail, hold or cancel those tasks.
+
+Each transaction handles a part of bounded size. A task that fails or is cancelled here may be a
+predecessor too: a transaction follows such ends, step by step, as far as its bounds allow, and leaves the
+rest to the next.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pydantic_core import from_json, to_json
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.queue import (
+    rules_answers,
+    rules_jobs,
+    rules_limits,
+    rules_payloads,
+    rules_transitions,
+    sql_jobs,
+    sql_successors,
+    sql_tasks,
+    sql_transitions,
+)
+from zndraw_joblib.server.queue.sql_successors import COMPLETED, EdgeChange, OpenEdge, SourceResult, WaveRow
+from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
+from zndraw_joblib.wire.messages import MAX_JSON_BYTES
+from zndraw_joblib.wire.problems import Conflict, PredecessorFailed, PredecessorResultInvalid
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+from zndraw_joblib.wire.successors import (
+    MAX_INLINE_BYTES,
+    OnFailure,
+    ResultOf,
+    places,
+    reference_to,
+    result_of,
+    value_at,
+    with_values,
+)
+
+# One transaction handles at most so many tasks, so many of them with results in their payloads, and so many
+# ends. It begins no further step after so many seconds.
+MAX_TASKS, _MAX_FILLED, _MAX_WAVES, _MAX_SECONDS = 500, 20, 100, 0.2
+# Results in one payload have at most so many bytes as JSON; further ones are handed over as references.
+_MAX_FILLED_BYTES = MAX_JSON_BYTES // 2
+_MAX_REASONS, _MAX_ERROR_BYTES = 3, 2000
+_DELETED = "deleted"
+_ENDED = frozenset(status.value for status in TERMINAL)
+
+
+class Unchecked(NamedTuple):
+    """A payload whose validation against a schema takes long; both are JSON."""
+
+    schema: str
+    payload: str
+
+
+# The errors of each payload that was validated, with their pointers.
+Checked = Mapping[Unchecked, Sequence[Mapping[str, str]]]
+
+
+class Handled(NamedTuple):
+    """How many tasks a transaction handled, and whether there may be more.
+
+    `is_locked`: it handled nothing, because other transactions have locked the tasks. `unchecked` are
+    payloads to validate: their tasks are not released before.
+    """
+
+    number: int = 0
+    may_be_more: bool = False
+    is_locked: bool = False
+    unchecked: Sequence[Unchecked] = ()
+
+
+class Rules(NamedTuple):
+    """How a transaction handles ends: whether it validates payloads, what was `checked`, and its bounds."""
+
+    validate: bool = True
+    checked: Checked = MappingProxyType({})
+    tasks: int = MAX_TASKS
+    seconds: float = _MAX_SECONDS
+
+
+_RULES = Rules()
+
+
+async def handle(tx: Transaction, rules: Rules = _RULES) -> Handled:
+    """Handle some ends for which tasks wait. Call it until there is nothing more."""
+    waves = await sql_successors.take_waves(tx, _MAX_WAVES)
+    if not waves:
+        return Handled()
+    step = _Step(tx, await tx.now(), rules)
+    left = await step.run(*await _ends(tx, waves))
+    left |= await step.write()
+    done = [wave.n for wave in waves if wave.source not in left]
+    await sql_successors.remove_waves(tx, done)
+    may_be_more = bool(left) or len(waves) == _MAX_WAVES
+    return Handled(len(step.records), may_be_more, not done and not step.records, step.unchecked)
+
+
+async def _ends(tx: Transaction, waves: Sequence[WaveRow]) -> tuple[dict[int, str], set[int]]:
+    """Return how predecessors have ended, without those that were retried since, and those that cancel."""
+    cancelling = {wave.source for wave in waves if wave.cancels}
+    statuses = await sql_successors.statuses(tx, {wave.source for wave in waves})
+    # One is deleted only while no task waits for it; then a task that waited for it may be retried.
+    found = {wave.source: statuses.get(wave.source, _DELETED) for wave in waves}
+    ends = {
+        source: status or ""
+        for source, status in found.items()
+        if status in _ENDED or status == _DELETED or source in cancelling
+    }
+    return ends, cancelling
+
+
+class _Step:
+    """What a transaction decides about the tasks that wait for predecessors: `records`, which are locked."""
+
+    def __init__(self, tx: Transaction, now: datetime, rules: Rules) -> None:
+        self._tx, self._now, self._rules = tx, now, rules
+        self._until = time.monotonic() + rules.seconds
+        self.records: dict[int, TaskRecord] = {}
+        self._ended: dict[int, TaskRecord] = {}
+        self._changes: dict[tuple[int, int], EdgeChange] = {}
+        # Of each task that may be released, one of its edges.
+        self._edges: dict[int, OpenEdge] = {}
+        self.unchecked: list[Unchecked] = []
+
+    async def run(self, ends: dict[int, str], cancelling: set[int]) -> set[int]:
+        """Decide what the ends of predecessors cause, and what follows from that.
+
+        Return those of them whose successors were not all handled. The ends of others are recorded.
+        """
+        left, ends = await self._handle(ends, cancelling)
+        while ends and len(self.records) < self._rules.tasks and time.monotonic() < self._until:
+            _, ends = await self._handle(ends, cancelling)
+        return left
+
+    async def _handle(self, ends: Mapping[int, str], cancelling: set[int]) -> tuple[set[int], dict[int, str]]:
+        """Return the predecessors with further successors, and the successors that end and have some too."""
+        all_open = {source for source, status in ends.items() if status == COMPLETED or source in cancelling}
+        limit = self._rules.tasks - len(self.records)
+        edges = await sql_successors.open_edges(self._tx, all_open, ends.keys() - all_open, limit + 1)
+        edges, left = self._cut(edges, limit)
+        new = sorted({edge.task_seq for edge in edges} - self.records.keys())
+        # Without waiting: others lock tasks in another order.
+        locked = await sql_tasks.lock_free(self._tx, new) if new else []
+        self.records |= {task.seq: task for task in locked}
+        following: dict[int, str] = {}
+        for edge in edges:
+            task = self.records.get(edge.task_seq)
+            if task is None:
+                left.add(edge.source)
+                continue
+            after = self._decide(edge, task, ends[edge.source], is_cancel=edge.source in cancelling)
+            if after is not None and after.linked:
+                following[after.seq] = after.status.value
+                if edge.source in cancelling:
+                    cancelling.add(after.seq)
+                    self._tx.cancelling.add(after.seq)
+        return left, following
+
+    def _cut(self, edges: Sequence[OpenEdge], limit: int) -> tuple[list[OpenEdge], set[int]]:
+        """Return the edges that are handled now, and the predecessors of the others."""
+        filled = {seq for seq, edge in self._edges.items() if edge.fills}
+        for index, edge in enumerate(edges):
+            if edge.fills:
+                filled.add(edge.task_seq)
+            if index >= limit or len(filled) > _MAX_FILLED:
+                return list(edges[:index]), {edge.source for edge in edges[index:]}
+        return list(edges), set()
+
+    def _decide(self, edge: OpenEdge, task: TaskRecord, status: str, *, is_cancel: bool) -> TaskRecord | None:
+        """Decide what the end of a predecessor does to a task. Return it if it ends."""
+        is_waiting = task.is_waiting and task.seq not in self._ended
+        is_success = status == COMPLETED or edge.on_failure == OnFailure.RUN
+        holds = is_waiting and not is_success and not is_cancel and edge.on_failure == OnFailure.HOLD
+        self._changes[edge.task_seq, edge.source] = EdgeChange(edge.task_seq, edge.source, status, holds)
+        if not is_waiting or holds:
+            return None
+        if is_success and not is_cancel:
+            self._edges[task.seq] = edge
+            return None
+        if is_cancel:
+            after = rules_transitions.ended(task, TaskStatus.CANCELLED, self._now, None, None)
+        else:
+            error, code = _error(edge, status), PredecessorFailed.problem_id()
+            after = rules_transitions.ended(task, TaskStatus.FAILED, self._now, error, code)
+        self._ended[task.seq] = after
+        return after
+
+    async def write(self) -> set[int]:
+        """Write what was decided. Return predecessors of tasks whose payloads are to be validated first."""
+        await sql_successors.change_edges(self._tx, list(self._changes.values()))
+        candidates = self._edges.keys() - self._ended.keys()
+        waiting = await sql_successors.waiting(self._tx, candidates) if candidates else set()
+        ready = [self.records[seq] for seq in sorted(candidates - waiting)]
+        fills = _Fills(self._tx, self._rules, self._now)
+        filled = await fills.fill([task for task in ready if self._edges[task.seq].fills])
+        moves: list[Move] = [(self.records[seq], after) for seq, after in self._ended.items()]
+        for task in ready:
+            after = filled.get(task.seq, task)
+            if after is None:
+                continue
+            moves.append((task, _released(after, self._edges[task.seq].run_at, self._now)))
+        await _move(self._tx, moves)
+        kept = [self._edges[seq] for seq, after in filled.items() if after is None]
+        await sql_successors.change_edges(
+            self._tx, [EdgeChange(edge.task_seq, edge.source, None, is_open=True) for edge in kept]
+        )
+        self.unchecked = fills.unchecked
+        return {edge.source for edge in kept}
+
+
+def _error(edge: OpenEdge, status: str) -> str:
+    if edge.source < 0:
+        return f"Group {edge.predecessor}, which the task waited for, has tasks that did not complete"
+    verb = "has failed" if status == TaskStatus.FAILED.value else f"was {status}"
+    return f"Task {edge.predecessor}, which the task waited for, {verb}"
+
+
+def _released(task: TaskRecord, run_at: datetime | None, now: datetime) -> TaskRecord:
+    """Return a task that waits no longer in its queue, or scheduled for a later time; or as it has ended."""
+    if task.status is not TaskStatus.PENDING:
+        return task
+    return task.changed(run_at=run_at if run_at is not None and run_at > now else None)
+
+
+async def _move(tx: Transaction, moves: Sequence[Move]) -> None:
+    """Write tasks that wait no longer."""
+    if not moves:
+        return
+    await sql_jobs.lock_with_versions(tx, {before.job_id for before, _ in moves})
+    await sql_transitions.move(tx, moves)
+    released = [after for _, after in moves if after.status is TaskStatus.PENDING]
+    await sql_successors.record_released(tx, [task.seq for task in released])
+    for task in released:
+        if task.is_queued:
+            rules_answers.publish_available(tx, task)
+    ended = [after for _, after in moves if after.status is not TaskStatus.PENDING]
+    for task in ended:
+        rules_answers.publish_status(tx, task)
+    await rules_jobs.record_unserved(tx, sorted({task.job_id for task in ended}))
+
+
+async def release_by_hand(tx: Transaction, task: TaskRecord) -> TaskRecord:
+    """Return a task that waits, and is locked, in its queue; if a result does not fit, it has failed.
+
+    Raises `Conflict` if its payload needs the result of a predecessor that has not completed.
+    """
+    now, after = await tx.now(), rules_transitions.due(task)
+    successor = (await sql_successors.unreleased(tx, [task.seq])).get(task.seq)
+    if successor is not None and successor.fills:
+        filled = (await _Fills(tx, _RULES, now).fill([task], by_hand=True))[task.seq]
+        if filled is None:
+            raise Conflict(
+                "The check of its payload against the schema of its job takes too long to run it by hand; "
+                "wait until its predecessors have ended"
+            )
+        after = _released(filled, None, now)
+    if after.status is TaskStatus.PENDING:
+        await sql_successors.record_released(tx, [task.seq])
+    return after
+
+
+class _Fills:
+    """Puts the results of predecessors into the payloads of tasks that are released, and validates these."""
+
+    def __init__(self, tx: Transaction, rules: Rules, now: datetime) -> None:
+        self._tx, self._rules, self._now = tx, rules, now
+        self.unchecked: list[Unchecked] = []
+
+    async def fill(
+        self, tasks: Sequence[TaskRecord], *, by_hand: bool = False
+    ) -> dict[int, TaskRecord | None]:
+        """Write the payloads of these tasks. Return the tasks by `seq`.
+
+        One without a fitting result has failed, and None stands for one whose payload has to be validated
+        before. `by_hand` raises `Conflict` for a result that does not exist yet.
+        """
+        if not tasks:
+            return {}
+        predecessors = await sql_successors.predecessors(self._tx, [task.seq for task in tasks])
+        sources = {source for of_task in predecessors.values() for source in of_task.values()}
+        results = await sql_successors.results(self._tx, sources, MAX_INLINE_BYTES)
+        bodies = await sql_tasks.bodies(self._tx, [task.id for task in tasks])
+        schemas = await sql_successors.schemas(self._tx, {task.job_id for task in tasks})
+        filled: dict[int, TaskRecord | None] = {}
+        payloads: dict[int, str] = {}
+        for task in tasks:
+            own = {id_: results.get(id_) for id_ in predecessors.get(task.seq, {})}
+            if by_hand:
+                _raise_if_open(own, bodies[task.id][0])
+            try:
+                result = _Filled(own).of(bodies[task.id][0])
+                is_checked = self._check(schemas[task.job_id], result)
+            except _Unfit as error:
+                filled[task.seq] = self._failed(task, str(error))
+                continue
+            filled[task.seq] = _keyed(task, result) if is_checked else None
+            if is_checked:
+                payloads[task.seq] = to_json(result.payload).decode()
+        await sql_successors.write_payloads(self._tx, payloads)
+        return filled
+
+    def _failed(self, task: TaskRecord, error: str) -> TaskRecord:
+        code, text = (
+            PredecessorResultInvalid.problem_id(),
+            rules_transitions.truncate_error(error, _MAX_ERROR_BYTES),
+        )
+        return rules_transitions.ended(task, TaskStatus.FAILED, self._now, text, code)
+
+    def _check(self, schema: str, filled: "_Payload") -> bool:
+        """Return whether a payload was validated. Raises `_Unfit` for one that the schema refuses."""
+        if not self._rules.validate or rules_payloads.is_surely_valid(schema, filled.payload):
+            return True
+        errors: Sequence[Mapping[str, str]] | None
+        errors = rules_payloads.check_quickly(schema, filled.payload).errors
+        if errors is None:
+            unchecked = Unchecked(schema, to_json(filled.payload).decode())
+            if unchecked not in self._rules.checked:
+                self.unchecked.append(unchecked)
+                return False
+            errors = self._rules.checked[unchecked]
+        raise_if_unfit(errors, filled.references)
+        return True
+
+
+def _keyed(task: TaskRecord, filled: "_Payload") -> TaskRecord:
+    """Return a task with the keys of the limits of its job in its new payload."""
+    if not task.policy.limits:
+        return task
+    return task.changed(limit_key=rules_limits.key_of(task.policy.limits, filled.payload, task.created_by))
+
+
+class _Unfit(Exception):
+    """A result does not fit into the payload."""
+
+
+class _Payload(NamedTuple):
+    """A payload with results, and the places of the references among them."""
+
+    payload: dict[str, Any]
+    references: Sequence[str]
+
+
+def raise_if_unfit(errors: Sequence[Mapping[str, str]], references: Sequence[str]) -> None:
+    """Raise `_Unfit` with errors of a payload, except those of references, which workers replace."""
+    others = rules_payloads.errors_outside(errors, references)
+    if others:
+        texts = [f"payload{error['pointer']}: {error['message']}" for error in others[:_MAX_REASONS]]
+        raise _Unfit(
+            f"With the results of its predecessors the payload does not match the schema: {'; '.join(texts)}"
+        )
+
+
+def _raise_if_open(results: Mapping[UUID, SourceResult | None], payload: dict[str, Any]) -> None:
+    for _, node in places(payload):
+        value = _result_of(node)
+        source = None if value is None or not isinstance(value.task, UUID) else results.get(value.task)
+        if source is not None and source.status != COMPLETED:
+            raise Conflict(
+                f"Its payload needs the result of task {source.id}, which is {source.status}; retry that "
+                "task, and this one runs when it has completed, or submit another task"
+            )
+
+
+def _result_of(node: Any) -> ResultOf | None:
+    try:
+        return result_of(node)
+    except ValueError:
+        return None
+
+
+class _Filled:
+    """Fills one payload with results, of which some are references."""
+
+    def __init__(self, results: Mapping[UUID, SourceResult | None]) -> None:
+        self._results, self._size = results, 0
+        self._values: dict[UUID, Any] = {}
+
+    def of(self, payload: dict[str, Any]) -> _Payload:
+        """Return a payload with results. Raises `_Unfit` for a part of a result that does not exist."""
+        place_of = {id(node): place for place, node in places(payload)}
+        references: list[str] = []
+
+        def value_of(node: Any) -> Any:
+            place = place_of.get(id(node))
+            result = None if place is None else _result_of(node)
+            if place is None or result is None or not isinstance(result.task, UUID):
+                return node
+            value, is_reference = self._value(place, result, result.task)
+            if is_reference:
+                references.append(place)
+            return value
+
+        return _Payload(with_values(payload, value_of), references)
+
+    def _value(self, place: str, result: ResultOf, task_id: UUID) -> tuple[Any, bool]:
+        source = self._results.get(task_id)
+        if source is None or source.status != COMPLETED:
+            state = "was deleted" if source is None else f"is {source.status}"
+            raise _Unfit(f"payload{place}: task {task_id} {state}, so it has no result")
+        if source.is_long or source.is_stored:
+            return reference_to(result), True
+        if task_id not in self._values:
+            self._values[task_id] = None if source.result_json is None else from_json(source.result_json)
+        try:
+            value = value_at(self._values[task_id], result.pointer)
+        except (LookupError, ValueError):
+            raise _Unfit(
+                f"payload{place}: the result of task {task_id} has nothing at {result.pointer!r}"
+            ) from None
+        self._size += len(to_json(value))
+        return (reference_to(result), True) if self._size > _MAX_FILLED_BYTES else (value, False)

@@ -1,0 +1,522 @@
+"""Tasks that wait for others: their predecessors, and the ends that are yet to be handled.
+
+A predecessor is a `source`: the `seq` of a task, or the negated `n` of a group. A transaction that adds an
+edge has locked the predecessor, so one that ends it either commits before, or sees the edge.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.server.db.bulk import by_column, padded
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.statements import (
+    BIG_INTEGER,
+    BOOLEAN,
+    INTEGER,
+    TEXT,
+    UUID_TYPE,
+    listed_rows,
+    one_row,
+    statement,
+)
+from zndraw_joblib.server.process.ports import SUCCESSORS_KEY
+from zndraw_joblib.server.queue import sql_groups, sql_payloads
+from zndraw_joblib.server.queue.sql_task_rows import CHUNK
+from zndraw_joblib.wire.statuses import TaskStatus
+
+COMPLETED = TaskStatus.COMPLETED.value
+MAX_SHOWN = 100
+
+
+class PredecessorTask(NamedTuple):
+    """A task that another is to wait for, locked."""
+
+    seq: int
+    id: UUID
+    room_id: str
+    status: str
+    lane: int
+
+
+class PredecessorGroup(NamedTuple):
+    """A group that a task is to wait for, locked."""
+
+    n: int
+    id: UUID
+    room_id: str
+    ended_at: datetime | None
+
+
+class NewEdge(NamedTuple):
+    """A predecessor of a new task."""
+
+    task_seq: int
+    source: int
+    position: int
+    predecessor: UUID
+
+
+class NewSuccessor(NamedTuple):
+    """What a new task does that waits for others; see `tables.Successor`."""
+
+    task_seq: int
+    on_failure: str
+    run_at: datetime | None
+    fills: bool
+
+
+class WaveRow(NamedTuple):
+    """A predecessor that has ended; with `cancels` the tasks that wait for it are cancelled."""
+
+    n: int
+    source: int
+    cancels: bool
+
+
+class OpenEdge(NamedTuple):
+    """An edge of a task that waits, with what the task does."""
+
+    task_seq: int
+    source: int
+    predecessor: UUID
+    on_failure: str
+    run_at: datetime | None
+    fills: bool
+
+
+class EdgeChange(NamedTuple):
+    """How a predecessor ended, and whether the task waits on."""
+
+    task_seq: int
+    source: int
+    status: str | None
+    is_open: bool
+
+
+class ShownEdge(NamedTuple):
+    """An edge of a task."""
+
+    source: int
+    predecessor: UUID
+    status: str | None
+    is_open: bool
+    on_failure: str
+    is_released: bool
+
+
+class SourceResult(NamedTuple):
+    """The result of a predecessor as JSON, None if it is long or stored as bytes; null without one."""
+
+    id: UUID
+    status: str
+    is_long: bool
+    is_stored: bool
+    result_json: str | None
+
+
+_TYPES = {"position": INTEGER, "is_open": BOOLEAN, "source": BIG_INTEGER}
+_LOCK_TASKS = statement(
+    f"""
+SELECT {", ".join(PredecessorTask._fields)} FROM joblib_task WHERE id = ANY (:all_id) ORDER BY seq
+FOR NO KEY UPDATE
+""",
+    *PredecessorTask._fields,
+)
+_LOCK_FREE_TASKS = statement(
+    f"""
+SELECT {", ".join(PredecessorTask._fields)} FROM joblib_task WHERE id = ANY (:all_id) ORDER BY seq
+FOR NO KEY UPDATE SKIP LOCKED
+""",
+    *PredecessorTask._fields,
+)
+# Those that end a group lock it with FOR NO KEY UPDATE.
+_LOCK_GROUPS = statement(
+    f"""
+SELECT {", ".join(PredecessorGroup._fields)} FROM joblib_group WHERE id = ANY (:all_id) ORDER BY id
+FOR SHARE SKIP LOCKED
+""",
+    *PredecessorGroup._fields,
+)
+_COUNT_GROUPS = statement("SELECT count(*) FROM joblib_group WHERE id = ANY (:all_id)", "number")
+_LINK = statement("UPDATE joblib_task SET linked = true WHERE seq = ANY (:all_seq) AND linked IS NULL")
+_SEQS = statement("SELECT id, seq FROM joblib_task WHERE id = ANY (:all_id)", "id", "seq")
+_ADD_EDGE = statement(f"INSERT INTO joblib_edge {one_row((*NewEdge._fields, 'is_open'))}", **_TYPES)
+_ADD_EDGES = statement(f"INSERT INTO joblib_edge {listed_rows((*NewEdge._fields, 'is_open'))}", **_TYPES)
+_ADD_SUCCESSOR = statement(
+    f"INSERT INTO joblib_successor {one_row(NewSuccessor._fields)}", fills=BOOLEAN, on_failure=TEXT
+)
+_ADD_SUCCESSORS = statement(
+    f"INSERT INTO joblib_successor {listed_rows(NewSuccessor._fields)}", fills=BOOLEAN, on_failure=TEXT
+)
+# Of tasks that have ended and for which others wait.
+_ADD_WAVES = statement(
+    """
+INSERT INTO joblib_wave (source, cancels)
+SELECT seq, :cancels FROM joblib_task WHERE seq = ANY (:all_seq) AND EXISTS (
+    SELECT 1 FROM joblib_edge WHERE joblib_edge.source = joblib_task.seq AND is_open
+)
+RETURNING n
+""",
+    "n",
+    cancels=BOOLEAN,
+)
+_ADD_WAVE_OF_GROUP = statement(
+    """
+INSERT INTO joblib_wave (source, cancels)
+SELECT -n, false FROM joblib_group WHERE n = :n AND EXISTS (
+    SELECT 1 FROM joblib_edge WHERE source = -joblib_group.n AND is_open
+)
+RETURNING n
+""",
+    "n",
+)
+_ADD_WAVE = statement("INSERT INTO joblib_wave (source, cancels) VALUES (:source, false)", source=BIG_INTEGER)
+_TAKE = statement(
+    """
+SELECT n, source, cancels FROM joblib_wave ORDER BY n LIMIT :limit
+FOR UPDATE SKIP LOCKED
+""",
+    *WaveRow._fields,
+    cancels=BOOLEAN,
+)
+_REMOVE_WAVES = statement("DELETE FROM joblib_wave WHERE n = ANY (:all_n)")
+_ANY_WAVE = statement("SELECT n FROM joblib_wave ORDER BY n LIMIT 1", "n")
+_STATUSES = statement("SELECT seq, status FROM joblib_task WHERE seq = ANY (:all_seq)", "seq", "status")
+_GROUPS = statement("SELECT n, id, ended_at FROM joblib_group WHERE n = ANY (:all_n)", "n", "id", "ended_at")
+# A predecessor that has not completed keeps those that hold waiting: their edges have its status by then.
+_OPEN = {
+    is_new: statement(
+        f"""
+SELECT joblib_edge.task_seq, source, predecessor, on_failure, joblib_successor.run_at, fills
+FROM joblib_edge JOIN joblib_successor ON joblib_successor.task_seq = joblib_edge.task_seq
+WHERE source = ANY (:all_source) AND is_open{" AND joblib_edge.status IS NULL" if is_new else ""}
+ORDER BY source, joblib_edge.task_seq LIMIT :limit
+""",
+        *OpenEdge._fields,
+        fills=BOOLEAN,
+        **_TYPES,
+    )
+    for is_new in (True, False)
+}
+_CHANGE_EDGE = statement(
+    """
+UPDATE joblib_edge SET status = :status, is_open = :is_open WHERE task_seq = :task_seq AND source = :source
+""",
+    **_TYPES,
+)
+_CHANGE_EDGES = statement(
+    """
+UPDATE joblib_edge SET status = new.status, is_open = new.is_open
+FROM unnest((SELECT :all_task_seq), (SELECT :all_source), (SELECT :all_status), (SELECT :all_is_open))
+    AS new (task_seq, source, status, is_open)
+WHERE joblib_edge.task_seq = new.task_seq AND joblib_edge.source = new.source
+""",
+    **_TYPES,
+)
+_WAITING = statement(
+    "SELECT DISTINCT task_seq FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) AND is_open", "task_seq"
+)
+_RELEASE = statement(
+    """
+UPDATE joblib_successor SET released_at = :now WHERE task_seq = ANY (:all_task_seq) AND released_at IS NULL
+"""
+)
+_SUCCESSORS = statement(
+    f"""
+SELECT {", ".join(NewSuccessor._fields)} FROM joblib_successor
+WHERE task_seq = ANY (:all_task_seq) AND released_at IS NULL
+""",
+    *NewSuccessor._fields,
+    fills=BOOLEAN,
+    on_failure=TEXT,
+)
+_REOPEN = statement(
+    """
+UPDATE joblib_edge SET is_open = true, status = NULL WHERE task_seq = ANY (:all_task_seq)
+RETURNING source
+""",
+    "source",
+)
+_PREDECESSORS = statement(
+    """
+SELECT task_seq, source, predecessor FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) AND source > 0
+""",
+    *("task_seq", "source", "predecessor"),
+)
+_RESULTS = statement(
+    """
+SELECT id, status, octet_length(result) > :most_bytes AS is_long, EXISTS (
+        SELECT 1 FROM joblib_task_result WHERE joblib_task_result.task_seq = joblib_task.seq
+    ) AS is_stored,
+    CASE WHEN octet_length(result) <= :most_bytes THEN CAST(result AS text) END AS result_json
+FROM joblib_task WHERE seq = ANY (:all_seq)
+""",
+    *SourceResult._fields,
+    is_long=BOOLEAN,
+    is_stored=BOOLEAN,
+    result_json=TEXT,
+)
+_SCHEMAS = statement(
+    "SELECT id, schema FROM joblib_job WHERE id = ANY (:all_id)", "id", "schema", schema=TEXT
+)
+_WRITE_PAYLOAD = statement("UPDATE joblib_task SET payload = :payload WHERE seq = :seq", payload=TEXT)
+_EDGES = statement(
+    """
+SELECT source, predecessor, status, is_open, on_failure, released_at IS NOT NULL AS is_released
+FROM joblib_edge JOIN joblib_successor ON joblib_successor.task_seq = joblib_edge.task_seq
+WHERE joblib_edge.task_seq = :task_seq ORDER BY position
+""",
+    *ShownEdge._fields,
+    is_released=BOOLEAN,
+    on_failure=TEXT,
+    **_TYPES,
+)
+_SUCCESSORS_OF = statement(
+    """
+SELECT joblib_task.id FROM joblib_edge JOIN joblib_task ON joblib_task.seq = joblib_edge.task_seq
+WHERE source = :source ORDER BY source, task_seq LIMIT :limit
+""",
+    "id",
+    source=BIG_INTEGER,
+)
+_IS_EDGE = statement(
+    """
+SELECT joblib_edge.task_seq FROM joblib_edge
+JOIN joblib_task AS successor ON successor.seq = joblib_edge.task_seq
+JOIN joblib_task AS predecessor ON predecessor.seq = joblib_edge.source
+WHERE successor.id = :successor_id AND predecessor.id = :id
+""",
+    "task_seq",
+    successor_id=UUID_TYPE,
+)
+_REMOVE = [
+    statement(f"DELETE FROM {table} WHERE task_seq = ANY (:all_task_seq)")
+    for table in ("joblib_edge", "joblib_successor")
+]
+
+
+async def lock_tasks(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, PredecessorTask]:
+    """Lock those of these tasks that exist: until the commit no other transaction ends or deletes them."""
+    tasks: dict[UUID, PredecessorTask] = {}
+    unique_ids = sorted(set(ids))
+    for start in range(0, len(unique_ids), CHUNK):
+        rows = await tx.execute(_LOCK_TASKS, {"all_id": padded(unique_ids[start : start + CHUNK])})
+        tasks |= {row.id: PredecessorTask(*row) for row in rows}
+    return tasks
+
+
+async def lock_free_tasks(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, PredecessorTask]:
+    """Lock those of these tasks that no other transaction has locked."""
+    rows = await tx.execute(_LOCK_FREE_TASKS, {"all_id": padded(sorted(set(ids)))})
+    return {row.id: PredecessorTask(*row) for row in rows}
+
+
+async def lock_groups(tx: Transaction, ids: Iterable[UUID]) -> tuple[dict[UUID, PredecessorGroup], bool]:
+    """Lock those of these groups that exist, so that none of them ends until the commit.
+
+    Return also whether another transaction has locked one of them.
+    """
+    params = {"all_id": padded(sorted(set(ids)))}
+    groups = {row.id: PredecessorGroup(*row) for row in await tx.execute(_LOCK_GROUPS, params)}
+    return groups, (await tx.execute(_COUNT_GROUPS, params)).scalar_one() > len(groups)
+
+
+async def seqs(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, int]:
+    """Return the numbers of these tasks."""
+    numbers: dict[UUID, int] = {}
+    unique_ids = sorted(set(ids))
+    for start in range(0, len(unique_ids), CHUNK):
+        rows = await tx.execute(_SEQS, {"all_id": padded(unique_ids[start : start + CHUNK])})
+        numbers |= {row.id: row.seq for row in rows}
+    return numbers
+
+
+async def add(
+    tx: Transaction, successors: Sequence[NewSuccessor], edges: Sequence[NewEdge], linked: Iterable[int]
+) -> None:
+    """Insert what tasks wait for, and mark the predecessors, which are locked or new, as linked."""
+    numbers = sorted(set(linked))
+    for start in range(0, len(numbers), CHUNK):
+        await tx.execute(_LINK, {"all_seq": padded(numbers[start : start + CHUNK])})
+    rows = [successor._asdict() for successor in successors]
+    edge_rows = [{**edge._asdict(), "is_open": True} for edge in edges]
+    if tx.is_sqlite:
+        await tx.execute(_ADD_SUCCESSOR, rows)
+        await tx.execute(_ADD_EDGE, edge_rows)
+    else:
+        await tx.execute(_ADD_SUCCESSORS, by_column(rows))
+        await tx.execute(_ADD_EDGES, by_column(edge_rows))
+
+
+async def add_waves_of_tasks(tx: Transaction, seqs: Collection[int], *, cancels: bool = False) -> None:
+    """Record the ends of tasks for which others wait."""
+    numbers, is_any = sorted(seqs), False
+    for start in range(0, len(numbers), CHUNK):
+        params = {"all_seq": padded(numbers[start : start + CHUNK]), "cancels": cancels}
+        is_any |= bool((await tx.execute(_ADD_WAVES, params)).all())
+    if is_any:
+        tx.wake(SUCCESSORS_KEY)
+
+
+async def add_wave_of_group(tx: Transaction, n: int) -> None:
+    """Record the end of a group, if tasks wait for it."""
+    if (await tx.execute(_ADD_WAVE_OF_GROUP, {"n": n})).all():
+        tx.wake(SUCCESSORS_KEY)
+
+
+async def add_waves(tx: Transaction, sources: Iterable[int]) -> None:
+    """Let the tasks that wait for these predecessors be looked at."""
+    if rows := [{"source": source} for source in sorted(set(sources))]:
+        await tx.execute(_ADD_WAVE, rows)
+        tx.wake(SUCCESSORS_KEY)
+
+
+async def has_waves(tx: Transaction) -> bool:
+    """Return whether ends are yet to be handled."""
+    return (await tx.execute(_ANY_WAVE)).first() is not None
+
+
+async def take_waves(tx: Transaction, limit: int) -> list[WaveRow]:
+    """Lock and return ends that are yet to be handled, the oldest first; skip locked ones."""
+    return [WaveRow(*row) for row in await tx.execute(_TAKE, {"limit": limit})]
+
+
+async def remove_waves(tx: Transaction, numbers: Sequence[int]) -> None:
+    """Delete ends that were handled."""
+    if numbers:
+        await tx.execute(_REMOVE_WAVES, {"all_n": padded(numbers)})
+
+
+async def statuses(tx: Transaction, sources: Collection[int]) -> dict[int, str | None]:
+    """Return the statuses of predecessors; None of a group that has not ended.
+
+    A group has `completed` if all its tasks have, else `failed`. Those that do not exist are left out.
+    """
+    of: dict[int, str | None] = {}
+    if tasks := sorted(source for source in sources if source > 0):
+        of |= {row.seq: row.status for row in await tx.execute(_STATUSES, {"all_seq": padded(tasks)})}
+    if numbers := sorted(-source for source in sources if source < 0):
+        groups = (await tx.execute(_GROUPS, {"all_n": padded(numbers)})).all()
+        sums, _ = await sql_groups.counts(tx, [group.id for group in groups]) if groups else ({}, None)
+        for group in groups:
+            change = sums[group.id]
+            ended = "failed" if change.failed or change.cancelled or change.open > 0 else COMPLETED
+            of[-group.n] = None if group.ended_at is None else ended
+    return of
+
+
+async def open_edges(
+    tx: Transaction, completed: Collection[int], others: Collection[int], limit: int
+) -> list[OpenEdge]:
+    """Return the tasks that wait for predecessors: at most `limit`, by predecessor.
+
+    Those of `others`, which have ended otherwise, only if this was not handled yet.
+    """
+    edges: list[OpenEdge] = []
+    for sources, is_new in ((completed, False), (others, True)):
+        if sources and len(edges) < limit:
+            params = {"all_source": padded(sorted(sources)), "limit": limit - len(edges)}
+            edges += [OpenEdge(*row) for row in await tx.execute(_OPEN[is_new], params)]
+    return edges
+
+
+async def change_edges(tx: Transaction, changes: Sequence[EdgeChange]) -> None:
+    """Write how predecessors have ended. The tasks that wait for them are locked."""
+    rows = [change._asdict() for change in changes]
+    if rows and tx.is_sqlite:
+        await tx.execute(_CHANGE_EDGE, rows)
+    elif rows:
+        await tx.execute(_CHANGE_EDGES, by_column(rows))
+
+
+async def waiting(tx: Transaction, seqs: Collection[int]) -> set[int]:
+    """Return which of these tasks still wait for a predecessor."""
+    still: set[int] = set()
+    numbers = sorted(seqs)
+    for start in range(0, len(numbers), CHUNK):
+        params = {"all_task_seq": padded(numbers[start : start + CHUNK])}
+        still.update((await tx.execute(_WAITING, params)).scalars())
+    return still
+
+
+async def record_released(tx: Transaction, seqs: Collection[int]) -> None:
+    """Record that tasks wait no longer for predecessors."""
+    numbers, now = sorted(seqs), await tx.now()
+    for start in range(0, len(numbers), CHUNK):
+        await tx.execute(_RELEASE, {"all_task_seq": padded(numbers[start : start + CHUNK]), "now": now})
+
+
+async def unreleased(tx: Transaction, seqs: Collection[int]) -> dict[int, NewSuccessor]:
+    """Return those of these tasks that wait for predecessors, or ended while they did."""
+    found: dict[int, NewSuccessor] = {}
+    numbers = sorted(seqs)
+    for start in range(0, len(numbers), CHUNK):
+        params = {"all_task_seq": padded(numbers[start : start + CHUNK])}
+        found |= {row.task_seq: NewSuccessor(*row) for row in await tx.execute(_SUCCESSORS, params)}
+    return found
+
+
+async def reopen(tx: Transaction, seqs: Collection[int]) -> None:
+    """Let tasks wait for their predecessors again, and let those that ended be looked at."""
+    rows = await tx.execute(_REOPEN, {"all_task_seq": padded(sorted(seqs))})
+    await add_waves(tx, rows.scalars())
+
+
+async def predecessors(tx: Transaction, seqs: Sequence[int]) -> dict[int, dict[UUID, int]]:
+    """Return the tasks that these tasks waited for: their numbers by id, by `seq`."""
+    of: dict[int, dict[UUID, int]] = {}
+    for row in await tx.execute(_PREDECESSORS, {"all_task_seq": padded(seqs)}):
+        of.setdefault(row.task_seq, {})[row.predecessor] = row.source
+    return of
+
+
+async def results(tx: Transaction, seqs: Iterable[int], most_bytes: int) -> dict[UUID, SourceResult]:
+    """Return the results of tasks, by id, each as JSON if that has at most `most_bytes`."""
+    found: dict[UUID, SourceResult] = {}
+    numbers = sorted(set(seqs))
+    for start in range(0, len(numbers), CHUNK):
+        params = {"all_seq": padded(numbers[start : start + CHUNK]), "most_bytes": most_bytes}
+        found |= {row.id: SourceResult(*row) for row in await tx.execute(_RESULTS, params)}
+    return found
+
+
+async def schemas(tx: Transaction, job_ids: Collection[UUID]) -> dict[UUID, str]:
+    """Return the schemas of jobs as JSON."""
+    rows = await tx.execute(_SCHEMAS, {"all_id": padded(sorted(job_ids))})
+    return {row.id: row.schema for row in rows}
+
+
+async def write_payloads(tx: Transaction, payloads: Mapping[int, str]) -> None:
+    """Replace the payloads of tasks, which are locked, given as JSON by `seq`."""
+    rows = [{"seq": seq, "payload": payload} for seq, payload in payloads.items()]
+    if tx.is_sqlite and rows:
+        await sql_payloads.remove(tx, list(payloads))
+        await sql_payloads.write(tx, payloads.items())
+        rows = [{"seq": seq, "payload": sql_payloads.column(payload)} for seq, payload in payloads.items()]
+    if rows:
+        await tx.execute(_WRITE_PAYLOAD, rows)
+
+
+async def edges_of(tx: Transaction, seq: int) -> list[ShownEdge]:
+    """Return the predecessors of a task, in the order of its submit."""
+    return [ShownEdge(*row) for row in await tx.execute(_EDGES, {"task_seq": seq})]
+
+
+async def successors_of(tx: Transaction, source: int) -> list[UUID]:
+    """Return the first tasks that wait for a predecessor, or have waited."""
+    rows = await tx.execute(_SUCCESSORS_OF, {"source": source, "limit": MAX_SHOWN})
+    return list(rows.scalars())
+
+
+async def is_edge(tx: Transaction, successor_id: UUID, predecessor_id: UUID) -> bool:
+    """Return whether a task waits for another one, or has waited."""
+    rows = await tx.execute(_IS_EDGE, {"successor_id": successor_id, "id": predecessor_id})
+    return rows.first() is not None
+
+
+async def remove(tx: Transaction, seqs: Sequence[int]) -> None:
+    """Delete what tasks that are deleted have waited for."""
+    for delete in _REMOVE:
+        await tx.execute(delete, {"all_task_seq": padded(seqs)})

@@ -1,0 +1,411 @@
+"""Tasks that wait for others: when they run, with which results, and what they do if others fail."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from databases import on_both
+from replica import ADMIN, SUBMITTER, OpenReplica, Replica
+
+from zndraw_joblib.server.admin import rules_searches
+from zndraw_joblib.server.background.successors import Successors
+from zndraw_joblib.server.db.tables import Edge, Successor, Task, Wave
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.server.queue import (
+    rules_groups,
+    rules_history,
+    rules_sweep,
+    rules_task_actions,
+    rules_task_retention,
+    rules_waves,
+)
+from zndraw_joblib.server.queue.rules_task_retention import TaskPruning
+from zndraw_joblib.server.queue.rules_tasks import Report
+from zndraw_joblib.wire.groups import NewGroup
+from zndraw_joblib.wire.messages import JobResponse, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
+from zndraw_joblib.wire.names import parse_job_name
+from zndraw_joblib.wire.operators import BulkAction, TaskFilter
+from zndraw_joblib.wire.problems import Conflict, InvalidPayload, InvalidRequest
+from zndraw_joblib.wire.statuses import TaskStatus
+
+pytestmark = on_both
+OBJECT = {"type": "object", "properties": {"x": {"type": "integer"}, "all": {"type": "array"}}}
+
+
+async def handle(replica: Replica) -> None:
+    """Handle all ends for which tasks wait, as the loop of a server does."""
+    await Successors(replica.runtime).handle_all()
+    assert await replica.rows(Wave.__table__) == []
+
+
+async def end(replica: Replica, job: JobResponse, result: Any = None, status: str = "completed") -> UUID:
+    """Run the first task of the queue; return its id."""
+    task = await replica.claim(job.worker_id)
+    assert task is not None, "no task is in the queue"
+    await report(replica, task.id, result, status)
+    await handle(replica)
+    return task.id
+
+
+async def report(replica: Replica, task_id: UUID, result: Any = None, status: str = "completed") -> None:
+    """Report the start and the end of a task."""
+    await replica.report(task_id, "running")
+    await replica.report(task_id, status, **({"result": result} if status == "completed" else {}))
+
+
+async def batch(
+    replica: Replica, job: JobResponse, *options: dict[str, Any], room: str = "lab"
+) -> list[TaskResponse]:
+    """Submit tasks in one transaction."""
+    runtime, name = replica.runtime, parse_job_name(job.full_name)
+    items = [
+        runtime.submission(SUBMITTER, room, name, TaskSubmitRequest.model_validate(each)) for each in options
+    ]
+    tasks = await runtime.submit_all(items)
+    assert isinstance(tasks, list)
+    return tasks
+
+
+async def test_a_task_runs_after_the_last_of_its_predecessors(replica: Replica) -> None:
+    """It is in no queue before, shows what it waits for, and has the highest priority of its chain."""
+    job = await replica.register()
+    first, second = await replica.submit(job), await replica.submit(job, priority=7)
+    after = {"tasks": [first.id, second.id]}
+    later = datetime.now(UTC) + timedelta(hours=1)
+    task = await replica.submit(job, after=after)
+    timed, own = (
+        await replica.submit(job, after=after, run_at=later),
+        await replica.submit(job, after=after, priority=2),
+    )
+    assert (task.status, task.waits, task.run_at, task.queue_position) == ("pending", True, None, None)
+    assert (task.priority, timed.priority, own.priority) == (7, 7, 2)
+    assert await replica.explain(task.id) == ["predecessor"]
+    assert (await replica.get(task.id)).after.waits_for == [first.id, second.id]
+    assert (await replica.get(first.id)).successors == [task.id, timed.id, own.id]
+    assert await end(replica, job) == second.id
+    assert (await replica.get(task.id)).after.waits_for == [first.id]
+    assert await replica.claim(job.worker_id) is not None  # `first`
+    assert await replica.claim(job.worker_id) is None
+    await report(replica, first.id)
+    await handle(replica)
+    assert [(await replica.get(each.id)).waits for each in (task, timed, own)] == [None] * 3
+    assert (await replica.get(timed.id)).run_at == later
+    assert [await end(replica, job), await end(replica, job)] == [task.id, own.id]
+    assert await replica.claim(job.worker_id) is None
+    ended = await replica.get(task.id)
+    assert ended.after is not None
+    assert (ended.after.tasks, ended.after.waits_for) == ([first.id, second.id], [])
+
+
+async def test_predecessors_that_have_ended_before_the_submit_count(replica: Replica) -> None:
+    """One that completed is waited for no longer, and one that failed fails the task."""
+    job = await replica.register()
+    done, failed = await replica.submit(job), await replica.submit(job)
+    await end(replica, job, {"x": 3})
+    await end(replica, job, status="failed")
+    task = await replica.submit(
+        job, {"x": {"$result": {"task": str(done.id), "pointer": "/x"}}}, after={"tasks": [done.id]}
+    )
+    fails = await replica.submit(job, after={"tasks": [done.id, failed.id]})
+    await handle(replica)
+    assert (await replica.get(task.id)).payload == {"x": 3}
+    ended = await replica.get(fails.id)
+    assert (ended.status, ended.error_code) == (TaskStatus.FAILED, "predecessor-failed")
+    assert str(failed.id) in (ended.error or "")
+
+
+async def test_each_policy_decides_about_a_failed_predecessor(replica: Replica) -> None:
+    """A failure spreads over the chain; another task runs, and a third one waits until a retry completes."""
+    job = await replica.register()
+    first = await replica.submit(job)
+    after = {"tasks": [first.id]}
+    fails = await replica.submit(job, after=after)
+    follows = await replica.submit(job, after={"tasks": [fails.id]})
+    runs = await replica.submit(job, after={**after, "on_failure": "run"})
+    holds = await replica.submit(job, after={**after, "on_failure": "hold"})
+    await end(replica, job, status="failed")
+    for task in (fails, follows):
+        ended = await replica.get(task.id)
+        assert (ended.status, ended.error_code) == (TaskStatus.FAILED, "predecessor-failed")
+    assert str(fails.id) in ((await replica.get(follows.id)).error or "")
+    assert await end(replica, job) == runs.id
+    assert (await replica.get(holds.id)).waits
+    explained = await replica.runtime.database.read(rules_history.explain, holds.id, replica.runtime.order)
+    assert f"on_failure=hold), because task {first.id} did not" in explained.reasons[0].detail
+    await replica.act(rules_task_actions.retry, first.id)
+    assert [await end(replica, job), await end(replica, job)] == [first.id, holds.id]
+    assert await replica.claim(job.worker_id) is None
+
+
+async def test_a_failed_task_waits_again_after_a_retry(replica: Replica) -> None:
+    """Retried too early it fails again; after its predecessor was retried, it runs."""
+    job = await replica.register()
+    first = await replica.submit(job)
+    fails = await replica.submit(job, after={"tasks": [first.id]})
+    await end(replica, job, status="failed")
+    assert (await replica.act(rules_task_actions.retry, fails.id)).waits
+    await handle(replica)
+    assert (await replica.get(fails.id)).status is TaskStatus.FAILED
+    await replica.act(rules_task_actions.retry, first.id)
+    await replica.act(rules_task_actions.retry, fails.id)
+    await handle(replica)
+    assert (await replica.get(fails.id)).waits
+    assert [await end(replica, job), await end(replica, job)] == [first.id, fails.id]
+
+
+async def test_run_now_releases_a_task_that_waits(replica: Replica) -> None:
+    """Unless its payload needs a result that does not exist."""
+    job = await replica.register()
+    first = await replica.submit(job)
+    task = await replica.submit(job, after={"tasks": [first.id]})
+    value = {"$result": {"task": str(first.id)}}
+    needs = await replica.submit(job, {"x": value}, after={"tasks": [first.id]})
+    with pytest.raises(Conflict, match=f"needs the result of task {first.id}, which is pending"):
+        await replica.act(rules_task_actions.run_now, needs.id)
+    assert (await replica.act(rules_task_actions.run_now, task.id)).queue_position == 2
+    assert await end(replica, job, 5) == first.id
+    assert await end(replica, job) == task.id
+    assert (await replica.get(needs.id)).payload == {"x": 5}
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_a_cancel_with_its_tree_cancels_what_waits(replica: Replica, *, has_ended: bool) -> None:
+    """Also what waits for these; without the tree, the task counts as one that has not completed."""
+    job = await replica.register()
+    first = await replica.submit(job)
+    options = {"on_failure": "hold"}
+    second = await replica.submit(job, after={"tasks": [first.id], **options})
+    third = await replica.submit(job, after={"tasks": [second.id]})
+    other = await replica.submit(job)
+    failed = await replica.submit(job, after={"tasks": [other.id]})
+    if has_ended:
+        await end(replica, job, status="failed")
+    report = Report(SUBMITTER, first.id, TaskUpdateRequest(status=TaskStatus.CANCELLED, tree=True))
+    await replica.runtime.cancel_tree(report)
+    await replica.report(other.id, "cancelled", by=SUBMITTER)
+    await handle(replica)
+    assert [(await replica.get(each.id)).status for each in (second, third)] == ["cancelled", "cancelled"]
+    assert (await replica.get(failed.id)).error_code == "predecessor-failed"
+
+
+async def test_a_bulk_cancel_with_trees_cancels_what_waits(replica: Replica) -> None:
+    """As the cancel of one task does."""
+    job, late = await replica.register(), await replica.register("Late")
+    first = await replica.submit(job)
+    second = await replica.submit(late, after={"tasks": [first.id]})
+    chosen = TaskFilter(room=["lab"], job=[job.full_name])
+    confirmed = rules_searches.Confirmed(ADMIN, BulkAction.CANCEL, chosen, 2**60, tree=True)
+    await rules_searches.apply(replica.runtime.database.read, replica.runtime.write, confirmed, None)
+    await handle(replica)
+    assert (await replica.get(second.id)).status is TaskStatus.CANCELLED
+
+
+async def test_a_task_waits_for_groups(replica: Replica) -> None:
+    """It runs after the end of the group; if one of the tasks did not complete, its policy decides."""
+    job = await replica.register()
+    runtime = replica.runtime
+    new = rules_groups.GroupToMake(SUBMITTER, "lab", NewGroup())
+    group = await runtime.write(rules_groups.create, new)
+    members = [await replica.submit(job, group=group.id) for _ in range(2)]
+    fails = await replica.submit(job, after={"groups": [group.id]})
+    holds = await replica.submit(job, after={"groups": [group.id], "on_failure": "hold"})
+    runs = await replica.submit(job, after={"groups": [group.id], "on_failure": "run"})
+    await end(replica, job)
+    await end(replica, job, status="failed")
+    assert (await replica.get(fails.id)).waits, "the group is not sealed"
+    await runtime.write(rules_groups.seal, group.id)
+    await handle(replica)
+    assert (await replica.get(fails.id)).error_code == "predecessor-failed"
+    assert await end(replica, job) == runs.id
+    assert await replica.claim(job.worker_id) is None
+    await replica.act(rules_task_actions.retry, members[1].id)
+    assert await end(replica, job) == members[1].id
+    assert await end(replica, job) == holds.id
+    late = await replica.submit(job, after={"groups": [group.id]})
+    await handle(replica)
+    assert await end(replica, job) == late.id
+
+
+async def test_a_batch_names_earlier_items(replica: Replica) -> None:
+    """Also in payloads, and one that holds a unique key already."""
+    job = await replica.register(schema=OBJECT)
+    held = await replica.submit(job, {"x": 1}, unique={"key": "a"})
+    tasks = await batch(
+        replica,
+        job,
+        {"payload": {"x": 1}, "unique": {"key": "a"}},
+        {"payload": {"x": {"$result": {"task": 0}}}, "after": {"tasks": [0]}},
+        {"payload": {"all": [{"$result": {"task": 1, "pointer": "/y/0"}}, 2]}, "after": {"tasks": [0, 1]}},
+    )
+    assert tasks[0].duplicate
+    assert tasks[0].id == held.id
+    assert await end(replica, job, 7) == held.id
+    assert (await replica.get(tasks[1].id)).payload == {"x": 7}
+    assert await end(replica, job, {"y": ["z"]}) == tasks[1].id
+    assert (await replica.get(tasks[2].id)).payload == {"all": ["z", 2]}
+    assert (await replica.get(tasks[2].id)).after.tasks == [held.id, tasks[1].id]
+
+
+async def test_results_that_do_not_fit_fail_the_task(replica: Replica) -> None:
+    """The error has the pointer. Long results become references, which no schema refuses."""
+    job, source = await replica.register(schema=OBJECT), await replica.register("Source")
+    first = await replica.submit(source)
+
+    async def waiting(pointer: str, key: str = "x") -> TaskResponse:
+        value = {"$result": {"task": str(first.id), "pointer": pointer}}
+        return await replica.submit(job, {key: value}, after={"tasks": [first.id]})
+
+    fits, nowhere, misfit, long = [await waiting(pointer) for pointer in ("/n", "/no/where", "/s", "")]
+    await end(replica, source, {"n": 1, "s": "text"})
+    assert (await replica.get(fits.id)).payload == {"x": 1}
+    for task, text in (
+        (nowhere, "has nothing at '/no/where'"),
+        (misfit, "payload/x: "),
+        (long, "payload/x: "),
+    ):
+        ended = await replica.get(task.id)
+        assert (ended.status, ended.error_code) == (TaskStatus.FAILED, "predecessor-result-invalid")
+        assert text in (ended.error or "")
+        assert "payload/x" in (ended.error or "")
+    with pytest.raises(InvalidPayload, match="payload/all"):
+        await replica.submit(
+            job, {"x": {"$result": {"task": str(first.id)}}, "all": 1}, after={"tasks": [first.id]}
+        )
+    first = await replica.submit(source)
+    large = await waiting("/s")
+    await end(replica, source, {"s": "x" * 70_000})
+    reference = {"$result": {"task": str(first.id), "pointer": "/s"}, "id": str(first.id)}
+    assert (await replica.get(large.id)).payload == {"x": reference}
+    assert (await replica.get(large.id)).queue_position is not None
+
+
+async def test_slow_checks_of_filled_payloads_run_before_the_release(replica: Replica) -> None:
+    """In the process of the validator, not in the transaction."""
+    schema = {"properties": {"x": {"pattern": "^a+$", "type": "string"}}}
+    job, source = await replica.register(schema=schema), await replica.register("Source")
+    tasks = []
+    for text in ("aaa", "b"):
+        first = await replica.submit(source)
+        value = {"$result": {"task": str(first.id)}}
+        tasks.append(await replica.submit(job, {"x": value}, after={"tasks": [first.id]}))
+        await end(replica, source, text)
+    assert (await replica.get(tasks[0].id)).payload == {"x": "aaa"}
+    assert (await replica.get(tasks[0].id)).queue_position == 1
+    assert (await replica.get(tasks[1].id)).error_code == "predecessor-result-invalid"
+    await replica.runtime.payload_validator.close()
+
+
+async def test_what_cannot_be_waited_for_is_refused(replica: Replica) -> None:
+    """With the field and what to do."""
+    job = await replica.register()
+    other = await replica.submit(job, room="other")
+    group = await replica.runtime.write(
+        rules_groups.create, rules_groups.GroupToMake(SUBMITTER, "other", NewGroup())
+    )
+    own = await replica.submit(job)
+    for after, payload, text in (
+        ({"tasks": [uuid4()]}, {}, "after.tasks: room 'lab' has no task"),
+        ({"tasks": [own.id, other.id]}, {}, "after.tasks: room 'lab' has no task"),
+        ({"groups": [group.id]}, {}, "after.groups: room 'lab' has no group"),
+        (
+            {"tasks": [own.id]},
+            {"a": [{"$result": {"task": str(other.id)}}]},
+            "payload/a/0/.result: task .* is not",
+        ),
+        ({"tasks": [own.id]}, {"a": {"$result": {"pointer": "x"}}}, 'must be an object with "task"'),
+        ({"tasks": [own.id]}, {"a": {"$result": {"task": str(own.id), "pointer": "x"}}}, "JSON pointer"),
+    ):
+        with pytest.raises(InvalidRequest, match=text):
+            await replica.submit(job, payload, after=after)
+    assert await replica.rows(Edge.__table__) == []
+    assert await replica.rows(Successor.__table__) == []
+
+
+async def test_nothing_is_deleted_that_a_task_still_needs(replica: Replica) -> None:
+    """Neither by the retention nor by a purge. Afterwards its edges go with it."""
+    job = await replica.register()
+    first, second = await replica.submit(job), await replica.submit(job)
+    task = await replica.submit(job, after={"tasks": [first.id, second.id]})
+    await end(replica, job)
+    settings = JobLibSettings(keep_finished_days=1e-9)
+
+    async def prune() -> int:
+        state, deleted, may_be_more = TaskPruning(), 0, True
+        while may_be_more:
+            number, may_be_more, state = await replica.runtime.write(
+                rules_task_retention.prune, settings, state
+            )
+            deleted += number
+        confirmed = rules_searches.Confirmed(ADMIN, BulkAction.PURGE, TaskFilter(room=["lab"]), 2**60)
+        read, write = replica.runtime.database.read, replica.runtime.write
+        return deleted + (await rules_searches.apply(read, write, confirmed, None)).affected
+
+    assert await prune() == 0
+    await end(replica, job)
+    assert await prune() == 0
+    assert await end(replica, job) == task.id
+    await asyncio.sleep(0)
+    assert await prune() == 3
+    assert await replica.rows(Edge.__table__) == []
+    assert await replica.rows(Successor.__table__) == []
+
+
+async def test_waiting_tasks_expire_and_keep_their_keys(replica: Replica) -> None:
+    """A submit that replaces one changes its payload, and it waits as before."""
+    job = await replica.register()
+    first = await replica.submit(job)
+    expires = await replica.submit(job, after={"tasks": [first.id]}, expires_in_seconds=0.001)
+    task = await replica.submit(job, {"a": 1}, after={"tasks": [first.id]}, unique={"key": "k"})
+    replaced = await replica.submit(job, {"a": 2}, unique={"key": "k", "on_conflict": "replace"})
+    assert (replaced.id, replaced.waits) == (task.id, True)
+    await replica.runtime.write(rules_sweep.fail_expired)
+    assert (await replica.get(expires.id)).error_code == "task-expired"
+    assert await replica.runtime.write(rules_sweep.enqueue_due) == 0
+    assert (await replica.runtime.write(rules_sweep.next_due)).seconds is None
+    await end(replica, job)
+    assert await end(replica, job) == task.id
+    assert (await replica.get(task.id)).payload == {"a": 2}
+
+
+async def test_the_last_ends_at_the_same_time_release_a_task_once(open_replica: OpenReplica) -> None:
+    """Two servers report the ends, submit after them, and handle the ends together."""
+    servers = [open_replica(), open_replica()]
+    job = await servers[0].register()
+    for _ in range(5):
+        ids = [(await servers[0].submit(job)).id for _ in range(4)]
+        for id_ in ids:
+            assert await servers[0].claim(job.worker_id) is not None
+            await servers[0].report(id_, "running")
+        work = [servers[index % 2].report(id_, "completed") for index, id_ in enumerate(ids)]
+        submits = [servers[index % 2].submit(job, after={"tasks": ids}) for index in range(4)]
+        results = await asyncio.gather(*work, *submits)
+        await asyncio.gather(*(Successors(server.runtime).handle_all() for server in servers))
+        await handle(servers[0])
+        waiting = {task.id for task in results[4:]}
+        assert {await end(servers[0], job) for _ in waiting} == waiting
+        assert await servers[1].claim(job.worker_id) is None
+
+
+async def test_a_transaction_handles_a_part_and_leaves_the_rest(replica: Replica) -> None:
+    """A fan and a chain that are longer than its bounds end after several."""
+    job = await replica.register()
+    first = await replica.submit(job)
+    fan = [await replica.submit(job, after={"tasks": [first.id], "on_failure": "run"}) for _ in range(7)]
+    chain = [first.id]
+    for _ in range(7):
+        chain.append((await replica.submit(job, after={"tasks": [chain[-1]]})).id)
+    task = await replica.claim(job.worker_id)
+    assert task is not None
+    await replica.report(task.id, "failed", error="no")
+    rules, handled = rules_waves.Rules(tasks=3), rules_waves.Handled(may_be_more=True)
+    numbers = []
+    while handled.may_be_more or handled.number:
+        handled = await replica.runtime.write(rules_waves.handle, rules)
+        numbers.append(handled.number)
+    assert max(numbers) == 3
+    assert sum(numbers) >= 14
+    assert {(await replica.get(id_)).status for id_ in chain} == {TaskStatus.FAILED}
+    assert {await end(replica, job) for _ in fan} == {each.id for each in fan}
+    assert not [row for row in await replica.rows(Task.__table__) if row.status == "pending"]
