@@ -3,7 +3,8 @@
 Of 100,000 tasks 60,000 have ended, 38,000 are pending and 2,000 are held. One job has most of the backlog,
 one has three tasks at its end, one is internal, one has only a history; there are 20,000 workers.
 A third of the tasks is one tree, in which each parent has 333 children; a half has one tag, and all have one
-of 500. A quarter is in one group, and another in 2,000 groups.
+of 500. A quarter is in one group, and another in 2,000 groups. There are 100,000 deliveries to 20,000
+webhooks, a half of which is due.
 """
 
 # ruff: noqa: S608 - all of the SQL is written here
@@ -15,6 +16,7 @@ from zndraw_joblib.server.db.tables import metadata
 TASKS = 100_000
 KEYS = 20_000
 WORKERS = 20_000
+DELIVERIES, TARGETS = 100_000, 20_000
 JOBS = 21
 GROUPS = 2_000
 BIG, RARE, IDLE = 0, 19, 20
@@ -127,6 +129,22 @@ def _seed(kind: str) -> list[str]:
             SELECT seq, 1, '{}', 3, 3, 2 FROM joblib_task WHERE status <> 'pending'""",
         """INSERT INTO joblib_task_log (task_seq, attempt, first, last, size, lines)
             SELECT seq, 1, 1, 3, 2, '[]' FROM joblib_task WHERE status <> 'pending'""",
+        f"""INSERT INTO joblib_webhook (n, webhook_id, room_id, name, owner_id, url, events, created_at,
+                updated_at, used_at, failures, due_at, disabled_at) {numbers(TARGETS, 1)}
+            SELECT i, {uuid.format("i")}, 'lab', CASE WHEN i <= 100 THEN 'hook-' || i END,
+                'owner-' || (i % 50), 'https://example.org', 'task.failed', {time.format("i")},
+                {time.format("i")}, {time.format("i")}, CASE WHEN i % 4 = 0 THEN 3 ELSE 0 END,
+                CASE WHEN i % 2 = 0 THEN {time.format("i")} END, CASE WHEN i = 99 THEN {time.format("i")} END
+            FROM n""",
+        f"""INSERT INTO joblib_outbox (webhook_n, room_id, webhook, message, event, task_id, body, created_at,
+                ended_at, delivered) {numbers(DELIVERIES, 1)}
+            SELECT 1 + i % {TARGETS}, CASE WHEN i % 2 = 0 THEN 'lab' ELSE 'room-' || (i % 300) END,
+                CASE WHEN i % {TARGETS} < 100 THEN 'hook-' || (1 + i % {TARGETS}) END, {uuid.format("i")},
+                'task.failed', {uuid.format("2000000 + i")}, '{{}}', {time.format("i")},
+                CASE WHEN i % 50 <> 0 THEN {time.format("i")} END, i % 10 <> 0
+            FROM n""",
+        f"""INSERT INTO joblib_task_webhook (task_seq, webhook_n) {numbers(DELIVERIES, 1)}
+            SELECT i, 1 + i % {TARGETS} FROM n WHERE i % 20 = 0""",
     ]
     if kind == "postgresql":
         # The test decides when statistics are made.

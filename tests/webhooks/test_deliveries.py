@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import threading
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -79,7 +80,7 @@ async def test_deliveries_keep_the_order_of_their_webhook(
     """While the first fails none is sent; then all arrive in the order of the ends."""
     job, webhooks = await timed.register(), Webhooks(timed.runtime)
     await put(timed, receiver.url())
-    receiver.answers["/hook"] = 500
+    receiver.answers["/hook"], receiver.headers = 500, "Set-Cookie: session=1\r\n"
     tasks = [str((await end(timed, job)).id) for _ in range(3)]
     await webhooks.deliver_due()
     assert receiver.tasks() == tasks[:1]
@@ -89,6 +90,7 @@ async def test_deliveries_keep_the_order_of_their_webhook(
     clock.advance(10)
     await webhooks.deliver_due()
     assert receiver.tasks() == [tasks[0], *tasks]
+    assert not any("cookie" in item.headers for item in receiver.received)
     assert await outcomes(timed) == [(True, True, 2), (True, True, 1), (True, True, 1)]
     webhook = await shown(timed)
     assert (webhook.state, webhook.failures, webhook.waiting) == ("active", 0, 0)
@@ -215,6 +217,45 @@ async def test_the_targets_of_one_user_delay_no_other(
     finally:
         running.cancel()
         await asyncio.wait([running])
+
+
+async def test_names_of_one_user_delay_no_other(replica: Replica, receiver: Receiver) -> None:
+    """A user whose names do not resolve holds a part of the threads that resolve them."""
+    replica.runtime.settings.webhook_timeout_seconds = 0.5
+    gate, job = threading.Event(), await replica.register()
+
+    def resolve(host: str, port: int) -> Sequence[str]:
+        if host == "slow.example":
+            gate.wait()
+        return ["127.0.0.1"]
+
+    await add_targets(replica, "mallory", receiver.url("/slow", "slow.example"), 50)
+    webhooks = Webhooks(replica.runtime, resolve=resolve)
+    try:
+        await webhooks.deliver_due()
+        await put(replica, receiver.url("/hook", "fast.example"))
+        await end(replica, job)
+        async with asyncio.timeout(60):
+            await webhooks.deliver_due()
+        assert [item.path for item in receiver.received] == ["/hook"]
+        errors = {row.last_error for row in await replica.rows(WEBHOOKS)}
+        assert "refused: 8 names of this user are being resolved; it is tried again later" in errors
+    finally:
+        gate.set()
+
+
+@every_kind
+async def test_a_submit_enables_its_webhook_again(replica: Replica, receiver: Receiver) -> None:
+    """After the answer 410, which ends what waits for it."""
+    job, webhooks = await replica.register(), Webhooks(replica.runtime)
+    receiver.answers["/task"] = 410
+    await end(replica, job, webhook={"url": receiver.url("/task")})
+    await webhooks.deliver_due()
+    receiver.answers.clear()
+    task = await end(replica, job, webhook={"url": receiver.url("/task")})
+    await webhooks.deliver_due()
+    assert receiver.tasks("/task")[1:] == [str(task.id)]
+    assert (await replica.rows(WEBHOOKS))[0].disabled_at is None
 
 
 def test_the_next_slot_is_for_the_owner_with_the_fewest() -> None:

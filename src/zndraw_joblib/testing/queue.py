@@ -434,7 +434,7 @@ class AsyncTestQueue:
         that ended its task, whether its receiver can be reached or not.
         """
         filters = {} if webhook is None else {"webhook": webhook}
-        newest = await self._call(
+        newest, _ = await self._call(
             self._runtime.database.read(sql_webhooks.deliveries, room, 2**63 - 1, _MAX_EVENTS, filters, None)
         )
         return [json.loads(delivery.body) for delivery in reversed(newest)]

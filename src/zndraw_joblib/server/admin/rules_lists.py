@@ -13,6 +13,7 @@ from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import CursorPage, Identity, Page
 from zndraw_joblib.server.queue import rules_answers, rules_webhooks, sql_webhooks
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.server.queue.sql_webhooks import DeliveryRecord
 from zndraw_joblib.wire.messages import PaginatedResponse, WorkerInfo
 from zndraw_joblib.wire.names import RESERVED
 from zndraw_joblib.wire.operations import Deliveries
@@ -136,6 +137,8 @@ async def find_ids(
 
 _FIRST_SEQ = 2**63 - 1
 _DELIVERIES = "deliveries"
+# A request reads up to 20,000 deliveries.
+_MAX_WINDOWS = 10
 
 
 class DeliveryFilter(NamedTuple):
@@ -155,9 +158,17 @@ async def deliveries(
         [before] = decode_cursor(_DELIVERIES, page.cursor, [int])
     values = {"webhook": delivery_filter.webhook, "task_id": delivery_filter.task}
     filters = {name: value for name, value in values.items() if value is not None}
-    rows = await sql_webhooks.deliveries(tx, room_id, before, page.limit + 1, filters, delivery_filter.state)
-    following = None
-    if len(rows) > page.limit:
-        rows = rows[: page.limit]
-        following = encode_cursor(_DELIVERIES, rows[-1].seq)
-    return Deliveries(items=[rules_webhooks.delivery_response(row) for row in rows], next=following)
+    rows: list[DeliveryRecord] = []
+    following: int | None = before
+    for _ in range(_MAX_WINDOWS):
+        part, following = await sql_webhooks.deliveries(
+            tx, room_id, before, page.limit - len(rows), filters, delivery_filter.state
+        )
+        rows += part
+        if following is None or len(rows) == page.limit:
+            break
+        before = following
+    return Deliveries(
+        items=[rules_webhooks.delivery_response(row) for row in rows],
+        next=None if following is None else encode_cursor(_DELIVERIES, following),
+    )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from importlib.metadata import version
 from math import ceil
 from typing import Any
@@ -52,8 +53,8 @@ _MAX_IN_A_ROW = 50
 _SHARE_OF_OWNER = 0.75
 # So many addresses of a host are tried, and so many bytes of an answer read, of which nothing is kept.
 _MAX_ADDRESSES, _MAX_ANSWER_BYTES = 4, 16 * 1024
-# Threads that resolve names, with those that exceed the time limit.
-_MAX_RESOLVING = 16
+# Threads that resolve names, with those that exceed the time limit: of all users, and of one.
+_MAX_RESOLVING, _MAX_RESOLVING_OF_OWNER = 32, 8
 Resolve = Callable[[str, int], Sequence[str]]
 OUTCOMES = ("delivered", "rejected", "unreachable", "refused")
 
@@ -91,7 +92,7 @@ class Sender:
 
     def __init__(self, settings: JobLibSettings, resolve: Resolve = resolve) -> None:
         self._settings, self._resolve = settings, resolve
-        self._resolving = 0
+        self._resolving: Counter[str] = Counter()
 
     @cached_property
     def _context(self) -> ssl.SSLContext:
@@ -105,6 +106,7 @@ class Sender:
             verify=self._context,
             trust_env=False,
             follow_redirects=False,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # nothing of an answer is kept
             timeout=None,  # noqa: S113 - the deadline is around the whole attempt
             limits=httpx.Limits(max_connections=1, max_keepalive_connections=1),
         )
@@ -117,7 +119,7 @@ class Sender:
         try:
             async with asyncio.timeout(seconds):
                 endpoint = endpoint_of(webhook.url, self._settings)
-                addresses = await self._addresses(endpoint)
+                addresses = await self._addresses(endpoint, webhook.owner_id)
                 return await self._post(client, endpoint, addresses, webhook, delivery, now)
         except TimeoutError:
             return Outcome(None, f"no answer within {seconds:g} s (webhook_timeout_seconds)")
@@ -130,25 +132,29 @@ class Sender:
                 raise
             return Outcome(None, _text(error))
 
-    async def _addresses(self, endpoint: Endpoint) -> list[str]:
+    async def _addresses(self, endpoint: Endpoint, owner_id: str) -> list[str]:
         literal = literal_address(endpoint.host)
-        found = [literal] if literal is not None else await self._resolved(endpoint)
-        return check_addresses(found, self._settings)[:_MAX_ADDRESSES]
+        addresses = [literal] if literal is not None else await self._resolved(endpoint, owner_id)
+        return check_addresses(addresses, self._settings)[:_MAX_ADDRESSES]
 
-    async def _resolved(self, endpoint: Endpoint) -> Sequence[str]:
-        if self._resolving >= _MAX_RESOLVING:
-            raise EndpointRefused(f"{_MAX_RESOLVING} names are being resolved; it is tried again later")
-        self._resolving += 1
+    async def _resolved(self, endpoint: Endpoint, owner_id: str) -> Sequence[str]:
+        """Resolve a name. A thread cannot be stopped, so names of one user do not take all of them."""
+        own = self._resolving[owner_id]
+        if self._resolving.total() >= _MAX_RESOLVING or own >= _MAX_RESOLVING_OF_OWNER:
+            raise EndpointRefused(f"{own} names of this user are being resolved; it is tried again later")
+        self._resolving[owner_id] += 1
         work = partial(_resolved_or_error, self._resolve, endpoint)
         future = call_in_thread("zndraw-joblib webhook name", work, _as_error)
-        future.add_done_callback(self._is_resolved)
-        found, error = await asyncio.shield(future)
+        future.add_done_callback(partial(self._is_resolved, owner_id))
+        addresses, error = await asyncio.shield(future)
         if error is not None:
             raise error
-        return found
+        return addresses
 
-    def _is_resolved(self, _: object) -> None:
-        self._resolving -= 1
+    def _is_resolved(self, owner_id: str, _: object) -> None:
+        self._resolving[owner_id] -= 1
+        if not self._resolving[owner_id]:
+            del self._resolving[owner_id]
 
     async def _post(
         self,

@@ -116,6 +116,12 @@ async def _events(tx: Transaction, before: datetime, after: str) -> tuple[Pruned
     return Pruned(deleted, room is not None), room or ""
 
 
+async def _targets(tx: Transaction, before: datetime, after: int) -> tuple[Pruned, int]:
+    """Delete webhooks that nothing uses, among a batch behind `after`."""
+    deleted, following = await sql_webhooks.prune_targets(tx, before, after, BATCH)
+    return Pruned(deleted, deleted > 0 and following != 0), following
+
+
 async def _limit_queues(tx: Transaction, _: datetime, after: Any) -> tuple[Pruned, Any]:
     """Delete queues of keys without tasks, among a batch behind `after`."""
     deleted, following = await sql_limits.prune_queues(tx, after, BATCH)
@@ -157,7 +163,7 @@ RETENTIONS = (
     EVENTS,
     AUDIT,
     DELIVERIES,
-    Retention("webhook", "used_at", timedelta(days=1), _oldest(sql_webhooks.prune_targets)),
+    Retention("webhook", "used_at", timedelta(days=1), _targets, 0),
     Retention("limit_bucket", "next_at", timedelta(hours=1), _oldest(sql_limits.prune_buckets)),
     Retention("limit_queue", None, timedelta(0), _limit_queues, sql_limits.FIRST_QUEUE, of_tasks=True),
     Retention("limit_wait", "ready_at", timedelta(hours=1), _limit_waits, sql_limits.FIRST_WAIT),

@@ -125,16 +125,18 @@ FROM joblib_webhook WHERE n = ANY (:all_n)
 _HOLD_TARGETS = statement(
     """
 SELECT n, webhook_id FROM joblib_webhook
-WHERE webhook_id = ANY (:all_webhook_id) AND used_at > :since
+WHERE webhook_id = ANY (:all_webhook_id) AND used_at > :since AND disabled_at IS NULL
 ORDER BY n
 FOR KEY SHARE
 """,
     *("n", "webhook_id"),
 )
+# One whose receiver answered 410 is enabled: its user has named it again.
 _ADD_TARGET = statement(
     f"""
 INSERT INTO joblib_webhook {one_row(_NEW)}
-ON CONFLICT (webhook_id) DO UPDATE SET used_at = excluded.used_at
+ON CONFLICT (webhook_id) DO UPDATE SET used_at = excluded.used_at, disabled_at = NULL,
+    disabled_reason = NULL
 RETURNING n
 """,
     "n",
@@ -295,14 +297,29 @@ RETURNING seq
     "seq",
     before=UtcDateTime(),
 )
-# Rows that wait although their webhook is not due: of transactions that took very long.
+# Rows that wait although their webhook is not due: of transactions that took very long. The recursion
+# takes one step of the index for each webhook with such rows.
 _STUCK = statement(
     """
-UPDATE joblib_webhook SET due_at = :now
-WHERE due_at IS NULL AND n IN (SELECT webhook_n FROM joblib_outbox WHERE ended_at IS NULL)
-RETURNING n
+WITH RECURSIVE waiting (webhook_n) AS (
+    SELECT (SELECT webhook_n FROM joblib_outbox WHERE ended_at IS NULL ORDER BY webhook_n LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT joblib_outbox.webhook_n FROM joblib_outbox
+        WHERE ended_at IS NULL AND joblib_outbox.webhook_n > waiting.webhook_n
+        ORDER BY joblib_outbox.webhook_n LIMIT 1
+    )
+    FROM waiting WHERE waiting.webhook_n IS NOT NULL
+)
+SELECT webhook_n, (
+    SELECT n FROM joblib_webhook WHERE n = waiting.webhook_n AND due_at IS NULL
+) AS n
+FROM waiting WHERE webhook_n IS NOT NULL
 """,
-    "n",
+    *("webhook_n", "n"),
+)
+_SET_STUCK_DUE = statement(
+    "UPDATE joblib_webhook SET due_at = :now WHERE n = ANY (:all_n) AND due_at IS NULL RETURNING n", "n"
 )
 
 # Deliveries, and what is deleted.
@@ -314,31 +331,33 @@ _STATES = {
     "failed": " AND ended_at IS NOT NULL AND NOT delivered",
 }
 _FILTERS = {"webhook": " AND webhook = :webhook", "task_id": " AND task_id = :task_id"}
-_PRUNE_ROWS = statement(
+_OLDEST_ROWS = statement(
     """
-DELETE FROM joblib_outbox WHERE seq IN (
-    SELECT seq FROM joblib_outbox WHERE created_at < :before AND ended_at IS NOT NULL
-    ORDER BY created_at LIMIT :limit
-)
-RETURNING seq
+SELECT seq FROM joblib_outbox WHERE created_at < :before AND ended_at IS NOT NULL
+ORDER BY created_at LIMIT :limit
 """,
     "seq",
     before=UtcDateTime(),
 )
-_PRUNE_TARGETS = statement(
-    """
-DELETE FROM joblib_webhook WHERE n IN (
-    SELECT n FROM joblib_webhook WHERE name IS NULL AND used_at < :before AND due_at IS NULL
-        AND NOT EXISTS (SELECT 1 FROM joblib_task_webhook WHERE webhook_n = joblib_webhook.n)
-        AND NOT EXISTS (SELECT 1 FROM joblib_outbox WHERE webhook_n = joblib_webhook.n AND ended_at IS NULL)
-    ORDER BY used_at LIMIT :limit
-    FOR UPDATE SKIP LOCKED
+_REMOVE_ROWS = statement("DELETE FROM joblib_outbox WHERE seq = ANY (:all_seq) RETURNING seq", "seq")
+_FOLLOWING = statement(
+    "SELECT n FROM joblib_webhook WHERE n > :after ORDER BY n LIMIT :limit", "n", after=BIG_INTEGER
 )
-RETURNING n
+_LOCK_UNUSED = statement(
+    """
+SELECT n FROM joblib_webhook
+WHERE n = ANY (:all_n) AND name IS NULL AND used_at < :before AND due_at IS NULL
+    AND (SELECT task_seq FROM joblib_task_webhook WHERE webhook_n = joblib_webhook.n LIMIT 1) IS NULL
+    AND (
+        SELECT seq FROM joblib_outbox WHERE webhook_n = joblib_webhook.n AND ended_at IS NULL LIMIT 1
+    ) IS NULL
+ORDER BY n
+FOR UPDATE SKIP LOCKED
 """,
     "n",
     before=UtcDateTime(),
 )
+_REMOVE_TARGETS = statement("DELETE FROM joblib_webhook WHERE n = ANY (:all_n)")
 
 
 async def get(tx: Transaction, room_id: str, name: str, *, lock: bool = False) -> WebhookRecord | None:
@@ -553,7 +572,10 @@ async def end_waiting(tx: Transaction, webhook_n: int, before: datetime, error: 
 
 async def find_stuck(tx: Transaction) -> int:
     """Make webhooks due that have waiting deliveries and are not. Return how many."""
-    return len((await tx.execute(_STUCK, {"now": await tx.now()})).all())
+    numbers = [row.n for row in await tx.execute(_STUCK) if row.n is not None]
+    if not numbers:
+        return 0
+    return len((await tx.execute(_SET_STUCK_DUE, {"all_n": padded(numbers), "now": await tx.now()})).all())
 
 
 async def delivery(tx: Transaction, room_id: str, seq: int) -> DeliveryRecord | None:
@@ -562,31 +584,68 @@ async def delivery(tx: Transaction, room_id: str, seq: int) -> DeliveryRecord | 
     return None if row is None else DeliveryRecord(*row)
 
 
+# The rows of a window are read by one index, whatever their filter.
+_WINDOW = 2000
+_OF_WINDOW = (
+    "SELECT {} FROM joblib_outbox WHERE room_id = :room_id AND seq < :before "
+    f"ORDER BY seq DESC LIMIT {_WINDOW}"
+)
+_LAST_OF_WINDOW = statement(
+    f"SELECT min(seq), count(*) FROM ({_OF_WINDOW.format('seq')}) AS page",
+    *("seq", "number"),
+    before=BIG_INTEGER,
+)
+
+
 @cache
 def _list_statement(filters: tuple[str, ...], state: str | None) -> Any:
     conditions = "".join(_FILTERS[name] for name in filters) + _STATES.get(state or "", "")
+    source = f"joblib_outbox WHERE room_id = :room_id AND seq < :before{conditions}"
+    if conditions and "task_id" not in filters:
+        source = f"({_OF_WINDOW.format('*')}) AS page WHERE {conditions.removeprefix(' AND ')}"
     return statement(
-        f"{_SELECT_ROWS} WHERE room_id = :room_id AND seq < :before{conditions} "
-        "ORDER BY seq DESC LIMIT :limit",
-        *_ROWS,
-        before=BIG_INTEGER,
+        f"SELECT {', '.join(_ROWS)} FROM {source} ORDER BY seq DESC LIMIT :limit", *_ROWS, before=BIG_INTEGER
     )
 
 
 async def deliveries(
     tx: Transaction, room_id: str, before: int, limit: int, filters: Mapping[str, Any], state: str | None
-) -> list[DeliveryRecord]:
-    """Return the newest deliveries of a room before a number, with these values of columns."""
-    query = _list_statement(tuple(sorted(filters)), state)
-    rows = await tx.execute(query, {"room_id": room_id, "before": before, "limit": limit, **filters})
-    return [DeliveryRecord(*row) for row in rows]
+) -> tuple[list[DeliveryRecord], int | None]:
+    """Return the newest deliveries of a room before a number, with these values of columns and this state.
+
+    Return also before which number to continue, None at the end. Filters other than a task read at most 2,000
+    deliveries, of which perhaps none matches.
+    """
+    query, params = _list_statement(tuple(sorted(filters)), state), {"room_id": room_id, "before": before}
+    rows = [
+        DeliveryRecord(*row) for row in await tx.execute(query, {**params, "limit": limit + 1, **filters})
+    ]
+    if len(rows) > limit:
+        return rows[:limit], rows[limit - 1].seq
+    if "task_id" in filters or not (filters or state):
+        return rows, None
+    last = (await tx.execute(_LAST_OF_WINDOW, params)).one()
+    return rows, last.seq if last.number == _WINDOW else None
 
 
 async def prune_deliveries(tx: Transaction, before: datetime, limit: int) -> int:
     """Delete the oldest deliveries that have ended and are older than a time. Return how many."""
-    return len((await tx.execute(_PRUNE_ROWS, {"before": before, "limit": limit})).all())
+    numbers = list((await tx.execute(_OLDEST_ROWS, {"before": before, "limit": limit})).scalars())
+    if not numbers:
+        return 0
+    return len((await tx.execute(_REMOVE_ROWS, {"all_seq": padded(numbers)})).all())
 
 
-async def prune_targets(tx: Transaction, before: datetime, limit: int) -> int:
-    """Delete webhooks that no room and no task has, and that were not used since a time. Return how many."""
-    return len((await tx.execute(_PRUNE_TARGETS, {"before": before, "limit": limit})).all())
+async def prune_targets(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int]:
+    """Delete webhooks that no room and no task has, and that were not used since a time.
+
+    It looks at the next ones after a number. Return how many it deleted, and where to continue.
+    """
+    numbers = list((await tx.execute(_FOLLOWING, {"after": after, "limit": limit})).scalars())
+    if not numbers:
+        return 0, 0
+    params = {"all_n": padded(numbers), "before": before}
+    unused = list((await tx.execute(_LOCK_UNUSED, params)).scalars())
+    if unused:
+        await tx.execute(_REMOVE_TARGETS, {"all_n": padded(unused)})
+    return len(unused), numbers[-1] if len(numbers) == limit else 0
