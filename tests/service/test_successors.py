@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from databases import on_both
 from replica import ADMIN, SUBMITTER, OpenReplica, Replica
+from sqlalchemy import text as sql_text
 
 from zndraw_joblib.server.admin import rules_searches
 from zndraw_joblib.server.background.successors import Successors
@@ -279,6 +280,116 @@ async def test_results_that_do_not_fit_fail_the_task(replica: Replica) -> None:
     reference = {"$result": {"task": str(first.id), "pointer": "/s"}, "id": str(first.id)}
     assert (await replica.get(large.id)).payload == {"x": reference}
     assert (await replica.get(large.id)).queue_position is not None
+
+
+async def seq_of(replica: Replica, task: TaskResponse) -> int:
+    """Return the number of a task."""
+    [row] = await replica.rows(Task.__table__, Task.__table__.c.id == task.id)
+    return int(row.seq)
+
+
+async def test_a_value_that_cannot_be_handled_stops_no_other(replica: Replica) -> None:
+    """Its own task fails, and what waits for other ends goes on, also if a whole transaction fails."""
+    job, source = await replica.register(), await replica.register("Source")
+    first = await replica.submit(source)
+    deep: Any = {"$result": {"task": str(first.id)}}
+    for _ in range(150):
+        deep = [deep]
+    poison = await replica.submit(job, {"x": deep}, after={"tasks": [first.id]})
+    other = await replica.submit(job, after={"tasks": [first.id]})
+    value: Any = 1
+    for _ in range(150):
+        value = [value]
+    await end(replica, source, value)
+    assert (await replica.get(poison.id)).error_code == "predecessor-result-invalid"
+    assert (await replica.get(other.id)).queue_position == 1
+    # Without its schema, a job cannot be handled: the transaction fails.
+    ends = [await replica.submit(source) for _ in range(2)]
+    tasks = [
+        await replica.submit(job, {"x": {"$result": {"task": str(each.id)}}}, after={"tasks": [each.id]})
+        for each in ends
+    ]
+    for each in ends:
+        task = await replica.claim(source.worker_id)
+        assert task is not None
+        await report(replica, each.id, 1)
+    await replica.execute(
+        sql_text("UPDATE joblib_task SET payload = '{' WHERE seq = :seq").bindparams(
+            seq=await seq_of(replica, tasks[0])
+        )
+    )
+    loop = Successors(replica.runtime)
+    with pytest.raises(ValueError, match="EOF"):
+        await loop.handle_all()
+    await loop._handle_others()
+    assert (await replica.get(tasks[1].id)).payload == {"x": 1}
+
+
+async def test_a_later_end_that_another_server_handled_is_not_undone(open_replica: OpenReplica) -> None:
+    """A server that has read a failed predecessor, and gets the task late, sees its completion."""
+    one, two = open_replica(), open_replica()
+    job = await one.register()
+    first, second = await one.submit(job), await one.submit(job)
+    holds = await one.submit(job, after={"tasks": [first.id, second.id], "on_failure": "hold"})
+    assert await one.claim(job.worker_id) is not None
+    await report(one, first.id, status="failed")
+    has_read = False
+
+    async def meanwhile(_: Any, statement: Any, __: Any) -> None:
+        nonlocal has_read
+        if not has_read and "joblib_edge.status IS NULL" in str(statement):
+            has_read = True
+            await two.act(rules_task_actions.retry, first.id)
+            assert await two.claim(job.worker_id) is not None
+            assert await two.claim(job.worker_id) is not None
+            await report(two, first.id)
+            await handle_free(two)
+
+    if "postgresql" not in str(one.engine.url):
+        return  # SQLite has one writer
+    one.runtime.database.on_statement = meanwhile
+    await one.runtime.write(rules_waves.handle)
+    one.runtime.database.on_statement = None
+    await handle(one)
+    await report(one, second.id)
+    await handle(one)
+    assert (await one.get(holds.id)).queue_position == 1
+
+
+async def handle_free(replica: Replica) -> None:
+    """Handle the ends that no other transaction has locked."""
+    while (await replica.runtime.write(rules_waves.handle)).may_be_more:
+        pass
+
+
+async def test_a_long_fan_does_not_delay_others(replica: Replica) -> None:
+    """After a part of it, what waits for other ends is handled."""
+    job = await replica.register()
+    first, second = await replica.submit(job), await replica.submit(job)
+    for _ in range(6):
+        await replica.submit(job, after={"tasks": [first.id]})
+    other = await replica.submit(job, after={"tasks": [second.id]})
+    for each in (first, second):
+        assert await replica.claim(job.worker_id) is not None
+        await report(replica, each.id)
+    part = await replica.runtime.write(rules_waves.handle, rules_waves.Rules(tasks=2))
+    await replica.runtime.write(rules_waves.handle, rules_waves.Rules(tasks=2, avoid=part.most))
+    assert (await replica.get(other.id)).waits is None
+    await handle(replica)
+
+
+async def test_ends_that_were_not_read_are_kept(replica: Replica) -> None:
+    """A transaction whose bound ends within one predecessor leaves all others to the next."""
+    job = await replica.register()
+    firsts = [await replica.submit(job) for _ in range(4)]
+    tasks = [await replica.submit(job, after={"tasks": [each.id]}) for each in firsts for _ in range(3)]
+    for each in firsts:
+        assert await replica.claim(job.worker_id) is not None
+        await report(replica, each.id)
+    handled = rules_waves.Handled(may_be_more=True)
+    while handled.may_be_more:
+        handled = await replica.runtime.write(rules_waves.handle, rules_waves.Rules(tasks=2))
+    assert [(await replica.get(each.id)).waits for each in tasks] == [None] * len(tasks)
 
 
 async def test_slow_checks_of_filled_payloads_run_before_the_release(replica: Replica) -> None:

@@ -35,6 +35,8 @@ class Successors:
         self._woken = asyncio.Event()
         self._checked: dict[Unchecked, list[dict[str, str]]] = {}
         self._locked = ExponentialBackoff(first=0.005, longest=0.5, jitter=0.5)
+        self._failing = ExponentialBackoff(first=_RETRY_SECONDS, longest=30.0, jitter=0.5)
+        self._most: int | None = None
         runtime.waiters.subscribe(SUCCESSORS_KEY, self._wake)
 
     def _wake(self, _: str = "") -> None:
@@ -52,8 +54,10 @@ class Successors:
                     await self.handle_all()
             except Exception as error:
                 log_failed_work(logger, error, "Tasks that wait for others wait longer, and are tried again")
-                await asyncio.sleep(_RETRY_SECONDS)
+                await self._handle_others()
+                await asyncio.sleep(self._failing.next())
                 continue
+            self._failing.reset()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._woken.wait()
@@ -75,9 +79,26 @@ class Successors:
 
     async def _handle(self) -> Handled:
         runtime = self._runtime
-        rules = Rules(validate=runtime.settings.validate_payload, checked=self._checked)
+        # After a part of the successors of one predecessor, those of others are next.
+        rules = Rules(validate=runtime.settings.validate_payload, checked=self._checked, avoid=self._most)
         async with runtime.events.room(MAX_TASKS):
-            return await runtime.write(rules_waves.handle, rules)
+            handled = await runtime.write(rules_waves.handle, rules)
+        self._most = handled.most
+        return handled
+
+    async def _handle_others(self) -> None:
+        """Handle each end by itself, after one of them has failed: it does not stop the others."""
+        after, runtime = 0, self._runtime
+        with suppress(ServiceUnavailable):
+            while numbers := await runtime.database.read(sql_successors.wave_numbers, after, MAX_TASKS):
+                for after in numbers:
+                    try:
+                        rules = Rules(validate=runtime.settings.validate_payload, only=after)
+                        await runtime.write(rules_waves.handle, rules)
+                    except ServiceUnavailable:
+                        raise
+                    except Exception as error:
+                        log_failed_work(logger, error, f"What waits for an end waits on (wave={after})")
 
     async def _check(self, handled: Handled) -> None:
         """Validate payloads with results, of which each check may take long, in a process of its own."""

@@ -67,22 +67,29 @@ class Handled(NamedTuple):
     """How many tasks a transaction handled, and whether there may be more.
 
     `is_locked`: it handled nothing, because other transactions have locked the tasks. `unchecked` are
-    payloads to validate: their tasks are not released before.
+    payloads to validate: their tasks are not released before. `most` is a predecessor with more successors
+    than were handled.
     """
 
     number: int = 0
     may_be_more: bool = False
     is_locked: bool = False
     unchecked: Sequence[Unchecked] = ()
+    most: int | None = None
 
 
 class Rules(NamedTuple):
-    """How a transaction handles ends: whether it validates payloads, what was `checked`, and its bounds."""
+    """How a transaction handles ends: whether it validates payloads, what was `checked`, and its bounds.
+
+    It handles the end with the number `only`, or others before those of the predecessor `avoid`.
+    """
 
     validate: bool = True
     checked: Checked = MappingProxyType({})
     tasks: int = MAX_TASKS
     seconds: float = _MAX_SECONDS
+    avoid: int | None = None
+    only: int | None = None
 
 
 _RULES = Rules()
@@ -90,16 +97,21 @@ _RULES = Rules()
 
 async def handle(tx: Transaction, rules: Rules = _RULES) -> Handled:
     """Handle some ends for which tasks wait. Call it until there is nothing more."""
-    waves = await sql_successors.take_waves(tx, _MAX_WAVES)
+    waves = await sql_successors.take_waves(tx, _MAX_WAVES, rules.only)
     if not waves:
         return Handled()
+    is_full = len(waves) == _MAX_WAVES
+    others = [wave for wave in waves if wave.source != rules.avoid]
+    is_part = 0 < len(others) < len(waves)
+    waves = others or waves
     step = _Step(tx, await tx.now(), rules)
     left = await step.run(*await _ends(tx, waves))
     left |= await step.write()
     done = [wave.n for wave in waves if wave.source not in left]
     await sql_successors.remove_waves(tx, done)
-    may_be_more = bool(left) or len(waves) == _MAX_WAVES
-    return Handled(len(step.records), may_be_more, not done and not step.records, step.unchecked)
+    may_be_more = bool(left) or is_full or is_part or step.has_ended_linked
+    is_locked = not done and not step.records
+    return Handled(len(step.records), may_be_more, is_locked, step.unchecked, step.most)
 
 
 async def _ends(tx: Transaction, waves: Sequence[WaveRow]) -> tuple[dict[int, str], set[int]]:
@@ -128,6 +140,12 @@ class _Step:
         # Of each task that may be released, one of its edges.
         self._edges: dict[int, OpenEdge] = {}
         self.unchecked: list[Unchecked] = []
+        self.most: int | None = None
+
+    @property
+    def has_ended_linked(self) -> bool:
+        """Whether its end records ends for which tasks may wait."""
+        return any(task.linked for task in self._ended.values())
 
     async def run(self, ends: dict[int, str], cancelling: set[int]) -> set[int]:
         """Decide what the ends of predecessors cause, and what follows from that.
@@ -144,11 +162,13 @@ class _Step:
         all_open = {source for source, status in ends.items() if status == COMPLETED or source in cancelling}
         limit = self._rules.tasks - len(self.records)
         edges = await sql_successors.open_edges(self._tx, all_open, ends.keys() - all_open, limit + 1)
-        edges, left = self._cut(edges, limit)
+        # In the order in which they were read.
+        edges, left = self._cut(edges, limit, [*sorted(all_open), *sorted(ends.keys() - all_open)])
         new = sorted({edge.task_seq for edge in edges} - self.records.keys())
         # Without waiting: others lock tasks in another order.
         locked = await sql_tasks.lock_free(self._tx, new) if new else []
         self.records |= {task.seq: task for task in locked}
+        edges, ends = await self._read_again(edges, ends, cancelling)
         following: dict[int, str] = {}
         for edge in edges:
             task = self.records.get(edge.task_seq)
@@ -163,14 +183,39 @@ class _Step:
                     self._tx.cancelling.add(after.seq)
         return left, following
 
-    def _cut(self, edges: Sequence[OpenEdge], limit: int) -> tuple[list[OpenEdge], set[int]]:
-        """Return the edges that are handled now, and the predecessors of the others."""
+    async def _read_again(
+        self, edges: list[OpenEdge], ends: Mapping[int, str], cancelling: set[int]
+    ) -> tuple[list[OpenEdge], Mapping[int, str]]:
+        """Return the edges that are open now that their tasks are locked, and how predecessors have ended.
+
+        Another server may have handled a later end of a predecessor since they were read.
+        """
+        if self._tx.is_sqlite or not edges:
+            return edges, ends
+        # What ends in this transaction is not written yet.
+        sources = {edge.source for edge in edges} - self._ended.keys()
+        statuses = await sql_successors.statuses(self._tx, sources) if sources else {}
+        current = await sql_successors.still_open(self._tx, {edge.task_seq for edge in edges})
+        again = {**ends, **{source: status or "" for source, status in statuses.items()}}
+        kept = [
+            edge
+            for edge in edges
+            if (edge.task_seq, edge.source) in current or edge.task_seq not in self.records
+            if again[edge.source] in _ENDED or again[edge.source] == _DELETED or edge.source in cancelling
+        ]
+        return kept, again
+
+    def _cut(
+        self, edges: Sequence[OpenEdge], limit: int, sources: Sequence[int]
+    ) -> tuple[list[OpenEdge], set[int]]:
+        """Return the edges that are handled now, and the predecessors of the others, also of unread ones."""
         filled = {seq for seq, edge in self._edges.items() if edge.fills}
         for index, edge in enumerate(edges):
             if edge.fills:
                 filled.add(edge.task_seq)
             if index >= limit or len(filled) > _MAX_FILLED:
-                return list(edges[:index]), {edge.source for edge in edges[index:]}
+                self.most = edge.source
+                return list(edges[:index]), set(sources[sources.index(edge.source) :])
         return list(edges), set()
 
     def _decide(self, edge: OpenEdge, task: TaskRecord, status: str, *, is_cancel: bool) -> TaskRecord | None:
@@ -295,16 +340,36 @@ class _Fills:
             if by_hand:
                 _raise_if_open(own, bodies[task.id][0])
             try:
-                result = _Filled(own).of(bodies[task.id][0])
-                is_checked = self._check(schemas[task.job_id], result)
+                after, payload = self._fill_one(task, bodies[task.id][0], own, schemas[task.job_id])
             except _Unfit as error:
-                filled[task.seq] = self._failed(task, str(error))
-                continue
-            filled[task.seq] = _keyed(task, result) if is_checked else None
-            if is_checked:
-                payloads[task.seq] = to_json(result.payload).decode()
+                after, payload = self._failed(task, str(error)), None
+            except Exception as error:
+                # A value that cannot be handled ends its own task. It must not stop the others.
+                after, payload = (
+                    self._failed(task, f"Its results cannot be put into the payload: {error}"),
+                    None,
+                )
+            filled[task.seq] = after
+            if payload is not None:
+                payloads[task.seq] = payload
         await sql_successors.write_payloads(self._tx, payloads)
         return filled
+
+    def _fill_one(
+        self,
+        task: TaskRecord,
+        payload: dict[str, Any],
+        results: Mapping[UUID, SourceResult | None],
+        schema: str,
+    ) -> tuple[TaskRecord | None, str | None]:
+        """Return a task with its payload as JSON; None for one that has to be validated before."""
+        result = _Filled(results, MAX_JSON_BYTES - len(to_json(payload))).of(payload)
+        content = to_json(result.payload).decode()
+        # What is nested too deeply can be written, but not read.
+        from_json(content)
+        if not self._check(schema, result):
+            return None, None
+        return _keyed(task, result), content
 
     def _failed(self, task: TaskRecord, error: str) -> TaskRecord:
         code, text = (
@@ -378,8 +443,8 @@ def _result_of(node: Any) -> ResultOf | None:
 class _Filled:
     """Fills one payload with results, of which some are references."""
 
-    def __init__(self, results: Mapping[UUID, SourceResult | None]) -> None:
-        self._results, self._size = results, 0
+    def __init__(self, results: Mapping[UUID, SourceResult | None], free_bytes: int) -> None:
+        self._results, self._free = results, min(free_bytes, _MAX_FILLED_BYTES)
         self._values: dict[UUID, Any] = {}
 
     def of(self, payload: dict[str, Any]) -> _Payload:
@@ -414,5 +479,5 @@ class _Filled:
             raise _Unfit(
                 f"payload{place}: the result of task {task_id} has nothing at {result.pointer!r}"
             ) from None
-        self._size += len(to_json(value))
-        return (reference_to(result), True) if self._size > _MAX_FILLED_BYTES else (value, False)
+        self._free -= len(to_json(value))
+        return (reference_to(result), True) if self._free < 0 else (value, False)

@@ -181,6 +181,16 @@ FOR UPDATE SKIP LOCKED
     *WaveRow._fields,
     cancels=BOOLEAN,
 )
+_TAKE_ONE = statement(
+    "SELECT n, source, cancels FROM joblib_wave WHERE n = :n\nFOR UPDATE SKIP LOCKED",
+    *WaveRow._fields,
+    cancels=BOOLEAN,
+)
+_NUMBERS = statement("SELECT n FROM joblib_wave WHERE n > :n ORDER BY n LIMIT :limit", "n")
+_STILL_OPEN = statement(
+    "SELECT task_seq, source FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) AND is_open",
+    *("task_seq", "source"),
+)
 _REMOVE_WAVES = statement("DELETE FROM joblib_wave WHERE n = ANY (:all_n)")
 _ANY_WAVE = statement("SELECT n FROM joblib_wave ORDER BY n LIMIT 1", "n")
 _STATUSES = statement("SELECT seq, status FROM joblib_task WHERE seq = ANY (:all_seq)", "seq", "status")
@@ -378,9 +388,26 @@ async def has_waves(tx: Transaction) -> bool:
     return (await tx.execute(_ANY_WAVE)).first() is not None
 
 
-async def take_waves(tx: Transaction, limit: int) -> list[WaveRow]:
-    """Lock and return ends that are yet to be handled, the oldest first; skip locked ones."""
+async def take_waves(tx: Transaction, limit: int, only: int | None = None) -> list[WaveRow]:
+    """Lock and return ends that are yet to be handled, the oldest first, or `only` one; skip locked ones."""
+    if only is not None:
+        return [WaveRow(*row) for row in await tx.execute(_TAKE_ONE, {"n": only})]
     return [WaveRow(*row) for row in await tx.execute(_TAKE, {"limit": limit})]
+
+
+async def wave_numbers(tx: Transaction, after: int, limit: int) -> list[int]:
+    """Return the numbers of ends that are yet to be handled, after one."""
+    return list((await tx.execute(_NUMBERS, {"n": after, "limit": limit})).scalars())
+
+
+async def still_open(tx: Transaction, seqs: Collection[int]) -> set[tuple[int, int]]:
+    """Return the open edges of these tasks: each its `seq` and the predecessor."""
+    edges: set[tuple[int, int]] = set()
+    numbers = sorted(seqs)
+    for start in range(0, len(numbers), CHUNK):
+        params = {"all_task_seq": padded(numbers[start : start + CHUNK])}
+        edges |= {(row.task_seq, row.source) for row in await tx.execute(_STILL_OPEN, params)}
+    return edges
 
 
 async def remove_waves(tx: Transaction, numbers: Sequence[int]) -> None:
