@@ -12,6 +12,7 @@ async def settle(tx: Transaction, ended: Mapping[int, TaskStatus]) -> None:
 
     Their rows are locked. What ends further linked tasks here is settled next, by another call.
     """
-    await rules_groups.settle(tx, sorted(ended))
+    may_have_webhooks = await rules_groups.settle(tx, sorted(ended))
     await rules_successors.settle(tx, ended)
-    rules_webhooks.tasks_ended(tx, ended)
+    if may_have_webhooks:
+        rules_webhooks.tasks_ended(tx, ended)

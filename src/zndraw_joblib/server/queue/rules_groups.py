@@ -215,14 +215,19 @@ async def seal_due(tx: Transaction, group_id: UUID) -> None:
         await _seal(tx, group)
 
 
-async def settle(tx: Transaction, seqs: Sequence[int]) -> None:
-    """Count the ends of tasks in their groups, and end the groups whose last task has ended."""
-    for group in (await sql_groups.take(tx, seqs)).values():
+async def settle(tx: Transaction, seqs: Sequence[int]) -> bool:
+    """Count the ends of tasks in their groups, and end the groups whose last task has ended.
+
+    Return whether the tasks may have webhooks of their own.
+    """
+    taken = await sql_groups.take(tx, seqs)
+    for group in taken.emptied.values():
         if group.sealed and group.ended_at is None:
             await _end(tx, group)
         elif group.ended_at is not None:
             # Its last retried task has ended: those that it holds are looked at again.
             await sql_successors.add_wave_of_group(tx, group.n)
+    return taken.may_have_webhooks
 
 
 async def _end(tx: Transaction, group: GroupRecord) -> None:

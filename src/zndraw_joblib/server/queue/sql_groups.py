@@ -134,6 +134,10 @@ _CHANGES = f"""
         count(*) FILTER (WHERE status = '{TaskStatus.CANCELLED}') AS cancelled
     FROM joblib_task WHERE seq = ANY (:all_seq) AND group_id IS NOT NULL
     GROUP BY group_id"""
+# Whether one of these tasks has a webhook of its own: mostly none has, which saves a statement.
+_HAVE_WEBHOOKS = """(
+    SELECT task_seq FROM joblib_task_webhook WHERE task_seq = ANY (:all_seq) LIMIT 1
+) IS NOT NULL"""
 _TAKE_ON_SQLITE = statement(
     f"""
 INSERT INTO joblib_group_count (group_id, {", ".join(_COUNTS)}, stripe)
@@ -141,9 +145,10 @@ SELECT changes.*, 0 FROM ({_CHANGES}
 ) AS changes WHERE true
 ON CONFLICT (group_id, stripe) DO UPDATE SET
     {_ADD_CHANGE}
-RETURNING group_id, open
+RETURNING group_id, open, {_HAVE_WEBHOOKS}
 """,
-    *("group_id", "open"),
+    *("group_id", "open", "have_webhooks"),
+    have_webhooks=BOOLEAN,
     **_TYPES,
 )
 # The stripes are locked in the order of the groups, which the UPDATE alone would not do. None is locked if
@@ -170,11 +175,13 @@ taken AS (
     WHERE joblib_group_count.group_id = locked.group_id AND joblib_group_count.stripe = :stripe
     RETURNING joblib_group_count.group_id
 )
-SELECT changes.group_id, {", ".join(f"changes.{name}" for name in _COUNTS)}, taken.group_id IS NOT NULL
+SELECT changes.group_id, {", ".join(f"changes.{name}" for name in _COUNTS)}, taken.group_id IS NOT NULL,
+    {_HAVE_WEBHOOKS}
 FROM changes LEFT JOIN taken ON taken.group_id = changes.group_id
 """,
-    *("group_id", *_COUNTS, "is_taken"),
+    *("group_id", *_COUNTS, "is_taken", "have_webhooks"),
     is_taken=BOOLEAN,
+    have_webhooks=BOOLEAN,
     **_TYPES,
 )
 _END = statement(
@@ -420,7 +427,14 @@ def stripe(tx: Transaction) -> int:
     return 0 if tx.is_sqlite else next(_next_stripe) % STRIPES
 
 
-async def take(tx: Transaction, seqs: Sequence[int]) -> dict[UUID, GroupRecord]:
+class Taken(NamedTuple):
+    """The groups that have no open task now, and whether the tasks may have webhooks of their own."""
+
+    emptied: dict[UUID, GroupRecord]
+    may_have_webhooks: bool
+
+
+async def take(tx: Transaction, seqs: Sequence[int]) -> Taken:
     """Count the ends of tasks, which have been written. Return groups that have no open task now, locked.
 
     Those are all that this transaction may have ended: whether they are sealed is for the caller.
@@ -429,12 +443,17 @@ async def take(tx: Transaction, seqs: Sequence[int]) -> dict[UUID, GroupRecord]:
         rows = (await tx.execute(_TAKE_ON_SQLITE, {"all_seq": padded(seqs)})).all()
         _wake(tx, [row.group_id for row in rows])
         emptied = [row.group_id for row in rows if row.open <= 0]
-        return await lock(tx, emptied) if emptied else {}
+        return Taken(await lock(tx, emptied) if emptied else {}, _may_have_webhooks(rows))
     own = stripe(tx)
     rows = (await tx.execute(_TAKE, {"all_seq": list(seqs), "stripe": own})).all()
     _wake(tx, [row.group_id for row in rows])
     ended = {row.group_id: GroupChange(*row[1 : 1 + len(_COUNTS)]) for row in rows if not row.is_taken}
-    return await _take_exactly(tx, ended, own) if ended else {}
+    return Taken(await _take_exactly(tx, ended, own) if ended else {}, _may_have_webhooks(rows))
+
+
+def _may_have_webhooks(rows: Sequence[Any]) -> bool:
+    """Return what the statement has read; without a row of a group it has read nothing."""
+    return not rows or bool(rows[0].have_webhooks)
 
 
 async def _take_exactly(
