@@ -28,6 +28,7 @@ from benchmarks import (
     start,
     unique,
     watched,
+    webhooks,
     writes,
 )
 from benchmarks.bench import CONNECTIONS, Bench, databases
@@ -57,6 +58,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "rooms": rooms.run,
     "unique": unique.run,
     "groups": groups.run,
+    "webhooks": webhooks.run,
     "replicas": replicas.run,
     "streams": event_streams.run,
     "control": control.run,
@@ -68,13 +70,13 @@ SHARING = (
     ("many-clients", "fanout", "jobs", "backlog"),
 )
 # Sections that run only if they are named, because they take longer.
-ON_REQUEST = {"streams", "control", "limits"}
+ON_REQUEST = {"streams", "control", "limits", "webhooks"}
 
 
 _NAMES = " ".join((*SECTIONS, "peers", *DATABASES))
 _HELP = (
-    f"sections and databases: {_NAMES}. By default all but streams, limits, control (a million "
-    "tasks) and peers, on both databases"
+    f"sections and databases: {_NAMES}. By default all but streams, limits, webhooks, control (a "
+    "million tasks) and peers, on both databases"
 )
 
 
