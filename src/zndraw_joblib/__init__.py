@@ -129,6 +129,8 @@ _MODULES = {
         "request_hash",
     ),
     "wire.history": ("Reason", "TaskExplanation", "TaskHistory", "Transition"),
+    "wire.successors": ("After",),
+    "jobs.outputs": ("Output",),
     "wire.unique": ("Debounce", "Unique"),
     "wire.webhooks": ("TaskWebhook", "new_webhook_secret"),
     "wire.policy": ("Backoff", "JobLimit", "JobPolicy", "Keep", "Rate", "RetryOn", "WithoutWorkers"),

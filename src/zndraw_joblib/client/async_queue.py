@@ -34,6 +34,7 @@ from zndraw_joblib.client.retry import FastRule, RetryRule
 from zndraw_joblib.client.submits import Chunk, NewTask, Submits, Submitted, TaskOptions, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
+from zndraw_joblib.jobs.outputs import GroupHandle
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskHistory
@@ -223,7 +224,7 @@ class AsyncSubmitter:
         return handle
 
 
-class AsyncGroup:
+class AsyncGroup(GroupHandle):
     """A group of tasks of a room. `async with queue.group() as group:` makes it, and seals it at its end.
 
     If the block raises, the group stays open: no task of an incomplete group is followed by its `on_end`.

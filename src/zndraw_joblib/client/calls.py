@@ -313,7 +313,7 @@ def act_on_task(
 
 def read_task_result(task_id: str) -> Call[tuple[bytes, str]]:
     """Return the bytes of a task's result and their content type."""
-    return call_reading(ops.READ_TASK_RESULT, _content, task_id=task_id)
+    return call_reading(ops.READ_TASK_RESULT, content_of, task_id=task_id)
 
 
 def read_provider(
@@ -323,7 +323,7 @@ def read_provider(
     # Without the header the server waits for as long as its own setting allows.
     headers = {"Prefer": f"wait={wait}"}
     options: dict[str, Any] = {"query": query, "wait": wait, "headers": headers}
-    return call_reading(ops.READ_PROVIDER, _content, room_id=room_id, name=full_name, **options)
+    return call_reading(ops.READ_PROVIDER, content_of, room_id=room_id, name=full_name, **options)
 
 
 def stored_of(response: "httpx.Response", size: int) -> progress.StoredResult:
@@ -337,7 +337,8 @@ def stored_of(response: "httpx.Response", size: int) -> progress.StoredResult:
     )
 
 
-def _content(response: "httpx.Response") -> tuple[bytes, str]:
+def content_of(response: "httpx.Response") -> tuple[bytes, str]:
+    """Return the bytes of a response and their content type."""
     return response.content, response.headers.get("Content-Type", "")
 
 

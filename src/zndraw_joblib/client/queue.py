@@ -34,6 +34,7 @@ from zndraw_joblib.client.submits import Chunk, NewTask, Submits, Submitted, Tas
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
 from zndraw_joblib.client.watching import Following, TaskEvent, Watch, gather, rooms_of
 from zndraw_joblib.client.webhooks import Webhooks
+from zndraw_joblib.jobs.outputs import GroupHandle
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.history import NumberedLine, TaskExplanation, TaskHistory
@@ -222,7 +223,7 @@ class Submitter:
         return handle
 
 
-class Group:
+class Group(GroupHandle):
     """A group of tasks of a room. `with queue.group() as group:` makes it, and seals it at its end.
 
     If the block raises, the group stays open: no task of an incomplete group is followed by its `on_end`.

@@ -19,6 +19,7 @@ from zndraw_joblib.client.retry import RetryRule, is_repeatable
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.extensions import category_of, check_job, check_task, job_name_of, job_room_of
 from zndraw_joblib.jobs.failures import encode
+from zndraw_joblib.jobs.outputs import EarlierTasks, Output, after_of
 from zndraw_joblib.jobs.task_context import current_task
 from zndraw_joblib.wire.messages import (
     MAX_BATCH,
@@ -76,6 +77,10 @@ class NewTask:
 
     `parent` is by default the task that runs here (``"running"``), if the new one goes to its server and
     room; with None it has none.
+
+    `after` is what it waits for: a task or a group, a list of them, or an `After`, which also says what
+    happens if they do not complete. A task is a handle, an id, or a `NewTask` that the same `submit_many`
+    with `atomic` submits before. The payload may have their results: `Output`, or `output` of a handle.
     """
 
     job: Any
@@ -96,6 +101,13 @@ class NewTask:
     webhook: TaskWebhook | Mapping[str, Any] | None = None
     after: Any = None
 
+    def output(self, pointer: str = "") -> Any:
+        """Return what stands for the task's result, or a part of it, in the payload of a later task.
+
+        Submit both with one `submit_many` with `atomic`.
+        """
+        return Output(self, pointer)
+
     @classmethod
     def of(cls, job: Any, payload: Mapping[str, Any] | None, options: TaskOptions) -> Self:
         """Return the task of a call. Raises TypeError for an unknown option, with the known ones."""
@@ -110,11 +122,11 @@ class NewTask:
         return cls(job, payload, **options)
 
     def options(self, running: str | None = None) -> dict[str, Any]:
-        """Return the schedule, the priority and the other options that are given.
+        """Return the schedule, the priority and the other options that are given, without `after`.
 
         `running` is the id of the task that runs here.
         """
-        options = {name: getattr(self, name) for name in SubmitOptions.__annotations__}
+        options = {name: getattr(self, name) for name in SubmitOptions.__annotations__ if name != "after"}
         if self.parent == RUNNING:
             options["parent"] = running
         return {name: value for name, value in options.items() if value is not None}
@@ -212,7 +224,10 @@ class Submits:
         """Submit a task, and return it. Raises `JobNotFound` with the nearest names."""
         name, payload = yield from self.name_and_payload(task)
         room = task_room(task.room or self.room, name)
-        make = partial(calls.submit, room, str(name), payload, **task.options(self._running_in(room)))
+        options = task.options(self._running_in(room))
+        if after := after_of(task.after, payload, EarlierTasks()):
+            options["after"] = after
+        make = partial(calls.submit, room, str(name), payload, **options)
         try:
             return (yield from send_once(f"Submitting {name}", make, key, self.rule))
         except JobNotFound as problem:
@@ -226,8 +241,10 @@ class Submits:
         """Submit tasks in order; return for each its id and its room, or its problem."""
         bodies: list[bytes] = []
         rooms: list[str] = []
+        earlier = EarlierTasks(is_atomic=atomic)
         for index, task in enumerate(tasks):
-            body, task_room_id = yield from self._body_of(task, room, index)
+            body, task_room_id = yield from self._body_of(task, room, index, earlier)
+            earlier.add(task)
             bodies.append(body)
             rooms.append(task_room_id)
         if not bodies:
@@ -268,12 +285,16 @@ class Submits:
             self._found[name, category, room] = job, time.monotonic() + _NAME_SECONDS
         return job
 
-    def _body_of(self, task: Any, room: str | None, index: int) -> Flow[tuple[bytes, str]]:
+    def _body_of(
+        self, task: Any, room: str | None, index: int, earlier: EarlierTasks
+    ) -> Flow[tuple[bytes, str]]:
         new = task if isinstance(task, NewTask) else NewTask(task)
         try:
             name, payload = yield from self.name_and_payload(new, room)
             room_id = task_room(new.room or room or self.room, name)
             options = new.options(self._running_in(room_id))
+            if after := after_of(new.after, payload, earlier):
+                options["after"] = after
             return task_body(room_id, str(name), payload, options), room_id
         except TypeError as error:
             raise TypeError(f"tasks.{index}: {error}") from error

@@ -10,6 +10,7 @@ from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Call
 from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.jobs.logs import one_line
+from zndraw_joblib.jobs.outputs import Output
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.messages import TaskResponse
@@ -53,6 +54,14 @@ class TaskId(str, Generic[Rest]):
     def id(self) -> UUID:
         """The id."""
         return UUID(str(self))
+
+    def output(self, pointer: str = "") -> Any:
+        """Return what stands for the task's result, or a part of it, in the payload of a later task.
+
+        The later task waits for this one: ``queue.submit("Relax", {"atoms": build.output("/atoms")})``.
+        `pointer` is a JSON pointer (RFC 6901). Raises ValueError for another text.
+        """
+        return Output(str(self), pointer)
 
     def __repr__(self) -> str:
         status = f" {self.state.status} {self.state.job_name}" if self.state else ""

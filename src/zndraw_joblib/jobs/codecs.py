@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from zndraw_joblib.jobs.outputs import encode_output, output_fields
 from zndraw_joblib.wire.messages import MAX_JSON_BYTES
 
 T = TypeVar("T")
@@ -149,6 +150,9 @@ def plain_model(model: Any, root: str = "payload") -> Any:
 
 def payload_of(job: Any) -> Any:
     """Return an instance of an extension, which may define `model_dump` itself, as plain JSON values."""
+    if outputs := output_fields(job):
+        dumped = job.model_dump(mode="json", exclude=outputs)
+        return plain({**dumped, **{name: getattr(job, name) for name in sorted(outputs)}})
     try:
         dumped = job.model_dump(mode="json")
     except PydanticSerializationError:
@@ -330,6 +334,7 @@ register_named(
     "builtins.bytes",
     Codec("bytes", lambda value: {"data": to_base64(value)}, lambda encoded: from_base64(encoded["data"])),
 )
+register_named("zndraw_joblib.Output", Codec(None, encode_output, _NO_TAG))
 for _name_of_bytes in ("bytearray", "memoryview"):
     register_named(f"builtins.{_name_of_bytes}", Codec(None, bytes, _NO_TAG))
 register_named(

@@ -3,10 +3,11 @@
 import inspect
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, model_validator
 
+from zndraw_joblib.jobs.outputs import take_outputs
 from zndraw_joblib.wire.names import DEFAULT_CATEGORY, GLOBAL, JobName
 from zndraw_joblib.wire.policy import YEAR_SECONDS
 
@@ -31,6 +32,16 @@ class Extension(BaseModel, ABC):
 
     category: ClassVar[Category | str] = DEFAULT_CATEGORY
     job_room: ClassVar[str] = GLOBAL
+
+    if not TYPE_CHECKING:  # the arguments are the fields
+
+        def __init__(self, /, **data: Any) -> None:
+            """Make a task of the job. A field may have an output of another task instead of a value."""
+            if not take_outputs(self, data):
+                super().__init__(**data)
+
+        # As that of pydantic: `model_validate` need not call it.
+        __init__.__pydantic_base_init__ = True
 
     @abstractmethod
     def run(self, vis: Any, **kwargs: Any) -> Any:

@@ -28,6 +28,7 @@ from pydantic.fields import FieldInfo
 from zndraw_joblib.jobs.batches import Batch, BatchExtension, check_batch, check_no_generator
 from zndraw_joblib.jobs.extensions import Category, Extension
 from zndraw_joblib.jobs.failures import describe_errors
+from zndraw_joblib.jobs.outputs import has_output, with_outputs
 from zndraw_joblib.jobs.task_context import TaskContext
 from zndraw_joblib.wire.names import DEFAULT_CATEGORY, GLOBAL, is_name, validate_room_id
 from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
@@ -295,6 +296,8 @@ class JobFunction(ModelMetaclass, Generic[Call, Payload, Result]):
             payload = cls.__job_signature__.payload.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{cls.__qualname__}.task(): {error}") from None
+        if any(map(has_output, payload.values())):
+            return with_outputs(cls, payload)  # type: ignore[arg-type]
         return cls.model_validate(payload)  # type: ignore[attr-defined, no-any-return]
 
     def __repr__(cls) -> str:

@@ -4,6 +4,7 @@ A value of at most 1 MiB as JSON is sent in the report. Larger values, bytes, fi
 """
 
 import io
+import json
 import mimetypes
 import os
 import sys
@@ -19,7 +20,7 @@ from shutil import copyfileobj
 from typing import IO, Any
 
 from zndraw_joblib.jobs import library_codecs  # noqa: F401 - it registers its codecs
-from zndraw_joblib.jobs.codecs import NotSerializable, codec_of, decode_json, encode
+from zndraw_joblib.jobs.codecs import NotSerializable, codec_of, decode_json, encode, plain
 from zndraw_joblib.wire.messages import MAX_JSON_BYTES
 
 JSON_TYPE, BINARY_TYPE = "application/json", "application/octet-stream"
@@ -105,6 +106,17 @@ def decode_content(content: bytes, content_type: str) -> Any:
         except ImportError:  # only those who read arrays have NumPy
             return content
     return content
+
+
+def plain_content(content: bytes, content_type: str) -> Any:
+    """Return content as plain JSON values, in which `codecs.decode` finds what was encoded.
+
+    Raises ValueError for invalid content.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    return (
+        json.loads(content) if kind == JSON_TYPE else plain(decode_content(content, content_type), "result")
+    )
 
 
 def _loaded_array(content: bytes) -> Any:

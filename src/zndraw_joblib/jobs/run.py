@@ -15,10 +15,11 @@ from zndraw_joblib.jobs.extensions import NonRetryable, Retry
 from zndraw_joblib.jobs.failures import error_text, error_types, failure_of, misfit_text
 from zndraw_joblib.jobs.forks import exit_if_forked
 from zndraw_joblib.jobs.logs import task_fields
+from zndraw_joblib.jobs.outputs import PAYLOAD_FAULT
 from zndraw_joblib.jobs.results import Content, encode_result
 from zndraw_joblib.jobs.task_context import TaskContext, await_until_set
 from zndraw_joblib.jobs.traces import TaskSpan
-from zndraw_joblib.wire.problems import ResultNotSerializable
+from zndraw_joblib.wire.problems import PredecessorResultInvalid, ResultNotSerializable
 from zndraw_joblib.wire.progress import Failure
 from zndraw_joblib.wire.statuses import TaskStatus
 
@@ -86,6 +87,14 @@ def make_extension(cls: type[Any], payload: Any) -> tuple[Any, str | None]:
     # BaseException: sys.exit() in a validator ends its task, not the worker.
     except BaseException as error:
         return None, misfit_text(cls, error)
+
+
+def prepare_extension(cls: type[Any], payload: dict[str, Any]) -> tuple[Any, Outcome | None]:
+    """Return an instance of a job's class, or the outcome of a task whose payload makes none."""
+    if fault := payload.get(PAYLOAD_FAULT):
+        return None, Outcome(error=fault, retry=False, error_code=PredecessorResultInvalid.problem_id())
+    extension, fault = make_extension(cls, payload)
+    return extension, None if fault is None else Outcome(error=fault, retry=False)
 
 
 def settle_code(

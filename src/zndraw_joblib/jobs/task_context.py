@@ -167,10 +167,14 @@ class TaskContext:
     def submit(self, job: Any, payload: Mapping[str, Any] | None = None, **options: Any) -> Any:
         """Submit a task below this one, from its room by default; return its handle.
 
-        The arguments are those of `Queue.submit`. It waits for the server: a coroutine calls it as
-        ``await asyncio.to_thread(task.submit, job)``. Raises `Conflict` once this task is cancelled, and
+        The arguments are those of `Queue.submit`. It waits for the server: a coroutine awaits `submit_async`.
+        What is returned may be `after` of a later submit. Raises `Conflict` once this task is cancelled, and
         RuntimeError where no worker runs the task.
         """
+        raise no_server(self)
+
+    async def submit_async(self, job: Any, payload: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """Submit a task below this one as `submit` does, from a coroutine."""
         raise no_server(self)
 
     def log_handler(self) -> "TaskLogHandler":

@@ -3,21 +3,32 @@
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pydantic import BaseModel
 
-from zndraw_joblib.client.calls import MINIMAL_JSON, Body, applied_wait, call_reading, check_empty, parse
+from zndraw_joblib.client.calls import (
+    MINIMAL_JSON,
+    Body,
+    applied_wait,
+    call_reading,
+    check_empty,
+    content_of,
+    parse,
+)
 from zndraw_joblib.client.rest import TaskRest
-from zndraw_joblib.client.retry import UnexpectedResponse, describe, is_transient, status_of
-from zndraw_joblib.jobs.results import Content
+from zndraw_joblib.client.retry import UnexpectedResponse, describe, is_transient, problem_of, status_of
+from zndraw_joblib.jobs.outputs import PAYLOAD_FAULT, with_parts
+from zndraw_joblib.jobs.results import Content, plain_content
 from zndraw_joblib.wire import messages, progress, providers
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GROUP_VALUE, with_results
 from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.operations import Operation
-from zndraw_joblib.wire.problems import ProblemException, problem_for
+from zndraw_joblib.wire.problems import ProblemException, ResultExpired, problem_for
+from zndraw_joblib.wire.successors import RESULT_VALUE
 
 if TYPE_CHECKING:
     import httpx
@@ -25,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CLIENT_ERROR = 400
-_REFERENCE = f'"{GROUP_VALUE}"'.encode()
+_REFERENCES = tuple(f'"{name}"'.encode() for name in (GROUP_VALUE, RESULT_VALUE))
 
 
 class RestApi(TaskRest):
@@ -55,6 +66,12 @@ class RestApi(TaskRest):
         query = {"on_end_task": task_id}
         response = self._request(ops.READ_GROUP_RESULTS, query=query, group_id=group_id)
         return [json.loads(line)["result"] for line in response.content.splitlines()]
+
+    def predecessor_result(self, predecessor: UUID, task_id: UUID) -> Any:
+        """Return the result of a task as JSON, for one that has waited for it."""
+        query = {"successor": task_id}
+        call = call_reading(ops.READ_TASK_RESULT, content_of, query=query, task_id=predecessor)
+        return plain_content(*self.send_call(call))
 
     def heartbeat(
         self, worker_id: UUID, request: messages.HeartbeatRequest, timeout: float
@@ -96,20 +113,25 @@ class RestApi(TaskRest):
             body.batches = list(batches)
         response = self._request(ops.CLAIM_TASK, body, wait=wait)
         claimed = parse(messages.TaskClaimResponse, response, "task", "tasks")
-        if _REFERENCE in response.content:
+        if any(name in response.content for name in _REFERENCES):
             for task in filter(None, (claimed.task, *claimed.tasks)):
                 self._fill(task)
         return claimed, applied_wait(response)
 
     def _fill(self, task: messages.TaskResponse) -> None:
-        """Read the results of groups that a payload stands for. A reference that is refused stays."""
+        """Read the results that a payload refers to. A reference that is refused stays."""
         try:
-            task.payload = with_results(task.payload, lambda group: self.group_results(group, str(task.id)))
+            payload = with_results(task.payload, lambda group: self.group_results(group, str(task.id)))
+            read = cache(lambda predecessor: self.predecessor_result(predecessor, task.id))
+            task.payload = with_parts(payload, read)
         except Exception as error:
             status = status_of(error)
             if status is None or is_transient(error):
                 raise  # the claim is repeated, and gets the same tasks
-            log.warning("The results of a group are not for task %s: %s", task.id, describe(error))
+            if isinstance(problem := problem_of(error), ResultExpired):
+                task.payload = {PAYLOAD_FAULT: str(problem)}
+                return
+            log.warning("The results are not for task %s: %s", task.id, describe(error))
 
     def report_tasks(
         self, worker_id: UUID, reports: Sequence[bytes], timeout: float | None = None

@@ -18,7 +18,7 @@ from zndraw_joblib.client.submits import Submits, TaskOptions
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.forks import exit_if_forked
 from zndraw_joblib.jobs.logs import ID_CHARACTERS, TASK_LOG, duration_text, task_fields
-from zndraw_joblib.jobs.run import Outcome, make_extension
+from zndraw_joblib.jobs.run import Outcome, prepare_extension
 from zndraw_joblib.jobs.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext, no_server
 from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, start_run, start_span
@@ -120,6 +120,12 @@ class ClaimedTask(TaskContext):
         options.setdefault("room", self.room_id)
         options.setdefault("parent", self.task_id)
         return self.server.submitter.submit(job, payload, idempotency_key=idempotency_key, **options)
+
+    async def submit_async(
+        self, job: Any, payload: Mapping[str, Any] | None = None, **options: Any
+    ) -> TaskHandle:
+        """Submit a task below this one as `submit` does, in a thread, for coroutines."""
+        return await asyncio.to_thread(self.submit, job, payload, **options)
 
     @property
     def token(self) -> dict[str, Any]:
@@ -278,9 +284,9 @@ def prepared(
     """Return a task with its extension, or with the outcome to report if it cannot run here."""
     if cls is None:  # it may be known to another worker, so this failure is not final
         return task, Outcome(error=f"This worker does not know the job {task.job_name!r}")
-    extension, fault = make_extension(cls, task.payload)
-    if fault is not None:
-        return task, Outcome(error=fault, retry=False)
+    extension, outcome = prepare_extension(cls, task.payload)
+    if outcome is not None:
+        return task, outcome
     return task.with_extension(extension, run_kwargs), None
 
 

@@ -20,6 +20,7 @@ from pydantic_core import to_json
 
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.logs import log_failed_work
+from zndraw_joblib.jobs.outputs import EarlierTasks, after_of
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Transaction
@@ -94,6 +95,10 @@ def new_task(
         names = ", ".join(SubmitOptions.__annotations__)
         raise TypeError(f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {names}")
     values = {field: value for field, value in options.items() if value is not None}
+    try:
+        values["after"] = after_of(values.get("after"), content, EarlierTasks())
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
     try:
         fields = {"room_id": validate_room_id(task_room(room, name)), "job_name": str(name), **values}
         task = TaskToSubmit.model_validate({**fields, "payload": content})
@@ -268,6 +273,10 @@ class HostApi(GroupApi):
         is the id of `identity`. Calls with the same `idempotency_key` and arguments submit one task. After
         its end, however it ended, a process of the host calls the function that has the name `on_end`, at
         least once: it repeats a call that fails or was interrupted by a crash.
+
+        `after` is what it waits for: tasks and groups by their responses or ids, one, a list, or an `After`.
+        ``Output(task, "/pointer")`` in the payload stands for a part of the result of a task, which it waits
+        for too.
 
         Raises the problems of ``POST /rooms/{room}/tasks/{job}``, such as `JobNotFound`, `InvalidPayload` and
         `ServiceUnavailable`. On PostgreSQL, other submits of the job wait until the `session` ends.

@@ -4545,7 +4545,7 @@ export interface components {
             /** Error Types */
             error_types?: string[];
             /** Error Code */
-            error_code?: "result-not-serializable" | null;
+            error_code?: ("result-not-serializable" | "predecessor-result-invalid") | null;
             progress?: components["schemas"]["Progress"] | null;
             log?: components["schemas"]["LogPart"] | null;
             failure?: components["schemas"]["Failure"] | null;
@@ -4803,7 +4803,7 @@ export interface components {
          *
          *     A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
          *     that is held has the latter. The status ``pending`` releases the task. `error_code` says why a success is
-         *     reported as a failure.
+         *     reported as a failure, or that the payload needs a part of a result that does not exist.
          *
          *     With the status ``cancelled`` and `tree`, all tasks below the task are cancelled too: its children,
          *     theirs, and so on. Then the task itself may have ended.
@@ -4837,7 +4837,7 @@ export interface components {
             /** Error Types */
             error_types?: string[];
             /** Error Code */
-            error_code?: "result-not-serializable" | null;
+            error_code?: ("result-not-serializable" | "predecessor-result-invalid") | null;
             progress?: components["schemas"]["Progress"] | null;
             log?: components["schemas"]["LogPart"] | null;
             failure?: components["schemas"]["Failure"] | null;

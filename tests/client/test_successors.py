@@ -1,0 +1,173 @@
+"""Tasks after others from Python, with both kinds of clients and real workers."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+from uuid import UUID
+
+import numpy
+import pytest
+from databases import on_both
+
+from client.both import Both
+from client.jobs import Area, Fail, Values
+from zndraw_joblib import After, NewTask, TaskContext, job
+from zndraw_joblib.client.flows import TaskFailed
+from zndraw_joblib.jobs.extensions import Category, Extension
+from zndraw_joblib.wire.problems import InvalidRequest
+from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.worker.manager import JobManager
+
+Make = Callable[..., JobManager]
+
+
+class Measured(Extension):
+    """Returns its value in an object, with as many numbers as it is told."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    value: float
+    numbers: int = 0
+
+    def run(self, vis: Any, *, task: Any) -> Any:
+        """Return the value and the numbers."""
+        return {"value": self.value, "a/b": [self.value, {"": "empty"}], "numbers": list(range(self.numbers))}
+
+
+class Total(Extension):
+    """Adds up."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    values: list[float]
+    scale: float = 1
+
+    def run(self, vis: Any, *, task: Any) -> float:
+        """Return the scaled sum."""
+        return self.scale * sum(self.values)
+
+
+class Kind(Extension):
+    """Returns what kind of value it got, and its length."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    value: Any
+
+    def run(self, vis: Any, *, task: Any) -> Any:
+        """Return the class and the length."""
+        return [type(self.value).__name__, len(self.value)]
+
+
+@job(category="analysis")
+async def children(task: TaskContext, size: int) -> str:
+    """Submit children, and a last one that adds up their results; return its id."""
+    parts = [await task.submit_async(Measured(value=number)) for number in range(size)]
+    last = await task.submit_async(Total(values=[part.output("/value") for part in parts]))
+    return str(last)
+
+
+@on_both
+async def test_a_chain_and_a_fan(queue: Both, worker: Make, room: str) -> None:
+    """Each step gets parts of the results of those before it; `after` alone orders them."""
+    manager = worker()
+    for one in (Measured, Total, Area):
+        manager.register(one, room=room)
+    parts = [await queue.submit(Measured(value=number)) for number in range(3)]
+    total = await queue.submit(Total(values=[part.inner.output("/value") for part in parts], scale="2"))
+    chained = await queue.submit(
+        "Total", {"values": [total.inner.output(), parts[2].inner.output("/a~1b/0")]}
+    )
+    last = await queue.submit(Area(width=3), after=[chained.inner, parts[0].inner.id])
+    assert [await total.result(60), await chained.result(60), await last.result(60)] == [6, 8, 3]
+    states = [await task.refresh() for task in (*parts, total, chained, last)]
+    ended = [state.completed_at for state in states]
+    assert max(ended[:3]) <= states[3].started_at
+    assert ended[4] <= states[5].started_at
+    assert states[5].after.tasks == [UUID(chained.inner), UUID(parts[0].inner)]
+    assert states[3].id in states[0].successors
+
+
+async def test_a_step_waits_for_a_group(queue: Both, worker: Make, room: str) -> None:
+    """And tasks of a group wait for a step."""
+    manager = worker()
+    for one in (Measured, Area):
+        manager.register(one, room=room)
+    first = await queue.submit(Area(width=2))
+    group = Both(await queue.group())
+    await group.create()
+    members = await group.map("Measured", [{"value": first.inner.output()}, {"value": 1}], after=first.inner)
+    last = await queue.submit(Area(width=5), after=group.inner)
+    assert (await last.refresh()).after.waits_for == [group.id]
+    await group.seal()
+    assert await last.result(60) == 5
+    assert (await members[0].result(60))["value"] == 2
+
+
+async def test_one_request_submits_a_graph(queue: Both, worker: Make, room: str) -> None:
+    """Tasks without an id are named by themselves; all are submitted or none."""
+    manager = worker()
+    for one in (Measured, Total):
+        manager.register(one, room=room)
+    parts = [NewTask(Measured(value=number)) for number in range(3)]
+    total = NewTask("Total", {"values": [part.output("/value") for part in parts]})
+    last = NewTask(Measured(value=9), after=[total, parts[0]])
+    handles = await queue.submit_many([*parts, total, last], atomic=True)
+    assert await handles[3].result(60) == 3
+    assert (await handles[4].result(60))["value"] == 9
+    assert (await handles[4].refresh()).after.tasks == [UUID(handles[3].inner), UUID(handles[0].inner)]
+    with pytest.raises(ValueError, match=r"tasks\.1: after: task 0 of the same call needs .*atomic=True"):
+        await queue.submit_many([parts[0], NewTask("Total", after=parts[0])])
+    with pytest.raises(ValueError, match="a NewTask has no id"):
+        await queue.submit("Total", {"values": [total.output()]})
+    with pytest.raises(InvalidRequest, match="after"):
+        await queue.submit("Total", {"values": []}, after="00000000-0000-4000-8000-000000000000")
+
+
+async def test_a_step_after_a_failure(queue: Both, worker: Make, room: str) -> None:
+    """It fails with a code, runs all the same, or is held until the task is retried and completes."""
+    manager = worker()
+    for one in (Fail, Area):
+        manager.register(one, room=room)
+    failed = await queue.submit(Fail())
+    fails = await queue.submit(Area(), after=failed.inner)
+    runs = await queue.submit(Area(width=2), after={"tasks": [failed.inner], "on_failure": "run"})
+    holds = await queue.submit(Area(), after=After(tasks=[failed.inner.id], on_failure="hold"))
+    with pytest.raises(TaskFailed, match=str(failed.inner)) as caught:
+        await fails.result(60)
+    assert caught.value.code == "predecessor-failed"
+    assert await runs.result(60) == 2
+    assert (await holds.explain()).reasons[0].code == "predecessor"
+    assert (await failed.cancel(tree=True)).status == TaskStatus.FAILED
+    assert (await holds.wait(60)).status == TaskStatus.CANCELLED
+
+
+@on_both
+async def test_large_results_are_values(queue: Both, worker: Make, room: str) -> None:
+    """The worker reads them before it calls the job: an array is an array, a part of JSON is that part."""
+    manager = worker()
+    for one in (Values, Kind, Measured):
+        manager.register(one, room=room)
+    array = await queue.submit(Values(large=True))
+    long = await queue.submit(Measured(value=1, numbers=40_000))
+    kinds = [
+        await queue.submit("Kind", {"value": output})
+        for output in (
+            array.inner.output(),
+            long.inner.output("/numbers"),
+            [long.inner.output("/value"), long.inner.output("/numbers/39999")],
+        )
+    ]
+    lost = await queue.submit("Kind", {"value": long.inner.output("/number")})
+    assert [await kind.result(60) for kind in kinds] == [["ndarray", 131_072], ["list", 40_000], ["list", 2]]
+    with pytest.raises(TaskFailed, match="/number") as caught:
+        await lost.result(60)
+    assert caught.value.code == "predecessor-result-invalid"
+    assert numpy.array_equal(await array.result(60), numpy.arange(131_072.0))
+
+
+async def test_a_job_submits_steps(queue: Both, worker: Make, room: str) -> None:
+    """A coroutine submits children and waits for none; the last of them gets the results of the others."""
+    manager = worker()
+    for one in (Measured, Total, children):
+        manager.register(one, room=room)
+    task = await queue.submit(children.task(size=4))
+    last = Both(queue.inner.task(await task.result(60)))
+    assert await last.result(60) == 6
+    assert (await last.refresh()).parent == UUID(task.inner)
