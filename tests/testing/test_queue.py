@@ -9,11 +9,13 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from testing.tested_jobs import Area, Flaky, Later, Report, Summed
+from testing.tested_jobs import Area, Flaky, Later, Length, Report, Summed
 from zndraw_joblib import (
+    After,
     InternalRegistry,
     InvalidPayload,
     JobNotFound,
+    Output,
     TaskResponse,
     TaskStatus,
     TaskStatusEvent,
@@ -249,3 +251,31 @@ async def test_a_coroutine_gets_the_name_of_the_other_fixture(joblib_queue: Test
     """A plain function cannot wait in a running event loop."""
     with pytest.raises(RuntimeError, match="async_joblib_queue"):
         joblib_queue.tasks()
+
+
+def test_steps_run_one_after_the_other(joblib_queue: TestQueue) -> None:
+    """A step gets the results of those before it; a held one waits until the other is retried."""
+    joblib_queue.register(Area, Flaky, max_attempts=1)
+    first = joblib_queue.submit(Area(width=3))
+    total = joblib_queue.submit(Area(width=Output(first, ""), height=Output(first)), after=[first])
+    flaky = joblib_queue.submit(Flaky(failures=1))
+    held = joblib_queue.submit(Area(width=2), after=After(tasks=[flaky.id], on_failure="hold"))
+    assert joblib_queue.work(Area)[-1].id == total.id
+    assert joblib_queue.tasks(Area)[1].result == 9
+    assert [task.id for task in joblib_queue.drain()] == [flaky.id]
+    assert next(task for task in joblib_queue.tasks() if task.id == held.id).waits is True
+
+
+def test_large_results_reach_later_steps(joblib_queue: TestQueue, tmp_path: Path) -> None:
+    """In a worker and in the server alike; a part that does not exist fails the task."""
+    joblib_queue.register(Report, Length)
+    joblib_queue.register(Length, room="@internal")
+    first = joblib_queue.submit(Report(text="x" * 100_000))
+    jobs = [f"{room}:analysis:Length" for room in ("@global", "@internal")]
+    whole = [joblib_queue.submit(job, {"value": Output(first)}) for job in jobs]
+    parts = [joblib_queue.submit(job, {"value": Output(first, "/lost")}) for job in jobs]
+    joblib_queue.work(vis=tmp_path)
+    tasks = {task.id: task for task in joblib_queue.tasks()}
+    assert [tasks[task.id].result for task in whole] == [["bytes", 100_000]] * 2
+    assert [tasks[task.id].error_code for task in parts] == ["predecessor-result-invalid"] * 2
+    assert "nothing at '/lost'" in str(tasks[parts[1].id].error)

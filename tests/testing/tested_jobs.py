@@ -76,3 +76,14 @@ class Report(Extension):
         path: Path = vis / "report.txt"
         path.write_text(self.text)
         return path
+
+
+class Length(Extension):
+    """Return how long a value is."""
+
+    category: ClassVar[str] = "analysis"
+    value: Any
+
+    def run(self, vis: Any) -> list[Any]:
+        """Return the class of the value and its length."""
+        return [type(self.value).__name__, len(self.value)]

@@ -360,9 +360,9 @@ class AsyncTestQueue:
 
         These are the tasks of one job, or of all jobs that are registered here. Each is claimed, started, run
         in this thread and reported, with its progress and its log; then the functions `on_end` of ended tasks
-        are called. Tasks that are submitted meanwhile run too. A class that is not registered yet becomes a
-        job of ``@global``. `vis` is the first argument of `run`. A task that waits for a retry is not among
-        the ended: `advance` the clock, and work again.
+        are called. Tasks that are submitted meanwhile run too, and those that have waited for these. A class
+        that is not registered yet becomes a job of ``@global``. `vis` is the first argument of `run`. A task
+        that waits for a retry is not among the ended: `advance` the clock, and work again.
 
         Raises ValueError for the name of a job that is not registered here, AssertionError after 1,000 runs.
         """
@@ -373,6 +373,7 @@ class AsyncTestQueue:
         for _ in range(limit):
             task = await self._workers.run_next(served, vis)
             if task is None:
+                await self._call(self._joblib.successors.handle_all())
                 called = await self._call(self._joblib.end_hooks.call_once())
                 # The app's own loop may have called a function that submitted a task.
                 task = await self._workers.run_next(served, vis)

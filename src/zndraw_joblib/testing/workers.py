@@ -195,15 +195,17 @@ class Workers:
         response = await self._call(self._runtime.claim(WORKER, TaskClaimRequest(worker_id=worker_id)))
         if response.task is None:
             return None
-        read, claimed = self._runtime.database.read, response.task
-        claimed.payload = await self._call(rules_groups.filled_payload(read, claimed.id, claimed.payload))
-        task, outcome = prepared(job_runs.claimed(response.task), cls, {})
+        claimed, read = response.task, self._runtime.database.read
+        payload = await self._call(rules_groups.filled_payload(read, claimed.id, claimed.payload))
+        results = self._joblib.task_results
+        claimed.payload = await self._call(results.with_predecessors(claimed.id, payload))
+        task, outcome = prepared(job_runs.claimed(claimed), cls, {})
         if outcome is None:
             await self._call(self._report(task, {"status": TaskStatus.RUNNING}))
             ran = job_runs.run(task, vis)
             outcome = ran if isinstance(ran, Outcome) else await ran
         await self._call(self._end(task, outcome))
-        return response.task.id
+        return claimed.id
 
     async def _end(self, task: ClaimedTask, outcome: Outcome) -> None:
         task.channel.finish()

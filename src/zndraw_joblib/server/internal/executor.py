@@ -199,6 +199,7 @@ class GuardedExecutor:
         watching = asyncio.create_task(self._watch(context))
         try:
             payload = await rules_groups.filled_payload(self._runtime.database.read, task.id, task.payload)
+            payload = await self._results.with_predecessors(task.id, payload)
             work = partial(outcome_of, cls, payload, context, self._context)
             outcome = await self._ends.wait(run, _start_traced(task, context, work))
             if outcome is not None:
@@ -370,6 +371,10 @@ class InternalResults:
     def __init__(self, runtime: Runtime, *, is_server: bool) -> None:
         self._results = TaskResults(runtime)
         self._can_store = is_server or runtime.settings.task_result_backend != "memory"
+
+    async def with_predecessors(self, task_id: UUID, payload: dict[str, Any]) -> dict[str, Any]:
+        """Return a payload with the large results that it refers to."""
+        return await self._results.with_predecessors(task_id, payload)
 
     async def store(self, task: TaskRecord, content: Content) -> Outcome:
         """Store the content of a result; return what to report. Raises `ServiceUnavailable`: repeat it."""

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from zndraw_joblib.jobs.failures import one_line
 from zndraw_joblib.jobs.logs import task_fields
-from zndraw_joblib.jobs.run import Outcome, make_extension, run_to_end
+from zndraw_joblib.jobs.run import Outcome, prepare_extension, run_to_end
 from zndraw_joblib.jobs.task_channel import (
     REPORT_INTERVAL_SECONDS,
     LiveReport,
@@ -133,9 +133,9 @@ def outcome_of(
     argument_of: Callable[[InternalContext], Any],
 ) -> Outcome:
     """Run a task and return its outcome, whatever exception the job's code raises."""
-    extension, fault = make_extension(cls, payload)
+    extension, fault = prepare_extension(cls, payload)
     if fault is not None:
-        return Outcome(error=fault, retry=False)
+        return fault
     outcome = run_to_end(
         lambda: call_run(extension, argument_of(context), context), context, extension, os.getpid()
     )
