@@ -40,7 +40,18 @@ def test_tasks_are_found_in_all_rooms(stack: Stack) -> None:
         found = {task["id"] for task in json.loads(one.out)}
         assert failing in found if name == "error" else found == expected, name
     head, *lines = table.out.splitlines()
-    assert head.split("\t") == ["task", "job", "room", "status", "due", "created", "took", "error", "tags"]
+    assert head.split("\t") == [
+        "task",
+        "job",
+        "room",
+        "status",
+        "due",
+        "created",
+        "took",
+        "error",
+        "tags",
+        "waits",
+    ]
     assert [line.split("\t")[0] for line in lines] == [passing, failing]
     assert "it broke" in lines[1]
     assert (unknown.code, unknown.is_error_line) == (1, True)

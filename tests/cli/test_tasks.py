@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -241,7 +242,8 @@ def test_lists_are_tab_separated_or_json(stack: Stack) -> None:
         [*lists, ["jobs", "Picky"], ["jobs", "Picky", "--json"], ["submit", "Show", "--json", "value=7"]]
     )
     header, line = tasks.out.splitlines()
-    assert header.split("\t") == ["task", "job", "status", "due", "created", "took", "error", "tags"]
+    columns = ["task", "job", "status", "due", "created", "took", "error", "tags", "waits"]
+    assert header.split("\t") == columns
     assert line.split("\t")[:3] == [task_id, "@global:analysis:Show", "completed"]
     [task] = json.loads(as_json.out)
     assert task["id"] == task_id
@@ -310,3 +312,37 @@ def test_tags_and_trees(stack: Stack) -> None:
     assert "--tree is for cancel" in wrong.err
     assert cancelled.code == 0
     assert stack.client.get_task(child).status == "cancelled"
+
+
+def test_steps(stack: Stack) -> None:
+    """A task waits for others, named by beginnings of ids; commands show for what, and cancel a tree."""
+    first = stack.program.ok("submit", "Show", "--delay", "1h", "--room", "steps").strip()
+    submit = ["submit", "Show", "--room", "steps"]
+    group = stack.client.tasks("steps").items[0].id
+    then = stack.program.ok(*submit, "--after", first[:30], "--on-failure", "hold").strip()
+    last = stack.program.ok(*submit, "--after", then, "--after", first).strip()
+    alone, unknown, lost, shown, before, listed, why, cancelled = stack.program.run_all(
+        [
+            [*submit, "--on-failure", "run"],
+            [*submit, "--after", "fffffffff"],
+            [*submit, "--after", f"group:{group}"],
+            ["task", last],
+            ["task", first],
+            ["tasks", "--room", "steps"],
+            ["explain", then],
+            ["cancel", first, "--tree"],
+        ]
+    )
+    assert "Add --after" in alone.err
+    assert "There is no task" in unknown.err
+    assert "group" in lost.err
+    lines = dict(re.split("  +", line, maxsplit=1) for line in shown.out.splitlines())
+    assert lines["after"] == f"{then} {first}, on failure: fail"
+    assert lines["waits for"] == f"{then} {first}"
+    lines = dict(re.split("  +", line, maxsplit=1) for line in before.out.splitlines())
+    assert lines["successors"] == f"{then} {last}"
+    rows = [line.split("\t") for line in listed.out.splitlines()]
+    assert [row[rows[0].index("waits")] for row in rows[1:]] == ["for tasks", "for tasks", ""]
+    assert (why.out.splitlines()[1].split("\t")[0], first in why.out) == ("predecessor", True)
+    assert cancelled.code == 0
+    assert {task.status for task in stack.client.tasks("steps").items} == {"cancelled"}

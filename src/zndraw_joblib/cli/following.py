@@ -157,6 +157,7 @@ _REMEDIES = {
     "draining": "'zndraw-joblib worker FILE' starts another one",
     "not_claimed": "'zndraw-joblib worker FILE' starts one that does",
     "workers_busy": "start another worker, or one with a larger --concurrency",
+    "predecessor": "'zndraw-joblib task {id}' lists all; 'zndraw-joblib retry ID' repeats one that failed",
     "scheduled": "'zndraw-joblib run-now {id}' queues it now",
     "job_at_capacity": "it starts when one of them ends; the job's policy has max_in_flight",
     "limit_at_capacity": "it starts when one of them ends; 'zndraw-joblib jobs {job}' shows the job's limits",

@@ -30,8 +30,11 @@ from zndraw_joblib.jobs.logs import LogConfig, one_line
 from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, TaskSubmitRequest
 from zndraw_joblib.wire.names import DEFAULT_ROOM, IDEMPOTENCY_KEY, JobName, format_key, task_room
 from zndraw_joblib.wire.problems import JobNotFound, ProblemException
+from zndraw_joblib.wire.successors import OnFailure
 
 _OPTIONS = {
+    "after.tasks": "--after",
+    "after.groups": "--after group",
     "debounce": "--debounce",
     "delay_seconds": "--delay",
     "expires_in_seconds": "--expires-in",
@@ -333,6 +336,27 @@ def _print_results(results: Sequence[str | ProblemException], numbers: deque[int
     return refused
 
 
+_GROUP = "group:"
+
+
+def predecessors(names: list[str] | None, on_failure: OnFailure | None) -> dict[str, Any]:
+    """Return what a task waits for, by the given names. Raises `UsageError` for --on-failure alone."""
+    if on_failure is not None and not names:
+        raise UsageError("--on-failure is about other tasks. Add --after, or remove it")
+    return {"after": {"tasks": names, "on_failure": on_failure or OnFailure.FAIL}} if names else {}
+
+
+def with_ids(client: AdminClient, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options whose `after` has whole ids. Raises `CommandError` for an unknown task."""
+    if "after" not in options:
+        return options
+    names: list[str] = options["after"]["tasks"]
+    groups = [name.removeprefix(_GROUP) for name in names if name.startswith(_GROUP)]
+    tasks = [client.find_task(name) for name in names if not name.startswith(_GROUP)]
+    after = {**options["after"], "tasks": tasks, "groups": groups}
+    return {**options, **parse_options(run_at=None, key=None, after=after)}
+
+
 JobOfTask = Annotated[
     str | None,
     typer.Argument(metavar="JOB", help="room:category:Name, or category:Name or Name if the room sees one."),
@@ -425,6 +449,20 @@ ParentOfTask = Annotated[
     str | None,
     typer.Option("--parent", metavar="TASK", help="The task of the same room that this one is below."),
 ]
+AfterOthers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--after", metavar="ID", help="A task of the same room to wait for, or group:ID; repeatable."
+    ),
+]
+OnFailureOfOthers = Annotated[
+    OnFailure | None,
+    typer.Option(
+        "--on-failure",
+        help="With --after: if one of them does not complete, fail (default), run all the same, or hold "
+        "until it is retried and completes.",
+    ),
+]
 GroupName = Annotated[
     str | None,
     typer.Option(
@@ -469,6 +507,8 @@ def submit(  # noqa: PLR0913 - each is an option
     webhook: WebhookOfTask = None,
     tag: TagsOfTask = None,
     parent: ParentOfTask = None,
+    after: AfterOthers = None,
+    on_failure: OnFailureOfOthers = None,
     group: GroupName = None,
     idempotency_key: IdempotencyKey = None,
     as_json: AsJson = False,
@@ -479,22 +519,37 @@ def submit(  # noqa: PLR0913 - each is an option
     With --wait, write the result instead. The exit code is 1 if the task fails or is cancelled, 124 after
     --timeout, and 130 after Ctrl-C; in these two cases the task goes on. With --json, print the task.
 
-    With --from, submit a task for each line of a file, and print its id, or an empty line and exit code 1 if
-    it was refused. JOB and the options are defaults. A line is an object like {"payload": {"key": 1}}, and
-    may have job, room, tags, parent, and the other fields of a submit, like run_at and delay_seconds.
+    With --from, submit a task for each line of a file, with the fields of a submit, like {"payload": {}}, and
+    print its id, or an empty line and exit code 1 if it was refused. JOB and the options are defaults.
     """
     LogConfig().apply()
     rules = {"unique": unique, "debounce": debounce, "tags": tag, "parent": parent, "priority": priority}
     times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options = parse_options(run_at=run_at, key=idempotency_key, webhook=webhook, **times, **rules)
+    options |= predecessors(after, on_failure)
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
         _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url, group)
         return
     body = _body(payload, values, timeout, group, wait=wait)
+    _submit_task(url, job, room, body, idempotency_key, options, timeout, wait=wait, as_json=as_json)
+
+
+def _submit_task(  # noqa: PLR0913, PLR0917 - the options of the command
+    url: str,
+    job: str | None,
+    room: str | None,
+    body: dict[str, Any],
+    key: str | None,
+    options: dict[str, Any],
+    timeout: float | None,
+    *,
+    wait: bool,
+    as_json: bool,
+) -> None:
     with open_client(url) as client:
-        task_id = _submit_one(client, job, room, body, idempotency_key, options)
-        _finish(client, UUID(task_id), timeout, wait=wait, as_json=as_json)
+        task = _submit_one(client, job, room, body, key, with_ids(client, options))
+        _finish(client, task.id, timeout, wait=wait, as_json=as_json)
 
 
 def _submit_lines(  # noqa: PLR0913, PLR0917 - the options of the command
@@ -507,7 +562,8 @@ def _submit_lines(  # noqa: PLR0913, PLR0917 - the options of the command
     group: str | None,
 ) -> None:
     with open_client(url) as client:
-        encode_line = encoder(client, job, room, options, is_grouped=group is not None)
+        defaults = with_ids(client, options)
+        encode_line = encoder(client, job, room, defaults, is_grouped=group is not None)
         # An invalid line makes no group: all lines are checked before.
         with checked_file(file, encode_line) as checked, sealed_group(client, group, room, key) as group_id:
             submit_file(client, checked, key, group_id)

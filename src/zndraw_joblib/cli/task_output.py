@@ -25,6 +25,7 @@ from zndraw_joblib.wire.history import AttemptDetail, NumberedLine, TaskHistory
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.progress import Failure, Progress
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+from zndraw_joblib.wire.successors import TaskAfter
 
 _TEXT = re.compile(r"text/|application/json\b", re.IGNORECASE)
 _BOUNDS = "the server's settings task_log_max_bytes and task_log_max_lines bound it"
@@ -58,13 +59,23 @@ def print_task(task: TaskResponse, *, as_json: bool) -> None:
         "progress": progress_text(task.progress) or None,
         "failure": task.failure and task.failure.type,
         "tags": None if task.tags is None else ", ".join(task.tags),
+        "after": None if task.after is None else _after_text(task.after),
+        "successors": None if task.successors is None else " ".join(map(str, task.successors)),
         "stored_result": None if task.stored_result is None else describe_result(task),
     }
     # Fields that the response leaves out are not shown.
-    fields = task.model_dump(exclude={"attempt"})  # it counts claims
+    fields = task.model_dump(exclude={"attempt", "waits"})  # the first counts claims
+    if task.after is not None and task.after.waits_for:
+        fields["waits for"] = " ".join(map(str, task.after.waits_for))
     print_fields({name: shown.get(name, value) for name, value in fields.items()})
     if task.failure is not None and task.failure.traceback:
         sys.stdout.write(f"\n{failure_text(task.failure)}\n")
+
+
+def _after_text(after: TaskAfter) -> str:
+    """Return what a task has to wait for, like "1f0c… 2a4e… group 77b1…, on failure: hold"."""
+    names = [*map(str, after.tasks), *(f"group {group_id}" for group_id in after.groups)]
+    return f"{' '.join(names)}, on failure: {after.on_failure}"
 
 
 def print_history(history: TaskHistory, *, as_json: bool) -> None:

@@ -46,6 +46,7 @@ from zndraw_joblib.wire.operators import (
     FailureGroup,
     FoundTask,
     TaskFilter,
+    WaitsFor,
 )
 from zndraw_joblib.wire.problems import ProblemException, TaskNotFound, Unauthorized
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
@@ -250,6 +251,13 @@ def _due(task: TaskResponse | FoundTask) -> datetime | None:
     return task.run_at if is_later and task.status == TaskStatus.PENDING else None
 
 
+def _waits(task: TaskResponse | FoundTask) -> str:
+    """Return whether a task waits for others, in words."""
+    if isinstance(task, TaskResponse):
+        return "for tasks" if task.waits else ""
+    return "for tasks" if task.waits_for == WaitsFor.PREDECESSOR else ""
+
+
 def _took(task: TaskResponse | FoundTask) -> timedelta | None:
     until = datetime.now(UTC) if task.status == TaskStatus.RUNNING else task.completed_at
     return until - task.started_at if task.started_at and until else None
@@ -266,11 +274,12 @@ TASKS = ItemTable(
         "took": _took,
         "error": "error",
         "tags": lambda task: ", ".join(task.tags or ()),
+        "waits": _waits,
     },
     wide=["job", "error", "tags"],
     ids=["task"],
     optional=["took", "created", "room"],
-    sparse=["due", "tags"],
+    sparse=["due", "waits", "tags"],
 )
 FAILURES = ItemTable(
     {
