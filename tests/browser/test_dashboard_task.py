@@ -273,6 +273,50 @@ async def test_the_tags_and_the_tree_of_a_task(browser: Browser, database_url: s
         assert dashboard.seen == []
 
 
+async def test_the_steps_of_a_task(browser: Browser, database_url: str) -> None:
+    """The page shows what a task waits for and what waits for it, each with its status, and cancels these."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page = dashboard.page
+        middle, last = await _lay_steps(queue)
+        await _show(dashboard, middle, "Step · relax")
+        await expect(page.get_by_label("Summary").get_by_text("predecessor", exact=True)).to_be_visible()
+        steps = page.get_by_role("region", name="Steps")
+        await expect(steps.get_by_role("heading", name="Waits for", exact=True)).to_be_visible()
+        await expect(steps.get_by_role("link", name="Step build")).to_be_visible()
+        await expect(steps.get_by_text("waits for tasks")).to_have_count(10)
+        await _check_both_widths(dashboard, "task-steps")
+        await steps.get_by_role("button", name="more task").click()
+        await expect(steps.get_by_text("waits for tasks")).to_have_count(12)
+        await steps.get_by_role("link", name="Step build").click()
+        await expect(page.get_by_role("heading", level=1, name="Step · build")).to_be_visible()
+        await expect(steps.get_by_role("link", name="Step relax")).to_be_visible()
+        await _check_both_widths(dashboard, "task-first-step")
+        await steps.get_by_role("button", name="Cancel with successors").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Cancel them").click()
+        await expect(steps.get_by_text("cancelled", exact=True)).to_have_count(1)
+        await _show(dashboard, last, "Step · report 11")
+        await expect(page.get_by_label("Summary").get_by_text("cancelled", exact=True)).to_be_visible()
+        assert dashboard.seen == []
+
+
+async def _lay_steps(queue: ExampleQueue) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Submit a task that runs, one after it, and twelve after that; return the second and the last."""
+    job = await register(queue.client, "Step", room="lab")
+    url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+
+    async def add(name: str, *after: dict[str, Any], **payload: Any) -> dict[str, Any]:
+        fields = {"after": {"tasks": [task["id"] for task in after]}} if after else {}
+        response = await queue.client.post(url, json={"payload": {"name": name, **payload}, **fields})
+        assert response.status_code == 202, response.text
+        return response.json()
+
+    first = await add("build")
+    assert (await claim(queue.client, job["worker_id"]) or {})["id"] == first["id"]
+    await report(queue.client, first, "running", progress={"current": 2, "total": 5})
+    second = await add("relax", first, atoms={"$result": {"task": first["id"], "pointer": "/atoms"}})
+    return second, [await add(f"report {number}", second) for number in range(12)][-1]
+
+
 async def _follow_a_tag(dashboard: Dashboard, tree: Locator, child: dict[str, Any]) -> None:
     page = dashboard.page
     await tree.get_by_role("link", name=re.compile("leaf")).click()

@@ -42,8 +42,8 @@ export const Badge = ({ tone = "quiet", title, children }) => html`<span class="
 
 const TONES = { pending: "quiet", claimed: "warn", running: "busy", completed: "good", failed: "bad", cancelled: "quiet" };
 export const STATUSES = Object.keys(TONES);
-const WAITS = { time: ["scheduled", "quiet"], worker: ["waits for worker", "bad"], resume: ["waits for resume", "warn"] };
-const WAITS_BECAUSE = { time: "It enters its queue when it is due", worker: "No worker serves its job", resume: "Its job, its room or all rooms are paused" };
+const WAITS = { time: ["scheduled", "quiet"], worker: ["waits for worker", "bad"], resume: ["waits for resume", "warn"], predecessor: ["waits for tasks", "quiet"] };
+const WAITS_BECAUSE = { time: "It enters its queue when it is due", worker: "No worker serves its job", resume: "Its job, its room or all rooms are paused", predecessor: "It waits for the ends of other tasks or groups" };
 // Of a pending task also what it `waitsFor`, beside a free slot.
 export function Status({ status, waitsFor }) {
   const [text, tone] = (status === "pending" && WAITS[waitsFor]) || [status, TONES[status]];

@@ -12,6 +12,7 @@ import { Result } from "./result.js";
 import { Log } from "./task_log.js";
 import { IS_ID } from "./task_filter.js";
 import { apply } from "./tasks.js";
+import { Steps } from "./steps.js";
 import { isOver, Timeline } from "./timeline.js";
 import { Tree } from "./tree.js";
 import { Value } from "./values.js";
@@ -86,6 +87,7 @@ function Whole({ id }) {
       <div class="columns task"><div class="stack"><${Parts}>
         ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === shown.attempt && progress.value.progress) || shown.progress} />`}
         <${Trouble} task=${shown} history=${history} />
+        <${Steps} task=${shown} reload=${state.reload} />
         <${Tree} task=${shown} />
         <${Section} title="Payload" actions=${html`<${Copy} text=${stringify(shown.payload, 2)} label="Copy JSON" />`}>
           <${Value} value=${shown.payload} label="Payload" /><//>
@@ -106,7 +108,7 @@ function Summary({ task, explanation }) {
   const isWaiting = task.status === "pending";
   return html`<section class="card" aria-label="Summary">
     <${Facts} items=${[
-      ["Status", html`<${Status} status=${task.status} />`],
+      ["Status", html`<${Status} status=${task.status} waitsFor=${task.waits && "predecessor"} />`],
       ["Job", html`<${JobLink} name=${task.job_name} />`],
       ["Room", html`<${RoomLink} id=${task.room_id} />`],
       ["Submitter", task.created_by],
@@ -173,7 +175,7 @@ function Actions({ task, reload }) {
   const run = (name) => () => apply[name](task.id).then(reload);
   const may = {
     retry: ["failed", "cancelled"].includes(task.status) && (canOperate.value || isOwn),
-    runNow: task.status === "pending" && task.run_at && (canOperate.value || isOwn),
+    runNow: task.status === "pending" && (task.run_at || task.waits) && (canOperate.value || isOwn),
     cancel: !isOver(task.status) && (canOperate.value || isOwn),
     release: isHeld && canOperate.value,
     fail: !isOver(task.status) && canOperate.value,
@@ -182,7 +184,8 @@ function Actions({ task, reload }) {
   const failIt = () => act("POST", `/tasks/${task.id}/fail`, {}).then(reload);
   return html`
     ${may.retry && html`<${Button} tone="primary" onClick=${run("retry")} success="The task is in its queue again.">Retry<//>`}
-    ${may.runNow && html`<${Button} tone="primary" onClick=${run("runNow")} success="The task is in its queue.">Run now<//>`}
+    ${may.runNow && html`<${Button} tone=${task.waits ? "" : "primary"} onClick=${run("runNow")} success="The task is in its queue."
+      confirm=${task.waits && { title: "Run the task now?", body: "It does not wait for the other tasks any longer. If its payload needs the result of one that has not completed, it is refused.", action: "Run now", tone: "primary" }}>Run now<//>`}
     ${may.release && html`<${Button} onClick=${run("release")} success="The task is in its queue again."
       confirm=${{ title: "Release the task?", body: "Its worker loses it, and another worker may claim it. This counts as no failure.", action: "Release", tone: "primary" }}>Release<//>`}
     ${may.cancel && html`<${Button} onClick=${run("cancel")} success="The task is cancelled."
