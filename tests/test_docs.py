@@ -192,3 +192,9 @@ def test_every_decision_begins_with_its_number() -> None:
     for path in folder.glob("0*.md"):
         assert path.read_text().startswith(f"# {path.name[:4]} "), path.name
         assert f"]({path.name})" in index
+
+
+def test_groups_and_steps_link_to_each_other() -> None:
+    """A reader of one page finds the other: they are two forms of the same wish."""
+    for page, other in (("groups", "steps"), ("steps", "groups")):
+        assert f"]({other}.md" in (ROOT / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8")

@@ -47,4 +47,5 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         serve("examples.embeddings", jobs=9)
         serve("examples.trees", jobs=11)
         serve("examples.groups", jobs=13)
+        serve("examples.steps", jobs=16)
         yield stack
