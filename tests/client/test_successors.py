@@ -1,6 +1,7 @@
 """Tasks after others from Python, with both kinds of clients and real workers."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -10,6 +11,7 @@ from databases import on_both
 
 from client.both import Both
 from client.jobs import Area, Fail, Values
+from client.test_groups import Anything
 from zndraw_joblib import After, NewTask, TaskContext, job
 from zndraw_joblib.client.flows import TaskFailed
 from zndraw_joblib.jobs.extensions import Category, Extension
@@ -160,6 +162,48 @@ async def test_large_results_are_values(queue: Both, worker: Make, room: str) ->
         await lost.result(60)
     assert caught.value.code == "predecessor-result-invalid"
     assert numpy.array_equal(await array.result(60), numpy.arange(131_072.0))
+
+
+class Lines(Extension):
+    """Returns JSON Lines in a file whose name says JSON."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    folder: Path
+
+    def run(self, vis: Any, *, task: Any) -> Path:
+        """Return the file."""
+        path = self.folder / "lines.json"
+        path.write_text('{"a": 1}\n{"a": 2}\n')
+        return path
+
+
+async def test_a_result_that_is_no_json_stops_no_worker(
+    queue: Both, worker: Make, room: str, tmp_path: Path
+) -> None:
+    """The step fails, and the tasks that the worker claims with it run."""
+    manager = worker()
+    for one in (Lines, Kind, Area):
+        manager.register(one, room=room)
+    lines = await queue.submit(Lines(folder=tmp_path))
+    broken = await queue.submit("Kind", {"value": lines.inner.output()})
+    after = await queue.submit(Area(width=4), after={"tasks": [broken.inner], "on_failure": "run"})
+    assert await after.result(60) == 4
+    with pytest.raises(TaskFailed, match="no valid application/json") as caught:
+        await broken.result(60)
+    assert caught.value.code == "predecessor-result-invalid"
+
+
+async def test_a_reference_to_the_result_of_another_task_stays(queue: Both, worker: Make, room: str) -> None:
+    """Only a step gets results: a worker may read more than the user who has written the payload."""
+    worker().register(Anything, room=room)
+    secret = await queue.submit(Anything(value="secret"))
+    other = await queue.submit(Anything(value="other"))
+    reference = {"$result": {"task": str(secret.inner), "pointer": ""}, "id": str(secret.inner)}
+    alone = await queue.submit(Anything(value=reference))
+    step = await queue.submit(Anything(value=[reference, 1]), after=other.inner)
+    assert await secret.result(60) == "secret"
+    assert await alone.result(60) == reference
+    assert await step.result(60) == [reference, 1]
 
 
 async def test_a_job_submits_steps(queue: Both, worker: Make, room: str) -> None:

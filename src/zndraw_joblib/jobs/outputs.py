@@ -57,15 +57,15 @@ _NEW = "new-task-"
 PAYLOAD_FAULT = "$result-fault"
 
 
-class _Missing(Exception):
-    """A result has no such part."""
+class UnusableResult(Exception):
+    """A payload cannot have a result: it has no such part, its content is invalid, or it is gone."""
 
 
 def with_parts(payload: dict[str, Any], read: Callable[[UUID], Any]) -> dict[str, Any]:
     """Return a payload with parts of results in the places of references to them.
 
-    `read` returns the result of a task as plain JSON. If one has no such part, the payload has only
-    `PAYLOAD_FAULT`.
+    `read` returns the result of a task as plain JSON, or raises `UnusableResult`. If it does, or a result has
+    no such part, the payload has only `PAYLOAD_FAULT`.
     """
 
     def part_of(result: ResultOf) -> Any:
@@ -75,11 +75,13 @@ def with_parts(payload: dict[str, Any], read: Callable[[UUID], Any]) -> dict[str
         try:
             return value_at(value, result.pointer)
         except (LookupError, ValueError):
-            raise _Missing(f"The result of task {result.task} has nothing at {result.pointer!r}") from None
+            raise UnusableResult(
+                f"The result of task {result.task} has nothing at {result.pointer!r}"
+            ) from None
 
     try:
         filled: dict[str, Any] = with_referenced(payload, part_of)
-    except _Missing as error:
+    except UnusableResult as error:
         return {PAYLOAD_FAULT: str(error)}
     return filled
 

@@ -21,6 +21,8 @@ from typing import IO, Any
 
 from zndraw_joblib.jobs import library_codecs  # noqa: F401 - it registers its codecs
 from zndraw_joblib.jobs.codecs import NotSerializable, codec_of, decode_json, encode, plain
+from zndraw_joblib.jobs.failures import text_of
+from zndraw_joblib.jobs.outputs import UnusableResult
 from zndraw_joblib.wire.messages import MAX_JSON_BYTES
 
 JSON_TYPE, BINARY_TYPE = "application/json", "application/octet-stream"
@@ -111,12 +113,15 @@ def decode_content(content: bytes, content_type: str) -> Any:
 def plain_content(content: bytes, content_type: str) -> Any:
     """Return content as plain JSON values, in which `codecs.decode` finds what was encoded.
 
-    Raises ValueError for invalid content.
+    Raises `UnusableResult` for invalid content, such as JSON Lines that are called JSON.
     """
     kind = content_type.partition(";")[0].strip().lower()
-    return (
-        json.loads(content) if kind == JSON_TYPE else plain(decode_content(content, content_type), "result")
-    )
+    try:
+        if kind == JSON_TYPE:
+            return json.loads(content)
+        return plain(decode_content(content, content_type), "result")
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise UnusableResult(f"The content of a result is no valid {kind}: {text_of(error)}") from error
 
 
 def _loaded_array(content: bytes) -> Any:

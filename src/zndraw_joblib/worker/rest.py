@@ -18,9 +18,10 @@ from zndraw_joblib.client.calls import (
     content_of,
     parse,
 )
+from zndraw_joblib.client.connection import ApiManager
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import UnexpectedResponse, describe, is_transient, problem_of, status_of
-from zndraw_joblib.jobs.outputs import PAYLOAD_FAULT, with_parts
+from zndraw_joblib.jobs.outputs import UnusableResult, with_parts
 from zndraw_joblib.jobs.results import Content, plain_content
 from zndraw_joblib.wire import messages, progress, providers
 from zndraw_joblib.wire import operations as ops
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CLIENT_ERROR = 400
+_MAX_TRIES = 8
 _REFERENCES = tuple(f'"{name}"'.encode() for name in (GROUP_VALUE, RESULT_VALUE))
 
 
@@ -45,6 +47,11 @@ class RestApi(TaskRest):
     If a method takes an `operation`, equal requests of one operation have the same key, and a changed request
     has another key.
     """
+
+    def __init__(self, api: ApiManager) -> None:
+        super().__init__(api)
+        # How often the server could not read a result for a task.
+        self._tries: dict[UUID, int] = {}
 
     def _request(self, operation: Operation[Any], body: Body = None, **options: Any) -> "httpx.Response":
         return self.send_call(call_reading(operation, lambda response: response, body, **options))
@@ -68,10 +75,24 @@ class RestApi(TaskRest):
         return [json.loads(line)["result"] for line in response.content.splitlines()]
 
     def predecessor_result(self, predecessor: UUID, task_id: UUID) -> Any:
-        """Return the result of a task as JSON, for one that has waited for it."""
+        """Return the result of a task as JSON, for one that has waited for it. Raises `UnusableResult`.
+
+        A result that the server cannot read is one after some tries, so that other tasks go on.
+        """
         query = {"successor": task_id}
         call = call_reading(ops.READ_TASK_RESULT, content_of, query=query, task_id=predecessor)
-        return plain_content(*self.send_call(call))
+        try:
+            content, content_type = self.send_call(call)
+        except Exception as error:
+            is_refused = is_transient(error) and status_of(error) is not None
+            tries = self._tries.pop(task_id, 0) + is_refused
+            if isinstance(problem_of(error), ResultExpired) or tries >= _MAX_TRIES:
+                raise UnusableResult(f"The result of task {predecessor}: {describe(error)}") from error
+            if is_refused:
+                self._tries[task_id] = tries
+            raise
+        self._tries.pop(task_id, None)
+        return plain_content(content, content_type)
 
     def heartbeat(
         self, worker_id: UUID, request: messages.HeartbeatRequest, timeout: float
@@ -128,9 +149,6 @@ class RestApi(TaskRest):
             status = status_of(error)
             if status is None or is_transient(error):
                 raise  # the claim is repeated, and gets the same tasks
-            if isinstance(problem := problem_of(error), ResultExpired):
-                task.payload = {PAYLOAD_FAULT: str(problem)}
-                return
             log.warning("The results are not for task %s: %s", task.id, describe(error))
 
     def report_tasks(

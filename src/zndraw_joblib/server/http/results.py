@@ -51,7 +51,7 @@ from zndraw_joblib.server.results.results import ContentInfo
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_ERROR_BYTES
-from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, RangeNotSatisfiable
+from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, RangeNotSatisfiable, ResultNotFound
 from zndraw_joblib.wire.providers import (
     REQUEST_HASH,
     RESULT_ERROR,
@@ -261,8 +261,12 @@ async def _send_result(
     result = await queue.runtime.database.read(rules_results.find, task_id)
     reader = task_id
     if successor is not None:
-        is_edge = await queue.runtime.database.read(rules_successors.is_successor, successor, task_id)
-        reader = successor if is_edge else task_id
+        # A worker may read more than the user who has written the payload of its task.
+        if not await queue.runtime.database.read(rules_successors.is_successor, successor, task_id):
+            raise ResultNotFound(
+                f"Task {successor} does not wait for task {task_id}, so it has no result of it"
+            )
+        reader = successor
     await check_task_readable(request, caller, reader, result.room_id)
     rules_results.check(result)
     stored = _inline(result) if result.stored is None else _stored(queue, result)

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID, uuid4
 
-from zndraw_joblib.jobs.outputs import PAYLOAD_FAULT, with_parts
+from zndraw_joblib.jobs.outputs import PAYLOAD_FAULT, UnusableResult, with_parts
 from zndraw_joblib.jobs.results import Content, plain_content
 from zndraw_joblib.server.db.values import KEPT
 from zndraw_joblib.server.process.ports import ContentStore, ResultBackend
@@ -259,7 +259,7 @@ class TaskResults:
                 return payload
             try:
                 results[predecessor] = await self._plain(await read(rules_results.find, predecessor))
-            except (ResultExpired, ResultNotFound, TaskNotFound) as problem:
+            except (ResultExpired, ResultNotFound, TaskNotFound, UnusableResult) as problem:
                 return {PAYLOAD_FAULT: str(problem)}
         return with_parts(payload, results.__getitem__) if results else payload
 
