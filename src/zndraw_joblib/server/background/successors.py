@@ -17,16 +17,20 @@ from zndraw_joblib.wire.problems import ServiceUnavailable, TooManyRequests
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS, _RETRY_SECONDS = 5.0, 1.0
+# So often all edges are searched for ends without a wave, so many at once, and so many at most.
+_SEARCH_SECONDS, _SEARCHED_AT_ONCE, _MAX_SEARCHES = 60.0, 1000, 100
 # On SQLite a pause between two transactions lets others write.
 _MAX_PAUSE_SECONDS = 0.05
 # How many results of validations are kept for the next transaction.
 _MAX_CHECKED = 100
+_FIRST = (-(2**62), 0)
 
 
 class Successors:
     """Handles ends for which tasks wait, whenever a transaction has added some, and looks every 5 s.
 
-    An end may have been added by a server that was killed before it could wake the others.
+    An end may have been added by a server that was killed before it could wake the others. Each minute it
+    searches for ends that no transaction has added, as those that a server of an older version writes.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -34,6 +38,8 @@ class Successors:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
         self._checked: dict[Unchecked, list[dict[str, str]]] = {}
+        self._searched_at = -_SEARCH_SECONDS
+        self._searched: tuple[int, int] = _FIRST
         self._locked = ExponentialBackoff(first=0.005, longest=0.5, jitter=0.5)
         self._failing = ExponentialBackoff(first=_RETRY_SECONDS, longest=30.0, jitter=0.5)
         self._most: int | None = None
@@ -52,6 +58,10 @@ class Successors:
             try:
                 if await self._runtime.database.read_short(sql_successors.has_waves):
                     await self.handle_all()
+                elif time.monotonic() - self._searched_at >= _SEARCH_SECONDS:
+                    self._searched_at = time.monotonic()
+                    if await self.add_unrecorded():
+                        continue
             except Exception as error:
                 log_failed_work(logger, error, "Tasks that wait for others wait longer, and are tried again")
                 await self._handle_others()
@@ -76,6 +86,22 @@ class Successors:
             if not handled.may_be_more:
                 return
             await asyncio.sleep(min(_MAX_PAUSE_SECONDS, (time.monotonic() - started) / 2))
+
+    async def add_unrecorded(self) -> int:
+        """Add the ends for which tasks wait and that no transaction has added; return how many."""
+        found, read = set[int](), self._runtime.database.read_short
+        for _ in range(_MAX_SEARCHES):
+            ended, last = await read(sql_successors.unrecorded, self._searched, _SEARCHED_AT_ONCE)
+            found |= ended
+            self._searched = last or _FIRST
+            if last is None:
+                break
+        if found:
+            logger.warning(
+                "Found %d ends of tasks and groups that no server has recorded for successors", len(found)
+            )
+            await self._runtime.write(sql_successors.add_waves, found)
+        return len(found)
 
     async def _handle(self) -> Handled:
         runtime = self._runtime

@@ -69,6 +69,8 @@ class Predecessors:
 
     tasks: dict[UUID, PredecessorTask]
     groups: dict[UUID, PredecessorGroup] = field(default_factory=dict)
+    # The groups of new tasks that wait, if tasks wait for these groups.
+    awaited: set[UUID] = field(default_factory=set)
     # The new tasks that wait, by their ids.
     new: dict[UUID, "_New"] = field(default_factory=dict)
 
@@ -81,20 +83,27 @@ class Predecessors:
         ids = {task for after in waiting for task in after.tasks if isinstance(task, UUID)}
         return cls(await sql_successors.lock_tasks(tx, ids))
 
-    async def lock_groups(self, tx: Transaction, afters: Iterable[After | None]) -> None:
-        """Lock the groups that tasks are to wait for, after the jobs.
+    async def lock_groups(self, tx: Transaction, afters: Iterable[tuple[After | None, UUID | None]]) -> None:
+        """Lock the groups that tasks, which belong to other groups or none, are to wait for, after the jobs.
 
         It waits for no other transaction, because one that ends a group may submit a task of a job that is
         locked here. Raises `RepeatTransaction` instead.
         """
-        ids = {group for after in afters if after is not None for group in after.groups}
+        waiting = [(after, group) for after, group in afters if after is not None]
+        ids = {group for after, _ in waiting for group in after.groups}
         if ids:
             self.groups, is_any_locked = await sql_successors.lock_groups(tx, ids)
             if is_any_locked:
                 raise RepeatTransaction("A group that a task is to wait for is ending")
+        if grouped := {group for _, group in waiting if group is not None}:
+            self.awaited = ids & grouped | await sql_successors.awaited_groups(tx, grouped)
 
-    def fault(self, room_id: str, after: After) -> ProblemException | None:
-        """Return why a task of a room cannot wait for these predecessors."""
+    def fault(self, room_id: str, after: After, group_id: UUID | None) -> ProblemException | None:
+        """Return why a task of a room, and of a group, cannot wait for these predecessors.
+
+        A group waits for its tasks. So that no task ever waits for itself, one that waits cannot be added to
+        a group that is waited for, and one of a group waits for no group that may get further tasks.
+        """
         rows: list[tuple[str, Any, Any]] = [
             *(("tasks", id_, self.tasks.get(id_)) for id_ in after.tasks if isinstance(id_, UUID)),
             *(("groups", id_, self.groups.get(id_)) for id_ in after.groups),
@@ -106,6 +115,22 @@ class Predecessors:
                     "groups of its own room that were not deleted. Check the id, or submit without it",
                     *("after", name, "unknown_predecessor"),
                 )
+        return None if group_id is None else self._cycle(after, group_id)
+
+    def _cycle(self, after: After, group_id: UUID) -> ProblemException | None:
+        unsealed = [id_ for id_ in after.groups if not self.groups[id_].sealed]
+        if unsealed:
+            return _invalid(
+                f"after.groups: group {unsealed[0]} is open, and could get tasks that wait for group "
+                f"{group_id}; seal it before you submit tasks of other groups that wait for it",
+                *("after", "groups", "open_predecessor"),
+            )
+        if group_id in self.awaited:
+            return _invalid(
+                f"group: tasks wait for group {group_id} already, so its further tasks cannot wait for "
+                "others; submit them before, or to another group",
+                *("group", "awaited_group"),
+            )
         return None
 
     def wait(

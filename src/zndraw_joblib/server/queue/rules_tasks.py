@@ -204,7 +204,8 @@ async def submit(
     related = await _lock_related(tx, items)
     jobs = await sql_jobs.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
     if related.predecessors is not None:
-        await related.predecessors.lock_groups(tx, [item.options.after for item in items])
+        waiting = [(item.options.after, item.options.group) for item in items]
+        await related.predecessors.lock_groups(tx, waiting)
     if learn is not None:
         learn(jobs.values())
     now = await tx.now()
@@ -442,8 +443,8 @@ def _group_fault(item: Submission, groups: Mapping[UUID, OpenGroup]) -> ProblemE
 
 
 def _predecessor_fault(item: Submission, predecessors: Predecessors | None) -> ProblemException | None:
-    after = item.options.after
-    return None if after is None or predecessors is None else predecessors.fault(item.room_id, after)
+    after, group = item.options.after, item.options.group
+    return None if after is None or predecessors is None else predecessors.fault(item.room_id, after, group)
 
 
 async def _unserved(

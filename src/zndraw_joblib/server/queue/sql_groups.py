@@ -195,19 +195,22 @@ _ENDED = statement("SELECT id FROM joblib_group WHERE id = ANY (:all_id) AND end
 _WITH_ERROR = statement(
     f"{_SELECT} WHERE error IS NOT NULL AND ended_at > :since ORDER BY n DESC LIMIT :limit", *COLUMNS
 )
-_OLD = statement(
-    """
-SELECT n, id, ended_at < :before AND (
+_IS_OLD = """ended_at < :before AND (
     SELECT seq FROM joblib_task WHERE group_id >= joblib_group.id AND group_id <= joblib_group.id
     ORDER BY group_id, seq LIMIT 1
 ) IS NULL AND NOT EXISTS (
     SELECT 1 FROM joblib_edge WHERE source = -joblib_group.n AND is_open
-) AS is_old
-FROM joblib_group WHERE n > :n ORDER BY n LIMIT :limit
-""",
+)"""
+_OLD = statement(
+    f"SELECT n, id, {_IS_OLD} AS is_old FROM joblib_group WHERE n > :n ORDER BY n LIMIT :limit",
     *("n", "id", "is_old"),
     before=UtcDateTime(),
     is_old=BOOLEAN,
+)
+# A submit shares the lock of a group that its task waits for: after it the next statement sees its edge.
+_LOCK_OLD = statement("SELECT id FROM joblib_group WHERE id = ANY (:all_id) FOR UPDATE SKIP LOCKED", "id")
+_STILL_OLD = statement(
+    f"SELECT id FROM joblib_group WHERE id = ANY (:all_id) AND {_IS_OLD}", "id", before=UtcDateTime()
 )
 _PRUNE = {
     key: statement(f"DELETE FROM {table} WHERE {key} = ANY (:all_{key})")
@@ -345,6 +348,10 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
     """
     rows = (await tx.execute(_OLD, {"before": before, "n": after, "limit": limit})).all()
     old = [row.id for row in rows if row.is_old]
+    if old:
+        locked = list((await tx.execute(_LOCK_OLD, {"all_id": padded(old)})).scalars())
+        params = {"all_id": padded(locked), "before": before}
+        old = list((await tx.execute(_STILL_OLD, params)).scalars())
     if old:
         for key, delete in _PRUNE.items():
             await tx.execute(delete, {f"all_{key}": padded(old)})

@@ -46,6 +46,7 @@ class PredecessorGroup(NamedTuple):
     n: int
     id: UUID
     room_id: str
+    sealed: bool
     ended_at: datetime | None
 
 
@@ -138,6 +139,15 @@ SELECT {", ".join(PredecessorGroup._fields)} FROM joblib_group WHERE id = ANY (:
 FOR SHARE SKIP LOCKED
 """,
     *PredecessorGroup._fields,
+    sealed=BOOLEAN,
+)
+_AWAITED_GROUPS = statement(
+    """
+SELECT id FROM joblib_group WHERE id = ANY (:all_id) AND (
+    SELECT task_seq FROM joblib_edge WHERE source = -joblib_group.n AND is_open ORDER BY source LIMIT 1
+) IS NOT NULL
+""",
+    "id",
 )
 _COUNT_GROUPS = statement("SELECT count(*) FROM joblib_group WHERE id = ANY (:all_id)", "number")
 _LINK = statement("UPDATE joblib_task SET linked = true WHERE seq = ANY (:all_seq) AND linked IS NULL")
@@ -210,6 +220,26 @@ ORDER BY source, joblib_edge.task_seq LIMIT :limit
     )
     for is_new in (True, False)
 }
+# Ends that an older server has written, which knows no waves, and whatever else was not recorded.
+_UNRECORDED = statement(
+    f"""
+WITH part AS MATERIALIZED (
+    SELECT source, task_seq, status FROM joblib_edge
+    WHERE is_open AND (source, task_seq) > (:source, :task_seq) ORDER BY source, task_seq LIMIT :limit
+)
+SELECT source, task_seq, CASE WHEN source > 0 THEN coalesce((
+    SELECT completed_at IS NOT NULL AND (part.status IS NULL OR joblib_task.status = '{COMPLETED}')
+    FROM joblib_task WHERE seq = source
+), status IS NULL) ELSE status IS NULL AND coalesce((
+    SELECT ended_at IS NOT NULL FROM joblib_group WHERE n = -source
+), true) END AS has_ended
+FROM part ORDER BY source, task_seq
+""",
+    *("source", "task_seq", "has_ended"),
+    source=BIG_INTEGER,
+    task_seq=BIG_INTEGER,
+    has_ended=BOOLEAN,
+)
 _CHANGE_EDGE = statement(
     """
 UPDATE joblib_edge SET status = :status, is_open = :is_open WHERE task_seq = :task_seq AND source = :source
@@ -333,6 +363,11 @@ async def lock_groups(tx: Transaction, ids: Iterable[UUID]) -> tuple[dict[UUID, 
     return groups, (await tx.execute(_COUNT_GROUPS, params)).scalar_one() > len(groups)
 
 
+async def awaited_groups(tx: Transaction, ids: Iterable[UUID]) -> set[UUID]:
+    """Return those of these groups that tasks wait for."""
+    return set((await tx.execute(_AWAITED_GROUPS, {"all_id": padded(sorted(set(ids)))})).scalars())
+
+
 async def seqs(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, int]:
     """Return the numbers of these tasks."""
     numbers: dict[UUID, int] = {}
@@ -386,6 +421,19 @@ async def add_waves(tx: Transaction, sources: Iterable[int]) -> None:
 async def has_waves(tx: Transaction) -> bool:
     """Return whether ends are yet to be handled."""
     return (await tx.execute(_ANY_WAVE)).first() is not None
+
+
+async def unrecorded(
+    tx: Transaction, after: tuple[int, int], limit: int
+) -> tuple[set[int], tuple[int, int] | None]:
+    """Return predecessors that have ended, although tasks wait for them, among `limit` edges behind one.
+
+    Return also where to continue: None at the end. Call it while there are no waves.
+    """
+    params = {"source": after[0], "task_seq": after[1], "limit": limit}
+    rows = (await tx.execute(_UNRECORDED, params)).all()
+    last = (rows[-1].source, rows[-1].task_seq) if len(rows) == limit else None
+    return {row.source for row in rows if row.has_ended}, last
 
 
 async def take_waves(tx: Transaction, limit: int, only: int | None = None) -> list[WaveRow]:

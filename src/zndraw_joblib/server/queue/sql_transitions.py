@@ -25,7 +25,7 @@ from zndraw_joblib.server.db.bulk import among, arrays, by_column, json_rows, pa
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.room_events import is_watched
-from zndraw_joblib.server.db.statements import TEXT, as_sql, one_row, statement
+from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, as_sql, one_row, statement
 from zndraw_joblib.server.db.tables import Task
 from zndraw_joblib.server.process.ports import job_key, queue_name
 from zndraw_joblib.server.queue import (
@@ -267,12 +267,17 @@ _ATTEMPT_COLUMNS = (
 _ADD_ATTEMPT = statement(f"INSERT INTO joblib_attempt {one_row(_ATTEMPT_COLUMNS)}")
 _LOCK_ENDED = statement(
     f"""
-SELECT seq, room_id, job_id, status, tags IS NOT NULL AS has_tags FROM joblib_task
+SELECT seq, room_id, job_id, status, tags IS NOT NULL AS has_tags, linked FROM joblib_task
 WHERE seq = ANY (:all_seq) AND completed_at < :at AND {as_sql(of_status(TERMINAL))}
     AND (group_id IS NULL OR NOT {sql_groups.IS_NEEDED}) AND NOT ({IS_NEEDED_BY_SUCCESSOR})
 FOR UPDATE SKIP LOCKED
 """,
-    *("seq", "room_id", "job_id", "status", "has_tags"),
+    *("seq", "room_id", "job_id", "status", "has_tags", "linked"),
+    linked=BOOLEAN,
+)
+# After a wait for the lock of a submit, the statement above has not seen the edge that this has added.
+_NEEDED = statement(
+    f"SELECT seq FROM joblib_task WHERE seq = ANY (:all_seq) AND {IS_NEEDED_BY_SUCCESSOR}", "seq"
 )
 _REMOVE_ATTEMPTS = statement("DELETE FROM joblib_attempt WHERE task_seq = ANY (:all_task_seq)")
 _REMOVE = statement("DELETE FROM joblib_task WHERE seq = ANY (:all_seq)")
@@ -552,6 +557,14 @@ def _count_changes(moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> dic
     return changes
 
 
+async def _lock_ended(tx: Transaction, params: dict[str, Any]) -> list[Any]:
+    """Lock the tasks that may be deleted, and return their rows."""
+    rows = (await tx.execute(_LOCK_ENDED, params)).all()
+    linked = [row.seq for row in rows if row.linked]
+    needed = set((await tx.execute(_NEEDED, {"all_seq": padded(linked)})).scalars()) if linked else set()
+    return [row for row in rows if row.seq not in needed]
+
+
 async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -> int:
     """Delete those of these tasks that ended before a time, with all that belongs to them. Return how many.
 
@@ -564,7 +577,7 @@ async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -
     deleted, changes = 0, CountChanges()
     for start in range(0, len(seqs), CHUNK):
         params = {"all_seq": padded(seqs[start : start + CHUNK]), "at": before}
-        rows = (await tx.execute(_LOCK_ENDED, params)).all()
+        rows = await _lock_ended(tx, params)
         if not rows:
             continue
         chunk = [row.seq for row in rows]

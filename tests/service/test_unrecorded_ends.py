@@ -1,0 +1,124 @@
+"""Tasks that wait for others: no cycles, and nothing is deleted or forgotten that a new one waits for."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from databases import on_both, on_postgresql
+from replica import SUBMITTER, OpenReplica, Replica
+from sqlalchemy import delete, func, select, text
+
+from service.test_successors import batch, end, handle
+from zndraw_joblib.server.background.successors import Successors
+from zndraw_joblib.server.db.statements import statement
+from zndraw_joblib.server.db.tables import Edge, Group, Task, Wave
+from zndraw_joblib.server.queue import rules_groups, sql_groups, sql_transitions
+from zndraw_joblib.server.queue.rules_groups import GroupToMake
+from zndraw_joblib.wire.groups import NewGroup
+from zndraw_joblib.wire.problems import InvalidRequest
+
+LATER = datetime.now(UTC) + timedelta(days=3650)
+
+
+async def make_group(replica: Replica) -> UUID:
+    """Create an open group."""
+    group = await replica.runtime.write(rules_groups.create, GroupToMake(SUBMITTER, "lab", NewGroup()))
+    return group.id
+
+
+@on_both
+async def test_no_task_waits_for_itself(replica: Replica) -> None:
+    """A group waits for its tasks, so what its tasks wait for must not wait for the group."""
+    job = await replica.register()
+    one, two = await make_group(replica), await make_group(replica)
+    first = await replica.submit(job)
+    after_one = await replica.submit(job, after={"groups": [one]})
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("seal it before", {"group": one, "after": {"groups": [one]}}),
+        ("seal it before", {"group": two, "after": {"groups": [one]}}),
+        ("tasks wait for group", {"group": one, "after": {"tasks": [after_one.id]}}),
+        ("tasks wait for group", {"group": one, "after": {"tasks": [first.id]}}),
+    ]
+    for message, options in refused:
+        with pytest.raises(InvalidRequest, match=message):
+            await replica.submit(job, **options)
+    with pytest.raises(InvalidRequest, match="tasks wait for group"):
+        await batch(replica, job, {"after": {"groups": [two]}}, {"group": two, "after": {"tasks": [0]}})
+    await replica.submit(job, group=one)  # one that waits for nothing may join
+    await replica.runtime.write(rules_groups.seal, one)
+    waiting = await replica.submit(job, group=two, after={"groups": [one]})
+    await replica.runtime.write(rules_groups.seal, two)
+    for _ in range(4):
+        await end(replica, job)
+    assert (await replica.get(waiting.id)).status == "completed"
+    assert await replica.rows(Group.__table__, Group.__table__.c.ended_at.is_(None)) == []
+
+
+@on_both
+async def test_ends_that_no_transaction_recorded_are_found(replica: Replica) -> None:
+    """A server of an older version writes an end without a wave."""
+    job = await replica.register()
+    group = await make_group(replica)
+    first, open_one = await replica.submit(job), await replica.submit(job, group=group)
+    task = await replica.submit(job, after={"tasks": [first.id]})
+    after_group = await replica.submit(job, after={"groups": [group]})
+    await replica.runtime.write(rules_groups.seal, group)
+    servers = Successors(replica.runtime)
+    assert await servers.add_unrecorded() == 0
+    for each in (first, open_one):
+        await replica.report(each.id, "cancelled", by=SUBMITTER)
+    await replica.execute(delete(Wave))
+    assert await servers.add_unrecorded() == 2
+    await handle(replica)
+    ends = [await replica.get(each.id) for each in (task, after_group)]
+    assert [each.error_code for each in ends] == ["predecessor-failed"] * 2
+    assert await servers.add_unrecorded() == 0
+
+
+@on_postgresql
+async def test_a_task_is_kept_that_a_submit_names_while_it_is_to_be_deleted(
+    open_replica: OpenReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statement that locks old tasks has its snapshot when the submit commits."""
+    server, pruner = open_replica(), open_replica()
+    job = await server.register()
+    old = await server.submit(job)
+    await end(server, job, {"x": 1})
+    [row] = await server.rows(Task.__table__)
+    # The statement waits for this lock after it has taken its snapshot, before it locks a row.
+    source = sql_transitions._LOCK_ENDED.element.source
+    waiting = source.replace("WHERE", "WHERE pg_advisory_xact_lock_shared(7) IS NOT NULL AND", 1)
+    names = ("seq", "room_id", "job_id", "status", "has_tags", "linked")
+    monkeypatch.setattr(sql_transitions, "_LOCK_ENDED", statement(waiting, *names))
+    async with server.engine.connect() as connection:
+        await connection.execute(select(func.pg_advisory_lock(7)))
+        pruning = asyncio.create_task(pruner.runtime.write(sql_transitions.delete_ended, [row.seq], LATER))
+        async with asyncio.timeout(30):
+            while not (await connection.execute(text("SELECT 1 FROM pg_locks WHERE NOT granted"))).all():  # noqa: ASYNC110 - PostgreSQL
+                await asyncio.sleep(0.01)
+        task = await server.submit(job, after={"tasks": [old.id]})
+        await connection.execute(select(func.pg_advisory_unlock(7)))
+    assert await pruning == 0
+    await handle(server)
+    assert (await server.get(task.id)).status == "pending"
+    assert [edge.is_open for edge in await server.rows(Edge.__table__)] == [False]
+
+
+@on_postgresql
+async def test_a_group_is_kept_that_a_submit_has_locked(open_replica: OpenReplica) -> None:
+    """It is deleted by a later call, unless a task waits for it."""
+    server = open_replica()
+    await server.register()
+    group = await make_group(server)
+    await server.runtime.write(rules_groups.seal, group)
+
+    async def prune() -> int:
+        number, _ = await server.runtime.write(sql_groups.prune, LATER, 0, 10)
+        return number
+
+    async with server.engine.begin() as connection:
+        await connection.execute(select(Group.__table__.c.id).with_for_update(read=True))
+        assert await prune() == 0
+    assert await prune() == 1
