@@ -44,7 +44,7 @@ from zndraw_joblib.wire.successors import (
 
 # One transaction handles at most so many tasks, so many of them with results in their payloads, and so many
 # ends. It begins no further step after so many seconds.
-MAX_TASKS, _MAX_FILLED, _MAX_WAVES, _MAX_SECONDS = 500, 20, 100, 0.2
+MAX_TASKS, _MAX_FILLED, _MAX_WAVES, _MAX_SECONDS = 100, 20, 100, 0.1
 # Results in one payload have at most so many bytes as JSON; further ones are handed over as references.
 _MAX_FILLED_BYTES = MAX_JSON_BYTES // 2
 _MAX_REASONS, _MAX_ERROR_BYTES = 3, 2000
