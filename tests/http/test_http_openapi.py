@@ -271,6 +271,7 @@ ALSO = {
     ("get", "/tasks/counts"): {"room", *_LINKS},
     ("get", "/tasks/tags"): {"room", "prefix"},
     ("get", "/rooms/{room_id}/tasks"): _LINKS,
+    ("get", "/rooms/{room_id}/jobs/{name}/tasks"): {"tag"},
     ("get", "/tasks/failures"): _FILTER,
     ("get", "/ids"): {"prefix", "room"},
     ("get", "/audit"): _CURSOR | {"room", "actor", "action"},
