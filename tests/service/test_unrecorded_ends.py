@@ -1,7 +1,9 @@
 """Tasks that wait for others: no cycles, and nothing is deleted or forgotten that a new one waits for."""
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -12,12 +14,22 @@ from sqlalchemy import delete, func, select, text
 
 from service.test_successors import batch, end, handle
 from zndraw_joblib.server.background.successors import Successors
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.db.errors import RepeatTransaction
 from zndraw_joblib.server.db.statements import statement
-from zndraw_joblib.server.db.tables import Edge, Group, Task, Wave
-from zndraw_joblib.server.queue import rules_groups, sql_groups, sql_transitions
+from zndraw_joblib.server.db.tables import Edge, Group, Task, TaskResult, Wave
+from zndraw_joblib.server.queue import (
+    rules_ends,
+    rules_groups,
+    rules_results,
+    rules_task_actions,
+    sql_groups,
+    sql_transitions,
+)
 from zndraw_joblib.server.queue.rules_groups import GroupToMake
 from zndraw_joblib.wire.groups import NewGroup
-from zndraw_joblib.wire.problems import InvalidRequest
+from zndraw_joblib.wire.problems import Conflict, InvalidRequest
+from zndraw_joblib.wire.statuses import TaskStatus
 
 LATER = datetime.now(UTC) + timedelta(days=3650)
 
@@ -75,6 +87,70 @@ async def test_ends_that_no_transaction_recorded_are_found(replica: Replica) -> 
     ends = [await replica.get(each.id) for each in (task, after_group)]
     assert [each.error_code for each in ends] == ["predecessor-failed"] * 2
     assert await servers.add_unrecorded() == 0
+
+
+@on_postgresql
+async def test_a_retry_beside_the_end_of_the_predecessor_is_not_lost(open_replica: OpenReplica) -> None:
+    """The end looks for tasks that wait before the retry commits, and commits after it."""
+    server, other = open_replica(), open_replica()
+    job = await server.register()
+    first = await server.submit(job)
+    task = await server.submit(job, after={"tasks": [first.id]})
+    await end(server, job, status="failed")
+    await server.act(rules_task_actions.retry, first.id)
+    await server.start(job.worker_id)
+    settled, commits = asyncio.Event(), asyncio.Event()
+
+    async def settle(tx: Transaction, ended: Mapping[int, TaskStatus]) -> None:
+        await rules_ends.settle(tx, ended)
+        settled.set()
+        await commits.wait()
+
+    other.runtime.database.settle = settle
+    ending = asyncio.create_task(other.report(first.id, "completed"))
+    await settled.wait()
+    # It is repeated while the end has not committed, and refused in the end.
+    with pytest.raises(RepeatTransaction):
+        await server.act(rules_task_actions.retry, task.id)
+    await Successors(server.runtime).handle_all()
+    commits.set()
+    await ending
+    await server.act(rules_task_actions.retry, task.id)
+    await handle(server)
+    assert not (await server.get(task.id)).waits
+
+
+@on_both
+async def test_content_that_a_waiting_task_will_read_is_kept(replica: Replica) -> None:
+    """A stored result outlives its time while a task waits that needs it."""
+    job = await replica.register()
+    first, second = await replica.submit(job), await replica.submit(job)
+    await replica.submit(job, after={"tasks": [first.id, second.id]})
+    await end(replica, job)
+    [row] = await replica.rows(Task.__table__, Task.__table__.c.id == first.id)
+    content = {"attempt": 1, "content_key": "k", "size": 1, "content_type": "text/plain", "etag": "e"}
+    late = datetime.now(UTC) - timedelta(days=1)
+    await replica.add(TaskResult.__table__, [{"task_seq": row.seq, "expires_at": late, **content}])
+    needed = await replica.runtime.database.read(rules_results.needed_content)
+    assert len(needed) == 1
+    await replica.runtime.write(rules_results.postpone, needed)
+    assert await replica.runtime.database.read(rules_results.needed_content) == []
+    assert await replica.runtime.database.read(rules_results.expired_content) == []
+
+
+@on_both
+async def test_run_now_leaves_a_task_whose_payload_does_not_fit(replica: Replica) -> None:
+    """It ends no task; without validation such a payload runs, as it does after the predecessors."""
+    job = await replica.register(schema={"properties": {"x": {"type": "integer"}}})
+    first, second = await replica.submit(job), await replica.submit(job)
+    payload = {"x": {"$result": {"task": str(first.id)}}}
+    task = await replica.submit(job, payload, after={"tasks": [first.id, second.id]})
+    await end(replica, job, "text")
+    with pytest.raises(Conflict, match=r"payload/x: .*; cancel it"):
+        await replica.act(rules_task_actions.run_now, task.id)
+    assert (await replica.get(task.id)).waits
+    await replica.act(partial(rules_task_actions.run_now, validate=False), task.id)
+    assert (await replica.get(task.id)).payload == {"x": "text"}
 
 
 @on_postgresql

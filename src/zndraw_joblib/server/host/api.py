@@ -368,10 +368,11 @@ class HostApi(GroupApi):
     ) -> TaskResponse:
         """Put a task into its queue before its `run_at` or the end of a pause between attempts. Return it.
 
-        Raises `TaskNotFound`, `InvalidTaskTransition` for a task that is not pending, and `Forbidden`
-        unless `identity` is its submitter or a superuser.
+        Raises `TaskNotFound`, `InvalidTaskTransition` for a task that is not pending, `Forbidden` unless
+        `identity` is its submitter or a superuser, and `Conflict` for one that waits for a result.
         """
-        work, caller = rules_task_actions.run_now, identity_of(identity)
+        validate, caller = self.runtime.settings.validate_payload, identity_of(identity)
+        work = partial(rules_task_actions.run_now, validate=validate)
         if session is None:
             return await self.runtime.write(work, caller, _id(task_id), TaskActionRequest())
         return await self._write(session, work, caller, _id(task_id), TaskActionRequest())

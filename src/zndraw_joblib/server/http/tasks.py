@@ -365,7 +365,8 @@ async def run_task_now(
     for a submit, or a superuser may do so.
     """
     await _check_may_resubmit(request, queue, caller, task_id)
-    return await _act(queue.runtime, caller, task_id, body, key, rules_task_actions.run_now)
+    work = partial(rules_task_actions.run_now, validate=queue.runtime.settings.validate_payload)
+    return await _act(queue.runtime, caller, task_id, body, key, work)
 
 
 async def _check_may_resubmit(request: Request, queue: QueueState, caller: Identity, task_id: UUID) -> None:

@@ -38,6 +38,8 @@ STEP_BYTES = 1024 * 1024
 # An upload whose server has ended is deleted after this time; one that is under way extends it.
 LEASE = timedelta(minutes=10)
 _PER_BATCH = 64
+# Content that a task still needs, and that expires so soon, is kept so much longer.
+_SOON, _POSTPONED = timedelta(hours=1), timedelta(days=1)
 
 
 class Upload(NamedTuple):
@@ -158,6 +160,17 @@ async def checked(tx: Transaction, results: list[Unconfirmed]) -> Pruned:
     """Keep the results of attempts that have completed or run; take away the others."""
     await sql_results.checked(tx, results)
     return Pruned(0, len(results) == _PER_BATCH)
+
+
+async def needed_content(tx: Transaction) -> list[int]:
+    """Return a batch of content that expires soon and that tasks which wait for others will need."""
+    return await sql_results.needed(tx, await tx.now() + _SOON, _PER_BATCH)
+
+
+async def postpone(tx: Transaction, numbers: list[int]) -> Pruned:
+    """Keep content that is needed for another day."""
+    await sql_results.postpone(tx, numbers, await tx.now() + _POSTPONED)
+    return Pruned(0, may_be_more=True)
 
 
 async def expired_content(tx: Transaction) -> list[Deletable]:

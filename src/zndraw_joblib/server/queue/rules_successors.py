@@ -235,10 +235,13 @@ async def cancel_waiting(tx: Transaction, seq: int) -> None:
 async def wait_again(tx: Transaction, retried: Sequence[TaskRecord]) -> list[TaskRecord]:
     """Return tasks that are retried; those that never were released wait for their predecessors again.
 
-    What their predecessors have done meanwhile is looked at soon.
+    What their predecessors have done meanwhile is looked at soon. One that ends at the same time sees that
+    they are waited for again, or has ended before. Raises `RepeatTransaction` if one is being changed.
     """
     linked = await sql_successors.unreleased(tx, [task.seq for task in retried])
     if linked:
+        if not tx.is_sqlite and not await sql_successors.lock_sources(tx, linked):
+            raise RepeatTransaction("A task or group that another is to wait for again is being changed")
         await sql_successors.reopen(tx, linked)
     return [task.changed(run_at=WAITING) if task.seq in linked else task for task in retried]
 

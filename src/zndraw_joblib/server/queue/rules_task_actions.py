@@ -41,6 +41,8 @@ _RETRIABLE = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
 class _Kind(NamedTuple):
     name: str
     allowed: frozenset[Role]
+    # Whether a payload that gets results is validated.
+    validate: bool = True
 
 
 _RELEASE = _Kind("task.release", frozenset({Role.WORKER, Role.SUPERUSER}))
@@ -91,15 +93,19 @@ async def retry(tx: Transaction, caller: Identity, task_id: UUID, action: TaskAc
 
 
 async def run_now(
-    tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest
+    tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest, *, validate: bool = True
 ) -> TaskResponse:
-    """Put a scheduled task into its queue, for its submitter or a superuser; a queued one stays there."""
+    """Put a scheduled task into its queue, for its submitter or a superuser; a queued one stays there.
+
+    A task that waits for others waits no longer. With `validate` its payload with their results must match
+    the schema. Raises `Conflict` if a result does not exist or does not fit.
+    """
 
     def decide(task: TaskRecord, _: TaskActionRequest, now: datetime) -> TaskRecord:
         _check_status(task, frozenset({TaskStatus.PENDING}), "run now")
         return rules_transitions.due(task) if task.is_scheduled else task
 
-    return await _apply(tx, caller, task_id, action, _RUN_NOW, decide)
+    return await _apply(tx, caller, task_id, action, _RUN_NOW._replace(validate=validate), decide)
 
 
 async def fail(tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest) -> TaskResponse:
@@ -120,7 +126,7 @@ async def _apply(
     rules_transitions.check_fence(task, action)
     after = decide(task, action, await tx.now())
     if task.is_waiting and after.is_queued:
-        after = await rules_waves.release_by_hand(tx, task)
+        after = await rules_waves.release_by_hand(tx, task, validate=kind.validate)
     elif task.status in TERMINAL and after.is_queued:
         [after] = await rules_successors.wait_again(tx, [after])
     if after is not task:

@@ -291,23 +291,26 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> None:
     await rules_jobs.record_unserved(tx, sorted({task.job_id for task in ended}))
 
 
-async def release_by_hand(tx: Transaction, task: TaskRecord) -> TaskRecord:
-    """Return a task that waits, and is locked, in its queue; if a result does not fit, it has failed.
+async def release_by_hand(tx: Transaction, task: TaskRecord, *, validate: bool) -> TaskRecord:
+    """Return a task that waits, and is locked, in its queue. It validates the payload if `validate`.
 
-    Raises `Conflict` if its payload needs the result of a predecessor that has not completed.
+    Raises `Conflict` if its payload needs the result of a predecessor that has not completed, or one that
+    does not fit.
     """
     now, after = await tx.now(), rules_transitions.due(task)
     successor = (await sql_successors.unreleased(tx, [task.seq])).get(task.seq)
     if successor is not None and successor.fills:
-        filled = (await _Fills(tx, _RULES, now).fill([task], by_hand=True))[task.seq]
+        rules = Rules(validate=validate)
+        filled = (await _Fills(tx, rules, now).fill([task], by_hand=True))[task.seq]
         if filled is None:
             raise Conflict(
                 "The check of its payload against the schema of its job takes too long to run it by hand; "
                 "wait until its predecessors have ended"
             )
+        if filled.status is not TaskStatus.PENDING:
+            raise Conflict(f"{filled.error}; cancel it, and submit a task with another payload")
         after = _released(filled, None, now)
-    if after.status is TaskStatus.PENDING:
-        await sql_successors.record_released(tx, [task.seq])
+    await sql_successors.record_released(tx, [task.seq])
     return after
 
 

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.server.db.bulk import padded
+from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BIG_INTEGER, INTEGER, TEXT, Type, statement
-from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
+from zndraw_joblib.server.queue.sql_task_rows import IS_NEEDED_BY_SUCCESSOR, TaskRecord
 from zndraw_joblib.wire.progress import StoredResult
 from zndraw_joblib.wire.statuses import HELD, TaskStatus
 
@@ -215,6 +216,23 @@ ORDER BY expires_at LIMIT :limit
 """,
     *Deletable._fields,
 )
+# Content that expires soon and that a task which waits will need.
+_NEEDED = statement(
+    f"""
+SELECT joblib_task_result.n FROM joblib_task_result JOIN joblib_task ON joblib_task.seq = task_seq
+WHERE content_key IS NOT NULL AND joblib_task_result.expires_at <= :soon AND {IS_NEEDED_BY_SUCCESSOR}
+ORDER BY joblib_task_result.expires_at LIMIT :limit
+""",
+    "n",
+    soon=UtcDateTime(),
+)
+_POSTPONE = statement(
+    """
+UPDATE joblib_task_result SET expires_at = :later
+WHERE n = ANY (:all_n) AND task_seq IS NOT NULL AND content_key IS NOT NULL
+""",
+    later=UtcDateTime(),
+)
 _LOCK_CONTENT = statement(
     """
 SELECT n, size, user_id FROM joblib_task_result WHERE n = ANY (:all_n) AND content_key IS NOT NULL
@@ -343,6 +361,16 @@ async def expired(tx: Transaction, limit: int) -> list[Deletable]:
     """Return content that is to be deleted, the oldest first."""
     rows = await tx.execute(_EXPIRED, {"now": await tx.now(), "limit": limit})
     return [Deletable(*row) for row in rows]
+
+
+async def needed(tx: Transaction, soon: datetime, limit: int) -> list[int]:
+    """Return content that expires by a time although a task that waits will need it, the oldest first."""
+    return list((await tx.execute(_NEEDED, {"soon": soon, "limit": limit})).scalars())
+
+
+async def postpone(tx: Transaction, numbers: Sequence[int], later: datetime) -> None:
+    """Keep content until a later time."""
+    await tx.execute(_POSTPONE, {"all_n": padded(numbers), "later": later})
 
 
 async def forget(tx: Transaction, numbers: Sequence[int]) -> None:

@@ -182,6 +182,17 @@ RETURNING n
 """,
     "n",
 )
+_SOURCES = statement(
+    "SELECT DISTINCT source FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) ORDER BY source", "source"
+)
+_LOCK_SOURCES = [
+    statement("SELECT seq FROM joblib_task WHERE seq = ANY (:all_n) FOR NO KEY UPDATE SKIP LOCKED", "seq"),
+    statement("SELECT n FROM joblib_group WHERE n = ANY (:all_n) FOR SHARE SKIP LOCKED", "n"),
+]
+_COUNT_SOURCES = [
+    statement("SELECT count(*) FROM joblib_task WHERE seq = ANY (:all_n)", "number"),
+    statement("SELECT count(*) FROM joblib_group WHERE n = ANY (:all_n)", "number"),
+]
 _ADD_WAVE = statement("INSERT INTO joblib_wave (source, cancels) VALUES (:source, false)", source=BIG_INTEGER)
 _TAKE = statement(
     """
@@ -533,8 +544,25 @@ async def unreleased(tx: Transaction, seqs: Collection[int]) -> dict[int, NewSuc
     return found
 
 
+async def lock_sources(tx: Transaction, seqs: Collection[int]) -> bool:
+    """Lock the predecessors of tasks: until the commit none of them ends. Return whether it got all locks."""
+    rows = await tx.execute(_SOURCES, {"all_task_seq": padded(sorted(seqs))})
+    sources = list(rows.scalars())
+    both = [source for source in sources if source > 0], [-source for source in sources if source < 0]
+    for numbers, lock, count in zip(both, _LOCK_SOURCES, _COUNT_SOURCES, strict=True):
+        for start in range(0, len(numbers), CHUNK):
+            params = {"all_n": padded(numbers[start : start + CHUNK])}
+            locked = len((await tx.execute(lock, params)).all())
+            if locked < (await tx.execute(count, params)).scalar_one():
+                return False
+    return True
+
+
 async def reopen(tx: Transaction, seqs: Collection[int]) -> None:
-    """Let tasks wait for their predecessors again, and let those that ended be looked at."""
+    """Let tasks wait for their predecessors again, and let those that ended be looked at.
+
+    The predecessors are locked.
+    """
     rows = await tx.execute(_REOPEN, {"all_task_seq": padded(sorted(seqs))})
     await add_waves(tx, rows.scalars())
 

@@ -276,6 +276,10 @@ class TaskResults:
         rest = Pruned(0, may_be_more=False)
         if unconfirmed:
             rest = await self._runtime.write(rules_results.checked, unconfirmed)
+        needed: list[int] = await self._runtime.database.read(rules_results.needed_content)
+        if needed:
+            postponed: Pruned = await self._runtime.write(rules_results.postpone, needed)
+            return Pruned(rest.deleted, postponed.may_be_more)
         expired: list[Deletable] = await self._runtime.database.read(rules_results.expired_content)
         pruned = await self._delete(expired)
         return Pruned(pruned.deleted, pruned.may_be_more or rest.may_be_more)
