@@ -16,6 +16,7 @@ from chaos.checker import check
 from chaos.database import Database, temporary_database
 from chaos.environment import open_environment
 from chaos.faults import FaultInjector
+from chaos.graphs import GraphLoad
 from chaos.groups import GroupLoad, settings_for
 from chaos.measures import Outcome, format_outcomes
 from chaos.receiver import receiving
@@ -104,10 +105,10 @@ async def run(database: Database, folder: Path, options: argparse.Namespace) -> 
         receiving() as receiver,
         open_environment(database, folder, **settings_for(receiver)) as environment,
     ):
-        groups = GroupLoad(environment, receiver)
+        groups, graphs = GroupLoad(environment, receiver), GraphLoad(environment)
         injector = FaultInjector(environment, random.Random(options.seed))
         faults = injector.run(options.seconds, options.pause)
-        return await run_workload(environment, workload, injector, faults, groups)
+        return await run_workload(environment, workload, injector, faults, groups, graphs)
 
 
 def _summarize(record: RunRecord) -> str:
@@ -117,7 +118,8 @@ def _summarize(record: RunRecord) -> str:
     return (
         f"{len(record.submissions)} submissions: {accepted} accepted, the others without a response; "
         f"{len(record.tasks)} tasks: {ended}; {len(record.lost_attempts)} attempts of removed workers; "
-        f"{len(record.groups)} groups, {len(record.arrivals)} deliveries"
+        f"{len(record.groups)} groups, {len(record.arrivals)} deliveries; "
+        f"{sum(len(graph.steps) for graph in record.graphs)} tasks of {len(record.graphs)} chains and fans"
     )
 
 

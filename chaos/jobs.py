@@ -67,6 +67,20 @@ class Summary(_ChaosExtension):
     results: list[Any] = Field(default_factory=list)
 
 
+class Step(_ChaosExtension):
+    """A task that may wait for others, and get their `results`.
+
+    It fails while there is no file `success_file`, if it has the name of one.
+    """
+
+    results: list[Any] = Field(default_factory=list)
+    success_file: str = ""
+
+
+class Part(Step):
+    """A step that is deleted as soon as nothing needs it."""
+
+
 class Internal(_ChaosExtension):
     """Retried, run by the processes of the server's side."""
 
@@ -107,4 +121,10 @@ GROUP_ROOM = "groups"
 MEMBER = Job(Member, GROUP_ROOM, {**RETRY_POLICY, "keep": {"completed": 1}})
 SUMMARY = Job(Summary, GROUP_ROOM, RETRY_POLICY)
 GROUPED = (MEMBER, SUMMARY)
+# An error is not retried, so a step that is to fail does so at once.
+STEP_ROOM = "steps"
+_STEP_POLICY = {**RETRY_POLICY, "retry_on": ["worker_lost", "timeout"]}
+STEP = Job(Step, STEP_ROOM, _STEP_POLICY)
+PART = Job(Part, STEP_ROOM, {**_STEP_POLICY, "keep": {"completed": 1}})
+STEPS = (STEP, PART)
 ROOMS = ("lab-1", "lab-2", "lab-3", "lab-4")

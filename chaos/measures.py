@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import nan
 
 from chaos.checker import check
+from chaos.graph_rules import GRAPH_RULES
 from chaos.group_rules import GROUP_RULES
 from chaos.records import Fault, RunRecord, Submission
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -18,6 +19,7 @@ HEADER = (
     "lost",
     "completed twice",
     "groups",
+    "steps",
     "deliveries",
     "healthy part",
     "longest time without progress (s)",
@@ -40,18 +42,19 @@ class Outcome:
     notes: Sequence[str] = ()
     wrong_counts: Sequence[str] = ()
     groups: int = 0
+    steps: int = 0
     deliveries: int = 0
     violations: Sequence[str] = ()
 
     @property
     def is_failure(self) -> bool:
-        """Whether a guarantee of tasks, counts or groups was violated, or the fault has no recovery."""
+        """Whether a guarantee was violated, or the affected part did not recover."""
         is_violated = self.lost or self.doubled or self.wrong_counts or self.violations
         return bool(is_violated) or self.recovery is None
 
     @property
     def all_notes(self) -> list[str]:
-        """The notes, and one for each wrong count and each violated guarantee of groups."""
+        """The notes, and one for each wrong count and each violated guarantee of groups and steps."""
         counts = [f"add to the counts of a {text}" for text in self.wrong_counts]
         return [*self.notes, *counts, *self.violations]
 
@@ -65,6 +68,7 @@ class Outcome:
             self.database,
             *counts,
             str(self.groups),
+            str(self.steps),
             str(self.deliveries),
             self.healthy or "none",
             f"{self.longest_gap:.1f}",
@@ -168,8 +172,9 @@ def measure(database: str, record: RunRecord, measured: Measured, notes: Sequenc
         notes,
         record.wrong_counts,
         sum(group.id is not None for group in record.groups),
+        sum(len(graph.steps) for graph in record.graphs),
         len(record.arrivals),
-        [str(violation) for violation in check(record, GROUP_RULES)],
+        [str(violation) for violation in check(record, [*GROUP_RULES, *GRAPH_RULES])],
     )
 
 

@@ -14,6 +14,7 @@ from zndraw_joblib.wire.history import TaskHistory
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.statuses import TERMINAL
+from zndraw_joblib.wire.successors import OnFailure
 
 WORKER_LOST = "worker-lost"
 
@@ -143,6 +144,34 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A task of a graph. It waits for the tasks `after`, and gets the results of `fills`.
+
+    `fails` says that its job fails, `is_kept` that retention does not delete it.
+    """
+
+    id: str
+    after: Sequence[str] = ()
+    fills: Sequence[str] = ()
+    fails: bool = False
+    is_kept: bool = True
+
+
+@dataclass(slots=True)
+class GraphRecord:
+    """A chain or a fan of the load: its accepted tasks, each after its predecessors.
+
+    `refusal` is the response to a submit that was refused for good.
+    """
+
+    number: int
+    on_failure: OnFailure
+    steps: list[StepRecord] = field(default_factory=list)
+    success_file: str = ""
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Arrival:
     """A delivery that the receiver accepted: of a task or a group, whose id is `subject`."""
 
@@ -167,7 +196,8 @@ class LostAttempt:
 class RunRecord:
     """Everything that the checker reads. All times are seconds of the clock of this machine.
 
-    `wrong_counts` describes kept counts that differ from the tasks in the database.
+    `wrong_counts` describes kept counts that differ from the tasks in the database. `steps` are the tasks of
+    `graphs` that are kept, and `waves` counts the ends of predecessors that were not handled.
     """
 
     submissions: list[Submission]
@@ -177,6 +207,9 @@ class RunRecord:
     faults: list[Fault] = field(default_factory=list)
     groups: list[GroupRecord] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
+    graphs: list[GraphRecord] = field(default_factory=list)
+    steps: dict[str, TaskResponse] = field(default_factory=dict)
+    waves: int = 0
     histories: dict[str, TaskHistory] = field(default_factory=dict)
     policies: dict[str, JobPolicy] = field(default_factory=dict)
     ordered_jobs: frozenset[str] = frozenset()

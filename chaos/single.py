@@ -46,6 +46,7 @@ async def _run(scenario: Scenario, database: str, folder: Path) -> Outcome:
     async with open_stage(database, folder, scenario.parts_on(database)) as stage:
         assert stage.load is not None
         assert stage.groups is not None
+        assert stage.graphs is not None
         await _warm_up(stage)
         stage.groups.receiver.is_flaky = True
         fault = Fault(scenario.name, time.time())
@@ -53,9 +54,10 @@ async def _run(scenario: Scenario, database: str, folder: Path) -> Outcome:
         fault.ended_at = time.time()
         await asyncio.sleep(_SETTLE_SECONDS)
         load_ended_at = time.time()
-        await asyncio.gather(stage.load.stop(_END_SECONDS), stage.groups.stop(_END_SECONDS))
-        await stage.groups.recover(_END_SECONDS)
-        record = await stage.groups.add_to(await _collect(stage))
+        loads = (stage.load, stage.groups, stage.graphs)
+        await asyncio.gather(*[load.stop(_END_SECONDS) for load in loads])
+        await asyncio.gather(stage.groups.recover(_END_SECONDS), stage.graphs.recover(_END_SECONDS))
+        record = await stage.graphs.add_to(await stage.groups.add_to(await _collect(stage)))
         stage.notes += stage.groups.notes
         lanes = [lane.submissions for lane in stage.lanes]
         measured = Measured(

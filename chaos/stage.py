@@ -18,6 +18,7 @@ from chaos import jobs
 from chaos.clock import ShiftedClock
 from chaos.database import Database, FileDatabase, PostgresServer, temporary_database
 from chaos.environment import DEFAULTS, Environment, connect
+from chaos.graphs import GraphLoad
 from chaos.groups import GroupLoad, settings_for
 from chaos.isolation import Blackhole, mount_small_disk, unmount
 from chaos.load import Lane, Load
@@ -59,6 +60,7 @@ class Stage:
     internal: asyncio.subprocess.Process | None = None
     load: Load | None = None
     groups: GroupLoad | None = None
+    graphs: GraphLoad | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -136,7 +138,10 @@ async def _start_load(stack: AsyncExitStack, stage: Stage, parts: Parts, receive
     stack.push_async_callback(stage.load.stop, 0)
     stage.groups = GroupLoad(stage.affected, receiver)
     stack.push_async_callback(stage.groups.stop, 0)
+    stage.graphs = GraphLoad(stage.affected)
+    stack.push_async_callback(stage.graphs.stop, 0)
     await stage.groups.start()
+    await stage.graphs.start()
 
 
 def _settings(parts: Parts) -> dict[str, Any]:
@@ -166,8 +171,9 @@ async def _open_lanes(stack: AsyncExitStack, stage: Stage, parts: Parts, setting
         environment = await stack.enter_async_context(connect(stage.database, server, folder, settings))
         stage.lanes.append(Lane(job, [environment]))
         if index:
-            environment.workers.add(jobs.GROUPED)
-            await environment.wait_for_jobs(jobs.GROUPED)
+            for served in (jobs.GROUPED, jobs.STEPS):
+                environment.workers.add(served)
+                await environment.wait_for_jobs(served)
         if job == jobs.INTERNAL:
             await stage.start_internal_worker()
             stack.push_async_callback(stage.stop_internal_worker)

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from chaos.jobs import Job, Slow, Summary
+from chaos.jobs import Job, Slow, Step, Summary
 from chaos.records import WorkerLog
 from zndraw_joblib import ClaimedTask, JobManager
 from zndraw_joblib.client.connection import Connection
@@ -116,6 +116,8 @@ def run(url: str, token: str, path: Path, jobs: Sequence[Job], concurrency: int)
         fields = {"task_id": task.task_id, "attempt": task.attempt, "worker_id": str(task.worker_id)}
         log.write("started", **fields)
         fails = task.attempt <= task.extension.failures
+        if isinstance(task.extension, Step) and task.extension.success_file:
+            fails = not Path(task.extension.success_file).exists()
         is_overlong = fails and isinstance(task.extension, Slow)
         time.sleep(_OVERLONG_SECONDS if is_overlong else task.extension.seconds)
         while task.extension.release_file and not Path(task.extension.release_file).exists():

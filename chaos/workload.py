@@ -12,6 +12,7 @@ import httpx
 from chaos import jobs
 from chaos.environment import Environment
 from chaos.faults import FaultInjector
+from chaos.graphs import GraphLoad
 from chaos.groups import GroupLoad
 from chaos.records import RunRecord, Submission
 from zndraw_joblib.wire.operations import PREFIX
@@ -44,8 +45,9 @@ async def run_workload(
     injector: FaultInjector,
     faults: Coroutine[Any, Any, None],
     groups: GroupLoad,
+    graphs: GraphLoad,
 ) -> RunRecord:
-    """Submit tasks and groups while `faults` injects faults and the receiver of webhooks is flaky.
+    """Submit tasks, groups and graphs while `faults` injects faults and the receiver of webhooks is flaky.
 
     Wait until all have ended, and return the record.
     """
@@ -55,17 +57,19 @@ async def run_workload(
         environment.workers.add([job for job in jobs.ALL if (job == jobs.ORDERED) != bool(index)])
     for _ in range(_GROUP_WORKERS):
         environment.workers.add(jobs.GROUPED)
-    await environment.wait_for_jobs([*jobs.ALL, *jobs.GROUPED])
+        environment.workers.add(jobs.STEPS)
+    await environment.wait_for_jobs([*jobs.ALL, *jobs.GROUPED, *jobs.STEPS])
     await groups.start()
+    await graphs.start()
     groups.receiver.is_flaky = True
     async with asyncio.TaskGroup() as group:
         group.create_task(submit_all(environment.client, planned, workload.seconds, workload.max_duration))
         group.create_task(faults)
     await injector.finish()
-    await groups.stop(_RECOVERY_SECONDS)
-    await groups.recover(_RECOVERY_SECONDS)
+    await asyncio.gather(groups.stop(_RECOVERY_SECONDS), graphs.stop(_RECOVERY_SECONDS))
+    await asyncio.gather(groups.recover(_RECOVERY_SECONDS), graphs.recover(_RECOVERY_SECONDS))
     await environment.wait_until_ended(planned, _RECOVERY_SECONDS)
-    record = await groups.add_to(await environment.collect(planned))
+    record = await graphs.add_to(await groups.add_to(await environment.collect(planned)))
     await asyncio.to_thread(environment.workers.stop)
     return record
 

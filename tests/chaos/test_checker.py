@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from uuid import UUID
 
 import pytest
@@ -9,7 +10,17 @@ from chaos.checker import RULES, check
 from chaos.database import wrong_counts
 from chaos.group_rules import events_of
 from chaos.receiver import TARGETS
-from chaos.records import Arrival, ExecutionEvent, Fault, GroupRecord, RunRecord, Submission, WorkerRequest
+from chaos.records import (
+    Arrival,
+    ExecutionEvent,
+    Fault,
+    GraphRecord,
+    GroupRecord,
+    RunRecord,
+    StepRecord,
+    Submission,
+    WorkerRequest,
+)
 from sqlalchemy import insert
 
 from zndraw_joblib.server.db import schema
@@ -20,6 +31,7 @@ from zndraw_joblib.wire.history import TaskHistory, Transition
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.policy import JobPolicy
 from zndraw_joblib.wire.statuses import StatusCounts, TaskStatus
+from zndraw_joblib.wire.successors import OnFailure
 
 JOB, WORKER, OTHER_WORKER = "@global:modifiers:Ordered", str(UUID(int=9)), str(UUID(int=8))
 TASKS = [str(UUID(int=number)) for number in range(2)]
@@ -77,6 +89,7 @@ def correct_record() -> RunRecord:
                 result=attempt,
             )
         )
+    add_graphs(record)
     add_a_group(record)
     return record
 
@@ -113,6 +126,111 @@ def add_a_group(record: RunRecord) -> None:
         for number, (event, subject) in enumerate(events_of(group))
     ]
     record.arrivals.append(record.arrivals[0])
+
+
+def add_graphs(record: RunRecord) -> None:
+    """Add a chain of two, whose first task is deleted, and a chain of three, whose first task fails."""
+    parts = [str(UUID(int=number)) for number in (41, 42)]
+    record.graphs = [
+        GraphRecord(
+            0, OnFailure.FAIL, [StepRecord(parts[0], is_kept=False), StepRecord(parts[1], *[parts[:1]] * 2)]
+        )
+    ]
+    failing = [str(UUID(int=number)) for number in (43, 44, 45)]
+    steps = [StepRecord(failing[0], fails=True), *[StepRecord(failing[n], [failing[n - 1]]) for n in (1, 2)]]
+    record.graphs.append(GraphRecord(1, OnFailure.FAIL, steps))
+    for at, task_id in enumerate([*parts, failing[0]], start=60):
+        attempt = {"pid": 7, "task_id": task_id, "attempt": 1, "worker_id": WORKER}
+        status = FAILED if task_id in failing else COMPLETED
+        record.executions += [
+            ExecutionEvent("started", at, **attempt),
+            ExecutionEvent("finished", at + 0.5, **attempt),
+        ]
+        sent_at, answer = at + 0.6, (at + 0.7, 200, status)
+        record.requests.append(WorkerRequest("report", 7, sent_at, WORKER, task_id, 1, status, *answer))
+    payloads = {parts[1]: [{"task_id": parts[0], "attempt": 1}], **{task_id: [] for task_id in failing}}
+    for task_id, results in payloads.items():
+        fields = {"id": UUID(task_id), "payload": {"number": 0, "results": results}}
+        record.steps[task_id] = record.tasks[0].model_copy(update=fields)
+        if task_id in failing:
+            record.steps[task_id].status, record.steps[task_id].error_code = FAILED, "error"
+    for before, task_id in pairwise(failing):
+        task = record.steps[task_id]
+        task.error, task.error_code = f"Task {before}, which …", "predecessor-failed"
+
+
+def leave_a_step_waiting(record: RunRecord) -> None:
+    """Let a task wait for ever."""
+    record.steps[record.graphs[0].steps[1].id].status = PENDING
+
+
+def leave_an_end_unhandled(record: RunRecord) -> None:
+    """Let the end of a predecessor not be handled."""
+    record.waves = 1
+
+
+def delete_a_step(record: RunRecord) -> None:
+    """Delete a task that retention keeps."""
+    del record.steps[record.graphs[1].steps[2].id]
+
+
+def refuse_a_step(record: RunRecord) -> None:
+    """Refuse a submit, because its predecessor does not exist."""
+    record.graphs[1].refusal = "room 'steps' has no task"
+
+
+def start_a_successor_early(record: RunRecord) -> None:
+    """Let a task start while the one that it waits for runs."""
+    after = record.graphs[0].steps[1].id
+    record.executions = [
+        replace(it, at=it.at - 0.9) if it.task_id == after else it for it in record.executions
+    ]
+
+
+def start_a_successor_of_a_running_task(record: RunRecord) -> None:
+    """Let a task start although the one that it waits for has not ended."""
+    _, step, _ = record.graphs[1].steps
+    record.steps[step.after[0]].status = RUNNING
+    run_a_failed_successor(record)
+
+
+def complete_a_successor_twice(record: RunRecord) -> None:
+    """Let two attempts complete a task."""
+    after = record.graphs[0].steps[1].id
+    record.requests += [replace(it, attempt=2) for it in record.requests if it.task_id == after]
+
+
+def start_a_successor_twice(record: RunRecord) -> None:
+    """Let an attempt start on two workers."""
+    after = record.graphs[0].steps[1].id
+    record.executions += [replace(it, pid=8) for it in record.executions if it.task_id == after]
+
+
+def fail_a_successor_without_a_reason(record: RunRecord) -> None:
+    """Let a task fail although what it waited for has completed."""
+    task = record.steps[record.graphs[0].steps[1].id]
+    task.status, task.error_code = FAILED, "predecessor-failed"
+
+
+def lose_a_result(record: RunRecord) -> None:
+    """Let a task not get a result."""
+    record.steps[record.graphs[0].steps[1].id].payload["results"][0] = None
+
+
+def run_a_failed_successor(record: RunRecord) -> None:
+    """Let a task start although the one that it waits for has failed."""
+    step = record.graphs[1].steps[1]
+    record.executions.append(ExecutionEvent("started", 70, 7, step.id, 1, WORKER))
+
+
+def complete_a_failed_successor(record: RunRecord) -> None:
+    """Let a task complete although the one that it waits for has failed."""
+    record.steps[record.graphs[1].steps[1].id].status = COMPLETED
+
+
+def name_no_predecessor(record: RunRecord) -> None:
+    """Let the error of a task not name what has failed."""
+    record.steps[record.graphs[1].steps[1].id].error = "A task has failed"
 
 
 def end_a_group_never(record: RunRecord) -> None:
@@ -286,6 +404,19 @@ VIOLATIONS = [
     (delete_a_needed_task, "retention keeps what is needed"),
     (lose_a_delivery, "each event arrives"),
     (reorder_deliveries, "events arrive in order"),
+    (leave_a_step_waiting, "no step is lost"),
+    (leave_an_end_unhandled, "no step is lost"),
+    (delete_a_step, "no step is lost"),
+    (refuse_a_step, "no step is lost"),
+    (start_a_successor_early, "a successor starts after its predecessors"),
+    (start_a_successor_of_a_running_task, "a successor starts after its predecessors"),
+    (complete_a_successor_twice, "a successor runs once"),
+    (start_a_successor_twice, "a successor runs once"),
+    (fail_a_successor_without_a_reason, "a successor runs once"),
+    (lose_a_result, "a successor runs once"),
+    (run_a_failed_successor, "a failure reaches successors"),
+    (complete_a_failed_successor, "a failure reaches successors"),
+    (name_no_predecessor, "a failure reaches successors"),
 ]
 
 

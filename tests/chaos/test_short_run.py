@@ -9,6 +9,7 @@ from chaos.checker import check
 from chaos.database import FileDatabase
 from chaos.environment import open_environment
 from chaos.faults import FaultInjector
+from chaos.graphs import GraphLoad
 from chaos.groups import GroupLoad, settings_for
 from chaos.receiver import receiving
 from chaos.report import format_table
@@ -32,7 +33,7 @@ async def test_all_guarantees_hold(database_url: str, tmp_path: Path) -> None:
         receiving() as receiver,
         open_environment(FileDatabase(database_url), tmp_path, **settings_for(receiver)) as environment,
     ):
-        groups = GroupLoad(environment, receiver)
+        groups, graphs = GroupLoad(environment, receiver), GraphLoad(environment)
         injector = FaultInjector(environment, random.Random(7))
 
         async def inject() -> None:
@@ -41,8 +42,9 @@ async def test_all_guarantees_hold(database_url: str, tmp_path: Path) -> None:
                 await asyncio.sleep(SECONDS / len(FAULTS) / 2)
 
         workload = Workload(7, TASKS, WORKERS, SECONDS)
-        record = await run_workload(environment, workload, injector, inject(), groups)
+        record = await run_workload(environment, workload, injector, inject(), groups, graphs)
     print(format_table(record))
     assert not check(record)
     assert len(record.tasks) > TASKS / 2
     assert len(record.groups) > SECONDS / 2
+    assert len(record.steps) > SECONDS

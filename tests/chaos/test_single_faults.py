@@ -32,12 +32,12 @@ def test_no_task_is_lost_or_completed_twice(database: str, tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     print(done.stdout, done.stderr)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
-    table = {row[0]: row for row in rows if len(row) == 10 and row[1] == database}
+    table = {row[0]: row for row in rows if len(row) == 11 and row[1] == database}
     assert set(table) == {"kill-worker", "kill-server"}
     for row in table.values():
         assert int(row[2]) > 0
         assert row[3:5] == ["0", "0"], row
-        assert min(map(int, row[5:7])) > 0, row
+        assert min(map(int, row[5:8])) > 0, row
     assert done.returncode == 0
 
 
