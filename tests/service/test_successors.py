@@ -325,37 +325,6 @@ async def test_a_value_that_cannot_be_handled_stops_no_other(replica: Replica) -
     assert (await replica.get(tasks[1].id)).payload == {"x": 1}
 
 
-async def test_a_later_end_that_another_server_handled_is_not_undone(open_replica: OpenReplica) -> None:
-    """A server that has read a failed predecessor, and gets the task late, sees its completion."""
-    one, two = open_replica(), open_replica()
-    job = await one.register()
-    first, second = await one.submit(job), await one.submit(job)
-    holds = await one.submit(job, after={"tasks": [first.id, second.id], "on_failure": "hold"})
-    assert await one.claim(job.worker_id) is not None
-    await report(one, first.id, status="failed")
-    has_read = False
-
-    async def meanwhile(_: Any, statement: Any, __: Any) -> None:
-        nonlocal has_read
-        if not has_read and "joblib_edge.status IS NULL" in str(statement):
-            has_read = True
-            await two.act(rules_task_actions.retry, first.id)
-            assert await two.claim(job.worker_id) is not None
-            assert await two.claim(job.worker_id) is not None
-            await report(two, first.id)
-            await handle_free(two)
-
-    if "postgresql" not in str(one.engine.url):
-        return  # SQLite has one writer
-    one.runtime.database.on_statement = meanwhile
-    await one.runtime.write(rules_waves.handle)
-    one.runtime.database.on_statement = None
-    await handle(one)
-    await report(one, second.id)
-    await handle(one)
-    assert (await one.get(holds.id)).queue_position == 1
-
-
 async def handle_free(replica: Replica) -> None:
     """Handle the ends that no other transaction has locked."""
     while (await replica.runtime.write(rules_waves.handle)).may_be_more:

@@ -1,4 +1,4 @@
-"""Tasks that wait for others: no cycles, and nothing is deleted or forgotten that a new one waits for."""
+"""Tasks that wait for others: no cycles, and no end is deleted, forgotten or undone that one waits for."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from databases import on_both, on_postgresql
 from replica import SUBMITTER, OpenReplica, Replica
 from sqlalchemy import delete, func, select, text
 
-from service.test_successors import batch, end, handle
+from service.test_successors import batch, end, handle, handle_free, report
 from zndraw_joblib.server.background.successors import Successors
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.errors import RepeatTransaction
@@ -23,6 +23,7 @@ from zndraw_joblib.server.queue import (
     rules_groups,
     rules_results,
     rules_task_actions,
+    rules_waves,
     sql_groups,
     sql_transitions,
 )
@@ -198,3 +199,36 @@ async def test_a_group_is_kept_that_a_submit_has_locked(open_replica: OpenReplic
         await connection.execute(select(Group.__table__.c.id).with_for_update(read=True))
         assert await prune() == 0
     assert await prune() == 1
+
+
+@on_postgresql  # SQLite has one writer
+@pytest.mark.parametrize("policy", ["hold", "fail"])
+async def test_a_later_end_that_another_server_handled_is_not_undone(
+    open_replica: OpenReplica, policy: str
+) -> None:
+    """A server that has read a failed predecessor, and gets the task late, sees its completion."""
+    one, two = open_replica(), open_replica()
+    job = await one.register()
+    first, second = await one.submit(job), await one.submit(job)
+    task = await one.submit(job, after={"tasks": [first.id, second.id], "on_failure": policy})
+    assert await one.claim(job.worker_id) is not None
+    await report(one, first.id, status="failed")
+
+    async def meanwhile(_: Any, statement: Any, __: Any) -> None:
+        if one.runtime.database.on_statement and "joblib_edge.status IS NULL" in str(statement):
+            one.runtime.database.on_statement = None
+            await two.act(rules_task_actions.retry, first.id)
+            assert await two.claim(job.worker_id) is not None
+            assert await two.claim(job.worker_id) is not None
+            await report(two, first.id)
+            await handle_free(two)
+
+    one.runtime.database.on_statement = meanwhile
+    await one.runtime.write(rules_waves.handle)
+    assert one.runtime.database.on_statement is None, "the edges were not read"
+    await handle(one)
+    current = await one.get(task.id)
+    assert (current.waits, current.after and current.after.waits_for) == (True, [second.id])
+    await report(one, second.id)
+    await handle(one)
+    assert (await one.get(task.id)).queue_position == 1
