@@ -331,19 +331,49 @@ async def handle_free(replica: Replica) -> None:
         pass
 
 
-async def test_a_long_fan_does_not_delay_others(replica: Replica) -> None:
-    """After a part of it, what waits for other ends is handled."""
+@pytest.mark.parametrize("pointer", [None, "/x"])
+async def test_long_fans_do_not_delay_others(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, pointer: str | None
+) -> None:
+    """Ends take turns, also if a transaction reads only the first two of them and fills two payloads."""
+    monkeypatch.setattr(rules_waves, "_MAX_WAVES", 2)
+    monkeypatch.setattr(rules_waves, "_MAX_FILLED", 2)
     job = await replica.register()
-    first, second = await replica.submit(job), await replica.submit(job)
-    for _ in range(6):
-        await replica.submit(job, after={"tasks": [first.id]})
-    other = await replica.submit(job, after={"tasks": [second.id]})
-    for each in (first, second):
+    firsts = [await replica.submit(job) for _ in range(4)]
+    tasks = [
+        await replica.submit(
+            job,
+            {} if pointer is None else {"x": {"$result": {"task": str(first.id), "pointer": pointer}}},
+            after={"tasks": [first.id]},
+        )
+        for first, number in zip(firsts, (9, 9, 1, 1), strict=True)
+        for _ in range(number)
+    ]
+    for first in firsts:
         assert await replica.claim(job.worker_id) is not None
-        await report(replica, each.id)
-    part = await replica.runtime.write(rules_waves.handle, rules_waves.Rules(tasks=2))
-    await replica.runtime.write(rules_waves.handle, rules_waves.Rules(tasks=2, avoid=part.most))
-    assert (await replica.get(other.id)).waits is None
+        await report(replica, first.id, {"x": 1})
+    for _ in range(2):
+        await replica.runtime.write(rules_waves.handle, rules_waves.Rules(tasks=4))
+    assert [(await replica.get(task.id)).waits for task in tasks[-2:]] == [None, None]
+    await handle(replica)
+    assert [(await replica.get(task.id)).waits for task in tasks] == [None] * len(tasks)
+
+
+async def test_a_fan_with_results_does_not_delay_the_plain_ones_of_its_predecessor(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction passes over the payloads that it does not fill."""
+    monkeypatch.setattr(rules_waves, "_MAX_FILLED", 2)
+    job = await replica.register()
+    first = await replica.submit(job)
+    value = {"x": {"$result": {"task": str(first.id)}}}
+    for payload in (value, value, value, {}):
+        task = await replica.submit(job, payload, after={"tasks": [first.id]})
+    assert await replica.claim(job.worker_id) is not None
+    await report(replica, first.id, 1)
+    handled = await replica.runtime.write(rules_waves.handle)
+    assert (handled.number, handled.may_be_more) == (3, True)
+    assert (await replica.get(task.id)).waits is None
     await handle(replica)
 
 

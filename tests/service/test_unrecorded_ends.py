@@ -215,7 +215,7 @@ async def test_a_later_end_that_another_server_handled_is_not_undone(
     await report(one, first.id, status="failed")
 
     async def meanwhile(_: Any, statement: Any, __: Any) -> None:
-        if one.runtime.database.on_statement and "joblib_edge.status IS NULL" in str(statement):
+        if one.runtime.database.on_statement and "LATERAL" in str(statement):
             one.runtime.database.on_statement = None
             await two.act(rules_task_actions.retry, first.id)
             assert await two.claim(job.worker_id) is not None

@@ -42,7 +42,6 @@ class Successors:
         self._searched: tuple[int, int] = _FIRST
         self._locked = ExponentialBackoff(first=0.005, longest=0.5, jitter=0.5)
         self._failing = ExponentialBackoff(first=_RETRY_SECONDS, longest=30.0, jitter=0.5)
-        self._most: int | None = None
         runtime.waiters.subscribe(SUCCESSORS_KEY, self._wake)
 
     def _wake(self, _: str = "") -> None:
@@ -105,18 +104,17 @@ class Successors:
 
     async def _handle(self) -> Handled:
         runtime = self._runtime
-        # After a part of the successors of one predecessor, those of others are next.
-        rules = Rules(validate=runtime.settings.validate_payload, checked=self._checked, avoid=self._most)
+        rules = Rules(validate=runtime.settings.validate_payload, checked=self._checked)
         async with runtime.events.room(MAX_TASKS):
-            handled = await runtime.write(rules_waves.handle, rules)
-        self._most = handled.most
-        return handled
+            return await runtime.write(rules_waves.handle, rules)
 
     async def _handle_others(self) -> None:
         """Handle each end by itself, after one of them has failed: it does not stop the others."""
         after, runtime = 0, self._runtime
+        read = runtime.database.read
         with suppress(ServiceUnavailable):
-            while numbers := await runtime.database.read(sql_successors.wave_numbers, after, MAX_TASKS):
+            last = await read(sql_successors.last_wave_number)
+            while numbers := await read(sql_successors.wave_numbers, after, last, MAX_TASKS):
                 for after in numbers:
                     try:
                         rules = Rules(validate=runtime.settings.validate_payload, only=after)

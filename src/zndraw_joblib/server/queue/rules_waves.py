@@ -8,6 +8,7 @@ rest to the next.
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -45,6 +46,8 @@ from zndraw_joblib.wire.successors import (
 # One transaction handles at most so many tasks, so many of them with results in their payloads, and so many
 # ends. It begins no further step after so many seconds.
 MAX_TASKS, _MAX_FILLED, _MAX_WAVES, _MAX_SECONDS = 100, 20, 100, 0.1
+# Of each end it reads so many tasks, also if it handles fewer.
+_MIN_OF_EACH = 10
 # Results in one payload have at most so many bytes as JSON; further ones are handed over as references.
 _MAX_FILLED_BYTES = MAX_JSON_BYTES // 2
 _MAX_REASONS, _MAX_ERROR_BYTES = 3, 2000
@@ -67,28 +70,25 @@ class Handled(NamedTuple):
     """How many tasks a transaction handled, and whether there may be more.
 
     `is_locked`: it handled nothing, because other transactions have locked the tasks. `unchecked` are
-    payloads to validate: their tasks are not released before. `most` is a predecessor with more successors
-    than were handled.
+    payloads to validate: their tasks are not released before.
     """
 
     number: int = 0
     may_be_more: bool = False
     is_locked: bool = False
     unchecked: Sequence[Unchecked] = ()
-    most: int | None = None
 
 
 class Rules(NamedTuple):
     """How a transaction handles ends: whether it validates payloads, what was `checked`, and its bounds.
 
-    It handles the end with the number `only`, or others before those of the predecessor `avoid`.
+    It handles the end with the number `only`, if that is set.
     """
 
     validate: bool = True
     checked: Checked = MappingProxyType({})
     tasks: int = MAX_TASKS
     seconds: float = _MAX_SECONDS
-    avoid: int | None = None
     only: int | None = None
 
 
@@ -101,17 +101,17 @@ async def handle(tx: Transaction, rules: Rules = _RULES) -> Handled:
     if not waves:
         return Handled()
     is_full = len(waves) == _MAX_WAVES
-    others = [wave for wave in waves if wave.source != rules.avoid]
-    is_part = 0 < len(others) < len(waves)
-    waves = others or waves
     step = _Step(tx, await tx.now(), rules)
     left = await step.run(*await _ends(tx, waves))
     left |= await step.write()
     done = [wave.n for wave in waves if wave.source not in left]
     await sql_successors.remove_waves(tx, done)
-    may_be_more = bool(left) or is_full or is_part or step.has_ended_linked
     is_locked = not done and not step.records
-    return Handled(len(step.records), may_be_more, is_locked, step.unchecked, step.most)
+    if is_full or not is_locked:
+        # Other ends are next, whoever has more tasks that wait.
+        await sql_successors.move_waves_back(tx, [wave for wave in waves if wave.source in left])
+    may_be_more = bool(left) or is_full or step.has_ended_linked
+    return Handled(len(step.records), may_be_more, is_locked, step.unchecked)
 
 
 async def _ends(tx: Transaction, waves: Sequence[WaveRow]) -> tuple[dict[int, str], set[int]]:
@@ -140,7 +140,6 @@ class _Step:
         # Of each task that may be released, one of its edges.
         self._edges: dict[int, OpenEdge] = {}
         self.unchecked: list[Unchecked] = []
-        self.most: int | None = None
 
     @property
     def has_ended_linked(self) -> bool:
@@ -159,11 +158,15 @@ class _Step:
 
     async def _handle(self, ends: Mapping[int, str], cancelling: set[int]) -> tuple[set[int], dict[int, str]]:
         """Return the predecessors with further successors, and the successors that end and have some too."""
-        all_open = {source for source, status in ends.items() if status == COMPLETED or source in cancelling}
+        if not ends:
+            return set(), {}
         limit = self._rules.tasks - len(self.records)
-        edges = await sql_successors.open_edges(self._tx, all_open, ends.keys() - all_open, limit + 1)
-        # In the order in which they were read.
-        edges, left = self._cut(edges, limit, [*sorted(all_open), *sorted(ends.keys() - all_open)])
+        each = max(_MIN_OF_EACH, -(-limit // len(ends)))
+        sources = {source: status == COMPLETED or source in cancelling for source, status in ends.items()}
+        of_source = await sql_successors.open_edges(self._tx, sources, each + 1)
+        left = {source for source, edges in of_source.items() if len(edges) > each}
+        edges, unread = self._choose(of_source, sources, limit)
+        left |= unread
         new = sorted({edge.task_seq for edge in edges} - self.records.keys())
         # Without waiting: others lock tasks in another order.
         locked = await sql_tasks.lock_free(self._tx, new) if new else []
@@ -205,18 +208,26 @@ class _Step:
         ]
         return kept, again
 
-    def _cut(
-        self, edges: Sequence[OpenEdge], limit: int, sources: Sequence[int]
+    def _choose(
+        self, of_source: Mapping[int, Sequence[OpenEdge]], sources: Mapping[int, bool], limit: int
     ) -> tuple[list[OpenEdge], set[int]]:
-        """Return the edges that are handled now, and the predecessors of the others, also of unread ones."""
+        """Return the edges that are handled now, of each predecessor in turn, and the others' predecessors.
+
+        Those that put results into payloads are few, and the others do not wait for them.
+        """
         filled = {seq for seq, edge in self._edges.items() if edge.fills}
-        for index, edge in enumerate(edges):
-            if edge.fills:
+        edges: list[OpenEdge] = []
+        left: set[int] = set()
+        for edge in (edge for round_ in zip_longest(*of_source.values()) for edge in round_ if edge):
+            may_run = sources[edge.source] or edge.on_failure == OnFailure.RUN
+            fills = edge.fills and may_run and edge.task_seq not in filled
+            if len(edges) == limit or (fills and len(filled) == _MAX_FILLED):
+                left.add(edge.source)
+                continue
+            edges.append(edge)
+            if fills:
                 filled.add(edge.task_seq)
-            if index >= limit or len(filled) > _MAX_FILLED:
-                self.most = edge.source
-                return list(edges[:index]), set(sources[sources.index(edge.source) :])
-        return list(edges), set()
+        return edges, left
 
     def _decide(self, edge: OpenEdge, task: TaskRecord, status: str, *, is_cancel: bool) -> TaskRecord | None:
         """Decide what the end of a predecessor does to a task. Return it if it ends."""

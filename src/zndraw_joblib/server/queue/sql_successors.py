@@ -193,7 +193,9 @@ _COUNT_SOURCES = [
     statement("SELECT count(*) FROM joblib_task WHERE seq = ANY (:all_n)", "number"),
     statement("SELECT count(*) FROM joblib_group WHERE n = ANY (:all_n)", "number"),
 ]
-_ADD_WAVE = statement("INSERT INTO joblib_wave (source, cancels) VALUES (:source, false)", source=BIG_INTEGER)
+_ADD_WAVE = statement(
+    f"INSERT INTO joblib_wave {one_row(('source', 'cancels'))}", source=BIG_INTEGER, cancels=BOOLEAN
+)
 _TAKE = statement(
     """
 SELECT n, source, cancels FROM joblib_wave ORDER BY n LIMIT :limit
@@ -207,7 +209,10 @@ _TAKE_ONE = statement(
     *WaveRow._fields,
     cancels=BOOLEAN,
 )
-_NUMBERS = statement("SELECT n FROM joblib_wave WHERE n > :n ORDER BY n LIMIT :limit", "n")
+_NUMBERS = statement(
+    "SELECT n FROM joblib_wave WHERE n > :n AND n <= :last ORDER BY n LIMIT :limit", "n", last=BIG_INTEGER
+)
+_LAST_NUMBER = statement("SELECT n FROM joblib_wave ORDER BY n DESC LIMIT 1", "n")
 _STILL_OPEN = statement(
     "SELECT task_seq, source FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) AND is_open",
     *("task_seq", "source"),
@@ -217,20 +222,31 @@ _ANY_WAVE = statement("SELECT n FROM joblib_wave ORDER BY n LIMIT 1", "n")
 _STATUSES = statement("SELECT seq, status FROM joblib_task WHERE seq = ANY (:all_seq)", "seq", "status")
 _GROUPS = statement("SELECT n, id, ended_at FROM joblib_group WHERE n = ANY (:all_n)", "n", "id", "ended_at")
 # A predecessor that has not completed keeps those that hold waiting: their edges have its status by then.
-_OPEN = {
-    is_new: statement(
-        f"""
-SELECT joblib_edge.task_seq, source, predecessor, on_failure, joblib_successor.run_at, fills
-FROM joblib_edge JOIN joblib_successor ON joblib_successor.task_seq = joblib_edge.task_seq
-WHERE source = ANY (:all_source) AND is_open{" AND joblib_edge.status IS NULL" if is_new else ""}
-ORDER BY source, joblib_edge.task_seq LIMIT :limit
-""",
-        *OpenEdge._fields,
-        fills=BOOLEAN,
-        **_TYPES,
-    )
-    for is_new in (True, False)
-}
+_OPEN_COLUMNS = """
+SELECT open.task_seq, open.source, predecessor, on_failure, joblib_successor.run_at, fills
+FROM """
+_OPEN_EDGES = """(
+    SELECT task_seq, source, predecessor FROM joblib_edge
+    WHERE source = {0} AND is_open AND (status IS NULL OR {1})
+    ORDER BY source, task_seq LIMIT :limit
+) AS open JOIN joblib_successor ON joblib_successor.task_seq = open.task_seq
+"""
+_OPEN = statement(
+    f"{_OPEN_COLUMNS} unnest((SELECT :all_source), (SELECT :all_is_all)) AS given (source, is_all) "
+    f"CROSS JOIN LATERAL {_OPEN_EDGES.format('given.source', 'given.is_all')} "
+    "ORDER BY open.source, open.task_seq",
+    *OpenEdge._fields,
+    fills=BOOLEAN,
+    is_all=BOOLEAN,
+    **_TYPES,
+)
+_OPEN_OF_ONE = statement(
+    f"{_OPEN_COLUMNS}{_OPEN_EDGES.format(':source', ':is_all')} ORDER BY open.source, open.task_seq",
+    *OpenEdge._fields,
+    fills=BOOLEAN,
+    is_all=BOOLEAN,
+    **_TYPES,
+)
 # Ends that an older server has written, which knows no waves, and whatever else was not recorded.
 _UNRECORDED = statement(
     f"""
@@ -424,7 +440,7 @@ async def add_wave_of_group(tx: Transaction, n: int) -> None:
 
 async def add_waves(tx: Transaction, sources: Iterable[int]) -> None:
     """Let the tasks that wait for these predecessors be looked at."""
-    if rows := [{"source": source} for source in sorted(set(sources))]:
+    if rows := [{"source": source, "cancels": False} for source in sorted(set(sources))]:
         await tx.execute(_ADD_WAVE, rows)
         tx.wake(SUCCESSORS_KEY)
 
@@ -454,9 +470,15 @@ async def take_waves(tx: Transaction, limit: int, only: int | None = None) -> li
     return [WaveRow(*row) for row in await tx.execute(_TAKE, {"limit": limit})]
 
 
-async def wave_numbers(tx: Transaction, after: int, limit: int) -> list[int]:
-    """Return the numbers of ends that are yet to be handled, after one."""
-    return list((await tx.execute(_NUMBERS, {"n": after, "limit": limit})).scalars())
+async def last_wave_number(tx: Transaction) -> int:
+    """Return the highest number of an end that is yet to be handled, 0 if there is none."""
+    row = (await tx.execute(_LAST_NUMBER)).first()
+    return 0 if row is None else row.n
+
+
+async def wave_numbers(tx: Transaction, after: int, last: int, limit: int) -> list[int]:
+    """Return the numbers of ends that are yet to be handled, after one and up to a `last`."""
+    return list((await tx.execute(_NUMBERS, {"n": after, "last": last, "limit": limit})).scalars())
 
 
 async def still_open(tx: Transaction, seqs: Collection[int]) -> set[tuple[int, int]]:
@@ -473,6 +495,14 @@ async def remove_waves(tx: Transaction, numbers: Sequence[int]) -> None:
     """Delete ends that were handled."""
     if numbers:
         await tx.execute(_REMOVE_WAVES, {"all_n": padded(numbers)})
+
+
+async def move_waves_back(tx: Transaction, waves: Sequence[WaveRow]) -> None:
+    """Put ends, which are locked, behind all others."""
+    await remove_waves(tx, [wave.n for wave in waves])
+    rows = dict.fromkeys((wave.source, wave.cancels) for wave in waves)
+    if rows:
+        await tx.execute(_ADD_WAVE, [{"source": source, "cancels": cancels} for source, cancels in rows])
 
 
 async def statuses(tx: Transaction, sources: Collection[int]) -> dict[int, str | None]:
@@ -493,18 +523,19 @@ async def statuses(tx: Transaction, sources: Collection[int]) -> dict[int, str |
     return of
 
 
-async def open_edges(
-    tx: Transaction, completed: Collection[int], others: Collection[int], limit: int
-) -> list[OpenEdge]:
-    """Return the tasks that wait for predecessors: at most `limit`, by predecessor.
+async def open_edges(tx: Transaction, sources: Mapping[int, bool], limit: int) -> dict[int, list[OpenEdge]]:
+    """Return the first tasks that wait for each of these predecessors, at most `limit` of each.
 
-    Those of `others`, which have ended otherwise, only if this was not handled yet.
+    With False, only those for which the end of the predecessor was not handled yet.
     """
-    edges: list[OpenEdge] = []
-    for sources, is_new in ((completed, False), (others, True)):
-        if sources and len(edges) < limit:
-            params = {"all_source": padded(sorted(sources)), "limit": limit - len(edges)}
-            edges += [OpenEdge(*row) for row in await tx.execute(_OPEN[is_new], params)]
+    edges: dict[int, list[OpenEdge]] = {source: [] for source in sources}
+    given = [{"source": source, "is_all": is_all, "limit": limit} for source, is_all in sources.items()]
+    if tx.is_sqlite:
+        rows = [row for params in given for row in await tx.execute(_OPEN_OF_ONE, params)]
+    else:
+        rows = list(await tx.execute(_OPEN, {**by_column(given), "limit": limit}))
+    for row in rows:
+        edges[row.source].append(OpenEdge(*row))
     return edges
 
 
