@@ -9,6 +9,7 @@ import pytest
 from databases import on_both
 from replica import ADMIN, SUBMITTER, OpenReplica, Replica
 from sqlalchemy import text as sql_text
+from waiting import until
 
 from zndraw_joblib.server.admin import rules_searches
 from zndraw_joblib.server.background.successors import Successors
@@ -404,6 +405,37 @@ async def test_slow_checks_of_filled_payloads_run_before_the_release(replica: Re
     assert (await replica.get(tasks[0].id)).payload == {"x": "aaa"}
     assert (await replica.get(tasks[0].id)).queue_position == 1
     assert (await replica.get(tasks[1].id)).error_code == "predecessor-result-invalid"
+    await replica.runtime.payload_validator.close()
+
+
+async def test_slow_checks_delay_no_other(replica: Replica) -> None:
+    """They run beside the loop, a few of each job; what waits for other ends goes on."""
+    schema = {"properties": {"x": {"items": {"anyOf": [{"pattern": f"^b{n}+$"} for n in range(300)]}}}}
+    job, source = await replica.register(schema=schema), await replica.register("Source")
+    plain = await replica.register("Plain")
+    slow = []
+    for n in range(4):
+        first = await replica.submit(source)
+        value = {"x": {"$result": {"task": str(first.id)}}}
+        slow.append(await replica.submit(job, value, after={"tasks": [first.id]}))
+        assert await replica.claim(source.worker_id) is not None
+        await report(replica, first.id, ["a"] * 15_000 + [str(n)])
+    first = await replica.submit(plain)
+    task = await replica.submit(plain, after={"tasks": [first.id]})
+    loop = Successors(replica.runtime)
+    work = asyncio.create_task(loop.run())
+    await until(loop._checks.jobs)
+    assert await replica.claim(plain.worker_id) is not None
+    await report(replica, first.id)
+
+    async def is_queued() -> bool:
+        return (await replica.get(task.id)).queue_position == 1
+
+    await until(is_queued)
+    assert (await replica.get(slow[-1].id)).waits
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    assert loop._checks.jobs() == frozenset()
     await replica.runtime.payload_validator.close()
 
 

@@ -3,8 +3,12 @@
 import asyncio
 import logging
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from uuid import UUID
 
+from cachetools import LRUCache
 from pydantic_core import from_json
 
 from zndraw_joblib.jobs.logs import ExponentialBackoff, log_failed_work
@@ -21,8 +25,8 @@ _POLL_SECONDS, _RETRY_SECONDS = 5.0, 1.0
 _SEARCH_SECONDS, _SEARCHED_AT_ONCE, _MAX_SEARCHES = 60.0, 1000, 100
 # On SQLite a pause between two transactions lets others write.
 _MAX_PAUSE_SECONDS = 0.05
-# How many results of validations are kept for the next transaction.
-_MAX_CHECKED = 100
+# So many payloads are validated at the same time, and so many of one job. Results of so many are kept.
+_MAX_CHECKS, _MAX_CHECKS_OF_JOB, _MAX_CHECKED = 8, 4, 100
 _FIRST = (-(2**62), 0)
 
 
@@ -37,10 +41,10 @@ class Successors:
         self._runtime = runtime
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
-        self._checked: dict[Unchecked, list[dict[str, str]]] = {}
+        self._checks = _Checks(runtime, self._end_wait)
         self._searched_at = -_SEARCH_SECONDS
         self._searched: tuple[int, int] = _FIRST
-        self._locked = ExponentialBackoff(first=0.005, longest=0.5, jitter=0.5)
+        self._blocked = ExponentialBackoff(first=0.005, longest=0.5, jitter=0.5)
         self._failing = ExponentialBackoff(first=_RETRY_SECONDS, longest=30.0, jitter=0.5)
         runtime.waiters.subscribe(SUCCESSORS_KEY, self._wake)
 
@@ -49,9 +53,18 @@ class Successors:
         if loop is not None and not self._woken.is_set() and not loop.is_closed():
             loop.call_soon_threadsafe(self._woken.set)
 
+    def _end_wait(self) -> None:
+        self._woken.set()
+
     async def run(self) -> None:
         """Handle ends until cancelled."""
         self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            await self._run()
+        finally:
+            await self._checks.cancel()
+
+    async def _run(self) -> None:
         while True:
             self._woken.clear()
             try:
@@ -67,21 +80,25 @@ class Successors:
                 await asyncio.sleep(self._failing.next())
                 continue
             self._failing.reset()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_POLL_SECONDS):
-                    await self._woken.wait()
+            await self._wait(_POLL_SECONDS)
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until a transaction has added an end or a payload was validated, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
 
     async def handle_all(self) -> None:
         """Handle all ends."""
         while True:
             started = time.monotonic()
+            self._woken.clear()
             handled = await self._handle()
-            if handled.unchecked:
-                await self._check(handled)
-            if handled.is_locked:
-                await asyncio.sleep(self._locked.next())
+            self._checks.start(handled.unchecked)
+            if handled.is_blocked:
+                await self._wait(self._blocked.next())
                 continue
-            self._locked.reset()
+            self._blocked.reset()
             if not handled.may_be_more:
                 return
             await asyncio.sleep(min(_MAX_PAUSE_SECONDS, (time.monotonic() - started) / 2))
@@ -102,40 +119,82 @@ class Successors:
             await self._runtime.write(sql_successors.add_waves, found)
         return len(found)
 
-    async def _handle(self) -> Handled:
-        runtime = self._runtime
-        rules = Rules(validate=runtime.settings.validate_payload, checked=self._checked)
+    async def _handle(self, only: int | None = None) -> Handled:
+        runtime, checks = self._runtime, self._checks
+        rules = Rules(
+            validate=runtime.settings.validate_payload,
+            checked=dict(checks.errors),
+            busy=checks.jobs(),
+            only=only,
+        )
         async with runtime.events.room(MAX_TASKS):
             return await runtime.write(rules_waves.handle, rules)
 
     async def _handle_others(self) -> None:
         """Handle each end by itself, after one of them has failed: it does not stop the others."""
-        after, runtime = 0, self._runtime
-        read = runtime.database.read
+        after, read = 0, self._runtime.database.read
         with suppress(ServiceUnavailable):
             last = await read(sql_successors.last_wave_number)
             while numbers := await read(sql_successors.wave_numbers, after, last, MAX_TASKS):
                 for after in numbers:
                     try:
-                        rules = Rules(validate=runtime.settings.validate_payload, only=after)
-                        await runtime.write(rules_waves.handle, rules)
+                        await self._handle(only=after)
                     except ServiceUnavailable:
                         raise
                     except Exception as error:
                         log_failed_work(logger, error, f"What waits for an end waits on (wave={after})")
 
-    async def _check(self, handled: Handled) -> None:
-        """Validate payloads with results, of which each check may take long, in a process of its own."""
-        if len(self._checked) > _MAX_CHECKED:
-            self._checked.clear()
-        for unchecked in handled.unchecked:
-            payload = from_json(unchecked.payload)
-            try:
-                fault = await self._runtime.payload_validator.fault(unchecked.schema, payload)
-            except (ServiceUnavailable, TooManyRequests):
-                await asyncio.sleep(_RETRY_SECONDS)
-                return
+
+class _Checks:
+    """Validates payloads with results beside the loop, each in a process of its own; each may take seconds.
+
+    `errors` are those of payloads that were validated, by their digests.
+    """
+
+    def __init__(self, runtime: Runtime, on_end: Callable[[], None]) -> None:
+        self._runtime, self._on_end = runtime, on_end
+        self.errors: LRUCache[bytes, list[dict[str, str]]] = LRUCache(_MAX_CHECKED)
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}
+        self._jobs: Counter[UUID] = Counter()
+
+    def jobs(self) -> frozenset[UUID]:
+        """Return the jobs of payloads that are being validated."""
+        return frozenset(self._jobs)
+
+    def start(self, items: Sequence[Unchecked]) -> None:
+        """Validate some of these payloads; the others are for a later call."""
+        for item in items:
+            is_free = len(self._tasks) < _MAX_CHECKS and self._jobs[item.job_id] < _MAX_CHECKS_OF_JOB
+            if is_free and item.digest not in self._tasks:
+                self._jobs[item.job_id] += 1
+                self._tasks[item.digest] = asyncio.create_task(self._check(item))
+        self._jobs = +self._jobs
+
+    async def cancel(self) -> None:
+        """End all validations."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._jobs.clear()
+
+    async def _check(self, item: Unchecked) -> None:
+        try:
+            fault = await self._runtime.payload_validator.fault(
+                item.schema, from_json(item.payload), item.user
+            )
             errors = [] if fault is None else (fault.problem.model_extra or {}).get("errors", [])
             if fault is not None and not errors:
                 errors = [{"pointer": "", "message": str(fault)}]
-            self._checked[unchecked] = errors
+            self.errors[item.digest] = errors
+        except (ServiceUnavailable, TooManyRequests):
+            await asyncio.sleep(_RETRY_SECONDS)
+        except Exception as error:
+            log_failed_work(logger, error, f"A payload is validated later (task={item.task_seq})")
+            await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            self._tasks.pop(item.digest, None)
+            self._jobs[item.job_id] -= 1
+            self._jobs = +self._jobs
+            self._on_end()

@@ -5,8 +5,9 @@ predecessor too: a transaction follows such ends, step by step, as far as its bo
 rest to the next.
 """
 
+import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
 from types import MappingProxyType
@@ -56,33 +57,38 @@ _ENDED = frozenset(status.value for status in TERMINAL)
 
 
 class Unchecked(NamedTuple):
-    """A payload whose validation against a schema takes long; both are JSON."""
+    """A payload whose validation against a schema takes long; both are JSON. `digest` is that of both."""
 
+    task_seq: int
+    job_id: UUID
+    user: str
     schema: str
     payload: str
+    digest: bytes
 
 
-# The errors of each payload that was validated, with their pointers.
-Checked = Mapping[Unchecked, Sequence[Mapping[str, str]]]
+# The errors of payloads that were validated, with their pointers, by the digest.
+Checked = Mapping[bytes, Sequence[Mapping[str, str]]]
 
 
 class Handled(NamedTuple):
     """How many tasks a transaction handled, and whether there may be more.
 
-    `is_locked`: it handled nothing, because other transactions have locked the tasks. `unchecked` are
-    payloads to validate: their tasks are not released before.
+    `is_blocked`: it handled nothing, because other transactions have locked the tasks, or their payloads are
+    being validated. `unchecked` are payloads to validate: their tasks are not released before.
     """
 
     number: int = 0
     may_be_more: bool = False
-    is_locked: bool = False
+    is_blocked: bool = False
     unchecked: Sequence[Unchecked] = ()
 
 
 class Rules(NamedTuple):
     """How a transaction handles ends: whether it validates payloads, what was `checked`, and its bounds.
 
-    It handles the end with the number `only`, if that is set.
+    It handles the end with the number `only`, if that is set. No payload with results is filled of `busy`
+    jobs, because others of their payloads are being validated.
     """
 
     validate: bool = True
@@ -90,6 +96,7 @@ class Rules(NamedTuple):
     tasks: int = MAX_TASKS
     seconds: float = _MAX_SECONDS
     only: int | None = None
+    busy: Collection[UUID] = ()
 
 
 _RULES = Rules()
@@ -106,12 +113,12 @@ async def handle(tx: Transaction, rules: Rules = _RULES) -> Handled:
     left |= await step.write()
     done = [wave.n for wave in waves if wave.source not in left]
     await sql_successors.remove_waves(tx, done)
-    is_locked = not done and not step.records
-    if is_full or not is_locked:
+    is_blocked = not done and not step.has_changed
+    if is_full or not is_blocked:
         # Other ends are next, whoever has more tasks that wait.
         await sql_successors.move_waves_back(tx, [wave for wave in waves if wave.source in left])
     may_be_more = bool(left) or is_full or step.has_ended_linked
-    return Handled(len(step.records), may_be_more, is_locked, step.unchecked)
+    return Handled(len(step.records), may_be_more, is_blocked, step.unchecked)
 
 
 async def _ends(tx: Transaction, waves: Sequence[WaveRow]) -> tuple[dict[int, str], set[int]]:
@@ -140,6 +147,7 @@ class _Step:
         # Of each task that may be released, one of its edges.
         self._edges: dict[int, OpenEdge] = {}
         self.unchecked: list[Unchecked] = []
+        self.has_changed = False
 
     @property
     def has_ended_linked(self) -> bool:
@@ -175,7 +183,7 @@ class _Step:
         following: dict[int, str] = {}
         for edge in edges:
             task = self.records.get(edge.task_seq)
-            if task is None:
+            if task is None or (edge.fills and task.job_id in self._rules.busy):
                 left.add(edge.source)
                 continue
             after = self._decide(edge, task, ends[edge.source], is_cancel=edge.source in cancelling)
@@ -264,6 +272,7 @@ class _Step:
             moves.append((task, _released(after, self._edges[task.seq].run_at, self._now)))
         await _move(self._tx, moves)
         kept = [self._edges[seq] for seq, after in filled.items() if after is None]
+        self.has_changed = len(self._changes) > len(kept)
         await sql_successors.change_edges(
             self._tx, [EdgeChange(edge.task_seq, edge.source, None, is_open=True) for edge in kept]
         )
@@ -381,7 +390,7 @@ class _Fills:
         content = to_json(result.payload).decode()
         # What is nested too deeply can be written, but not read.
         from_json(content)
-        if not self._check(schema, result):
+        if not self._check(task, schema, result):
             return None, None
         return _keyed(task, result), content
 
@@ -392,18 +401,21 @@ class _Fills:
         )
         return rules_transitions.ended(task, TaskStatus.FAILED, self._now, text, code)
 
-    def _check(self, schema: str, filled: "_Payload") -> bool:
+    def _check(self, task: TaskRecord, schema: str, filled: "_Payload") -> bool:
         """Return whether a payload was validated. Raises `_Unfit` for one that the schema refuses."""
         if not self._rules.validate or rules_payloads.is_surely_valid(schema, filled.payload):
             return True
         errors: Sequence[Mapping[str, str]] | None
         errors = rules_payloads.check_quickly(schema, filled.payload).errors
         if errors is None:
-            unchecked = Unchecked(schema, to_json(filled.payload).decode())
-            if unchecked not in self._rules.checked:
-                self.unchecked.append(unchecked)
+            payload = to_json(filled.payload)
+            digest = hashlib.sha256(b"%d:%s%s" % (len(payload), payload, schema.encode())).digest()
+            if digest not in self._rules.checked:
+                self.unchecked.append(
+                    Unchecked(task.seq, task.job_id, task.created_by, schema, payload.decode(), digest)
+                )
                 return False
-            errors = self._rules.checked[unchecked]
+            errors = self._rules.checked[digest]
         raise_if_unfit(errors, filled.references)
         return True
 
