@@ -99,9 +99,15 @@ def each_attempt_has_one_worker(record: RunRecord) -> Findings:
 
 
 def one_final_report_is_accepted(record: RunRecord) -> Findings:
-    """At most one attempt's report ended a task, and the task has the status of that report."""
+    """At most one attempt's report ended a task, and the task has the status of that report.
+
+    A task that is retried by hand may have failed before.
+    """
+    retried = record.retried_by_hand
     accepted: dict[str, set[tuple[str | None, int | None, str | None]]] = defaultdict(set)
     for report in record.final_reports:
+        if report.task_id in retried and report.status == TaskStatus.FAILED:
+            continue
         accepted[report.task_id or ""].add((report.resulting_status, report.attempt, report.worker_id))
     for task_id, ends in accepted.items():
         task = record.tasks_by_id.get(task_id)

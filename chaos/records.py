@@ -230,6 +230,12 @@ class RunRecord:
             it for it in self.requests if it.ends_task and it.is_accepted and it.status == it.resulting_status
         ]
 
+    @property
+    def retried_by_hand(self) -> set[str]:
+        """The tasks that fail, and are retried at the end of the run."""
+        held = [graph for graph in self.graphs if graph.on_failure is OnFailure.HOLD]
+        return {step.id for graph in held for step in graph.steps if step.fails}
+
     @cached_property
     def lost_attempts(self) -> list[LostAttempt]:
         """The attempts of removed workers."""

@@ -67,6 +67,8 @@ def _format_row(record: RunRecord, kind: str, faults: Sequence[Fault]) -> tuple[
 
 def _affected_attempts(record: RunRecord, fault: Fault) -> set[tuple[str, int]]:
     """Return the attempts that the affected workers were executing when the fault started."""
+    # Tasks of groups and steps are not in this table.
+    ids = {it.task_id for it in record.submissions} | record.tasks_by_id.keys()
     reported = {
         (it.task_id, it.attempt)
         for it in record.requests
@@ -76,6 +78,7 @@ def _affected_attempts(record: RunRecord, fault: Fault) -> set[tuple[str, int]]:
         (it.task_id, it.attempt)
         for it in record.executions
         if it.event == "started"
+        and it.task_id in ids
         and it.at <= fault.started_at
         and (not fault.pids or it.pid in fault.pids)
         and (it.task_id, it.attempt) not in reported

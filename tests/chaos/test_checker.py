@@ -129,7 +129,10 @@ def add_a_group(record: RunRecord) -> None:
 
 
 def add_graphs(record: RunRecord) -> None:
-    """Add a chain of two, whose first task is deleted, and a chain of three, whose first task fails."""
+    """Add a chain of two, whose first task is deleted, and one of three, whose first task fails.
+
+    Of another chain a task failed, and was retried.
+    """
     parts = [str(UUID(int=number)) for number in (41, 42)]
     record.graphs = [
         GraphRecord(
@@ -154,6 +157,13 @@ def add_graphs(record: RunRecord) -> None:
         record.steps[task_id] = record.tasks[0].model_copy(update=fields)
         if task_id in failing:
             record.steps[task_id].status, record.steps[task_id].error_code = FAILED, "error"
+    held = str(UUID(int=46))
+    record.graphs.append(GraphRecord(2, OnFailure.HOLD, [StepRecord(held, fails=True)]))
+    fields = {"id": UUID(held), "payload": {"number": 2, "results": []}, "attempt": 2}
+    record.steps[held] = record.tasks[0].model_copy(update=fields)
+    for number, status in ((1, FAILED), (2, COMPLETED)):
+        answer = (63.1 + number, 200, status)
+        record.requests.append(WorkerRequest("report", 7, 63 + number, WORKER, held, number, status, *answer))
     for before, task_id in pairwise(failing):
         task = record.steps[task_id]
         task.error, task.error_code = f"Task {before}, which …", "predecessor-failed"
