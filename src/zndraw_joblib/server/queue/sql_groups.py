@@ -217,15 +217,17 @@ _PRUNE = {
     for table, key in (("joblib_group_count", "group_id"), ("joblib_group", "id"))
 }
 # The tasks of a group stay until the task that was submitted at its end has ended too: it may read their
-# results; and while a task waits for the group: they may be retried.
-IS_NEEDED = """EXISTS (
+# results; and while a task waits for the group: they may be retried. (EXISTS would read all tasks.)
+IS_NEEDED = """(
     SELECT 1 FROM joblib_group WHERE joblib_group.id = joblib_task.group_id AND (
-        joblib_group.ended_at IS NULL OR EXISTS (
+        joblib_group.ended_at IS NULL OR (
             SELECT 1 FROM joblib_task AS last WHERE last.id = joblib_group.on_end_task
-                AND last.completed_at IS NULL
-        ) OR EXISTS (SELECT 1 FROM joblib_edge WHERE source = -joblib_group.n AND is_open)
-    )
-)"""
+                AND last.completed_at IS NULL LIMIT 1
+        ) IS NOT NULL OR (
+            SELECT 1 FROM joblib_edge WHERE source = -joblib_group.n AND is_open LIMIT 1
+        ) IS NOT NULL
+    ) LIMIT 1
+) IS NOT NULL"""
 # The first ones by themselves: in their order PostgreSQL may read the failed tasks of all groups.
 _FAILED = statement(
     f"""

@@ -223,10 +223,10 @@ class ShortRows:
 
 
 # A task that has not ended needs its predecessors, and their results. Only of linked tasks it is looked up.
-IS_NEEDED_BY_SUCCESSOR = """joblib_task.linked IS NOT NULL AND EXISTS (
+IS_NEEDED_BY_SUCCESSOR = """joblib_task.linked IS NOT NULL AND (
     SELECT 1 FROM joblib_edge JOIN joblib_task AS successor ON successor.seq = joblib_edge.task_seq
-    WHERE joblib_edge.source = joblib_task.seq AND successor.completed_at IS NULL
-)"""
+    WHERE joblib_edge.source = joblib_task.seq AND successor.completed_at IS NULL LIMIT 1
+) IS NOT NULL"""
 # How many bytes payload and result of a task have together.
 BODY_SIZE = "payload_size(joblib_task) + coalesce(octet_length(joblib_task.result), 0)"
 _BODIES = {"payload": "payload_of(joblib_task)", "result": "joblib_task.result"}
