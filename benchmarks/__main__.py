@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks import (
     batches,
+    chains,
     control,
     dead_workers,
     event_streams,
@@ -34,6 +35,7 @@ from benchmarks import (
 from benchmarks.bench import CONNECTIONS, Bench, databases
 from benchmarks.figures import Report, machine, versions
 from benchmarks.peers import run as peers
+from benchmarks.peers import together
 from benchmarks.servers import serving
 
 DATABASES = ("sqlite", "postgresql")
@@ -58,6 +60,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "rooms": rooms.run,
     "unique": unique.run,
     "groups": groups.run,
+    "chains": chains.run,
     "webhooks": webhooks.run,
     "replicas": replicas.run,
     "streams": event_streams.run,
@@ -70,13 +73,15 @@ SHARING = (
     ("many-clients", "fanout", "jobs", "backlog"),
 )
 # Sections that run only if they are named, because they take longer.
-ON_REQUEST = {"streams", "control", "limits", "webhooks"}
+ON_REQUEST = {"streams", "control", "limits", "webhooks", "chains"}
+# Runs that compare queues, each of which has databases of its own.
+_COMPARISONS = ("peers", "together")
 
 
-_NAMES = " ".join((*SECTIONS, "peers", *DATABASES))
+_NAMES = " ".join((*SECTIONS, *_COMPARISONS, *DATABASES))
 _HELP = (
-    f"sections and databases: {_NAMES}. By default all but streams, limits, webhooks, control (a "
-    "million tasks) and peers, on both databases"
+    f"sections and databases: {_NAMES}. By default all but streams, limits, webhooks, chains, "
+    "control (a million tasks), peers and together, on both databases"
 )
 
 
@@ -86,17 +91,19 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=_HELP)
     parser.add_argument("--seconds", type=float, default=0.3, help="duration of one measurement")
     parser.add_argument("--repeats", type=int, default=3, help="use the median of this many measurements")
-    parser.add_argument("--rounds", type=int, default=3, help="the same for the section peers")
+    parser.add_argument("--rounds", type=int, default=3, help="the same for peers and together")
     parser.add_argument("--only", nargs="+", default=[], metavar="PEER", help="measure only these peers")
     parser.add_argument("--slots", type=int, help="tasks at once in a worker process of these peers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args()
-    if unknown := set(arguments.names) - {*SECTIONS, *DATABASES, "peers"}:
+    if unknown := set(arguments.names) - {*SECTIONS, *DATABASES, *_COMPARISONS}:
         parser.error(f"unknown sections or databases {sorted(unknown)}; choose from {_NAMES}")
     print(", ".join(f"{name} {value}" for name, value in (machine() | versions()).items()))
     report, began = Report(), time.monotonic()
     if "peers" in arguments.names:
         peers.run(report, arguments.rounds, arguments.only, arguments.slots)
+    elif "together" in arguments.names:
+        together.run(report, arguments.rounds, arguments.only)
     else:
         _run_sections(report, arguments)
     report.seconds["in all"] = round(time.monotonic() - began, 1)

@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 
 import uvloop
 
@@ -53,11 +54,13 @@ def workers(server: str, processes: int, module: Path = _MODULE) -> Iterator[Non
 
 
 @contextmanager
-def worker_processes(server: str, processes: int, module: Path) -> Iterator[None]:
-    """Run worker processes until the end of the block."""
+def worker_processes(
+    server: str, processes: int, module: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[None]:
+    """Run worker processes, with these variables in their environment, until the end of the block."""
     command = [sys.executable, "-m", "zndraw_joblib", "worker", str(module), "--url", server]
     command += ["--processes", str(processes), "--log-level", "warning"]
-    environment = {**os.environ, "ZNDRAW_JOBLIB_TOKEN": TOKEN}
+    environment = {**os.environ, "ZNDRAW_JOBLIB_TOKEN": TOKEN, **variables}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
         yield

@@ -14,6 +14,7 @@ from benchmarks.figures import Report
 from benchmarks.guard import RATIOS
 from benchmarks.peers.catalog import PEERS
 from benchmarks.peers.environments import PROGRAMS, REQUIREMENTS, NotInstalled, interpreter
+from benchmarks.peers.together import FORMS
 from benchmarks.targets import TARGETS
 
 ROOT = Path(benchmarks.__file__).parent
@@ -74,7 +75,8 @@ def test_the_json_has_the_machine_the_versions_and_the_seconds(tmp_path: Path) -
 
 def test_peers_have_programs_and_pinned_requirements() -> None:
     """Each line is a package with its version: no URL, no host name."""
-    assert [peer.name for peer in PEERS if not (PROGRAMS / peer.program).is_file()] == []
+    peers = [*PEERS, *(form.peer for form in FORMS)]
+    assert [peer.name for peer in peers if not (PROGRAMS / peer.program).is_file()] == []
     for path in REQUIREMENTS.glob("*.txt"):
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
         assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9A-Za-z.]+", line)] == []

@@ -104,7 +104,7 @@ def _print_page(peers: list[Peer], medians: dict[str, Figures], missing: list[st
 def _measure(peer: Peer, folder: Path) -> Figures:
     marks = folder / "marks"
     marks.touch()
-    with _store(peer, folder) as url:
+    with store_of(peer, folder) as url:
         environment = {
             **os.environ,
             "BENCH_URL": url,
@@ -132,7 +132,7 @@ def _measure(peer: Peer, folder: Path) -> Figures:
 
 
 @contextmanager
-def _store(peer: Peer, folder: Path) -> Iterator[str]:
+def store_of(peer: Peer, folder: Path) -> Iterator[str]:
     """Run the peer's store, and for this queue the server; yield the URL for its programs."""
     with ExitStack() as stack:
         if peer.store == VALKEY:
