@@ -39,6 +39,24 @@ def test_a_file_with_an_invalid_line_makes_no_group(stack: Stack, tmp_path: Path
     assert response.json()["items"] == []
 
 
+def test_a_group_ends_only_if_the_server_accepted_a_task(stack: Stack, tmp_path: Path) -> None:
+    """If it refused all, the group stays open, also after a repeat; if it refused some, it has the others."""
+    file = tmp_path / "tasks.jsonl"
+    lines = ['{"payload": {"value": 0}, "room": "elsewhere"}', '{"payload": {"value": 1}}']
+    for name, count in {"all-refused": 1, "some-refused": 2}.items():
+        file.write_text("\n".join(lines[:count]))
+        submit = ["submit", "Show", "--from", str(file), "--group", name, "--room", name]
+        for _ in range(2):
+            result = stack.program.run(*submit, "--idempotency-key", name)
+            assert (result.code, "line 1: " in result.err) == (1, True), result.err
+            assert ("stays open" in result.err) == (count == 1), result.err
+        with stack.server.connect() as server:
+            url = f"{server.base_url}/v1/joblib/groups"
+            response = server.http.get(url, params={"room": name}, headers=server.get_headers())
+        [group] = response.json()["items"]
+        assert (group["total"], group["sealed"]) == (count - 1, count > 1)
+
+
 def test_wrong_options(stack: Stack) -> None:
     """The message says what to do."""
     assert "Add --from" in stack.program.error_of("submit", "Show", "--group", "x", code=2)

@@ -86,7 +86,8 @@ def _print(group: GroupResponse) -> None:
 def sealed_group(client: AdminClient, name: str | None, room: str | None, key: str) -> Iterator[UUID | None]:
     """Make a group of this name, and seal it after the block; without a name there is none.
 
-    A repeat with the same key has the same group. After an exception the group stays open.
+    A repeat with the same key has the same group. It stays open after an exception, and without tasks: an
+    empty group would end at once.
     """
     if name is None:
         yield None
@@ -96,8 +97,11 @@ def sealed_group(client: AdminClient, name: str | None, room: str | None, key: s
     try:
         yield group_id
     except CommandError:
-        # Some tasks were refused, and the others are there.
-        _seal(client, group_id)
+        # Some tasks were refused, perhaps all of them; the others are there.
+        if client.get_group(group_id).total:
+            _seal(client, group_id)
+        else:
+            print_note(f"Group {group_id} has no tasks and stays open. Correct the file and submit it anew.")
         raise
     _seal(client, group_id)
 
