@@ -234,6 +234,41 @@ async def _cancel_all_that_match(dashboard: Dashboard, queue: ExampleQueue) -> N
     assert (counts["cancelled"], counts["pending"], counts["running"]) == (5, 1, 1)
 
 
+async def test_all_that_match_are_cancelled_with_the_tasks_below(browser: Browser, database_url: str) -> None:
+    """If the operator chooses so: the dialog counts them again, and without them as before."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page, relax = dashboard.page, queue.jobs["relax"]
+        url = f"{V1}/rooms/lab/tasks/{relax['full_name']}"
+        parent, ids = queue.tasks["running"]["id"], []
+        for _ in range(2):
+            response = await queue.client.post(url, json={"payload": {}, "parent": parent})
+            parent = response.json()["id"]
+            ids.append(parent)
+        await dashboard.show("tasks?room=lab&job=Relax&status=running", "Tasks")
+        await page.get_by_text("All that match").click()
+        await page.get_by_role("button", name="Cancel …").click()
+        dialog = page.get_by_role("dialog", name="Cancel all that match")
+        await expect(dialog.get_by_role("button", name="Cancel 1 task", exact=True)).to_be_enabled()
+        choice = dialog.get_by_role("checkbox", name="Cancel the tasks below them too")
+        for is_chosen, text in (
+            (True, "1 task and 2 tasks below"),
+            (False, "1 task"),
+            (True, "1 task and 2"),
+        ):
+            await choice.press("Space")
+            await expect(choice).to_be_checked(checked=is_chosen)
+            await expect(dialog.locator(".counted")).to_contain_text(text)
+        await dashboard.check("tasks-bulk-tree")
+        await page.set_viewport_size({"width": 390, "height": 844})
+        assert await page.evaluate("document.documentElement.scrollWidth") == 390
+        await dashboard.check("tasks-bulk-tree-390")
+        await dialog.get_by_role("button", name="Cancel 3 tasks").click()
+        await expect(page.get_by_text("3 tasks cancelled.")).to_be_visible()
+        for id_ in ids:
+            assert (await get_task(queue.client, {"id": id_}))["status"] == "cancelled"
+        assert dashboard.seen == []
+
+
 async def test_a_preview_shows_what_an_action_would_change(browser: Browser, database_url: str) -> None:
     """Each example has its payload, room, age and error, and the filter is in words."""
     async with example_queue(browser, database_url) as (dashboard, _):

@@ -13,7 +13,7 @@ const LIMIT = 50;
 const ACTIONS = {
   retry: { label: "Retry", statuses: ["failed", "cancelled"], text: "Failed and cancelled tasks return to their queues.", done: "put back into the queue" },
   runNow: { label: "Run now", statuses: ["pending"], text: "Scheduled tasks enter their queues now.", done: "put into the queue", isChosen: true },
-  cancel: { label: "Cancel", statuses: ["pending", "claimed", "running"], text: "Pending tasks will never run. Of tasks that are claimed or running, the workers are told to stop; what they report afterwards is refused.", done: "cancelled" },
+  cancel: { label: "Cancel", statuses: ["pending", "claimed", "running"], text: "Pending tasks will never run. Of tasks that are claimed or running, the workers are told to stop; what they report afterwards is refused.", done: "cancelled", hasTree: true },
   release: { label: "Release", statuses: ["claimed", "running"], text: "Workers lose the tasks that they hold; the tasks return to their queues.", done: "released", isOperators: true },
   purge: { label: "Purge", statuses: ["completed", "failed", "cancelled"], text: "Ended tasks are deleted with their logs and results. This cannot be undone.", done: "deleted", skipped: "ended too recently; purge them later", isOperators: true, deletes: true },
   retarget: { label: "Retarget", statuses: ["pending"], text: "Waiting tasks of earlier versions of the job get the current version, if their payloads match its schema.", done: "moved to the current version", skipped: "do not match its schema, or had changed meanwhile", isOperators: true, needsJob: true },
@@ -157,18 +157,21 @@ function Chosen({ tasks, selection, reload }) {
 
 // Shows how many tasks an action would change, and does it after a confirmation.
 export function Bulk({ action, filter, onClose, onDone }) {
-  const { label, text, done } = ACTIONS[action];
+  const { label, text, done, hasTree } = ACTIONS[action];
   // The filter as it was when the dialog opened: the token of the preview confirms this one.
   const filters = useMemo(() => filter, []);
-  const preview = usePoll((signal) => act("POST", "/tasks/bulk/preview", { action, filter: filters }, { signal }), [action], null);
+  const tree = useSignal(false);
+  const request = { action, filter: filters, ...(tree.value && { tree: true }) };
+  // The token confirms the action with or without the tasks below: each change of the choice reads a new preview.
+  const preview = usePoll((signal) => act("POST", "/tasks/bulk/preview", request, { signal }), [action, tree.value], null);
   const error = useSignal(null);
   const typed = useSignal("");
-  const size = preview.data?.count ?? 0;
+  const size = preview.data ? preview.data.count + preview.data.below : 0;
   const isConfirmed = !needsTyping(action, size) || isNumber(typed.value, size);
   const typedId = useId();
   const run = async () => {
     try {
-      const { affected, skipped } = await act("POST", "/tasks/bulk", { action, filter: filters, token: preview.data.token });
+      const { affected, skipped } = await act("POST", "/tasks/bulk", { ...request, token: preview.data.token });
       toast(`${plural(affected, "task")} ${done}${skipped ? `, ${count(skipped)} skipped: they ${ACTIONS[action].skipped ?? "had changed meanwhile"}` : ""}.`);
       onClose();
       onDone();
@@ -176,12 +179,17 @@ export function Bulk({ action, filter, onClose, onDone }) {
       error.value = problem;
     }
   };
+  const chooseTree = (event) => {
+    tree.value = event.target.checked;
+    error.value = null;
+  };
   return html`<${Dialog} title=${`${label} all that match`} onClose=${onClose} wide>
     <div class="dialog-body">
       <p>${text}</p>
       <p class="help">Filter: ${filterWords(filters)}</p>
+      ${hasTree && html`<label class="check"><input type="checkbox" checked=${tree.value} onChange=${chooseTree} /> ${label} the tasks below them too</label>`}
       ${error.value ? html`<${Failure} error=${error.value} />` : html`<${Loaded} state=${preview}>${(answer) => html`
-        <p class="counted"><strong>${plural(answer.count, "task")}</strong> ${answer.is_complete ? "" : `(the newest ${count(answer.limit)}; there are more)`}</p>
+        <p class="counted"><strong>${plural(answer.count, "task")}</strong> ${answer.below > 0 && `and ${plural(answer.below, "task")} below `}${answer.is_complete ? "" : `(the newest ${count(answer.limit)}; there are more)`}</p>
         <ul class="examples">${answer.examples.slice(0, 5).map((task) => html`<li key=${task.id}>
           <div><${Status} status=${task.status} /> <${What} task=${task} /></div>
           <div class="help"><a class="id" href=${href(["tasks", task.id])}>${shortId(task.id)}</a> in room ${task.room_id}, created <${Ago} at=${task.created_at} /></div>
