@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import pytest
 from databases import on_both
@@ -23,6 +24,7 @@ from zndraw_joblib import (
     job,
 )
 from zndraw_joblib.wire.messages import TaskToSubmit
+from zndraw_joblib.wire.successors import After
 
 ADA = Identity("ada", is_superuser=False)
 BOUND = 30
@@ -108,6 +110,29 @@ async def test_many_tasks_are_submitted_or_none(host: Host) -> None:
         await host.joblib.submit_many([Area(width=1), faulty], room="lab")
     assert (await host.client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
     assert await host.joblib.submit_many([]) == []
+
+
+async def test_a_batch_waits_for_earlier_items_and_not_for_too_many(host: Host) -> None:
+    """As a batch of the REST API."""
+    job = await host.register()
+
+    def task(*tasks: Any) -> TaskToSubmit:
+        after = After(tasks=list(tasks)) if tasks else None
+        return TaskToSubmit(room_id="lab", job_name=job["full_name"], after=after)
+
+    first, second = await host.joblib.submit_many([task(), task(0)])
+    after = (await host.joblib.get(second.id)).after
+    assert after is not None
+    assert (second.waits, after.tasks) == (True, [first.id])
+    many = [task(*(uuid4() for _ in range(100)))] * 101
+    for refused, text in (
+        ([task(), task(1)], r"tasks\.1\.after\.tasks: 1 is no earlier item"),
+        (many, "tasks: they wait for 10100 tasks and groups in all; at most 10000 in one batch"),
+    ):
+        with pytest.raises(InvalidRequest, match=text):
+            await host.joblib.submit_many(refused)
+    with pytest.raises(InvalidRequest, match="only a batch takes indexes"):
+        await host.joblib.submit(task(0))
 
 
 async def test_a_key_submits_one_task(host: Host) -> None:

@@ -33,7 +33,7 @@ from zndraw_joblib.wire.problems import Problem
 from zndraw_joblib.wire.progress import Failure, LogPart, Progress, StoredResult
 from zndraw_joblib.wire.schedules import ScheduleTimes
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.wire.successors import MAX_BATCH_PREDECESSORS, After, TaskAfter
+from zndraw_joblib.wire.successors import After, TaskAfter, check_batch
 from zndraw_joblib.wire.unique import Debounce, Unique, check_debounce
 from zndraw_joblib.wire.webhooks import TaskWebhook
 
@@ -655,24 +655,7 @@ class BatchSubmitRequest(RequestBody):
         if self.group is not None and any(task.group is not None for task in self.tasks):
             raise ValueError("group: the batch makes a group of its tasks, so none of them may name one")
         self.atomic = self.atomic or self.group is not None
-        number = sum(len(task.after.tasks) + len(task.after.groups) for task in self.tasks if task.after)
-        if number > MAX_BATCH_PREDECESSORS:
-            raise ValueError(
-                f"tasks: they wait for {number} tasks and groups in all; at most "
-                f"{MAX_BATCH_PREDECESSORS} in one batch are allowed, so send several, or wait for groups"
-            )
-        for index, task in enumerate(self.tasks):
-            earlier = [number for number in task.after.tasks if isinstance(number, int)] if task.after else []
-            if earlier and not self.atomic:
-                raise ValueError(
-                    f"tasks.{index}.after.tasks: indexes need a batch that is atomic or makes a group; set "
-                    "atomic"
-                )
-            if any(number >= index for number in earlier):
-                raise ValueError(
-                    f"tasks.{index}.after.tasks: {max(earlier)} is no earlier item of the batch; a task "
-                    "waits for items before it"
-                )
+        check_batch([task.after for task in self.tasks], is_atomic=self.atomic)
         return self
 
 

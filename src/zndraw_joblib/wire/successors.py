@@ -1,6 +1,6 @@
 """Successors: tasks that wait for the ends of others, and the results of these in their payloads."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
@@ -60,6 +60,27 @@ class After(RequestBody):
                 "submit the tasks to a group, and wait for the group"
             )
         return self
+
+
+def check_batch(afters: Sequence[After | None], *, is_atomic: bool) -> None:
+    """Raise ValueError if the tasks of a batch wait for too many, or for items that are not earlier ones."""
+    number = sum(len(after.tasks) + len(after.groups) for after in afters if after is not None)
+    if number > MAX_BATCH_PREDECESSORS:
+        raise ValueError(
+            f"tasks: they wait for {number} tasks and groups in all; at most "
+            f"{MAX_BATCH_PREDECESSORS} in one batch are allowed, so send several, or wait for groups"
+        )
+    for index, after in enumerate(afters):
+        earlier = [entry for entry in after.tasks if isinstance(entry, int)] if after is not None else []
+        if earlier and not is_atomic:
+            raise ValueError(
+                f"tasks.{index}.after.tasks: indexes need a batch that is atomic or makes a group; set atomic"
+            )
+        if any(entry >= index for entry in earlier):
+            raise ValueError(
+                f"tasks.{index}.after.tasks: {max(earlier)} is no earlier item of the batch; a task "
+                "waits for items before it"
+            )
 
 
 class TaskAfter(ResponseBody):

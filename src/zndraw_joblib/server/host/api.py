@@ -31,6 +31,7 @@ from zndraw_joblib.server.process.ports import Identity, Page, RequestKey, Wake,
 from zndraw_joblib.server.queue import (
     rules_idempotency,
     rules_jobs,
+    rules_successors,
     rules_task_actions,
     rules_tasks,
     rules_transitions,
@@ -72,6 +73,7 @@ from zndraw_joblib.wire.problems import (
     ServiceUnavailable,
 )
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
+from zndraw_joblib.wire.successors import check_batch
 
 
 def new_task(
@@ -283,6 +285,7 @@ class HostApi(GroupApi):
         """
         caller = identity_of(identity)
         name, task = new_task(job, payload, room, job_room, options)
+        rules_successors.check_ids(task.after)
         hours = self.runtime.settings.idempotency_key_hours
         key = request_key("submit", caller, idempotency_key, [task, on_end], hours)
         item = self.runtime.submission(caller, task.room_id, name, task, key)
@@ -321,6 +324,10 @@ class HostApi(GroupApi):
             raise InvalidRequest(f"tasks: {len(named_tasks)} tasks, but one call submits at most {MAX_BATCH}")
         if not named_tasks:
             return []
+        try:
+            check_batch([task.after for _, task in named_tasks], is_atomic=True)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
         hours = self.runtime.settings.idempotency_key_hours
         content = [[task for _, task in named_tasks], on_end]
         key = request_key("submit_many", caller, idempotency_key, content, hours)

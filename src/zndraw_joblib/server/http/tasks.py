@@ -44,6 +44,7 @@ from zndraw_joblib.server.queue import (
     rules_details,
     rules_groups,
     rules_history,
+    rules_successors,
     rules_task_actions,
     rules_tasks,
     rules_transitions,
@@ -68,7 +69,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
 from zndraw_joblib.wire.operations import PREFIX
-from zndraw_joblib.wire.problems import DuplicateTask, InvalidRequest, ProblemException
+from zndraw_joblib.wire.problems import DuplicateTask, ProblemException
 from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
@@ -153,7 +154,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
     encoded = rules_transitions.check_size("payload", body.payload)
-    _check_ids(body)
+    rules_successors.check_ids(body.after)
     if body.parent is not None or body.after is not None:
         for refusal in (await _unreadable(request, caller, _related(room_id, body))).values():
             raise refusal
@@ -175,14 +176,6 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     response = to_json(rules_answers.changed(task, payload={}), by_alias=True)
     content = response.replace(b'"payload":{}', b'"payload":%b' % encoded.encode(), 1)
     return JsonResponse(content, 202, headers)
-
-
-def _check_ids(task: TaskSubmitRequest) -> None:
-    if task.after is not None and any(isinstance(entry, int) for entry in task.after.tasks):
-        detail = "after.tasks: only a batch takes indexes (POST /tasks/submit with atomic); name ids"
-        raise InvalidRequest(
-            detail, errors=[{"loc": ["body", "after", "tasks"], "message": detail, "type": "no_batch"}]
-        )
 
 
 def _related(room_id: str, task: TaskSubmitRequest) -> list[tuple[str, UUID]]:

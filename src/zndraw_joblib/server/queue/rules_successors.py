@@ -58,6 +58,15 @@ def filled_places(payload: Mapping[str, Any], after: After) -> frozenset[str]:
     return frozenset(found)
 
 
+def check_ids(after: After | None) -> None:
+    """Raise `InvalidRequest` if a task that is submitted alone waits for items of a batch."""
+    if after is not None and any(isinstance(entry, int) for entry in after.tasks):
+        raise _invalid(
+            "after.tasks: only a batch takes indexes (submit_many, POST /tasks/submit with atomic); name ids",
+            *("after", "tasks", "no_batch"),
+        )
+
+
 def _invalid(detail: str, *place: str) -> InvalidRequest:
     *loc, kind = place
     return InvalidRequest(detail, errors=[{"loc": ["body", *loc], "message": detail, "type": kind}])
