@@ -105,19 +105,19 @@ class Successors:
 
     async def add_unrecorded(self) -> int:
         """Add the ends for which tasks wait and that no transaction has added; return how many."""
-        found, read = set[int](), self._runtime.database.read_short
+        sources, read = set[int](), self._runtime.database.read_short
         for _ in range(_MAX_SEARCHES):
             ended, last = await read(sql_successors.unrecorded, self._searched, _SEARCHED_AT_ONCE)
-            found |= ended
+            sources |= ended
             self._searched = last or _FIRST
             if last is None:
                 break
-        if found:
+        if sources:
             logger.warning(
-                "Found %d ends of tasks and groups that no server has recorded for successors", len(found)
+                "Found %d ends of tasks and groups that no server has recorded for successors", len(sources)
             )
-            await self._runtime.write(sql_successors.add_waves, found)
-        return len(found)
+            await self._runtime.write(sql_successors.add_waves, sources)
+        return len(sources)
 
     async def _handle(self, only: int | None = None) -> Handled:
         runtime, checks = self._runtime, self._checks
