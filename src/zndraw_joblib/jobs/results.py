@@ -9,7 +9,7 @@ import mimetypes
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
@@ -110,15 +110,15 @@ def decode_content(content: bytes, content_type: str) -> Any:
     return content
 
 
-def plain_content(content: bytes, content_type: str) -> Any:
+def plain_content(content: bytes, content_type: str, loads: Callable[[bytes], Any] = json.loads) -> Any:
     """Return content as plain JSON values, in which `codecs.decode` finds what was encoded.
 
-    Raises `UnusableResult` for invalid content, such as JSON Lines that are called JSON.
+    `loads` parses JSON. Raises `UnusableResult` for invalid content, such as JSON Lines that are called JSON.
     """
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == JSON_TYPE:
-            return json.loads(content)
+            return loads(content)
         return plain(decode_content(content, content_type), "result")
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise UnusableResult(f"The content of a result is no valid {kind}: {text_of(error)}") from error

@@ -18,9 +18,10 @@ from zndraw_joblib.server.host.mount import JobLib
 from zndraw_joblib.server.internal.executor import GuardedExecutor
 from zndraw_joblib.server.internal.registry import InternalRegistry, offer_of
 from zndraw_joblib.server.process.ports import Identity
-from zndraw_joblib.server.queue import rules_groups, rules_internal, rules_jobs
+from zndraw_joblib.server.queue import rules_internal, rules_jobs
 from zndraw_joblib.server.queue.rules_results import Upload
 from zndraw_joblib.server.queue.rules_tasks import Report
+from zndraw_joblib.server.results.inputs import Inputs
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.testing import job_runs
 from zndraw_joblib.testing.job_runs import class_of, is_job, shown
@@ -195,10 +196,9 @@ class Workers:
         response = await self._call(self._runtime.claim(WORKER, TaskClaimRequest(worker_id=worker_id)))
         if response.task is None:
             return None
-        claimed, read = response.task, self._runtime.database.read
-        payload = await self._call(rules_groups.filled_payload(read, claimed.id, claimed.payload))
-        results = self._joblib.task_results
-        claimed.payload = await self._call(results.with_predecessors(claimed.id, payload))
+        claimed = response.task
+        inputs = Inputs(self._runtime, self._joblib.task_results)
+        claimed.payload = await self._call(inputs.fill(claimed.id, claimed.payload))
         task, outcome = prepared(job_runs.claimed(claimed), cls, {})
         if outcome is None:
             await self._call(self._report(task, {"status": TaskStatus.RUNNING}))

@@ -31,11 +31,12 @@ from zndraw_joblib.server.process.ports import OpenConnection, SessionMaker, tas
 from zndraw_joblib.server.process.pubsub import connection_factory
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.threads import call_in_thread
-from zndraw_joblib.server.queue import rules_groups, rules_internal, rules_workers
+from zndraw_joblib.server.queue import rules_internal, rules_workers
 from zndraw_joblib.server.queue.rules_internal import EXECUTOR
 from zndraw_joblib.server.queue.rules_results import Upload
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
+from zndraw_joblib.server.results.inputs import Inputs
 from zndraw_joblib.server.results.results import TaskResults
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.messages import MAX_NAMED_TASKS, NamedTask, Verdict, this_process
@@ -198,8 +199,7 @@ class GuardedExecutor:
         self._running[task.id, task.attempt] = run = Run(context)
         watching = asyncio.create_task(self._watch(context))
         try:
-            payload = await rules_groups.filled_payload(self._runtime.database.read, task.id, task.payload)
-            payload = await self._results.with_predecessors(task.id, payload)
+            payload = await self._results.inputs.fill(task.id, task.payload)
             work = partial(outcome_of, cls, payload, context, self._context)
             outcome = await self._ends.wait(run, _start_traced(task, context, work))
             if outcome is not None:
@@ -366,15 +366,12 @@ _NO_STORE = (
 
 
 class InternalResults:
-    """Stores results without HTTP. `is_server`: this process also answers requests for results."""
+    """Stores and reads results without HTTP. `is_server`: this process also answers requests for results."""
 
     def __init__(self, runtime: Runtime, *, is_server: bool) -> None:
         self._results = TaskResults(runtime)
+        self.inputs = Inputs(runtime, self._results)
         self._can_store = is_server or runtime.settings.task_result_backend != "memory"
-
-    async def with_predecessors(self, task_id: UUID, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return a payload with the large results that it refers to."""
-        return await self._results.with_predecessors(task_id, payload)
 
     async def store(self, task: TaskRecord, content: Content) -> Outcome:
         """Store the content of a result; return what to report. Raises `ServiceUnavailable`: repeat it."""

@@ -5,13 +5,13 @@ transaction knows that it has the last one is in `sql_groups`.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, group_key
@@ -34,8 +34,6 @@ from zndraw_joblib.wire.groups import (
     NewGroup,
     OnEndState,
     OnEndWhen,
-    referenced_groups,
-    with_results,
 )
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.names import INTERNAL, split_name
@@ -368,44 +366,12 @@ def _line(row: Any) -> bytes:
     return b'%s,"result":%s}\n' % (to_json(fields)[:-1], result.encode())
 
 
-class Results(NamedTuple):
-    """Results of tasks of a group, and where to continue: None at the end."""
-
-    results: list[Any]
-    after: int | None
-
-
-async def results_for(tx: Transaction, group_id: UUID, task_id: UUID, *, after: int) -> Results | None:
+async def results_for(tx: Transaction, group_id: UUID, task_id: UUID, *, after: int) -> ResultLines | None:
     """Return the next results for the task that a group has submitted at its end; None for another task."""
     group = await sql_groups.get(tx, group_id)
     if group is None or group.on_end_task != task_id:
         return None
-    lines, following = await results(tx, group_id, after)
-    return Results([from_json(line)["result"] for line in lines.splitlines()], following)
-
-
-async def filled_payload(
-    read: Callable[..., Awaitable[Any]], task_id: UUID, payload: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the payload of a task, with the results of the group that has submitted it at its end.
-
-    `read(work, …)` runs work in a transaction that reads.
-    """
-    results: dict[UUID, list[Any]] = {}
-    for group_id in referenced_groups(payload):
-        after: int | None = 0
-        while after is not None:
-            part = await read(results_for, group_id, task_id, after=after)
-            after = None if part is None else part.after
-            if part is not None:
-                results.setdefault(group_id, []).extend(part.results)
-    filled: dict[str, Any] = with_results(
-        payload,
-        lambda group_id: (
-            results[group_id] if group_id in results else {GROUP_VALUE: "results", "id": str(group_id)}
-        ),
-    )
-    return filled
+    return await results(tx, group_id, after)
 
 
 async def ended(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:

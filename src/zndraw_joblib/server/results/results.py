@@ -10,30 +10,20 @@ from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID, uuid4
 
-from zndraw_joblib.jobs.outputs import PAYLOAD_FAULT, UnusableResult, with_parts
-from zndraw_joblib.jobs.results import Content, plain_content
+from zndraw_joblib.jobs.results import Content
 from zndraw_joblib.server.db.values import KEPT
 from zndraw_joblib.server.process.ports import ContentStore, ResultBackend
 from zndraw_joblib.server.process.settings import MIB, JobLibSettings, ServerSettings
 from zndraw_joblib.server.process.shared_limit import SharedLimit
-from zndraw_joblib.server.queue import rules_results, rules_successors
-from zndraw_joblib.server.queue.rules_results import LEASE, STEP_BYTES, FoundResult, Upload
+from zndraw_joblib.server.queue import rules_results
+from zndraw_joblib.server.queue.rules_results import LEASE, STEP_BYTES, Upload
 from zndraw_joblib.server.queue.rules_retention import Pruned
 from zndraw_joblib.server.queue.sql_results import Deletable, NewResult, Quota, ResultRecord, Unconfirmed
 from zndraw_joblib.server.results.database_values import DatabaseResults
 from zndraw_joblib.server.results.stores import FileStore, MemoryResults
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.problems import (
-    Conflict,
-    ContentTooLarge,
-    ResultExpired,
-    ResultNotFound,
-    ServiceUnavailable,
-    TaskNotFound,
-    UploadStalled,
-)
+from zndraw_joblib.wire.problems import Conflict, ContentTooLarge, ServiceUnavailable, UploadStalled
 from zndraw_joblib.wire.progress import StoredResult
-from zndraw_joblib.wire.successors import referenced_results
 
 logger = logging.getLogger(__name__)
 _EXTEND_SECONDS = LEASE.total_seconds() / 5
@@ -247,28 +237,6 @@ class TaskResults:
         if opened is None or opened[0] != record.size:
             raise rules_results.expired(record)
         return opened[1]
-
-    async def with_predecessors(self, task_id: UUID, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return the payload of a task with the large results of its predecessors that it refers to.
-
-        A reference to the result of another task stays.
-        """
-        read, results = self._runtime.database.read, dict[UUID, Any]()
-        for predecessor in {one.task for one in referenced_results(payload) if isinstance(one.task, UUID)}:
-            if not await read(rules_successors.is_successor, task_id, predecessor):
-                return payload
-            try:
-                results[predecessor] = await self._plain(await read(rules_results.find, predecessor))
-            except (ResultExpired, ResultNotFound, TaskNotFound, UnusableResult) as problem:
-                return {PAYLOAD_FAULT: str(problem)}
-        return with_parts(payload, results.__getitem__) if results else payload
-
-    async def _plain(self, result: FoundResult) -> Any:
-        rules_results.check(result)
-        if result.stored is None:
-            return result.value
-        content = b"".join([piece async for piece in await self.open(result.stored)])
-        return plain_content(content, result.stored.content_type)
 
     async def prune(self) -> Pruned:
         """Delete a batch of content that has expired, was replaced, or whose upload or attempt failed."""
