@@ -1,5 +1,6 @@
 """Tasks after others from Python, with both kinds of clients and real workers."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,12 +9,16 @@ from uuid import UUID
 import numpy
 import pytest
 from databases import on_both
+from sdk.live import TOKEN, LiveServer
+from sdk.proxy import Proxy
 
 from client.both import Both
 from client.jobs import Area, Fail, Values
 from client.test_groups import Anything
 from zndraw_joblib import After, NewTask, TaskContext, job
+from zndraw_joblib.client.connection import connect
 from zndraw_joblib.client.flows import TaskFailed
+from zndraw_joblib.client.older_servers import AfterIgnored
 from zndraw_joblib.jobs.extensions import Category, Extension
 from zndraw_joblib.wire.problems import InvalidRequest
 from zndraw_joblib.wire.statuses import TaskStatus
@@ -204,6 +209,52 @@ async def test_a_reference_to_the_result_of_another_task_stays(queue: Both, work
     assert await secret.result(60) == "secret"
     assert await alone.result(60) == reference
     assert await step.result(60) == [reference, 1]
+
+
+class OlderServer(Proxy):
+    """The server as an earlier release answers, which does not know tasks that wait for others."""
+
+    def respond(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+        """Return the response to a request without what that release ignores."""
+        if b'"after":' in body:
+            request = json.loads(body)
+            for task in (request, *request.get("tasks", [])):
+                task.pop("after", None)
+            body = json.dumps(request).encode()
+        return super().respond(method, path.partition("?successor=")[0], headers, body)
+
+
+async def test_an_older_server_runs_no_step_too_early(
+    queue: Both, open_queue: Callable[..., Both], server: LiveServer, worker: Make, room: str
+) -> None:
+    """What it has put into its queue is cancelled, and the error names it; a worker reads nothing for it."""
+    manager = worker()
+    manager.register(Anything, room=room, without_workers="queue")
+    first = await queue.submit(Anything(value="secret"))
+    await first.result(60)
+    with OlderServer(server.url) as older:
+        client = open_queue(older.url, room=room)
+        steps = [NewTask(Anything(value=1), after=first.inner), NewTask(Anything(value=2))]
+        calls = (
+            lambda: client.submit(Anything(value=3), after=first.inner),
+            lambda: client.submit_many(steps),
+            lambda: client.submit_many([Anything(value=0), *steps], atomic=True),
+        )
+        manager.disconnect()
+        for call in calls:
+            with pytest.raises(AfterIgnored, match="Update the server") as caught:
+                await call()
+            [task_id] = caught.value.task_ids
+            assert not caught.value.running_ids
+            assert (await Both(queue.inner.task(task_id)).refresh()).status == TaskStatus.CANCELLED
+        assert (await client.submit(Anything(value="plain"))).duplicate is False
+        with connect(older.url, TOKEN) as api:
+            reference = {"$result": {"task": str(first.inner), "pointer": ""}, "id": str(first.inner)}
+            other = await queue.submit(Anything(value=reference))
+            later = JobManager(api, execute=lambda task: task.extension.run(None, task=task))
+            later.register(Anything, room=room)
+            assert await other.result(60) == reference
+            later.disconnect(timeout=1)
 
 
 async def test_a_job_submits_steps(queue: Both, worker: Make, room: str) -> None:

@@ -180,10 +180,14 @@ _SILENT_SECONDS = 30.0
 
 
 class SubmittedTask(NamedTuple):
-    """The task of a submit in a batch; a duplicate made none, because this one holds its unique key."""
+    """The task of a submit in a batch; a duplicate made none, because this one holds its unique key.
+
+    `waits`: it waits for others.
+    """
 
     id: UUID
     is_duplicate: bool
+    waits: bool = False
 
 
 Results = list[SubmittedTask | ProblemException]
@@ -364,4 +368,4 @@ def _task_or_problem(
         return problem_for(result.status, result.problem.model_dump())
     if result.id is None:
         raise UnexpectedResponse(response)
-    return SubmittedTask(result.id, is_duplicate=result.status == HTTPStatus.OK)
+    return SubmittedTask(result.id, result.status == HTTPStatus.OK, result.waits is True)

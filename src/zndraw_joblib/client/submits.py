@@ -1,5 +1,6 @@
 """Submit tasks: which job is meant, from which room, and in which requests. Flows without I/O."""
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -15,6 +16,7 @@ from zndraw_joblib.client import calls
 from zndraw_joblib.client.calls import Call, Results, SubmittedTask, validated
 from zndraw_joblib.client.connection import canonical_url
 from zndraw_joblib.client.flows import Flow, all_jobs, find_job, send_once
+from zndraw_joblib.client.older_servers import check_after
 from zndraw_joblib.client.retry import RetryRule, is_repeatable
 from zndraw_joblib.jobs import codecs
 from zndraw_joblib.jobs.extensions import category_of, check_job, check_task, job_name_of, job_room_of
@@ -45,6 +47,7 @@ from zndraw_joblib.wire.webhooks import TaskWebhook
 
 # Proxies often refuse bodies of more than a megabyte.
 _CHUNK_BYTES = 1_000_000
+_AFTER = b'"after":'
 
 
 # The parent of a submit in the code of a job, by default.
@@ -133,10 +136,11 @@ class NewTask:
 
 
 class Chunk(NamedTuple):
-    """The body of one request, and how many tasks it has."""
+    """The body of one request, how many tasks it has, and the indexes of those that wait for others."""
 
     body: bytes
     tasks: int
+    waiting: Sequence[int] = ()
 
 
 def task_body(room: str, job: str, payload: Any, options: Mapping[str, Any]) -> bytes:
@@ -179,7 +183,8 @@ def one_chunk(bodies: list[bytes]) -> Chunk:
 
 
 def _chunk(bodies: list[bytes], options: bytes = b"") -> Chunk:
-    return Chunk(b'{"tasks":[' + b",".join(bodies) + b"]" + options + b"}", len(bodies))
+    waiting = [index for index, body in enumerate(bodies) if _AFTER in body and "after" in json.loads(body)]
+    return Chunk(b'{"tasks":[' + b",".join(bodies) + b"]" + options + b"}", len(bodies), waiting)
 
 
 _NAME_SECONDS = 60.0
@@ -197,7 +202,9 @@ class Submitted(NamedTuple):
     @classmethod
     def of(cls, result: SubmittedTask | ProblemException, room: str | None) -> "Submitted | ProblemException":
         """Return the result of a submit from a room."""
-        return result if isinstance(result, ProblemException) else cls(*result, room)
+        if isinstance(result, ProblemException):
+            return result
+        return cls(result.id, result.is_duplicate, room)
 
 
 class Submits:
@@ -229,11 +236,15 @@ class Submits:
             options["after"] = after
         make = partial(calls.submit, room, str(name), payload, **options)
         try:
-            return (yield from send_once(f"Submitting {name}", make, key, self.rule))
+            response = yield from send_once(f"Submitting {name}", make, key, self.rule)
         except JobNotFound as problem:
             self._found.clear()
             seen = [parse_job_name(job.full_name) for job in (yield from all_jobs(room, self.rule))]
             raise JobNotFound(missing_text(str(problem), str(name), room, seen)) from problem
+        if after:
+            submitted = SubmittedTask(response.id, response.duplicate is True, response.waits is True)
+            yield from check_after([submitted], [0], self.rule)
+        return response
 
     def submit_many(
         self, tasks: Iterable[Any], room: str | None, key: str | None, *, atomic: bool
@@ -269,7 +280,9 @@ class Submits:
             return calls.submit_many(chunk.body, str(uuid5(_CHUNKS, f"{key} {number}")), chunk.tasks, check)
 
         try:
-            return (yield from send_once(f"Submitting {chunk.tasks:,} tasks", make, key, self.rule))
+            answered = yield from send_once(f"Submitting {chunk.tasks:,} tasks", make, key, self.rule)
+            yield from check_after(answered, chunk.waiting, self.rule)
+            return answered
         except Exception as error:
             if any(error is result for result in results):
                 return results

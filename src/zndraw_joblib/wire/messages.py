@@ -675,12 +675,14 @@ class BatchReportRequest(RequestBody):
 class BatchResult(DeferredModel):
     """The result of one item: the `status` and the body that the request for it alone would have got.
 
-    A success has the `id` of its task and, unless the request prefers ``return=minimal``, the `task`; a
-    failure has a `problem`. Reported tasks beyond 8 MiB of payloads and results are left out.
+    A success has the `id` of its task, `waits` if that waits for others, and, unless the request prefers
+    ``return=minimal``, the `task`; a failure has a `problem`. Reported tasks beyond 8 MiB of payloads and
+    results are left out.
     """
 
     status: int
     id: UUID | None = None
+    waits: Literal[True] | None = Field(default=None, exclude_if=is_none)
     task: TaskResponse | None = None
     problem: Problem | None = None
 

@@ -19,6 +19,8 @@ MAX_POINTER = 1000
 # A result that is longer as JSON is handed over as a reference, which the worker's SDK reads.
 MAX_INLINE_BYTES = 64 * 1024
 _REFERENCE = {RESULT_VALUE, "id"}
+# The response header with which a server vouches that a task has waited for the one whose result it is.
+SUCCESSOR = "Successor"
 
 
 class OnFailure(StrEnum):

@@ -29,7 +29,7 @@ from zndraw_joblib.wire.groups import GROUP_VALUE, with_results
 from zndraw_joblib.wire.messages import WorkerInfo
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.problems import ProblemException, ResultExpired, problem_for
-from zndraw_joblib.wire.successors import RESULT_VALUE
+from zndraw_joblib.wire.successors import RESULT_VALUE, SUCCESSOR
 
 if TYPE_CHECKING:
     import httpx
@@ -77,12 +77,18 @@ class RestApi(TaskRest):
     def predecessor_result(self, predecessor: UUID, task_id: UUID) -> Any:
         """Return the result of a task as JSON, for one that has waited for it. Raises `UnusableResult`.
 
-        A result that the server cannot read is one after some tries, so that other tasks go on.
+        Raises `_NotVouched` if the server does not say that it has: an older one would return any result that
+        the worker may read. A result that the server cannot read is one after some tries, so that other tasks
+        go on.
         """
         query = {"successor": task_id}
-        call = call_reading(ops.READ_TASK_RESULT, content_of, query=query, task_id=predecessor)
+
+        def read(response: "httpx.Response") -> tuple[bytes, str] | None:
+            return content_of(response) if response.headers.get(SUCCESSOR) == str(task_id) else None
+
+        call = call_reading(ops.READ_TASK_RESULT, read, query=query, task_id=predecessor)
         try:
-            content, content_type = self.send_call(call)
+            result = self.send_call(call)
         except Exception as error:
             is_refused = is_transient(error) and status_of(error) is not None
             tries = self._tries.pop(task_id, 0) + is_refused
@@ -92,7 +98,9 @@ class RestApi(TaskRest):
                 self._tries[task_id] = tries
             raise
         self._tries.pop(task_id, None)
-        return plain_content(content, content_type)
+        if result is None:
+            raise _NotVouched(f"task {predecessor}: the server is an older release, without after; update it")
+        return plain_content(*result)
 
     def heartbeat(
         self, worker_id: UUID, request: messages.HeartbeatRequest, timeout: float
@@ -146,8 +154,8 @@ class RestApi(TaskRest):
             read = cache(lambda predecessor: self.predecessor_result(predecessor, task.id))
             task.payload = with_parts(payload, read)
         except Exception as error:
-            status = status_of(error)
-            if status is None or is_transient(error):
+            is_refused = status_of(error) is not None and not is_transient(error)
+            if not (is_refused or isinstance(error, _NotVouched)):
                 raise  # the claim is repeated, and gets the same tasks
             log.warning("The results are not for task %s: %s", task.id, describe(error))
 
@@ -196,6 +204,10 @@ class RestApi(TaskRest):
         query = {"attempt": attempt} | ({"filename": content.filename} if content.filename else {})
         headers = {"Content-Type": content.content_type, "Content-Length": str(content.size)}
         return self.send(ops.UPLOAD_TASK_RESULT, pieces, query=query, headers=headers, task_id=task_id)
+
+
+class _NotVouched(Exception):
+    """A server does not say that a task has waited for another one."""
 
 
 def _results_of(response: "httpx.Response") -> list[ProblemException | None] | None:

@@ -66,6 +66,7 @@ from zndraw_joblib.wire.providers import (
     media_type,
     params_of,
 )
+from zndraw_joblib.wire.successors import SUCCESSOR
 
 # Stored bytes must not run as a script with the identity of the user who opens them in a browser.
 SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
@@ -244,7 +245,7 @@ async def read_task_result(
     """Return the result of a task: its JSON, or the bytes that were uploaded.
 
     ``Range``, ``If-Range`` and ``If-None-Match`` are supported. The worker that has the `successor` needs no
-    right to read the room.
+    right to read the room; the header ``Successor`` repeats it, because an older server ignores it.
     """
     return await _send_result(request, queue, caller, task_id, successor)
 
@@ -270,6 +271,8 @@ async def _send_result(
     await check_task_readable(request, caller, reader, result.room_id)
     rules_results.check(result)
     stored = _inline(result) if result.stored is None else _stored(queue, result)
+    if successor is not None:
+        stored.headers[SUCCESSOR] = str(successor)
     return await content_response(request, stored)
 
 

@@ -643,4 +643,6 @@ def _result(outcome: Outcome, status: int, prefix: str, *, is_minimal: bool) -> 
         problem = prefixed(as_problem(outcome).problem, prefix)
         return {"status": problem.status, "problem": problem.model_dump(exclude_none=True)}
     result: dict[str, Any] = {"status": 200 if outcome.duplicate else status, "id": outcome.id}
+    if outcome.waits:
+        result["waits"] = True
     return result if is_minimal or not has_body(outcome) else {**result, "task": outcome}

@@ -1200,7 +1200,7 @@ export interface paths {
          * @description Return the result of a task: its JSON, or the bytes that were uploaded.
          *
          *     ``Range``, ``If-Range`` and ``If-None-Match`` are supported. The worker that has the `successor` needs no
-         *     right to read the room.
+         *     right to read the room; the header ``Successor`` repeats it, because an older server ignores it.
          */
         get: operations["readTaskResult"];
         /**
@@ -1939,14 +1939,17 @@ export interface components {
          * BatchResult
          * @description The result of one item: the `status` and the body that the request for it alone would have got.
          *
-         *     A success has the `id` of its task and, unless the request prefers ``return=minimal``, the `task`; a
-         *     failure has a `problem`. Reported tasks beyond 8 MiB of payloads and results are left out.
+         *     A success has the `id` of its task, `waits` if that waits for others, and, unless the request prefers
+         *     ``return=minimal``, the `task`; a failure has a `problem`. Reported tasks beyond 8 MiB of payloads and
+         *     results are left out.
          */
         BatchResult: {
             /** Status */
             status: number;
             /** Id */
             id?: string | null;
+            /** Waits */
+            waits?: true | null;
             task?: components["schemas"]["TaskResponse"] | null;
             problem?: components["schemas"]["Problem"] | null;
         };
