@@ -66,14 +66,15 @@ class After(RequestBody):
 
 def check_batch(afters: Sequence[After | None], *, is_atomic: bool) -> None:
     """Raise ValueError if the tasks of a batch wait for too many, or for items that are not earlier ones."""
-    number = sum(len(after.tasks) + len(after.groups) for after in afters if after is not None)
+    waiting = [(index, after) for index, after in enumerate(afters) if after is not None]
+    number = sum(len(after.tasks) + len(after.groups) for _, after in waiting)
     if number > MAX_BATCH_PREDECESSORS:
         raise ValueError(
             f"tasks: they wait for {number} tasks and groups in all; at most "
             f"{MAX_BATCH_PREDECESSORS} in one batch are allowed, so send several, or wait for groups"
         )
-    for index, after in enumerate(afters):
-        earlier = [entry for entry in after.tasks if isinstance(entry, int)] if after is not None else []
+    for index, after in waiting:
+        earlier = [entry for entry in after.tasks if isinstance(entry, int)]
         if earlier and not is_atomic:
             raise ValueError(
                 f"tasks.{index}.after.tasks: indexes need a batch that is atomic or makes a group; set atomic"

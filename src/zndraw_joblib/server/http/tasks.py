@@ -474,7 +474,9 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
                     items.append(room)
                 elif isinstance(job, Exception):
                     items.append(job)
-                elif problem := _refused(room, task, unreadable) or (may_be_large and _large_payload(task)):
+                elif problem := (unreadable and _refused(room, task, unreadable)) or (
+                    may_be_large and _large_payload(task)
+                ):
                     items.append(problem)
                 else:
                     item_or_all = None if body.atomic else keys[index]
@@ -494,6 +496,8 @@ def _all_related(
     tasks: Sequence[TaskToSubmit], rooms: Mapping[str, str | Exception]
 ) -> Iterator[tuple[str, UUID]]:
     for task in tasks:
+        if task.parent is None and task.after is None:
+            continue
         if isinstance(room := rooms[task.room_id], str):
             yield from _related(room, task)
 
@@ -501,8 +505,7 @@ def _all_related(
 def _refused(
     room: str, task: TaskToSubmit, unreadable: Mapping[tuple[str, UUID], Exception]
 ) -> Exception | None:
-    pairs = _related(room, task) if unreadable else []
-    return next((unreadable[pair] for pair in pairs if pair in unreadable), None)
+    return next((unreadable[pair] for pair in _related(room, task) if pair in unreadable), None)
 
 
 async def _readable(request: Request, caller: Identity, room_id: str, outcome: Outcome) -> Outcome:

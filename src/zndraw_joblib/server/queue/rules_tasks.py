@@ -898,9 +898,12 @@ def _members(item: Submission) -> NewMembers | None:
 
 
 def _are_plain(items: Sequence[Submission], name: JobName, schema: str) -> bool:
-    keys, group = set[UUID](), _members(items[0])
+    keys, first = set[UUID](), items[0]
+    group = first.options.group
     for item in items:
-        if not _is_plain(item, name, schema) or _members(item) != group:
+        if not _is_plain(item, name, schema) or item.options.group != group:
+            return False
+        if group is not None and item.room_id != first.room_id:
             return False
         if item.key is not None:
             if item.key.id in keys:

@@ -169,6 +169,8 @@ _MAX_CLAIM_PAUSE, _FINISH_SECONDS, _LAST_EVENTS_SECONDS = 0.5, 10.0, 1.0
 _TASKS_PER_SHORT_WRITE = 500
 
 
+# The places of results in a payload without any.
+_NO_PLACES = frozenset[str]()
 # Without a rate of submits.
 _NO_RATE = nullcontext(rules_rates.Tokens(0, {}, 0))
 
@@ -368,7 +370,7 @@ class Runtime:
         refusal: ProblemException | None = None
         if request.webhook is not None:
             refusal = rules_webhooks.refusal_of(request.webhook.url, settings, "webhook")
-        filled = frozenset[str]()
+        filled = _NO_PLACES
         if request.after is not None:
             try:
                 filled = rules_successors.filled_places(request.payload, request.after)
