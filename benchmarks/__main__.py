@@ -17,6 +17,7 @@ from benchmarks import (
     groups,
     inference,
     limits,
+    long_ends,
     many_clients,
     many_jobs,
     payloads,
@@ -61,6 +62,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "unique": unique.run,
     "groups": groups.run,
     "chains": chains.run,
+    "long-ends": long_ends.run,
     "webhooks": webhooks.run,
     "replicas": replicas.run,
     "streams": event_streams.run,
@@ -73,7 +75,7 @@ SHARING = (
     ("many-clients", "fanout", "jobs", "backlog"),
 )
 # Sections that run only if they are named, because they take longer.
-ON_REQUEST = {"streams", "control", "limits", "webhooks", "chains"}
+ON_REQUEST = {"streams", "control", "limits", "webhooks", "chains", "long-ends"}
 # Runs that compare queues, each of which has databases of its own.
 _COMPARISONS = ("peers", "together")
 
@@ -81,7 +83,7 @@ _COMPARISONS = ("peers", "together")
 _NAMES = " ".join((*SECTIONS, *_COMPARISONS, *DATABASES))
 _HELP = (
     f"sections and databases: {_NAMES}. By default all but streams, limits, webhooks, chains, "
-    "control (a million tasks), peers and together, on both databases"
+    "long-ends, control (a million tasks), peers and together, on both databases"
 )
 
 

@@ -23,7 +23,10 @@ def allow_many_connections() -> None:
 
 @contextmanager
 def serving(kind: str, database_url: str = "") -> Iterator[str]:
-    """Run a server and yield its URL; `kind` is `noop`, `joblib`, or `no-events` (without Socket.IO)."""
+    """Run a server and yield its URL.
+
+    `kind` is `noop`, `joblib`, `no-events` (without Socket.IO), or `probed`, which measures its pauses.
+    """
     with serving_all((kind, database_url)) as [url]:
         yield url
 
@@ -94,6 +97,10 @@ def _run() -> None:
             max_streams_per_user=10_000,
         )
         app = create_app(settings, realtime=arguments.kind != "no-events")
+        if arguments.kind == "probed":
+            from benchmarks.loop_pauses import add_probe  # noqa: PLC0415
+
+            add_probe(app)
     allow_many_connections()
     gc.collect()
     gc.freeze()  # as `serve` does
