@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
-from pydantic import ConfigDict, Field, StrictInt, model_validator
+from pydantic import ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from zndraw_joblib.wire.bodies import RequestBody, ResponseBody
 
@@ -51,17 +51,29 @@ class After(RequestBody):
     groups: list[UUID] = Field(default_factory=list, max_length=MAX_PREDECESSORS, fail_fast=True)
     on_failure: OnFailure = OnFailure.FAIL
 
+    @field_validator("tasks", "groups", mode="before")
+    @classmethod
+    def _check_length(cls, entries: Any) -> Any:
+        # The error of max_length has no remedy.
+        if isinstance(entries, Sequence) and len(entries) > MAX_PREDECESSORS:
+            raise _too_many("it has", len(entries))
+        return entries
+
     @model_validator(mode="after")
     def _check_number(self) -> "After":
         number = len(self.tasks) + len(self.groups)
         if not number:
             raise ValueError("name at least one of the tasks or groups to wait for, or leave out after")
         if number > MAX_PREDECESSORS:
-            raise ValueError(
-                f"tasks and groups have {number} entries, at most {MAX_PREDECESSORS} together are allowed; "
-                "submit the tasks to a group, and wait for the group"
-            )
+            raise _too_many("tasks and groups have", number)
         return self
+
+
+def _too_many(what: str, number: int) -> ValueError:
+    return ValueError(
+        f"{what} {number} entries, at most {MAX_PREDECESSORS} together are allowed; "
+        "submit the tasks to a group, and wait for the group"
+    )
 
 
 def check_batch(afters: Sequence[After | None], *, is_atomic: bool) -> None:

@@ -66,6 +66,7 @@ from zndraw_joblib.wire.providers import (
     media_type,
     params_of,
 )
+from zndraw_joblib.wire.statuses import HELD
 from zndraw_joblib.wire.successors import SUCCESSOR
 
 # Stored bytes must not run as a script with the identity of the user who opens them in a browser.
@@ -260,15 +261,14 @@ async def _send_result(
     request: Request, queue: QueueState, caller: Identity, task_id: UUID, successor: UUID | None = None
 ) -> Response:
     result = await queue.runtime.database.read(rules_results.find, task_id)
-    reader = task_id
+    status = None
     if successor is not None:
-        # A worker may read more than the user who has written the payload of its task.
-        if not await queue.runtime.database.read(rules_successors.is_successor, successor, task_id):
-            raise ResultNotFound(
-                f"Task {successor} does not wait for task {task_id}, so it has no result of it"
-            )
-        reader = successor
+        status = await queue.runtime.database.read(rules_successors.status_of_successor, successor, task_id)
+    # A worker may read what its task has waited for, while it has that task.
+    reader = successor if successor is not None and status in HELD else task_id
     await check_task_readable(request, caller, reader, result.room_id)
+    if successor is not None and status is None:
+        raise ResultNotFound(f"Task {successor} does not wait for task {task_id}, so it has no result of it")
     rules_results.check(result)
     stored = _inline(result) if result.stored is None else _stored(queue, result)
     if successor is not None:

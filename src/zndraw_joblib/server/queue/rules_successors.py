@@ -23,7 +23,7 @@ from zndraw_joblib.server.queue.sql_successors import (
 from zndraw_joblib.server.queue.sql_task_rows import WAITING, TaskRecord
 from zndraw_joblib.wire.history import Reason
 from zndraw_joblib.wire.problems import InvalidRequest, ProblemException
-from zndraw_joblib.wire.statuses import TERMINAL
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 from zndraw_joblib.wire.successors import (
     RESULT_VALUE,
     After,
@@ -271,9 +271,10 @@ async def after_of(tx: Transaction, task: TaskRecord) -> TaskAfter | None:
     )
 
 
-async def is_successor(tx: Transaction, successor_id: UUID, task_id: UUID) -> bool:
-    """Return whether a task waits for another one, or has waited."""
-    return await sql_successors.is_edge(tx, successor_id, task_id)
+async def status_of_successor(tx: Transaction, successor_id: UUID, task_id: UUID) -> TaskStatus | None:
+    """Return the status of a task that waits for another one, or has waited; None if it does not."""
+    status = await sql_successors.status_of_successor(tx, successor_id, task_id)
+    return None if status is None else TaskStatus(status)
 
 
 async def reasons(tx: Transaction, task: TaskRecord) -> list[Reason]:

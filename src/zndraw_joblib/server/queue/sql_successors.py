@@ -348,14 +348,14 @@ WHERE source = :source ORDER BY source, task_seq LIMIT :limit
     "id",
     source=BIG_INTEGER,
 )
-_IS_EDGE = statement(
+_STATUS_OF_SUCCESSOR = statement(
     """
-SELECT joblib_edge.task_seq FROM joblib_edge
+SELECT successor.status FROM joblib_edge
 JOIN joblib_task AS successor ON successor.seq = joblib_edge.task_seq
 JOIN joblib_task AS predecessor ON predecessor.seq = joblib_edge.source
 WHERE successor.id = :successor_id AND predecessor.id = :id
 """,
-    "task_seq",
+    "status",
     successor_id=UUID_TYPE,
 )
 _REMOVE = [
@@ -644,10 +644,10 @@ async def successors_of(tx: Transaction, source: int) -> list[UUID]:
     return list(rows.scalars())
 
 
-async def is_edge(tx: Transaction, successor_id: UUID, predecessor_id: UUID) -> bool:
-    """Return whether a task waits for another one, or has waited."""
-    rows = await tx.execute(_IS_EDGE, {"successor_id": successor_id, "id": predecessor_id})
-    return rows.first() is not None
+async def status_of_successor(tx: Transaction, successor_id: UUID, predecessor_id: UUID) -> str | None:
+    """Return the status of a task that waits for another one, or has waited; None if it does not."""
+    rows = await tx.execute(_STATUS_OF_SUCCESSOR, {"successor_id": successor_id, "id": predecessor_id})
+    return rows.scalar_one_or_none()
 
 
 async def remove(tx: Transaction, seqs: Sequence[int]) -> None:

@@ -80,7 +80,7 @@ class Inputs:
     ) -> dict[str, Any]:
         results: dict[UUID, Any] = {}
         for predecessor in {one.task for one in referenced_results(payload) if isinstance(one.task, UUID)}:
-            if not await self._read(rules_successors.is_successor, task_id, predecessor):
+            if await self._read(rules_successors.status_of_successor, task_id, predecessor) is None:
                 return payload
             result = await self._read(rules_results.find, predecessor)
             rules_results.check(result)
