@@ -524,3 +524,15 @@ def test_one_batcher_serves_several_event_loops() -> None:
         del runner
     gc.collect()
     assert [loop() for loop in loops] == [None] * 3
+
+
+async def test_a_batch_has_a_bounded_weight(recorder: RecordingDatabase) -> None:
+    """Heavy items wait for the next batch; one that is heavier than the bound has a batch of its own."""
+    weighed: Batcher[Any, Any] = Batcher(recorder.commit, lambda: 1, weigh=len, max_weight=5)
+    first = await recorder.busy(weighed)
+    items = ["aa", "bbb", "c", "dddddddd", "ee"]
+    tasks = [asyncio.create_task(weighed.put(item)) for item in items]
+    await asyncio.sleep(0)
+    recorder.open.set()
+    await asyncio.gather(first, *tasks)
+    assert recorder.batches == [["first"], ["aa", "bbb"], ["c"], ["dddddddd"], ["ee"]]

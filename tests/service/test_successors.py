@@ -360,6 +360,59 @@ async def test_long_fans_do_not_delay_others(
     assert [(await replica.get(task.id)).waits for task in tasks] == [None] * len(tasks)
 
 
+async def test_rooms_take_turns(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A room with many ends, and with a long fan, delays no other; of more rooms each gets its turn."""
+    monkeypatch.setattr(rules_waves, "_MAX_WAVES", 4)
+    job = await replica.register()
+    fans = {"many": [1] * 12, "fan": [40], "other": [1], "last": [1], "one more": [1]}
+    firsts = [(await replica.submit(job, room=room), number) for room in fans for number in fans[room]]
+    tasks = {
+        room: [
+            await replica.submit(job, room=room, after={"tasks": [first.id]})
+            for first, number in firsts
+            if first.room_id == room
+            for _ in range(number)
+        ]
+        for room in fans
+    }
+    for _ in firsts:
+        task = await replica.claim(job.worker_id)
+        assert task is not None
+        await report(replica, task.id)
+
+    async def released(room: str) -> int:
+        return sum([(await replica.get(task.id)).waits is None for task in tasks[room]])
+
+    handled = await replica.runtime.write(rules_waves.handle, rules_waves.Rules(tasks=8))
+    # The first four by name: each has a quarter of the transaction.
+    assert [await released(room) for room in fans] == [1, 5, 0, 1, 1]
+    rules = rules_waves.Rules(tasks=8, first_room=handled.next_room)
+    handled = await replica.runtime.write(rules_waves.handle, rules)
+    assert await released("other") == 1
+    await handle(replica)
+    assert [await released(room) for room in fans] == [12, 40, 1, 1, 1]
+
+
+async def test_a_plain_task_is_released_before_the_checks_of_those_in_front(replica: Replica) -> None:
+    """The loop looks behind those that wait for checks, and at them again."""
+    job, plain = await replica.register(), await replica.register("Plain")
+    first = await replica.submit(plain)
+    value = {"x": {"$result": {"task": str(first.id)}}}
+    others = [await replica.submit(job, value, after={"tasks": [first.id]}) for _ in range(25)]
+    task = await replica.submit(plain, after={"tasks": [first.id]})
+    assert await replica.claim(plain.worker_id) is not None
+    await report(replica, first.id, 1)
+    passed: dict[int, int] = {}
+    for _ in range(3):
+        rules = rules_waves.Rules(tasks=10, busy=[job.id], passed=passed)
+        handled = await replica.runtime.write(rules_waves.handle, rules)
+        passed |= handled.passed
+    assert (await replica.get(task.id)).waits is None
+    assert (await replica.get(others[0].id)).waits
+    await handle(replica)
+    assert [(await replica.get(other.id)).waits for other in others] == [None] * len(others)
+
+
 async def test_a_fan_with_results_does_not_delay_the_plain_ones_of_its_predecessor(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:

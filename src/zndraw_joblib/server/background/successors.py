@@ -27,6 +27,7 @@ _SEARCH_SECONDS, _SEARCHED_AT_ONCE, _MAX_SEARCHES = 60.0, 1000, 100
 _MAX_PAUSE_SECONDS = 0.05
 # So many payloads are validated at the same time, and so many of one job. Results of so many are kept.
 _MAX_CHECKS, _MAX_CHECKS_OF_JOB, _MAX_CHECKED = 8, 4, 100
+_MAX_PASSED = 1000
 _FIRST = (-(2**62), 0)
 
 
@@ -42,6 +43,9 @@ class Successors:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
         self._checks = _Checks(runtime, self._end_wait)
+        self._next_room = ""
+        # The tasks behind which to look, by their predecessors: those before could not be released.
+        self._passed: LRUCache[int, int] = LRUCache(_MAX_PASSED)
         self._searched_at = -_SEARCH_SECONDS
         self._searched: tuple[int, int] = _FIRST
         self._blocked = ExponentialBackoff(first=0.005, longest=0.5, jitter=0.5)
@@ -126,9 +130,16 @@ class Successors:
             checked=dict(checks.errors),
             busy=checks.jobs(),
             only=only,
+            first_room=self._next_room,
+            passed=dict(self._passed),
         )
         async with runtime.events.room(MAX_TASKS):
-            return await runtime.write(rules_waves.handle, rules)
+            handled = await runtime.write(rules_waves.handle, rules)
+        self._next_room = handled.next_room
+        self._passed.update(handled.passed)
+        for source in [source for source, seq in self._passed.items() if not seq]:
+            del self._passed[source]
+        return handled
 
     async def _handle_others(self) -> None:
         """Handle each end by itself, after one of them has failed: it does not stop the others."""

@@ -837,13 +837,16 @@ class Wave(Base, table=True):
     """A predecessor that has ended: the tasks that wait for it are yet to be handled.
 
     With `cancels` they are cancelled. The transaction of the end adds the row; rows of one source are alike.
+    Rooms take turns; those of servers of an earlier release have none.
     """
 
     __tablename__ = "joblib_wave"
+    __table_args__ = (Index(None, "room_id", "n"),)
 
     n: int | None = _sequence()
     source: int = _column(BigInteger)
     cancels: bool = _no()
+    room_id: str = _default(String(128), "", "''")
 
 
 class Schedule(Base, table=True):

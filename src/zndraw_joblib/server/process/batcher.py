@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from types import coroutine
 from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -82,11 +82,14 @@ class Batcher(Generic[Item, Result]):
     alone, and only the faulty one fails. At most `concurrency()` batches are committed at the same time, and
     at most `max_waiting` items wait, `share` of them for one user.
 
+    `weigh` returns the weight of an item: one batch has items of at most `max_weight`, or a single one, and
+    further ones of the same request.
+
     If it raises `RowLocked`, another transaction has locked a row that some item `needs`. Then the batch is
     split by row, and its parts are committed apart from other batches, for at most `lock_seconds`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is described above
         self,
         commit: Commit[Item, Result],
         concurrency: Callable[[], int],
@@ -94,9 +97,13 @@ class Batcher(Generic[Item, Result]):
         lock_seconds: float = 5.0,
         max_waiting: int = MAX_WAITING,
         share: int = MAX_WAITING,
+        *,
+        weigh: Callable[[Item], int] | None = None,
+        max_weight: int = 0,
     ) -> None:
         new_limit = partial(QueueLimit, max_waiting, min(share, max_waiting))
-        self._new_queue = partial(_Queue, commit, concurrency, needs, lock_seconds, new_limit)
+        scale = _Scale(weigh, max_weight)
+        self._new_queue = partial(_Queue, commit, concurrency, needs, lock_seconds, new_limit, scale)
         # A host's test client may run each request in an event loop of its own.
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue[Item, Result]] = WeakKeyDictionary()
 
@@ -176,6 +183,26 @@ def _is_same_request(one: Entry[Any, Any], other: Entry[Any, Any]) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Scale(Generic[Item]):
+    """How many items one batch may have."""
+
+    _weigh: Callable[[Item], int] | None
+    _max_weight: int
+
+    def count(self, items: Iterable[Item]) -> int:
+        """Return how many of these items are one batch, at least one."""
+        if self._weigh is None:
+            return sum(1 for _ in islice(items, MAX_BATCH))
+        weight = count = 0
+        for item in islice(items, MAX_BATCH):
+            weight += self._weigh(item)
+            if weight > self._max_weight and count:
+                break
+            count += 1
+        return count
+
+
 class _Queue(Generic[Item, Result]):
     """The items of one event loop."""
 
@@ -186,12 +213,14 @@ class _Queue(Generic[Item, Result]):
         needs: Callable[[Item], str],
         lock_seconds: float,
         new_limit: Callable[[], QueueLimit],
+        scale: "_Scale[Item]",
     ) -> None:
+        self._scale = scale
         self._commit = commit
         self._concurrency = concurrency
         self._limit = new_limit()
         self._waiting: deque[Entry[Item, Result]] = deque()
-        self._blocked = _Blocked(self._results, self._put_back, needs, lock_seconds)
+        self._blocked = _Blocked(self._results, self._put_back, needs, lock_seconds, scale)
         self.tasks: set[asyncio.Task[None]] = set()
         self._running = 0
         self._is_gathering = False
@@ -254,7 +283,8 @@ class _Queue(Generic[Item, Result]):
             self._running -= 1
 
     def _next_batch(self) -> list[Entry[Item, Result]]:
-        entries = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+        count = self._scale.count(item for item, _ in self._waiting)
+        entries = [self._waiting.popleft() for _ in range(count)]
         # Another batch may commit at the same time, and the items of a request apply in their order.
         while self._waiting and self._concurrency() > 1 and _is_same_request(entries[-1], self._waiting[0]):
             entries.append(self._waiting.popleft())
@@ -325,7 +355,9 @@ class _Blocked(Generic[Item, Result]):
         put_back: Callable[[Sequence[Entry[Item, Result]]], None],
         needs: Callable[[Item], str],
         lock_seconds: float,
+        scale: "_Scale[Item]",
     ) -> None:
+        self._scale = scale
         self._commit = commit
         self._put_back = put_back
         self._needs = needs
@@ -383,7 +415,8 @@ class _Blocked(Generic[Item, Result]):
 
     async def _commit_group(self, lock: str, group: _Group[Item, Result]) -> bool:
         """Commit items that need one lock. Return whether the lock was free."""
-        entries = [group.entries.popleft() for _ in range(min(len(group.entries), MAX_BATCH))]
+        count = self._scale.count(item for (item, _), _ in group.entries)
+        entries = [group.entries.popleft() for _ in range(count)]
         self.count -= len(entries)
         live = [(entry, gives_up) for entry, gives_up in entries if not entry[1].done()]
         patience = min(_PROMPT_SECONDS, _FIRST_TRY_SECONDS * 2 ** min(group.tries, 10))

@@ -147,6 +147,12 @@ class Submission:
         """Return the name of the row that the item locks."""
         return f"job {self.job}"
 
+    @property
+    def predecessors(self) -> int:
+        """Return how many tasks and groups it waits for."""
+        after = self.options.after
+        return 0 if after is None else len(after.tasks) + len(after.groups)
+
 
 class NoneSubmitted(Exception):
     """No item was submitted, because some cannot be: their `results` are exceptions."""

@@ -7,6 +7,7 @@ rest to the next.
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
@@ -28,7 +29,15 @@ from zndraw_joblib.server.queue import (
     sql_tasks,
     sql_transitions,
 )
-from zndraw_joblib.server.queue.sql_successors import COMPLETED, EdgeChange, OpenEdge, SourceResult, WaveRow
+from zndraw_joblib.server.queue.sql_successors import (
+    COMPLETED,
+    EdgeChange,
+    OpenEdge,
+    SourceResult,
+    TakenWaves,
+    WaitsBehind,
+    WaveRow,
+)
 from zndraw_joblib.server.queue.sql_task_rows import Move, TaskRecord
 from zndraw_joblib.wire.messages import MAX_JSON_BYTES
 from zndraw_joblib.wire.problems import Conflict, PredecessorFailed, PredecessorResultInvalid
@@ -75,13 +84,16 @@ class Handled(NamedTuple):
     """How many tasks a transaction handled, and whether there may be more.
 
     `is_blocked`: it handled nothing, because other transactions have locked the tasks, or their payloads are
-    being validated. `unchecked` are payloads to validate: their tasks are not released before.
+    being validated. `unchecked` are payloads to validate: their tasks are not released before. `next_room`
+    and `passed` are for the `Rules` of the next transaction.
     """
 
     number: int = 0
     may_be_more: bool = False
     is_blocked: bool = False
     unchecked: Sequence[Unchecked] = ()
+    next_room: str = ""
+    passed: Mapping[int, int] = MappingProxyType({})
 
 
 class Rules(NamedTuple):
@@ -89,6 +101,9 @@ class Rules(NamedTuple):
 
     It handles the end with the number `only`, if that is set. No payload with results is filled of `busy`
     jobs, because others of their payloads are being validated.
+
+    It begins with `first_room`, if more rooms have ends than it reads. `passed` has the numbers of tasks, by
+    their predecessors, behind which it looks for tasks to release: those before could not be.
     """
 
     validate: bool = True
@@ -97,6 +112,8 @@ class Rules(NamedTuple):
     seconds: float = _MAX_SECONDS
     only: int | None = None
     busy: Collection[UUID] = ()
+    first_room: str = ""
+    passed: Mapping[int, int] = MappingProxyType({})
 
 
 _RULES = Rules()
@@ -104,11 +121,10 @@ _RULES = Rules()
 
 async def handle(tx: Transaction, rules: Rules = _RULES) -> Handled:
     """Handle some ends for which tasks wait. Call it until there is nothing more."""
-    waves = await sql_successors.take_waves(tx, _MAX_WAVES, rules.only)
+    waves, next_room, is_full = await _take(tx, rules)
     if not waves:
-        return Handled()
-    is_full = len(waves) == _MAX_WAVES
-    step = _Step(tx, await tx.now(), rules)
+        return Handled(next_room=next_room, may_be_more=is_full)
+    step = _Step(tx, await tx.now(), rules, {wave.source: wave.room_id for wave in waves})
     left = await step.run(*await _ends(tx, waves))
     left |= await step.write()
     done = [wave.n for wave in waves if wave.source not in left]
@@ -118,7 +134,14 @@ async def handle(tx: Transaction, rules: Rules = _RULES) -> Handled:
         # Other ends are next, whoever has more tasks that wait.
         await sql_successors.move_waves_back(tx, [wave for wave in waves if wave.source in left])
     may_be_more = bool(left) or is_full or step.has_ended_linked
-    return Handled(len(step.records), may_be_more, is_blocked, step.unchecked)
+    passed = {source: seq if source in left else 0 for source, seq in step.passed.items()}
+    return Handled(len(step.records), may_be_more, is_blocked, step.unchecked, next_room, passed)
+
+
+async def _take(tx: Transaction, rules: Rules) -> TakenWaves:
+    if rules.only is not None:
+        return TakenWaves(await sql_successors.take_wave(tx, rules.only), "", may_be_more=False)
+    return await sql_successors.take_waves(tx, _MAX_WAVES, rules.first_room)
 
 
 async def _ends(tx: Transaction, waves: Sequence[WaveRow]) -> tuple[dict[int, str], set[int]]:
@@ -138,8 +161,11 @@ async def _ends(tx: Transaction, waves: Sequence[WaveRow]) -> tuple[dict[int, st
 class _Step:
     """What a transaction decides about the tasks that wait for predecessors: `records`, which are locked."""
 
-    def __init__(self, tx: Transaction, now: datetime, rules: Rules) -> None:
+    def __init__(self, tx: Transaction, now: datetime, rules: Rules, rooms: dict[int, str]) -> None:
         self._tx, self._now, self._rules = tx, now, rules
+        # The rooms of predecessors.
+        self._rooms = rooms
+        self.passed: dict[int, int] = {}
         self._until = time.monotonic() + rules.seconds
         self.records: dict[int, TaskRecord] = {}
         self._ended: dict[int, TaskRecord] = {}
@@ -169,11 +195,12 @@ class _Step:
         if not ends:
             return set(), {}
         limit = self._rules.tasks - len(self.records)
-        each = max(_MIN_OF_EACH, -(-limit // len(ends)))
-        sources = {source: status == COMPLETED or source in cancelling for source, status in ends.items()}
-        of_source = await sql_successors.open_edges(self._tx, sources, each + 1)
-        left = {source for source, edges in of_source.items() if len(edges) > each}
-        edges, unread = self._choose(of_source, sources, limit)
+        given = self._given({s: status == COMPLETED or s in cancelling for s, status in ends.items()}, limit)
+        of_source = await sql_successors.open_edges(self._tx, given)
+        # Those before are looked at again.
+        left = {one.source for one in given if one.after or len(of_source[one.source]) == one.limit}
+        edges, unread = self._choose(of_source, {one.source: one.is_all for one in given}, limit)
+        self._pass(given, of_source, edges)
         left |= unread
         new = sorted({edge.task_seq for edge in edges} - self.records.keys())
         # Without waiting: others lock tasks in another order.
@@ -189,10 +216,36 @@ class _Step:
             after = self._decide(edge, task, ends[edge.source], is_cancel=edge.source in cancelling)
             if after is not None and after.linked:
                 following[after.seq] = after.status.value
+                self._rooms[after.seq] = after.room_id
                 if edge.source in cancelling:
                     cancelling.add(after.seq)
                     self._tx.cancelling.add(after.seq)
         return left, following
+
+    def _given(self, sources: Mapping[int, bool], limit: int) -> list[WaitsBehind]:
+        """Return how many tasks are read that wait for each predecessor: as many for each room."""
+        of_room = Counter(self._rooms[source] for source in sources)
+        return [
+            WaitsBehind(
+                source,
+                is_all,
+                max(_MIN_OF_EACH, -(-limit // (len(of_room) * of_room[self._rooms[source]]))) + 1,
+                self._rules.passed.get(source, 0),
+            )
+            for source, is_all in sources.items()
+        ]
+
+    def _pass(
+        self,
+        given: Sequence[WaitsBehind],
+        of_source: Mapping[int, Sequence[OpenEdge]],
+        chosen: Sequence[OpenEdge],
+    ) -> None:
+        """Let the next transaction look behind the tasks that were read, if there are more; else at all."""
+        last = {edge.source: edge.task_seq for edge in chosen}
+        for source, _, limit, after in given:
+            is_more = len(of_source[source]) == limit
+            self.passed[source] = last.get(source, after) if is_more else 0
 
     async def _read_again(
         self, edges: list[OpenEdge], ends: Mapping[int, str], cancelling: set[int]
@@ -219,14 +272,17 @@ class _Step:
     def _choose(
         self, of_source: Mapping[int, Sequence[OpenEdge]], sources: Mapping[int, bool], limit: int
     ) -> tuple[list[OpenEdge], set[int]]:
-        """Return the edges that are handled now, of each predecessor in turn, and the others' predecessors.
+        """Return the edges that are handled now, of each room and predecessor in turn, and the others' ones.
 
         Those that put results into payloads are few, and the others do not wait for them.
         """
         filled = {seq for seq, edge in self._edges.items() if edge.fills}
         edges: list[OpenEdge] = []
         left: set[int] = set()
-        for edge in (edge for round_ in zip_longest(*of_source.values()) for edge in round_ if edge):
+        of_room: dict[str, list[Sequence[OpenEdge]]] = {}
+        for source, of_one in of_source.items():
+            of_room.setdefault(self._rooms[source], []).append(of_one)
+        for edge in _in_turn([_in_turn(of_one_room) for of_one_room in of_room.values()]):
             may_run = sources[edge.source] or edge.on_failure == OnFailure.RUN
             fills = edge.fills and may_run and edge.task_seq not in filled
             if len(edges) == limit or (fills and len(filled) == _MAX_FILLED):
@@ -278,6 +334,11 @@ class _Step:
         )
         self.unchecked = fills.unchecked
         return {edge.source for edge in kept}
+
+
+def _in_turn(lists: Sequence[Sequence[OpenEdge]]) -> list[OpenEdge]:
+    """Return the first of each list, then the second of each, and so on."""
+    return [edge for round_ in zip_longest(*lists) for edge in round_ if edge]
 
 
 def _error(edge: OpenEdge, status: str) -> str:

@@ -4,6 +4,7 @@ A predecessor is a `source`: the `seq` of a task, or the negated `n` of a group.
 edge has locked the predecessor, so one that ends it either commits before, or sees the edge.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -69,11 +70,32 @@ class NewSuccessor(NamedTuple):
 
 
 class WaveRow(NamedTuple):
-    """A predecessor that has ended; with `cancels` the tasks that wait for it are cancelled."""
+    """A predecessor of a room that has ended; with `cancels` the tasks that wait for it are cancelled."""
 
     n: int
     source: int
     cancels: bool
+    room_id: str
+
+
+class TakenWaves(NamedTuple):
+    """Ends that a transaction handles, the room with which the next begins, and whether there are more."""
+
+    waves: Sequence[WaveRow]
+    next_room: str
+    may_be_more: bool
+
+
+class WaitsBehind(NamedTuple):
+    """Which tasks that wait for a predecessor are read: at most `limit`, behind the number `after`.
+
+    With False in `is_all`, only those for which the end of the predecessor was not handled yet.
+    """
+
+    source: int
+    is_all: bool
+    limit: int
+    after: int
 
 
 class OpenEdge(NamedTuple):
@@ -163,8 +185,8 @@ _ADD_SUCCESSORS = statement(
 # Of tasks that have ended and for which others wait.
 _ADD_WAVES = statement(
     """
-INSERT INTO joblib_wave (source, cancels)
-SELECT seq, :cancels FROM joblib_task WHERE seq = ANY (:all_seq) AND EXISTS (
+INSERT INTO joblib_wave (source, cancels, room_id)
+SELECT seq, :cancels, room_id FROM joblib_task WHERE seq = ANY (:all_seq) AND EXISTS (
     SELECT 1 FROM joblib_edge WHERE joblib_edge.source = joblib_task.seq AND is_open
 )
 RETURNING n
@@ -174,8 +196,8 @@ RETURNING n
 )
 _ADD_WAVE_OF_GROUP = statement(
     """
-INSERT INTO joblib_wave (source, cancels)
-SELECT -n, false FROM joblib_group WHERE n = :n AND EXISTS (
+INSERT INTO joblib_wave (source, cancels, room_id)
+SELECT -n, false, room_id FROM joblib_group WHERE n = :n AND EXISTS (
     SELECT 1 FROM joblib_edge WHERE source = -joblib_group.n AND is_open
 )
 RETURNING n
@@ -194,18 +216,53 @@ _COUNT_SOURCES = [
     statement("SELECT count(*) FROM joblib_group WHERE n = ANY (:all_n)", "number"),
 ]
 _ADD_WAVE = statement(
-    f"INSERT INTO joblib_wave {one_row(('source', 'cancels'))}", source=BIG_INTEGER, cancels=BOOLEAN
-)
-_TAKE = statement(
     """
-SELECT n, source, cancels FROM joblib_wave ORDER BY n LIMIT :limit
+INSERT INTO joblib_wave (source, cancels, room_id)
+SELECT :source, false, coalesce(
+    (SELECT room_id FROM joblib_task WHERE seq = :source),
+    (SELECT room_id FROM joblib_group WHERE n = -:source), ''
+)
+""",
+    source=BIG_INTEGER,
+)
+_ADD_WAVE_AGAIN = statement(
+    f"INSERT INTO joblib_wave {one_row(('source', 'cancels', 'room_id'))}",
+    source=BIG_INTEGER,
+    cancels=BOOLEAN,
+    room_id=TEXT,
+)
+# Each step looks up the next room: a room with many ends is read as quickly as one with a single end.
+_ROOMS_OF_WAVES = statement(
+    """
+WITH RECURSIVE room AS (
+    SELECT min(room_id) AS id FROM joblib_wave WHERE room_id >= :first
+    UNION ALL
+    SELECT (SELECT min(room_id) FROM joblib_wave WHERE room_id > room.id) FROM room WHERE room.id IS NOT NULL
+)
+SELECT id FROM room WHERE id IS NOT NULL LIMIT :limit
+""",
+    "id",
+    id=TEXT,
+    first=TEXT,
+)
+_TAKEN = """
+SELECT n, source, cancels, room_id FROM joblib_wave
+WHERE (room_id, n) > ({0}, 0) AND room_id <= {0} ORDER BY room_id, n LIMIT :limit
 FOR UPDATE SKIP LOCKED
+"""
+_TAKE = statement(
+    f"""
+SELECT taken.n, taken.source, taken.cancels, taken.room_id
+FROM unnest((SELECT :all_room_id)) AS given (room_id)
+CROSS JOIN LATERAL ({_TAKEN.format("given.room_id")}) AS taken
 """,
     *WaveRow._fields,
+    all_room_id=TEXT,
     cancels=BOOLEAN,
 )
+_TAKE_OF_ROOM = statement(_TAKEN.format(":room_id"), *WaveRow._fields, room_id=TEXT, cancels=BOOLEAN)
 _TAKE_ONE = statement(
-    "SELECT n, source, cancels FROM joblib_wave WHERE n = :n\nFOR UPDATE SKIP LOCKED",
+    "SELECT n, source, cancels, room_id FROM joblib_wave WHERE n = :n\nFOR UPDATE SKIP LOCKED",
     *WaveRow._fields,
     cancels=BOOLEAN,
 )
@@ -227,24 +284,29 @@ SELECT open.task_seq, open.source, predecessor, on_failure, joblib_successor.run
 FROM """
 _OPEN_EDGES = """(
     SELECT task_seq, source, predecessor FROM joblib_edge
-    WHERE source = {0} AND is_open AND (status IS NULL OR {1})
-    ORDER BY source, task_seq LIMIT :limit
+    WHERE source = {0} AND task_seq > {3} AND is_open AND (status IS NULL OR {1})
+    ORDER BY source, task_seq LIMIT {2}
 ) AS open JOIN joblib_successor ON joblib_successor.task_seq = open.task_seq
 """
 _OPEN = statement(
-    f"{_OPEN_COLUMNS} unnest((SELECT :all_source), (SELECT :all_is_all)) AS given (source, is_all) "
-    f"CROSS JOIN LATERAL {_OPEN_EDGES.format('given.source', 'given.is_all')} "
+    f"{_OPEN_COLUMNS} unnest((SELECT :all_source), (SELECT :all_is_all), (SELECT :all_limit), "
+    "(SELECT :all_after)) AS given (source, is_all, most, after) CROSS JOIN LATERAL "
+    f"{_OPEN_EDGES.format('given.source', 'given.is_all', 'given.most', 'given.after')} "
     "ORDER BY open.source, open.task_seq",
     *OpenEdge._fields,
     fills=BOOLEAN,
     is_all=BOOLEAN,
+    limit=BIG_INTEGER,
+    after=BIG_INTEGER,
     **_TYPES,
 )
 _OPEN_OF_ONE = statement(
-    f"{_OPEN_COLUMNS}{_OPEN_EDGES.format(':source', ':is_all')} ORDER BY open.source, open.task_seq",
+    f"{_OPEN_COLUMNS}{_OPEN_EDGES.format(':source', ':is_all', ':limit', ':after')} "
+    "ORDER BY open.source, open.task_seq",
     *OpenEdge._fields,
     fills=BOOLEAN,
     is_all=BOOLEAN,
+    after=BIG_INTEGER,
     **_TYPES,
 )
 # Ends that an older server has written, which knows no waves, and whatever else was not recorded.
@@ -440,7 +502,7 @@ async def add_wave_of_group(tx: Transaction, n: int) -> None:
 
 async def add_waves(tx: Transaction, sources: Iterable[int]) -> None:
     """Let the tasks that wait for these predecessors be looked at."""
-    if rows := [{"source": source, "cancels": False} for source in sorted(set(sources))]:
+    if rows := [{"source": source} for source in sorted(set(sources))]:
         await tx.execute(_ADD_WAVE, rows)
         tx.wake(SUCCESSORS_KEY)
 
@@ -463,11 +525,34 @@ async def unrecorded(
     return {row.source for row in rows if row.has_ended}, last
 
 
-async def take_waves(tx: Transaction, limit: int, only: int | None = None) -> list[WaveRow]:
-    """Lock and return ends that are yet to be handled, the oldest first, or `only` one; skip locked ones."""
-    if only is not None:
-        return [WaveRow(*row) for row in await tx.execute(_TAKE_ONE, {"n": only})]
-    return [WaveRow(*row) for row in await tx.execute(_TAKE, {"limit": limit})]
+async def take_wave(tx: Transaction, n: int) -> list[WaveRow]:
+    """Lock and return an end that is yet to be handled, none if it is locked or gone."""
+    return [WaveRow(*row) for row in await tx.execute(_TAKE_ONE, {"n": n})]
+
+
+async def take_waves(tx: Transaction, limit: int, first_room: str) -> TakenWaves:
+    """Lock and return ends that are yet to be handled, the oldest of each room; skip locked ones.
+
+    Each room gets the same number, those from `first_room` on if there are too many rooms.
+    """
+    rooms = await _rooms_of_waves(tx, limit + 1, first_room)
+    if first_room and len(rooms) <= limit:
+        rooms += [room for room in await _rooms_of_waves(tx, limit + 1, "") if room < first_room]
+    next_room = rooms[limit] if len(rooms) > limit else ""
+    rooms = rooms[:limit]
+    each = -(-limit // max(1, len(rooms)))
+    params = {"limit": each}
+    if tx.is_sqlite:
+        rows = [row for room in rooms for row in await tx.execute(_TAKE_OF_ROOM, {**params, "room_id": room})]
+    else:
+        rows = list(await tx.execute(_TAKE, {**params, "all_room_id": rooms})) if rooms else []
+    waves = [WaveRow(*row) for row in rows]
+    counts = Counter(wave.room_id for wave in waves)
+    return TakenWaves(waves, next_room, bool(next_room) or each in counts.values())
+
+
+async def _rooms_of_waves(tx: Transaction, limit: int, first: str) -> list[str]:
+    return list((await tx.execute(_ROOMS_OF_WAVES, {"first": first, "limit": limit})).scalars())
 
 
 async def last_wave_number(tx: Transaction) -> int:
@@ -500,9 +585,12 @@ async def remove_waves(tx: Transaction, numbers: Sequence[int]) -> None:
 async def move_waves_back(tx: Transaction, waves: Sequence[WaveRow]) -> None:
     """Put ends, which are locked, behind all others."""
     await remove_waves(tx, [wave.n for wave in waves])
-    rows = dict.fromkeys((wave.source, wave.cancels) for wave in waves)
+    rows = dict.fromkeys(wave[1:] for wave in waves)
     if rows:
-        await tx.execute(_ADD_WAVE, [{"source": source, "cancels": cancels} for source, cancels in rows])
+        await tx.execute(
+            _ADD_WAVE_AGAIN,
+            [{"source": source, "cancels": cancels, "room_id": room_id} for source, cancels, room_id in rows],
+        )
 
 
 async def statuses(tx: Transaction, sources: Collection[int]) -> dict[int, str | None]:
@@ -523,17 +611,14 @@ async def statuses(tx: Transaction, sources: Collection[int]) -> dict[int, str |
     return of
 
 
-async def open_edges(tx: Transaction, sources: Mapping[int, bool], limit: int) -> dict[int, list[OpenEdge]]:
-    """Return the first tasks that wait for each of these predecessors, at most `limit` of each.
-
-    With False, only those for which the end of the predecessor was not handled yet.
-    """
-    edges: dict[int, list[OpenEdge]] = {source: [] for source in sources}
-    given = [{"source": source, "is_all": is_all, "limit": limit} for source, is_all in sources.items()]
+async def open_edges(tx: Transaction, given: Sequence[WaitsBehind]) -> dict[int, list[OpenEdge]]:
+    """Return the first tasks that wait for each of these predecessors."""
+    edges: dict[int, list[OpenEdge]] = {one.source: [] for one in given}
+    params = [one._asdict() for one in given]
     if tx.is_sqlite:
-        rows = [row for params in given for row in await tx.execute(_OPEN_OF_ONE, params)]
+        rows = [row for values in params for row in await tx.execute(_OPEN_OF_ONE, values)]
     else:
-        rows = list(await tx.execute(_OPEN, {**by_column(given), "limit": limit}))
+        rows = list(await tx.execute(_OPEN, by_column(params)))
     for row in rows:
         edges[row.source].append(OpenEdge(*row))
     return edges

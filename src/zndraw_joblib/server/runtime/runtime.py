@@ -103,6 +103,7 @@ from zndraw_joblib.wire.problems import (
     TooManyRequests,
     WorkerNotFound,
 )
+from zndraw_joblib.wire.successors import MAX_BATCH_PREDECESSORS
 
 Pair = tuple[str, UUID]
 
@@ -215,7 +216,9 @@ class Runtime:
         self.batch_items = LocalHistogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
         self._writing: set[asyncio.Task[Any]] = set()
         submit, weight = partial(rules_idempotency.submit, jobs=KnownJobs()), attrgetter("weight")
-        self.submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(submit)
+        self.submits: Batcher[rules_tasks.Submission, OnceOrRepeat] = self.batcher(
+            submit, weigh=attrgetter("predecessors")
+        )
         report = partial(rules_idempotency.report, limits=partial(LogLimits.of, settings))
         self._reports: Batcher[rules_tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
         self._plain_claims, limit = PlainClaims(), attrgetter("task_limit")
@@ -244,11 +247,13 @@ class Runtime:
         apply: Callable[[Transaction, Sequence[Item]], Awaitable[Sequence[Result | Exception]]],
         needs: Callable[[Item], str] = attrgetter("needs"),
         tasks_of: Callable[[Item], int] | None = None,
+        weigh: Callable[[Item], int] | None = None,
     ) -> Batcher[Item, Result]:
         """Return a batcher that runs `apply(tx, items)` in one transaction for each batch.
 
         `tasks_of` returns how many tasks an item concerns, by default one: a batch of many does not run on
-        the event loop.
+        the event loop. `weigh` returns how many tasks and groups an item waits for: those of a
+        batch are bounded.
         """
         database, share = self.database, self.settings.share_of(MAX_WAITING)
 
@@ -259,7 +264,13 @@ class Runtime:
             return self._finish_write(database.write_batch(apply, items, lock_seconds, is_short=is_short))
 
         batcher = Batcher(
-            commit, lambda: database.concurrent_writes, needs, database.lock_seconds, share=share
+            commit,
+            lambda: database.concurrent_writes,
+            needs,
+            database.lock_seconds,
+            share=share,
+            weigh=weigh,
+            max_weight=MAX_BATCH_PREDECESSORS,
         )
         self._batchers.append(batcher)
         return batcher
