@@ -7,7 +7,7 @@ import pytest
 
 from client.both import Both
 from client.jobs import Area, Fail
-from zndraw_joblib import GroupSealed, NewTask
+from zndraw_joblib import GroupSealed, InvalidPayload, NewTask, ResultExpired
 from zndraw_joblib.client.flows import TaskFailed
 from zndraw_joblib.jobs.extensions import Category, Extension
 from zndraw_joblib.worker.manager import JobManager
@@ -63,6 +63,29 @@ async def test_a_group_maps_and_its_end_sums_the_results(queue: Both, worker: Ma
     assert len(ends) == 7
     with pytest.raises(GroupSealed):
         await group.submit(Area())
+
+
+async def test_a_group_says_which_item_is_wrong_what_it_waits_for_and_what_was_deleted(
+    queue: Both, worker: Make, room: str
+) -> None:
+    """A list of results without those of deleted tasks would have the others in wrong places."""
+    worker().register(Area, room=room)
+    group = Both(await queue.group())
+    await group.create()
+    with pytest.raises(InvalidPayload) as refused:
+        await group.map("Area", [{"width": 1}, {"width": "wide"}, {"width": 3}])
+    assert refused.value.__notes__ == ["It is item 1; 2 of 3 were submitted"]
+    await queue.gather(*group.inner.tasks, timeout=60)
+    for progress in (False, True):
+        with pytest.raises(TimeoutError, match="2 of 2 tasks have ended, and it is not sealed"):
+            await group.wait(0.5, progress=progress)
+    await group.seal()
+    assert await group.gather(60) == [1, 3]
+    ended = await group.wait(60)
+    for keeps in (False, True):  # of three tasks, of which retention has deleted one
+        before = ended.model_copy(update={"total": 3})
+        with pytest.raises(ResultExpired, match="1 of the 3 tasks of group .* were deleted"):
+            await queue.run(group.inner._new.results(before, return_exceptions=keeps))
 
 
 async def test_a_block_seals_its_group(open_queue: Callable[..., Both], worker: Make, room: str) -> None:

@@ -29,7 +29,7 @@ from zndraw_joblib.client.flows import (
     send_once,
     wait,
 )
-from zndraw_joblib.client.groups import NewGroupTask
+from zndraw_joblib.client.groups import NewGroupTask, raise_refused
 from zndraw_joblib.client.retry import FastRule, RetryRule
 from zndraw_joblib.client.submits import Chunk, NewTask, Submits, Submitted, TaskOptions, checked_key
 from zndraw_joblib.client.task_id import Bar, TaskId, id_of
@@ -270,7 +270,8 @@ class AsyncGroup(GroupHandle):
         """Submit a task of a job for each payload, in requests of up to 1,000; return their handles.
 
         An item is a dict of the job's parameters. With `job` None, it is an instance of an extension. Raises
-        the problem of the first task that was refused, after the others were submitted.
+        the problem of the first task that was refused, with a note that names it, after the others were
+        submitted.
         """
         options = {"room": self._new.room, **options, "group": self.id}
         new = [
@@ -280,9 +281,7 @@ class AsyncGroup(GroupHandle):
         results = await self._queue.submit_many(new)
         tasks = [result for result in results if not isinstance(result, ProblemException)]
         self.tasks += tasks
-        for result in results:
-            if isinstance(result, ProblemException):
-                raise result
+        raise_refused(results)
         return tasks
 
     async def refresh(self) -> GroupResponse:
@@ -301,9 +300,10 @@ class AsyncGroup(GroupHandle):
         """Wait for the end of the group, and return the results of its tasks in the order of submission.
 
         The first failure is raised, or with `return_exceptions` each is returned in the place of its result.
+        Raises `ResultExpired` if tasks of the group were deleted.
         """
-        await self.wait(timeout, progress=progress)
-        return await self._queue.run(self._new.results(self.id, return_exceptions=return_exceptions))
+        group = await self.wait(timeout, progress=progress)
+        return await self._queue.run(self._new.results(group, return_exceptions=return_exceptions))
 
     async def as_completed(self, *, timeout: float | None = None) -> AsyncIterator[AsyncTaskHandle]:
         """Yield each of `tasks` once it has ended. Raises TimeoutError."""

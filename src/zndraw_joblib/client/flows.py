@@ -32,7 +32,7 @@ from zndraw_joblib.wire.groups import GroupResponse
 from zndraw_joblib.wire.history import NumberedLine, TaskExplanation
 from zndraw_joblib.wire.messages import MAX_PAGE, JobSummary, TaskResponse
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, missing_text, parse_job_name
-from zndraw_joblib.wire.problems import GroupNotFound, JobNotFound
+from zndraw_joblib.wire.problems import GroupNotFound, JobNotFound, ResultExpired
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
 T = TypeVar("T")
@@ -181,8 +181,17 @@ def wait_for_group(
                 return group
         remaining = deadline - time.monotonic()
         if remaining <= 0:
-            raise TimeoutError(f"Group {group_id} has not ended after {timeout:g} s")
+            raise TimeoutError(f"Group {group_id} has not ended after {timeout:g} s{_how_far(reads.last)}")
         yield Pause(min(pause, remaining))
+
+
+def _how_far(group: GroupResponse | None) -> str:
+    """Return why a group goes on, as the end of a sentence."""
+    if group is None:
+        return ""
+    ended = group.counts.completed + group.counts.failed + group.counts.cancelled
+    counts = f": {ended} of {group.total} tasks have ended"
+    return counts if group.sealed else f"{counts}, and it is not sealed, so it takes further tasks"
 
 
 class _GroupReads:
@@ -193,10 +202,15 @@ class _GroupReads:
         self._follows = follows
         self._step = WAIT_SECONDS
         self._state: int | None = None
+        self.last: GroupResponse | None = None
 
     def next(self, seconds: float) -> Flow[tuple[GroupResponse | None, int]]:
         """Return the group, None if it has not changed, and how many seconds the server agreed to wait."""
-        wait = round(max(0.0, min(seconds, self._step)))
+        group, applied = yield from self._read(round(max(0.0, min(seconds, self._step))))
+        self.last = group or self.last
+        return group, applied
+
+    def _read(self, wait: int) -> Flow[tuple[GroupResponse | None, int]]:
         if not self._follows:
             return (yield from ask(calls.get_group(self._group_id, wait)))
         try:
@@ -210,14 +224,22 @@ class _GroupReads:
         return part.group, applied
 
 
-def group_results(group_id: UUID, rule: RetryRule, *, return_exceptions: bool) -> Flow[list[Any]]:
-    """Return the results of the tasks of a group, in the order of submission.
+def group_results(group: GroupResponse, rule: RetryRule, *, return_exceptions: bool) -> Flow[list[Any]]:
+    """Return the results of the tasks of a group that has ended, in the order of submission.
 
     The first task without a result is raised as `TaskFailed`, or with `return_exceptions` in its place.
+    Raises `ResultExpired` if tasks were deleted: the results of the others would be in wrong places.
     """
-    what = f"Reading the results of group {group_id}"
+    what = f"Reading the results of group {group.id}"
     results: list[Any] = []
-    for line in (yield from read(calls.read_group_results(group_id), what, rule)):
+    lines = yield from read(calls.read_group_results(group.id), what, rule)
+    if len(lines) < group.total:
+        raise ResultExpired(
+            f"{group.total - len(lines)} of the {group.total} tasks of group {group.id} were deleted, by "
+            "retention or a purge, so the results of the others have no place in a list. "
+            f"GET /groups/{group.id}/results has them with their ids; keep tasks longer with keep_completed_days"
+        )
+    for line in lines:
         if line.status == TaskStatus.COMPLETED and not line.stored:
             results.append(codecs.decode(line.result))
             continue

@@ -1,6 +1,6 @@
 """The requests of groups, as flows without I/O."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -12,6 +12,16 @@ from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.client.submits import NewTask, Submits
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupRequest, GroupResponse, GroupUpdate
+from zndraw_joblib.wire.problems import ProblemException
+
+
+def raise_refused(results: Sequence[object]) -> None:
+    """Raise the first problem among the results of submits, with a note that has its place."""
+    for number, result in enumerate(results):
+        if isinstance(result, ProblemException):
+            refused = sum(isinstance(other, ProblemException) for other in results)
+            result.add_note(f"It is item {number}; {len(results) - refused} of {len(results)} were submitted")
+            raise result
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,6 @@ class NewGroupTask:
         """Wait for the end of the group. `show` gets each change."""
         return (yield from wait_for_group(group_id, timeout, self.rule, show=show))
 
-    def results(self, group_id: UUID, *, return_exceptions: bool) -> Flow[list[Any]]:
-        """Return the results of its tasks, in the order of submission."""
-        return (yield from group_results(group_id, self.rule, return_exceptions=return_exceptions))
+    def results(self, group: GroupResponse, *, return_exceptions: bool) -> Flow[list[Any]]:
+        """Return the results of its tasks, in the order of submission. Raises `ResultExpired`."""
+        return (yield from group_results(group, self.rule, return_exceptions=return_exceptions))

@@ -24,7 +24,7 @@ from zndraw_joblib.client.flows import (
     send_once,
     wait,
 )
-from zndraw_joblib.client.groups import NewGroupTask
+from zndraw_joblib.client.groups import NewGroupTask, raise_refused
 from zndraw_joblib.client.operators import Operator
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.results import ResultReader
@@ -267,7 +267,8 @@ class Group(GroupHandle):
         """Submit a task of a job for each payload, in requests of up to 1,000; return their handles.
 
         An item is a dict of the job's parameters. With `job` None, it is an instance of an extension. Raises
-        the problem of the first task that was refused, after the others were submitted.
+        the problem of the first task that was refused, with a note that names it, after the others were
+        submitted.
         """
         options = {"room": self._new.room, **options, "group": self.id}
         new = [
@@ -277,9 +278,7 @@ class Group(GroupHandle):
         results = self._queue.submit_many(new)
         tasks = [result for result in results if not isinstance(result, ProblemException)]
         self.tasks += tasks
-        for result in results:
-            if isinstance(result, ProblemException):
-                raise result
+        raise_refused(results)
         return tasks
 
     def refresh(self) -> GroupResponse:
@@ -298,9 +297,10 @@ class Group(GroupHandle):
         """Wait for the end of the group, and return the results of its tasks in the order of submission.
 
         The first failure is raised, or with `return_exceptions` each is returned in the place of its result.
+        Raises `ResultExpired` if tasks of the group were deleted.
         """
-        self.wait(timeout, progress=progress)
-        return self._queue.run(self._new.results(self.id, return_exceptions=return_exceptions))
+        group = self.wait(timeout, progress=progress)
+        return self._queue.run(self._new.results(group, return_exceptions=return_exceptions))
 
     def as_completed(self, *, timeout: float | None = None) -> Iterator[TaskHandle]:
         """Yield each of `tasks` once it has ended. Raises TimeoutError."""
