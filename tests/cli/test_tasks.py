@@ -321,7 +321,9 @@ def test_steps(stack: Stack) -> None:
     group = stack.client.tasks("steps").items[0].id
     then = stack.program.ok(*submit, "--after", first[:30], "--on-failure", "hold").strip()
     last = stack.program.ok(*submit, "--after", then, "--after", first).strip()
-    alone, unknown, lost, shown, before, listed, why, cancelled = stack.program.run_all(
+    early = stack.program.ok("submit", "Show", "--room", "early", "--delay", "1h").strip()
+    early = stack.program.ok("submit", "Show", "--room", "early", "--after", early).strip()
+    alone, unknown, lost, shown, before, listed, why, cancelled, now = stack.program.run_all(
         [
             [*submit, "--on-failure", "run"],
             [*submit, "--after", "fffffffff"],
@@ -331,8 +333,10 @@ def test_steps(stack: Stack) -> None:
             ["tasks", "--room", "steps"],
             ["explain", then],
             ["cancel", first, "--tree"],
+            ["run-now", early],
         ]
     )
+    assert (now.code, now.err) == (0, "")
     assert "Add --after" in alone.err
     assert "There is no task" in unknown.err
     assert "group" in lost.err

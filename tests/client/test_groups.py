@@ -84,7 +84,7 @@ async def test_a_group_says_which_item_is_wrong_what_it_waits_for_and_what_was_d
     ended = await group.wait(60)
     for keeps in (False, True):  # of three tasks, of which retention has deleted one
         before = ended.model_copy(update={"total": 3})
-        with pytest.raises(ResultExpired, match="1 of the 3 tasks of group .* were deleted"):
+        with pytest.raises(ResultExpired, match=r"1 of the 3 tasks of group .* were deleted"):
             await queue.run(group.inner._new.results(before, return_exceptions=keeps))
 
 

@@ -140,7 +140,12 @@ async def test_a_step_after_a_failure(queue: Both, worker: Make, room: str) -> N
         await fails.result(60)
     assert caught.value.code == "predecessor-failed"
     assert await runs.result(60) == 2
-    assert (await holds.explain()).reasons[0].code == "predecessor"
+    needs = await queue.submit(
+        "Area", {"width": failed.inner.output()}, after={"tasks": [failed.inner], "on_failure": "hold"}
+    )
+    assert "retry that, or run this task now, or cancel" in (await holds.explain()).reasons[0].detail
+    assert "retry that, or cancel" in (await needs.explain()).reasons[0].detail
+    await needs.cancel()
     assert (await failed.cancel(tree=True)).status == TaskStatus.FAILED
     assert (await holds.wait(60)).status == TaskStatus.CANCELLED
 

@@ -161,7 +161,7 @@ async def test_the_text_of_an_explanation(timed: Replica, clock: ManualClock) ->
         response = await timed.runtime.database.read(work)
         return [(why.code, why.detail) for why in response.reasons]
 
-    assert await explain_task() == [("queued", "It is at position 1 of its queue, after 0 other tasks")]
+    assert await explain_task() == [("queued", "It is first in its queue")]
     claimed = await timed.claim_task(job.worker_id)
     [(code, detail)] = await explain_task()
     assert code == "claimed"

@@ -513,13 +513,14 @@ def retry(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL)
 def run_now(task_ids: TaskIds, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Queue tasks before their time, or the next attempt's.
 
-    For a task with a delay or a time (--delay, --run-at), and for one that waits for its next attempt.
+    For a task with a delay or a time (--delay, --run-at), for one that waits for its next attempt, and for a
+    step that waits for others.
     """
 
     def change(client: AdminClient, task_id: UUID) -> TaskResponse:
         before = client.get_task(task_id)
         task = client.act(ops.RUN_TASK_NOW, task_id)
-        if before.status == TaskStatus.PENDING and _due(before) is None:
+        if before.status == TaskStatus.PENDING and _due(before) is None and not before.waits:
             print_note(f"Task {task_id} was in its queue already: nothing was changed.")
         return task
 

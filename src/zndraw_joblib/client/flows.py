@@ -237,7 +237,7 @@ def group_results(group: GroupResponse, rule: RetryRule, *, return_exceptions: b
         raise ResultExpired(
             f"{group.total - len(lines)} of the {group.total} tasks of group {group.id} were deleted, by "
             "retention or a purge, so the results of the others have no place in a list. "
-            f"GET /groups/{group.id}/results has them with their ids; keep tasks longer with keep_completed_days"
+            f"GET /groups/{group.id}/results has them with their ids; keep_completed_days keeps tasks longer"
         )
     for line in lines:
         if line.status == TaskStatus.COMPLETED and not line.stored:

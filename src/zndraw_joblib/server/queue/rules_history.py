@@ -242,13 +242,19 @@ async def _pending_reasons(
     reasons += limits
     if position is None:
         return reasons, None
-    others = "1 other task" if position == 2 else f"{position - 1:,} other tasks"
-    detail = f"It is at position {position:,} of its queue, after {others}"
+    detail = f"It is {_place(position)}"
     has_rate = _WITHOUT_RATE.isdisjoint(reason.code for reason in reasons)
     expected = await estimate(tx, task, position) if has_rate else None
     if expected is not None:
         detail += f": about {duration(expected)} at the current rate"
     return [*reasons, Reason(code="queued", detail=detail)], expected
+
+
+def _place(position: int) -> str:
+    if position == 1:
+        return "first in its queue"
+    others = "1 other task" if position == 2 else f"{position - 1:,} other tasks"
+    return f"at position {position:,} of its queue, after {others}"
 
 
 def _until(end: datetime | None) -> str:

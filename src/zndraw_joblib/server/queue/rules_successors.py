@@ -282,13 +282,12 @@ async def reasons(tx: Transaction, task: TaskRecord) -> list[Reason]:
     edges = [edge for edge in await sql_successors.edges_of(tx, task.seq) if edge.is_open]
     held = [edge for edge in edges if edge.status is not None]
     if held:
-        return [
-            Reason(
-                code="predecessor",
-                detail=f"It is held (on_failure=hold), because {_named(held)} did not complete: retry "
-                "that, or run this task now, or cancel it",
-            )
-        ]
+        # `run-now` refuses a task whose payload has no value without the result.
+        needed = {result.task for _, value in places(task.payload) if (result := result_of(value))}
+        run = "" if any(edge.predecessor in needed for edge in held) else "run this task now, or "
+        what = "its tasks that failed" if held[0].source < 0 else "that"
+        detail = f"It is held (on_failure=hold), because {_named(held)} did not complete: retry {what}, or "
+        return [Reason(code="predecessor", detail=f"{detail}{run}cancel this one")]
     detail = f"It waits until {_named(edges)} {'has' if len(edges) == 1 else 'have'} ended"
     return [Reason(code="predecessor", detail=detail)]
 
