@@ -45,6 +45,7 @@ from zndraw_joblib.wire.messages import (
     TaskSubmitRequest,
     TaskUpdateRequest,
     Verdict,
+    WorkerInfo,
     WorkerResponse,
 )
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, parse_job_name
@@ -174,10 +175,13 @@ class Replica:
         by: Identity = OWNER,
         worker: UUID | None = None,
         schema: dict[str, Any] | None = None,
+        about: WorkerInfo | None = None,
         **policy: Any,
     ) -> JobResponse:
-        """Register a job as user `by`, for `worker` or for a new worker."""
-        job, _ = await self.register_job(name, room, by=by, worker=worker, schema=schema, **policy)
+        """Register a job as user `by`, for `worker` or for a new worker, which says this about itself."""
+        job, _ = await self.register_job(
+            name, room, by=by, worker=worker, schema=schema, about=about, **policy
+        )
         return job
 
     async def register_job(
@@ -188,11 +192,12 @@ class Replica:
         by: Identity = OWNER,
         worker: UUID | None = None,
         schema: dict[str, Any] | None = None,
+        about: WorkerInfo | None = None,
         **policy: Any,
     ) -> tuple[JobResponse, bool]:
         """Register a job. Return it, and whether it is new or restored."""
         request = JobRegisterRequest(
-            category="modifiers", name=name, schema_=schema or {}, worker_id=worker, **policy
+            category="modifiers", name=name, schema_=schema or {}, worker_id=worker, worker=about, **policy
         )
         item = rules_jobs.JobToRegister(by, room, request)
         async with asyncio.timeout(TIMEOUT):

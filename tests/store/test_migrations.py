@@ -36,6 +36,7 @@ from zndraw_joblib.server.queue import (
     sql_idempotency,
     sql_jobs,
     sql_providers,
+    sql_queues,
     sql_results,
     sql_tasks,
     sql_transitions,
@@ -905,6 +906,32 @@ async def test_a_job_with_versions_stops_a_downgrade(empty: AsyncEngine) -> None
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0028")
     assert len(await database.read(sql_jobs.versions, name)) == 2
+
+
+async def test_workers_of_earlier_releases_have_no_labels(empty: AsyncEngine) -> None:
+    """The upgrade from 0041 keeps them and their links; queues with requirements stop a downgrade."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id = uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "A", "schema": {}}
+    worker = {"id": uuid4(), "owner_id": "ada", "created_at": at, "last_heartbeat": at}
+    name, database = JobName("lab", "modifiers", "A"), SessionDatabase(open_sessions(empty))
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0041")
+        await add(connection, {"joblib_job": job | {"created_at": at}, "joblib_worker": worker})
+        await add(connection, {"joblib_worker_job": {"worker_id": worker["id"], "job_id": job["id"]}})
+    for _ in range(2):
+        await schema.upgrade(database)
+        [candidate] = await database.read(sql_queues.candidates, [job_id])
+        assert (candidate.id, candidate.labels, candidate.is_fit) == (worker["id"], None, True)
+        [row] = await database.read(sql_jobs.versions, name)
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0041")
+    await schema.upgrade(database)
+    await database.write(sql_queues.add, row, '{"gpu":"a100"}', [])
+    with pytest.raises(RuntimeError, match="requirements"):
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0041")
+    assert [queue.requires for queue in await database.read(sql_queues.of_job, name)] == ['{"gpu":"a100"}']
 
 
 async def test_tasks_of_earlier_releases_have_no_schedule(empty: AsyncEngine) -> None:

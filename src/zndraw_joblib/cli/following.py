@@ -151,9 +151,10 @@ class TaskStream:
 EXIT_TIMEOUT = 124
 _EXPLAIN_SECONDS = 5.0
 # Of these a user is told without asking.
-_NEEDS_HELP = frozenset({"paused", "no_worker", "draining", "not_claimed"})
+_NEEDS_HELP = frozenset({"paused", "no_worker", "no_matching_worker", "draining", "not_claimed"})
 _REMEDIES = {
     "no_worker": "'zndraw-joblib worker FILE' starts one",
+    "no_matching_worker": "'zndraw-joblib worker FILE --label KEY=VALUE' starts one with these labels",
     "draining": "'zndraw-joblib worker FILE' starts another one",
     "not_claimed": "'zndraw-joblib worker FILE' starts one that does",
     "workers_busy": "start another worker, or one with a larger --concurrency",

@@ -30,6 +30,7 @@ from zndraw_joblib.jobs.logs import LogConfig, one_line
 from zndraw_joblib.wire.messages import MAX_BATCH_BYTES, TaskSubmitRequest
 from zndraw_joblib.wire.names import DEFAULT_ROOM, IDEMPOTENCY_KEY, JobName, format_key, task_room
 from zndraw_joblib.wire.problems import JobNotFound, ProblemException
+from zndraw_joblib.wire.requirements import parsed_requirements
 from zndraw_joblib.wire.successors import OnFailure
 
 _OPTIONS = {
@@ -445,6 +446,29 @@ TagsOfTask = Annotated[
     list[str] | None,
     typer.Option("--tag", metavar="TAG", help="A text by which the task is found; repeatable, up to 10."),
 ]
+
+
+def _requirement(text: str) -> str:
+    try:
+        parsed_requirements([text])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
+def _requirements(texts: list[str] | None) -> dict[str, Any]:
+    return {"requires": parsed_requirements(texts)} if texts else {}
+
+
+RequirementsOfTask = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--require",
+        metavar="CONDITION",
+        parser=_requirement,
+        help="A condition on the labels of its worker, as gpu=a100 or 'memory_gb>=40'; repeatable.",
+    ),
+]
 ParentOfTask = Annotated[
     str | None,
     typer.Option("--parent", metavar="TASK", help="The task of the same room that this one is below."),
@@ -506,6 +530,7 @@ def submit(  # noqa: PLR0913 - each is an option
     debounce: DebounceTime = None,
     webhook: WebhookOfTask = None,
     tag: TagsOfTask = None,
+    require: RequirementsOfTask = None,
     parent: ParentOfTask = None,
     after: AfterOthers = None,
     on_failure: OnFailureOfOthers = None,
@@ -518,7 +543,6 @@ def submit(  # noqa: PLR0913 - each is an option
 
     With --wait, write the result instead. The exit code is 1 if the task fails or is cancelled, 124 after
     --timeout, and 130 after Ctrl-C; in these two cases the task goes on. With --json, print the task.
-
     With --from, submit a task for each line of a file, with the fields of a submit, like {"payload": {}}, and
     print its id, or an empty line and exit code 1 if it was refused. JOB and the options are defaults.
     """
@@ -526,7 +550,7 @@ def submit(  # noqa: PLR0913 - each is an option
     rules = {"unique": unique, "debounce": debounce, "tags": tag, "parent": parent, "priority": priority}
     times = {"delay_seconds": delay, "expires_in_seconds": expires_in, "max_attempts": max_attempts}
     options = parse_options(run_at=run_at, key=idempotency_key, webhook=webhook, **times, **rules)
-    options |= predecessors(after, on_failure)
+    options |= predecessors(after, on_failure) | _requirements(require)
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait, timeout=timeout, as_json=as_json)
         _submit_lines(file, job, room, options, idempotency_key or str(uuid4()), url, group)

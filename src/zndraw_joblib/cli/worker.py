@@ -24,6 +24,7 @@ from zndraw_joblib.cli.display import (
 from zndraw_joblib.cli.options import AsJson, Format, Limit, Log, Url, WorkerId, check_room
 from zndraw_joblib.cli.tasks import TASKS
 from zndraw_joblib.cli.times import parse_duration
+from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.connection import DEFAULT_URL, ServerAccess
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.rest import TaskRest
@@ -35,6 +36,7 @@ from zndraw_joblib.wire.messages import MAX_BATCH, MAX_WORKER_NAME, WorkerInfo
 from zndraw_joblib.wire.names import GLOBAL, is_name
 from zndraw_joblib.wire.operators import WorkerSummary
 from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
+from zndraw_joblib.wire.requirements import parsed_label, shown_labels
 from zndraw_joblib.worker.allocations import Allocation, end_of_allocation
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
@@ -227,6 +229,12 @@ WorkerName = Annotated[
     str | None,
     typer.Option("--name", metavar="NAME", help="The worker's name in lists; by default that of the host."),
 ]
+LabelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label", metavar="KEY=VALUE", help="What tasks may require of this worker, as gpu=a100; repeatable."
+    ),
+]
 SharedFolder = Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a URL that fsspec supports.")]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the shared folder.")]
 ReadersRoom = Annotated[
@@ -265,6 +273,7 @@ def worker(  # noqa: PLR0913 - each is an option
     idle_exit: IdleExit = None,
     max_tasks: MaxTasks = None,
     requeue: Requeue = False,
+    label: LabelOption = None,
 ) -> None:
     """Run a worker for the extensions of a module or .py file.
 
@@ -280,6 +289,7 @@ def worker(  # noqa: PLR0913 - each is an option
     options |= _options(capture_output=capture, run_spans=run_spans.value, name=_checked(name))
     options["cancel_grace"] = _checked_grace(cancel_grace)
     options["allocation"] = _allocation(walltime, idle_exit, max_tasks, requeue=requeue)
+    options |= _labels(label)
     _run(ProcessConfig(target, url, None, room, context, options, policy, log), processes)
 
 
@@ -332,6 +342,16 @@ def _checked(name: str | None) -> str | None:
         raise UsageError(
             f"--name {name!r} is not a valid name. Use 1 to {MAX_WORKER_NAME} printable characters"
         ) from error
+
+
+def _labels(texts: list[str] | None) -> RunOptions:
+    """Return the option with the labels of a worker. Raises `UsageError` for an invalid one."""
+    if not texts:
+        return {}
+    try:
+        return {"labels": validated(WorkerInfo, {"labels": dict(map(parsed_label, texts))}).labels or {}}
+    except ValueError as error:
+        raise UsageError(f"--label: {error}") from error
 
 
 def _options(**options: Unpack[RunOptions]) -> RunOptions:
@@ -476,11 +496,13 @@ WORKERS = ItemTable(
         "claimed": _claimed,
         "slots": "slots",
         "jobs": "job_count",
+        "labels": lambda worker: worker.labels and shown_labels(worker.labels),
         "last heartbeat": "last_heartbeat",
     },
     wide=["name", "host"],
     ids=["worker"],
     optional=["jobs", "host", "slots", "claimed", "last heartbeat"],
+    sparse=["labels"],
     paths=["host"],
 )
 _DRAINED = ItemTable({"worker": "id", "drain": "drain", "last heartbeat": "last_heartbeat"})

@@ -103,6 +103,7 @@ class NewTask:
     group: UUID | None = None
     webhook: TaskWebhook | Mapping[str, Any] | None = None
     after: Any = None
+    requires: Mapping[str, Any] | None = None
 
     def output(self, pointer: str = "") -> Any:
         """Return what stands for the task's result, or a part of it, in the payload of a later task.

@@ -31,6 +31,7 @@ from zndraw_joblib.wire.models import DeferredModel
 from zndraw_joblib.wire.policy import MAX_ERROR_TYPE, Attempts, Delay, JobPolicy, Priority, Seconds
 from zndraw_joblib.wire.problems import Problem
 from zndraw_joblib.wire.progress import Failure, LogPart, Progress, StoredResult
+from zndraw_joblib.wire.requirements import Labels, Requires
 from zndraw_joblib.wire.schedules import ScheduleTimes
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.wire.successors import After, TaskAfter, check_batch
@@ -45,7 +46,7 @@ class WorkerInfo(BaseModel):
     """What the process of a worker says about itself; all fields are optional.
 
     `name` is for people, by default the name of the host. `version` is that of its package, `slots` how many
-    tasks it runs at once.
+    tasks it runs at once. `labels` are what tasks may require of it.
     """
 
     name: Annotated[str, Printable, Field(min_length=1, max_length=MAX_WORKER_NAME)] | None = None
@@ -53,12 +54,15 @@ class WorkerInfo(BaseModel):
     pid: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     version: Annotated[str, Printable, Field(min_length=1, max_length=64)] | None = None
     slots: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    labels: Labels | None = None
 
 
-def this_process(name: str | None = None, slots: int | None = None) -> WorkerInfo:
+def this_process(
+    name: str | None = None, slots: int | None = None, labels: Mapping[str, Any] | None = None
+) -> WorkerInfo:
     """Return what this process says about itself; `name` is by default that of the host.
 
-    Raises ValueError for an invalid name.
+    Raises ValueError for an invalid name or label.
     """
     host = "".join(letter for letter in socket.gethostname() if letter.isprintable())[:MAX_HOST] or None
     return WorkerInfo(
@@ -67,6 +71,7 @@ def this_process(name: str | None = None, slots: int | None = None) -> WorkerInf
         pid=os.getpid(),
         version=version("zndraw-joblib"),
         slots=slots,
+        labels=None if labels is None else dict(labels),
     )
 
 
@@ -292,6 +297,7 @@ class SubmitOptions(TypedDict, total=False):
     group: UUID | None
     webhook: TaskWebhook | Mapping[str, Any] | None
     after: Any
+    requires: Mapping[str, Any] | None
 
 
 class TaskSubmitRequest(RequestBody):
@@ -311,6 +317,9 @@ class TaskSubmitRequest(RequestBody):
     `after` are tasks and groups of the same room that the task waits for. Then values ``{"$result": {"task":
     id, "pointer": "/x"}}`` of the payload are replaced by these parts of the results of its predecessors
     before a worker gets it. Its priority is by default the highest of its job and its predecessors.
+
+    `requires` are conditions on the labels of the worker that may run it, besides those of the job, which it
+    may only narrow.
     """
 
     # The unknown fields, for `_checked`.
@@ -329,6 +338,7 @@ class TaskSubmitRequest(RequestBody):
     group: UUID | None = Field(default=None, exclude_if=is_none)
     webhook: TaskWebhook | None = Field(default=None, exclude_if=is_none)
     after: After | None = Field(default=None, exclude_if=is_none)
+    requires: Requires | None = Field(default=None, exclude_if=is_none)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -377,6 +387,8 @@ class TaskResponse(ResponseBody):
     - `waits`: true while it is pending because of its predecessors. `after`: what it waits for, or has waited
       for. `successors`: the first hundred tasks that wait for it, or have waited. The last two are only in
       responses to requests that read one task.
+    - `requires`: what its submit requires of the labels of its worker, besides its job; only in responses to
+      claims, to submits and to requests that read one task.
     """
 
     # What a new field needs is in CONTRIBUTING, "How to add a field or an option".
@@ -415,6 +427,7 @@ class TaskResponse(ResponseBody):
     waits: Literal[True] | None = Field(default=None, exclude_if=is_none)
     after: TaskAfter | None = Field(default=None, exclude_if=is_none)
     successors: list[UUID] | None = Field(default=None, exclude_if=is_none)
+    requires: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
 
 
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]

@@ -615,10 +615,10 @@ class Severity(StrEnum):
 class Finding(ResponseBody):
     """Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
 
-    Codes: `job-without-workers`, `job-paused`, `room-paused`, `queue-paused`, `waiting-too-long`,
-    `failing-job`, `failure-rate`, `sweeper-silent`, `sweeper-held-back`, `silent-workers`, `lost-attempts`,
-    `schedule-failing`, `group-on-end-failed`, `webhook-failing`, `webhook-disabled`. `since` is when it
-    began, as far as is known.
+    Codes: `job-without-workers`, `tasks-without-matching-workers`, `job-paused`, `room-paused`,
+    `queue-paused`, `waiting-too-long`, `failing-job`, `failure-rate`, `sweeper-silent`,
+    `sweeper-held-back`, `silent-workers`, `lost-attempts`, `schedule-failing`, `group-on-end-failed`,
+    `webhook-failing`, `webhook-disabled`. `since` is when it began, as far as is known.
     """
 
     code: str

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from zndraw_joblib.wire.bodies import CheckedKeywords, RequestBody
+from zndraw_joblib.wire.requirements import Requires
 
 MAX_PRIORITY = 1000
 YEAR_SECONDS = 31_536_000
@@ -249,6 +250,8 @@ class JobPolicy(CheckedKeywords, RequestBody):
     - `without_workers`: what becomes of the job when no worker serves it; null for the server's default,
       which is the setting of that name.
     - `keep`: how long its ended tasks are kept; null for the times of the server's settings.
+    - `requires`: conditions on the labels of the workers that may run its tasks, by label: a value, or
+      operators with values.
     """
 
     max_attempts: Attempts = 1
@@ -267,6 +270,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     priority: Priority = 0
     without_workers: WithoutWorkers | None = None
     keep: Keep | None = None
+    requires: Requires = Field(default_factory=dict)
 
     def is_final(self, error_types: Iterable[str]) -> bool:
         """Return whether `non_retryable` names one of these classes of an exception."""

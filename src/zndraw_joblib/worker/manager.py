@@ -73,6 +73,7 @@ class JobManager(JobClient):
     does not wait, `polling_interval` is the pause between two claims. The server sets the interval of
     heartbeats, unless `heartbeat_interval` does. `max_tasks` limits how many tasks the worker holds at once.
     `name` is for people who look at lists of workers, by default the name of the host.
+    `labels` are what tasks may require of their worker, like ``{"gpu": "a100", "memory_gb": 80}``.
     Up to `read_concurrency` threads serve the requests of its providers, also without `execute`.
 
     With `capture_output`, what a task's code prints to `sys.stdout` and `sys.stderr`, and its warnings, are
@@ -116,6 +117,7 @@ class JobManager(JobClient):
         max_startup_retries: int | None = None,
         cancel_grace: float = DEFAULT_CANCEL_GRACE,
         allocation: Allocation = UNLIMITED,
+        labels: Mapping[str, Any] | None = None,
     ) -> None:
         check_options(execute, concurrency, read_concurrency, prefetch, executor, run_spans)
         check_end(cancel_grace, allocation)
@@ -125,14 +127,11 @@ class JobManager(JobClient):
         self.tsio = getattr(api, "tsio", None) if tsio is None else tsio
         self._subscriptions = Subscriptions(self.tsio, self._held)
         self._config = SessionConfig(
-            execute=execute,
-            concurrency=concurrency,
-            prefetch=prefetch,
-            in_processes=executor == "process",
-            read_concurrency=read_concurrency,
+            *(execute, concurrency, prefetch, executor == "process", read_concurrency),
             heartbeat_interval=heartbeat_interval,
             pace=Pace(long_poll, polling_interval),
-            limits=limits(max_tasks, name),
+            limits=limits(max_tasks, name, labels),
+            labels=labels,
             capture_output=capture_output,
             run_spans=run_spans,
             name=name,
@@ -424,10 +423,12 @@ def register_seconds(max_unreachable_seconds: float | None, max_startup_retries:
     return _FIRST_PAUSE_SECONDS * (2.0 ** min(max_startup_retries, _MANY_RETRIES) - 1)
 
 
-def limits(max_tasks: int | None, name: str | None) -> dict[str, Any]:
-    """Return the limits of a worker's heartbeats. Raises ValueError for invalid ones, or an invalid name."""
+def limits(
+    max_tasks: int | None, name: str | None, labels: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the limits of a worker's heartbeats. Raises ValueError for invalid ones, a name or labels."""
     limits = {} if max_tasks is None else {"max_tasks": max_tasks}
-    validated(HeartbeatRequest, {**limits, "worker": {"name": name}})
+    validated(HeartbeatRequest, {**limits, "worker": {"name": name, "labels": labels}})
     return limits
 
 

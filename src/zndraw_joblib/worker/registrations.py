@@ -54,6 +54,7 @@ class PolicyOptions(TypedDict, total=False):
     priority: int
     without_workers: WithoutWorkers | str | None
     keep: Keep | Mapping[str, Any] | None
+    requires: Mapping[str, Any]
 
 
 def policy_of(options: PolicyOptions) -> JobPolicy:

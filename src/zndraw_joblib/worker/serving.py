@@ -6,7 +6,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict, Unpack
 
@@ -40,6 +40,7 @@ class RunOptions(TypedDict, total=False):
     name: str | None
     cancel_grace: float
     allocation: Allocation
+    labels: Mapping[str, Any]
 
 
 def serve(

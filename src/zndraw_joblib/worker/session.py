@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -63,6 +63,7 @@ class SessionConfig:
     capture_output: bool = True
     run_spans: RunSpans = "link"
     name: str | None = None
+    labels: Mapping[str, Any] | None = None
     max_unreachable_seconds: float | None = None
     cancel_grace: float = DEFAULT_CANCEL_GRACE
     allocation: Allocation = UNLIMITED
@@ -93,7 +94,7 @@ class Session:
         self._held = held
         self._rest = rest
         self._live = LiveReports(rest, self.stop, captures=config.capture_output)
-        about = {**config.limits, "worker": this_process(config.name, config.concurrency)}
+        about = {**config.limits, "worker": this_process(config.name, config.concurrency, config.labels)}
         self.registrations = Registrations(rest, subscriptions, held, about, self.drain, self._live)
         self.reports = Reports(rest, held, self.stop)
         self.tasks = TaskPoller(rest, self.registrations, self.reports, held, subscriptions.wake, self._live)

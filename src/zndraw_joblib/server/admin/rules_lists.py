@@ -10,7 +10,7 @@ from zndraw_joblib.server.admin import sql_figures
 from zndraw_joblib.server.admin.sql_figures import HeldCounts, WorkerJob, WorkerListing
 from zndraw_joblib.server.admin.sql_lists import LISTS, CursorList, decode_cursor, encode_cursor, read
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import CursorPage, Identity, Page
+from zndraw_joblib.server.process.ports import CursorPage, Identity, Page, version_of
 from zndraw_joblib.server.queue import rules_answers, rules_webhooks, sql_webhooks
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
 from zndraw_joblib.server.queue.sql_webhooks import DeliveryRecord
@@ -99,7 +99,7 @@ def _found(task: TaskRecord) -> FoundTask:
     return FoundTask(
         job_name=str(task.job),
         priority=-task.lane,
-        version=task.job_version,
+        version=version_of(task.job_version),
         error=task.error and task.error[:_MAX_ERROR],
         **{field: getattr(task, field) for field in fields},
     )

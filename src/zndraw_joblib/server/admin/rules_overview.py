@@ -19,6 +19,7 @@ from zndraw_joblib.server.process.ports import Page
 from zndraw_joblib.server.queue import (
     rules_limits,
     rules_pauses,
+    rules_queues,
     sql_counts,
     sql_groups,
     sql_jobs,
@@ -49,6 +50,7 @@ from zndraw_joblib.wire.operators import (
     Version,
     WorkerState,
 )
+from zndraw_joblib.wire.requirements import shown
 from zndraw_joblib.wire.statuses import TERMINAL, StatusCounts, TaskStatus
 
 _LONG, _VERY_LONG = timedelta(minutes=10), timedelta(hours=1)
@@ -79,7 +81,10 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def unserved_job(job: QueuedJob) -> Finding:
-    """Return that no worker serves a job with queued tasks."""
+    """Return that no worker serves a job with queued tasks, or that none has the labels that they require."""
+    requirements = sql_jobs.policy_of(job.policy).requires, rules_queues.requires_of(job.requires)
+    if any(requirements) and job.unserved_since is None:
+        return _unmatched_job(job, shown(*requirements))
     remedy = "Start a worker that registers this job, or cancel its tasks."
     since = f" since {job.unserved_since:%Y-%m-%d %H:%M} UTC" if job.unserved_since else ""
     version = f"version {job.version} of " if job.version is not None else ""
@@ -88,6 +93,17 @@ def unserved_job(job: QueuedJob) -> Finding:
         remedy = "Start a worker of this version, or retarget or cancel its tasks."
     finding = _queued(job, "job-without-workers", Severity.CRITICAL, problem, remedy)
     return finding.model_copy(update={"since": job.unserved_since})
+
+
+def _unmatched_job(job: QueuedJob, required: str) -> Finding:
+    since = f" since {job.waits_since:%Y-%m-%d %H:%M} UTC" if job.waits_since else ""
+    problem = f"No worker can run tasks of {job.full_name} that require {required}{since}"
+    remedy = (
+        "Start a worker with these labels (zndraw-joblib worker --label); 'zndraw-joblib task ID --explain' "
+        "names the nearest worker. Or cancel these tasks, and submit them with other requirements."
+    )
+    finding = _queued(job, "tasks-without-matching-workers", Severity.CRITICAL, problem, remedy)
+    return finding.model_copy(update={"since": job.waits_since})
 
 
 def paused_job(job: QueuedJob) -> Finding:

@@ -9,13 +9,14 @@ from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, INTEGER, TEXT, UUID_TYPE, statement
-from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.process.ports import QUEUES, Page
 from zndraw_joblib.server.queue.sql_jobs import visible_rooms
 from zndraw_joblib.server.queue.sql_pauses import is_job_paused
 from zndraw_joblib.server.queue.sql_task_rows import (
     RECORD_NAMES,
     SELECT_RECORDS,
     TASK_IS_HELD,
+    TASK_IS_QUEUED,
     TaskRecord,
     fetch_records,
 )
@@ -42,6 +43,11 @@ class QueuedJob(NamedTuple):
     paused_until: datetime | None
     # If only another version of it has no worker.
     version: int | None = None
+    # What its workers lack: the requirements of the queue, and the policy of the job, as JSON.
+    requires: str | None = None
+    policy: str | None = None
+    # Since when the first task waits, if there are requirements.
+    waits_since: datetime | None = None
     # If only the tasks of one room are counted.
     is_of_room: bool = False
 
@@ -72,13 +78,19 @@ _UNSERVED, _PAUSED = (
     statement(
         f"""
 SELECT id, full_name, pending, unserved_since, paused_until,
-    CASE WHEN unserved_since IS NULL AND (job_version > 1 OR superseded) THEN job_version END
+    CASE WHEN unserved_since IS NULL AND (job_version > 1 OR superseded) THEN job_version % {QUEUES} END,
+    requires, policy, CASE WHEN requires IS NOT NULL OR unserved_since IS NULL THEN (
+        SELECT coalesce(joblib_task.queued_at, joblib_task.created_at) FROM joblib_task
+        WHERE joblib_task.job_id >= joblib_job.id AND joblib_task.job_id <= joblib_job.id AND {TASK_IS_QUEUED}
+        ORDER BY joblib_task.job_id, joblib_task.lane, joblib_task.seq LIMIT 1
+    ) END
 FROM joblib_job
 WHERE (NOT deleted OR superseded) AND pending > 0 AND {condition}
 ORDER BY pending DESC, full_name LIMIT :limit
 """,
         *QueuedJob._fields[:-1],
         version=INTEGER,
+        waits_since=UtcDateTime(),
     )
     for condition in (f"room_id <> '{INTERNAL}' AND NOT {IS_SERVED}", is_job_paused(":now"))
 )
@@ -141,6 +153,7 @@ class WorkerListing(NamedTuple):
     pid: int | None
     version: str | None
     slots: int | None
+    labels: dict[str, Any] | None
     job_count: int
 
 

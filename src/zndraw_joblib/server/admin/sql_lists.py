@@ -20,7 +20,7 @@ from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import statement
 from zndraw_joblib.server.db.tables import AuditRecord, Group, Job, Pause, ProviderRecord, RoomCount, Schedule
-from zndraw_joblib.server.process.ports import CursorPage
+from zndraw_joblib.server.process.ports import CursorPage, version_of
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_groups,
@@ -269,7 +269,7 @@ def job_entry(  # noqa: PLR0913 - the parts of an entry
     return JobEntry(
         id=job.stable_id,
         full_name=str(job.name),
-        version=job.job_version,
+        version=version_of(job.job_version),
         versions=list(versions),
         schema_=job.schema,
         paused=job.is_paused(now),

@@ -40,6 +40,7 @@ from zndraw_joblib.server.db.bulk import among, before_colon, by_database, conta
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, statement
 from zndraw_joblib.server.db.tables import Job, RoomCount, Task, TaskTag, whole_payload
+from zndraw_joblib.server.process.ports import QUEUES
 from zndraw_joblib.server.queue.sql_pauses import is_job_paused
 from zndraw_joblib.server.queue.sql_task_rows import (
     IS_HELD,
@@ -616,7 +617,7 @@ async def _position_after(tx: Transaction, moment: datetime) -> SearchPosition |
 
 
 _JOB_IDS = select(jobs.c.id).where(among(jobs.c.full_name, bindparam("names")))
-_VERSION_IDS = _JOB_IDS.where(among(jobs.c.job_version, bindparam("versions")))
+_VERSION_IDS = _JOB_IDS.where(among(jobs.c.job_version % QUEUES, bindparam("versions")))
 _TOTALS = [
     func.coalesce(func.sum(rooms.c[name]), 0).label(name)
     for name in ("total", "pending", "failed", "cancelled")

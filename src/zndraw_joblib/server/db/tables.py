@@ -511,6 +511,9 @@ class Job(Base, table=True):
     A row is a version of the job, with a queue of its own. All but the current one are `superseded`, and
     count as deleted; what is of the whole job, as the policy, is the same in all. `first_id` is the id of the
     first version, null in its own row.
+
+    Tasks with requirements of their own are in queues of their own: `requires` has them as JSON, null in the
+    row of the version. `job_version` is the number of the queue, see `ports.version_of`.
     """
 
     __tablename__ = "joblib_job"
@@ -558,6 +561,7 @@ class Job(Base, table=True):
     first_id: UUID | None = _column(Uuid, optional=True)
     superseded: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
     keep: str | None = _optional_text()
+    requires: str | None = _optional_text()
 
 
 Job.full_name = ComputedFullName(Job.full_name)  # type: ignore[assignment]
@@ -584,12 +588,22 @@ class Worker(Beating, Base, table=True):
     pid: int | None = None
     version: str | None = _optional_text()
     slots: int | None = None
+    labels: dict[str, Any] | None = _column(JsonText, optional=True)
 
 
 class WorkerJobLink(Base, table=True):
     """The link of a worker to a job that it serves."""
 
     __tablename__ = "joblib_worker_job"
+
+    worker_id: UUID = _column(Uuid, ForeignKey("joblib_worker.id"), key=True)
+    job_id: UUID = _column(Uuid, ForeignKey("joblib_job.id"), key=True, index=True)
+
+
+class UnfitWorker(Base, table=True):
+    """A worker that is registered for a version of a job, and lacks labels that the job's policy requires."""
+
+    __tablename__ = "joblib_unfit_worker"
 
     worker_id: UUID = _column(Uuid, ForeignKey("joblib_worker.id"), key=True)
     job_id: UUID = _column(Uuid, ForeignKey("joblib_job.id"), key=True, index=True)

@@ -179,6 +179,7 @@ _POLICY = {
     "priority": 0,
     "without_workers": "queue",
     "keep": {"completed": 604800.0, "failed": "forever", "cancelled": None},
+    "requires": {"memory_gb": {">=": 40}},
 }
 _PENDING_TASK: dict[str, Any] = {
     "id": _TASK_ID,

@@ -165,13 +165,23 @@ SessionMaker = Callable[[], AbstractAsyncContextManager[Any]]
 task_key = "task:{}".format  # of the end of a task
 
 
+# The `job_version` of a row of jobs is the number of its queue: the version of the schema, and `QUEUES` times
+# the place of its requirements among those of the job. Without requirements it is the version.
+QUEUES = 1_000_000
+
+
+def version_of(number: int) -> int:
+    """Return the version of a job's schema that a queue with this number has."""
+    return number % QUEUES
+
+
 def queue_name(job: object, version: int) -> str:
-    """Return the name of the queue of a version of a job, as `sql_jobs.QUEUE_NAME`."""
+    """Return the name of a queue of a job by its number, as `sql_jobs.QUEUE_NAME`."""
     return str(job) if version == 1 else f"{job}#{version}"
 
 
 def job_key(job: object, version: int = 1) -> str:
-    """Return the key of the waiting claims of a version of a job."""
+    """Return the key of the waiting claims of a queue of a job."""
     return f"job:{queue_name(job, version)}"
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import Page, Reaches, task_key
+from zndraw_joblib.server.process.ports import Page, Reaches, task_key, version_of
 from zndraw_joblib.server.queue import rules_details
 from zndraw_joblib.server.queue.sql_details import Detail
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
@@ -102,17 +102,24 @@ def page_response(
 
 
 def job_versions(versions: Iterable[JobRecord], workers: Mapping[UUID, int]) -> list[JobVersion]:
-    """Return the current version of a job, and those with workers or waiting tasks."""
-    return [
-        JobVersion(
-            version=version.job_version,
-            current=not version.superseded,
-            workers=workers.get(version.id, 0),
-            pending=version.pending,
-            scheduled=version.scheduled,
+    """Return the current version of a job, and those with workers or waiting tasks.
+
+    `versions` are all queues of the job. Those for tasks with requirements count for their version.
+    """
+    listed: dict[int, JobVersion] = {}
+    for queue in versions:
+        number = version_of(queue.job_version)
+        version = listed.setdefault(
+            number, JobVersion(version=number, current=False, workers=0, pending=0, scheduled=0)
         )
-        for version in versions
-        if not version.superseded or workers.get(version.id) or version.pending or version.scheduled
+        version.current = version.current or not queue.superseded
+        version.workers = max(version.workers, workers.get(queue.id, 0))
+        version.pending += queue.pending
+        version.scheduled += queue.scheduled
+    return [
+        listed[number]
+        for number in sorted(listed, reverse=True)
+        if (version := listed[number]).current or version.workers or version.pending or version.scheduled
     ]
 
 
@@ -132,7 +139,7 @@ def task_response(
     values = {**_DEFAULTS, **vars(task)}
     for name in _INNER[type(task)]:
         del values[name]
-    values["attempts"], values["version"] = task.attempts, task.job_version
+    values["attempts"], values["version"] = task.attempts, version_of(task.job_version)
     values["priority"] = -task.lane
     values["queue_position"] = position
     values["stored_result"] = stored

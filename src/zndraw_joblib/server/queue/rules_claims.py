@@ -14,7 +14,7 @@ from cachetools import LRUCache
 
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.batcher import ItemDeclined
-from zndraw_joblib.server.process.ports import Identity, job_key, slot_key, worker_key
+from zndraw_joblib.server.process.ports import QUEUES, Identity, job_key, slot_key, worker_key
 from zndraw_joblib.server.process.waiters import KeySet
 from zndraw_joblib.server.queue import (
     rules_answers,
@@ -38,7 +38,7 @@ from zndraw_joblib.server.queue.sql_claim_statements import (
 )
 from zndraw_joblib.server.queue.sql_claims import QueueHead, WorkerQueues
 from zndraw_joblib.server.queue.sql_pauses import NO_PAUSES, Pauses
-from zndraw_joblib.server.queue.sql_task_rows import Move, Place, TaskRecord
+from zndraw_joblib.server.queue.sql_task_rows import Move, Place, TaskRecord, TaskRow
 from zndraw_joblib.server.queue.sql_workers import WorkerRecord
 from zndraw_joblib.wire.messages import EmptyReason, TaskResponse
 from zndraw_joblib.wire.names import GLOBAL, INTERNAL, JobName, split_name
@@ -221,7 +221,8 @@ class ClaimResult:
     """The tasks of a claim, or why there is none, and the jobs whose queues to wait for.
 
     `is_contended`: a task was pending, but another transaction held it; claim again. `is_left_out`:
-    large tasks of other claims filled this transaction; claim again at once.
+    large tasks of other claims filled this transaction; claim again at once. `required` are the tasks
+    whose requirements are to be read after the commit.
     """
 
     tasks: list[TaskResponse] = field(default_factory=list)
@@ -229,6 +230,7 @@ class ClaimResult:
     is_contended: bool = False
     is_left_out: bool = False
     reason: EmptyReason | None = None
+    required: Sequence[TaskRow] = ()
 
     @property
     def is_final(self) -> bool:
@@ -735,6 +737,13 @@ def _assign_oldest(
     return is_enough
 
 
+def _claimed(rows: Sequence[TaskRow]) -> ClaimResult:
+    return ClaimResult(
+        [rules_answers.task_response(task, traceparent=task.traceparent) for task in rows],
+        required=[task for task in rows if task.job_version >= QUEUES],
+    )
+
+
 def _result(
     slot: _WorkerSlot,
     tasks: Mapping[int, TaskRecord],
@@ -744,9 +753,7 @@ def _result(
 ) -> ClaimResult | ProblemException:
     records = [tasks[seq] for seq in slot.seqs if seq in tasks]
     if records:
-        return ClaimResult(
-            [rules_answers.task_response(task, traceparent=task.traceparent) for task in records]
-        )
+        return _claimed(records)
     if slot.is_left_out:
         return ClaimResult(is_contended=True, is_left_out=True)
     worker_id = slot.claim.worker_id
@@ -856,9 +863,9 @@ def _plain_result(
     tx: Transaction, item: Claim, answer: ClaimAnswer, sets: JobSets, last: Mapping[str, JobSet]
 ) -> ClaimResult | ProblemException:
     if answer.tasks:
-        tasks = [rules_answers.task_response(task, traceparent=task.traceparent) for task in answer.tasks]
-        rules_answers.publish_changed(tx, tasks)
-        return ClaimResult(tasks)
+        result = _claimed(answer.tasks)
+        rules_answers.publish_changed(tx, result.tasks)
+        return result
     reason = EmptyReason.PAUSED if answer.is_paused else EmptyReason.EMPTY
     jobs = None
     if answer.jobs_digest is not None:

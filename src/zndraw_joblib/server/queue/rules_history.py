@@ -6,9 +6,11 @@ from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.ports import version_of
 from zndraw_joblib.server.queue import (
     rules_details,
     rules_limits,
+    rules_queues,
     rules_successors,
     rules_unique,
     sql_details,
@@ -26,6 +28,7 @@ from zndraw_joblib.server.queue.sql_workers import WorkerLoad
 from zndraw_joblib.wire.history import Reason, TaskExplanation, TaskHistory, Transition
 from zndraw_joblib.wire.names import INTERNAL
 from zndraw_joblib.wire.problems import TaskNotFound
+from zndraw_joblib.wire.requirements import shown, shown_labels
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, TaskStatus
 
 # A worker that runs its jobs claims a task long before.
@@ -45,7 +48,7 @@ async def worker_reasons(
     `may_be_claimed`: neither a pause nor a limit keeps them from it.
     """
     if not loads:
-        return [_unserved(task, job)]
+        return [await _unmatched(tx, task) or _unserved(task, job)]
     active = [load for load in loads if not load.is_draining]
     if not active:
         return [Reason(code="draining", detail=f"{_all_workers(task, loads)} draining")]
@@ -65,22 +68,37 @@ async def worker_reasons(
     return [Reason(code="not_claimed", detail=detail)]
 
 
+async def _unmatched(tx: Transaction, task: TaskRecord) -> Reason | None:
+    """Return that no registered worker has the labels that a task requires; None if there is none at all."""
+    nearest = await rules_queues.nearest(tx, task)
+    if nearest is None:
+        return None
+    count = nearest.workers
+    which = "its only worker" if count == 1 else f"the nearest of its {count:,} workers"
+    return Reason(
+        code="no_matching_worker",
+        detail=f"No worker of {task.job} has {shown(*nearest.requirements)}: {which}, {nearest.worker_id} "
+        f"({shown_labels(nearest.labels)}), lacks {' and '.join(nearest.missing)}.",
+    )
+
+
 def _remedy(task: TaskRecord, job: JobRecord) -> str:
-    if task.job_version == job.job_version:
+    if version_of(task.job_version) == job.job_version:
         return "Start a worker with the current code of the job, or cancel the task"
     return (
         f"Start a worker of this version, or cancel its tasks or move them to the current one: 'tasks bulk "
-        f"retarget --all-rooms --job {task.job} --version {task.job_version}'"
+        f"retarget --all-rooms --job {task.job} --version {version_of(task.job_version)}'"
     )
 
 
 def _unserved(task: TaskRecord, job: JobRecord | None) -> Reason:
     """Return since when no worker serves a job, or this version. `job` is None if it is soft-deleted."""
     detail = f"No worker serves {task.job}"
-    if job is not None and job.unserved_since is None and (job.job_version, task.job_version) != (1, 1):
+    version = version_of(task.job_version)
+    if job is not None and job.unserved_since is None and (job.job_version, version) != (1, 1):
         return Reason(
             code="no_worker_of_version",
-            detail=f"No worker of this version: the task is of version {task.job_version} of {task.job}, and "
+            detail=f"No worker of this version: the task is of version {version} of {task.job}, and "
             f"its workers serve other versions; the current one is {job.job_version}. {_remedy(task, job)}",
         )
     if job is None or job.unserved_since is None:
@@ -129,7 +147,9 @@ def duration(time: timedelta) -> str:
 # The history of a task, and why it is in its present state.
 
 # The tasks that are held now end, but no others begin.
-_WITHOUT_RATE = {"paused", "no_worker", "no_worker_of_version", "draining", "not_claimed"}
+_WITHOUT_RATE = {
+    *("paused", "no_worker", "no_worker_of_version", "no_matching_worker", "draining", "not_claimed")
+}
 
 
 async def history(tx: Transaction, task_id: UUID) -> TaskHistory:

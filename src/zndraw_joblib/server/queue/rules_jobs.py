@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.process.ports import Identity, Page, job_key, queue_name, worker_key
+from zndraw_joblib.server.process.ports import Identity, Page, job_key, queue_name, version_of, worker_key
 from zndraw_joblib.server.queue import (
     rules_answers,
     rules_audit,
     rules_limits,
+    rules_queues,
     rules_schemas,
     rules_transitions,
     sql_jobs,
@@ -20,7 +21,13 @@ from zndraw_joblib.server.queue import (
 )
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
-from zndraw_joblib.wire.messages import JobRegisterRequest, JobResponse, JobSummary, PaginatedResponse
+from zndraw_joblib.wire.messages import (
+    JobRegisterRequest,
+    JobResponse,
+    JobSummary,
+    PaginatedResponse,
+    WorkerInfo,
+)
 from zndraw_joblib.wire.names import DEFAULT_CATEGORY, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
 from zndraw_joblib.wire.problems import (
@@ -77,13 +84,14 @@ async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, b
     """
     caller, room_id, request = item.caller, item.room_id, item.request
     # The worker is locked before the job, but a problem of the job is raised first.
-    worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request)
+    name = JobName(room_id, request.category, request.name)
+    worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request, name)
     saved = await _save(tx, item, JobPolicy(), worker_id)
     job, served = saved.job, saved.served
     if room_id != INTERNAL:
         if worker_id is None:
             raise WorkerNotFound(f"Worker {request.worker_id} not found")
-        await _link(tx, worker_id, served, saved.versions)
+        await _link(tx, worker_id, served, saved.rows)
         await sql_jobs.record_served(tx, job, caller.id)
         # Waiting claims of the worker now include this job.
         tx.wake(worker_key(worker_id))
@@ -98,17 +106,26 @@ async def register(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, b
     return response.model_copy(update=current), saved.is_new
 
 
-async def _link(tx: Transaction, worker_id: UUID, served: JobRecord, versions: Sequence[JobRecord]) -> None:
-    """Link a worker to the version of its schema and to those that this accepts, and to no other."""
-    others = [version for version in versions if version.id != served.id]
+async def _link(tx: Transaction, worker_id: UUID, served: JobRecord, rows: Sequence[JobRecord]) -> None:
+    """Link a worker to the queues of the version of its schema and of those that this accepts.
+
+    It is linked to those only whose requirements its labels meet, and to no other.
+    """
+    others = [row for row in _versions(rows) if row.id != served.id]
     are_accepted = rules_schemas.accepted(served.schema, [version.schema for version in others])
-    for version, is_accepted in zip(others, are_accepted, strict=True):
-        if is_accepted:
-            await sql_workers.link(tx, worker_id, version.id)
-        elif await sql_workers.unlink(tx, worker_id, version.id):
-            # `sql_claims.lock_with_queues` sees by the heartbeat that a queue was unlinked.
-            await sql_workers.heartbeat(tx, [worker_id])
-    await sql_workers.link(tx, worker_id, served.id)
+    numbers = {version.job_version for version, is_one in zip(others, are_accepted, strict=True) if is_one}
+    await rules_queues.link_worker(tx, worker_id, rows, numbers | {served.job_version})
+
+
+def _versions(rows: Iterable[JobRecord]) -> list[JobRecord]:
+    """Return those rows of a job that are its versions, without the queues of tasks with requirements."""
+    return [row for row in rows if row.requires is None]
+
+
+def _rows_of(rows: Iterable[JobRecord], versions: Iterable[JobRecord]) -> list[UUID]:
+    """Return the ids of versions, and of their queues among the rows of their job."""
+    numbers = {version.job_version for version in versions}
+    return [row.id for row in rows if version_of(row.job_version) in numbers]
 
 
 async def put(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
@@ -138,11 +155,11 @@ async def put(tx: Transaction, item: JobToRegister) -> tuple[JobResponse, bool]:
 
 
 class _Saved(NamedTuple):
-    """A registered job: its current version, that of the request's schema, and all of them."""
+    """A registered job: its current version, that of the request's schema, and the rows of all queues."""
 
     job: JobRecord
     served: JobRecord
-    versions: Sequence[JobRecord]
+    rows: Sequence[JobRecord]
     policy: JobPolicy
     is_new: bool
     was_deleted: bool
@@ -155,17 +172,17 @@ async def _save(tx: Transaction, item: JobToRegister, default: JobPolicy, worker
     """
     caller, room_id, request, max_jobs, add_job = item
     name = JobName(room_id, request.category, request.name)
-    fields = request.model_fields_set & JobPolicy.model_fields.keys()
-    named = JobPolicy.model_validate({field: getattr(request, field) for field in fields})
-    policy = default.model_copy(update={field: getattr(named, field) for field in fields})
-    versions = await sql_jobs.lock_versions(tx, name)
+    named = _named_policy(request)
+    policy = default.model_copy(update={field: getattr(named, field) for field in named.model_fields_set})
+    rows = await sql_jobs.lock_versions(tx, name)
     job, is_new = await sql_jobs.add_or_lock(tx, name, request.schema_, policy, caller.id)
-    others = [version for version in versions if version.id != job.id]
+    others = [row for row in rows if row.id != job.id]
     served, was_deleted = job, job.deleted
     if was_deleted:
         await sql_jobs.restore_with(tx, name, policy)
-        job = job._replace(deleted=False)
-        job = served = await _set_current(tx, job, others, request.schema_, worker_id)
+        job = served = await _set_current(tx, job._replace(deleted=False), others, request.schema_, worker_id)
+        if policy.requires != job.policy.requires:
+            await rules_queues.relink(tx, name)
     elif not is_new:
         job, served = await _set_schema(tx, caller, job, others, request.schema_, worker_id)
         policy = await _set_policy(tx, caller, job, named)
@@ -175,9 +192,15 @@ async def _save(tx: Transaction, item: JobToRegister, default: JobPolicy, worker
         if max_jobs is not None:
             await _check_room(tx, room_id, max_jobs)
     rules_answers.publish_jobs_changed(tx, room_id)
-    has_versions = others or (versions and job.id != versions[0].id)
-    versions = await sql_jobs.lock_versions(tx, name) if has_versions else [job]
-    return _Saved(job, served, versions, policy, is_new or was_deleted, was_deleted)
+    has_others = others or (rows and job.id != rows[0].id) or policy.requires or job.policy.requires
+    rows = await sql_jobs.lock_versions(tx, name) if has_others else [job]
+    return _Saved(job, served, rows, policy, is_new or was_deleted, was_deleted)
+
+
+def _named_policy(request: JobRegisterRequest) -> JobPolicy:
+    """Return the policy with the fields that a registration sets."""
+    fields = request.model_fields_set & JobPolicy.model_fields.keys()
+    return JobPolicy.model_validate({field: getattr(request, field) for field in fields})
 
 
 async def delete(tx: Transaction, name: JobName) -> None:
@@ -229,14 +252,15 @@ async def _set_schema(
         await sql_jobs.set_schema(tx, job.id, schema)
         job = job._replace(schema=schema)
         return job, job
-    earlier = next((other for other in others if rules_schemas.are_same(other.schema, schema)), None)
+    same = (other for other in _versions(others) if rules_schemas.are_same(other.schema, schema))
+    earlier, rows = next(same, None), [job, *others]
     is_growth = rules_schemas.accepts(schema, job.schema)
     if not is_growth and earlier is not None and worker_id is not None:
         # Nothing would change for other workers if none serves the current version.
-        is_growth = not job.pending and not await _is_needed(tx, [job], worker_id)
+        is_growth = not job.pending and not await _is_needed(tx, _rows_of(rows, [job]), worker_id)
         if not is_growth:
             return job, earlier
-    if not is_growth and await _is_needed(tx, [job, *others], worker_id):
+    if not is_growth and await _is_needed(tx, [row.id for row in rows], worker_id):
         differences = rules_schemas.differences(job.schema, schema)
         raise SchemaConflict(
             f"Schema mismatch: {str(job.name)!r} is active with another schema, and the new one does not "
@@ -257,9 +281,8 @@ def _pointers(differences: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-async def _is_needed(tx: Transaction, versions: Sequence[JobRecord], worker_id: UUID | None) -> bool:
-    """Return whether versions have pending tasks or other workers than this one."""
-    ids = [version.id for version in versions]
+async def _is_needed(tx: Transaction, ids: Sequence[UUID], worker_id: UUID | None) -> bool:
+    """Return whether queues have pending tasks or other workers than this one."""
     return await sql_jobs.have_pending(tx, ids) or await sql_jobs.has_workers(tx, ids, worker_id)
 
 
@@ -270,20 +293,25 @@ async def _set_current(
     schema: dict[str, Any],
     worker_id: UUID | None,
 ) -> JobRecord:
-    """Make the version of a schema the current one. Return it."""
+    """Make the version of a schema the current one. Return it. `others` are the other rows of the job."""
+    rows, others = [job, *others], _versions(others)
     is_same = rules_schemas.are_same(job.schema, schema)
     for other in () if is_same else others:
         if rules_schemas.are_same(other.schema, schema):
             return await sql_jobs.make_current(tx, job, other, schema, other.job_version)
-    if is_same or not await sql_jobs.is_used(tx, job.id, worker_id):
-        await sql_jobs.set_schema(tx, job.id, schema)
+    own = _rows_of(rows, [job])
+    if is_same or not any([await sql_jobs.is_used(tx, row_id, worker_id) for row_id in own]):
+        for row_id in own:
+            await sql_jobs.set_schema(tx, row_id, schema)
         return job._replace(schema=schema)
     number = 1 + max(version.job_version for version in (job, *others))
     if len(others) + 1 < MAX_VERSIONS:
         return await sql_jobs.add_version(tx, job, schema, number)
     for other in sorted(others, key=attrgetter("job_version")):
         # A retried task must not get to workers of another schema.
-        if not await sql_jobs.may_run(tx, other.id) and not await _is_needed(tx, [other], None):
+        ids = _rows_of(rows, [other])
+        may_run = any([await sql_jobs.may_run(tx, row_id) for row_id in ids])
+        if len(ids) == 1 and not may_run and not await _is_needed(tx, ids, None):
             return await sql_jobs.make_current(tx, job, other, schema, number)
     raise Conflict(
         f"{str(job.name)!r} has {MAX_VERSIONS} versions with workers, or with tasks that may run or be "
@@ -305,6 +333,8 @@ async def _set_policy(tx: Transaction, caller: Identity, job: JobRecord, named: 
         await sql_jobs.set_policy(tx, job.name, policy)
         detail = policy.model_dump(mode="json", include=set(changed))
         await rules_audit.record(tx, caller, "job.policy", str(job.name), job.room_id, detail)
+    if "requires" in changed:
+        await rules_queues.relink(tx, job.name)
     if changed.keys() & {"max_in_flight", "limits"}:
         versions = await sql_jobs.lock_versions(tx, job.name)
         if "limits" in changed:
@@ -315,7 +345,9 @@ async def _set_policy(tx: Transaction, caller: Identity, job: JobRecord, named: 
     return policy
 
 
-async def _worker(tx: Transaction, caller: Identity, request: JobRegisterRequest) -> UUID | None:
+async def _worker(
+    tx: Transaction, caller: Identity, request: JobRegisterRequest, name: JobName
+) -> UUID | None:
     if request.worker_id is None:
         return await sql_workers.add(tx, caller.id, request.max_tasks, request.worker)
     worker = (await sql_workers.lock(tx, [request.worker_id])).get(request.worker_id)
@@ -323,7 +355,20 @@ async def _worker(tx: Transaction, caller: Identity, request: JobRegisterRequest
         return None
     if request.max_tasks is not None:
         await sql_workers.set_max_tasks(tx, worker.id, request.max_tasks)
+    if request.worker is not None and request.worker.labels is not None:
+        await describe(tx, worker.id, request.worker, [name])
     return worker.id
+
+
+async def describe(tx: Transaction, worker_id: UUID, info: WorkerInfo, names: Sequence[JobName] = ()) -> None:
+    """Record what a worker, which is locked, says about itself. New labels change which queues it serves.
+
+    Then the jobs of these `names` are locked with its others, in one order.
+    """
+    has_changed = info.labels is not None and info.labels != await sql_workers.labels_of(tx, worker_id)
+    await sql_workers.describe(tx, worker_id, info)
+    if has_changed:
+        await rules_queues.relabel(tx, worker_id, names)
 
 
 async def record_unserved(tx: Transaction, job_ids: Sequence[UUID]) -> None:
@@ -349,12 +394,6 @@ async def restore_needed(tx: Transaction, moved: Iterable[TaskRecord]) -> None:
 async def pending_in_rooms(tx: Transaction, room_ids: Sequence[str]) -> list[str]:
     """Return the names of queues that contain tasks of these rooms."""
     return await sql_room_queues.jobs_queued_in(tx, room_ids)
-
-
-async def pending_counts(tx: Transaction, queues: Sequence[str]) -> dict[str, int]:
-    """Return the queues with pending tasks among these, and how many of the tasks may be claimed."""
-    counts = await sql_jobs.claimable_counts(tx)
-    return {name: counts[name] for name in queues if name in counts}
 
 
 async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> JobResponse:

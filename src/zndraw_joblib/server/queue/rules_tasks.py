@@ -28,6 +28,7 @@ from zndraw_joblib.server.queue import (
     rules_jobs,
     rules_limits,
     rules_payloads,
+    rules_queues,
     rules_successors,
     rules_transitions,
     rules_unique,
@@ -184,13 +185,20 @@ class Report(NamedTuple):
         return 1 if log is None else 1 + rules_details.weight(log)
 
 
+_NO_QUEUES = rules_queues.Queues()
+
+
 class _Related(NamedTuple):
-    """The parents, the groups and the predecessors of new tasks; and the outcomes of the items so far."""
+    """The parents, the groups and the predecessors of new tasks; and the outcomes of the items so far.
+
+    `queues` are those for tasks with requirements.
+    """
 
     parents: Mapping[UUID, Parent]
     groups: Mapping[UUID, OpenGroup]
     predecessors: Predecessors | None
     outcomes: "list[_Outcome]"
+    queues: rules_queues.Queues = _NO_QUEUES
 
 
 # When to submit again to a job that has as many pending tasks as it may.
@@ -208,7 +216,7 @@ async def submit(
     is `UnvalidatedPayload`. `learn` gets the jobs.
     """
     related = await _lock_related(tx, items)
-    jobs = await sql_jobs.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
+    jobs, related = await _lock_jobs(tx, items, related)
     if related.predecessors is not None:
         waiting = [(item.options.after, item.options.group) for item in items]
         await related.predecessors.lock_groups(tx, waiting)
@@ -216,7 +224,8 @@ async def submit(
         learn(jobs.values())
     now = await tx.now()
     faults = await _faults(tx, items, jobs, related)
-    holders = await _key_holders(tx, items, faults, {job.id for job in jobs.values()}, now)
+    rows = await _open_queues(tx, items, faults, jobs, related.queues)
+    holders = await _key_holders(tx, items, faults, {row.id for row in rows}, now)
     limits = await _PendingLimits.of(tx, items, jobs)
     outcomes = related.outcomes
     for item, fault in zip(items, faults, strict=True):
@@ -226,13 +235,42 @@ async def submit(
         await related.predecessors.write(tx, tasks)
     await _attach_hooks(tx, items, outcomes, now)
     duplicates = {outcome.task.id: outcome.task for outcome in outcomes if isinstance(outcome, Duplicate)}
-    position_of = await _submitted_positions(tx, jobs, tasks, replaced, list(duplicates.values()))
+    position_of = await _submitted_positions(tx, rows, tasks, replaced, list(duplicates.values()))
     for task in (*tasks, *replaced):
         rules_answers.publish_status(tx, task, position_of.get(task.id))
     for item, outcome in zip(items, outcomes, strict=True):
         if item.is_deferred and isinstance(outcome, TaskRecord) and outcome.status is TaskStatus.CLAIMED:
             tx.wake(outcome.job_key, 1)
-    return [_submit_result(outcome, position_of) for outcome in outcomes]
+    return [
+        _submit_result(outcome, position_of, item.options.requires)
+        for item, outcome in zip(items, outcomes, strict=True)
+    ]
+
+
+async def _lock_jobs(
+    tx: Transaction, items: Sequence[Submission], related: _Related
+) -> tuple[dict[JobName, JobRecord], _Related]:
+    """Lock the active jobs of these items, and the queues of their tasks."""
+    wanted: dict[JobName, set[str]] = {item.job: set() for item in items}
+    for item in items:
+        if (text := rules_queues.text_of(item.options.requires)) is not None:
+            wanted[item.job].add(text)
+    jobs, queues = await rules_queues.lock(tx, wanted)
+    return jobs, related._replace(queues=queues)
+
+
+async def _open_queues(
+    tx: Transaction,
+    items: Sequence[Submission],
+    faults: Sequence[Exception | None],
+    jobs: Mapping[JobName, JobRecord],
+    queues: rules_queues.Queues,
+) -> list[JobRecord]:
+    """Make the queues that tasks with requirements need. Return these, and the jobs."""
+    for item, fault in zip(items, faults, strict=True):
+        if fault is None and item.options.requires:
+            await queues.open(tx, item.job, jobs[item.job], item.options.requires)
+    return [*jobs.values(), *queues.records]
 
 
 async def _lock_related(tx: Transaction, items: Sequence[Submission]) -> _Related:
@@ -263,13 +301,17 @@ async def _write_submits(
     return tasks, [after for _, after in moves]
 
 
-def _submit_result(outcome: _Outcome, position_of: Mapping[UUID, int]) -> TaskResponse | Exception:
+def _submit_result(
+    outcome: _Outcome, position_of: Mapping[UUID, int], requires: Mapping[str, Any] | None
+) -> TaskResponse | Exception:
     if isinstance(outcome, Exception):
         return outcome
     task = outcome.task if isinstance(outcome, Duplicate) else outcome
     position = position_of.get(task.id) if task.is_queued else None
     response = rules_answers.task_response(task, position, unique_key=task.unique_text)
-    return rules_answers.changed(response, duplicate=True) if isinstance(outcome, Duplicate) else response
+    if isinstance(outcome, Duplicate):
+        return rules_answers.changed(response, duplicate=True)
+    return rules_answers.changed(response, requires=requires) if requires else response
 
 
 async def _key_holders(
@@ -370,7 +412,8 @@ def _task_or_duplicate(
     def make(*, is_new: bool = True) -> TaskRecord:
         if limits is not None and is_new and not item.is_unlimited:
             limits.add(item, job)
-        task, group, after = _task(item, job, now, parent), item.options.group, item.options.after
+        queue = related.queues.get(item.job, job, item.options.requires)
+        task, group, after = _task(item, queue, now, parent), item.options.group, item.options.after
         if after is not None and related.predecessors is not None:
             own = item.options.priority is None
             task = related.predecessors.wait(
@@ -433,6 +476,7 @@ async def _faults(
         _group_fault(item, related.groups)
         or _predecessor_fault(item, related.predecessors)
         or _check(item, schemas.get(item.job), unserved, related.parents)
+        or rules_queues.fault(item.options.requires, item.job, jobs[item.job].policy)
         for item in items
     ]
 
@@ -512,7 +556,7 @@ def _check_parent(room_id: str, parent_id: UUID, parent: Parent | None) -> None:
 
 async def _submitted_positions(
     tx: Transaction,
-    jobs: Mapping[JobName, JobRecord],
+    jobs: Sequence[JobRecord],
     tasks: Sequence[TaskRecord],
     replaced: Sequence[TaskRecord],
     duplicates: Sequence[TaskRecord],
@@ -521,12 +565,12 @@ async def _submitted_positions(
 
     New ones are the last, except in queues with several priorities, or with tasks that were replaced.
     """
-    for job in jobs.values():
+    for job in jobs:
         if not job.has_lanes and any(task.job_id == job.id and task.lane for task in (*tasks, *replaced)):
             await sql_jobs.record_priorities(tx, job.id)
-    mixed = {job.id for job in jobs.values() if job.has_lanes} | {task.job_id for task in tasks if task.lane}
+    mixed = {job.id for job in jobs if job.has_lanes} | {task.job_id for task in tasks if task.lane}
     mixed |= {task.job_id for task in replaced}
-    pending = {job.id: job.pending for job in jobs.values()}
+    pending = {job.id: job.pending for job in jobs}
     position_of: dict[UUID, int] = {}
     for task in tasks:
         if task.is_queued and task.job_id not in mixed:
@@ -729,6 +773,8 @@ async def get(tx: Transaction, task_id: UUID, *, with_position: bool = True) -> 
         response.after = await rules_successors.after_of(tx, task)
     if task.linked:
         response.successors = await sql_successors.successors_of(tx, task.seq) or None
+    if own := (await rules_queues.required(tx, [task])).get(task.id):
+        response.requires = dict(own)
     return response
 
 

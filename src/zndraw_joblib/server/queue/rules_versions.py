@@ -1,16 +1,26 @@
 """Check versions of jobs, and retarget: move pending tasks of earlier versions to the current one."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
 from pydantic_core import to_json
 
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.queue import rules_answers, sql_jobs, sql_tasks, sql_transitions
+from zndraw_joblib.server.process.ports import version_of
+from zndraw_joblib.server.queue import (
+    rules_answers,
+    rules_queues,
+    sql_jobs,
+    sql_queues,
+    sql_tasks,
+    sql_transitions,
+)
 from zndraw_joblib.server.queue.sql_jobs import JobRecord
 from zndraw_joblib.server.queue.sql_task_rows import TaskRecord
-from zndraw_joblib.wire.problems import InvalidRequest
+from zndraw_joblib.wire.names import JobName
+from zndraw_joblib.wire.problems import InvalidRequest, TooManyRequests
 from zndraw_joblib.wire.statuses import TaskStatus
 
 
@@ -22,6 +32,9 @@ async def check(tx: Transaction, names: Sequence[str], numbers: Sequence[int], *
     versions = {name: await sql_jobs.versions(tx, name) for name in sorted(set(names))}
     if earlier and (missing := [name for name, of_job in versions.items() if not of_job]):
         raise InvalidRequest(f"body.filter.job: there is no job {missing[0]!r}; 'GET /jobs' lists the jobs")
+    versions = {
+        name: [record for record in of_job if record.requires is None] for name, of_job in versions.items()
+    }
     records = [record for of_job in versions.values() for record in of_job]
     usable = {record.job_version for record in records if record.superseded or not earlier}
     if unknown := sorted(set(numbers) - usable):
@@ -65,12 +78,16 @@ async def retarget(
     validated against; a task stays if that is not the current one any longer.
     """
     current = await _current(tx, tasks)
-    moves = [
-        (task, task.changed(job_id=job.id, job_version=job.job_version))
+    movable = [
+        (task, job)
         for task in tasks
         if task.status is TaskStatus.PENDING
         and (job := current.get(task.job_id)) is not None
         and schemas.get(task.seq) == to_json(job.schema).decode()
+    ]
+    moves = [
+        (task, task.changed(job_id=queue.id, job_version=queue.job_version))
+        for task, queue in await _queues(tx, movable)
     ]
     if not moves:
         return []
@@ -84,13 +101,34 @@ async def retarget(
     return moved
 
 
+async def _queues(
+    tx: Transaction, tasks: Sequence[tuple[TaskRecord, JobRecord]]
+) -> list[tuple[TaskRecord, JobRecord]]:
+    """Return these tasks with the queues for their requirements; those without a queue are left out."""
+    stored = await sql_queues.required(tx, {task.job_id for task, _ in tasks}) if tasks else {}
+    if not stored:
+        return list(tasks)
+    wanted: dict[JobName, set[str]] = {}
+    for task, job in tasks:
+        wanted.setdefault(job.name, set()).update({stored[task.job_id]} if task.job_id in stored else ())
+    _, queues = await rules_queues.lock(tx, wanted)
+    found = []
+    for task, job in tasks:
+        requires = rules_queues.requires_of(stored.get(task.job_id))
+        await queues.open(tx, job.name, job, requires)
+        with suppress(TooManyRequests):
+            found.append((task, queues.get(job.name, job, requires)))
+    return found
+
+
 async def _current(tx: Transaction, tasks: Sequence[TaskRecord]) -> dict[UUID, JobRecord]:
     """Return the current versions of the jobs of those tasks that are of earlier ones, by job id."""
     ids = sorted({task.job_id for task in tasks})
     versions = await sql_jobs.versions_of_jobs(tx, ids) if ids else {}
+    numbers = {task.job_id: version_of(task.job_version) for task in tasks}
     return {
         job_id: job
         for job_id, of_job in versions.items()
         for job in of_job
-        if not job.superseded and not job.deleted and job.id != job_id
+        if not job.superseded and not job.deleted and job.job_version != numbers.get(job_id, job.job_version)
     }

@@ -221,7 +221,7 @@ def _response(
 async def describe(tx: Transaction, worker_id: UUID, info: WorkerInfo) -> None:
     """Record what a worker says about itself, after a heartbeat of it was accepted."""
     if await sql_workers.lock(tx, [worker_id]):
-        await sql_workers.describe(tx, worker_id, info)
+        await rules_jobs.describe(tx, worker_id, info)
 
 
 async def keep_alive(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
@@ -273,6 +273,9 @@ async def retire(
     await rules_providers.remove_workers(tx, worker_ids)
     job_ids = await sql_workers.unlink_all(tx, worker_ids)
     locked = await sql_jobs.lock_with_versions(tx, {*job_ids, *(task.job_id for task in held)})
+    if job_ids and not tx.is_sqlite:
+        # A submit that has made a queue until now has linked it to its workers.
+        await sql_workers.unlink_all(tx, worker_ids)
     if lost:
         await sql_transitions.count(tx, lost, locked)
         rules_answers.publish_changed(tx, lost)
@@ -328,7 +331,7 @@ async def unlink_job(tx: Transaction, caller: Identity, worker_id: UUID, name: J
     """Unregister a worker from one job. Raises `JobNotFound` if it does not serve it."""
     await _owned(tx, caller, worker_id)
     versions = await sql_jobs.versions(tx, name)
-    if not any([await sql_workers.unlink(tx, worker_id, version.id) for version in versions]):
+    if not await sql_workers.unlink_job(tx, worker_id, [version.id for version in versions]):
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
     # `sql_claims.lock_with_queues` sees by the heartbeat that a job was unlinked.
     await sql_workers.heartbeat(tx, [worker_id])

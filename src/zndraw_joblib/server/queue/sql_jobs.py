@@ -30,7 +30,10 @@ def policy_of(stored: str | None, without_workers: str | None = None) -> JobPoli
 
 
 class JobRecord(NamedTuple):
-    """A version of a job. `stored_policy` is the policy as JSON, None for the default one."""
+    """A version of a job, or one of its queues. `stored_policy` is the policy as JSON, None for the default.
+
+    A queue for tasks with requirements of their own has these as JSON in `requires`.
+    """
 
     id: UUID
     room_id: str
@@ -53,6 +56,7 @@ class JobRecord(NamedTuple):
     job_version: int
     first_id: UUID | None
     superseded: bool
+    requires: str | None
 
     def is_paused(self, now: datetime) -> bool:
         """Return whether the job is paused at a time."""
@@ -100,7 +104,7 @@ COLUMNS = (
         "paused",
     ),
     *("has_lanes", "policy", "max_in_flight", "limits", "without_workers", "unserved_since", "registered_by"),
-    *("paused_until", "job_version", "first_id", "superseded"),
+    *("paused_until", "job_version", "first_id", "superseded", "requires"),
 )
 # The name of a version's queue, by which claims wait.
 QUEUE_NAME = """joblib_job.full_name || CASE WHEN joblib_job.job_version = 1 THEN ''
@@ -302,17 +306,17 @@ _SUPERSEDE = statement(
     "UPDATE joblib_job SET superseded = true, deleted = true, deleted_at = :now WHERE id = :id"
 )
 # What belongs to the whole job. A new version has it from the current one.
-_OF_JOB = (
+OF_JOB = (
     *("room_id", "category", "name", "created_at", "policy", "max_in_flight", "limits", "without_workers"),
     *("keep", "registered_by", "unserved_since", "paused", "paused_until"),
 )
 _ADD_VERSION = statement(
     f"""
 INSERT INTO joblib_job (
-    id, schema, job_version, first_id, {", ".join(_OF_JOB)},
+    id, schema, job_version, first_id, {", ".join(OF_JOB)},
     superseded, deleted, pending, scheduled, has_lanes, fair_round, fair_room
 )
-SELECT :id, :schema, :job_version, coalesce(first_id, id), {", ".join(_OF_JOB)},
+SELECT :id, :schema, :job_version, coalesce(first_id, id), {", ".join(OF_JOB)},
     false, false, 0, 0, false, 0, ''
 FROM joblib_job WHERE id = :current
 """,
@@ -808,7 +812,9 @@ ORDER BY id LIMIT :limit
 }
 # Rows of these refer to a job. Empty blocks are deleted in batches of their own.
 _REFERENCES = (
-    *(f"{table} WHERE job_id" for table in ("joblib_task", "joblib_worker_job", "joblib_room_queue")),
+    *(f"{table} WHERE job_id" for table in ("joblib_task", "joblib_unfit_worker", "joblib_room_queue")),
+    # The links of a queue for tasks with requirements are deleted with it.
+    "joblib_worker_job WHERE joblib_job.requires IS NULL AND job_id",
     f"joblib_statistic WHERE resolution IN ({MINUTE}, {HOUR}) AND job_id",
     "joblib_queue_block WHERE queued = 0 AND job_id",
 )
@@ -861,7 +867,7 @@ RETURNING job_id
     ),
     *(
         statement(f"DELETE FROM {table} WHERE job_id = ANY (:all_job_id) RETURNING job_id", "job_id")
-        for table in ("joblib_queue_block", "joblib_limit_queue", "joblib_limit_wait")
+        for table in ("joblib_worker_job", "joblib_queue_block", "joblib_limit_queue", "joblib_limit_wait")
     ),
     statement("DELETE FROM joblib_job WHERE id = ANY (:all_job_id) RETURNING id", "id"),
 )

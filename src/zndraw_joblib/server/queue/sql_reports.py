@@ -134,9 +134,12 @@ _TYPES |= {name: TEXT for name in ("source", "target", "result", "started", "end
 _TYPES |= {"started_ago": FLOAT, "ended_ago": FLOAT}
 # SQLite gets the times themselves.
 _ON_SQLITE = (*FencedReport._fields[:-2], "started", "ended")
-# No task of another version of the job waits for its slots.
+# No task of another queue of the job waits for its slots.
 _SHARES_NO_SLOTS = """(joblib_job.max_in_flight IS NULL
-            OR (joblib_job.job_version = 1 AND NOT joblib_job.superseded))"""
+            OR (joblib_job.job_version = 1 AND NOT joblib_job.superseded AND (
+                SELECT other.id FROM joblib_job AS other
+                WHERE other.full_name = joblib_job.full_name AND other.requires IS NOT NULL LIMIT 1
+            ) IS NULL))"""
 _IS_END = f"reports.target = '{TaskStatus.COMPLETED}'"
 
 

@@ -50,6 +50,7 @@ jobs = _counter(
 SELECT owner, count(*) FROM (
     SELECT worker.owner_id AS owner, link.job_id AS job
     FROM joblib_worker_job link JOIN joblib_worker worker ON worker.id = link.worker_id
+        JOIN joblib_job job ON job.id = link.job_id AND job.requires IS NULL
     UNION
     SELECT CASE WHEN pending + scheduled = 0 THEN registered_by ELSE (
         SELECT created_by FROM joblib_task

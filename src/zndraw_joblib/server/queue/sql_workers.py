@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Transaction
-from zndraw_joblib.server.db.statements import TEXT, statement
+from zndraw_joblib.server.db.statements import BOOLEAN, TEXT, statement
 from zndraw_joblib.server.queue.sql_jobs import QUEUE_NAME
 from zndraw_joblib.server.queue.sql_task_rows import TASK_IS_HELD, TASK_IS_QUEUED
 from zndraw_joblib.server.queue.sql_transitions import COST_IF_LOST
@@ -128,6 +128,27 @@ _UNLINK = statement(
     "DELETE FROM joblib_worker_job WHERE worker_id = :worker_id AND job_id = :job_id RETURNING job_id",
     "job_id",
 )
+_UNFIT = "DELETE FROM joblib_unfit_worker WHERE worker_id = ANY (:all_id) RETURNING job_id"
+_UNMARK_ALL = statement(_UNFIT, "job_id")
+_LINKS = statement(
+    """
+SELECT job_id, true AS is_fit FROM joblib_worker_job
+WHERE worker_id = :worker_id AND job_id = ANY (:all_job_id)
+UNION ALL
+SELECT job_id, false FROM joblib_unfit_worker
+WHERE worker_id = :worker_id AND job_id = ANY (:all_job_id)
+""",
+    *("job_id", "is_fit"),
+    is_fit=BOOLEAN,
+)
+_MARK_UNFIT = statement(
+    "INSERT INTO joblib_unfit_worker (worker_id, job_id) VALUES (:worker_id, :job_id) ON CONFLICT DO NOTHING"
+)
+_UNLINK_SOME, _UNMARK_SOME = (
+    statement(f"DELETE FROM {table} WHERE worker_id = :worker_id AND job_id = ANY (:all_job_id)")
+    for table in ("joblib_worker_job", "joblib_unfit_worker")
+)
+_LABELS = statement("SELECT labels FROM joblib_worker WHERE id = :id", "labels")
 _SERVED_JOBS = statement(
     f"""
 SELECT joblib_worker_job.worker_id, joblib_job.room_id, joblib_job.category, joblib_job.name
@@ -286,13 +307,55 @@ async def remove(tx: Transaction, ids: Sequence[UUID]) -> None:
 
 
 async def unlink_all(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
-    """Delete all links of these workers. Return the ids of the jobs that they served."""
-    return sorted(set((await tx.execute(_UNLINK_ALL, {"all_id": padded(ids)})).scalars()))
+    """Delete all links of these workers. Return the ids of the jobs that they were registered for."""
+    params = {"all_id": padded(ids)}
+    job_ids = set((await tx.execute(_UNLINK_ALL, params)).scalars())
+    return sorted(job_ids | set((await tx.execute(_UNMARK_ALL, params)).scalars()))
 
 
 async def link(tx: Transaction, worker_id: UUID, job_id: UUID) -> None:
     """Link a worker to a job, unless it is linked already."""
     await tx.execute(_LINK, {"worker_id": worker_id, "job_id": job_id})
+
+
+async def unlink_job(tx: Transaction, worker_id: UUID, queue_ids: Sequence[UUID]) -> bool:
+    """Delete the links of a worker to all queues of a job. Return whether it was registered for it."""
+    params = {"worker_id": worker_id, "all_job_id": padded(queue_ids)}
+    was_registered = bool((await tx.execute(_LINKS, params)).all()) if queue_ids else False
+    if was_registered:
+        await tx.execute(_UNLINK_SOME, params)
+        await tx.execute(_UNMARK_SOME, params)
+    return was_registered
+
+
+async def set_links(
+    tx: Transaction,
+    worker_id: UUID,
+    of_job: Sequence[UUID],
+    linked: Collection[UUID],
+    unfit: Collection[UUID],
+) -> bool:
+    """Link a worker to exactly these queues of a job, and record that it lacks labels for those `unfit`.
+
+    Return whether a link was deleted.
+    """
+    params = {"worker_id": worker_id, "all_job_id": padded(of_job)}
+    rows = (await tx.execute(_LINKS, params)).all()
+    before = {row.job_id for row in rows if row.is_fit}
+    unfit_before = {row.job_id for row in rows if not row.is_fit}
+    for sql, ids in ((_LINK, set(linked) - before), (_MARK_UNFIT, set(unfit) - unfit_before)):
+        if ids:
+            await tx.execute(sql, [{"worker_id": worker_id, "job_id": job_id} for job_id in sorted(ids)])
+    for sql, ids in ((_UNLINK_SOME, before - set(linked)), (_UNMARK_SOME, unfit_before - set(unfit))):
+        if ids:
+            await tx.execute(sql, {"worker_id": worker_id, "all_job_id": padded(sorted(ids))})
+    return not before <= set(linked)
+
+
+async def labels_of(tx: Transaction, worker_id: UUID) -> dict[str, Any] | None:
+    """Return the labels of a worker."""
+    labels: dict[str, Any] | None = (await tx.execute(_LABELS, {"id": worker_id})).scalar_one_or_none()
+    return labels
 
 
 async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:

@@ -108,5 +108,7 @@ class BatchClaim:
         for name, pending in candidate.pending.items():
             self._unused[job_key(name)] = pending
         for task in result.tasks if result is not None else ():
+            if task.requires:
+                continue  # of a queue that was read under another name
             key = key_of(task)
             self._unused[key] = self._unused.get(key, 0) - 1

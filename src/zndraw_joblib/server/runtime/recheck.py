@@ -20,7 +20,7 @@ from zndraw_joblib.server.process.ports import (
 )
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.server.process.waiters import Waiters
-from zndraw_joblib.server.queue import rules_groups, rules_jobs, rules_providers, rules_tasks
+from zndraw_joblib.server.queue import rules_groups, rules_providers, rules_queues, rules_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +99,11 @@ class Recheck:
             wakes += [Wake(group_key(group_id)) for group_id in ended]
         # Tasks of the worker may have ended in another process, which publishes no freed slot.
         wakes += [Wake(slot_key(worker_id)) for worker_id in waited.get("slot", ())]
-        if job_names := waited.get("job"):
-            pending = await self._database.read(rules_jobs.pending_counts, job_names)
-            wakes += [Wake(job_key(name), count) for name, count in pending.items()]
+        full = set(waited.get("slot", ()))
+        if claiming := [UUID(worker_id) for worker_id in waited.get("worker", ()) if worker_id not in full]:
+            queues = await self._database.read(rules_queues.to_claim, waited.get("job", []), claiming)
+            wakes += [Wake(job_key(name), count) for name, count in queues.pending.items()]
+            wakes += [Wake(worker_key(worker_id)) for worker_id in queues.linked]
         if worker_ids := waited.get("requests"):
             workers_asked = await self._database.read(
                 rules_providers.workers_with_requests, list(map(UUID, worker_ids))

@@ -64,6 +64,7 @@ from zndraw_joblib.server.queue import (
     rules_groups,
     rules_idempotency,
     rules_jobs,
+    rules_queues,
     rules_rates,
     rules_successors,
     rules_tasks,
@@ -728,6 +729,10 @@ class Runtime:
                 break
             await asyncio.sleep(backoff.next())
         self._last_heartbeats.add(item.worker_id)
+        if result.required:
+            requirements = await self.database.read_short(rules_queues.required, result.required)
+            for task in result.tasks:
+                task.requires = dict(requirements.get(task.id, ())) or None
         return result
 
     async def get_group(

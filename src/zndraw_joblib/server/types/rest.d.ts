@@ -2278,10 +2278,10 @@ export interface components {
          * Finding
          * @description Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
          *
-         *     Codes: `job-without-workers`, `job-paused`, `room-paused`, `queue-paused`, `waiting-too-long`,
-         *     `failing-job`, `failure-rate`, `sweeper-silent`, `sweeper-held-back`, `silent-workers`, `lost-attempts`,
-         *     `schedule-failing`, `group-on-end-failed`, `webhook-failing`, `webhook-disabled`. `since` is when it
-         *     began, as far as is known.
+         *     Codes: `job-without-workers`, `tasks-without-matching-workers`, `job-paused`, `room-paused`,
+         *     `queue-paused`, `waiting-too-long`, `failing-job`, `failure-rate`, `sweeper-silent`,
+         *     `sweeper-held-back`, `silent-workers`, `lost-attempts`, `schedule-failing`, `group-on-end-failed`,
+         *     `webhook-failing`, `webhook-disabled`. `since` is when it began, as far as is known.
          */
         Finding: {
             /** Code */
@@ -2683,6 +2683,12 @@ export interface components {
             priority: number;
             without_workers: components["schemas"]["WithoutWorkers"] | null;
             keep: components["schemas"]["Keep"] | null;
+            /** Requires */
+            requires: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            };
             /** Schema */
             schema: {
                 [key: string]: unknown;
@@ -2822,6 +2828,12 @@ export interface components {
             priority?: number;
             without_workers?: components["schemas"]["WithoutWorkers"] | null;
             keep?: components["schemas"]["Keep"] | null;
+            /** Requires */
+            requires?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            };
             /** Schema */
             schema?: {
                 [key: string]: unknown;
@@ -2883,6 +2895,12 @@ export interface components {
             priority?: number;
             without_workers?: components["schemas"]["WithoutWorkers"] | null;
             keep?: components["schemas"]["Keep"] | null;
+            /** Requires */
+            requires?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            };
             /** Schema */
             schema?: {
                 [key: string]: unknown;
@@ -2957,6 +2975,12 @@ export interface components {
             priority: number;
             without_workers: components["schemas"]["WithoutWorkers"] | null;
             keep: components["schemas"]["Keep"] | null;
+            /** Requires */
+            requires: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            };
             /** Schema */
             schema: {
                 [key: string]: unknown;
@@ -4596,6 +4620,8 @@ export interface components {
          *     - `waits`: true while it is pending because of its predecessors. `after`: what it waits for, or has waited
          *       for. `successors`: the first hundred tasks that wait for it, or have waited. The last two are only in
          *       responses to requests that read one task.
+         *     - `requires`: what its submit requires of the labels of its worker, besides its job; only in responses to
+         *       claims, to submits and to requests that read one task.
          */
         TaskResponse: {
             /**
@@ -4683,6 +4709,10 @@ export interface components {
             after?: components["schemas"]["TaskAfter"] | null;
             /** Successors */
             successors?: string[] | null;
+            /** Requires */
+            requires?: {
+                [key: string]: unknown;
+            } | null;
         };
         /**
          * TaskStatus
@@ -4739,6 +4769,9 @@ export interface components {
          *     `after` are tasks and groups of the same room that the task waits for. Then values ``{"$result": {"task":
          *     id, "pointer": "/x"}}`` of the payload are replaced by these parts of the results of its predecessors
          *     before a worker gets it. Its priority is by default the highest of its job and its predecessors.
+         *
+         *     `requires` are conditions on the labels of the worker that may run it, besides those of the job, which it
+         *     may only narrow.
          */
         TaskSubmitRequest: {
             /** Payload */
@@ -4765,6 +4798,12 @@ export interface components {
             group?: string | null;
             webhook?: components["schemas"]["TaskWebhook"] | null;
             after?: components["schemas"]["After"] | null;
+            /** Requires */
+            requires?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            } | null;
         };
         /**
          * TaskToSubmit
@@ -4795,6 +4834,12 @@ export interface components {
             group?: string | null;
             webhook?: components["schemas"]["TaskWebhook"] | null;
             after?: components["schemas"]["After"] | null;
+            /** Requires */
+            requires?: {
+                [key: string]: number | string | {
+                    [key: string]: number | string | (number | string)[];
+                };
+            } | null;
             /** Room Id */
             room_id: string;
             /** Job Name */
@@ -5102,6 +5147,10 @@ export interface components {
             version: string | null;
             /** Slots */
             slots: number | null;
+            /** Labels */
+            labels: {
+                [key: string]: number | string;
+            } | null;
             /**
              * Id
              * Format: uuid
@@ -5135,7 +5184,7 @@ export interface components {
          * @description What the process of a worker says about itself; all fields are optional.
          *
          *     `name` is for people, by default the name of the host. `version` is that of its package, `slots` how many
-         *     tasks it runs at once.
+         *     tasks it runs at once. `labels` are what tasks may require of it.
          */
         WorkerInfo: {
             /** Name */
@@ -5148,6 +5197,10 @@ export interface components {
             version?: string | null;
             /** Slots */
             slots?: number | null;
+            /** Labels */
+            labels?: {
+                [key: string]: number | string;
+            } | null;
         };
         /**
          * WorkerPage
@@ -5218,6 +5271,10 @@ export interface components {
             version: string | null;
             /** Slots */
             slots: number | null;
+            /** Labels */
+            labels: {
+                [key: string]: number | string;
+            } | null;
             /**
              * Id
              * Format: uuid
@@ -8461,6 +8518,11 @@ export interface operations {
                      *         "completed": 604800,
                      *         "failed": "forever",
                      *         "cancelled": null
+                     *       },
+                     *       "requires": {
+                     *         "memory_gb": {
+                     *           ">=": 40
+                     *         }
                      *       }
                      *     }
                      */

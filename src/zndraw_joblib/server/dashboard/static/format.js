@@ -134,3 +134,16 @@ export function rateText(rate) {
   if (!rate) return null;
   return `${count(rate.count)} in ${rate.per_seconds} s${rate.burst > 1 ? `, burst ${count(rate.burst)}` : ""}`;
 }
+
+/** The labels of a worker, as the command line takes them. */
+export const labelsText = (labels) => Object.entries(labels).map(([key, value]) => `${key}=${value}`).join(", ");
+
+/** What a job or a task requires of the labels of its worker. */
+export const requirementsText = (requires) =>
+  Object.entries(requires ?? {})
+    .flatMap(([key, condition]) =>
+      typeof condition !== "object"
+        ? [`${key}=${condition}`]
+        : Object.entries(condition).map(([name, value]) => (name === "in" ? `${key} in ${value.join(", ")}` : `${key}${name}${value}`)),
+    )
+    .join(" and ");

@@ -1,7 +1,7 @@
 // One job: its counts, policy, schema and workers, what happened in the last hour, and a form to submit a task.
 import { get } from "../api.js";
 import { canOperate, canReadAll, canWriteRoom, ownRoom } from "../auth.js";
-import { compact, count, duration, limitText, plural } from "../format.js";
+import { compact, count, duration, limitText, plural, requirementsText } from "../format.js";
 import { stringify } from "../json.js";
 import { html, useSignal } from "../lib.js";
 import { usePoll } from "../live.js";
@@ -132,6 +132,7 @@ function Policy({ job }) {
     ["Time limit of an attempt", job.timeout_seconds ? duration(job.timeout_seconds) : "none"],
     ["Time to start", job.start_timeout_seconds ? duration(job.start_timeout_seconds) : "no limit"],
     ["Running at once", job.max_in_flight ? count(job.max_in_flight) : "no limit"],
+    ["Requires", requirementsText(job.requires) || "nothing"],
     ["Limits", job.limits?.map(limitText).join("; ") || "none"],
     ["Pending at once", job.max_pending ? count(job.max_pending) : "no limit"],
     ["Pending from one room", job.max_pending_per_room ? count(job.max_pending_per_room) : "no limit"],

@@ -1,7 +1,7 @@
 // One task: why it waits or failed, what it does, what it got and returned, and what may be done with it.
 import { act, get } from "../api.js";
 import { canOperate, canReadAll, canWriteRoom, config, me, ownRoom } from "../auth.js";
-import { count, duration, localTimes, partsOf, shortId, subject } from "../format.js";
+import { count, duration, localTimes, partsOf, requirementsText, shortId, subject } from "../format.js";
 import { stringify } from "../json.js";
 import { html, useEffect, useSignal } from "../lib.js";
 import { usePoll, useStream } from "../live.js";
@@ -124,6 +124,7 @@ function Summary({ task, explanation }) {
       ["Unique key", task.unique_key],
       ["Schedule", task.schedule && html`${task.schedule}${task.due_at && html`, due <${Ago} at=${task.due_at} />`}`],
       ["Group", task.group && html`<a class="id" href=${href(["groups", task.group])} title=${task.group}>${shortId(task.group)}</a>`],
+      ["Requires", task.requires && requirementsText(task.requires)],
       ["Tags", task.tags && html`<${Tags} tags=${task.tags} />`],
       ["Submitted by", task.parent && html`<${TaskLink} id=${task.parent} />`],
       ["First of the tree", task.root && task.root !== task.parent && html`<${TaskLink} id=${task.root} />`],

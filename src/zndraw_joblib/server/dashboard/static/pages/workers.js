@@ -1,7 +1,7 @@
 // The workers: who they are, what they run, and how to drain them.
 import { act, get } from "../api.js";
 import { canOperate, canReadAll, config, me, ownRoom } from "../auth.js";
-import { count, plural } from "../format.js";
+import { count, labelsText, plural } from "../format.js";
 import { html } from "../lib.js";
 import { usePoll } from "../live.js";
 import { go, href, route } from "../router.js";
@@ -101,6 +101,7 @@ export function Worker({ segments }) {
       <section class="card" aria-label="Summary"><${Facts} items=${[
         ["State", html`<${WorkerState} worker=${worker} />`],
         ["Host", worker.host],
+        ["Labels", worker.labels && labelsText(worker.labels)],
         ["Process", worker.pid && String(worker.pid)],
         ["Version", worker.version],
         ["Running", html`<${Held} worker=${worker} />`],

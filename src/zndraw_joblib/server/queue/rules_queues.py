@@ -1,0 +1,243 @@
+"""Queues of a job: one for each version of its schema, and for each set of requirements that tasks have.
+
+A worker is linked to the queues that it can serve when it registers, when its labels or the job's policy
+change, and when a queue appears. So a claim reads the queues of its worker, and compares no labels.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pydantic_core import from_json, to_json
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.ports import QUEUES, version_of, worker_key
+from zndraw_joblib.server.queue import sql_jobs, sql_queues, sql_workers
+from zndraw_joblib.server.queue.sql_jobs import JobRecord
+from zndraw_joblib.server.queue.sql_task_rows import TaskRecord, TaskRow
+from zndraw_joblib.wire.names import INTERNAL, JobName
+from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.problems import InvalidRequest, ProblemException, TooManyRequests
+from zndraw_joblib.wire.requirements import AnyLabels, loosened, matches, missing
+
+# A job has at most so many queues for tasks with requirements of their own.
+MAX_QUEUES = 100
+# So many idle queues are examined for one that can be used again.
+_EXAMINED = 8
+_RETRY_SECONDS = "30"
+# A re-check of waiting claims looks at so many queues that none of them waits for.
+_MAX_OTHERS = 200
+
+
+@lru_cache(maxsize=4096)
+def requires_of(stored: str | None) -> Mapping[str, Any]:
+    """Return the requirements of a queue, from their text in its row."""
+    return {} if stored is None else from_json(stored)
+
+
+def text_of(requires: AnyLabels) -> str | None:
+    """Return the text in the row of a queue with these requirements; None for none."""
+    return to_json(requires).decode() if requires else None
+
+
+def fault(requires: AnyLabels, name: JobName, policy: JobPolicy) -> ProblemException | None:
+    """Return why a task of a job cannot have these requirements; None if it can."""
+    if not requires:
+        return None
+    if name.room_id == INTERNAL:
+        detail = f"requires: {str(name)!r} runs in the server, which has no labels; leave requires out"
+        return _refusal(detail, "requires")
+    key = loosened(policy.requires, requires)
+    if key is None:
+        return None
+    own, of_job = to_json(requires[key]).decode(), to_json(policy.requires[key]).decode()
+    detail = (
+        f"requires.{key}: job {str(name)!r} requires {of_job}, and {own} allows other workers. A submit may "
+        "only narrow what the job requires: change it, or leave it out"
+    )
+    return _refusal(detail, "requires", key)
+
+
+def _refusal(detail: str, *loc: str) -> InvalidRequest:
+    return InvalidRequest(detail, errors=[{"loc": ["body", *loc], "message": detail, "type": "requires"}])
+
+
+async def required(tx: Transaction, tasks: Iterable[TaskRow]) -> dict[UUID, Mapping[str, Any]]:
+    """Return the requirements of those of these tasks that have some, by id. Of others, nothing is read."""
+    rows = [task for task in tasks if task.job_version >= QUEUES]
+    if not rows:
+        return {}
+    stored = await sql_queues.by_numbers(tx, [task.job_name for task in rows])
+    return {task.id: requires_of(stored.get((task.job_name, task.job_version))) for task in rows}
+
+
+class Queues:
+    """The queues of the current versions of some jobs, which are locked, for tasks with requirements."""
+
+    def __init__(self, records: Iterable[JobRecord] = ()) -> None:
+        self._records = {(record.name, record.requires): record for record in records}
+        self._refused: dict[tuple[JobName, str | None], ProblemException] = {}
+
+    @property
+    def records(self) -> list[JobRecord]:
+        """The rows of the queues."""
+        return list(self._records.values())
+
+    async def open(self, tx: Transaction, name: JobName, job: JobRecord, requires: AnyLabels) -> None:
+        """Make the queue for these requirements of an active job, which is locked, unless it exists."""
+        key = name, text_of(requires)
+        if key[1] is None or key in self._records or key in self._refused:
+            return
+        try:
+            self._records[key] = await _opened(tx, job, key[1])
+        except ProblemException as problem:
+            self._refused[key] = problem
+
+    def get(self, name: JobName, job: JobRecord, requires: AnyLabels) -> JobRecord:
+        """Return the queue for a task. Raises the problem of one that cannot be made."""
+        key = name, text_of(requires)
+        if key in self._refused:
+            raise self._refused[key]
+        return job if key[1] is None else self._records[key]
+
+
+class ToClaim(NamedTuple):
+    """Queues with pending tasks that claims wait for, and how many of these may be claimed.
+
+    `linked` are workers with tasks in other queues, which they serve since their claims wait.
+    """
+
+    pending: Mapping[str, int]
+    linked: Sequence[UUID]
+
+
+async def to_claim(tx: Transaction, names: Sequence[str], worker_ids: Sequence[UUID]) -> ToClaim:
+    """Return what the claims of these workers, which wait for the queues of these names, may take."""
+    counts = await sql_jobs.claimable_counts(tx)
+    others = sorted(counts.keys() - set(names))[:_MAX_OTHERS]
+    linked = await sql_queues.linked_to(tx, others, worker_ids) if others else []
+    return ToClaim({name: counts[name] for name in names if name in counts}, linked)
+
+
+class Nearest(NamedTuple):
+    """Of the `workers` that are registered for a task's version, the one that lacks the fewest labels."""
+
+    workers: int
+    worker_id: UUID
+    labels: AnyLabels
+    missing: Sequence[str]
+    requirements: tuple[AnyLabels, AnyLabels]
+
+
+async def nearest(tx: Transaction, task: TaskRecord) -> Nearest | None:
+    """Return which worker comes next to what a task requires; None if one meets it, or there are none."""
+    own = (await required(tx, [task])).get(task.id)
+    rows = await sql_jobs.versions(tx, task.job_name)
+    number = version_of(task.job_version)
+    ids = [row.id for row in rows if row.requires is None and row.job_version == number]
+    candidates = await sql_queues.candidates(tx, ids) if ids else []
+    if not candidates:
+        return None
+    requirements = task.policy.requires, own
+    lacking = [(missing(worker.labels, *requirements), worker) for worker in candidates]
+    least, worker = min(lacking, key=lambda pair: len(pair[0]))
+    return Nearest(len(lacking), worker.id, worker.labels, least, requirements) if least else None
+
+
+async def lock(
+    tx: Transaction, wanted: Mapping[JobName, set[str]]
+) -> tuple[dict[JobName, JobRecord], Queues]:
+    """Lock the active jobs of these names and their queues for the requirements, in one order."""
+    texts = set().union(*wanted.values())
+    if not texts:
+        return await sql_jobs.lock_by_names(tx, list(wanted)), Queues()
+    jobs, records = await sql_queues.lock(tx, list(wanted), texts)
+    return jobs, Queues(records)
+
+
+async def _opened(tx: Transaction, job: JobRecord, requires: str) -> JobRecord:
+    """Return the queue of the current version of a job for these requirements, with links to its workers."""
+    rows = await sql_queues.of_job(tx, job.name)
+    queue = None
+    if len(rows) < MAX_QUEUES:
+        queue = await sql_queues.add(tx, job, requires, [row.number for row in rows])
+    else:
+        idle = [row for row in rows if not row.pending and not row.scheduled]
+        locked = set(await sql_queues.lock_idle(tx, [row.id for row in idle[:_EXAMINED]]))
+        for row in idle:
+            # A retried task must not get to other workers.
+            if row.id in locked and not await sql_jobs.may_run(tx, row.id):
+                queue = await sql_queues.reuse(tx, row, job, requires)
+                break
+    if queue is None:
+        raise TooManyRequests(
+            f"requires: job {str(job.name)!r} has tasks with {MAX_QUEUES} different requirements, which is "
+            "the limit; let some of them end, or use fewer different values",
+            headers={"Retry-After": _RETRY_SECONDS},
+        )
+    await _link(tx, queue, await sql_queues.candidates(tx, [job.id]))
+    return queue
+
+
+async def _link(tx: Transaction, queue: JobRecord, candidates: Sequence[sql_queues.Candidate]) -> None:
+    """Link those workers to a queue that meet its requirements, and no others."""
+    requirements = queue.policy.requires, requires_of(queue.requires)
+    ids = [worker.id for worker in candidates if matches(worker.labels, *requirements)]
+    await _changed(tx, await sql_queues.set_links(tx, queue.id, ids))
+
+
+async def _changed(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
+    """Let claims of these workers see that their queues have changed."""
+    # `sql_claims.lock_with_queues` sees by the heartbeat that a queue was unlinked.
+    await sql_workers.heartbeat(tx, worker_ids)
+    for worker_id in worker_ids:
+        tx.wake(worker_key(worker_id))
+
+
+async def link_worker(tx: Transaction, worker_id: UUID, rows: Sequence[JobRecord], served: set[int]) -> None:
+    """Link a worker to the queues of a job that it can serve: it accepts the schemas of versions `served`.
+
+    `rows` are all versions and queues of the job, locked.
+    """
+    labels = await sql_workers.labels_of(tx, worker_id)
+    linked, unfit = set[UUID](), set[UUID]()
+    for row in rows:
+        if version_of(row.job_version) not in served:
+            continue
+        if matches(labels, row.policy.requires, requires_of(row.requires)):
+            linked.add(row.id)
+        elif row.requires is None:
+            unfit.add(row.id)
+    if await sql_workers.set_links(tx, worker_id, [row.id for row in rows], linked, unfit):
+        # `sql_claims.lock_with_queues` sees by the heartbeat that a queue was unlinked.
+        await sql_workers.heartbeat(tx, [worker_id])
+
+
+async def relink(tx: Transaction, name: JobName) -> None:
+    """Link the workers of a job to its queues again, after its policy or labels have changed."""
+    rows = await sql_jobs.lock_versions(tx, name)
+    versions = {row.job_version: row for row in rows if row.requires is None}
+    if not versions:
+        return
+    candidates = await sql_queues.candidates(tx, [row.id for row in versions.values()])
+    for row in versions.values():
+        of_version = [worker for worker in candidates if worker.job_id == row.id]
+        fit = [worker.id for worker in of_version if matches(worker.labels, row.policy.requires)]
+        is_fit = set(fit)
+        unfit = [worker.id for worker in of_version if worker.id not in is_fit]
+        changed = [worker.id for worker in of_version if worker.is_fit != (worker.id in is_fit)]
+        await sql_queues.set_fit(tx, row.id, fit, unfit)
+        await _changed(tx, changed)
+    for row in rows:
+        version = versions.get(version_of(row.job_version))
+        if row.requires is not None and version is not None:
+            await _link(tx, row, [worker for worker in candidates if worker.job_id == version.id])
+
+
+async def relabel(tx: Transaction, worker_id: UUID, others: Sequence[JobName] = ()) -> None:
+    """Link a worker, which is locked, to the queues of its jobs by its new labels. Lock `others` too."""
+    names = await sql_queues.jobs_of_worker(tx, worker_id)
+    await sql_queues.lock_all(tx, [*names, *others])
+    for name in sorted(names):
+        await relink(tx, name)
