@@ -165,11 +165,18 @@ async def test_a_policy_is_said_in_words(browser: Browser, database_url: str) ->
         }
         for number, (text, backoff) in enumerate(backoffs.items()):
             keep = {"completed": 3600, "failed": "forever"}
-            job = await register(queue.client, f"Wait{number}", max_attempts=3, backoff=backoff, keep=keep)
+            options = {
+                "max_attempts": 3,
+                "backoff": backoff,
+                "keep": keep,
+                "batch": {"max": 32, "key": "/model"},
+            }
+            job = await register(queue.client, f"Wait{number}", **options)
             await dashboard.show(f"jobs/{job['full_name']}", f"Wait{number}")
             policy = page.get_by_role("region", name="Policy")
             await expect(policy).to_contain_text("completed 1 h, failed for ever, cancelled")
             await expect(policy).to_contain_text(f"Pauses between attempts{text}Time")
+            await expect(policy).to_contain_text("up to 32 tasks with equal /model, waits 100 ms for more")
         assert dashboard.seen == []
 
 

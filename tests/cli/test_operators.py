@@ -104,7 +104,8 @@ def test_settings_in_force_are_listed_and_explained(stack: Stack) -> None:
 
 def test_retention_is_shown_and_tried(stack: Stack) -> None:
     """The defaults of `serve`, times to try, and those of a job, which `jobs` shows too."""
-    put = ["register", "@global:jobs:kept", "--policy", '{"keep": {"completed": "12h", "failed": "forever"}}']
+    policy = {"keep": {"completed": "12h", "failed": "forever"}, "batch": {"max": 32, "key": "/model"}}
+    put = ["register", "@global:jobs:kept", "--policy", json.dumps(policy)]
     assert stack.program.run(*put).code == 0
     shown, tried, of_job, as_json, job, wrong = stack.program.run_all(
         [
@@ -128,6 +129,7 @@ def test_retention_is_shown_and_tried(stack: Stack) -> None:
     assert of_job.out.splitlines()[1].split("\t")[:3] == ["completed", "12 hours", "the job"]
     assert json.loads(as_json.out)["failed"] == {"keep_seconds": 60, "source": "proposed", "older": 0}
     assert "completed 12 hours, failed for ever" in job.out
+    assert "up to 32 with equal /model, waits 0.1 s for more" in job.out
     assert (wrong.code, wrong.is_error_line) == (1, True)
     assert "query.failed: 'soon' is no time to keep tasks: pass seconds, or 90s, 15m, 12h, 30d" in wrong.err
 

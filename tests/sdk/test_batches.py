@@ -15,6 +15,7 @@ from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.jobs.extensions import check_job
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import TaskResponse
+from zndraw_joblib.wire.policy import JobBatch
 from zndraw_joblib.wire.statuses import TaskStatus
 from zndraw_joblib.worker.batches import BatchSizes, Waiting
 from zndraw_joblib.worker.manager import JobManager
@@ -210,6 +211,29 @@ def test_other_jobs_run_beside_batches(worker: Make, room: str) -> None:
     ended = run_all(worker, room, tasks)
     assert [task.result for task in ended[1::2]] == [1 + ord(text) for text in "abcdef"]
     assert [task.result[0] for task in ended[::2]] == list("abcdef")
+
+
+def test_the_server_knows_how_a_job_is_put_together(worker: Make, api: Connection, room: str) -> None:
+    """The worker that registers last says it; one that runs tasks one by one says that too."""
+
+    @job(batch=Batch(max=9, wait_seconds=2.5, key="/text"), name="together")
+    def together(text: list[str]) -> list[str]:
+        return text
+
+    @job(name="together")
+    def apart(text: str) -> str:
+        return text
+
+    path = {"room_id": room, "name": f"{room}:jobs:together"}
+    manager = worker()
+    with pytest.raises(TypeError, match="batch"):
+        manager.register(together, room=room, batch=Batch(max=3))
+    manager.register(together, room=room)
+    registered = RestApi(api).send(ops.GET_JOB, **path).batch
+    assert registered == JobBatch(max=9, wait_seconds=2.5, key="/text")
+    manager.disconnect()
+    worker().register(apart, room=room)
+    assert RestApi(api).send(ops.GET_JOB, **path).batch is None
 
 
 def test_a_claim_by_hand_runs_a_batch_of_one(worker: Make, room: str) -> None:

@@ -46,7 +46,7 @@ def sent(api: Connection) -> Iterator[Sent]:
 
 def registrations(sent: Sent) -> list[dict[str, Any]]:
     """Return the policy fields of the recorded registrations."""
-    fixed = {"category", "name", "schema", "worker_id", "worker"}
+    fixed = {"category", "name", "schema", "worker_id", "worker", "batch"}
     return [
         {key: value for key, value in body.items() if key not in fixed}
         for method, _, body in sent
@@ -77,8 +77,8 @@ def test_the_policy_of_a_class_is_sent(worker: Make, room: str, sent: Sent) -> N
 
 
 def test_each_option_of_a_policy_is_a_keyword() -> None:
-    """`register(…)` takes what a policy has, and nothing else."""
-    assert PolicyOptions.__annotations__.keys() == JobPolicy.model_fields.keys()
+    """`register(…)` takes what a policy has, except a batch, which belongs to the code, and nothing else."""
+    assert PolicyOptions.__annotations__.keys() == JobPolicy.model_fields.keys() - {"batch"}
 
 
 def test_only_given_fields_are_sent(worker: Make, room: str, sent: Sent, api: Connection) -> None:

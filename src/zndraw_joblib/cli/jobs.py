@@ -32,7 +32,7 @@ from zndraw_joblib.wire.messages import JobPutRequest, JobResponse, JobSummary
 from zndraw_joblib.wire.names import DEFAULT_ROOM, RESERVED, JobName, parse_job_name, unknown_text
 from zndraw_joblib.wire.operations import Operation
 from zndraw_joblib.wire.operators import JobEntry, PauseRequest, PauseState
-from zndraw_joblib.wire.policy import JobPolicy
+from zndraw_joblib.wire.policy import JobBatch, JobPolicy
 from zndraw_joblib.wire.problems import JobNotFound
 
 Schema = Mapping[str, Any]
@@ -95,7 +95,15 @@ def _policy(job: JobResponse) -> dict[str, Any]:
     if job.keep is not None:
         times = job.keep.model_dump(exclude_none=True)
         shown["keep"] = ", ".join(f"{status} {kept_text(time)}" for status, time in times.items())
+    if job.batch is not None:
+        shown["batch"] = batch_text(job.batch)
     return shown
+
+
+def batch_text(batch: JobBatch) -> str:
+    """Return how tasks are put together: "up to 32 with equal /model, waits 0.2 s for more"."""
+    key = f" with equal {batch.key}" if batch.key else ""
+    return f"up to {batch.max:,}{key}, waits {batch.wait_seconds:g} s for more"
 
 
 def _fields(schema: Schema) -> Mapping[str, Schema]:

@@ -2,43 +2,29 @@
 
 import inspect
 import json
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from zndraw_joblib.jobs.extensions import Extension
 from zndraw_joblib.jobs.run import Outcome, failed, settle_code, settle_coroutine, succeeded
 from zndraw_joblib.jobs.task_channel import Line, TaskChannel
 from zndraw_joblib.jobs.task_context import CancelEvent, TaskContext
-from zndraw_joblib.wire.bodies import CheckedKeywords
-from zndraw_joblib.wire.messages import BatchSize, BatchWait
+from zndraw_joblib.wire.policy import JobBatch
 from zndraw_joblib.wire.progress import LogSource
 
-_POINTER = r"(/([^/~]|~[01])*)+"
 
-
-def _checked_pointer(key: str) -> str:
-    if re.fullmatch(_POINTER, key) is None:
-        raise ValueError(f"{key[:100]!r} is no JSON pointer into the payload: write it like /model")
-    return key
-
-
-class Batch(CheckedKeywords, BaseModel):
+class Batch(JobBatch):
     """How tasks of a job are put together: up to `max` of them in one call.
 
     If fewer are pending, a worker with a free slot waits for more, until the oldest has waited for
     `wait_seconds`. With `key`, a JSON pointer into the payload, a batch has tasks with equal values only.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    max: BatchSize
-    wait_seconds: BatchWait = 0.1
-    key: Annotated[str, Field(max_length=256), AfterValidator(_checked_pointer)] | None = None
+    model_config = ConfigDict(extra="forbid")
 
     def split(self, payloads: Iterable[Mapping[str, Any]]) -> list[list[int]]:
         """Return which of these payloads may be in one batch, as indexes; a batch has at most `max`."""

@@ -28,7 +28,16 @@ from zndraw_joblib.wire.bodies import (
 )
 from zndraw_joblib.wire.groups import BatchGroup
 from zndraw_joblib.wire.models import DeferredModel
-from zndraw_joblib.wire.policy import MAX_ERROR_TYPE, Attempts, Delay, JobPolicy, Priority, Seconds
+from zndraw_joblib.wire.policy import (
+    MAX_ERROR_TYPE,
+    Attempts,
+    BatchSize,
+    BatchWait,
+    Delay,
+    JobPolicy,
+    Priority,
+    Seconds,
+)
 from zndraw_joblib.wire.problems import Problem
 from zndraw_joblib.wire.progress import Failure, LogPart, Progress, StoredResult
 from zndraw_joblib.wire.requirements import Labels, Requires
@@ -430,8 +439,6 @@ class TaskResponse(ResponseBody):
     requires: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
 
 
-BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
-BatchWait = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 MAX_BATCH_JOBS = 64
 
 

@@ -230,6 +230,36 @@ class JobLimit(LimitValues):
         return self
 
 
+BatchSize = Annotated[int, Field(ge=1, le=1000)]
+BatchWait = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
+_BATCH_KEY = r"^(/([^/~]|~[01])*)+$"
+
+
+def _batch_key(key: str) -> str:
+    if re.fullmatch(_BATCH_KEY, key) is None:
+        raise ValueError(f"{key[:100]!r} is no JSON pointer into the payload: write it like /model")
+    return key
+
+
+class JobBatch(CheckedKeywords, RequestBody):
+    """How workers put tasks of a job together: up to `max` of them in one call.
+
+    If fewer are pending, a worker with a free slot waits for more, until the oldest has waited for
+    `wait_seconds`. With `key`, a JSON pointer into the payload, a batch has tasks with equal values only.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    max: BatchSize
+    wait_seconds: BatchWait = 0.1
+    key: (
+        Annotated[
+            str, Field(max_length=256, json_schema_extra={"pattern": _BATCH_KEY}), AfterValidator(_batch_key)
+        ]
+        | None
+    ) = None
+
+
 class JobPolicy(CheckedKeywords, RequestBody):
     """The policy of a job, set at registration. Omitted fields keep their registered or default value.
 
@@ -252,6 +282,8 @@ class JobPolicy(CheckedKeywords, RequestBody):
     - `keep`: how long its ended tasks are kept; null for the times of the server's settings.
     - `requires`: conditions on the labels of the workers that may run its tasks, by label: a value, or
       operators with values.
+    - `batch`: how its workers put tasks together, as they have said at their registration; null if they run
+      them one by one. It is shown, and changes no worker.
     """
 
     max_attempts: Attempts = 1
@@ -271,6 +303,7 @@ class JobPolicy(CheckedKeywords, RequestBody):
     without_workers: WithoutWorkers | None = None
     keep: Keep | None = None
     requires: Requires = Field(default_factory=dict)
+    batch: JobBatch | None = None
 
     def is_final(self, error_types: Iterable[str]) -> bool:
         """Return whether `non_retryable` names one of these classes of an exception."""

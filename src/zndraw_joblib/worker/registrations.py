@@ -59,9 +59,11 @@ class PolicyOptions(TypedDict, total=False):
 
 def policy_of(options: PolicyOptions) -> JobPolicy:
     """Return the policy in which only these fields are set. Raises TypeError, ValueError."""
-    unknown = set(options) - set(JobPolicy.model_fields)
+    # A batch is part of the code: `@job(batch=…)`, or `job_batch` of a class.
+    known = [name for name in JobPolicy.model_fields if name != "batch"]
+    unknown = set(options) - set(known)
     if unknown:
-        raise TypeError(unknown_text("The policy of register()", unknown, list(JobPolicy.model_fields)))
+        raise TypeError(unknown_text("The policy of register()", unknown, known))
     return validated(JobPolicy, options)
 
 
@@ -94,7 +96,8 @@ class JobRegistration:
             worker_id=worker_id,
             **self._schedule(),
             **about,
-            **{name: getattr(self.policy, name) for name in self.policy.model_fields_set},
+            **{name: getattr(self.policy, name) for name in self.policy.model_fields_set - {"batch"}},
+            batch=batch_of(self.cls),
         )
 
     def _schedule(self) -> dict[str, Any]:

@@ -2616,6 +2616,24 @@ export interface components {
             start: string;
         };
         /**
+         * JobBatch
+         * @description How workers put tasks of a job together: up to `max` of them in one call.
+         *
+         *     If fewer are pending, a worker with a free slot waits for more, until the oldest has waited for
+         *     `wait_seconds`. With `key`, a JSON pointer into the payload, a batch has tasks with equal values only.
+         */
+        JobBatch: {
+            /** Max */
+            max: number;
+            /**
+             * Wait Seconds
+             * @description Default: `0.1`.
+             */
+            wait_seconds?: number;
+            /** Key */
+            key?: string | null;
+        };
+        /**
          * JobEntries
          * @description Jobs by full name; `next` is the `cursor` of the request that reads on, null at the end.
          */
@@ -2689,6 +2707,7 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             };
+            batch: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema: {
                 [key: string]: unknown;
@@ -2834,6 +2853,7 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             };
+            batch?: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema?: {
                 [key: string]: unknown;
@@ -2901,6 +2921,7 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             };
+            batch?: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema?: {
                 [key: string]: unknown;
@@ -2981,6 +3002,7 @@ export interface components {
                     [key: string]: number | string | (number | string)[];
                 };
             };
+            batch: components["schemas"]["JobBatch"] | null;
             /** Schema */
             schema: {
                 [key: string]: unknown;
@@ -5347,6 +5369,7 @@ export type GroupUpdate = components['schemas']['GroupUpdate'];
 export type HeartbeatRequest = components['schemas']['HeartbeatRequest'];
 export type Histogram = components['schemas']['Histogram'];
 export type Interval = components['schemas']['Interval'];
+export type JobBatch = components['schemas']['JobBatch'];
 export type JobEntries = components['schemas']['JobEntries'];
 export type JobEntry = components['schemas']['JobEntry'];
 export type JobLimit = components['schemas']['JobLimit'];
@@ -8523,6 +8546,11 @@ export interface operations {
                      *         "memory_gb": {
                      *           ">=": 40
                      *         }
+                     *       },
+                     *       "batch": {
+                     *         "max": 32,
+                     *         "wait_seconds": 0.2,
+                     *         "key": "/model"
                      *       }
                      *     }
                      */

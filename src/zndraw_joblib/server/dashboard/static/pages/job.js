@@ -137,6 +137,7 @@ function Policy({ job }) {
     ["Pending at once", job.max_pending ? count(job.max_pending) : "no limit"],
     ["Pending from one room", job.max_pending_per_room ? count(job.max_pending_per_room) : "no limit"],
     ["Priority", String(job.priority)],
+    ["Batches", job.batch && `up to ${count(job.batch.max)} tasks${job.batch.key ? ` with equal ${job.batch.key}` : ""}, waits ${duration(job.batch.wait_seconds)} for more`],
     ["Ended tasks are kept", html`<${Kept} job=${job} />`, "wide"],
     ["Without workers", WITHOUT_WORKERS[job.without_workers] ?? "as the server's settings say"],
   ]} /><//>`;
