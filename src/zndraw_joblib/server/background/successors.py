@@ -69,10 +69,12 @@ class Successors:
             await self._checks.cancel()
 
     async def _run(self) -> None:
+        is_woken = False
         while True:
             self._woken.clear()
             try:
-                if await self._runtime.database.read_short(sql_successors.has_waves):
+                # After a wake-up there are ends, if no other server has handled them meanwhile.
+                if is_woken or await self._runtime.database.read_short(sql_successors.has_waves):
                     await self.handle_all()
                 elif time.monotonic() - self._searched_at >= _SEARCH_SECONDS:
                     self._searched_at = time.monotonic()
@@ -84,13 +86,17 @@ class Successors:
                 await asyncio.sleep(self._failing.next())
                 continue
             self._failing.reset()
-            await self._wait(_POLL_SECONDS)
+            is_woken = await self._wait(_POLL_SECONDS)
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait until a transaction has added an end or a payload was validated, at most so long."""
+    async def _wait(self, seconds: float) -> bool:
+        """Wait until a transaction has added an end or a payload was validated, at most so long.
+
+        Return whether one has.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
+        return self._woken.is_set()
 
     async def handle_all(self) -> None:
         """Handle all ends."""

@@ -128,7 +128,7 @@ async def handle(tx: Transaction, rules: Rules = _RULES) -> Handled:
     left = await step.run(*await _ends(tx, waves))
     left |= await step.write()
     done = [wave.n for wave in waves if wave.source not in left]
-    await sql_successors.remove_waves(tx, done)
+    await sql_successors.finish(tx, step.released, done)
     is_blocked = not done and not step.has_changed
     if is_full or not is_blocked:
         # Other ends are next, whoever has more tasks that wait.
@@ -172,6 +172,9 @@ class _Step:
         self._changes: dict[tuple[int, int], EdgeChange] = {}
         # Of each task that may be released, one of its edges.
         self._edges: dict[int, OpenEdge] = {}
+        # On PostgreSQL, of each locked task the predecessors of its open edges, as the database has them.
+        self._open: dict[int, set[int]] = {}
+        self.released: list[int] = []
         self.unchecked: list[Unchecked] = []
         self.has_changed = False
 
@@ -258,13 +261,18 @@ class _Step:
             return edges, ends
         # What ends in this transaction is not written yet.
         sources = {edge.source for edge in edges} - self._ended.keys()
-        statuses = await sql_successors.statuses(self._tx, sources) if sources else {}
-        current = await sql_successors.still_open(self._tx, {edge.task_seq for edge in edges})
+        groups = {source for source in sources if source < 0}
+        statuses = await sql_successors.statuses(self._tx, groups)
+        seqs = {edge.task_seq for edge in edges if edge.task_seq in self.records}
+        if seqs:
+            current, of_tasks = await sql_successors.still_open(self._tx, seqs, sources - groups)
+            self._open |= current
+            statuses |= of_tasks
         again = {**ends, **{source: status or "" for source, status in statuses.items()}}
         kept = [
             edge
             for edge in edges
-            if (edge.task_seq, edge.source) in current or edge.task_seq not in self.records
+            if edge.task_seq not in self.records or edge.source in self._open[edge.task_seq]
             if again[edge.source] in _ENDED or again[edge.source] == _DELETED or edge.source in cancelling
         ]
         return kept, again
@@ -316,7 +324,7 @@ class _Step:
         """Write what was decided. Return predecessors of tasks whose payloads are to be validated first."""
         await sql_successors.change_edges(self._tx, list(self._changes.values()))
         candidates = self._edges.keys() - self._ended.keys()
-        waiting = await sql_successors.waiting(self._tx, candidates) if candidates else set()
+        waiting = await self._waiting(candidates) if candidates else set()
         ready = [self.records[seq] for seq in sorted(candidates - waiting)]
         fills = _Fills(self._tx, self._rules, self._now)
         filled = await fills.fill([task for task in ready if self._edges[task.seq].fills])
@@ -326,7 +334,7 @@ class _Step:
             if after is None:
                 continue
             moves.append((task, _released(after, self._edges[task.seq].run_at, self._now)))
-        await _move(self._tx, moves)
+        self.released = await _move(self._tx, moves)
         kept = [self._edges[seq] for seq, after in filled.items() if after is None]
         self.has_changed = len(self._changes) > len(kept)
         await sql_successors.change_edges(
@@ -334,6 +342,14 @@ class _Step:
         )
         self.unchecked = fills.unchecked
         return {edge.source for edge in kept}
+
+    async def _waiting(self, seqs: Collection[int]) -> set[int]:
+        """Return which of these tasks still wait for a predecessor."""
+        if self._tx.is_sqlite:
+            return await sql_successors.waiting(self._tx, seqs)
+        # Their edges change only in transactions that have locked them.
+        closed = {key for key, change in self._changes.items() if not change.is_open}
+        return {seq for seq in seqs if any((seq, source) not in closed for source in self._open[seq])}
 
 
 def _in_turn(lists: Sequence[Sequence[OpenEdge]]) -> list[OpenEdge]:
@@ -355,14 +371,13 @@ def _released(task: TaskRecord, run_at: datetime | None, now: datetime) -> TaskR
     return task.changed(run_at=run_at if run_at is not None and run_at > now else None)
 
 
-async def _move(tx: Transaction, moves: Sequence[Move]) -> None:
-    """Write tasks that wait no longer."""
+async def _move(tx: Transaction, moves: Sequence[Move]) -> list[int]:
+    """Write tasks that wait no longer. Return those that were released."""
     if not moves:
-        return
+        return []
     await sql_jobs.lock_with_versions(tx, {before.job_id for before, _ in moves})
     await sql_transitions.move(tx, moves)
     released = [after for _, after in moves if after.status is TaskStatus.PENDING]
-    await sql_successors.record_released(tx, [task.seq for task in released])
     for task in released:
         if task.is_queued:
             rules_answers.publish_available(tx, task)
@@ -370,6 +385,7 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> None:
     for task in ended:
         rules_answers.publish_status(tx, task)
     await rules_jobs.record_unserved(tx, sorted({task.job_id for task in ended}))
+    return [task.seq for task in released]
 
 
 async def release_by_hand(tx: Transaction, task: TaskRecord, *, validate: bool) -> TaskRecord:

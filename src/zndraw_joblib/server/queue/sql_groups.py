@@ -176,8 +176,9 @@ taken AS (
     RETURNING joblib_group_count.group_id
 )
 SELECT changes.group_id, {", ".join(f"changes.{name}" for name in _COUNTS)}, taken.group_id IS NOT NULL,
-    {_HAVE_WEBHOOKS}
-FROM changes LEFT JOIN taken ON taken.group_id = changes.group_id
+    always.have_webhooks
+FROM (SELECT {_HAVE_WEBHOOKS} AS have_webhooks) AS always
+LEFT JOIN changes ON true LEFT JOIN taken ON taken.group_id = changes.group_id
 """,
     *("group_id", *_COUNTS, "is_taken", "have_webhooks"),
     is_taken=BOOLEAN,
@@ -454,10 +455,12 @@ async def take(tx: Transaction, seqs: Sequence[int]) -> Taken:
         emptied = [row.group_id for row in rows if row.open <= 0]
         return Taken(await lock(tx, emptied) if emptied else {}, _may_have_webhooks(rows))
     own = stripe(tx)
-    rows = (await tx.execute(_TAKE, {"all_seq": list(seqs), "stripe": own})).all()
+    # Without tasks of groups there is one row, which has no group.
+    both = (await tx.execute(_TAKE, {"all_seq": list(seqs), "stripe": own})).all()
+    rows = [row for row in both if row.group_id is not None]
     _wake(tx, [row.group_id for row in rows])
     ended = {row.group_id: GroupChange(*row[1 : 1 + len(_COUNTS)]) for row in rows if not row.is_taken}
-    return Taken(await _take_exactly(tx, ended, own) if ended else {}, _may_have_webhooks(rows))
+    return Taken(await _take_exactly(tx, ended, own) if ended else {}, _may_have_webhooks(both))
 
 
 def _may_have_webhooks(rows: Sequence[Any]) -> bool:

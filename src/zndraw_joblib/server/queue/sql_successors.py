@@ -239,9 +239,9 @@ WITH RECURSIVE room AS (
     UNION ALL
     SELECT (SELECT min(room_id) FROM joblib_wave WHERE room_id > room.id) FROM room WHERE room.id IS NOT NULL
 )
-SELECT id FROM room WHERE id IS NOT NULL LIMIT :limit
+SELECT id, CURRENT_TIMESTAMP AS now FROM room WHERE id IS NOT NULL LIMIT :limit
 """,
-    "id",
+    *("id", "now"),
     id=TEXT,
     first=TEXT,
 )
@@ -270,9 +270,17 @@ _NUMBERS = statement(
     "SELECT n FROM joblib_wave WHERE n > :n AND n <= :last ORDER BY n LIMIT :limit", "n", last=BIG_INTEGER
 )
 _LAST_NUMBER = statement("SELECT n FROM joblib_wave ORDER BY n DESC LIMIT 1", "n")
+# Only of predecessors that have ended: a task may wait for a thousand others.
 _STILL_OPEN = statement(
-    "SELECT task_seq, source FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) AND is_open",
-    *("task_seq", "source"),
+    """
+SELECT task_seq, source, CASE WHEN source = ANY (:all_source) THEN (
+    SELECT joblib_task.status FROM joblib_task WHERE joblib_task.seq = joblib_edge.source
+) END AS status
+FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) AND is_open
+""",
+    *("task_seq", "source", "status"),
+    status=TEXT,
+    source=BIG_INTEGER,
 )
 _REMOVE_WAVES = statement("DELETE FROM joblib_wave WHERE n = ANY (:all_n)")
 _ANY_WAVE = statement("SELECT n FROM joblib_wave ORDER BY n LIMIT 1", "n")
@@ -346,6 +354,15 @@ WHERE joblib_edge.task_seq = new.task_seq AND joblib_edge.source = new.source
 )
 _WAITING = statement(
     "SELECT DISTINCT task_seq FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) AND is_open", "task_seq"
+)
+_FINISH = statement(
+    """
+WITH released AS (
+    UPDATE joblib_successor SET released_at = :now
+    WHERE task_seq = ANY (:all_task_seq) AND released_at IS NULL
+)
+DELETE FROM joblib_wave WHERE n = ANY (:all_n)
+"""
 )
 _RELEASE = statement(
     """
@@ -552,7 +569,9 @@ async def take_waves(tx: Transaction, limit: int, first_room: str) -> TakenWaves
 
 
 async def _rooms_of_waves(tx: Transaction, limit: int, first: str) -> list[str]:
-    return list((await tx.execute(_ROOMS_OF_WAVES, {"first": first, "limit": limit})).scalars())
+    rows = (await tx.execute(_ROOMS_OF_WAVES, {"first": first, "limit": limit})).all()
+    tx.record_now(rows)
+    return [row.id for row in rows]
 
 
 async def last_wave_number(tx: Transaction) -> int:
@@ -566,14 +585,23 @@ async def wave_numbers(tx: Transaction, after: int, last: int, limit: int) -> li
     return list((await tx.execute(_NUMBERS, {"n": after, "last": last, "limit": limit})).scalars())
 
 
-async def still_open(tx: Transaction, seqs: Collection[int]) -> set[tuple[int, int]]:
-    """Return the open edges of these tasks: each its `seq` and the predecessor."""
-    edges: set[tuple[int, int]] = set()
-    numbers = sorted(seqs)
+async def still_open(
+    tx: Transaction, seqs: Collection[int], sources: Collection[int]
+) -> tuple[dict[int, set[int]], dict[int, str]]:
+    """Return the predecessors of the open edges of these tasks, by `seq`, and the statuses of `sources`.
+
+    Groups and those of other tasks are left out of the statuses.
+    """
+    edges: dict[int, set[int]] = {seq: set() for seq in seqs}
+    of: dict[int, str] = {}
+    numbers, ended = sorted(seqs), padded(sorted(sources))
     for start in range(0, len(numbers), CHUNK):
-        params = {"all_task_seq": padded(numbers[start : start + CHUNK])}
-        edges |= {(row.task_seq, row.source) for row in await tx.execute(_STILL_OPEN, params)}
-    return edges
+        params = {"all_task_seq": padded(numbers[start : start + CHUNK]), "all_source": ended}
+        for row in await tx.execute(_STILL_OPEN, params):
+            edges[row.task_seq].add(row.source)
+            if row.status is not None:
+                of[row.source] = row.status
+    return edges, of
 
 
 async def remove_waves(tx: Transaction, numbers: Sequence[int]) -> None:
@@ -641,6 +669,16 @@ async def waiting(tx: Transaction, seqs: Collection[int]) -> set[int]:
         params = {"all_task_seq": padded(numbers[start : start + CHUNK])}
         still.update((await tx.execute(_WAITING, params)).scalars())
     return still
+
+
+async def finish(tx: Transaction, released: Collection[int], waves: Sequence[int]) -> None:
+    """Record that tasks wait no longer for predecessors, and delete the ends that were handled."""
+    if tx.is_sqlite or not (released and waves):
+        await record_released(tx, released)
+        await remove_waves(tx, waves)
+        return
+    params = {"all_task_seq": padded(sorted(released)), "now": await tx.now(), "all_n": padded(waves)}
+    await tx.execute(_FINISH, params)
 
 
 async def record_released(tx: Transaction, seqs: Collection[int]) -> None:
