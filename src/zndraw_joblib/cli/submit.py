@@ -450,7 +450,7 @@ TagsOfTask = Annotated[
 
 def _requirement(text: str) -> str:
     try:
-        parsed_requirements([text])
+        validated(TaskSubmitRequest, {"requires": parsed_requirements([text])})
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     return text
