@@ -180,6 +180,12 @@ class LimitedTasks(RuleBasedStateMachine):
         before = self.held()
         request = TaskClaimRequest(worker_id=self.worker, start=start, max=count)
         claimed = self.runner.run(self.runtimes[server].claim(OWNER, request)).tasks or []
+        self.check_claimed(claimed, before)
+        if len(claimed) < count:
+            assert self.left() == []
+
+    def check_claimed(self, claimed: list[TaskResponse], before: Counter[Any]) -> None:
+        """Check that claimed tasks are within all limits."""
         for task in claimed:
             for _, value, limit in self.keys(task):
                 if limit.rate is not None:
@@ -187,11 +193,13 @@ class LimitedTasks(RuleBasedStateMachine):
                     at = max(self.next_at.get(value, self.clock.now), self.clock.now)
                     self.next_at[value] = at + timedelta(seconds=RATE.interval)
         self.read()
-        after = self.held()
-        self.check_slots(claimed, before, after)
-        if len(claimed) < count:
-            waiting = [task for task in self.tasks.values() if task.queue_position is not None]
-            assert [task.id for task in waiting if self.is_allowed(task, after)] == []
+        self.check_slots(claimed, before, self.held())
+
+    def left(self) -> list[TaskResponse]:
+        """Return the tasks in their queues that all limits allow."""
+        held = self.held()
+        waiting = [task for task in self.tasks.values() if task.queue_position is not None]
+        return [task for task in waiting if self.is_allowed(task, held)]
 
     def check_slots(self, claimed: list[TaskResponse], before: Counter[Any], after: Counter[Any]) -> None:
         """Check that claimed tasks are within the limits of concurrency."""
