@@ -399,7 +399,7 @@ async def test_the_caller_learns_what_it_may_do(world: World) -> None:
     expected = {
         "reader": {OWN: ["room:read"], OTHER: []},
         "writer": {OWN: ["room:read", "room:write"], OTHER: []},
-        "root": {OWN: ["all:read", "all:operate", "room:read", "room:write"]},
+        "root": {OWN: ["all:read", "all:operate", "room:read", "room:write", "room:operate"]},
     }
     for name, rooms in expected.items():
         for room, permissions in rooms.items():

@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from zndraw_joblib.server.admin import sql_operators
-from zndraw_joblib.server.queue.rules_tokens import digest
+from zndraw_joblib.server.queue.rules_tokens import digest, new_token
 from zndraw_joblib.server.realtime.rooms import Rooms
 from zndraw_joblib.server.runtime.runtime import Runtime
 
@@ -65,10 +65,16 @@ class LiveServer:
     rooms: Rooms | None = None
     joblib: Any = None
 
-    async def create_user(self, name: str) -> str:
-        """Create a user and return the user's token."""
-        token = f"token-of-{name}-for-the-tests"
-        await self.runtime.write(sql_operators.add_token, name=name, digest=digest(token), is_superuser=False)
+    async def create_user(self, name: str, *rights: Any) -> str:
+        """Create a user, with the fields of `TokenRights`, and return the user's token."""
+        token = new_token()
+        await self.runtime.write(
+            sql_operators.add_token,
+            name=name,
+            digest=digest(token),
+            is_superuser=False,
+            rights=sql_operators.TokenRights(*rights),
+        )
         return token
 
     async def rest(self, token: str | None = None) -> httpx.AsyncClient:

@@ -5,6 +5,7 @@ import socketio
 from rest import UNKNOWN_ID, claim, register, submit
 
 from realtime.sockets import LiveServer, names
+from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.realtime.rooms import MAX_ROOMS
 
 
@@ -35,6 +36,31 @@ async def test_a_connection_without_a_valid_token_is_refused(
             assert refusal["data"]["type"] == "/v1/problems/unauthorized"
             assert refusal["data"]["status"] == 401
             await client.shutdown()
+
+
+async def test_roles_and_rooms_hold_for_sockets(server: LiveServer) -> None:
+    """A socket joins rooms of its caller with `read`, and rooms of jobs with `work`, also of `@global`."""
+    rights = {"viewer": ["viewer"], "worker": ["worker"], "monitor": ["metrics"]}
+    rooms = ["lab", "@global"]
+    tokens = {name: await server.create_user(name, roles, rooms) for name, roles in rights.items()}
+    front, monitor = (
+        await server.connect("lab", token=tokens["viewer"]),
+        await server.connect(token=tokens["monitor"]),
+    )
+    for socket, room, missing in ((front, "vault", "--rooms vault"), (monitor, "lab", "--role viewer")):
+        refusal = await socket.call("join_room", room_id=room)
+        assert (refusal["status"], missing in refusal["detail"]) == (403, True)
+    worker_rest = await server.rest(tokens["worker"])
+    job = await register(worker_rest)
+    worker = await server.connect(token=tokens["worker"])
+    join = {"job_name": job["full_name"], "worker_id": job["worker_id"]}
+    assert await worker.call("join_job_room", **join) == {}
+    assert (await front.call("join_job_room", **join))["status"] == 403
+    # The same user with fewer rights serves the job no longer.
+    await server.runtime.write(sql_operators.remove_token, name="worker")
+    narrow = await server.connect(token=await server.create_user("worker", ["worker"], ["lab"]))
+    refusal = await narrow.call("join_job_room", **join)
+    assert (refusal["status"], "--rooms @global" in refusal["detail"]) == (403, True)
 
 
 async def test_a_worker_in_the_room_of_its_job_gets_events(server: LiveServer) -> None:

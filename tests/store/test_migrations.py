@@ -7,6 +7,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from sqlalchemy import Connection, column, func, insert, inspect, select, table,
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from zndraw_joblib.server.admin import sql_operators
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.column_types import UtcDateTime
 from zndraw_joblib.server.db.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.db.tables import metadata
-from zndraw_joblib.server.process.ports import Page
+from zndraw_joblib.server.process.ports import Identity, Page
 from zndraw_joblib.server.queue import (
     rules_rates,
     sql_details,
@@ -1174,6 +1176,33 @@ async def test_jobs_without_times_keep_their_policies(empty: AsyncEngine) -> Non
             rows = await connection.execute(text("SELECT policy, keep FROM joblib_job"))
             assert rows.all() == [(policy, None)]
             await connection.run_sync(migrate, command.downgrade, "0036")
+
+
+async def test_tokens_of_earlier_releases_keep_their_rights(empty: AsyncEngine) -> None:
+    """The upgrade from 0042 limits no token; a downgrade deletes those that would get more rights."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    earlier = [
+        {"name": name, "digest": name, "is_superuser": name == "boss", "created_at": at}
+        for name in ("ann", "boss")
+    ]
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0042")
+        for token in earlier:
+            await add(connection, {"joblib_token": token})
+    database = SessionDatabase(open_sessions(empty))
+    for name in ("narrow", "again"):
+        await schema.upgrade(database)
+        tokens = {token.name: token for token in await database.read(sql_operators.list_tokens)}
+        assert {name: token.identity for name, token in tokens.items()} == {
+            "ann": Identity("ann", is_superuser=False),
+            "boss": Identity("boss", is_superuser=True),
+        }
+        rights = sql_operators.TokenRights(["viewer"], ["lab"])
+        add_token = partial(sql_operators.add_token, is_superuser=False, rights=rights)
+        assert (await database.write(add_token, name, digest=name))[0]
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0042")
+            assert await counts(connection, ["joblib_token"]) == [2]
 
 
 def test_the_names_of_the_migrations_are_their_versions() -> None:

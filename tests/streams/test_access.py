@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from streams.conftest import serving
 from streams.sse import ADMIN_TOKEN, STREAM, Reader
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.db.engine import open_engine, open_sessions
 from zndraw_joblib.server.queue import rules_tokens
 from zndraw_joblib.wire.problems import Unauthorized
@@ -120,6 +122,43 @@ async def test_a_revoked_token_ends_its_streams(local: Local) -> None:
         assert len(app.state.joblib.streams) == 1
         await other.close()
         await anonymous.aclose()
+
+
+@on_sqlite
+async def test_an_expired_token_is_refused_and_ends_its_streams(local: Local) -> None:
+    """Its sockets are those of a revoked token too. Its use is recorded once a minute."""
+    app, client = local
+    app.state.joblib.keep_alive_seconds = 0.05
+    database, text = app.state.joblib.runtime.database, rules_tokens.new_token()
+    expires_at = await database.read(Transaction.now) + timedelta(seconds=2)
+    rights = sql_operators.TokenRights(["viewer"], ["lab"], None, expires_at)
+    digest = rules_tokens.digest(text)
+    await database.write(sql_operators.add_token, "ada", digest, is_superuser=False, rights=rights)
+    tokens = app.state.joblib.identity
+    async with httpx.AsyncClient(
+        base_url=client.base_url, headers={"Authorization": f"Bearer {text}"}, timeout=60
+    ) as ada:
+        async with httpx.AsyncClient(base_url=client.base_url, timeout=60) as anonymous:
+            token = await token_of(ada, "rooms/lab")
+            readers = [Reader(ada, "rooms/lab"), Reader(anonymous, "rooms/lab", token=token)]
+            for reader in readers:
+                await reader.until(1)
+            for _ in range(2):
+                await tokens.record_use()
+                [used] = {
+                    row.last_used_at
+                    for row in await database.read(sql_operators.list_tokens)
+                    if row.name == "ada"
+                }
+                assert used is not None
+                assert used < expires_at
+            assert await tokens.find_revoked([digest]) == set()
+            for reader in readers:
+                await reader.ended()
+        assert await tokens.find_revoked([digest]) == {digest}
+        expect_problem(await ada.get(f"{V1}/workers"), 401, "unauthorized")
+        await database.write(sql_operators.record_use, [digest])
+        assert used in {row.last_used_at for row in await database.read(sql_operators.list_tokens)}
 
 
 @on_sqlite

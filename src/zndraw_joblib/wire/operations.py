@@ -22,6 +22,7 @@ from zndraw_joblib.wire import schedules as sc
 from zndraw_joblib.wire import webhooks as w
 from zndraw_joblib.wire.policy import LimitValues
 from zndraw_joblib.wire.progress import StoredResult
+from zndraw_joblib.wire.scopes import ANY_SCOPE, Scope
 
 PREFIX = "/v1/joblib"
 # Operations without an answer return 204.
@@ -109,13 +110,14 @@ class Access(Flag):
     """
 
     CALLER = 0
+    # A superuser, or with `ROOM_WRITE` also an operator of the room.
     SUPERUSER = auto()
     # The guard of the room in the path passes.
     ROOM_READ = auto()
     ROOM_WRITE = auto()
     # The owner of a stream token in the query needs no identity.
     STREAM_TOKEN = auto()
-    # A superuser, or the owner of the setting `metrics_token`.
+    # A caller with the scope `metrics`, a superuser, or the owner of the setting `metrics_token`.
     METRICS_TOKEN = auto()
 
     # May read the room of the task, or has the worker that holds the task.
@@ -162,8 +164,9 @@ _OF_EFFECT: dict[Effect, Problems] = {
 class Operation(Generic[Answer_co]):
     """A row: an operation of the REST API.
 
-    `answer` is a model, `bytes` for a stream or stored bytes, `str` for a text, or `NO_CONTENT`. `problems`
-    are those of the work alone. If `has_optional_body`, a request may have no body.
+    A caller needs one of its `scopes`. `answer` is a model, `bytes` for a stream or stored bytes, `str` for
+    a text, or `NO_CONTENT`. `problems` are those of the work alone. If `has_optional_body`, a request may
+    have no body.
     """
 
     name: str
@@ -171,6 +174,7 @@ class Operation(Generic[Answer_co]):
     template: str
     tag: str
     access: Access
+    scopes: Scope
     effect: Effect
     answer: type[Answer_co]
     body: type[BaseModel] | None = None
@@ -220,291 +224,308 @@ _PROVIDER_REQUEST: Problems = (
 )
 
 # fmt: off
-# Name, method, path; tag, access, effect, answer; the rest by keyword.
+# Name, method, path; tag, access, scopes, effect, answer; the rest by keyword.
 
 # Tasks.
 
 SEARCH_TASKS = Operation("search_tasks", "GET", "/tasks",
-    "tasks", Access.NAMED_ROOMS, Effect.READ, FoundTasks, problems=(*_ROOMS, *_BODY))
+    "tasks", Access.NAMED_ROOMS, Scope.READ, Effect.READ, FoundTasks, problems=(*_ROOMS, *_BODY))
 COUNT_TASKS = Operation("count_tasks", "GET", "/tasks/counts",
-    "tasks", Access.NAMED_ROOMS, Effect.READ, o.TaskCounts, problems=_ROOMS)
+    "tasks", Access.NAMED_ROOMS, Scope.READ, Effect.READ, o.TaskCounts, problems=_ROOMS)
 LIST_TAGS = Operation("list_tags", "GET", "/tasks/tags",
-    "tasks", Access.NAMED_ROOMS, Effect.READ, o.TagList, problems=_ROOMS)
+    "tasks", Access.NAMED_ROOMS, Scope.READ, Effect.READ, o.TagList, problems=_ROOMS)
 GROUP_FAILURES = Operation("group_failures", "GET", "/tasks/failures",
-    "tasks", Access.NAMED_ROOMS, Effect.READ, o.FailureGroups, problems=(*_ROOMS, *_BODY))
+    "tasks", Access.NAMED_ROOMS, Scope.READ, Effect.READ, o.FailureGroups, problems=(*_ROOMS, *_BODY))
 SUBMIT_TASK = Operation("submit_task", "POST", "/rooms/{room_id}/tasks/{name}",
-    "tasks", Access.ROOM_WRITE, Effect.WRITE_ONCE, m.TaskResponse, body=m.TaskSubmitRequest, status=202,
-    problems=_SUBMIT)
+    "tasks", Access.ROOM_WRITE, Scope.SUBMIT, Effect.WRITE_ONCE, m.TaskResponse, body=m.TaskSubmitRequest,
+    status=202, problems=_SUBMIT)
 CLAIM_TASK = Operation("claim_task", "POST", "/tasks/claim",
-    "tasks", Access.OWNER, Effect.WRITE_PARTS_ONCE, m.TaskClaimResponse, body=m.TaskClaimRequest,
+    "tasks", Access.OWNER, Scope.WORK, Effect.WRITE_PARTS_ONCE, m.TaskClaimResponse, body=m.TaskClaimRequest,
     problems=_CLAIM)
 GET_TASK = Operation("get_task", "GET", "/tasks/{task_id}",
-    "tasks", Access.TASK_READ, Effect.READ, m.TaskResponse, problems=(*_TASK, p.TooManyRequests))
+    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, m.TaskResponse, problems=(*_TASK, p.TooManyRequests))
 GET_TASK_HISTORY = Operation("get_task_history", "GET", "/tasks/{task_id}/history",
-    "tasks", Access.TASK_READ, Effect.READ, h.TaskHistory, problems=_TASK)
+    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, h.TaskHistory, problems=_TASK)
 GET_TASK_LOG = Operation("get_task_log", "GET", "/tasks/{task_id}/log",
-    "tasks", Access.TASK_READ, Effect.READ, h.TaskLog, problems=_TASK)
+    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, h.TaskLog, problems=_TASK)
 EXPLAIN_TASK = Operation("explain_task", "GET", "/tasks/{task_id}/explain",
-    "tasks", Access.TASK_READ, Effect.READ, h.TaskExplanation, problems=_TASK)
+    "tasks", Access.TASK_READ, Scope.READ, Effect.READ, h.TaskExplanation, problems=_TASK)
 RELEASE_TASK = Operation("release_task", "POST", "/tasks/{task_id}/release",
-    "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
+    "tasks", Access.OWNER, Scope.WORK | Scope.OPERATE, Effect.WRITE_ONCE, m.TaskResponse,
     body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
 RETRY_TASK = Operation("retry_task", "POST", "/tasks/{task_id}/retry",
-    "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
+    "tasks", Access.OWNER, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, m.TaskResponse,
     body=m.TaskActionRequest, has_optional_body=True, problems=(*_REPORT, p.TooManyRequests, p.DuplicateTask))
 RUN_TASK_NOW = Operation("run_task_now", "POST", "/tasks/{task_id}/run-now",
-    "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
+    "tasks", Access.OWNER, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, m.TaskResponse,
     body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
 FAIL_TASK = Operation("fail_task", "POST", "/tasks/{task_id}/fail",
-    "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse,
+    "tasks", Access.OWNER, Scope.OPERATE, Effect.WRITE_ONCE, m.TaskResponse,
     body=m.TaskActionRequest, has_optional_body=True, problems=_REPORT)
 UPDATE_TASK = Operation("update_task", "PATCH", "/tasks/{task_id}",
-    "tasks", Access.OWNER, Effect.WRITE_ONCE, m.TaskResponse, body=m.TaskUpdateRequest, problems=_REPORT)
+    "tasks", Access.OWNER, Scope.SUBMIT | Scope.WORK | Scope.OPERATE, Effect.WRITE_ONCE, m.TaskResponse,
+    body=m.TaskUpdateRequest, problems=_REPORT)
 LIST_TASKS = Operation("list_tasks", "GET", "/rooms/{room_id}/tasks",
-    "tasks", Access.ROOM_READ, Effect.READ, TaskPage, problems=(p.ContentTooLarge,))
+    "tasks", Access.ROOM_READ, Scope.READ, Effect.READ, TaskPage, problems=(p.ContentTooLarge,))
 SUBMIT_TASKS = Operation("submit_tasks", "POST", "/tasks/submit",
-    "tasks", Access.NAMED_ROOMS, Effect.WRITE_ONCE, m.BatchResponse, body=m.BatchSubmitRequest,
+    "tasks", Access.NAMED_ROOMS, Scope.SUBMIT, Effect.WRITE_ONCE, m.BatchResponse, body=m.BatchSubmitRequest,
     problems=(*_WRITABLE_ROOMS, *_SUBMIT))
 REPORT_TASKS = Operation("report_tasks", "POST", "/tasks/report",
-    "tasks", Access.OWNER, Effect.WRITE_PARTS_ONCE, m.BatchResponse, body=m.BatchReportRequest)
+    "tasks", Access.OWNER, Scope.SUBMIT | Scope.WORK | Scope.OPERATE, Effect.WRITE_PARTS_ONCE,
+    m.BatchResponse, body=m.BatchReportRequest)
 
 # Workers.
 
 CREATE_WORKER = Operation("create_worker", "POST", "/workers",
-    "workers", Access.CALLER, Effect.WRITE_ONCE, m.WorkerResponse,
+    "workers", Access.CALLER, Scope.WORK, Effect.WRITE_ONCE, m.WorkerResponse,
     body=m.WorkerInfo, has_optional_body=True, status=201, problems=(p.TooManyRequests,))
 LIST_WORKERS = Operation("list_workers", "GET", "/workers",
-    "workers", Access.CALLER, Effect.READ, WorkerPage)
+    "workers", Access.CALLER, Scope.READ, Effect.READ, WorkerPage)
 GET_WORKER = Operation("get_worker", "GET", "/workers/{worker_id}",
-    "workers", Access.OWNER, Effect.READ, o.WorkerDetail, problems=_WORKER)
+    "workers", Access.OWNER, Scope.READ, Effect.READ, o.WorkerDetail, problems=_WORKER)
 SEND_HEARTBEAT = Operation("send_heartbeat", "PATCH", "/workers/{worker_id}",
-    "workers", Access.OWNER, Effect.WRITE, m.WorkerResponse, body=m.HeartbeatRequest, has_optional_body=True,
-    problems=_WORKER)
+    "workers", Access.OWNER, Scope.WORK, Effect.WRITE, m.WorkerResponse, body=m.HeartbeatRequest,
+    has_optional_body=True, problems=_WORKER)
 DRAIN_WORKER = Operation("drain_worker", "POST", "/workers/{worker_id}/drain",
-    "workers", Access.OWNER, Effect.WRITE_ONCE, m.WorkerResponse, problems=(*_WORKER, p.Conflict))
+    "workers", Access.OWNER, Scope.WORK | Scope.OPERATE, Effect.WRITE_ONCE, m.WorkerResponse,
+    problems=(*_WORKER, p.Conflict))
 REMOVE_WORKER = Operation("remove_worker", "DELETE", "/workers/{worker_id}",
-    "workers", Access.OWNER, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=_WORKER)
+    "workers", Access.OWNER, Scope.WORK | Scope.OPERATE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
+    problems=_WORKER)
 REMOVE_JOB_FROM_WORKER = Operation("remove_job_from_worker", "DELETE", "/workers/{worker_id}/jobs/{name}",
-    "workers", Access.OWNER, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=(*_WORKER, *_JOB))
+    "workers", Access.OWNER, Scope.WORK | Scope.OPERATE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
+    problems=(*_WORKER, *_JOB))
 LIST_ROOM_WORKERS = Operation("list_room_workers", "GET", "/rooms/{room_id}/workers",
-    "workers", Access.ROOM_READ, Effect.READ, WorkerPage)
+    "workers", Access.ROOM_READ, Scope.READ, Effect.READ, WorkerPage)
 
 # Jobs.
 
 REGISTER_JOB = Operation("register_job", "PUT", "/rooms/{room_id}/jobs",
-    "jobs", Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, body=m.JobRegisterRequest, status=201,
+    "jobs", Access.ROOM_WRITE, Scope.WORK, Effect.WRITE_ONCE, m.JobResponse, body=m.JobRegisterRequest,
+    status=201,
     problems=(*_REGISTER, p.LimitNotFound, p.Conflict, p.SchemaConflict, p.InvalidSchema, p.InvalidPayload,
         p.TooManyRequests))
 LIST_JOBS = Operation("list_jobs", "GET", "/rooms/{room_id}/jobs",
-    "jobs", Access.ROOM_READ, Effect.READ, JobPage)
+    "jobs", Access.ROOM_READ, Scope.READ, Effect.READ, JobPage)
 LIST_JOB_TASKS = Operation("list_job_tasks", "GET", "/rooms/{room_id}/jobs/{name}/tasks",
-    "jobs", Access.ROOM_READ, Effect.READ, TaskPage, problems=(*_JOB, p.ContentTooLarge))
+    "jobs", Access.ROOM_READ, Scope.READ, Effect.READ, TaskPage, problems=(*_JOB, p.ContentTooLarge))
 PAUSE_JOB = Operation("pause_job", "POST", "/rooms/{room_id}/jobs/{name}/pause",
-    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse,
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Scope.OPERATE, Effect.WRITE_ONCE, m.JobResponse,
     body=o.PauseRequest, has_optional_body=True, problems=_JOB)
 RESUME_JOB = Operation("resume_job", "POST", "/rooms/{room_id}/jobs/{name}/resume",
-    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, problems=_JOB)
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Scope.OPERATE, Effect.WRITE_ONCE, m.JobResponse,
+    problems=_JOB)
 PUT_JOB = Operation("put_job", "PUT", "/rooms/{room_id}/jobs/{name}",
-    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, m.JobResponse, body=m.JobPutRequest,
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Scope.OPERATE, Effect.WRITE_ONCE, m.JobResponse,
+    body=m.JobPutRequest,
     problems=(*_JOB, p.LimitNotFound, p.InvalidCategory, p.Conflict, p.SchemaConflict, p.InvalidSchema,
         p.TooManyRequests))
 DELETE_JOB = Operation("delete_job", "DELETE", "/rooms/{room_id}/jobs/{name}",
-    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
+    "jobs", Access.SUPERUSER | Access.ROOM_WRITE, Scope.OPERATE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
     problems=(*_JOB, p.Conflict))
 GET_JOB = Operation("get_job", "GET", "/rooms/{room_id}/jobs/{name}",
-    "jobs", Access.ROOM_READ, Effect.READ, m.JobResponse, problems=_JOB)
+    "jobs", Access.ROOM_READ, Scope.READ, Effect.READ, m.JobResponse, problems=_JOB)
 
 # Groups.
 
 CREATE_GROUP = Operation("create_group", "POST", "/groups",
-    "groups", Access.NAMED_ROOMS, Effect.WRITE_ONCE, g.GroupResponse, body=g.GroupRequest, status=201,
+    "groups", Access.NAMED_ROOMS, Scope.SUBMIT, Effect.WRITE_ONCE, g.GroupResponse, body=g.GroupRequest,
+    status=201,
     problems=(*_WRITABLE_ROOMS, *_JOB, p.InvalidPayload, p.InternalJobNotConfigured, p.TooManyRequests))
 LIST_GROUPS = Operation("list_groups", "GET", "/groups",
-    "groups", Access.NAMED_ROOMS, Effect.READ, GroupEntries, problems=_ROOMS)
+    "groups", Access.NAMED_ROOMS, Scope.READ, Effect.READ, GroupEntries, problems=_ROOMS)
 GET_GROUP = Operation("get_group", "GET", "/groups/{group_id}",
-    "groups", Access.GROUP, Effect.READ, g.GroupResponse, problems=(*_GROUP, p.TooManyRequests))
+    "groups", Access.GROUP, Scope.READ, Effect.READ, g.GroupResponse, problems=(*_GROUP, p.TooManyRequests))
 UPDATE_GROUP = Operation("update_group", "PATCH", "/groups/{group_id}",
-    "groups", Access.GROUP, Effect.WRITE_ONCE, g.GroupResponse, body=g.GroupUpdate,
+    "groups", Access.GROUP, Scope.SUBMIT, Effect.WRITE_ONCE, g.GroupResponse, body=g.GroupUpdate,
     problems=(*_GROUP, *_WRITABLE_ROOMS))
 READ_GROUP_RESULTS = Operation("read_group_results", "GET", "/groups/{group_id}/results",
-    "groups", Access.GROUP, Effect.READ, bytes, problems=_GROUP)
+    "groups", Access.GROUP, Scope.READ, Effect.READ, bytes, problems=_GROUP)
 
 # Schedules.
 
 PUT_SCHEDULE = Operation("put_schedule", "PUT", "/rooms/{room_id}/schedules/{schedule}",
-    "schedules", Access.ROOM_WRITE, Effect.WRITE_ONCE, sc.ScheduleResponse, body=sc.ScheduleRequest,
-    status=201, problems=(*_JOB, p.Conflict, p.InvalidPayload, p.TooManyRequests))
+    "schedules", Access.ROOM_WRITE, Scope.SUBMIT, Effect.WRITE_ONCE, sc.ScheduleResponse,
+    body=sc.ScheduleRequest, status=201, problems=(*_JOB, p.Conflict, p.InvalidPayload, p.TooManyRequests))
 LIST_SCHEDULES = Operation("list_schedules", "GET", "/rooms/{room_id}/schedules",
-    "schedules", Access.ROOM_READ, Effect.READ, SchedulePage)
+    "schedules", Access.ROOM_READ, Scope.READ, Effect.READ, SchedulePage)
 GET_SCHEDULE = Operation("get_schedule", "GET", "/rooms/{room_id}/schedules/{schedule}",
-    "schedules", Access.ROOM_READ, Effect.READ, sc.ScheduleResponse, problems=_SCHEDULE)
+    "schedules", Access.ROOM_READ, Scope.READ, Effect.READ, sc.ScheduleResponse, problems=_SCHEDULE)
 UPDATE_SCHEDULE = Operation("update_schedule", "PATCH", "/rooms/{room_id}/schedules/{schedule}",
-    "schedules", Access.ROOM_WRITE, Effect.WRITE_ONCE, sc.ScheduleResponse, body=sc.ScheduleUpdate,
-    problems=_SCHEDULE)
+    "schedules", Access.ROOM_WRITE, Scope.SUBMIT, Effect.WRITE_ONCE, sc.ScheduleResponse,
+    body=sc.ScheduleUpdate, problems=_SCHEDULE)
 RUN_SCHEDULE = Operation("run_schedule", "POST", "/rooms/{room_id}/schedules/{schedule}/run",
-    "schedules", Access.ROOM_WRITE, Effect.WRITE_ONCE, m.TaskResponse, status=202,
+    "schedules", Access.ROOM_WRITE, Scope.SUBMIT, Effect.WRITE_ONCE, m.TaskResponse, status=202,
     problems=(*_SCHEDULE, *_SUBMIT))
 DELETE_SCHEDULE = Operation("delete_schedule", "DELETE", "/rooms/{room_id}/schedules/{schedule}",
-    "schedules", Access.ROOM_WRITE, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=_SCHEDULE)
+    "schedules", Access.ROOM_WRITE, Scope.SUBMIT, Effect.WRITE_ONCE, NO_CONTENT, status=204,
+    problems=_SCHEDULE)
 
 LIST_ALL_SCHEDULES = Operation("list_all_schedules", "GET", "/schedules",
-    "schedules", Access.NAMED_ROOMS, Effect.READ, ScheduleEntries, problems=_ROOMS)
+    "schedules", Access.NAMED_ROOMS, Scope.READ, Effect.READ, ScheduleEntries, problems=_ROOMS)
 
 # Webhooks.
 
 PUT_WEBHOOK = Operation("put_webhook", "PUT", "/rooms/{room_id}/webhooks/{webhook}",
-    "webhooks", Access.ROOM_WRITE, Effect.WRITE_ONCE, w.WebhookResponse, body=w.WebhookRequest,
-    status=201, problems=(p.Conflict, p.TooManyRequests))
+    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, w.WebhookResponse,
+    body=w.WebhookRequest, status=201, problems=(p.Conflict, p.TooManyRequests))
 LIST_WEBHOOKS = Operation("list_webhooks", "GET", "/rooms/{room_id}/webhooks",
-    "webhooks", Access.ROOM_WRITE, Effect.READ, WebhookPage)
+    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.READ, WebhookPage)
 GET_WEBHOOK = Operation("get_webhook", "GET", "/rooms/{room_id}/webhooks/{webhook}",
-    "webhooks", Access.ROOM_WRITE, Effect.READ, w.WebhookResponse, problems=_WEBHOOK)
+    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.READ, w.WebhookResponse,
+    problems=_WEBHOOK)
 TEST_WEBHOOK = Operation("test_webhook", "POST", "/rooms/{room_id}/webhooks/{webhook}/test",
-    "webhooks", Access.ROOM_WRITE, Effect.WRITE_ONCE, w.Delivery, status=202,
+    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, w.Delivery, status=202,
     problems=(*_WEBHOOK, p.Conflict))
 DELETE_WEBHOOK = Operation("delete_webhook", "DELETE", "/rooms/{room_id}/webhooks/{webhook}",
-    "webhooks", Access.ROOM_WRITE, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=_WEBHOOK)
+    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
+    problems=_WEBHOOK)
 LIST_DELIVERIES = Operation("list_deliveries", "GET", "/rooms/{room_id}/deliveries",
-    "webhooks", Access.ROOM_WRITE, Effect.READ, Deliveries)
+    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.READ, Deliveries)
 REPEAT_DELIVERY = Operation("repeat_delivery", "POST", "/rooms/{room_id}/deliveries/{delivery}/repeat",
-    "webhooks", Access.ROOM_WRITE, Effect.WRITE_ONCE, w.Delivery, status=202,
+    "webhooks", Access.ROOM_WRITE, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, w.Delivery, status=202,
     problems=(p.DeliveryNotFound, p.Conflict))
 
 # Limits.
 
 PUT_LIMIT = Operation("put_limit", "PUT", "/limits/{limit}",
-    "jobs", Access.SUPERUSER, Effect.WRITE_ONCE, o.LimitEntry, body=LimitValues, status=201,
+    "jobs", Access.SUPERUSER, Scope.OPERATE, Effect.WRITE_ONCE, o.LimitEntry, body=LimitValues, status=201,
     problems=(p.Conflict,))
 LIST_LIMITS = Operation("list_limits", "GET", "/limits",
-    "jobs", Access.SUPERUSER, Effect.READ, LimitPage)
+    "jobs", Access.SUPERUSER, Scope.OPERATE, Effect.READ, LimitPage)
 GET_LIMIT = Operation("get_limit", "GET", "/limits/{limit}",
-    "jobs", Access.SUPERUSER, Effect.READ, o.LimitEntry, problems=(p.LimitNotFound,))
+    "jobs", Access.SUPERUSER, Scope.OPERATE, Effect.READ, o.LimitEntry, problems=(p.LimitNotFound,))
 DELETE_LIMIT = Operation("delete_limit", "DELETE", "/limits/{limit}",
-    "jobs", Access.SUPERUSER, Effect.WRITE_ONCE, NO_CONTENT, status=204,
+    "jobs", Access.SUPERUSER, Scope.OPERATE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
     problems=(p.LimitNotFound, p.Conflict))
 
 # Events.
 
 FOLLOW_TASK = Operation("follow_task", "GET", "/tasks/{task_id}/events",
-    "events", Access.STREAM_TOKEN, Effect.READ, h.TaskEvents, problems=(*_TASK, p.TooManyRequests))
+    "events", Access.STREAM_TOKEN, Scope.READ, Effect.READ, h.TaskEvents, problems=(*_TASK,
+    p.TooManyRequests))
 FOLLOW_ROOM = Operation("follow_room", "GET", "/rooms/{room_id}/events",
-    "events", Access.STREAM_TOKEN, Effect.READ, h.RoomEvents, problems=(*_ROOMS, p.TooManyRequests))
+    "events", Access.STREAM_TOKEN, Scope.READ, Effect.READ, h.RoomEvents, problems=(*_ROOMS,
+    p.TooManyRequests))
 FOLLOW_GROUP = Operation("follow_group", "GET", "/groups/{group_id}/events",
-    "events", Access.STREAM_TOKEN, Effect.READ, g.GroupEvents, problems=(*_GROUP, p.TooManyRequests))
+    "events", Access.STREAM_TOKEN, Scope.READ, Effect.READ, g.GroupEvents, problems=(*_GROUP,
+    p.TooManyRequests))
 CREATE_TASK_STREAM_TOKEN = Operation("create_task_stream_token", "POST", "/tasks/{task_id}/events/token",
-    "events", Access.TASK_READ, Effect.WRITE, h.StreamToken, status=201, problems=_TASK)
+    "events", Access.TASK_READ, Scope.READ, Effect.WRITE, h.StreamToken, status=201, problems=_TASK)
 CREATE_ROOM_STREAM_TOKEN = Operation("create_room_stream_token", "POST", "/rooms/{room_id}/events/token",
-    "events", Access.ROOM_READ, Effect.WRITE, h.StreamToken, status=201)
+    "events", Access.ROOM_READ, Scope.READ, Effect.WRITE, h.StreamToken, status=201)
 CREATE_GROUP_STREAM_TOKEN = Operation("create_group_stream_token", "POST", "/groups/{group_id}/events/token",
-    "events", Access.GROUP, Effect.WRITE, h.StreamToken, status=201, problems=_GROUP)
+    "events", Access.GROUP, Scope.READ, Effect.WRITE, h.StreamToken, status=201, problems=_GROUP)
 
 # Providers.
 
 REGISTER_PROVIDER = Operation("register_provider", "PUT", "/rooms/{room_id}/providers",
-    "providers", Access.ROOM_WRITE, Effect.WRITE_ONCE, pr.ProviderResponse, body=pr.ProviderRegisterRequest,
-    status=201, problems=(*_REGISTER, p.ContentTooLarge, p.TooManyRequests))
+    "providers", Access.ROOM_WRITE, Scope.WORK, Effect.WRITE_ONCE, pr.ProviderResponse,
+    body=pr.ProviderRegisterRequest, status=201, problems=(*_REGISTER, p.ContentTooLarge, p.TooManyRequests))
 LIST_PROVIDERS = Operation("list_providers", "GET", "/rooms/{room_id}/providers",
-    "providers", Access.ROOM_READ, Effect.READ, ProviderPage)
+    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, ProviderPage)
 GET_PROVIDER = Operation("get_provider", "GET", "/rooms/{room_id}/providers/{name}/info",
-    "providers", Access.ROOM_READ, Effect.READ, pr.ProviderResponse, problems=_PROVIDER)
+    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, pr.ProviderResponse, problems=_PROVIDER)
 READ_PROVIDER = Operation("read_provider", "GET", "/rooms/{room_id}/providers/{name}",
-    "providers", Access.ROOM_READ, Effect.READ, bytes, problems=_PROVIDER_REQUEST)
+    "providers", Access.ROOM_READ, Scope.READ, Effect.READ, bytes, problems=_PROVIDER_REQUEST)
 REMOVE_PROVIDER = Operation("remove_provider", "DELETE", "/providers/{provider_id}",
-    "providers", Access.OWNER, Effect.WRITE_ONCE, NO_CONTENT, status=204, problems=_PROVIDER)
+    "providers", Access.OWNER, Scope.WORK | Scope.OPERATE, Effect.WRITE_ONCE, NO_CONTENT, status=204,
+    problems=_PROVIDER)
 CLAIM_PROVIDER_REQUEST = Operation("claim_provider_request", "POST", "/providers/requests/claim",
-    "providers", Access.OWNER, Effect.WRITE_PARTS_ONCE, pr.ProviderClaimResponse,
+    "providers", Access.OWNER, Scope.WORK, Effect.WRITE_PARTS_ONCE, pr.ProviderClaimResponse,
     body=pr.ProviderClaimRequest, problems=_CLAIM)
 UPLOAD_PROVIDER_RESULT = Operation("upload_provider_result", "POST", "/providers/{provider_id}/results",
-    "providers", Access.OWNER, Effect.WRITE, NO_CONTENT, status=204,
+    "providers", Access.OWNER, Scope.WORK, Effect.WRITE, NO_CONTENT, status=204,
     problems=(*_PROVIDER, *_UPLOAD, p.StaleResult))
 
 # Results.
 
 UPLOAD_TASK_RESULT = Operation("upload_task_result", "PUT", "/tasks/{task_id}/result",
-    "results", Access.OWNER, Effect.WRITE, StoredResult,
+    "results", Access.OWNER, Scope.WORK, Effect.WRITE, StoredResult,
     problems=(*_REPORT, *_UPLOAD, p.Conflict, p.ResultStoreFull))
 READ_TASK_RESULT = Operation("read_task_result", "GET", "/tasks/{task_id}/result",
-    "results", Access.TASK_READ, Effect.READ, bytes, problems=_RESULT)
+    "results", Access.TASK_READ, Scope.READ, Effect.READ, bytes, problems=_RESULT)
 HEAD_TASK_RESULT = Operation("head_task_result", "HEAD", "/tasks/{task_id}/result",
-    "results", Access.TASK_READ, Effect.READ, bytes, problems=_RESULT)
+    "results", Access.TASK_READ, Scope.READ, Effect.READ, bytes, problems=_RESULT)
 
 # Admin.
 
 GET_SWEEPER = Operation("get_sweeper", "GET", "/admin/sweeper",
-    "admin", Access.SUPERUSER, Effect.READ, o.SweeperDetail)
+    "admin", Access.SUPERUSER, Scope.OPERATE, Effect.READ, o.SweeperDetail)
 UPDATE_SWEEPER = Operation("update_sweeper", "PATCH", "/admin/sweeper",
-    "admin", Access.SUPERUSER, Effect.WRITE_ONCE, o.SweeperDetail, body=m.SweeperUpdate)
+    "admin", Access.SUPERUSER, Scope.ADMIN, Effect.WRITE_ONCE, o.SweeperDetail, body=m.SweeperUpdate)
 GET_SETTINGS = Operation("get_settings", "GET", "/admin/settings",
-    "admin", Access.SUPERUSER, Effect.READ, o.Settings)
+    "admin", Access.SUPERUSER, Scope.ADMIN, Effect.READ, o.Settings)
 GET_RETENTION = Operation("get_retention", "GET", "/admin/retention",
-    "admin", Access.SUPERUSER, Effect.READ, o.KeptTasks, problems=(p.JobNotFound,))
+    "admin", Access.SUPERUSER, Scope.OPERATE, Effect.READ, o.KeptTasks, problems=(p.JobNotFound,))
 PREVIEW_SWEEPER = Operation("preview_sweeper", "GET", "/admin/sweeper/preview",
-    "admin", Access.SUPERUSER, Effect.READ, m.SweeperPreview)
+    "admin", Access.SUPERUSER, Scope.OPERATE, Effect.READ, m.SweeperPreview)
 
 # Server.
 
 GET_CALLER = Operation("get_caller", "GET", "/me",
-    "server", Access.CALLER, Effect.READ, o.Me, problems=_ROOMS)
+    "server", Access.CALLER, ANY_SCOPE, Effect.READ, o.Me, problems=_ROOMS)
 GET_VERSION = Operation("get_version", "GET", "/version",
-    "server", Access.CALLER, Effect.READ, o.Version)
+    "server", Access.CALLER, ANY_SCOPE, Effect.READ, o.Version)
 
 # Jobs.
 
 LIST_ALL_JOBS = Operation("list_all_jobs", "GET", "/jobs",
-    "jobs", Access.SUPERUSER, Effect.READ, JobEntries, problems=_ROOMS)
+    "jobs", Access.SUPERUSER, Scope.OPERATE, Effect.READ, JobEntries, problems=_ROOMS)
 
 # Rooms.
 
 LIST_ROOMS = Operation("list_rooms", "GET", "/rooms",
-    "rooms", Access.SUPERUSER, Effect.READ, RoomEntries)
+    "rooms", Access.SUPERUSER, Scope.OPERATE, Effect.READ, RoomEntries)
 PAUSE_ROOM = Operation("pause_room", "POST", "/rooms/{room_id}/pause",
-    "rooms", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, o.PauseState,
+    "rooms", Access.SUPERUSER | Access.ROOM_WRITE, Scope.OPERATE, Effect.WRITE_ONCE, o.PauseState,
     body=o.PauseRequest, has_optional_body=True, problems=(p.Conflict,))
 RESUME_ROOM = Operation("resume_room", "POST", "/rooms/{room_id}/resume",
-    "rooms", Access.SUPERUSER | Access.ROOM_WRITE, Effect.WRITE_ONCE, o.PauseState)
+    "rooms", Access.SUPERUSER | Access.ROOM_WRITE, Scope.OPERATE, Effect.WRITE_ONCE, o.PauseState)
 PAUSE_ALL_ROOMS = Operation("pause_all_rooms", "POST", "/pause",
-    "rooms", Access.SUPERUSER, Effect.WRITE_ONCE, o.PauseState, body=o.PauseRequest, has_optional_body=True)
+    "rooms", Access.SUPERUSER, Scope.OPERATE, Effect.WRITE_ONCE, o.PauseState, body=o.PauseRequest,
+    has_optional_body=True)
 RESUME_ALL_ROOMS = Operation("resume_all_rooms", "POST", "/resume",
-    "rooms", Access.SUPERUSER, Effect.WRITE_ONCE, o.PauseState)
+    "rooms", Access.SUPERUSER, Scope.OPERATE, Effect.WRITE_ONCE, o.PauseState)
 LIST_PAUSES = Operation("list_pauses", "GET", "/pauses",
-    "rooms", Access.SUPERUSER, Effect.READ, PauseEntries)
+    "rooms", Access.SUPERUSER, Scope.OPERATE, Effect.READ, PauseEntries)
 
 # Providers.
 
 LIST_ALL_PROVIDERS = Operation("list_all_providers", "GET", "/providers",
-    "providers", Access.SUPERUSER, Effect.READ, ProviderEntries)
+    "providers", Access.SUPERUSER, Scope.OPERATE, Effect.READ, ProviderEntries)
 
 # Overview.
 
 GET_METRICS = Operation("get_metrics", "GET", "/metrics",
-    "overview", Access.METRICS_TOKEN, Effect.READ, str)
+    "overview", Access.METRICS_TOKEN, Scope.METRICS | Scope.OPERATE, Effect.READ, str)
 GET_OVERVIEW = Operation("get_overview", "GET", "/overview",
-    "overview", Access.SUPERUSER, Effect.READ, o.Overview)
+    "overview", Access.SUPERUSER, Scope.OPERATE, Effect.READ, o.Overview)
 FOLLOW_OVERVIEW = Operation("follow_overview", "GET", "/overview/events",
-    "overview", Access.SUPERUSER, Effect.READ, bytes)
+    "overview", Access.SUPERUSER, Scope.OPERATE, Effect.READ, bytes)
 GET_ROOM_OVERVIEW = Operation("get_room_overview", "GET", "/rooms/{room_id}/overview",
-    "overview", Access.ROOM_READ, Effect.READ, o.RoomOverview)
+    "overview", Access.ROOM_READ, Scope.READ, Effect.READ, o.RoomOverview)
 GET_STATISTICS = Operation("get_statistics", "GET", "/statistics",
-    "overview", Access.NAMED_ROOMS, Effect.READ, o.Statistics, problems=(*_ROOMS, *_JOB))
+    "overview", Access.NAMED_ROOMS, Scope.READ, Effect.READ, o.Statistics, problems=(*_ROOMS, *_JOB))
 
 # Admin.
 
 LIST_AUDIT_ENTRIES = Operation("list_audit_entries", "GET", "/audit",
-    "admin", Access.NAMED_ROOMS, Effect.READ, AuditTrail, problems=_ROOMS)
+    "admin", Access.NAMED_ROOMS, Scope.READ, Effect.READ, AuditTrail, problems=_ROOMS)
 
 # Tasks.
 
 PREVIEW_BULK_ACTION = Operation("preview_bulk_action", "POST", "/tasks/bulk/preview",
-    "tasks", Access.NAMED_ROOMS, Effect.READ, o.BulkPreview, body=o.BulkPreviewRequest,
-    problems=_WRITABLE_ROOMS)
+    "tasks", Access.NAMED_ROOMS, Scope.SUBMIT | Scope.OPERATE, Effect.READ, o.BulkPreview,
+    body=o.BulkPreviewRequest, problems=_WRITABLE_ROOMS)
 APPLY_BULK_ACTION = Operation("apply_bulk_action", "POST", "/tasks/bulk",
-    "tasks", Access.NAMED_ROOMS, Effect.WRITE_ONCE, o.BulkResult,
+    "tasks", Access.NAMED_ROOMS, Scope.SUBMIT | Scope.OPERATE, Effect.WRITE_ONCE, o.BulkResult,
     body=o.BulkRequest, problems=_WRITABLE_ROOMS)
 
 # Overview.
 
 FIND_IDS = Operation("find_ids", "GET", "/ids",
-    "overview", Access.NAMED_ROOMS, Effect.READ, o.PrefixMatches, problems=_ROOMS)
+    "overview", Access.NAMED_ROOMS, Scope.READ, Effect.READ, o.PrefixMatches, problems=_ROOMS)
 # fmt: on
 
 # In the order of the table.

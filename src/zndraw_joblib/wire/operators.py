@@ -356,17 +356,26 @@ class Permission(StrEnum):
     OPERATE = "all:operate"
     READ_ROOM = "room:read"
     WRITE_ROOM = "room:write"
+    OPERATE_ROOM = "room:operate"
 
 
 class Me(ResponseBody):
     """The caller. `permissions` are what it may do; endpoints check them again.
 
     `all:read`: read every room, the audit trail, servers and settings. `all:operate`: pause jobs, drain
-    workers, change the sweeper, and act on all tasks. `room:read` and `room:write` are those of `room`.
+    workers, change the sweeper, and act on all tasks. `room:read`, `room:write` and `room:operate` are those
+    of `room`.
+
+    `roles` are those of its token or user, empty without one. `rooms` are the rooms in which it has the
+    rights `scopes`, and `jobs` patterns of the jobs that it may submit and serve; null for all.
     """
 
     id: str
     is_superuser: bool
+    roles: list[str] = Field(default_factory=list)
+    scopes: list[str] = Field(default_factory=list)
+    rooms: list[str] | None = None
+    jobs: list[str] | None = None
     room: str | None = None
     permissions: list[Permission]
 

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -12,6 +13,9 @@ from zndraw_joblib.cli.display import CommandError
 from zndraw_joblib.cli.options import DatabaseUrl, Format, Log
 from zndraw_joblib.jobs.failures import missing_extra
 from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
+from zndraw_joblib.wire.scopes import ANY_SCOPE, AccessRole
+
+ScopeName = StrEnum("ScopeName", ANY_SCOPE.names)  # type: ignore[misc]
 
 token = typer.Typer(
     help="Create, list and revoke the tokens of a server.",
@@ -27,8 +31,29 @@ db = typer.Typer(
 TokenName = Annotated[
     str, typer.Argument(metavar="NAME", help="The user's name, which tasks carry as created_by.")
 ]
-Superuser = Annotated[
-    bool, typer.Option("--superuser", help="Allow jobs in @global, and changes to the tasks of other users.")
+Superuser = Annotated[bool, typer.Option("--superuser", help="The same as --role admin.")]
+Role = Annotated[
+    AccessRole | None,
+    typer.Option("--role", help="What the user may do. Default: read, submit, and serve jobs of rooms."),
+]
+Scopes = Annotated[
+    list[ScopeName] | None,
+    typer.Option("--scope", help="A right besides those of the role, or alone. Repeatable."),
+]
+TokenRooms = Annotated[
+    str | None,
+    typer.Option(
+        "--rooms", metavar="ROOMS", help="The rooms of these rights, like lab,lab2,@global. Default: all."
+    ),
+]
+TokenJobs = Annotated[
+    str | None,
+    typer.Option(
+        "--jobs", metavar="PATTERNS", help="The jobs to submit and serve, like 'lab:*,@global:jobs:fit'."
+    ),
+]
+Expires = Annotated[
+    str | None, typer.Option("--expires", metavar="TIME", help="When the token ends: 90d, 12h, or a time.")
 ]
 CreateDatabase = Annotated[
     bool,
@@ -114,9 +139,14 @@ def internal_worker(
 
 
 @token.command("create")
-def create_token(
+def create_token(  # noqa: PLR0913 - each is an option
     name: TokenName,
     *,
+    role: Role = None,
+    rooms: TokenRooms = None,
+    jobs: TokenJobs = None,
+    expires: Expires = None,
+    scope: Scopes = None,
     superuser: Superuser = False,
     database_url: DatabaseUrl = None,
     create_database: CreateDatabase = False,
@@ -124,12 +154,14 @@ def create_token(
     """Create a token and print it once; the server stores only its hash."""
     with needs_server():
         from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
-    tokens.create(name, database_url, is_superuser=superuser, allow_new=create_database)
+    names = [str(each) for each in ([] if role is None else [role]) + (scope or [])]
+    rights = tokens.rights(names, rooms, jobs, expires)
+    tokens.create(name, database_url, rights, is_superuser=superuser, allow_new=create_database)
 
 
 @token.command("list")
 def list_tokens(*, database_url: DatabaseUrl = None) -> None:
-    """List the names of the tokens."""
+    """List the tokens: name, role, rooms, end and last use."""
     with needs_server():
         from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
     tokens.show(database_url)

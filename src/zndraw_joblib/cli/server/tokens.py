@@ -1,6 +1,6 @@
 """The commands token create, list and revoke, and the superuser's token of a server's first start."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,24 +8,43 @@ import typer
 
 from zndraw_joblib.cli.display import CommandError, ItemTable, UsageError
 from zndraw_joblib.cli.server.database import load_settings, run, run_or_create
+from zndraw_joblib.cli.times import future_time, local_now
 from zndraw_joblib.client import connection
 from zndraw_joblib.client.connection import UnreadableCredentials
 from zndraw_joblib.server.admin import sql_operators
-from zndraw_joblib.server.admin.sql_operators import TokenRecord
+from zndraw_joblib.server.admin.sql_operators import DEFAULT_RIGHTS, TokenRecord, TokenRights
 from zndraw_joblib.server.db import schema
 from zndraw_joblib.server.db.database import Database, Transaction
+from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue.rules_tokens import ADMIN, digest, new_token
-from zndraw_joblib.wire.names import MAX_NAME_LENGTH
+from zndraw_joblib.wire.names import MAX_NAME_LENGTH, validate_room_id
+from zndraw_joblib.wire.operators import MAX_FILTER_VALUES
+from zndraw_joblib.wire.problems import InvalidRoomId
+from zndraw_joblib.wire.scopes import AccessRole
 
+# Of a room or of a pattern.
+_MAX_VALUE_LENGTH = 256
 # The user of the first token: what it did is shown with this name.
 NAME = "operator"
+
+
+def _role_of(token: TokenRecord) -> str:
+    """Return the role and scopes of a token; that of a superuser of an earlier release is `admin`."""
+    return ",".join(sorted(token.identity.roles or ([AccessRole.ADMIN] if token.is_superuser else [])))
+
+
 _TOKENS = ItemTable(
     {
         "name": "name",
         "superuser": lambda token: "yes" if token.is_superuser else "no",
+        "role": _role_of,
+        "rooms": lambda token: "all" if token.rooms is None else ",".join(sorted(token.identity.rooms)),
+        "jobs": lambda token: "all" if token.jobs is None else ",".join(sorted(token.identity.jobs)),
         "created": "created_at",
+        "expires": "expires_at",
+        "last_used": "last_used_at",
     },
-    wide=["name"],
+    wide=["name", "rooms", "jobs"],
 )
 
 
@@ -81,19 +100,49 @@ def _save(url: str, token: str) -> BootstrapToken:
 # The commands token create, token list and token revoke, on the server's database.
 
 
-def create(name: str, database_url: str | None, *, is_superuser: bool, allow_new: bool) -> None:
+def rights(names: Sequence[str], rooms: str | None, jobs: str | None, expires: str | None) -> TokenRights:
+    """Return the rights that options give a token. Raises `UsageError`."""
+    listed_rooms, listed_jobs = _listed(rooms, "--rooms"), _listed(jobs, "--jobs")
+    for room in listed_rooms or ():
+        try:
+            validate_room_id(room)
+        except InvalidRoomId as error:
+            raise UsageError(f"--rooms: {error}") from error
+    expires_at = future_time(expires, "--expires")
+    if expires_at is not None and expires_at <= local_now():
+        raise UsageError(f"--expires: {expires!r} is past. Pass a time to come, like 90d")
+    return TokenRights(names or None, listed_rooms, listed_jobs, expires_at)
+
+
+def _listed(text: str | None, option: str) -> list[str] | None:
+    if text is None:
+        return None
+    values = list(dict.fromkeys(value.strip() for value in text.split(",")))
+    if not all(values) or len(values) > MAX_FILTER_VALUES:
+        raise UsageError(f"{option}: {text[:100]!r} is no list of 1 to {MAX_FILTER_VALUES} names, like a,b")
+    if any(len(value) > _MAX_VALUE_LENGTH for value in values):
+        raise UsageError(f"{option}: a name has more than {_MAX_VALUE_LENGTH} characters")
+    return values
+
+
+def create(
+    name: str, database_url: str | None, rights: TokenRights, *, is_superuser: bool, allow_new: bool
+) -> None:
     """Store a new token's hash, and print the token to standard output.
 
     Raises `CommandError` if the default database does not exist, unless `allow_new`: the server's database is
     probably in another folder.
     """
     _check_name(name)
+    if is_superuser and rights != DEFAULT_RIGHTS._replace(expires_at=rights.expires_at):
+        raise UsageError("--superuser means all rights in all rooms: use --role instead to limit them")
+    identity = Identity(name, is_superuser, *rights[:3]).limited()
     token = new_token()
 
     async def work(database: Database) -> bool:
         await schema.prepare(database)
         added, _ = await database.write(
-            sql_operators.add_token, name, digest(token), is_superuser=is_superuser
+            sql_operators.add_token, name, digest(token), is_superuser=identity.is_superuser, rights=rights
         )
         return added
 
@@ -107,7 +156,7 @@ def create(name: str, database_url: str | None, *, is_superuser: bool, allow_new
 
 
 def show(database_url: str | None) -> None:
-    """Print the names of the tokens."""
+    """Print the tokens, also those that have expired."""
 
     async def work(database: Database) -> list[TokenRecord]:
         await schema.prepare(database)

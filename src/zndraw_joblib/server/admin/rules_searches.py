@@ -604,7 +604,7 @@ async def _record(
     tx: Transaction, confirmed: Confirmed, affected: int, skipped: int, entry: int | None
 ) -> int | None:
     """Write the counts of an operator's action so far, so that also one that is killed has an entry."""
-    if not confirmed.caller.is_superuser:
+    if not confirmed.caller.is_operator:
         return None
     detail = {"affected": affected, "skipped": skipped}
     if entry is not None:

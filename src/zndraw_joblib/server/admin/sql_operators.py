@@ -1,16 +1,18 @@
 """Server processes, the cycles of their sweepers, and bearer tokens."""
 
-from collections.abc import Collection, Mapping
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pydantic_core import from_json, to_json
 from sqlalchemy.exc import IntegrityError
 
 from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.db.statements import one_row, statement
 from zndraw_joblib.server.db.tables import Server, SweepCycle
+from zndraw_joblib.server.process.ports import Identity
 
 _SERVER, _CYCLE = Server.__table__.c.keys(), SweepCycle.__table__.c.keys()
 _PUT_SERVER = statement(
@@ -70,28 +72,74 @@ async def last_cycles(tx: Transaction, limit: int) -> list[Any]:
 # Bearer tokens of the standalone server. Only the SHA-256 of a token is stored.
 
 
+class TokenRights(NamedTuple):
+    """The roles, scopes, rooms and patterns of jobs of a token; None for what users without roles may do."""
+
+    roles: Sequence[str] | None = None
+    rooms: Sequence[str] | None = None
+    jobs: Sequence[str] | None = None
+    expires_at: datetime | None = None
+
+
+DEFAULT_RIGHTS = TokenRights()
+
+
 class TokenRecord(NamedTuple):
-    """A token's row, without the digest."""
+    """A token's row, without the digest. Lists are JSON."""
 
     name: str
     is_superuser: bool
     created_at: datetime
+    roles: str | None
+    rooms: str | None
+    jobs: str | None
+    expires_at: datetime | None
+    last_used_at: datetime | None
+
+    @property
+    def identity(self) -> Identity:
+        """The identity of who has the token."""
+        roles, rooms, jobs = [
+            None if text is None else from_json(text) for text in (self.roles, self.rooms, self.jobs)
+        ]
+        return Identity(self.name, self.is_superuser, roles, rooms, jobs).limited()
 
 
-_SELECT = "SELECT name, is_superuser, created_at FROM joblib_token"
+_SELECT = f"SELECT {', '.join(TokenRecord._fields)} FROM joblib_token"
 _BY_DIGEST = statement(f"{_SELECT} WHERE digest = :digest", *TokenRecord._fields)
 _BY_NAME = statement(f"{_SELECT} WHERE name = :name", *TokenRecord._fields)
 _LIST = statement(f"{_SELECT} ORDER BY name", *TokenRecord._fields)
-_EXISTING = statement("SELECT digest FROM joblib_token WHERE digest = ANY (:all_digest)", "digest")
+_EXISTING = statement(
+    "SELECT digest, expires_at FROM joblib_token WHERE digest = ANY (:all_digest)", "digest", "expires_at"
+)
+_RECORD_USE = statement(
+    "UPDATE joblib_token SET last_used_at = :now WHERE digest = ANY (:all_digest)"
+    " AND (last_used_at IS NULL OR last_used_at < :at)"
+)
+_USE_INTERVAL = timedelta(minutes=1)
 _COUNT = statement("SELECT count(*) FROM joblib_token", "number")
 _IS_TAKEN = statement("SELECT name FROM joblib_token WHERE name = :name OR digest = :digest", "name")
-_ADD = statement(f"INSERT INTO joblib_token {one_row(('name', 'digest', 'is_superuser', 'created_at'))}")
+_STORED = ("name", "digest", "is_superuser", "created_at", *TokenRights._fields)
+_ADD = statement(f"INSERT INTO joblib_token {one_row(_STORED)}")
 _REMOVE = statement("DELETE FROM joblib_token WHERE name = :name RETURNING name", "name")
 
 
-async def add_token(tx: Transaction, name: str, digest: str, *, is_superuser: bool) -> bool:
-    """Store a token's digest. Return whether the name was free."""
-    row = {"name": name, "digest": digest, "is_superuser": is_superuser, "created_at": await tx.now()}
+async def add_token(
+    tx: Transaction, name: str, digest: str, *, is_superuser: bool, rights: TokenRights = DEFAULT_RIGHTS
+) -> bool:
+    """Store a token's digest. Return whether the name was free.
+
+    Servers of an earlier schema know only `is_superuser`.
+    """
+    lists = {field: value and to_json(value).decode() for field, value in rights._asdict().items()}
+    row = {
+        "name": name,
+        "digest": digest,
+        "is_superuser": is_superuser,
+        "created_at": await tx.now(),
+        **lists,
+        "expires_at": rights.expires_at,
+    }
     if (await tx.execute(_IS_TAKEN, row)).first() is not None:
         return False
     await tx.execute(_ADD, row)
@@ -99,20 +147,34 @@ async def add_token(tx: Transaction, name: str, digest: str, *, is_superuser: bo
 
 
 async def token_by_digest(tx: Transaction, digest: str) -> TokenRecord | None:
-    """Return the token with this digest."""
-    row = (await tx.execute(_BY_DIGEST, {"digest": digest})).first()
-    return None if row is None else TokenRecord(*row)
+    """Return the token with this digest, unless it has expired."""
+    return await _valid(tx, (await tx.execute(_BY_DIGEST, {"digest": digest})).first())
 
 
 async def token_by_name(tx: Transaction, name: str) -> TokenRecord | None:
-    """Return the token with this name."""
-    row = (await tx.execute(_BY_NAME, {"name": name})).first()
-    return None if row is None else TokenRecord(*row)
+    """Return the token with this name, unless it has expired."""
+    return await _valid(tx, (await tx.execute(_BY_NAME, {"name": name})).first())
+
+
+async def _valid(tx: Transaction, row: Any) -> TokenRecord | None:
+    if row is None or (row.expires_at is not None and row.expires_at <= await tx.now()):
+        return None
+    return TokenRecord(*row)
 
 
 async def existing_tokens(tx: Transaction, digests: Collection[str]) -> set[str]:
-    """Return which of these digests belong to a token."""
-    return set((await tx.execute(_EXISTING, {"all_digest": padded(list(digests))})).scalars())
+    """Return which of these digests belong to a token that has not expired."""
+    rows = (await tx.execute(_EXISTING, {"all_digest": padded(list(digests))})).all()
+    now = await tx.now() if any(row.expires_at is not None for row in rows) else None
+    return {row.digest for row in rows if row.expires_at is None or now is None or row.expires_at > now}
+
+
+async def record_use(tx: Transaction, digests: Collection[str]) -> None:
+    """Record that tokens are used now, unless that is recorded for the last minute."""
+    now = await tx.now()
+    await tx.execute(
+        _RECORD_USE, {"now": now, "at": now - _USE_INTERVAL, "all_digest": padded(list(digests))}
+    )
 
 
 async def list_tokens(tx: Transaction) -> list[TokenRecord]:

@@ -1234,7 +1234,10 @@ class ProviderRequestRecord(Base, table=True):
 
 
 class Token(Base, table=True):
-    """A bearer token of the standalone server. Only the SHA-256 of its text is stored."""
+    """A bearer token of the standalone server. Only the SHA-256 of its text is stored.
+
+    `roles`, `rooms` and `jobs` are lists as JSON, None for what users could do before there were roles.
+    """
 
     __tablename__ = "joblib_token"
 
@@ -1242,6 +1245,11 @@ class Token(Base, table=True):
     digest: str = Field(max_length=64, unique=True)
     is_superuser: bool = False
     created_at: datetime = moment()
+    roles: str | None = _column(Text, optional=True)
+    rooms: str | None = _column(Text, optional=True)
+    jobs: str | None = _column(Text, optional=True)
+    expires_at: datetime | None = moment(nullable=True)
+    last_used_at: datetime | None = moment(nullable=True)
 
 
 class RuntimeSetting(Base, table=True):

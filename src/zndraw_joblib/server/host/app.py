@@ -1,8 +1,9 @@
 """The standalone server, with its own users and database."""
 
+import math
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
@@ -15,17 +16,17 @@ from starlette.types import Receive, Scope, Send
 from zndraw_joblib.jobs.logs import fields_here
 from zndraw_joblib.jobs.traces import TRACEPARENT
 from zndraw_joblib.server.admin import sql_operators
+from zndraw_joblib.server.admin.sql_operators import TokenRecord
 from zndraw_joblib.server.db.database import Database
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.db.limits import Limits
 from zndraw_joblib.server.host.mount import InternalJobs, JobLib
 from zndraw_joblib.server.http import metrics
-from zndraw_joblib.server.http.identity import BearerTokens
+from zndraw_joblib.server.http.identity import BearerTokens, FoundToken
 from zndraw_joblib.server.http.middleware import QueueMiddleware, may_have_telemetry
 from zndraw_joblib.server.http.openapi import tag_metadata
 from zndraw_joblib.server.http.pages import add_operations_page, install_exception_handlers
 from zndraw_joblib.server.http.requests import REQUEST_ID, SCOPE_KEY, SEND, request_id_of, with_header
-from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.process.settings import ServerSettings
 from zndraw_joblib.server.realtime import socketio_internals
 from zndraw_joblib.server.realtime.client_managers import PubSubManager
@@ -141,26 +142,38 @@ def _add_cors(app: FastAPI, settings: ServerSettings) -> None:
 
 
 def _bearer_tokens(database: Database, settings: ServerSettings) -> BearerTokens:
-    return BearerTokens(
-        partial(_find_identity, database),
-        partial(_find_existing, database),
-        settings.admin_token,
-        partial(_find_named, database),
-    )
+    return BearerTokens(_StoredTokens(database), settings.admin_token)
 
 
-async def _find_identity(database: Database, digest: str) -> Identity | None:
-    row = await database.read_short(sql_operators.token_by_digest, digest)
-    return None if row is None else Identity(row.name, row.is_superuser)
+class _StoredTokens:
+    """The tokens in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def by_digest(self, digest: str) -> FoundToken | None:
+        """Return the token with a digest."""
+        return _found(await self._database.read_short(sql_operators.token_by_digest, digest))
+
+    async def by_name(self, name: str) -> FoundToken | None:
+        """Return the token with a name."""
+        return _found(await self._database.read_short(sql_operators.token_by_name, name))
+
+    async def existing(self, digests: Collection[str]) -> set[str]:
+        """Return which of these digests belong to a token."""
+        return await self._database.read_short(sql_operators.existing_tokens, digests)
+
+    async def record_use(self, digests: Collection[str]) -> None:
+        """Record that tokens are used, unless that is recorded for the last minute."""
+        await self._database.write(sql_operators.record_use, digests)
 
 
-async def _find_named(database: Database, name: str) -> tuple[Identity, datetime] | None:
-    row = await database.read_short(sql_operators.token_by_name, name)
-    return None if row is None else (Identity(row.name, row.is_superuser), row.created_at)
-
-
-async def _find_existing(database: Database, digests: Collection[str]) -> set[str]:
-    return await database.read_short(sql_operators.existing_tokens, digests)
+def _found(row: TokenRecord | None) -> FoundToken | None:
+    if row is None:
+        return None
+    # A clock that differs from the database's moves the end of a cached token by up to 3 s.
+    seconds = math.inf if row.expires_at is None else (row.expires_at - datetime.now(UTC)).total_seconds()
+    return FoundToken(row.identity, row.created_at, max(seconds, 0.0))
 
 
 def _internal_jobs(settings: ServerSettings) -> InternalJobs | None:

@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from types import FrameType
@@ -27,7 +27,7 @@ from zndraw_joblib.server.db.host_sessions import SessionDatabase
 from zndraw_joblib.server.host import checks
 from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.http import add_routes
-from zndraw_joblib.server.http.access import Guard, RoomGuards, WorkerRooms, verify_readable_room
+from zndraw_joblib.server.http.access import CALLER, Guard, RoomGuards, WorkerRooms, verify_readable_room
 from zndraw_joblib.server.http.identity import BearerTokens
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.openapi import namespace_of
@@ -41,9 +41,10 @@ from zndraw_joblib.server.internal.registry import (
     WorkerToken,
     WorkerTokens,
 )
-from zndraw_joblib.server.process.ports import ResultBackend, SessionMaker
+from zndraw_joblib.server.process.ports import Identity, ResultBackend, SessionMaker
 from zndraw_joblib.server.process.pubsub import connection_factory
 from zndraw_joblib.server.process.settings import JobLibSettings, ServerSettings
+from zndraw_joblib.server.queue import rules_transitions
 from zndraw_joblib.server.realtime.group_streams import GroupStreams
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher, decode
 from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
@@ -53,6 +54,7 @@ from zndraw_joblib.server.results.results import Store, TaskResults, select_resu
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire.events import Emission
 from zndraw_joblib.wire.names import rooms_with_frames
+from zndraw_joblib.wire.scopes import Scope
 
 
 def start(name: str, loop: Any) -> asyncio.Task[None]:
@@ -348,8 +350,7 @@ class JobLib(HostApi):
             start("webhooks", self.webhooks.run()),
             start("successors", self.successors.run()),
         ]
-        if self.rooms is not None:
-            running += [start(name, run()) for name, run in self.rooms.loops.items()]
+        running += [start(name, run()) for name, run in self._loops_of_callers().items()]
         try:
             with on_stop_signals(self.begin_stop):
                 async with self._offered_internal_jobs():
@@ -363,6 +364,11 @@ class JobLib(HostApi):
                 await self._closing_sockets
             await stop(pubsub)
             await self._close_results()
+
+    def _loops_of_callers(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """Return the loops for bearer tokens and for sockets."""
+        loops = {} if self.rooms is None else self.rooms.loops
+        return {**loops, "tokens": self.identity.run} if isinstance(self.identity, BearerTokens) else loops
 
     async def _close_results(self) -> None:
         if self._results is not None:
@@ -426,7 +432,10 @@ class JobLib(HostApi):
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
 
-    async def _check_readable(self, request: Request, room_id: str) -> None:
+    async def _check_readable(self, request: Request, caller: Identity, room_id: str) -> None:
+        if not caller.may(Scope.READ):
+            raise rules_transitions.missing_scope(caller, Scope.READ)
+        request.scope[CALLER] = caller
         await self.guards.check(request, verify_readable_room, room_id)
 
     def open_rooms(

@@ -36,8 +36,18 @@ from zndraw_joblib.server.results.provider_requests import ProviderRequests, Upl
 from zndraw_joblib.server.results.results import TaskResults
 from zndraw_joblib.server.runtime.problem_responses import as_problem
 from zndraw_joblib.server.runtime.runtime import Runtime
-from zndraw_joblib.wire.names import GLOBAL, RESERVED, RESERVED_IDS, validate_room_id
-from zndraw_joblib.wire.problems import Forbidden, InternalServerError, ProblemException, Unauthorized
+from zndraw_joblib.wire.names import GLOBAL, RESERVED, RESERVED_IDS, JobName, validate_room_id
+from zndraw_joblib.wire.operations import Access, Operation
+from zndraw_joblib.wire.problems import (
+    Forbidden,
+    GroupNotFound,
+    InternalServerError,
+    JobNotFound,
+    ProblemException,
+    TaskNotFound,
+    Unauthorized,
+)
+from zndraw_joblib.wire.scopes import Scope
 from zndraw_joblib.wire.statuses import TaskStatus
 
 # The guards of rooms: arguments of `JobLib`, or overrides in ``app.dependency_overrides``.
@@ -75,13 +85,33 @@ async def _guarded(request: Request | None, dependency: Guard, room_id: str) -> 
 
 
 def check_room_writer(caller: Identity, room_id: str, what: str) -> None:
-    """Raise `Forbidden` for a caller who is no superuser, in a reserved room."""
-    if room_id in RESERVED and not caller.is_superuser:
+    """Raise `Forbidden` for a caller who operates no reserved room, in one."""
+    if room_id in RESERVED and not caller.operates(room_id):
         raise Forbidden(f"Not authorized: only superusers may change {what} of {room_id}")
 
 
+def check_in_room(caller: Identity | None, room_id: str) -> None:
+    """Raise `Forbidden` for a caller that has rights in other rooms only."""
+    if caller is not None and caller.rooms is not None and room_id not in caller.rooms:
+        raise rules_transitions.outside_rooms(caller, room_id)
+
+
+def check_job(caller: Identity, name: JobName) -> None:
+    """Raise `Forbidden` for a job that the caller may not name, `JobNotFound` for one of another room."""
+    if is_of_other_room(caller, str(name)):
+        raise JobNotFound(f"Job {str(name)!r} not found")
+    if not caller.names_job(str(name)):
+        raise rules_transitions.other_job(caller, str(name))
+
+
+def check_operates_job(caller: Identity, name: JobName) -> None:
+    """Raise `Forbidden` for a job of a reserved room that the caller does not operate."""
+    if not caller.operates(name.room_id):
+        raise rules_transitions.outside_rooms(caller, name.room_id)
+
+
 class RoomGuards:
-    """The guards of one mounted queue.
+    """The guards of one mounted queue. They pass no room in which the caller itself has no rights.
 
     An argument always applies. An override that is set when the queue is mounted or the app starts still
     applies after its removal, because tests often clean up with ``app.dependency_overrides = {}``.
@@ -113,12 +143,16 @@ class RoomGuards:
         if dependency not in request.app.dependency_overrides and dependency not in self._remembered:
             room_id = validate_room_id(room_id)
             if self._arguments[dependency] is None:
+                check_in_room(request.scope.get(CALLER), room_id)
                 return room_id
         checked = await self.check(request, dependency, room_id)
         return room_id if checked is None else checked
 
     async def check(self, request: Request, dependency: Guard, room_id: str) -> str | None:
-        """Run the guards for a room. Return the room that they return, None without a guard."""
+        """Run the guards for a room. Return the room that they return, None without a guard.
+
+        Raises `Forbidden` for a room in which the caller has no rights.
+        """
         result = None
         for guard in (self._override(request, dependency), self._arguments[dependency]):
             if guard is not None:
@@ -130,6 +164,7 @@ class RoomGuards:
                 finally:
                     request.scope[_GUARDING] = outer
                 room_id = result = room_id if result is None else result
+        check_in_room(request.scope.get(CALLER), room_id)
         return result
 
     def _override(self, request: Request, dependency: Guard) -> Guard | None:
@@ -165,7 +200,7 @@ Refusals = Mapping[str, ProblemException]
 class WorkerRooms:
     """Which rooms the owners of workers may serve. The guards are those that let them register.
 
-    Superusers may serve every room, and only they ``@global``.
+    Superusers may serve every room; ``@global`` also workers of a role with this room.
     """
 
     def __init__(self, guards: RoomGuards, runtime: Runtime, *, cache_seconds: float = 3.0) -> None:
@@ -198,8 +233,8 @@ class WorkerRooms:
 
     async def check(self, request: Request, caller: Identity, room_id: str) -> None:
         """Raise the refusal of a room. That of ``@global`` needs no guard."""
-        if not rules_transitions.may_serve_room(caller, room_id):
-            raise rules_transitions.only_superusers()
+        if not caller.serves(room_id):
+            raise rules_transitions.cannot_serve(caller, room_id)
         problem = await self._refusal(request, caller, room_id) if self._apply_to(request, caller) else None
         if problem is not None:
             raise problem
@@ -214,6 +249,9 @@ class WorkerRooms:
         self, request: Request, caller: Identity, reports: Iterable[Report]
     ) -> Mapping[UUID, ProblemException]:
         """Return the refusals of reports of the caller's workers, by task; not of cancels and releases."""
+        if not caller.may(Scope.WORK | Scope.OPERATE):
+            refusal = rules_transitions.missing_scope(caller, Scope.WORK)
+            return {item.task_id: refusal for item in reports if item.update.status != TaskStatus.CANCELLED}
         if not self._apply_to(request, caller):
             return {}
         by_worker: dict[UUID | None, set[UUID]] = {}
@@ -247,7 +285,9 @@ class WorkerRooms:
         return {task_id for task_id, room_id in rooms.items() if room_id not in refusals}
 
     def _apply_to(self, request: Request, caller: Identity) -> bool:
-        return not caller.is_superuser and self._guards.has(request, verify_writable_room)
+        if caller.is_superuser:
+            return False
+        return caller.rooms is not None or self._guards.has(request, verify_writable_room)
 
     async def _rooms(self, caller: Identity, worker_id: UUID) -> ServedRooms:
         key = caller.id, worker_id
@@ -280,8 +320,8 @@ class WorkerRooms:
 
     async def _refusal(self, request: Request, caller: Identity, room_id: str) -> ProblemException | None:
         """Return why the caller may not serve a room; None if it may."""
-        if not rules_transitions.may_serve_room(caller, room_id):
-            return rules_transitions.only_superusers()
+        if not caller.serves(room_id):
+            return rules_transitions.cannot_serve(caller, room_id)
         key = caller.id, room_id
         outcome = self._outcomes.get(key, _UNKNOWN)
         if outcome is _UNKNOWN:
@@ -304,7 +344,7 @@ class WorkerRooms:
 
 
 def _refused_without_guards(caller: Identity) -> Collection[str]:
-    return _NONE if caller.is_superuser else _ONLY_GLOBAL
+    return _NONE if caller.serves(GLOBAL) else _ONLY_GLOBAL
 
 
 # The state of a mounted queue: ``app.state.joblib``.
@@ -361,9 +401,14 @@ class QueueState(ABC):
             raise Forbidden(f"The identity {identity.id!r} is reserved for the server's code and processes")
         return identity
 
-    async def is_valid(self, identity: Identity, at: datetime) -> bool:
-        """Return whether the access that an identity had at a time is not revoked; true if unknown."""
-        return not isinstance(self.identity, BearerTokens) or await self.identity.is_valid(identity, at)
+    async def may_still_read(self, identity: Identity, at: datetime, room_id: str) -> bool:
+        """Return whether what an identity had at a time, with a right to read a room, is not revoked.
+
+        True if it is unknown.
+        """
+        if not isinstance(self.identity, BearerTokens):
+            return True
+        return await self.identity.may_still_read(identity, at, room_id)
 
     @property
     @abstractmethod
@@ -413,19 +458,54 @@ async def current_identity(request: Request) -> Identity:
     return identity
 
 
-async def guarded_room(request: Request, guard: Guard) -> str:
-    """Return the room of a request's path after the host's guard has passed."""
+async def guarded_room(request: Request, guard: Guard, missing: type[ProblemException] = JobNotFound) -> str:
+    """Return the room of a request's path after the host's guard has passed.
+
+    Raises `missing` if the path also names a job or provider of a room in which the caller has no rights.
+    """
     scope = request.scope
     scope[ROOM_GUARD] = guard
     room_id: str = await scope[QUEUE].guards.resolve(request, guard, scope["path_params"]["room_id"])
+    caller: Identity = scope[CALLER]
+    if caller.rooms is not None and "name" in scope["path_params"]:
+        name = scope["path_params"]["name"]
+        if is_of_other_room(caller, name):
+            raise missing(f"{name!r} not found in room {room_id!r}")
     return room_id
 
 
-async def current_superuser(request: Request) -> Identity:
-    """Return the caller. Raises `Forbidden` unless it is a superuser."""
+def is_of_other_room(caller: Identity, full_name: str) -> bool:
+    """Return whether a job or provider is in a room in which the caller has no rights, and not for all rooms.
+
+    Without `cross_room_jobs` no other caller finds it from the room of its request either.
+    """
+    room_id, separator, _ = full_name.partition(":")
+    return bool(separator) and room_id not in RESERVED and not caller.is_in(room_id)
+
+
+# Operations that show or change what is not of one room.
+_OF_ALL_ROOMS = Access.SUPERUSER | Access.METRICS_TOKEN
+
+
+async def permitted_caller(request: Request, operation: Operation[Any]) -> Identity:
+    """Return the caller. Raises `Forbidden` unless the row of an operation permits it to the caller."""
     identity = await current_identity(request)
-    if not identity.is_superuser:
-        raise Forbidden("Not authorized: only superusers may do this")
+    # Callers without roles have the scopes of all rows but those of superusers.
+    if identity.scopes is not None and not identity.scopes & operation.scopes:
+        raise rules_transitions.missing_scope(identity, operation.scopes)
+    if operation.access & _OF_ALL_ROOMS and not identity.is_superuser:
+        has_scope = identity.scopes is not None
+        if has_scope and identity.rooms is None and Access.METRICS_TOKEN in operation.access:
+            return identity
+        if not has_scope:
+            raise Forbidden("Not authorized: only superusers may do this")
+        # The guard of the room in the path lets operators into their rooms.
+        if Access.ROOM_WRITE not in operation.access:
+            raise Forbidden(
+                "Not authorized: this is about all rooms, and the caller has rights in "
+                f"{', '.join(sorted(identity.rooms or ()))} only. Name one of these rooms in an operation of "
+                "a room, or use a token that was created without `--rooms`"
+            )
     return identity
 
 
@@ -480,16 +560,32 @@ async def check_readable(request: Request, room_id: str) -> None:
     await queue_state(request).guards.check(request, verify_readable_room, room_id)
 
 
+async def check_group_room(
+    request: Request, group_id: UUID, room_id: str, guard: Guard = verify_readable_room
+) -> None:
+    """Run the host's guard for the room of a group; of a room that the request does not name.
+
+    Raises `GroupNotFound` for a room in which the caller has no rights.
+    """
+    if not request.scope[CALLER].is_in(room_id):
+        raise GroupNotFound(f"Group {group_id} not found")
+    await queue_state(request).guards.check(request, guard, room_id)
+
+
 async def check_task_readable(request: Request, caller: Identity, task_id: UUID, room_id: str) -> None:
     """Run the host's guard for the room of a task.
 
     The worker that has the task, or had it last, needs no right to read that room, only to serve the job.
+    Raises `TaskNotFound` for a room in which the caller has no rights.
     """
     try:
         await check_readable(request, room_id)
-    except Exception:
-        if not await queue_state(request).worker_rooms.own_tasks(request, caller, [task_id]):
-            raise
+    except Exception as error:
+        if await queue_state(request).worker_rooms.own_tasks(request, caller, [task_id]):
+            return
+        if not caller.is_in(room_id):
+            raise TaskNotFound(f"Task {task_id} not found") from error
+        raise
 
 
 def access_of(

@@ -21,7 +21,7 @@ from zndraw_joblib.server.http.access import (
     Guard,
     QueueState,
     check_readable,
-    current_superuser,
+    permitted_caller,
     queue_state,
     verify_readable_room,
     verify_writable_room,
@@ -61,6 +61,7 @@ from zndraw_joblib.wire.operators import (
 )
 from zndraw_joblib.wire.policy import Keep
 from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, ProblemException
+from zndraw_joblib.wire.scopes import ANY_SCOPE, DEFAULT_SCOPES, Scope
 from zndraw_joblib.wire.statuses import TaskStatus
 
 _LISTS = ("status", "job", "version", "room", "error_code", "exception", "tag")
@@ -129,13 +130,16 @@ async def allowed_rooms(
 ) -> list[str]:
     """Return the rooms that a request names after the host's guards have passed; superusers may use all.
 
-    Raises `Forbidden` for other callers that name none, or a reserved one.
+    A caller with rights in some rooms that names none means these. Raises `Forbidden` for others that name
+    none, and for a reserved room that is not the caller's.
     """
     if caller.is_superuser:
         return rooms
+    own = caller.rooms or ()
+    rooms = rooms or sorted(own)
     if not rooms:
         raise Forbidden("Not authorized: only superusers may use all rooms; name rooms with `room`")
-    if reserved := RESERVED.intersection(rooms):
+    if reserved := RESERVED.intersection(rooms).difference(own):
         raise Forbidden(f"Not authorized: only superusers may use the reserved room {min(reserved)}")
     guards = queue_state(request).guards
     return [await guards.resolve(request, guard, room) for room in rooms]
@@ -342,7 +346,10 @@ async def find_ids(
 
 # The caller and what it may do; the release of the server.
 
-_GUARDS = {Permission.READ_ROOM: verify_readable_room, Permission.WRITE_ROOM: verify_writable_room}
+_GUARDS = {
+    Permission.READ_ROOM: (verify_readable_room, Scope.READ),
+    Permission.WRITE_ROOM: (verify_writable_room, Scope.SUBMIT),
+}
 
 
 @serves(ops.GET_CALLER)
@@ -353,10 +360,22 @@ async def get_caller(
     permissions = [Permission.READ_ALL, Permission.OPERATE] if caller.is_superuser else []
     if room is not None:
         validate_room_id(room)
-        for permission, guard in _GUARDS.items():
-            if await _passes(request, queue, guard, room):
+        for permission, (guard, scope) in _GUARDS.items():
+            if caller.may(scope) and await _passes(request, queue, guard, room):
                 permissions.append(permission)
-    me = Me(id=caller.id, is_superuser=caller.is_superuser, room=room, permissions=permissions)
+        if Permission.WRITE_ROOM in permissions and caller.operates(room):
+            permissions.append(Permission.OPERATE_ROOM)
+    scopes = caller.scopes or (ANY_SCOPE if caller.is_superuser else DEFAULT_SCOPES)
+    me = Me(
+        id=caller.id,
+        is_superuser=caller.is_superuser,
+        roles=sorted(caller.roles or ()),
+        scopes=scopes.names,
+        rooms=None if caller.rooms is None else sorted(caller.rooms),
+        jobs=None if caller.jobs is None else sorted(caller.jobs),
+        room=room,
+        permissions=permissions,
+    )
     return json_response(me)
 
 
@@ -403,7 +422,8 @@ async def follow_overview(request: Request, queue: QueueState, caller: Identity)
 
     async def is_allowed() -> bool:
         try:
-            return await current_superuser(Request(dict(request.scope), _no_body)) == caller
+            copy = Request(dict(request.scope), _no_body)
+            return await permitted_caller(copy, ops.FOLLOW_OVERVIEW) == caller
         except Exception as error:
             if as_problem(error).problem.status < 500:
                 return False
@@ -416,7 +436,7 @@ async def follow_overview(request: Request, queue: QueueState, caller: Identity)
 @serves(ops.GET_ROOM_OVERVIEW)
 async def get_room_overview(runtime: Runtime, caller: Identity, room_id: str) -> Response:
     """Return the state of a room. That of a reserved room is for superusers."""
-    if room_id in RESERVED and not caller.is_superuser:
+    if room_id in RESERVED and not caller.operates(room_id):
         raise Forbidden(f"Only a superuser may read the overview of {room_id}")
     return json_response(await runtime.database.read_snapshot(rules_overview.read_room, room_id))
 
@@ -451,7 +471,7 @@ async def get_statistics(  # noqa: PLR0913 - one parameter for each field of the
         raise InvalidRequest("query.tag: give a job, or a tag with or without a room")
     name = None if job is None else parse_job_name(job)
     if not caller.is_superuser:
-        if name is None or name.room_id in RESERVED:
+        if name is None or (name.room_id in RESERVED and not caller.operates(name.room_id)):
             raise Forbidden("Only a superuser may read these statistics; name a job of one of your rooms")
         await check_readable(request, name.room_id)
     read = runtime.database.read
@@ -551,6 +571,8 @@ async def _allowed_filter(
     rooms = await allowed_rooms(request, caller, filters.room, verify_writable_room)
     if caller.is_superuser:
         return filters
+    if caller.is_operator and action is not BulkAction.RETARGET:
+        return filters.model_copy(update={"room": rooms})
     if action not in _OWN_ACTIONS:
         raise Forbidden(f"Not authorized: only superusers may {action} tasks in bulk")
     if filters.created_by not in {None, caller.id}:

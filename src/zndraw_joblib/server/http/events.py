@@ -17,10 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from zndraw_joblib.server.http.access import (
     QueueState,
-    check_readable,
+    check_group_room,
     check_task_readable,
     current_identity,
     guarded_room,
+    permitted_caller,
     queue_state,
     verify_readable_room,
 )
@@ -96,11 +97,11 @@ async def resolve_access(request: Request) -> StreamAccess:
     if token is not None:
         read = queue.runtime.database.read_short
         owner = await read(rules_tokens.verify_stream_token, stream_name(request), token)
-        is_valid = partial(queue.is_valid, owner.caller, owner.issued_at)
+        is_valid = partial(queue.may_still_read, owner.caller, owner.issued_at, owner.room_id)
         if not await is_valid():
             raise Unauthorized("The caller of the stream token has no access any more")
         return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds, group_id)
-    caller = await current_identity(request)
+    caller = await permitted_caller(request, ops.FOLLOW_ROOM)
     # The room of a task or a group does not change, so the checks while the stream is open do not read it.
     own_room = await _own_room(queue.runtime, task_id, group_id)
     room_id = await _readable_room(request, caller, task_id, own_room)
@@ -125,7 +126,9 @@ async def _readable_room(
     if own_room is None:
         return await guarded_room(request, verify_readable_room)
     if task_id is None:
-        await check_readable(request, own_room)
+        group_id = _id(request, "group")
+        assert group_id is not None  # noqa: S101 - only tasks and groups have a room of their own
+        await check_group_room(request, group_id, own_room)
     else:
         await check_task_readable(request, caller, task_id, own_room)
     return own_room
@@ -434,7 +437,7 @@ async def create_group_stream_token(
 ) -> Response:
     """Return a token that reads the events of a group for some minutes, as ``?token=…`` in its URL."""
     room_id = (await runtime.database.read_short(rules_groups.record, group_id)).room_id
-    await check_readable(request, room_id)
+    await check_group_room(request, group_id, room_id)
     token = await runtime.write_short(rules_tokens.issue_stream_token, stream_name(request), caller, room_id)
     return json_response(token, 201)
 

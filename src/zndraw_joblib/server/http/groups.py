@@ -1,6 +1,6 @@
 """Operations of groups: tasks that are counted and followed together."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from math import ceil
 from typing import Annotated, Any
@@ -13,9 +13,9 @@ from pydantic_core import to_json
 from zndraw_joblib.server.http.access import (
     QueueState,
     access_of,
-    check_readable,
+    check_group_room,
+    check_job,
     check_task_readable,
-    queue_state,
     verify_writable_room,
 )
 from zndraw_joblib.server.http.requests import DisconnectWatcher, Omissible
@@ -28,7 +28,7 @@ from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.groups import GroupOnEnd, GroupRequest, GroupResponse, GroupUpdate, NewGroup
 from zndraw_joblib.wire.names import INTERNAL, parse_job_name
-from zndraw_joblib.wire.problems import ContentTooLarge, GroupNotFound, InternalJobNotConfigured
+from zndraw_joblib.wire.problems import ContentTooLarge, GroupNotFound, InternalJobNotConfigured, TaskNotFound
 
 # Lists of groups have the payloads too.
 MAX_ON_END_BYTES = 64 * 1024
@@ -61,6 +61,7 @@ async def checked_group(queue: QueueState, caller: Identity, room_id: str, group
 async def _checked_schema(queue: QueueState, caller: Identity, room_id: str, on_end: GroupOnEnd) -> str:
     """Return the schema of the job of `on_end`, which its payload matches, as JSON."""
     job, runtime = parse_job_name(on_end.job), queue.runtime
+    check_job(caller, job)
     size = len(rules_transitions.check_size("on_end.payload", on_end.payload))
     if size > MAX_ON_END_BYTES:
         raise ContentTooLarge(
@@ -88,20 +89,13 @@ async def get_group(
     """Return a group with its counts and first failures; with ``Prefer: wait=N``, wait for its end."""
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
     group = await runtime.get_group(group_id)
-    await check_readable(request, group.room)
+    await check_group_room(request, group_id, group.room)
     if wait <= 0 or rules_groups.has_ended(group):
         return json_response(group)
-    access = access_of(request, caller, _recheck(group.room))
+    access = access_of(request, caller, partial(check_group_room, group_id=group_id, room_id=group.room))
     async with DisconnectWatcher(request) as watcher:
         group = await runtime.get_group(group_id, wait, watcher.disconnected, access)
     return json_response(group, headers={"Preference-Applied": f"wait={ceil(wait)}"})
-
-
-def _recheck(room_id: str) -> Callable[[Request], Awaitable[None]]:
-    async def recheck(copy: Request) -> None:
-        await check_readable(copy, room_id)
-
-    return recheck
 
 
 _RESULTS: dict[int | str, dict[str, Any]] = {
@@ -134,9 +128,12 @@ async def read_group_results(
     if on_end_task not in {None, group.on_end_task}:
         raise GroupNotFound(f"Task {on_end_task} was not submitted at the end of group {group_id}")
     if group.on_end_task is None:
-        await check_readable(request, group.room_id)
+        await check_group_room(request, group_id, group.room_id)
     else:
-        await check_task_readable(request, caller, group.on_end_task, group.room_id)
+        try:
+            await check_task_readable(request, caller, group.on_end_task, group.room_id)
+        except TaskNotFound as error:
+            raise GroupNotFound(f"Group {group_id} not found") from error
 
     async def lines() -> AsyncIterator[bytes]:
         after: int | None = 0
@@ -164,6 +161,6 @@ async def update_group(
     It ends when all its tasks have ended, so one without tasks ends at once.
     """
     room_id = (await runtime.database.read_short(rules_groups.record, group_id)).room_id
-    await queue_state(request).guards.check(request, verify_writable_room, room_id)
+    await check_group_room(request, group_id, room_id, verify_writable_room)
     seal = once(key, _GROUP, rules_groups.seal)
     return json_response(await runtime.write(seal, group_id))

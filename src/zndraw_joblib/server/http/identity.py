@@ -1,22 +1,16 @@
 """Identity: the caller that a host's dependency returns, and the bearer tokens of the standalone server."""
 
+import asyncio
 import hmac
 import inspect
 import logging
+import math
 import time
 import types
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Generator,
-    Iterator,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Iterator
 from dataclasses import is_dataclass
 from datetime import datetime
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, Protocol, Union, get_args, get_origin, get_type_hints
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -25,6 +19,7 @@ from pydantic import BaseModel, SecretStr
 from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue.rules_tokens import ADMIN, digest
 from zndraw_joblib.wire.problems import InternalServerError, Unauthorized
+from zndraw_joblib.wire.scopes import Scope
 
 logger = logging.getLogger(__name__)
 _REMEDY = (
@@ -48,7 +43,9 @@ def identity_dependency(identity: Callable[..., Any]) -> Callable[..., Any]:
 def _identity(user: Any) -> Identity:
     try:
         if user.id is not None:
-            return Identity(str(user.id), is_superuser(user))
+            identity = Identity(str(user.id), is_superuser(user))
+            # Other objects may have a `roles` of their own, which a session loads.
+            return _limited(identity, user) if isinstance(user, Identity) else identity
         fault = "its id is None"
     except NotABoolean as error:
         fault = str(error)
@@ -58,6 +55,15 @@ def _identity(user: Any) -> Identity:
         fault = f"{type(user).__name__} has no attribute {error.name!r}"
     logger.error("The host's identity is wrong: %s. %s", fault, _REMEDY)
     raise InternalServerError(f"The host's identity is wrong: {fault}. {_REMEDY}")
+
+
+def _limited(identity: Identity, user: Identity) -> Identity:
+    """Return an identity with the roles and rooms of the one that the host has returned."""
+    try:
+        return identity._replace(roles=user.roles, rooms=user.rooms, jobs=user.jobs).limited()
+    except ValueError as error:
+        logger.error("The host's identity is wrong: %s", error)
+        raise InternalServerError(f"The host's identity is wrong: {error}") from error
 
 
 class NotABoolean(TypeError):
@@ -134,29 +140,46 @@ def _digest_in(header: bytes) -> str | None:
     return digest(token.strip()) if scheme.lower() == "bearer" and token else None
 
 
+class FoundToken(NamedTuple):
+    """A valid token: its identity, since when there is this token, and for how many `seconds` more."""
+
+    identity: Identity
+    created_at: datetime
+    seconds: float = math.inf
+
+
+class TokenStore(Protocol):
+    """The tokens of a standalone server. Those that have expired are like revoked ones."""
+
+    async def by_digest(self, digest: str) -> FoundToken | None:
+        """Return the token with a digest."""
+
+    async def by_name(self, name: str) -> FoundToken | None:
+        """Return the token with a name."""
+
+    async def existing(self, digests: Collection[str]) -> set[str]:
+        """Return which of these digests belong to a token."""
+
+    async def record_use(self, digests: Collection[str]) -> None:
+        """Record that tokens are used, unless that is recorded for the last minute."""
+
+
 class BearerTokens:
     """The dependency that returns the identity of a bearer token.
 
-    `find` returns the identity of a digest, None for an unknown one. It is cached, so a revoked token works
-    for at most `cache_seconds` more. `find_existing` returns which digests are known, and `find_named` the
-    identity of a name and since when it has its token.
+    It is cached, so a revoked token works for at most `cache_seconds` more.
     """
 
     cache_seconds = 3.0
+    # Between records of which tokens are used.
+    use_seconds = 60.0
 
-    def __init__(
-        self,
-        find: Callable[[str], Awaitable[Identity | None]],
-        find_existing: Callable[[Collection[str]], Awaitable[set[str]]],
-        admin_token: SecretStr | None,
-        find_named: Callable[[str], Awaitable[tuple[Identity, datetime] | None]],
-    ) -> None:
-        self._find = find
-        self._find_existing = find_existing
-        self._find_named = find_named
+    def __init__(self, store: TokenStore, admin_token: SecretStr | None) -> None:
+        self._store = store
         self._admin_digest = digest(admin_token.get_secret_value()) if admin_token else None
         # By digest, with the time until which it is valid.
         self._cached: dict[str, tuple[Identity, float]] = {}
+        self._used: set[str] = set()
 
     async def __call__(
         self, request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -177,13 +200,15 @@ class BearerTokens:
         cached = self._cached.get(hashed)
         if cached is not None and time.monotonic() < cached[1]:
             return cached[0]
-        identity = await self._find(hashed)
-        if identity is None:
-            raise Unauthorized("The bearer token is unknown or was revoked", headers=_CHALLENGE)
+        found = await self._store.by_digest(hashed)
+        if found is None:
+            raise Unauthorized("The bearer token is unknown, has expired, or was revoked", headers=_CHALLENGE)
         if len(self._cached) >= _MAX_CACHED:
             self._cached.clear()
-        self._cached[hashed] = identity, time.monotonic() + self.cache_seconds
-        return identity
+        self._cached[hashed] = found.identity, time.monotonic() + min(self.cache_seconds, found.seconds)
+        if len(self._used) < _MAX_CACHED:
+            self._used.add(hashed)
+        return found.identity
 
     def digest_of(self, request: Request) -> str | None:
         """Return the digest of a request's token, None if it has none."""
@@ -192,20 +217,38 @@ class BearerTokens:
                 return _digest_in(value)
         return None
 
-    async def is_valid(self, identity: Identity, at: datetime) -> bool:
-        """Return whether the token that this identity had at a time was not revoked."""
+    async def may_still_read(self, identity: Identity, at: datetime, room_id: str) -> bool:
+        """Return whether the token that this identity had at a time was not revoked, and may read a room."""
         if identity == ADMIN and self._admin_digest is not None:
             return True
-        owner = await self._find_named(identity.id)
+        found = await self._store.by_name(identity.id)
         # A newer token of the same name does not stand for the revoked one.
-        return owner is not None and owner[0] == identity and owner[1] <= at
+        if found is None or found.created_at > at or found.identity.is_superuser != identity.is_superuser:
+            return False
+        return found.identity.may(Scope.READ) and found.identity.is_in(room_id)
 
     async def find_revoked(self, digests: Collection[str]) -> set[str]:
         """Return the digests that belong to no token now. It reads the database, not the cache."""
         asked = [hashed for hashed in digests if hashed != self._admin_digest]
         revoked = set(asked)
         for start in range(0, len(asked), _DIGESTS_PER_QUERY):
-            revoked -= await self._find_existing(asked[start : start + _DIGESTS_PER_QUERY])
+            revoked -= await self._store.existing(asked[start : start + _DIGESTS_PER_QUERY])
         for hashed in revoked:
             self._cached.pop(hashed, None)
         return revoked
+
+    async def run(self) -> None:
+        """Record repeatedly which tokens are used, until it is cancelled."""
+        while True:
+            await asyncio.sleep(self.use_seconds)
+            await self.record_use()
+
+    async def record_use(self) -> None:
+        """Record the use of the tokens that were looked up since the last record."""
+        used, self._used = self._used, set()
+        try:
+            asked = list(used)
+            for start in range(0, len(asked), _DIGESTS_PER_QUERY):
+                await self._store.record_use(asked[start : start + _DIGESTS_PER_QUERY])
+        except Exception as error:
+            logger.warning("The use of tokens was not recorded; the next cycle continues: %r", error)

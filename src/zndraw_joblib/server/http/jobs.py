@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import Query, Request, Response
 
 from zndraw_joblib.server.admin import rules_lists
-from zndraw_joblib.server.http.access import QueueState
+from zndraw_joblib.server.http.access import QueueState, check_job, check_operates_job
 from zndraw_joblib.server.http.requests import Omissible
 from zndraw_joblib.server.http.routing import NamedJob, Paging, json_response, serves
 from zndraw_joblib.server.http.schedules import checked_schedule
@@ -52,7 +52,11 @@ _REGISTERED: Answers[tuple[JobResponse, bool]] = answers_of(tuple[JobResponse, b
 async def register_job(
     runtime: Runtime, caller: Identity, room_id: str, body: JobRegisterRequest, key: RequestKey | None
 ) -> Response:
-    """Register a job and the worker that serves it. Only superusers may do so in reserved rooms."""
+    """Register a job and the worker that serves it.
+
+    In ``@global`` only superusers may do so, and workers of a role with this room.
+    """
+    check_job(caller, JobName(room_id, body.category, body.name))
     item, schema = await _checked_item(runtime, caller, room_id, body)
     schedule = None
     if body.schedule is not None:
@@ -86,6 +90,7 @@ async def put_job(
 
     Its schema changes only while no worker serves it and no task of it is pending.
     """
+    check_operates_job(caller, name)
     rules_transitions.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
     item = await job_to_put(runtime, caller, name, body)
     job, is_new = await runtime.write(once(key, _REGISTERED, rules_jobs.put), item=item)
@@ -122,6 +127,7 @@ async def delete_job(
 
     Its tasks stay readable, and a registration restores it.
     """
+    check_operates_job(caller, name)
     rules_transitions.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
     work = rules_audit.recorded(rules_jobs.delete, caller, "job.delete", str(name), name.room_id)
     await runtime.write(once(key, NOTHING, work), name=name)
@@ -186,6 +192,7 @@ async def _pause(  # noqa: PLR0913 - the parts of the request
     paused: bool,
     until: datetime | None = None,
 ) -> Response:
+    check_operates_job(caller, name)
     rules_transitions.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
     work = once(key, _JOB, rules_pauses.pause_job)
     return json_response(await runtime.write(work, caller, name, paused=paused, until=until))

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 from zndraw_joblib.server.admin.rules_overview import JobMetrics, QueueMetrics
 from zndraw_joblib.server.background.loops import REDIS
-from zndraw_joblib.server.http.access import QueueState, current_superuser, queue_state
+from zndraw_joblib.server.http.access import QueueState, permitted_caller, queue_state
 from zndraw_joblib.server.http.openapi import operation_id, route_options
 from zndraw_joblib.server.http.requests import header_values
 from zndraw_joblib.server.http.routing import JSON_MEDIA_TYPE, Parameter, Route, serves
@@ -234,11 +234,11 @@ def _of_routes(process: str, routes: Iterable[Route]) -> Iterator[Family]:
     yield seconds
 
 
-# The metrics for Prometheus, for its token and for superusers.
+# The metrics for Prometheus, for its token, for superusers and the scope `metrics`.
 
 
 async def metrics_reader(request: Request) -> None:
-    """Return if the request has the token `metrics_token`, or a superuser's. Raises a problem otherwise."""
+    """Return for the token `metrics_token`, and for one with the scope. Raises a problem otherwise."""
     expected = queue_state(request).runtime.settings.metrics_token
     values = header_values(request, b"authorization")
     scheme, _, token = values[0].partition(" ") if values else ("", "", "")
@@ -246,7 +246,7 @@ async def metrics_reader(request: Request) -> None:
         metrics_token = expected.get_secret_value().encode()
         if hmac.compare_digest(token.strip().encode("latin-1"), metrics_token):
             return
-    await current_superuser(request)
+    await permitted_caller(request, ops.GET_METRICS)
 
 
 MetricsReader = Annotated[None, Parameter(metrics_reader, checks_access=True)]

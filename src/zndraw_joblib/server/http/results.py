@@ -51,7 +51,13 @@ from zndraw_joblib.server.results.results import ContentInfo
 from zndraw_joblib.server.runtime.runtime import Runtime
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_ERROR_BYTES
-from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, RangeNotSatisfiable, ResultNotFound
+from zndraw_joblib.wire.problems import (
+    Forbidden,
+    InvalidRequest,
+    ProviderNotFound,
+    RangeNotSatisfiable,
+    ResultNotFound,
+)
 from zndraw_joblib.wire.providers import (
     REQUEST_HASH,
     RESULT_ERROR,
@@ -409,7 +415,9 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of th
         if wait is not None:
             seconds = min(wait, settings.provider_long_poll_max_seconds)
             headers = {"Preference-Applied": f"wait={ceil(seconds)}"} if seconds else {}
-        access = access_of(request, caller, partial(guarded_room, guard=verify_readable_room))
+        access = access_of(
+            request, caller, partial(guarded_room, guard=verify_readable_room, missing=ProviderNotFound)
+        )
         async with DisconnectWatcher(request) as watcher:
             requests, disconnected = queue.provider_requests, watcher.disconnected
             result = await requests.request(results, key, seconds, disconnected, access)

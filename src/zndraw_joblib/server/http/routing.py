@@ -42,10 +42,9 @@ from zndraw_joblib.server.http.access import (
     QueueState,
     Recheck,
     check_after_body,
-    current_identity,
-    current_superuser,
     guarded_room,
     is_trusted,
+    permitted_caller,
     queue_state,
     remember_queue,
     result_backend,
@@ -88,7 +87,14 @@ from zndraw_joblib.wire.names import (
     parse_provider_name,
 )
 from zndraw_joblib.wire.operations import Access, Effect, Operation
-from zndraw_joblib.wire.problems import Forbidden, InvalidIdempotencyKey, InvalidRequest, ProblemException
+from zndraw_joblib.wire.problems import (
+    Forbidden,
+    InvalidIdempotencyKey,
+    InvalidRequest,
+    JobNotFound,
+    ProblemException,
+    ProviderNotFound,
+)
 
 # Parameters: what a function of an operation takes.
 
@@ -425,12 +431,13 @@ class Endpoint:
             if mark is not None and mark.checks_access:
                 yield _step(name, mark.resolve, mark)
         if not access & _BY_TOKEN:
-            identify = current_superuser if Access.SUPERUSER in access else current_identity
+            identify = partial(permitted_caller, operation=self.operation)
             yield _step("caller" if "caller" in parameters else None, identify)
         for flag, guard in _GUARDS.items():
             if flag in access:
                 room = "room_id" if "room_id" in parameters else None
-                yield _step(room, partial(guarded_room, guard=guard))
+                missing = ProviderNotFound if self.operation.tag == "providers" else JobNotFound
+                yield _step(room, partial(guarded_room, guard=guard, missing=missing))
 
     def _values(self) -> Iterator[Step]:
         """Return what reads the parameters: the body after all others, and then the key, a digest of both."""

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 from pydantic_core import to_json
 
-from zndraw_joblib.server.http.access import QueueState, check_room_writer
+from zndraw_joblib.server.http.access import QueueState, check_job, check_room_writer
 from zndraw_joblib.server.http.routing import Paging, json_response, serves
 from zndraw_joblib.server.http.tasks import TASK_PATH, Traceparent, check_duplicate, submit_span
 from zndraw_joblib.server.process.ports import Identity, RequestKey
@@ -48,6 +48,7 @@ async def put_schedule(
     """
     check_room_writer(caller, room_id, "schedules")
     job, cross_room = parse_job_name(body.job), runtime.settings.cross_room_jobs
+    check_job(caller, job)
     known = await runtime.database.read(rules_jobs.get, room_id, job, cross_room=cross_room)
     schema = to_json(known.schema_).decode()
     item = rules_schedules.NewSchedule(caller, room_id, schedule, job, body, body.paused, cross_room)

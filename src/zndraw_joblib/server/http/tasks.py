@@ -18,6 +18,7 @@ from zndraw_joblib.jobs.logs import fields_here
 from zndraw_joblib.server.http.access import (
     QueueState,
     access_of,
+    check_job,
     check_readable,
     check_task_readable,
     queue_state,
@@ -69,7 +70,7 @@ from zndraw_joblib.wire.messages import (
 )
 from zndraw_joblib.wire.names import INTERNAL, JobName, parse_job_name
 from zndraw_joblib.wire.operations import PREFIX
-from zndraw_joblib.wire.problems import DuplicateTask, ProblemException
+from zndraw_joblib.wire.problems import DuplicateTask, ProblemException, TaskNotFound
 from zndraw_joblib.wire.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 
@@ -153,6 +154,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     traceparent: Traceparent,
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
+    check_job(caller, name)
     encoded = rules_transitions.check_size("payload", body.payload)
     rules_successors.check_ids(body.after)
     if body.parent is not None or body.after is not None:
@@ -363,8 +365,12 @@ async def run_task_now(
 
 
 async def _check_may_resubmit(request: Request, queue: QueueState, caller: Identity, task_id: UUID) -> None:
-    if not caller.is_superuser and queue.guards.has(request, verify_writable_room):
+    if caller.is_superuser:
+        return
+    if caller.rooms is not None or queue.guards.has(request, verify_writable_room):
         room_id = (await queue.runtime.get_task(task_id, with_position=False)).room_id
+        if not caller.is_in(room_id):
+            raise TaskNotFound(f"Task {task_id} not found")
         await queue.guards.check(request, verify_writable_room, room_id)
 
 
@@ -460,7 +466,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
     A body with a malformed item is refused as a whole. With `atomic` or `group`, all are submitted or none.
     """
     rooms = await _writable_rooms(request, queue, body.tasks)
-    jobs = {name: _job_name(name) for name in {task.job_name for task in body.tasks}}
+    jobs = {name: _job_name(name, caller) for name in {task.job_name for task in body.tasks}}
     unreadable = await _unreadable(request, caller, _all_related(body.tasks, rooms))
     may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
     only = next((job for job in jobs.values() if len(jobs) == 1 and isinstance(job, JobName)), None)
@@ -598,11 +604,13 @@ async def _writable_rooms(
     return rooms
 
 
-def _job_name(full_name: str) -> JobName | ProblemException:
+def _job_name(full_name: str, caller: Identity) -> JobName | ProblemException:
     try:
-        return parse_job_name(full_name)
+        name = parse_job_name(full_name)
+        check_job(caller, name)
     except ProblemException as problem:
         return problem
+    return name
 
 
 def _large_payload(task: TaskToSubmit) -> ProblemException | None:

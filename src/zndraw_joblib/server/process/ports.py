@@ -1,21 +1,87 @@
 """Types and protocols that the layers of the server and a host share, and the keys of waiters."""
 
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
+
+from zndraw_joblib.wire.names import GLOBAL
+from zndraw_joblib.wire.scopes import ANY_SCOPE, DEFAULT_SCOPES, Scope, scopes_of
 
 # The most bytes that a result backend reads or writes at once.
 PART_BYTES = 1024 * 1024
 
 
 class Identity(NamedTuple):
-    """The caller of a request. `id` is opaque text; equal ids mean the same caller."""
+    """The caller of a request. `id` is opaque text; equal ids mean the same caller.
+
+    `roles` are names of roles and scopes; None for what users could do before there were roles. `rooms` are
+    those in which the caller has these rights, and `jobs` patterns like ``lab:*`` of the full names of jobs
+    that it may submit and serve; None for all. A superuser with `roles` or `rooms` has only these.
+
+    `scopes` is for the server: `limited` derives it from the others.
+    """
 
     id: str
     is_superuser: bool
+    roles: Collection[str] | None = None
+    rooms: Collection[str] | None = None
+    jobs: Collection[str] | None = None
+    scopes: Scope | None = None
+
+    def limited(self) -> "Identity":
+        """Return the identity with the rights of its roles and rooms, in sets that can be compared.
+
+        Raises ValueError for a role that does not exist, and for a text in place of a list.
+        """
+        names = {"roles": self.roles, "rooms": self.rooms, "jobs": self.jobs}
+        for name, values in names.items():
+            if isinstance(values, str) or not all(isinstance(value, str) for value in values or ()):
+                raise ValueError(f"{name} is {values!r:.100}, not a list of texts")
+        roles, rooms, jobs = [None if values is None else frozenset(values) for values in names.values()]
+        if roles is None and rooms is None and jobs is None:
+            return Identity(self.id, self.is_superuser)
+        scopes = ANY_SCOPE if self.is_superuser else None
+        if roles is not None:
+            scopes = scopes_of(sorted(roles))
+        # Who operates all rooms is what the rules call a superuser; the scopes refuse the rest.
+        is_superuser = scopes is not None and Scope.OPERATE in scopes and rooms is None
+        return Identity(self.id, is_superuser, roles, rooms, jobs, scopes)
+
+    def may(self, scopes: Scope) -> bool:
+        """Return whether the caller has one of these scopes."""
+        if self.scopes is None:
+            return self.is_superuser or bool(scopes & DEFAULT_SCOPES)
+        return bool(scopes & self.scopes)
+
+    def is_in(self, room_id: str) -> bool:
+        """Return whether the caller has its rights in a room, if the host's guards agree."""
+        return self.rooms is None or room_id in self.rooms
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the caller acts on what belongs to others, in all rooms or in its own."""
+        return self.is_superuser or (self.scopes is not None and Scope.OPERATE in self.scopes)
+
+    def operates(self, room_id: str) -> bool:
+        """Return whether the caller may act on what belongs to others in a room."""
+        return self.is_superuser or (self.is_operator and self.is_in(room_id))
+
+    def serves(self, room_id: str) -> bool:
+        """Return whether the caller may serve jobs and providers of a room, if the host's guards agree.
+
+        Who serves ``@global`` gets the payloads of all rooms: it takes a role, not only the default rights.
+        """
+        if room_id == GLOBAL and self.scopes is None:
+            return self.is_superuser
+        return self.is_superuser or (self.may(Scope.WORK) and self.is_in(room_id))
+
+    def names_job(self, full_name: str) -> bool:
+        """Return whether the caller may submit and serve a job by its name."""
+        return self.jobs is None or any(fnmatchcase(full_name, pattern) for pattern in self.jobs)
 
 
 class RequestKey(NamedTuple):

@@ -67,9 +67,9 @@ def of_operator(
     room_id: str | None = None,
 ) -> Callable[Concatenate[Transaction, P], Awaitable[Result]]:
     """Return a function like `work` that also records the action of a superuser."""
-    return recorded(work, caller, action, target, room_id) if caller.is_superuser else work
+    return recorded(work, caller, action, target, room_id) if caller.is_operator else work
 
 
 def is_by_operator(caller: Identity, task: TaskRecord) -> bool:
     """Return whether a caller acts on a task only as a superuser: neither as its submitter nor its holder."""
-    return caller.is_superuser and caller.id not in {task.created_by, task.worker_owner_id}
+    return caller.is_operator and caller.id not in {task.created_by, task.worker_owner_id}

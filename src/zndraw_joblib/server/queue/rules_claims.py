@@ -204,7 +204,7 @@ class Claim(NamedTuple):
         """Return the result without tasks for a worker of these jobs; a refusal if it may serve none."""
         allowed = jobs.without(self.refused_rooms)
         if not allowed.names and reason != EmptyReason.DRAINING and jobs.is_global:
-            return rules_transitions.only_superusers()
+            return rules_transitions.cannot_serve(self.caller, GLOBAL)
         return ClaimResult(jobs=allowed, is_contended=is_contended, reason=reason)
 
 

@@ -28,7 +28,7 @@ from zndraw_joblib.wire.messages import (
     PaginatedResponse,
     WorkerInfo,
 )
-from zndraw_joblib.wire.names import DEFAULT_CATEGORY, INTERNAL, RESERVED, JobName
+from zndraw_joblib.wire.names import DEFAULT_CATEGORY, GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.wire.policy import JobPolicy, WithoutWorkers
 from zndraw_joblib.wire.problems import (
     Conflict,
@@ -65,7 +65,13 @@ def check(item: JobToRegister, allowed_categories: Sequence[str]) -> str:
     Raises the problem of a registration that is invalid whatever the database contains.
     """
     if item.room_id in RESERVED and not item.caller.is_superuser:
-        raise Forbidden(f"Only a superuser may register jobs in {item.room_id}")
+        if item.room_id == INTERNAL:
+            raise Forbidden(f"Only a superuser may register jobs in {INTERNAL}")
+        if not item.caller.serves(GLOBAL):
+            raise Forbidden(
+                f"Only a superuser may register jobs in {GLOBAL}, or a caller with the role worker whose "
+                f"rooms include {GLOBAL}"
+            )
     allowed = dict.fromkeys((*allowed_categories, DEFAULT_CATEGORY))
     if item.request.category not in allowed:
         raise InvalidCategory(

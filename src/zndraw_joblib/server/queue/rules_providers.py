@@ -68,8 +68,11 @@ def check(item: ProviderToRegister, allowed_categories: Sequence[str] | None) ->
             "Providers of @internal are registered by the server's code (ensure_internal_providers), not by "
             "requests: register yours in another room"
         )
-    if item.room_id == GLOBAL and not item.caller.is_superuser:
-        raise Forbidden(f"Only a superuser may register providers in {item.room_id}")
+    if item.room_id == GLOBAL and not item.caller.serves(GLOBAL):
+        raise Forbidden(
+            f"Only a superuser may register providers in {GLOBAL}, or a caller with the role worker whose "
+            f"rooms include {GLOBAL}"
+        )
     category = item.request.category
     if allowed_categories is not None and category not in allowed_categories:
         raise InvalidCategory(

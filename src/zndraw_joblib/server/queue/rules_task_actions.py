@@ -143,7 +143,7 @@ async def _locked(tx: Transaction, caller: Identity, task_id: UUID, kind: _Kind)
     task = (await sql_tasks.lock(tx, [task_id])).get(task_id)
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")
-    if task.job.room_id == INTERNAL and task.status not in TERMINAL and not caller.is_superuser:
+    if task.job.room_id == INTERNAL and task.status not in TERMINAL and not caller.operates(task.room_id):
         raise Forbidden("Not authorized: the task is internal")
     if not rules_transitions.roles_of(caller, task) & kind.allowed:
         raise Forbidden(f"Not authorized: only the task's {' or '.join(sorted(kind.allowed))} may do this")

@@ -16,7 +16,7 @@ from zndraw_joblib.wire.messages import (
     TaskUpdateRequest,
     Verdict,
 )
-from zndraw_joblib.wire.names import GLOBAL, RESERVED, JobName
+from zndraw_joblib.wire.names import RESERVED, JobName
 from zndraw_joblib.wire.policy import RetryOn
 from zndraw_joblib.wire.problems import (
     ContentTooLarge,
@@ -32,8 +32,11 @@ from zndraw_joblib.wire.problems import (
     TaskExpired,
     WorkerLost,
 )
+from zndraw_joblib.wire.scopes import DEFAULT_SCOPES, Scope, roles_with
 from zndraw_joblib.wire.statuses import HELD, TERMINAL, Role, TaskStatus, may_move, targets
 
+# Rooms and patterns that a refusal lists.
+_MAX_SHOWN = 10
 _CUT = "\n[cut: the text was longer than {} KiB]"
 
 
@@ -43,14 +46,39 @@ def check_room(job: JobName, room_id: str, *, cross_room: bool) -> None:
         raise JobNotFound(f"Job {str(job)!r} not found in room {room_id!r}")
 
 
-def may_serve_room(caller: Identity, room_id: str) -> bool:
-    """Return whether the caller may serve jobs and providers of a room, if the host's guards agree."""
-    return room_id != GLOBAL or caller.is_superuser
+def cannot_serve(caller: Identity, room_id: str) -> Forbidden:
+    """Return the refusal of a caller who may not serve jobs and providers of a room."""
+    if caller.scopes is None and caller.is_in(room_id):
+        return Forbidden(f"Not authorized: only superusers may serve jobs and providers of {room_id}")
+    return outside_rooms(caller, room_id) if caller.may(Scope.WORK) else missing_scope(caller, Scope.WORK)
 
 
-def only_superusers() -> Forbidden:
-    """Return the refusal of a caller who may not serve ``@global``."""
-    return Forbidden(f"Not authorized: only superusers may serve jobs and providers of {GLOBAL}")
+def missing_scope(caller: Identity, scopes: Scope) -> Forbidden:
+    """Return the refusal of a caller that has none of these scopes."""
+    own = ", ".join((caller.scopes or DEFAULT_SCOPES).names) or "none"
+    return Forbidden(
+        f"Not authorized: this needs the scope {scopes}, and the caller has {own}. Use a token that was "
+        f"created with `--role {roles_with(scopes)[0]}`, or give the user this role"
+    )
+
+
+def outside_rooms(caller: Identity, room_id: str) -> Forbidden:
+    """Return the refusal of a caller that has rights in other rooms only."""
+    own = sorted(caller.rooms or ())
+    shown = ", ".join(own[:_MAX_SHOWN]) + (", ..." if own[_MAX_SHOWN:] else "")
+    return Forbidden(
+        f"Not authorized in room {room_id!r}: the caller has rights in {shown or 'no room'} only. Use a "
+        f"token that was created with `--rooms {room_id}`, or give the user this room"
+    )
+
+
+def other_job(caller: Identity, full_name: str) -> Forbidden:
+    """Return the refusal of a caller that may submit and serve other jobs only."""
+    own = sorted(caller.jobs or ())
+    return Forbidden(
+        f"Not authorized for job {full_name!r}: it matches none of {', '.join(own[:_MAX_SHOWN])}. Use a "
+        "token that was created with a pattern of it in `--jobs`"
+    )
 
 
 def check_size(field: str, value: Any) -> str:
@@ -83,11 +111,11 @@ def truncate_error(error: str | None, limit: int = MAX_ERROR_BYTES) -> str | Non
 def roles_of(caller: Identity, task: TaskRecord) -> frozenset[Role]:
     """Return the roles of the caller for a task. Raise `Forbidden` if it has none."""
     roles = set()
-    if caller.is_superuser:
+    if caller.operates(task.room_id):
         roles.add(Role.SUPERUSER)
-    if task.worker_owner_id == caller.id:
+    if task.worker_owner_id == caller.id and caller.may(Scope.WORK):
         roles.add(Role.WORKER)
-    if task.created_by == caller.id:
+    if task.created_by == caller.id and caller.may(Scope.SUBMIT) and caller.is_in(task.room_id):
         roles.add(Role.SUBMITTER)
     if not roles:
         unclaimed = task.worker_id is None

@@ -17,6 +17,7 @@ from zndraw_joblib.server.process.ports import Identity
 from zndraw_joblib.server.queue import rules_audit, rules_successors, rules_tasks, sql_trees
 from zndraw_joblib.wire.messages import TaskResponse
 from zndraw_joblib.wire.problems import InvalidTaskTransition, StaleReport
+from zndraw_joblib.wire.scopes import Scope
 from zndraw_joblib.wire.statuses import TERMINAL
 
 Run = Callable[..., Awaitable[Any]]
@@ -81,7 +82,8 @@ async def cancel_below(read_in: Run, tops: Tops, cancel: Run) -> None:
 
 def may_cancel_below(caller: Identity, task: TaskResponse, problem: InvalidTaskTransition) -> bool:
     """Return whether the tasks below one that cannot be cancelled are, because it has ended."""
-    is_allowed = caller.is_superuser or task.created_by == caller.id
+    is_submitter = task.created_by == caller.id and caller.may(Scope.SUBMIT) and caller.is_in(task.room_id)
+    is_allowed = is_submitter or caller.operates(task.room_id)
     return is_allowed and task.status in TERMINAL and not isinstance(problem, StaleReport)
 
 
@@ -97,7 +99,7 @@ async def cancel_tree(
         return 0
     wave = Wave()
     await write_in(rules_successors.cancel_waiting, top.seq)
-    is_by_operator = caller.is_superuser and caller.id not in {top.created_by, top.worker_owner_id}
+    is_by_operator = caller.is_operator and caller.id not in {top.created_by, top.worker_owner_id}
 
     async def cancel(ids: Collection[UUID]) -> None:
         nonlocal wave

@@ -256,7 +256,7 @@ class SocketAccess(NamedTuple):
 
     app: FastAPI
     identify: Callable[[Request], Awaitable[Identity | None]]
-    check_readable: Callable[[Request, str], Awaitable[None]]
+    check_readable: Callable[[Request, Identity, str], Awaitable[None]]
     requires_identity: bool = False
     limits: ServerSettings | None = None
     digest_of: Callable[[Request], str | None] = lambda _: None
@@ -442,9 +442,9 @@ class Rooms:
         self.disconnects.left_room(sid, worker_id, events.providers_of(name))
 
     async def _join_room(self, sid: str, event: events.JoinRoom) -> None:
-        await self._caller(sid)
+        caller = await self._caller(sid)
         room_id = validate_room_id(event.room_id)
-        await self._access.check_readable(_copy(self.requests[sid]), room_id)
+        await self._access.check_readable(_copy(self.requests[sid]), caller, room_id)
         await self._enter(sid, events.room_of(room_id), events.EVERY_ROOM)
 
     async def _leave_room(self, sid: str, event: events.LeaveRoom) -> None:

@@ -500,7 +500,9 @@ export interface paths {
         get: operations["listJobs"];
         /**
          * Register job
-         * @description Register a job and the worker that serves it. Only superusers may do so in reserved rooms.
+         * @description Register a job and the worker that serves it.
+         *
+         *     In ``@global`` only superusers may do so, and workers of a role with this room.
          */
         put: operations["registerJob"];
         post?: never;
@@ -3229,13 +3231,25 @@ export interface components {
          * @description The caller. `permissions` are what it may do; endpoints check them again.
          *
          *     `all:read`: read every room, the audit trail, servers and settings. `all:operate`: pause jobs, drain
-         *     workers, change the sweeper, and act on all tasks. `room:read` and `room:write` are those of `room`.
+         *     workers, change the sweeper, and act on all tasks. `room:read`, `room:write` and `room:operate` are those
+         *     of `room`.
+         *
+         *     `roles` are those of its token or user, empty without one. `rooms` are the rooms in which it has the
+         *     rights `scopes`, and `jobs` patterns of the jobs that it may submit and serve; null for all.
          */
         Me: {
             /** Id */
             id: string;
             /** Is Superuser */
             is_superuser: boolean;
+            /** Roles */
+            roles: string[];
+            /** Scopes */
+            scopes: string[];
+            /** Rooms */
+            rooms: string[] | null;
+            /** Jobs */
+            jobs: string[] | null;
             /** Room */
             room: string | null;
             /** Permissions */
@@ -3410,7 +3424,7 @@ export interface components {
          * @description What a caller may do. Those of a room are returned only for the room that the request names.
          * @enum {string}
          */
-        Permission: "all:read" | "all:operate" | "room:read" | "room:write";
+        Permission: "all:read" | "all:operate" | "room:read" | "room:write" | "room:operate";
         /**
          * PlannedChange
          * @description What the sweeper would do with a task; `reason` is as in the task's history.

@@ -56,6 +56,7 @@ const has = (name) => Boolean(me.value?.permissions?.includes(name));
 
 // What the caller may see and do. The API checks it again; the page only offers what would succeed.
 export const canReadAll = computed(() => has("all:read"));
-export const canOperate = computed(() => has("all:operate") && !config.value.read_only);
+export const canOperate = computed(() =>
+  (has("all:operate") || has("room:operate")) && !config.value.read_only);
 export const canWriteRoom = computed(() =>
   (has("all:operate") || has("room:write")) && !config.value.read_only);

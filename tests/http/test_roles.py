@@ -1,0 +1,197 @@
+"""Each operation of the table, for each role and scope, in a room of the caller and in another one.
+
+What is expected follows from the row of the operation, so a new row is tested without a change here.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Annotated, Any, NamedTuple
+
+import httpx
+import pytest
+from fastapi import FastAPI, Header
+from rest import V1, expect_problem
+from test_one_room import OPERATIONS, Room, World, check_contents, fill, send, state, status_of
+
+from zndraw_joblib import Identity, JobLib
+from zndraw_joblib.server.db.engine import open_database
+from zndraw_joblib.server.process.settings import JobLibSettings
+from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.operations import OPERATIONS as ROWS
+from zndraw_joblib.wire.operations import Access, Operation
+from zndraw_joblib.wire.scopes import ANY_SCOPE, AccessRole, Scope, scopes_of
+
+OWN, OTHER = "lab", "vault"
+ROLES = [str(role) for role in AccessRole]
+# Operations of tasks that an operator of the room may use; of workers and providers only their owners may.
+OF_TASKS = {
+    *(ops.RELEASE_TASK, ops.RETRY_TASK, ops.RUN_TASK_NOW, ops.FAIL_TASK),
+    *(ops.UPDATE_TASK, ops.REPORT_TASKS, ops.UPLOAD_TASK_RESULT),
+}
+# Their answers name the room of the request, also in a response with the status 200.
+ECHOES = {ops.GET_CALLER, ops.SUBMIT_TASKS}
+
+
+class Caller(NamedTuple):
+    """A user with roles or scopes, in some rooms or in all."""
+
+    roles: tuple[str, ...]
+    rooms: tuple[str, ...] | None
+
+    @property
+    def scopes(self) -> Scope:
+        """The scopes of its roles."""
+        return scopes_of(self.roles)
+
+    def is_permitted(self, row: Operation[Any]) -> bool:
+        """Return whether the row lets the caller in, before its room is checked."""
+        if not row.scopes & self.scopes:
+            return False
+        is_of_all = bool(row.access & (Access.SUPERUSER | Access.METRICS_TOKEN))
+        return not is_of_all or self.rooms is None or Access.ROOM_WRITE in row.access
+
+    def acts_on_others(self, row: Operation[Any]) -> bool:
+        """Return whether the caller may act on what another user owns."""
+        return Access.OWNER not in row.access or (Scope.OPERATE in self.scopes and row in OF_TASKS)
+
+
+LIMITED = [Caller((name,), (OWN,)) for name in (*ROLES, *ANY_SCOPE.names) if name not in {"read", "admin"}]
+LIMITED.append(Caller((AccessRole.ADMIN,), (OWN,)))
+
+
+async def current_user(x_id: Annotated[str, Header()]) -> Identity:
+    """Return the user in the header: a superuser by its name, or roles and rooms as JSON."""
+    if not x_id.startswith("["):
+        return Identity(x_id, x_id in {"root", "olga"})
+    roles, rooms = json.loads(x_id)
+    return Identity("ann", is_superuser=False, roles=roles, rooms=rooms)
+
+
+@pytest.fixture
+async def app(database_url: str) -> AsyncIterator[FastAPI]:
+    """Return a host whose users have roles, without guards of its own."""
+    database, host = open_database(database_url), FastAPI()
+    settings = JobLibSettings(worker_timeout_seconds=3600, cross_room_jobs=True)
+    JobLib(session_maker=database, identity=current_user, settings=settings).mount(host)
+    async with host.router.lifespan_context(host):
+        yield host
+    await database.close()
+
+
+@pytest.fixture
+async def users(app: FastAPI) -> AsyncIterator[dict[Any, httpx.AsyncClient]]:
+    """Return the clients of all users."""
+    async with AsyncExitStack() as stack:
+        clients: dict[Any, httpx.AsyncClient] = {}
+        for user in ("root", "olga", *LIMITED, *[Caller((role,), None) for role in ROLES]):
+            header = user if isinstance(user, str) else json.dumps(user)
+            client = httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://host", headers={"X-Id": header}
+            )
+            clients[user] = await stack.enter_async_context(client)
+        yield clients
+
+
+@pytest.fixture
+async def world(users: dict[Any, httpx.AsyncClient]) -> World:
+    """Return two rooms of the same contents, of which no caller owns anything."""
+    own, other = [await fill(users["olga"], room) for room in (OWN, OTHER)]
+    return World(set(), users, own, other)
+
+
+async def respond(
+    world: World, caller: Caller, row: Operation[Any], room: Room
+) -> tuple[int, httpx.Response]:
+    """Return the response to the request of a row, and its status or that of its first item."""
+    request = OPERATIONS[f"{row.method.lower()} {row.template}"]
+    response = await send(world.users[caller], f"{row.method} {row.template}", request, room)  # type: ignore[index]
+    return status_of(response, request), response
+
+
+# What later requests need is removed last.
+SORTED = sorted(ROWS, key=lambda row: (row.method == "DELETE", row.name == "drain_worker"))
+
+
+async def test_roles_and_scopes_hold_in_the_rooms_of_the_caller_only(world: World) -> None:
+    """A missing scope is named. Another room shows nothing and stays as it is."""
+    before = await state(world, world.other)
+    for caller in LIMITED:
+        for row in SORTED:
+            status, response = await respond(world, caller, row, world.own)
+            about = (caller, row.name, response.text)
+            if not row.scopes & caller.scopes:
+                assert response.status_code == 403, about
+                assert row.method == "HEAD" or "--role" in response.text, about
+            elif not caller.is_permitted(row):
+                assert response.status_code == 403, about
+                assert "--rooms" in response.text, about
+            else:
+                assert (status != 403) == caller.acts_on_others(row), about
+            check_contents(response, world)
+            status, response = await respond(world, caller, row, world.other)
+            # These are about the caller itself, or about all that it may see.
+            if row.access is not Access.CALLER:
+                assert status in {403, 404}, (caller, row.name, response.text)
+            if row not in ECHOES:
+                check_contents(response, world)
+    assert await state(world, world.other) == before
+
+
+async def test_roles_without_rooms_have_their_rights_in_all(world: World) -> None:
+    """Only operators and admins act on what others own; a worker with a role may serve `@global`."""
+    for role in ROLES:
+        caller = Caller((role,), None)
+        is_operator = Scope.OPERATE in caller.scopes
+        for row in SORTED:
+            if row is ops.FOLLOW_OVERVIEW and is_operator:
+                continue  # its stream does not end
+            status, response = await respond(world, caller, row, world.own)
+            about = (role, row.name, response.text)
+            if not row.scopes & caller.scopes:
+                assert response.status_code == 403, about
+            elif Access.OWNER not in row.access:
+                # As before there were roles, these name rooms or jobs.
+                assert status != 403, about
+        body = {"category": "modifiers", "name": f"Of-{role}"}
+        put = await world.users[caller].put(f"{V1}/rooms/@global/jobs", json=body)  # type: ignore[index]
+        assert put.status_code == (201 if Scope.WORK in caller.scopes else 403), role
+
+
+async def test_lists_without_a_room_show_the_rooms_of_the_caller(world: World) -> None:
+    """Searches, counts, lists with cursors, ids and statistics; and what the caller learns about itself."""
+    viewer = world.users[Caller((AccessRole.VIEWER,), (OWN,))]  # type: ignore[index]
+    tasks = (await viewer.get(f"{V1}/tasks")).json()["items"]
+    assert {task["room_id"] for task in tasks} == {OWN}
+    for path, params in (
+        ("/tasks/counts", {}),
+        ("/schedules", {}),
+        ("/groups", {}),
+        ("/audit", {}),
+        ("/ids", {"prefix": world.own.running[:4]}),
+    ):
+        response = await viewer.get(f"{V1}{path}", params=params)
+        assert response.status_code == 200, (path, response.text)
+        check_contents(response, world)
+    me = (await viewer.get(f"{V1}/me", params={"room": OTHER})).json()
+    assert (me["roles"], me["scopes"], me["rooms"], me["permissions"]) == (["viewer"], ["read"], [OWN], [])
+
+
+async def test_wrong_roles_of_a_host_are_an_error_of_the_host(app: FastAPI) -> None:
+    """No user gets more rights by a misspelt role, or by a text in place of a list."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://host") as client:
+        for roles in (["veiwer"], "viewer"):
+            response = await client.get(f"{V1}/workers", headers={"X-Id": json.dumps([roles, None])})
+            assert "viewer" in expect_problem(response, 500, "internal-server-error")["detail"]
+
+
+def test_a_superuser_with_roles_or_rooms_has_only_these() -> None:
+    """What a host passes limits: `is_superuser` does not undo it."""
+    assert not Identity("ann", True, roles=["viewer"]).limited().may(Scope.SUBMIT)
+    of_room = Identity("ann", True, rooms=[OWN]).limited()
+    assert not of_room.is_superuser
+    assert of_room.operates(OWN)
+    assert not of_room.operates(OTHER)
+    assert not Identity("ann", False, rooms=["@global"]).limited().serves("@global")
+    assert Identity("ann", False, roles=["worker"], rooms=["@global"]).limited().serves("@global")
+    assert Identity("ann", False, roles=["operator"]).limited().is_superuser
