@@ -39,9 +39,16 @@ from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.wire.requirements import parsed_label, shown_labels
 from zndraw_joblib.worker.allocations import Allocation, end_of_allocation
 from zndraw_joblib.worker.folders import Folder, share_folder
-from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
-from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager, check_cancel_grace
+from zndraw_joblib.worker.loading import (
+    CannotLoad,
+    TargetBroken,
+    load_context,
+    load_executor,
+    load_extensions,
+)
+from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, EXECUTORS, JobManager, check_cancel_grace
 from zndraw_joblib.worker.registrations import PolicyOptions, policy_of
+from zndraw_joblib.worker.remote import ExecutorUnavailable
 from zndraw_joblib.worker.serving import ProcessConfig, RunOptions, serve, serve_processes
 from zndraw_joblib.worker.task_process import DEFAULT_CANCEL_GRACE
 
@@ -70,13 +77,6 @@ Prefetch = Annotated[
 ]
 
 
-class ExecutorName(StrEnum):
-    """Where the tasks of a worker run."""
-
-    THREAD = "thread"
-    PROCESS = "process"
-
-
 class RunSpansName(StrEnum):
     """How the spans of runs relate to those of their submits."""
 
@@ -85,7 +85,12 @@ class RunSpansName(StrEnum):
 
 
 ExecutorOption = Annotated[
-    ExecutorName, typer.Option("--executor", help="Run tasks in threads, or each in a process of its own.")
+    str,
+    typer.Option(
+        "--executor",
+        metavar="thread|process|MODULE:FUNCTION",
+        help="Run tasks in threads, in processes of their own, or on the executor that the function makes.",
+    ),
 ]
 CancelGrace = Annotated[
     float,
@@ -252,7 +257,7 @@ def worker(  # noqa: PLR0913 - each is an option
     processes: Processes = 1,
     concurrency: Concurrency = 1,
     prefetch: Prefetch = DEFAULT_PREFETCH,
-    executor: ExecutorOption = ExecutorName.THREAD,
+    executor: ExecutorOption = "thread",
     cancel_grace: CancelGrace = DEFAULT_CANCEL_GRACE,
     room: JobRoom = None,
     context: Context = None,
@@ -285,12 +290,12 @@ def worker(  # noqa: PLR0913 - each is an option
     times = {"timeout_seconds": timeout, "start_timeout_seconds": start_timeout}
     retries = {"max_attempts": max_attempts, "retry_on": retry_on, "non_retryable": non_retryable}
     policy = _policy(**times, **retries, without_workers=without_workers)
-    options = _options(concurrency=concurrency, prefetch=prefetch, executor=executor.value)
+    options = _options(concurrency=concurrency, prefetch=prefetch) | _labels(label)
     options |= _options(capture_output=capture, run_spans=run_spans.value, name=_checked(name))
     options["cancel_grace"] = _checked_grace(cancel_grace)
     options["allocation"] = _allocation(walltime, idle_exit, max_tasks, requeue=requeue)
-    options |= _labels(label)
-    _run(ProcessConfig(target, url, None, room, context, options, policy, log), processes)
+    made_by = _executor(executor, options)
+    _run(ProcessConfig(target, url, None, room, context, options, policy, made_by, log), processes)
 
 
 def share(
@@ -358,6 +363,16 @@ def _options(**options: Unpack[RunOptions]) -> RunOptions:
     return options
 
 
+def _executor(name: str, options: RunOptions) -> str | None:
+    """Set where tasks run; return the name of the function that makes an executor. Raises `UsageError`."""
+    if ":" in name:
+        return name
+    if name not in EXECUTORS:
+        raise UsageError(f"--executor {name!r} is none. Use thread, process or MODULE:FUNCTION")
+    options["executor"] = name
+    return None
+
+
 def _allocation(
     walltime: str | None, idle_exit: float | None, max_tasks: int | None, *, requeue: bool
 ) -> Allocation:
@@ -411,6 +426,8 @@ def _run_one(config: ProcessConfig) -> None:
     try:
         extensions = load_extensions(config.target)
         context = load_context(config.context) if config.context else None
+        if config.executor:
+            config.options["executor"] = load_executor(config.executor)
     except CannotLoad as error:
         location = _location(error.__cause__) if isinstance(error, TargetBroken) else ""
         raise CommandError(f"{error}{location}") from error
@@ -418,16 +435,12 @@ def _run_one(config: ProcessConfig) -> None:
     names = ", ".join(cls.__name__ for cls in extensions)
     rooms = ", ".join(sorted({config.room or job_room_of(cls) for cls in extensions}))
     note = partial(print_note, f"Serving {names} in {rooms} at {access.url}; Ctrl-C stops it.")
+    options: dict[str, Any] = {"room": config.room, "context": context, "policy": config.policy}
     with open_connection(access, realtime=True) as api:
-        serve(
-            api,
-            extensions,
-            room=config.room,
-            context=context,
-            policy=config.policy,
-            on_start=note,
-            **config.options,
-        )
+        try:
+            serve(api, extensions, on_start=note, **options, **config.options)
+        except ExecutorUnavailable as error:
+            raise CommandError(str(error)) from error
 
 
 def _wait_for_server(url: str) -> ServerAccess:

@@ -33,7 +33,8 @@ class Outcome:
 
     A failure with `retry` false is final, whatever the job's policy is. With `retry_after_seconds` the job
     asked for another attempt. `failure` describes the exception, `error_types` are the names of its classes,
-    and `error_code` says why the result of a job was not accepted.
+    and `error_code` says why the result of a job was not accepted, or that what ran the task was lost. With
+    `is_release` the task did not run, and goes back into its queue.
     """
 
     result: bytes = b"null"
@@ -44,12 +45,15 @@ class Outcome:
     failure: Failure | None = None
     content: Content | None = None
     error_code: str | None = None
+    is_release: bool = False
 
     @property
     def fields(self) -> dict[str, Any]:
         """Return the fields of a `TaskUpdateRequest` that report it."""
         if self.error is None:
             return {"status": TaskStatus.COMPLETED, "result": json.loads(self.result)}
+        if self.is_release:
+            return {"status": TaskStatus.PENDING, "error": self.error}
         return {
             "status": TaskStatus.FAILED,
             "error": self.error,
@@ -63,6 +67,8 @@ class Outcome:
         """Return the same fields as JSON, without the braces around them."""
         if self.error is None:
             return b'"status":"completed","result":%s' % self.result
+        if self.is_release:
+            return b'"status":"pending","error":%s' % json.dumps(self.error).encode()
         more = b",%s" % json.dumps(fields)[1:-1].encode() if (fields := self._retry_fields) else b""
         if self.failure is not None:
             more += b',"failure":' + self.failure.model_dump_json().encode()

@@ -515,7 +515,8 @@ class TaskUpdateRequest(RequestBody):
 
     A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
     that is held has the latter. The status ``pending`` releases the task. `error_code` says why a success is
-    reported as a failure, or that the payload needs a part of a result that does not exist.
+    reported as a failure, that the payload needs a part of a result that does not exist, or, with
+    ``worker-lost``, that what ran the task for the worker was lost: the policy decides as for a lost worker.
 
     With the status ``cancelled`` and `tree`, all tasks below the task are cancelled too: its children,
     theirs, and so on. Then the task itself may have ended.
@@ -540,7 +541,7 @@ class TaskUpdateRequest(RequestBody):
     error_types: list[Annotated[str, Field(max_length=MAX_ERROR_TYPE)]] = Field(
         default_factory=list, max_length=MAX_ERROR_TYPES, fail_fast=True
     )
-    error_code: Literal["result-not-serializable", "predecessor-result-invalid"] | None = None
+    error_code: Literal["result-not-serializable", "predecessor-result-invalid", "worker-lost"] | None = None
     progress: Progress | None = None
     log: LogPart | None = None
     failure: Failure | None = None

@@ -6,6 +6,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,11 @@ def load_context(target: str) -> Callable[..., Any]:
     if not callable(factory):
         raise TargetBroken(f"{target!r} is not a function")
     return factory  # type: ignore[no-any-return]
+
+
+def load_executor(target: str) -> Callable[[], Executor]:
+    """Return the function that makes an executor, as `load_context` does. Raises `CannotLoad`."""
+    return load_context(target)
 
 
 def load_module(target: str) -> ModuleType:

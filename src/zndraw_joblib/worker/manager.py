@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar, Unpack, get_args, get_type_hints, overload
@@ -29,6 +30,7 @@ from zndraw_joblib.worker.registrations import (
     class_policy,
     policy_of,
 )
+from zndraw_joblib.worker.remote import ExecutorSource, RemoteExecutor
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions
@@ -60,6 +62,9 @@ class JobManager(JobClient):
     `execute` is called in a thread, or with `executor="process"` in a process that runs one task at a time.
     Such a process ends with its task, also in native code: it has `cancel_grace` seconds after a cancellation
     or a time limit, then its process group gets SIGTERM, and as many seconds later SIGKILL.
+    `executor` may also be a `concurrent.futures.Executor`, or a function that makes one: then up to
+    `concurrency` tasks at once are submitted to it, and run where it runs them. When it is lost, so are the
+    attempts of its tasks, as with a lost worker, and the function makes another one.
     If it returns a coroutine, as an `async def run` does, that is awaited on an event loop, and cancelled
     with its task. The worker claims up to `prefetch` tasks ahead, but no more than it expects to start within
     about 100 ms; it releases those that wait for longer. A slot runs one task, or one batch of a job with a
@@ -107,7 +112,7 @@ class JobManager(JobClient):
         long_poll: float = LONG_POLL_SECONDS,
         concurrency: int = 1,
         prefetch: int = DEFAULT_PREFETCH,
-        executor: Executor = "thread",
+        executor: Executor | ExecutorSource = "thread",
         read_concurrency: int = 4,
         max_tasks: int | None = None,
         capture_output: bool = True,
@@ -127,8 +132,7 @@ class JobManager(JobClient):
         self.tsio = getattr(api, "tsio", None) if tsio is None else tsio
         self._subscriptions = Subscriptions(self.tsio, self._held)
         self._config = SessionConfig(
-            *(execute, concurrency, prefetch, executor == "process", read_concurrency),
-            heartbeat_interval=heartbeat_interval,
+            *(execute, concurrency, prefetch, executor == "process", read_concurrency, heartbeat_interval),
             pace=Pace(long_poll, polling_interval),
             limits=limits(max_tasks, name, labels),
             labels=labels,
@@ -138,6 +142,7 @@ class JobManager(JobClient):
             max_unreachable_seconds=max_unreachable_seconds,
             cancel_grace=cancel_grace,
             allocation=allocation,
+            remote=remote_of(executor, execute),
         )
 
     @property
@@ -374,8 +379,10 @@ class JobManager(JobClient):
 
     def _register(self, cls: Job, room: str | None, policy: JobPolicy, run_kwargs: Mapping[str, Any]) -> Job:
         check_job(cls)
-        if self._config.in_processes:
+        if self._config.in_processes or self._config.remote is not None:
             check_importable(cls)
+        if self._config.remote is not None:
+            self._config.remote.open()
         warn_of_return_type(cls)
         session = self._active()
         job = JobRegistration(cls, room or job_room_of(cls), class_policy(cls, policy), run_kwargs)
@@ -409,6 +416,11 @@ def warn_of_return_type(job: type[Any]) -> None:
             "values or a dataclass, or call register_codec() before the registration",
             *(run.__qualname__, returned.__module__, returned.__qualname__),
         )
+
+
+def remote_of(executor: Executor | ExecutorSource, execute: Execute | None) -> RemoteExecutor | None:
+    """Return what runs tasks on an executor, None for threads and processes of the worker."""
+    return None if isinstance(executor, str) or execute is None else RemoteExecutor(executor, execute)
 
 
 def register_seconds(max_unreachable_seconds: float | None, max_startup_retries: int | None) -> float:
@@ -445,7 +457,7 @@ def check_end(cancel_grace: float, allocation: Allocation) -> None:
 
 
 def check_options(
-    execute: Any, concurrency: int, read_concurrency: int, prefetch: int, executor: str, run_spans: str
+    execute: Any, concurrency: int, read_concurrency: int, prefetch: int, executor: Any, run_spans: str
 ) -> None:
     """Raise ValueError for an option out of its range, and for what another process cannot import."""
     for name, number in (("concurrency", concurrency), ("read_concurrency", read_concurrency)):
@@ -453,9 +465,11 @@ def check_options(
             raise ValueError(f"{name} must be at least 1, not {number}")
     if not 0 <= prefetch <= MAX_BATCH:
         raise ValueError(f"prefetch must be between 0 and {MAX_BATCH}, not {prefetch}")
-    if executor not in EXECUTORS:
+    if isinstance(executor, str) and executor not in EXECUTORS:
         raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, not {executor!r}")
+    if not isinstance(executor, str | futures.Executor) and not callable(executor):
+        raise ValueError(f"executor must be an Executor or a function that makes one, not {executor!r}")
     if run_spans not in RUN_SPANS:
         raise ValueError(f"run_spans must be one of {', '.join(RUN_SPANS)}, not {run_spans!r}")
-    if executor == "process":
+    if executor != "thread":
         check_importable(execute)

@@ -20,6 +20,7 @@ from zndraw_joblib.jobs.traces import RunSpans, TaskSpan, active
 from zndraw_joblib.wire.messages import MAX_BATCH
 from zndraw_joblib.worker.batches import BatchSizes, Waiting, put_together
 from zndraw_joblib.worker.registrations import Registrations
+from zndraw_joblib.worker.remote import RemoteExecutor, not_submitted
 from zndraw_joblib.worker.reporter import Reporter, TaskReports
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.task_poller import NOW, Pace, TaskPoller
@@ -110,7 +111,8 @@ class PipelineConfig:
     """What runs the tasks, how many at once, and how many may wait in this process.
 
     With `in_processes`, each task runs in a process of its own, which has `cancel_grace` seconds to end a
-    cancelled one. `run_spans`: how the spans of runs relate to those of their submits.
+    cancelled one. With `remote`, tasks run on an executor. `run_spans`: how the spans of runs relate to those
+    of their submits.
     After `max_runs` tasks have begun it claims no more, and calls `on_used_up`.
     """
 
@@ -123,6 +125,7 @@ class PipelineConfig:
     cancel_grace: float = DEFAULT_CANCEL_GRACE
     max_runs: float = inf
     on_used_up: Callable[[], None] = lambda: None
+    remote: RemoteExecutor | None = None
 
 
 class Pipeline:
@@ -313,12 +316,25 @@ class Pipeline:
                 continue
             spans = [start_task_span(entry.task, self._config.run_spans) for entry in entries]
             with active(spans[0]):
-                if waiting.is_batch:
-                    self._run_batch(entries, process, partial(self._end, entries, began, spans))
-                else:
-                    self._run_task(entries[0], process, partial(self._end, entries, began, spans))
+                end = partial(self._end, entries, began, spans)
+                self._run_entries(entries, process, end, is_batch=waiting.is_batch)
         if process is not None:
             process.close()
+
+    def _run_entries(
+        self,
+        entries: Sequence[TaskReports],
+        process: TaskProcess | None,
+        on_end: Callable[[Sequence[Outcome]], None],
+        *,
+        is_batch: bool,
+    ) -> None:
+        if self._config.remote is not None:
+            self._run_remotely(self._config.remote, entries, on_end, is_batch=is_batch)
+        elif is_batch:
+            self._run_batch(entries, process, on_end)
+        else:
+            self._run_task(entries[0], process, on_end)
 
     def _run_task(
         self, entry: TaskReports, process: TaskProcess | None, on_end: Callable[[Sequence[Outcome]], None]
@@ -369,6 +385,31 @@ class Pipeline:
 
         self._coroutine_jobs.add(tasks[0].job_name)
         self._coroutines.run(outcomes, settle, on_end, batch.fail)
+
+    def _run_remotely(
+        self,
+        remote: RemoteExecutor,
+        entries: Sequence[TaskReports],
+        on_end: Callable[[Sequence[Outcome]], None],
+        *,
+        is_batch: bool,
+    ) -> None:
+        """Run a task or a batch on an executor; `on_end` gets the outcomes later in another thread."""
+        tasks = [entry.task for entry in entries]
+        for task in tasks:
+            log_start(task)
+        try:
+            future = remote.submit(tasks, self._poller.stopping, is_batch=is_batch)
+        except Exception as error:
+            on_end(not_submitted(tasks, error))
+            return
+
+        async def settle(work: Coroutine[Any, Any, Any]) -> Sequence[Outcome]:
+            return await self._uploaded(entries, await work)
+
+        self._coroutine_jobs.add(tasks[0].job_name)
+        outcomes = remote.outcomes(tasks, future)
+        self._coroutines.run(outcomes, settle, on_end, partial(not_submitted, tasks))
 
     async def _uploaded(
         self, entries: Sequence[TaskReports], outcomes: Sequence[Outcome]

@@ -48,7 +48,7 @@ from zndraw_joblib.wire.messages import (
     Verdict,
     WorkerResponse,
 )
-from zndraw_joblib.wire.problems import InvalidRequest, ResultStoreFull, TaskNotFound
+from zndraw_joblib.wire.problems import InvalidRequest, ResultStoreFull, TaskNotFound, WorkerLost
 from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask, HeldTasks
@@ -310,7 +310,9 @@ def without_content(outcome: Outcome, error: BaseException) -> Outcome:
     if outcome.error is None:
         return Outcome(error=f"The server refused the result: {describe(error)}")
     text = f"The task failed; the server refused the text of its error: {describe(error)[:1000]}"
-    return replace(outcome, error=text, failure=None)
+    # A server of an earlier release does not know that code.
+    code = None if outcome.error_code == WorkerLost.problem_id() else outcome.error_code
+    return replace(outcome, error=text, failure=None, error_code=code)
 
 
 def is_gone(error: BaseException) -> bool:

@@ -17,9 +17,10 @@ from zndraw_joblib.jobs.traces import RunSpans
 from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.worker.allocations import Allocation
-from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
+from zndraw_joblib.worker.loading import CannotLoad, load_context, load_executor, load_extensions
 from zndraw_joblib.worker.manager import Executor, JobManager
 from zndraw_joblib.worker.registrations import PolicyOptions, class_policy, policy_of
+from zndraw_joblib.worker.remote import ExecutorSource, ExecutorUnavailable
 from zndraw_joblib.worker.supervisor import ChildExit, Next, Parent, Supervisor
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -34,7 +35,7 @@ class RunOptions(TypedDict, total=False):
 
     concurrency: int
     prefetch: int
-    executor: Executor
+    executor: Executor | ExecutorSource
     capture_output: bool
     run_spans: RunSpans
     name: str | None
@@ -112,7 +113,7 @@ def _takes_argument(function: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProcessConfig:
-    """What each process loads and serves, and where; `target` and `context` as in `loading`."""
+    """What each process loads and serves, and where; `target`, `context` and `executor` as in `loading`."""
 
     target: str
     url: str
@@ -121,6 +122,7 @@ class ProcessConfig:
     context: str | None = None
     options: RunOptions = field(default_factory=RunOptions)
     policy: PolicyOptions = field(default_factory=PolicyOptions)
+    executor: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
 
 
@@ -158,9 +160,11 @@ def _serve_in_child() -> None:
     try:
         extensions = load_extensions(config.target)
         context = load_context(config.context) if config.context else None
+        if config.executor:
+            config.options["executor"] = load_executor(config.executor)
         with connect(config.url, config.token, realtime=True) as api:
             serve(api, extensions, room=config.room, context=context, policy=config.policy, **config.options)
-    except (ProblemException, CannotLoad) as error:
+    except (ProblemException, CannotLoad, ExecutorUnavailable) as error:
         parent.report(str(error))
         sys.exit(REFUSED)
 

@@ -24,6 +24,7 @@ from zndraw_joblib.worker.allocations import UNLIMITED, Activity, Allocation, Al
 from zndraw_joblib.worker.pipeline import Pipeline, PipelineConfig
 from zndraw_joblib.worker.provider_requests import ProviderPoller
 from zndraw_joblib.worker.registrations import Registrations
+from zndraw_joblib.worker.remote import RemoteExecutor
 from zndraw_joblib.worker.reporter import Reporter
 from zndraw_joblib.worker.reports import LiveReports, Reports
 from zndraw_joblib.worker.rest import RestApi
@@ -67,6 +68,7 @@ class SessionConfig:
     max_unreachable_seconds: float | None = None
     cancel_grace: float = DEFAULT_CANCEL_GRACE
     allocation: Allocation = UNLIMITED
+    remote: RemoteExecutor | None = None
 
 
 class Session:
@@ -119,6 +121,8 @@ class Session:
         """Start the threads that claim and run tasks, unless they run or there is no `execute`."""
         self.start_heartbeats()
         config = self._config
+        if config.remote is not None:
+            config.remote.on_lost = self._lose_executor
         self.watch.leave_jobs()
         with self._start_lock:
             if config.allocation.is_watched and self._watch_thread is None:
@@ -134,6 +138,7 @@ class Session:
                     config.cancel_grace,
                     math.inf if config.allocation.max_runs is None else config.allocation.max_runs,
                     self._use_up,
+                    config.remote,
                 )
                 outage = self.registrations.outage
                 reporter = Reporter(self._rest, self._held, self.stop, self.tasks.done, outage=outage)
@@ -198,6 +203,9 @@ class Session:
         self._begin_drain(
             "The server is unreachable for too long (max_unreachable_seconds): worker %s leaves"
         )
+
+    def _lose_executor(self) -> None:
+        self._begin_drain("The executor is lost: worker %s leaves")
 
     def _use_up(self) -> None:
         self._begin_drain("All tasks that it may run have begun (max_runs): worker %s leaves")
@@ -271,6 +279,8 @@ class Session:
                     self._pipeline.join(_JOIN_SECONDS)
         finally:
             self._subscriptions.close()
+            if self._config.remote is not None:
+                self._config.remote.close()
             stop_following_threads()
             self.closed.set()
             self.request_end()

@@ -389,7 +389,7 @@ def log_end(task: ClaimedTask, outcome: Outcome, seconds: float, of: int = 1) ->
 
     `of` is how many tasks were in its batch.
     """
-    is_failure = outcome.error is not None and not task.cancelled.is_set()
+    is_failure = outcome.error is not None and not (outcome.is_release or task.cancelled.is_set())
     level = logging.ERROR if is_failure else logging.INFO
     if not _task_log.isEnabledFor(level):
         return
@@ -398,6 +398,8 @@ def log_end(task: ClaimedTask, outcome: Outcome, seconds: float, of: int = 1) ->
         _log_task(level, task, f"ended after {took}: it was cancelled")
     elif outcome.error is None:
         _log_task(level, task, f"completed in {took}", seconds=seconds)
+    elif outcome.is_release:
+        _log_task(level, task, f"goes back into its queue after {took}: {outcome.error}")
     else:
         _log_task(level, task, f"failed after {took}: {one_line(outcome.error, outcome.failure)}")
 

@@ -161,7 +161,8 @@ def _reported(
     if target == TaskStatus.RUNNING:
         return started(task, now).changed(started_at=started_at or now)
     if target == TaskStatus.FAILED:
-        after = failed(task, RetryOn.ERROR, error, now, chance, report)
+        cause = RetryOn.WORKER_LOST if report.error_code == WorkerLost.problem_id() else RetryOn.ERROR
+        after = failed(task, cause, error, now, chance, report)
         is_over = after.status is TaskStatus.FAILED
         also = {"started_at": started_at, "completed_at": ended_at} if is_over else {"ended_at": ended_at}
         return after.changed(error_code=report.error_code or after.error_code, **also)

@@ -4608,7 +4608,7 @@ export interface components {
             /** Error Types */
             error_types?: string[];
             /** Error Code */
-            error_code?: ("result-not-serializable" | "predecessor-result-invalid") | null;
+            error_code?: ("result-not-serializable" | "predecessor-result-invalid" | "worker-lost") | null;
             progress?: components["schemas"]["Progress"] | null;
             log?: components["schemas"]["LogPart"] | null;
             failure?: components["schemas"]["Failure"] | null;
@@ -4887,7 +4887,8 @@ export interface components {
          *
          *     A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
          *     that is held has the latter. The status ``pending`` releases the task. `error_code` says why a success is
-         *     reported as a failure, or that the payload needs a part of a result that does not exist.
+         *     reported as a failure, that the payload needs a part of a result that does not exist, or, with
+         *     ``worker-lost``, that what ran the task for the worker was lost: the policy decides as for a lost worker.
          *
          *     With the status ``cancelled`` and `tree`, all tasks below the task are cancelled too: its children,
          *     theirs, and so on. Then the task itself may have ended.
@@ -4921,7 +4922,7 @@ export interface components {
             /** Error Types */
             error_types?: string[];
             /** Error Code */
-            error_code?: ("result-not-serializable" | "predecessor-result-invalid") | null;
+            error_code?: ("result-not-serializable" | "predecessor-result-invalid" | "worker-lost") | null;
             progress?: components["schemas"]["Progress"] | null;
             log?: components["schemas"]["LogPart"] | null;
             failure?: components["schemas"]["Failure"] | null;
