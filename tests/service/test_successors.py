@@ -70,10 +70,20 @@ async def batch(
     return tasks
 
 
+async def open_group(replica: Replica) -> UUID:
+    """Create a group."""
+    new = rules_groups.GroupToMake(SUBMITTER, "lab", NewGroup())
+    return (await replica.runtime.write(rules_groups.create, new)).id
+
+
 async def test_a_task_runs_after_the_last_of_its_predecessors(replica: Replica) -> None:
-    """It is in no queue before, shows what it waits for, and has the highest priority of its chain."""
+    """It is in no queue before, shows what it waits for, and has the highest priority of its chain.
+
+    One of them belongs to a group: the statement that counts its end also looks whether a task waits for it.
+    """
     job = await replica.register()
-    first, second = await replica.submit(job), await replica.submit(job, priority=7)
+    group_id = await open_group(replica)
+    first, second = await replica.submit(job, group=group_id), await replica.submit(job, priority=7)
     after = {"tasks": [first.id, second.id]}
     later = datetime.now(UTC) + timedelta(hours=1)
     task = await replica.submit(job, after=after)
@@ -96,9 +106,8 @@ async def test_a_task_runs_after_the_last_of_its_predecessors(replica: Replica) 
     assert (await replica.get(timed.id)).run_at == later
     assert [await end(replica, job), await end(replica, job)] == [task.id, own.id]
     assert await replica.claim(job.worker_id) is None
-    ended = await replica.get(task.id)
-    assert ended.after is not None
-    assert (ended.after.tasks, ended.after.waits_for) == ([first.id, second.id], [])
+    after_end = (await replica.get(task.id)).after
+    assert (after_end.tasks, after_end.waits_for) == ([first.id, second.id], [])
 
 
 async def test_predecessors_that_have_ended_before_the_submit_count(replica: Replica) -> None:

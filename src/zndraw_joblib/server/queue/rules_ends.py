@@ -12,7 +12,8 @@ async def settle(tx: Transaction, ended: Mapping[int, TaskStatus]) -> None:
 
     Their rows are locked. What ends further linked tasks here is settled next, by another call.
     """
-    may_have_webhooks = await rules_groups.settle(tx, sorted(ended))
-    await rules_successors.settle(tx, ended)
-    if may_have_webhooks:
+    taken = await rules_groups.settle(tx, sorted(ended))
+    if taken.may_have_successors:
+        await rules_successors.settle(tx, ended)
+    if taken.may_have_webhooks:
         rules_webhooks.tasks_ended(tx, ended)

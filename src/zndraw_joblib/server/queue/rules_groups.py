@@ -25,7 +25,7 @@ from zndraw_joblib.server.queue import (
     sql_successors,
 )
 from zndraw_joblib.server.queue.rules_tasks import Submission
-from zndraw_joblib.server.queue.sql_groups import GroupChange, GroupRecord
+from zndraw_joblib.server.queue.sql_groups import GroupChange, GroupRecord, Taken
 from zndraw_joblib.wire.groups import (
     GROUP_VALUE,
     GroupFailure,
@@ -213,10 +213,10 @@ async def seal_due(tx: Transaction, group_id: UUID) -> None:
         await _seal(tx, group)
 
 
-async def settle(tx: Transaction, seqs: Sequence[int]) -> bool:
+async def settle(tx: Transaction, seqs: Sequence[int]) -> Taken:
     """Count the ends of tasks in their groups, and end the groups whose last task has ended.
 
-    Return whether the tasks may have webhooks of their own.
+    Return also whether the tasks may have webhooks of their own, and successors.
     """
     taken = await sql_groups.take(tx, seqs)
     for group in taken.emptied.values():
@@ -225,7 +225,7 @@ async def settle(tx: Transaction, seqs: Sequence[int]) -> bool:
         elif group.ended_at is not None:
             # Its last retried task has ended: those that it holds are looked at again.
             await sql_successors.add_wave_of_group(tx, group.n)
-    return taken.may_have_webhooks
+    return taken
 
 
 async def _end(tx: Transaction, group: GroupRecord) -> None:

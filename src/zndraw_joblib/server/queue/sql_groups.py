@@ -138,6 +138,10 @@ _CHANGES = f"""
 _HAVE_WEBHOOKS = """(
     SELECT task_seq FROM joblib_task_webhook WHERE task_seq = ANY (:all_seq) LIMIT 1
 ) IS NOT NULL"""
+# The same of tasks for which others wait. Who adds such an edge has locked the task, which is locked here.
+_HAVE_SUCCESSORS = """(
+    SELECT source FROM joblib_edge WHERE source = ANY (:all_seq) AND is_open ORDER BY source LIMIT 1
+) IS NOT NULL"""
 _TAKE_ON_SQLITE = statement(
     f"""
 INSERT INTO joblib_group_count (group_id, {", ".join(_COUNTS)}, stripe)
@@ -145,10 +149,11 @@ SELECT changes.*, 0 FROM ({_CHANGES}
 ) AS changes WHERE true
 ON CONFLICT (group_id, stripe) DO UPDATE SET
     {_ADD_CHANGE}
-RETURNING group_id, open, {_HAVE_WEBHOOKS}
+RETURNING group_id, open, {_HAVE_WEBHOOKS}, {_HAVE_SUCCESSORS}
 """,
-    *("group_id", "open", "have_webhooks"),
+    *("group_id", "open", "have_webhooks", "have_successors"),
     have_webhooks=BOOLEAN,
+    have_successors=BOOLEAN,
     **_TYPES,
 )
 # The stripes are locked in the order of the groups, which the UPDATE alone would not do. None is locked if
@@ -176,13 +181,14 @@ taken AS (
     RETURNING joblib_group_count.group_id
 )
 SELECT changes.group_id, {", ".join(f"changes.{name}" for name in _COUNTS)}, taken.group_id IS NOT NULL,
-    always.have_webhooks
-FROM (SELECT {_HAVE_WEBHOOKS} AS have_webhooks) AS always
+    always.have_webhooks, always.have_successors
+FROM (SELECT {_HAVE_WEBHOOKS} AS have_webhooks, {_HAVE_SUCCESSORS} AS have_successors) AS always
 LEFT JOIN changes ON true LEFT JOIN taken ON taken.group_id = changes.group_id
 """,
-    *("group_id", *_COUNTS, "is_taken", "have_webhooks"),
+    *("group_id", *_COUNTS, "is_taken", "have_webhooks", "have_successors"),
     is_taken=BOOLEAN,
     have_webhooks=BOOLEAN,
+    have_successors=BOOLEAN,
     **_TYPES,
 )
 _END = statement(
@@ -438,10 +444,14 @@ def stripe(tx: Transaction) -> int:
 
 
 class Taken(NamedTuple):
-    """The groups that have no open task now, and whether the tasks may have webhooks of their own."""
+    """The groups that have no open task now, and what the tasks may have: webhooks of their own, successors.
+
+    Of tasks that are in no group, SQLite's statement reads neither: they may have both.
+    """
 
     emptied: dict[UUID, GroupRecord]
     may_have_webhooks: bool
+    may_have_successors: bool
 
 
 async def take(tx: Transaction, seqs: Sequence[int]) -> Taken:
@@ -453,19 +463,19 @@ async def take(tx: Transaction, seqs: Sequence[int]) -> Taken:
         rows = (await tx.execute(_TAKE_ON_SQLITE, {"all_seq": padded(seqs)})).all()
         _wake(tx, [row.group_id for row in rows])
         emptied = [row.group_id for row in rows if row.open <= 0]
-        return Taken(await lock(tx, emptied) if emptied else {}, _may_have_webhooks(rows))
+        return Taken(await lock(tx, emptied) if emptied else {}, *_may_have(rows))
     own = stripe(tx)
     # Without tasks of groups there is one row, which has no group.
     both = (await tx.execute(_TAKE, {"all_seq": list(seqs), "stripe": own})).all()
     rows = [row for row in both if row.group_id is not None]
     _wake(tx, [row.group_id for row in rows])
     ended = {row.group_id: GroupChange(*row[1 : 1 + len(_COUNTS)]) for row in rows if not row.is_taken}
-    return Taken(await _take_exactly(tx, ended, own) if ended else {}, _may_have_webhooks(both))
+    return Taken(await _take_exactly(tx, ended, own) if ended else {}, *_may_have(both))
 
 
-def _may_have_webhooks(rows: Sequence[Any]) -> bool:
+def _may_have(rows: Sequence[Any]) -> tuple[bool, bool]:
     """Return what the statement has read; without a row of a group it has read nothing."""
-    return not rows or bool(rows[0].have_webhooks)
+    return (bool(rows[0].have_webhooks), bool(rows[0].have_successors)) if rows else (True, True)
 
 
 async def _take_exactly(
