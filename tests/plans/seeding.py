@@ -5,6 +5,8 @@ one has three tasks at its end, one is internal, one has only a history; there a
 A third of the tasks is one tree, in which each parent has 333 children; a half has one tag, and all have one
 of 500. A quarter is in one group, and another in 2,000 groups. There are 100,000 deliveries to 20,000
 webhooks, a half of which is due.
+Further 40,000 tasks wait: a half for one task, the others for the one before them, for one that has ended,
+and some for a group; 40,000 tasks of the history have waited for one each. These are 102,000 edges.
 """
 
 # ruff: noqa: S608 - all of the SQL is written here
@@ -19,6 +21,10 @@ WORKERS = 20_000
 DELIVERIES, TARGETS = 100_000, 20_000
 JOBS = 21
 GROUPS = 2_000
+# Those that wait, after all others: the first half for one running task.
+WAITING, FAN = 40_000, 61_001
+# For each of these ended tasks some wait; the oldest tasks are not among them.
+ENDED_FROM, ENDED_TO = 5_001, 6_000
 BIG, RARE, IDLE = 0, 19, 20
 LAB, QUIET = "lab", "quiet"
 
@@ -62,6 +68,9 @@ _JOB = """
     CASE WHEN i > 99997 THEN 19 WHEN i <= 62000 THEN CASE WHEN i % 50 = 0 THEN 20 ELSE i % 19 END
          WHEN i % 20 = 0 THEN 1 + (i / 20) % 18 ELSE 0 END"""
 _ROOM = "CASE WHEN i % 5000 = 0 THEN 'quiet' WHEN i % 2 = 0 THEN 'lab' ELSE 'room-' || (i % 300) END"
+
+
+_WAITS_AT = {"sqlite": "'9999-12-31 23:59:59.500000'", "postgresql": "timestamptz '9999-12-31 23:59:59.5Z'"}
 
 
 _BY_STATUS = ", ".join(
@@ -146,10 +155,57 @@ def _seed(kind: str) -> list[str]:
         f"""INSERT INTO joblib_task_webhook (task_seq, webhook_n) {numbers(DELIVERIES, 1)}
             SELECT i, 1 + i % {TARGETS} FROM n WHERE i % 20 = 0""",
     ]
+    seeds += _seed_edges(kind)
     if kind == "postgresql":
         # The test decides when statistics are made.
         return [f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for name in metadata.tables] + seeds
     return seeds
+
+
+def _seed_edges(kind: str) -> list[str]:
+    uuid, time = _UUID[kind], _TIME[kind]
+
+    def numbers(first: int, last: int) -> str:
+        return _NUMBERS[kind].format(first=first, last=last)
+
+    begin, middle, end = TASKS + 1, TASKS + WAITING // 2, TASKS + WAITING
+    is_linked = (
+        f"seq >= {ENDED_FROM} AND seq <= {ENDED_TO} OR seq = {FAN} OR seq > {middle} "
+        "OR seq > 10000 AND seq <= 50000 OR group_id IS NOT NULL"
+    )
+    edge = "INSERT INTO joblib_edge (task_seq, source, position, predecessor, status, is_open)"
+    is_true, is_false = {"sqlite": "10", "postgresql": ("true", "false")}[kind]
+    return [
+        f"""INSERT INTO joblib_task (id, job_id, room_id, status, created_by, payload, created_at, attempt,
+                run_at) {numbers(begin, end)}
+            SELECT {uuid.format("2000000 + i")}, {uuid.format("2 + i % 16")}, 'room-' || (i % 300), 'pending',
+                'submitter', '{{"angle": 3}}', {time.format("i")}, 0, {_WAITS_AT[kind]} FROM n ORDER BY i""",
+        f"UPDATE joblib_task SET linked = {is_true} WHERE {is_linked}",
+        """UPDATE joblib_job SET scheduled = (
+            SELECT count(*) FROM joblib_task t WHERE t.job_id = joblib_job.id AND t.run_at IS NOT NULL)""",
+        f"""{edge} {numbers(begin, middle)}
+            SELECT i, {FAN}, 0, {uuid.format(2_000_000 + FAN)}, NULL, {is_true} FROM n""",
+        f"""{edge} {numbers(middle + 1, end)}
+            SELECT i, i - 1, 0, {uuid.format("1999999 + i")}, NULL, {is_true} FROM n""",
+        f"""{edge} {numbers(middle + 1, end)}
+            SELECT i, {ENDED_FROM} + i % 1000, 1, {uuid.format(f"{2_000_000 + ENDED_FROM} + i % 1000")}, NULL,
+                {is_true} FROM n""",
+        f"""{edge} {numbers(middle + 1, end)}
+            SELECT i, -(1 + i % 2000), 2, {uuid.format("3000000 + i % 2000")}, NULL, {is_true} FROM n
+            WHERE i % 10 = 0""",
+        f"""{edge} {numbers(20_001, 60_000)}
+            SELECT i, i - 10000, 0, {uuid.format("1990000 + i")}, 'completed', {is_false} FROM n""",
+        f"""INSERT INTO joblib_successor (task_seq, on_failure, fills, released_at)
+            SELECT seq, CASE seq % 3 WHEN 0 THEN 'fail' WHEN 1 THEN 'run' ELSE 'hold' END,
+                CASE WHEN seq % 2 = 0 THEN {is_true} ELSE {is_false} END,
+                CASE WHEN completed_at IS NOT NULL THEN completed_at END
+            FROM joblib_task WHERE seq > {TASKS} OR seq > 20000 AND seq <= 60000""",
+        f"""INSERT INTO joblib_wave (source, cancels) {numbers(ENDED_FROM, ENDED_TO)}
+            SELECT i, CASE WHEN i % 50 = 0 THEN {is_true} ELSE {is_false} END FROM n""",
+        f"""INSERT INTO joblib_task_result (task_seq, attempt, content_key, size, content_type, etag,
+                expires_at) {numbers(1, 20_000)}
+            SELECT i, 1, 'key-' || i, 9, 'text/plain', 'etag', {time.format("i")} FROM n""",
+    ]
 
 
 # ANALYZE of PostgreSQL takes a random sample unless some column wants so many values that it is all rows.
@@ -160,6 +216,8 @@ ANALYZE = [
             ("joblib_task", "error"),
             ("joblib_attempt_detail", "failure"),
             ("joblib_task_log", "lines"),
+            ("joblib_edge", "status"),
+            ("joblib_successor", "on_failure"),
         )
     ),
     "ANALYZE",

@@ -205,9 +205,11 @@ _WITH_ERROR = statement(
 _IS_OLD = """ended_at < :before AND (
     SELECT seq FROM joblib_task WHERE group_id >= joblib_group.id AND group_id <= joblib_group.id
     ORDER BY group_id, seq LIMIT 1
-) IS NULL AND NOT EXISTS (
-    SELECT 1 FROM joblib_edge WHERE source = -joblib_group.n AND is_open
-)"""
+) IS NULL AND (
+    SELECT task_seq FROM joblib_edge
+    WHERE source >= -joblib_group.n AND source <= -joblib_group.n AND is_open
+    ORDER BY source, task_seq LIMIT 1
+) IS NULL"""
 _OLD = statement(
     f"SELECT n, id, {_IS_OLD} AS is_old FROM joblib_group WHERE n > :n ORDER BY n LIMIT :limit",
     *("n", "id", "is_old"),

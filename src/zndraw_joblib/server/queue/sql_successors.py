@@ -7,7 +7,7 @@ edge has locked the predecessor, so one that ends it either commits before, or s
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.server.db.bulk import by_column, padded
@@ -26,6 +26,7 @@ from zndraw_joblib.server.process.ports import SUCCESSORS_KEY
 from zndraw_joblib.server.queue import sql_groups, sql_payloads
 from zndraw_joblib.server.queue.sql_task_rows import CHUNK
 from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.successors import MAX_PREDECESSORS
 
 COMPLETED = TaskStatus.COMPLETED.value
 MAX_SHOWN = 100
@@ -139,6 +140,26 @@ class SourceResult(NamedTuple):
     result_json: str | None
 
 
+# The edges of some tasks. On PostgreSQL, `= ANY` of many tasks reads all edges while there are no statistics.
+_FROM_TASKS = """FROM unnest((SELECT :all_task_seq)) AS given (seq) CROSS JOIN LATERAL (
+    SELECT * FROM joblib_edge WHERE task_seq = given.seq ORDER BY task_seq, source {0}
+) AS own"""
+_OF_TASKS = _FROM_TASKS.format("OFFSET 0")
+# With the most that a task may have, PostgreSQL finds the same edges again by their key.
+_TO_CHANGE = _FROM_TASKS.format(f"LIMIT {MAX_PREDECESSORS}")
+_OF_TASKS_ON_SQLITE = "FROM joblib_edge AS own WHERE task_seq = ANY (:all_task_seq)"
+_IS_OWN = "joblib_edge.task_seq = own.task_seq AND joblib_edge.source = own.source"
+
+
+def _of_tasks(columns: str, condition: str, order: str = "") -> tuple[Any, Any]:
+    """Return what reads edges of tasks on PostgreSQL, and on SQLite."""
+    names = columns.removeprefix("DISTINCT ").split(", ")
+    return (
+        statement(f"SELECT {columns} {_OF_TASKS} WHERE {condition}{order}", *names),
+        statement(f"SELECT {columns} {_OF_TASKS_ON_SQLITE} AND {condition}{order}", *names),
+    )
+
+
 _TYPES = {"position": INTEGER, "is_open": BOOLEAN, "source": BIG_INTEGER}
 _LOCK_TASKS = statement(
     f"""
@@ -204,9 +225,7 @@ RETURNING n
 """,
     "n",
 )
-_SOURCES = statement(
-    "SELECT DISTINCT source FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) ORDER BY source", "source"
-)
+_SOURCES, _ = _of_tasks("DISTINCT source", "true", " ORDER BY source")
 _LOCK_SOURCES = [
     statement("SELECT seq FROM joblib_task WHERE seq = ANY (:all_n) FOR NO KEY UPDATE SKIP LOCKED", "seq"),
     statement("SELECT n FROM joblib_group WHERE n = ANY (:all_n) FOR SHARE SKIP LOCKED", "n"),
@@ -272,11 +291,11 @@ _NUMBERS = statement(
 _LAST_NUMBER = statement("SELECT n FROM joblib_wave ORDER BY n DESC LIMIT 1", "n")
 # Only of predecessors that have ended: a task may wait for a thousand others.
 _STILL_OPEN = statement(
-    """
+    f"""
 SELECT task_seq, source, CASE WHEN source = ANY (:all_source) THEN (
-    SELECT joblib_task.status FROM joblib_task WHERE joblib_task.seq = joblib_edge.source
+    SELECT joblib_task.status FROM joblib_task WHERE joblib_task.seq = own.source
 ) END AS status
-FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) AND is_open
+{_OF_TASKS} WHERE is_open
 """,
     *("task_seq", "source", "status"),
     status=TEXT,
@@ -290,8 +309,10 @@ _GROUPS = statement("SELECT n, id, ended_at FROM joblib_group WHERE n = ANY (:al
 _OPEN_COLUMNS = """
 SELECT open.task_seq, open.source, predecessor, on_failure, joblib_successor.run_at, fills
 FROM """
+# SQLite would read the edges that are closed too.
+_BY_OPEN = " INDEXED BY ix_joblib_edge_open"
 _OPEN_EDGES = """(
-    SELECT task_seq, source, predecessor FROM joblib_edge
+    SELECT task_seq, source, predecessor FROM joblib_edge{4}
     WHERE source = {0} AND task_seq > {3} AND is_open AND (status IS NULL OR {1})
     ORDER BY source, task_seq LIMIT {2}
 ) AS open JOIN joblib_successor ON joblib_successor.task_seq = open.task_seq
@@ -299,7 +320,7 @@ _OPEN_EDGES = """(
 _OPEN = statement(
     f"{_OPEN_COLUMNS} unnest((SELECT :all_source), (SELECT :all_is_all), (SELECT :all_limit), "
     "(SELECT :all_after)) AS given (source, is_all, most, after) CROSS JOIN LATERAL "
-    f"{_OPEN_EDGES.format('given.source', 'given.is_all', 'given.most', 'given.after')} "
+    f"{_OPEN_EDGES.format('given.source', 'given.is_all', 'given.most', 'given.after', '')} "
     "ORDER BY open.source, open.task_seq",
     *OpenEdge._fields,
     fills=BOOLEAN,
@@ -309,7 +330,7 @@ _OPEN = statement(
     **_TYPES,
 )
 _OPEN_OF_ONE = statement(
-    f"{_OPEN_COLUMNS}{_OPEN_EDGES.format(':source', ':is_all', ':limit', ':after')} "
+    f"{_OPEN_COLUMNS}{_OPEN_EDGES.format(':source', ':is_all', ':limit', ':after', _BY_OPEN)} "
     "ORDER BY open.source, open.task_seq",
     *OpenEdge._fields,
     fills=BOOLEAN,
@@ -352,9 +373,7 @@ WHERE joblib_edge.task_seq = new.task_seq AND joblib_edge.source = new.source
 """,
     **_TYPES,
 )
-_WAITING = statement(
-    "SELECT DISTINCT task_seq FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) AND is_open", "task_seq"
-)
+_WAITING = _of_tasks("DISTINCT task_seq", "is_open")
 _FINISH = statement(
     """
 WITH released AS (
@@ -378,19 +397,24 @@ WHERE task_seq = ANY (:all_task_seq) AND released_at IS NULL
     fills=BOOLEAN,
     on_failure=TEXT,
 )
-_REOPEN = statement(
-    """
+_REOPEN = (
+    statement(
+        f"""
+UPDATE joblib_edge SET is_open = true, status = NULL FROM (SELECT task_seq, source {_TO_CHANGE}) AS own
+WHERE {_IS_OWN}
+RETURNING joblib_edge.source
+""",
+        "source",
+    ),
+    statement(
+        """
 UPDATE joblib_edge SET is_open = true, status = NULL WHERE task_seq = ANY (:all_task_seq)
 RETURNING source
 """,
-    "source",
+        "source",
+    ),
 )
-_PREDECESSORS = statement(
-    """
-SELECT task_seq, source, predecessor FROM joblib_edge WHERE task_seq = ANY (:all_task_seq) AND source > 0
-""",
-    *("task_seq", "source", "predecessor"),
-)
+_PREDECESSORS = _of_tasks("task_seq, source, predecessor", "source > 0")
 _RESULTS = statement(
     """
 SELECT id, status, octet_length(result) > :most_bytes AS is_long, EXISTS (
@@ -437,10 +461,11 @@ WHERE successor.id = :successor_id AND predecessor.id = :id
     "status",
     successor_id=UUID_TYPE,
 )
-_REMOVE = [
-    statement(f"DELETE FROM {table} WHERE task_seq = ANY (:all_task_seq)")
-    for table in ("joblib_edge", "joblib_successor")
-]
+_REMOVE_EDGES = (
+    statement(f"DELETE FROM joblib_edge USING (SELECT task_seq, source {_TO_CHANGE}) AS own WHERE {_IS_OWN}"),
+    statement("DELETE FROM joblib_edge WHERE task_seq = ANY (:all_task_seq)"),
+)
+_REMOVE_SUCCESSORS = statement("DELETE FROM joblib_successor WHERE task_seq = ANY (:all_task_seq)")
 
 
 async def lock_tasks(tx: Transaction, ids: Iterable[UUID]) -> dict[UUID, PredecessorTask]:
@@ -667,7 +692,7 @@ async def waiting(tx: Transaction, seqs: Collection[int]) -> set[int]:
     numbers = sorted(seqs)
     for start in range(0, len(numbers), CHUNK):
         params = {"all_task_seq": padded(numbers[start : start + CHUNK])}
-        still.update((await tx.execute(_WAITING, params)).scalars())
+        still.update((await tx.execute(_WAITING[tx.is_sqlite], params)).scalars())
     return still
 
 
@@ -717,14 +742,14 @@ async def reopen(tx: Transaction, seqs: Collection[int]) -> None:
 
     The predecessors are locked.
     """
-    rows = await tx.execute(_REOPEN, {"all_task_seq": padded(sorted(seqs))})
+    rows = await tx.execute(_REOPEN[tx.is_sqlite], {"all_task_seq": padded(sorted(seqs))})
     await add_waves(tx, rows.scalars())
 
 
 async def predecessors(tx: Transaction, seqs: Sequence[int]) -> dict[int, dict[UUID, int]]:
     """Return the tasks that these tasks waited for: their numbers by id, by `seq`."""
     of: dict[int, dict[UUID, int]] = {}
-    for row in await tx.execute(_PREDECESSORS, {"all_task_seq": padded(seqs)}):
+    for row in await tx.execute(_PREDECESSORS[tx.is_sqlite], {"all_task_seq": padded(seqs)}):
         of.setdefault(row.task_seq, {})[row.predecessor] = row.source
     return of
 
@@ -775,5 +800,5 @@ async def status_of_successor(tx: Transaction, successor_id: UUID, predecessor_i
 
 async def remove(tx: Transaction, seqs: Sequence[int]) -> None:
     """Delete what tasks that are deleted have waited for."""
-    for delete in _REMOVE:
+    for delete in (_REMOVE_EDGES[tx.is_sqlite], _REMOVE_SUCCESSORS):
         await tx.execute(delete, {"all_task_seq": padded(seqs)})
