@@ -210,7 +210,7 @@ class Runtime:
         self.waiters = Waiters(waiting_requests(settings), self.pubsub.forward, self.pubsub.peers)
         self.waiters.subscribe(PAUSES_KEY, lambda _: on_due(0.0))
         self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
-        self.events = EventQueue(settings)
+        self.events, self._last_heartbeats = EventQueue(settings), LastHeartbeats(settings)
         self._publish, self._reach, self._on_due = publish, reach, on_due
         self.on_events: Callable[[Sequence[Emission]], None] | None = None
         self._batchers: list[Batcher[Any, Any]] = []
@@ -234,7 +234,6 @@ class Runtime:
         )
         self.payload_validator = PayloadValidator(share=settings.share_of)
         self.stored = StoredLimits(settings, self.database, self.start)
-        self._last_heartbeats = LastHeartbeats(settings)
         self.content_store: ContentStore | None = None
 
     def _wake(self, key: str, count: int | None) -> None:
