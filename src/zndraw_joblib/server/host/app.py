@@ -142,7 +142,13 @@ def _add_cors(app: FastAPI, settings: ServerSettings) -> None:
 
 
 def _bearer_tokens(database: Database, settings: ServerSettings) -> BearerTokens:
-    return BearerTokens(_StoredTokens(database), settings.admin_token)
+    provider = None
+    if settings.oidc_issuer is not None:
+        # Few servers need the library of the extra `oidc`.
+        from zndraw_joblib.server.http.oidc import Provider  # noqa: PLC0415
+
+        provider = Provider(settings)
+    return BearerTokens(_StoredTokens(database), settings.admin_token, provider)
 
 
 class _StoredTokens:

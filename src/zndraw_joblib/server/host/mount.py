@@ -296,7 +296,12 @@ class JobLib(HostApi):
         add_problem_pages(app, namespace, self.prefix)
         if dashboard is not None:
             page = Dashboard(
-                dashboard, is_host=is_host, read_only=read_only, headers=headers_module, prefix=self.prefix
+                dashboard,
+                is_host=is_host,
+                read_only=read_only,
+                headers=headers_module,
+                prefix=self.prefix,
+                find_sign_in=_sign_in_of(self.identity),
             )
             page.add_to(app)
             self.page = page.url
@@ -524,3 +529,9 @@ def _check_registry(registry: InternalRegistry | None) -> str:
     """Return `ok`, or the reason why the executor in this process runs no internal task."""
     check = getattr(registry.executor if registry else None, "check", None)
     return str(check()) if callable(check) else "ok"
+
+
+def _sign_in_of(identity: object) -> Callable[[], Awaitable[Any]] | None:
+    """Return how the page logs users in at the provider of a standalone server, if it is set up."""
+    provider = identity.provider if isinstance(identity, BearerTokens) else None
+    return None if provider is None else provider.find_sign_in

@@ -7,11 +7,20 @@ import logging
 import math
 import time
 import types
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+)
 from dataclasses import is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple, Protocol, Union, get_args, get_origin, get_type_hints
 
+from cachetools import LRUCache
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, SecretStr
@@ -135,6 +144,12 @@ _MAX_CACHED = 10_000
 _bearer = HTTPBearer(auto_error=False, description="A token made by `zndraw-joblib token create`")
 
 
+def _jwt_in(request: Request) -> str | None:
+    """Return the bearer token of a request if it has the form of a JSON Web Token; stored ones have not."""
+    _, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if token.count(".") == 2 else None
+
+
 def _digest_in(header: bytes) -> str | None:
     scheme, _, token = header.decode("latin-1").partition(" ")
     return digest(token.strip()) if scheme.lower() == "bearer" and token else None
@@ -164,22 +179,41 @@ class TokenStore(Protocol):
         """Record that tokens are used, unless that is recorded for the last minute."""
 
 
+class TokenProvider(Protocol):
+    """An identity provider (`oidc.Provider`), whose tokens are JSON Web Tokens."""
+
+    @property
+    def find_sign_in(self) -> Callable[[], Awaitable[Any]] | None:
+        """What returns how the page logs users in; None if the page is no client of the provider."""
+
+    async def identify(self, token: str) -> tuple[Identity, float]:
+        """Return the caller that a token is about, and when it expires, in seconds since 1970."""
+
+    def knows(self, identity: Identity) -> bool:
+        """Return whether an identity is of this provider."""
+
+
 class BearerTokens:
     """The dependency that returns the identity of a bearer token.
 
-    It is cached, so a revoked token works for at most `cache_seconds` more.
+    It is cached, so a revoked token works for at most `cache_seconds` more. Tokens with the form of a JSON
+    Web Token are those of `provider`, if there is one.
     """
 
     cache_seconds = 3.0
     # Between records of which tokens are used.
     use_seconds = 60.0
 
-    def __init__(self, store: TokenStore, admin_token: SecretStr | None) -> None:
-        self._store = store
+    def __init__(
+        self, store: TokenStore, admin_token: SecretStr | None, provider: TokenProvider | None = None
+    ) -> None:
+        self._store, self.provider = store, provider
         self._admin_digest = digest(admin_token.get_secret_value()) if admin_token else None
         # By digest, with the time until which it is valid.
         self._cached: dict[str, tuple[Identity, float]] = {}
         self._used: set[str] = set()
+        # Of the tokens of `provider` that were seen last: when they expire, in seconds since 1970.
+        self._expiries: LRUCache[str, float] = LRUCache(_MAX_CACHED)
 
     async def __call__(
         self, request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -200,15 +234,23 @@ class BearerTokens:
         cached = self._cached.get(hashed)
         if cached is not None and time.monotonic() < cached[1]:
             return cached[0]
-        found = await self._store.by_digest(hashed)
+        if self.provider is not None and (token := _jwt_in(request)) is not None:
+            found: FoundToken | None = await self._of_provider(self.provider, token, hashed)
+        else:
+            found = await self._store.by_digest(hashed)
         if found is None:
             raise Unauthorized("The bearer token is unknown, has expired, or was revoked", headers=_CHALLENGE)
         if len(self._cached) >= _MAX_CACHED:
             self._cached.clear()
         self._cached[hashed] = found.identity, time.monotonic() + min(self.cache_seconds, found.seconds)
-        if len(self._used) < _MAX_CACHED:
+        if hashed not in self._expiries and len(self._used) < _MAX_CACHED:
             self._used.add(hashed)
         return found.identity
+
+    async def _of_provider(self, provider: TokenProvider, token: str, hashed: str) -> FoundToken:
+        identity, expires_at = await provider.identify(token)
+        self._expiries[hashed] = expires_at
+        return FoundToken(identity, datetime.now(UTC), max(expires_at - time.time(), 0.0))
 
     def digest_of(self, request: Request) -> str | None:
         """Return the digest of a request's token, None if it has none."""
@@ -221,6 +263,8 @@ class BearerTokens:
         """Return whether the token that this identity had at a time was not revoked, and may read a room."""
         if identity == ADMIN and self._admin_digest is not None:
             return True
+        if self.provider is not None and self.provider.knows(identity):
+            return True  # the tokens of streams live for minutes, and nobody can revoke a JSON Web Token
         found = await self._store.by_name(identity.id)
         # A newer token of the same name does not stand for the revoked one.
         if found is None or found.created_at > at or found.identity.is_superuser != identity.is_superuser:
@@ -229,8 +273,11 @@ class BearerTokens:
 
     async def find_revoked(self, digests: Collection[str]) -> set[str]:
         """Return the digests that belong to no token now. It reads the database, not the cache."""
-        asked = [hashed for hashed in digests if hashed != self._admin_digest]
-        revoked = set(asked)
+        now = time.time()
+        expired = {hashed for hashed in digests if self._expiries.get(hashed, now) < now}
+        stored = {hashed for hashed in digests if hashed not in self._expiries}
+        asked = list(stored - {self._admin_digest})
+        revoked = set(asked) | expired
         for start in range(0, len(asked), _DIGESTS_PER_QUERY):
             revoked -= await self._store.existing(asked[start : start + _DIGESTS_PER_QUERY])
         for hashed in revoked:

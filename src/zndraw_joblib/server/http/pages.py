@@ -10,7 +10,7 @@ from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -194,6 +194,7 @@ POLICY = (
 # Modules that few pages need.
 _ON_DEMAND = {
     "static/vendor/uplot.js",
+    "static/sso.js",
     *(f"static/pages/{name}.js" for name in ("atoms", "audit", "form", "groups", "limits", "providers")),
     *(f"static/pages/{name}.js" for name in ("schedules", "settings", "sweeper", "webhooks")),
 }
@@ -203,6 +204,21 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
 }
+
+
+class SignIn(BaseModel):
+    """How the page logs users in at an identity provider, by authorization code with PKCE (RFC 7636).
+
+    `fault` says why that is not possible now; then the other fields are empty.
+    """
+
+    provider: str
+    authorization_endpoint: str = ""
+    token_endpoint: str = ""
+    client_id: str = ""
+    scope: str = ""
+    parameters: dict[str, str] = {}
+    fault: str | None = None
 
 
 class Config(BaseModel):
@@ -218,20 +234,28 @@ class Config(BaseModel):
     version: str
     title: str
     headers: str | None = None
+    sign_in: SignIn | None = None
 
 
 class Dashboard:
     """The files of the page below a path of an app, with headers that permit only the page's own code."""
 
     def __init__(
-        self, path: str, *, is_host: bool, read_only: bool, headers: str | None = None, prefix: str = ""
+        self,
+        path: str,
+        *,
+        is_host: bool,
+        read_only: bool,
+        headers: str | None = None,
+        prefix: str = "",
+        find_sign_in: Callable[[], Awaitable[SignIn]] | None = None,
     ) -> None:
         self.path, self._prefix, self._is_host = _checked(path), prefix, is_host
         self._api = f"{prefix}/v1/"
         depth = self.path.count("/")
         # Relative to the URL of the queue, which ends with its prefix.
         self.url = f"./{'../' * prefix.count('/')}{self.path.lstrip('/')}/".replace("//", "/")
-        config = Config(
+        self._config = Config(
             api="../" * depth + f"{prefix}{PREFIX}".lstrip("/"),
             identity="host" if is_host else "token",
             read_only=read_only,
@@ -239,7 +263,9 @@ class Dashboard:
             title="zndraw-joblib",
             headers=headers,
         )
-        self._config = static_file("config.json", config.model_dump_json().encode())
+        self._find_sign_in = find_sign_in
+        self._config_file = static_file("config.json", self._config.model_dump_json().encode())
+        self._headers = _HEADERS
         self._files, self._release = _read_files()
 
     def add_to(self, app: FastAPI) -> None:
@@ -283,10 +309,27 @@ class Dashboard:
         return answer
 
     async def _index(self, request: Request) -> Response:
-        return file_response(request, self._files["index.html"], _HEADERS)
+        await self._add_sign_in()
+        return file_response(request, self._files["index.html"], self._headers)
 
     async def _get_config(self, request: Request) -> Response:
-        return file_response(request, self._config, _HEADERS)
+        await self._add_sign_in()
+        return file_response(request, self._config_file, self._headers)
+
+    async def _add_sign_in(self) -> None:
+        """Add how users log in to the configuration; again with the next request if that is not known now."""
+        if self._find_sign_in is None:
+            return
+        sign_in = await self._find_sign_in()
+        config = self._config.model_copy(update={"sign_in": sign_in})
+        self._config_file = static_file("config.json", config.model_dump_json().encode())
+        if sign_in.fault is None:
+            self._find_sign_in = None
+            parts = urlsplit(sign_in.token_endpoint)
+            # The page sends the code there.
+            allowed = f"connect-src 'self' {parts.scheme}://{parts.netloc};"
+            policy = POLICY.replace("connect-src 'self';", allowed)
+            self._headers = {**_HEADERS, "Content-Security-Policy": policy}
 
     async def _static(self, request: Request) -> Response:
         """Return a file; browsers keep it for good if the path has the present release."""

@@ -1,5 +1,6 @@
 """Settings from arguments, the environment (``ZNDRAW_JOBLIB_…``), ``[tool.zndraw.joblib]``; their report."""
 
+import importlib.util
 import os
 import re
 from collections.abc import Collection
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -25,6 +26,7 @@ from zndraw_joblib.wire.bodies import CheckedKeywords
 from zndraw_joblib.wire.messages import SweeperMode
 from zndraw_joblib.wire.operators import SettingEntry, Settings
 from zndraw_joblib.wire.policy import WithoutWorkers
+from zndraw_joblib.wire.scopes import scopes_of
 
 DEFAULT_DATABASE_URL = "sqlite+aiosqlite:///zndraw-joblib.db"
 HEARTBEATS_PER_TIMEOUT = 4
@@ -64,6 +66,15 @@ WordList = Annotated[list[str], BeforeValidator(_split)]
 PortList = Annotated[list[str], BeforeValidator(_split), AfterValidator(_check_ports)]
 NetworkList = Annotated[list[str], BeforeValidator(_split), AfterValidator(_check_networks)]
 Transports = Annotated[list[Literal["polling", "websocket"]], BeforeValidator(_split)]
+ClaimName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def _check_roles(names: list[str]) -> list[str]:
+    scopes_of(names)
+    return names
+
+
+RoleNames = Annotated[list[str], Field(max_length=20), AfterValidator(_check_roles)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
 KeepDays = Annotated[float, Field(ge=0, le=36_500)]
 
@@ -268,6 +279,36 @@ class JobLibSettings(CheckedKeywords, BaseSettings):
         return init_settings, _Environment(settings_cls), pyproject
 
 
+class OidcClaims(BaseModel):
+    """Which claims of a provider's tokens say who the user is, and what the user may do.
+
+    A claim is named, or reached by a path as ``realm_access.roles``. Each value of the claim `roles` is the
+    name of a role or scope, or what `role_names` makes of it; `default_roles` are those of every user. The
+    claim `rooms` has the user's rooms; without this setting users have all rooms.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    user: ClaimName = "sub"
+    roles: ClaimName | None = None
+    role_names: dict[str, RoleNames] = Field(default_factory=dict, max_length=1000)
+    default_roles: RoleNames = []
+    rooms: ClaimName | None = None
+
+
+class OidcLogin(BaseModel):
+    """How the page logs users in: as a public client of the provider, by authorization code with PKCE.
+
+    `parameters` are added to the request for the code, as ``{"resource": "https://queue.example.com"}``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    client_id: Annotated[str, Field(min_length=1, max_length=2000)]
+    scope: Annotated[str, Field(max_length=2000)] = "openid profile"
+    parameters: dict[str, Annotated[str, Field(max_length=2000)]] = Field(default_factory=dict, max_length=20)
+
+
 class ServerSettings(JobLibSettings):
     """Settings of the standalone server."""
 
@@ -276,6 +317,10 @@ class ServerSettings(JobLibSettings):
     keep_cancelled_days: KeepDays | None = 30
     database_url: str = DEFAULT_DATABASE_URL
     admin_token: SecretStr | None = None
+    oidc_issuer: Annotated[str, Field(max_length=2000)] | None = None
+    oidc_audience: WordList = Field(default_factory=list)
+    oidc_claims: OidcClaims = Field(default_factory=OidcClaims)
+    oidc_login: OidcLogin | None = None
     cors_origins: WordList = Field(default_factory=list)
     dashboard: Literal["on", "read-only", "off"] = "on"
     socketio_transports: Transports = Field(["polling", "websocket"], min_length=1)
@@ -289,6 +334,7 @@ class ServerSettings(JobLibSettings):
     def _check(self) -> "ServerSettings":
         if self.admin_token is not None and len(self.admin_token.get_secret_value()) < MIN_TOKEN_LENGTH:
             raise ValueError(f"admin_token must have at least {MIN_TOKEN_LENGTH} characters")
+        _check_oidc(self)
         if self.task_result_backend == "memory" and self.workers > 1:
             raise ValueError(
                 "task_result_backend is 'memory', which only one process can read: choose 'database', or set "
@@ -298,6 +344,38 @@ class ServerSettings(JobLibSettings):
 
 
 MIN_TOKEN_LENGTH = 16
+
+
+def is_safe_url(value: str) -> bool:
+    """Return whether a URL is of https, or of http on this machine."""
+    try:
+        parts = urlsplit(value)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    is_local = host in {"localhost", "127.0.0.1", "::1"}
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_local))
+
+
+def _check_oidc(settings: ServerSettings) -> None:
+    if settings.oidc_issuer is None:
+        if settings.oidc_audience or settings.oidc_login:
+            raise ValueError("oidc_audience and oidc_login need oidc_issuer: set the URL of the provider")
+        return
+    if not is_safe_url(settings.oidc_issuer) or urlsplit(settings.oidc_issuer).query:
+        raise ValueError("oidc_issuer must be a URL that begins with https:// (http:// only on this machine)")
+    if not settings.oidc_audience:
+        raise ValueError(
+            "oidc_audience is empty: set the audience that the provider writes into tokens for this server, "
+            "or tokens for any other service would be accepted"
+        )
+    if settings.oidc_claims.roles is None and not settings.oidc_claims.default_roles:
+        raise ValueError(
+            "oidc_claims gives no user a role: set roles to the claim that has them, or default_roles, as in "
+            """'{"roles": "groups", "default_roles": ["viewer"]}'"""
+        )
+    if importlib.util.find_spec("joserfc") is None:
+        raise ValueError("oidc_issuer needs a library: pip install 'zndraw-joblib[oidc]'")
 
 
 # The settings in force: the value and the source of each one, what it means, and misspelt variables.

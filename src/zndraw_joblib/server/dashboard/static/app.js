@@ -1,6 +1,6 @@
 // The frame around the pages: configuration, token, navigation, keys, theme.
 import { get, loadHostHeaders, lostSince } from "./api.js";
-import { canReadAll, config, me, ownRoom, refused, rememberMe, setMe, setRoom, setToken, token } from "./auth.js";
+import { canReadAll, config, me, ownRoom, refused, rememberMe, setMe, setRoom, setToken, ssoFault, token } from "./auth.js";
 import { effect, html, render, signal, useEffect, useRef } from "./lib.js";
 import { isVisible, retryNow } from "./live.js";
 import { pages } from "./pages/index.js";
@@ -94,9 +94,11 @@ const Banner = () => lostSince.value && html`<div class="banner" role="alert">
   <button type="button" class="small" onClick=${() => (retryNow.value += 1)}>Try now</button></div>`;
 
 function Login() {
-  const input = useRef();
+  const [input, first] = [useRef(), useRef()];
   const isHost = config.value.identity === "host";
-  useEffect(() => input.current?.focus(), []);
+  const signIn = config.value.sign_in;
+  useEffect(() => (first.current ?? input.current)?.focus(), []);
+  const logIn = async () => (await import("./sso.js")).begin();
   const enter = async (event) => {
     event.preventDefault();
     setToken(input.current.value.trim());
@@ -105,6 +107,11 @@ function Login() {
   return html`<main class="login" id="main"><form class="card" onSubmit=${enter}>
     <img src=${ICON} alt="" width="40" height="40" />
     <h1>${config.value.title}</h1>
+    ${signIn && html`${signIn.fault
+      ? html`<p class="help" role="status">${signIn.fault}</p>`
+      : html`<button type="button" class="primary" ref=${first} onClick=${logIn}>Log in with ${signIn.provider}</button>`}
+      ${ssoFault.value && html`<p class="failure" role="alert">${ssoFault.value}</p>`}
+      <p class="help">Or with a token:</p>`}
     ${isHost && html`<p>You are not logged in to the application that this queue is part of. Log in there and load this page again, or enter a token.</p>`}
     <label for="token">Token</label>
     <input id="token" ref=${input} type="password" autocomplete="off" required aria-describedby="token-help" />
@@ -184,6 +191,7 @@ async function load() {
   const response = await fetch("config.json");
   config.value = await response.json();
   await loadHostHeaders();
+  if (config.value.sign_in) await (await import("./sso.js")).resume();
   document.addEventListener("keydown", onKey);
   render(html`<${App} />`, document.getElementById("app"));
   await start();

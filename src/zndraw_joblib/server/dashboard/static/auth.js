@@ -21,6 +21,8 @@ export const config = signal({ api: "v1/joblib", identity: "token", read_only: f
 export const token = signal(stored(TOKEN));
 // Why the page asks for a token; null while the caller is known or not asked for.
 export const refused = signal(null);
+// Why the log-in at the identity provider did not succeed.
+export const ssoFault = signal("");
 // What GET /me says about the caller; null until it is known.
 export const me = signal(null);
 // The room that a caller without `all:read` looks at.
