@@ -58,7 +58,9 @@ _TIME = {
     "sqlite": "strftime('%Y-%m-%d %H:%M:%S.000000', '2026-01-01', '+' || ({}) || ' seconds')",
     "postgresql": "timestamptz '2026-01-01Z' + ({}) * interval '1 second'",
 }
-_FALSE = {"sqlite": "0", "postgresql": "false"}
+_FALSE, _TRUE = {"sqlite": "0", "postgresql": "false"}, {"sqlite": "1", "postgresql": "true"}
+# Those that tasks wait for or have waited for, and those of groups.
+_IS_LINKED = f"i >= {ENDED_FROM} AND i <= {ENDED_TO} OR i > 10000 AND i <= 50000 OR i = {FAN} OR i % 4 < 2"
 
 # The first 60 % are history, then held tasks, then pending tasks, as in a real queue.
 _STATUS = """
@@ -99,7 +101,8 @@ def _seed(kind: str) -> list[str]:
         f"""INSERT INTO joblib_worker_job (worker_id, job_id) {numbers(JOBS - 1, 1)}
             SELECT {uuid.format("1000000")}, {uuid.format("i")} FROM n""",
         f"""INSERT INTO joblib_task (id, job_id, room_id, status, created_by, payload, created_at, claimed_at,
-                started_at, completed_at, worker_id, worker_owner_id, attempt, parent, root, tags, group_id)
+                started_at, completed_at, worker_id, worker_owner_id, attempt, parent, root, tags, group_id,
+                linked)
             {numbers(TASKS, 1)}, t(i, status, job, room) AS (SELECT i, {_STATUS}, {_JOB}, {_ROOM} FROM n)
             SELECT {uuid.format("2000000 + i")}, {uuid.format("job")}, room, status, 'submitter',
                 '{{"angle": 3}}', {time.format("i")},
@@ -112,7 +115,8 @@ def _seed(kind: str) -> list[str]:
                 CASE WHEN i % 3 = 0 THEN {uuid.format("2000001 + (i / 1000) * 1000")} END,
                 CASE WHEN i % 3 = 0 THEN {uuid.format("2000001")} END, '["tag"]',
                 CASE i % 4 WHEN 0 THEN {uuid.format("3000000")}
-                    WHEN 1 THEN {uuid.format("3000001 + (i / 4) % 2000")} END
+                    WHEN 1 THEN {uuid.format("3000001 + (i / 4) % 2000")} END,
+                CASE WHEN {_IS_LINKED} THEN {_TRUE[kind]} END
             FROM t ORDER BY i""",
         f"""INSERT INTO joblib_group (id, room_id, created_by, created_at, sealed, due_at, ended_at)
             {numbers(GROUPS)}
@@ -169,18 +173,14 @@ def _seed_edges(kind: str) -> list[str]:
         return _NUMBERS[kind].format(first=first, last=last)
 
     begin, middle, end = TASKS + 1, TASKS + WAITING // 2, TASKS + WAITING
-    is_linked = (
-        f"seq >= {ENDED_FROM} AND seq <= {ENDED_TO} OR seq = {FAN} OR seq > {middle} "
-        "OR seq > 10000 AND seq <= 50000 OR group_id IS NOT NULL"
-    )
     edge = "INSERT INTO joblib_edge (task_seq, source, position, predecessor, status, is_open)"
-    is_true, is_false = {"sqlite": "10", "postgresql": ("true", "false")}[kind]
+    is_true, is_false = _TRUE[kind], _FALSE[kind]
     return [
         f"""INSERT INTO joblib_task (id, job_id, room_id, status, created_by, payload, created_at, attempt,
-                run_at) {numbers(begin, end)}
+                run_at, linked) {numbers(begin, end)}
             SELECT {uuid.format("2000000 + i")}, {uuid.format("2 + i % 16")}, 'room-' || (i % 300), 'pending',
-                'submitter', '{{"angle": 3}}', {time.format("i")}, 0, {_WAITS_AT[kind]} FROM n ORDER BY i""",
-        f"UPDATE joblib_task SET linked = {is_true} WHERE {is_linked}",
+                'submitter', '{{"angle": 3}}', {time.format("i")}, 0, {_WAITS_AT[kind]},
+                CASE WHEN i > {middle} THEN {is_true} END FROM n ORDER BY i""",
         """UPDATE joblib_job SET scheduled = (
             SELECT count(*) FROM joblib_task t WHERE t.job_id = joblib_job.id AND t.run_at IS NOT NULL)""",
         f"""{edge} {numbers(begin, middle)}
