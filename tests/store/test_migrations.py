@@ -40,6 +40,7 @@ from zndraw_joblib.server.queue import (
     sql_providers,
     sql_queues,
     sql_results,
+    sql_successors,
     sql_tasks,
     sql_transitions,
 )
@@ -908,6 +909,23 @@ async def test_a_job_with_versions_stops_a_downgrade(empty: AsyncEngine) -> None
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0028")
     assert len(await database.read(sql_jobs.versions, name)) == 2
+
+
+async def test_ends_that_were_not_handled_before_the_upgrade_are_handled(empty: AsyncEngine) -> None:
+    """The upgrade from 0040 keeps ends for which tasks wait, as those of no room, and their order."""
+    ends = [{"source": number, "cancels": number == 8} for number in (7, 8)]
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0040")
+        for end in ends:
+            await add(connection, {"joblib_wave": end})
+    for _ in range(2):
+        database = SessionDatabase(open_sessions(empty))
+        await schema.upgrade(database)
+        taken, _ = await database.write(sql_successors.take_waves, 10, "")
+        assert [(wave.source, wave.cancels) for wave in taken.waves] == [(7, False), (8, True)]
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0040")
+            assert await counts(connection, ["joblib_wave"]) == [2]
 
 
 async def test_workers_of_earlier_releases_have_no_labels(empty: AsyncEngine) -> None:
