@@ -10,19 +10,21 @@ from typing import Annotated, Any, NamedTuple
 
 import httpx
 import pytest
+from databases import on_both
 from fastapi import FastAPI, Header
-from rest import V1, expect_problem
+from rest import V1, expect_problem, register
 from test_one_room import OPERATIONS, Room, World, check_contents, fill, send, state, status_of
 
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.db.engine import open_database
 from zndraw_joblib.server.process.settings import JobLibSettings
 from zndraw_joblib.wire import operations as ops
+from zndraw_joblib.wire.names import GLOBAL
 from zndraw_joblib.wire.operations import OPERATIONS as ROWS
-from zndraw_joblib.wire.operations import Access, Operation
+from zndraw_joblib.wire.operations import Access, Effect, Operation
 from zndraw_joblib.wire.scopes import ANY_SCOPE, AccessRole, Scope, scopes_of
 
-OWN, OTHER = "lab", "vault"
+OWN, OTHER, ANNEX = "lab", "vault", "annex"
 ROLES = [str(role) for role in AccessRole]
 # Operations of tasks that an operator of the room may use; of workers and providers only their owners may.
 OF_TASKS = {
@@ -58,14 +60,15 @@ class Caller(NamedTuple):
 
 LIMITED = [Caller((name,), (OWN,)) for name in (*ROLES, *ANY_SCOPE.names) if name not in {"read", "admin"}]
 LIMITED.append(Caller((AccessRole.ADMIN,), (OWN,)))
+SEVERAL = Caller((AccessRole.VIEWER,), (ANNEX, OWN))
 
 
 async def current_user(x_id: Annotated[str, Header()]) -> Identity:
     """Return the user in the header: a superuser by its name, or roles and rooms as JSON."""
     if not x_id.startswith("["):
         return Identity(x_id, x_id in {"root", "olga"})
-    roles, rooms = json.loads(x_id)
-    return Identity("ann", is_superuser=False, roles=roles, rooms=rooms)
+    roles, rooms, *jobs = json.loads(x_id)
+    return Identity("ann", is_superuser=False, roles=roles, rooms=rooms, jobs=jobs or None)
 
 
 @pytest.fixture
@@ -84,7 +87,7 @@ async def users(app: FastAPI) -> AsyncIterator[dict[Any, httpx.AsyncClient]]:
     """Return the clients of all users."""
     async with AsyncExitStack() as stack:
         clients: dict[Any, httpx.AsyncClient] = {}
-        for user in ("root", "olga", *LIMITED, *[Caller((role,), None) for role in ROLES]):
+        for user in ("root", "olga", SEVERAL, *LIMITED, *[Caller((role,), None) for role in ROLES]):
             header = user if isinstance(user, str) else json.dumps(user)
             client = httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="http://host", headers={"X-Id": header}
@@ -138,6 +141,34 @@ async def test_roles_and_scopes_hold_in_the_rooms_of_the_caller_only(world: Worl
     assert await state(world, world.other) == before
 
 
+# Of a thing whose room the path does not have to name.
+OF_THINGS = ("{task_id}", "{group_id}", "{worker_id}", "{provider_id}", "/jobs/{name}", "/claim")
+
+
+@on_both
+async def test_operators_of_a_room_change_nothing_of_others_through_its_paths(world: World) -> None:
+    """Jobs, workers, providers and tasks of `@global` and of another room, in the path of their own room."""
+    shared = await fill(world.users["root"], GLOBAL)
+    before = await state(world, world.other, shared)
+    tried = 0
+    for role in (AccessRole.OPERATOR, AccessRole.ADMIN):
+        for row in SORTED:
+            if row.effect is Effect.READ or not any(thing in row.template for thing in OF_THINGS):
+                continue
+            for room in (world.other, shared):
+                foreign = room._replace(room_id=OWN)
+                request = OPERATIONS[f"{row.method.lower()} {row.template}"]
+                if row is ops.PUT_JOB:
+                    request = request._replace(json=lambda _: {"max_attempts": 7})
+                user = world.users[Caller((role,), (OWN,))]  # type: ignore[index]
+                response = await send(user, f"{row.method} {row.template}", request, foreign)
+                status = status_of(response, request)
+                assert status in {403, 404}, (role, row.name, room.room_id, response.text)
+                tried += 1
+    assert tried > 2 * 2 * 15
+    assert await state(world, world.other, shared) == before
+
+
 async def test_roles_without_rooms_have_their_rights_in_all(world: World) -> None:
     """Only operators and admins act on what others own; a worker with a role may serve `@global`."""
     for role in ROLES:
@@ -175,6 +206,47 @@ async def test_lists_without_a_room_show_the_rooms_of_the_caller(world: World) -
         check_contents(response, world)
     me = (await viewer.get(f"{V1}/me", params={"room": OTHER})).json()
     assert (me["roles"], me["scopes"], me["rooms"], me["permissions"]) == (["viewer"], ["read"], [OWN], [])
+
+
+@on_both
+async def test_lists_without_a_room_have_all_rooms_of_the_caller(world: World) -> None:
+    """In parts, each item once and in order; workers of these rooms only, with what these see of them."""
+    olga, viewer = world.users["olga"], world.users[SEVERAL]  # type: ignore[index]
+    annex = await fill(olga, ANNEX)
+    await register(olga, "Secret", room=OTHER, worker_id=world.own.worker_id)
+    for room in (OWN, OTHER, ANNEX):
+        await olga.post(f"{V1}/groups", json={"room": room})
+        await olga.post(f"{V1}/rooms/{room}/pause")
+        for name in ("daily", "weekly"):
+            body = {"job": world.own.job.replace(OWN, room), "every_seconds": 3600}
+            await olga.put(f"{V1}/rooms/{room}/schedules/{name}", json=body)
+    for path, room_of in (("/schedules", "room_id"), ("/groups", "room"), ("/audit", "room_id")):
+        rooms = {}
+        for user in (olga, viewer):
+            items, cursor = [], {}
+            while cursor is not None:
+                part = (await user.get(f"{V1}{path}", params={"limit": 2, **cursor})).json()
+                items += part["items"]
+                cursor = {"cursor": part["next"]} if part["next"] else None
+            rooms[user] = items
+        expected = [item for item in rooms[olga] if item[room_of] in {OWN, ANNEX}]
+        assert {item[room_of] for item in expected} == {OWN, ANNEX}, path
+        assert rooms[viewer] == expected, path
+    workers = (await viewer.get(f"{V1}/workers")).json()
+    found = {worker["id"]: worker["job_count"] for worker in workers["items"]}
+    assert (found, workers["total"]) == ({world.own.worker_id: 1, annex.worker_id: 1}, 2)
+    response = await viewer.get(f"{V1}/statistics", params={"tag": "x"})
+    assert "query.room" in expect_problem(response, 422, "invalid-request")["detail"]
+
+
+async def test_patterns_of_jobs_hold_for_jobs_without_a_worker(app: FastAPI) -> None:
+    """An operator with patterns puts no other job."""
+    headers = {"X-Id": json.dumps([["operator"], None, "lab:*"])}
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://host", headers=headers) as client:
+        for room, status in ((OWN, 201), (OTHER, 403)):
+            response = await client.put(f"{V1}/rooms/{room}/jobs/{room}:modifiers:New", json={"schema": {}})
+            assert response.status_code == status, response.text
 
 
 async def test_wrong_roles_of_a_host_are_an_error_of_the_host(app: FastAPI) -> None:

@@ -38,14 +38,14 @@ async def test_a_group_is_read_without_the_tasks_of_others(explainer: Explainer)
 
 
 async def test_groups_are_listed_with_the_counts_of_each(explainer: Explainer) -> None:
-    """A page of a room reads their rows, their counts and their held tasks."""
-    work = partial(
-        sql_lists.read, cursor_list=sql_lists.GROUPS, page=CursorPage(50, None), values={"room": "room-7"}
-    )
-    for plan in await explainer.plans(work):
-        assert plan.by("joblib_group") <= {"ix_joblib_group_room"}, describe(plan)
-        assert plan.by("joblib_task") <= {BY_STATUS}, describe(plan)
-        assert plan.by("joblib_group_count") <= COUNTS, describe(plan)
+    """A page of a room, or of several, reads their rows, their counts and their held tasks."""
+    read = partial(sql_lists.read, cursor_list=sql_lists.GROUPS, page=CursorPage(50, None))
+    of_several = partial(read, values={}, rooms=["room-7", "room-8"])
+    for work in (partial(read, values={"room": "room-7"}), of_several):
+        for plan in await explainer.plans(work):
+            assert plan.by("joblib_group") <= {"ix_joblib_group_room"}, describe(plan)
+            assert plan.by("joblib_task") <= {BY_STATUS}, describe(plan)
+            assert plan.by("joblib_group_count") <= COUNTS, describe(plan)
 
 
 async def test_results_are_read_in_the_order_of_submission(explainer: Explainer) -> None:

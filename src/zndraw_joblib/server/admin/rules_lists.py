@@ -31,9 +31,13 @@ _SILENT_INTERVALS = 2
 async def list_workers(
     tx: Transaction, caller: Identity, room_id: str | None, part: Page, interval: float
 ) -> PaginatedResponse[WorkerSummary]:
-    """Return one page of all workers, or of those that serve a job which a room lists."""
-    workers, total = await sql_figures.workers_page(tx, room_id, part)
-    visible = RESERVED if room_id is None else RESERVED | {room_id}
+    """Return one page of all workers, or of those that serve a job which a room lists.
+
+    All are those of the caller's rooms, if it has rights in some rooms only.
+    """
+    rooms = caller.rooms if room_id is None else [room_id]
+    workers, total = await sql_figures.workers_page(tx, rooms, part)
+    visible = RESERVED | frozenset(rooms or ())
     items = await _summaries(tx, caller, workers, visible, interval)
     return rules_answers.page_response(PaginatedResponse[WorkerSummary], items, total, part)
 
@@ -69,8 +73,10 @@ async def _summaries(
         is_own = _is_own(caller, worker)
         jobs = [job.full_name for job in served[worker.id] if is_own or job.room_id in visible]
         state = state_of(worker.last_heartbeat, now, interval, is_draining=worker.draining)
+        is_limited = caller.rooms is not None and not is_own
+        job_count = len(jobs) if is_limited else worker.job_count
         item = WorkerSummary(
-            id=worker.id, last_heartbeat=worker.last_heartbeat, job_count=worker.job_count, state=state
+            id=worker.id, last_heartbeat=worker.last_heartbeat, job_count=job_count, state=state
         )
         if is_own or jobs:
             hidden = set() if is_own else {"host", "pid", "owner_id"}

@@ -1,6 +1,6 @@
 """Figures of jobs and of workers, the workers with their jobs and tasks, and ids that begin with a prefix."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -296,16 +296,19 @@ GROUP BY state
 )
 
 
-async def workers_page(tx: Transaction, room_id: str | None, part: Page) -> tuple[list[WorkerListing], int]:
+async def workers_page(
+    tx: Transaction, rooms: Collection[str] | None, part: Page
+) -> tuple[list[WorkerListing], int]:
     """Return one page of workers, newest first, and the count of all.
 
-    With a room, only workers that serve a job which the room lists.
+    With rooms, only workers that serve a job which one of these lists.
     """
     params: dict[str, Any] = part._asdict()
-    if room_id is not None:
-        params["all_room_id"] = padded(visible_rooms(room_id))
-    rows = (await tx.execute(_PAGES[room_id is not None], params)).all()
-    total: int = (await tx.execute(_COUNTS[room_id is not None], params)).scalar_one()
+    if rooms is not None:
+        visible = {job_room for room_id in rooms for job_room in visible_rooms(room_id)}
+        params["all_room_id"] = padded(sorted(visible))
+    rows = (await tx.execute(_PAGES[rooms is not None], params)).all()
+    total: int = (await tx.execute(_COUNTS[rooms is not None], params)).scalar_one()
     return [WorkerListing(*row) for row in rows], total
 
 

@@ -13,7 +13,19 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic_core import from_json, to_json
-from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, func, select, true, tuple_, union
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    func,
+    select,
+    true,
+    tuple_,
+    union,
+    union_all,
+)
 
 from zndraw_joblib.server.admin.sql_figures import Service, services
 from zndraw_joblib.server.db.bulk import padded
@@ -94,11 +106,16 @@ class CursorList:
 
 
 async def read(
-    tx: Transaction, cursor_list: CursorList, page: CursorPage, values: Mapping[str, Any]
+    tx: Transaction,
+    cursor_list: CursorList,
+    page: CursorPage,
+    values: Mapping[str, Any],
+    rooms: Sequence[str] = (),
 ) -> CursorResponse[Any]:
     """Return a part of a list with these values of filters. Read it in a snapshot.
 
-    Raises `InvalidRequest` for a wrong cursor.
+    With `rooms`, the items of these: each room's are read by its index and merged. Raises `InvalidRequest`
+    for a wrong cursor.
     """
     filters = cursor_list.filters.items()
     params = {name: values.get(name, entry.default) for name, entry in filters}
@@ -110,7 +127,8 @@ async def read(
         types = [int if isinstance(column.type, Integer) else str for column in cursor_list.columns]
         after = decode_cursor(cursor_list.kind, page.cursor, types)
         params |= {f"after_{key}": value for key, value in zip(cursor_list.keys, after, strict=True)}
-    query = _statement(cursor_list, names, is_first=page.cursor is None)
+    params |= {f"room_{number}": room_id for number, room_id in enumerate(rooms)}
+    query = _statement(cursor_list, names, len(rooms), is_first=page.cursor is None)
     if "now" in query.compile().params:
         params["now"] = await tx.now()
     rows = (await tx.execute(query, params | {"limit": page.limit + 1})).all()
@@ -124,15 +142,23 @@ async def read(
 
 
 @cache
-def _statement(cursor_list: CursorList, filters: tuple[str, ...], *, is_first: bool) -> Select[Any]:
-    """Return the statement for the first rows of a list, or for those after a cursor."""
+def _statement(
+    cursor_list: CursorList, filters: tuple[str, ...], rooms: int, *, is_first: bool
+) -> Select[Any]:
+    """Return the statement for the first rows of a list, or for those after a cursor; of so many rooms."""
     conditions = [cursor_list.filters[name].condition for name in filters]
-    first, *others = [
-        _part(query.where(*conditions), cursor_list, is_first=is_first) for query in cursor_list.selects
-    ]
+    selects = cursor_list.selects
+    if rooms:
+        selects = [
+            query.where(query.selected_columns["room_id"] == bindparam(f"room_{number}"))
+            for query in selects
+            for number in range(rooms)
+        ]
+    first, *others = [_part(query.where(*conditions), cursor_list, is_first=is_first) for query in selects]
     if not others:
         return first
-    united = union(*[select(part.subquery()) for part in (first, *others)]).subquery()
+    unite = union_all if rooms else union
+    united = unite(*[select(part.subquery()) for part in (first, *others)]).subquery()
     return _ordered(select(united), cursor_list)
 
 

@@ -296,11 +296,14 @@ def _serve(cursor_list: CursorList) -> Endpoint:
     async def work(
         request: Request, runtime: Runtime, caller: Identity, page: CursorPaging, **values: Any
     ) -> Response:
+        rooms: list[str] = []
         if Access.NAMED_ROOMS in row.access:
             named = [] if values["room"] is None else [values["room"]]
-            values["room"] = next(iter(await allowed_rooms(request, caller, named)), None)
+            rooms = await allowed_rooms(request, caller, named)
+            # A caller with rights in several rooms that names none gets the items of these.
+            values["room"] = rooms.pop() if len(rooms) == 1 else None
         return json_response(
-            await runtime.database.read_snapshot(rules_lists.read, cursor_list, page, values)
+            await runtime.database.read_snapshot(rules_lists.read, cursor_list, page, values, rooms)
         )
 
     *parameters, _ = inspect.signature(work).parameters.values()
@@ -463,6 +466,8 @@ async def get_statistics(  # noqa: PLR0913 - one parameter for each field of the
         raise InvalidRequest(f"query.resolution: it must be {MINUTE} or {HOUR}, not {resolution}")
     if tag is not None and job is None:
         rooms = await allowed_rooms(request, caller, [] if room is None else [room])
+        if len(rooms) > 1:
+            raise InvalidRequest(f"query.room: name one of the caller's rooms: {', '.join(rooms)}")
         read_tagged = partial(rules_statistics.read_tagged, tag=tag, room_id=next(iter(rooms), None))
         return json_response(
             await runtime.database.read(read_tagged, resolution=resolution, since=since, until=until)

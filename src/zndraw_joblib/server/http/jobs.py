@@ -91,6 +91,7 @@ async def put_job(
     Its schema changes only while no worker serves it and no task of it is pending.
     """
     check_operates_job(caller, name)
+    check_job(caller, name)
     rules_transitions.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
     item = await job_to_put(runtime, caller, name, body)
     job, is_new = await runtime.write(once(key, _REGISTERED, rules_jobs.put), item=item)
@@ -263,7 +264,7 @@ async def create_worker(
 
 @serves(ops.LIST_WORKERS)
 async def list_workers(runtime: Runtime, caller: Identity, page: Paging) -> Response:
-    """List all workers, newest first."""
+    """List all workers, newest first; for a caller with rooms those of jobs that these rooms list."""
     return await _page(runtime, caller, None, page)
 
 

@@ -381,7 +381,7 @@ export interface paths {
         };
         /**
          * List workers
-         * @description List all workers, newest first.
+         * @description List all workers, newest first; for a caller with rooms those of jobs that these rooms list.
          */
         get: operations["listWorkers"];
         put?: never;
