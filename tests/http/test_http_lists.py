@@ -164,6 +164,10 @@ async def test_the_caller_and_the_release(
     assert (await ada.get(f"{V1}/me")).json() == {
         "id": "ada",
         "is_superuser": False,
+        "roles": [],
+        "scopes": ["read", "submit", "work"],
+        "rooms": None,
+        "jobs": None,
         "room": None,
         "permissions": [],
     }
