@@ -23,6 +23,17 @@ def test_a_file_makes_a_group_that_is_followed(stack: Stack, tmp_path: Path) -> 
     assert (again.out, group_id in again.err) == (result.out, True)
     shown = json.loads(stack.program.ok("group", group_id, "--json"))
     assert (shown["total"], shown["sealed"]) == (3, True)
+    # The room is that of the group.
+    listed, failed, preview = stack.program.run_all(
+        [
+            ["tasks", "--group", group_id, "--json"],
+            ["tasks", "failures", "--group", group_id],
+            ["tasks", "bulk", "retry", "--group", group_id, "--preview"],
+        ]
+    )
+    assert [task["id"] for task in json.loads(listed.out)[::-1]] == result.out.split()
+    assert (failed.code, len(failed.out.splitlines())) == (0, 1)
+    assert "retry: 0 tasks in room grouped" in preview.err
 
 
 def test_a_file_with_an_invalid_line_makes_no_group(stack: Stack, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def _followed(client: AdminClient, group_id: UUID, timeout: float | None) -> Gro
 
 
 def _print(group: GroupResponse) -> None:
-    progress = None if group.progress is None else f"{100 * group.progress:.0f} %"
+    progress = None if group.progress is None else f"{int(100 * group.progress)} %"
     state = "ended" if group.ended_at else "sealed" if group.sealed else "open"
     print_fields(
         {

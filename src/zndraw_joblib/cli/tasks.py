@@ -119,6 +119,9 @@ Parent = Annotated[
 Root = Annotated[
     str | None, typer.Option("--root", metavar="TASK", help="Only tasks below this one, the first of a tree.")
 ]
+GroupOf = Annotated[
+    UUID | None, typer.Option("--group", metavar="GROUP", help="Only tasks of the group with this id.")
+]
 Since = Annotated[
     str | None,
     typer.Option(
@@ -154,7 +157,9 @@ class Selection:
         return bool(len(self.rooms) != 1 or len(self.statuses) > 1 or self.jobs or self.worker or self.fields)
 
     def located(self, client: AdminClient) -> "Selection":
-        """Return the same with the whole ids of parent and root, whose room is the default one."""
+        """Return the same with whole ids of parent and root. The default room is theirs, or the group's."""
+        if self.is_default_room and "group" in self.fields:
+            return replace(self, rooms=[client.get_group(self.fields["group"]).room])
         names = [name for name in ("parent", "root") if name in self.fields]
         if not names:
             return self
@@ -194,7 +199,7 @@ def select(  # noqa: PLR0913 - one for each option
     until: str | None,
     *,
     all_rooms: bool,
-    **others: str | list[str] | list[int] | None,
+    **others: str | UUID | list[str] | list[int] | None,
 ) -> Selection:
     """Return what the options select. Raises `UsageError`."""
     if all_rooms and rooms:
@@ -348,6 +353,7 @@ def bulk(  # noqa: PLR0913 - each is an option
     tag: Tags = None,
     parent: Parent = None,
     root: Root = None,
+    group: GroupOf = None,
     since: Since = None,
     until: Until = None,
     tree: Tree = False,
@@ -363,6 +369,7 @@ def bulk(  # noqa: PLR0913 - each is an option
     """
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
     others |= {"version": version, "exception": exception, "tag": tag, "parent": parent, "root": root}
+    others["group"] = group
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
     _check_bulk(action, tree=tree, asks=not (preview or yes))
     with open_client(url) as client:
@@ -608,6 +615,7 @@ def tasks(  # noqa: PLR0913 - each is an option
     tag: Tags = None,
     parent: Parent = None,
     root: Root = None,
+    group: GroupOf = None,
     since: Since = None,
     until: Until = None,
     limit: Limit = 20,
@@ -622,6 +630,7 @@ def tasks(  # noqa: PLR0913 - each is an option
         return
     others: dict[str, Any] = {"created_by": created_by, "error_code": error_code, "text": text}
     others |= {"version": version, "exception": exception, "tag": tag, "parent": parent, "root": root}
+    others["group"] = group
     selection = select(room, status, job, worker, since, until, all_rooms=all_rooms, **others)
     with open_client(url) as client:
         selection = selection.located(client)
@@ -642,6 +651,7 @@ def failures(  # noqa: PLR0913 - each is an option
     exception: Exceptions = None,
     text: Text = None,
     tag: Tags = None,
+    group: GroupOf = None,
     since: Since = None,
     until: Until = None,
     as_json: AsJson = False,
@@ -652,8 +662,9 @@ def failures(  # noqa: PLR0913 - each is an option
     'tasks bulk retry' with --job and --exception queues a group again.
     """
     others: dict[str, Any] = {"error_code": error_code, "exception": exception, "text": text, "tag": tag}
-    selection = select(room, None, job, None, since, until, all_rooms=all_rooms, **others)
+    selection = select(room, None, job, None, since, until, all_rooms=all_rooms, group=group, **others)
     with open_client(url) as client:
+        selection = selection.located(client)
         filters = selection.resolve(client)
         answer = client.failures(filters)
         if not answer.groups:
