@@ -11,7 +11,7 @@ from rest import V1
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.jobs.logs import RepeatedFailure
+from zndraw_joblib.jobs.logs import RepeatedFailure, log_failed_work
 from zndraw_joblib.server.db import errors
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.process.settings import ServerSettings
@@ -106,5 +106,9 @@ async def test_repeated_failures_are_counted(caplog: pytest.LogCaptureFixture) -
         async with asyncio.timeout(30):
             await logged.wait()
         assert messages()[1:] == ["it failed (38) (38 times in 0.05 s)"]
+        log_failed_work(logger, OSError("it is away"), "Work waits", task_id="seven")
+        log_failed_work(logger, OSError("it is away still"), "Other work waits")
+        log_failed_work(logger, ValueError("unexpected"), "Work failed")
+        assert messages()[2:] == ["Work waits: it is away", "Work failed"]
     finally:
         logger.removeFilter(notice)

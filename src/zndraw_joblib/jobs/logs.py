@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, TextIO, TypeVar
+from weakref import WeakKeyDictionary
 
 from zndraw_joblib.jobs.task_context import running_task
 from zndraw_joblib.jobs.traces import current_ids
@@ -326,11 +327,11 @@ class RepeatedFailure:
         self._count = 0
         self._until = 0.0
 
-    def log(self, text: str) -> None:
-        """Log a failure now, or count it for the next line. Call it in an event loop."""
+    def log(self, text: str, **fields: str) -> None:
+        """Log a failure now, with fields of its record, or count it for the next line. Call it in a loop."""
         # The count of an interval ends with the event loop that began it.
         if time.monotonic() > self._until + self._seconds:
-            self._logger.error("%s", text)
+            self._logger.error("%s", text, extra=fields)
             self._open()
         else:
             self._text = text
@@ -349,14 +350,20 @@ class RepeatedFailure:
             self._until = 0.0
 
 
-def log_failed_work(logger: logging.Logger, error: Exception, text: str, **fields: str) -> None:
-    """Log that repeated work failed once: one line, with a traceback if `error` is unexpected.
+# Expected failures of repeated work, by the event loop and the name of the logger.
+_failed_work: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, RepeatedFailure]] = WeakKeyDictionary()
 
-    Expected are an unavailable database or service, and a time limit. `fields` are fields of the record.
+
+def log_failed_work(logger: logging.Logger, error: Exception, text: str, **fields: str) -> None:
+    """Log that repeated work failed: one line, with a traceback if `error` is unexpected.
+
+    Expected are an unavailable database or service, and a time limit. Of these a logger logs the first, then
+    one line each 10 s with their number. `fields` are fields of the record of the first.
     """
     if isinstance(error, OSError | TimeoutError):
         reason = str(error).partition("\n")[0] or type(error).__name__
-        logger.error("%s: %s", text, reason, extra=fields)
+        of_loop = _failed_work.setdefault(asyncio.get_running_loop(), {})
+        of_loop.setdefault(logger.name, RepeatedFailure(logger)).log(f"{text}: {reason}", **fields)
     else:
         logger.error("%s", text, exc_info=error, extra=fields)
 

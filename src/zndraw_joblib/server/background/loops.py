@@ -254,7 +254,7 @@ class Scheduler:
             try:
                 seconds = await self._queue_due()
             except Exception as error:
-                logger.warning("Scheduled tasks wait, the database is unavailable: %r", error)
+                log_failed_work(logger, error, "Scheduled tasks wait")
                 seconds = _RETRY_SECONDS
             if seconds is not None:
                 self._wake_at(time.monotonic() + seconds)

@@ -14,6 +14,7 @@ import socketio
 from fastapi import FastAPI, Request
 from pydantic import ValidationError
 
+from zndraw_joblib.jobs.logs import log_failed_work
 from zndraw_joblib.server.db.database import Transaction
 from zndraw_joblib.server.process.ports import Identity, identity_key, worker_key
 from zndraw_joblib.server.process.settings import ServerSettings
@@ -163,6 +164,7 @@ class SocketSupervisor:
         self._unauthenticated_since: dict[str, float] = {}
         self._disconnecting: set[asyncio.Task[None]] = set()
         self.is_closing = False
+        self._waiters = runtime.waiters
         runtime.waiters.subscribe(_KEY_PREFIX, self._on_wake)
         if settings is not None:
             socketio_internals.guard_connections(sio, self._reason_to_refuse)
@@ -185,7 +187,7 @@ class SocketSupervisor:
                 try:
                     await check()
                 except Exception as error:
-                    logger.warning("Sockets were not checked; the next cycle retries: %r", error)
+                    log_failed_work(logger, error, "Sockets were not checked; the next cycle retries")
             await asyncio.sleep(interval)
 
     def _reason_to_refuse(self) -> str | None:
@@ -235,7 +237,9 @@ class SocketSupervisor:
         except Exception as error:
             logger.warning("Socket not disconnected: sid=%s error=%r", sid, error)
         else:
-            logger.info("Disconnected a socket whose token or user was revoked: sid=%s", sid)
+            # A server that stops wakes all waits, also those for revoked users.
+            reason = "the server stops" if self._waiters.is_closed else "its token or user was revoked"
+            logger.info("Disconnected a socket: %s (sid=%s)", reason, sid)
 
 
 # Joining and leaving, and the connections and disconnects of sockets.
