@@ -116,7 +116,9 @@ def retention(
     caption = (
         f"{'' if times.is_complete else 'more than '}{counted(older, 'task')} older; the server deletes them"
     )
-    if times.applies_at is not None:
+    # The time of a job, or one to try, applies at once.
+    is_default = all(row["time"].source == "settings" for row in rows if row["time"].older)
+    if times.applies_at is not None and is_default:
         caption += f" from {times.applies_at.astimezone():%Y-%m-%d %H:%M} on, as these times are defaults"
     _KEPT.print(rows, caption=caption)
 

@@ -108,15 +108,21 @@ class Backoff(CheckedKeywords, RequestBody):
 # A hundred years.
 _MAX_KEEP_SECONDS = 3_155_760_000
 FOREVER: Literal["forever"] = "forever"
-_KEEP_TEXT = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_KEEP_TEXT = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _keep_seconds(value: Any) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
-    match = _KEEP_TEXT.fullmatch(value) if isinstance(value, str) else None
-    return value if match is None else float(match[1]) * _UNIT_SECONDS[match[2]]
+    if not isinstance(value, str) or value == FOREVER:
+        return value
+    match = _KEEP_TEXT.fullmatch(value)
+    if match is None:
+        raise ValueError(
+            f"{value[:100]!r} is no time to keep tasks: pass seconds, or 90s, 15m, 12h, 30d, or forever"
+        )
+    return float(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 KeepTime = Annotated[

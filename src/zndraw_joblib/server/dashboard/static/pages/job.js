@@ -116,8 +116,10 @@ function Kept({ job }) {
   const state = usePoll((signal) => canReadAll.value ? get("/admin/retention", { job: job.full_name }, { signal }) : null, [job.full_name, canReadAll.value], 60);
   const statuses = ["completed", "failed", "cancelled"];
   if (state.data?.completed) {
+    // The time of a job applies at once; that of the settings later, if nobody has set it.
+    const later = state.data.applies_at && statuses.every((status) => !state.data[status].older || state.data[status].source === "settings");
     const older = statuses.reduce((sum, status) => sum + state.data[status].older, 0);
-    return html`${statuses.map((status) => `${status} ${keptText(state.data[status].keep_seconds)}`).join(", ")}${older > 0 && html`<br /><span class="help">${state.data.is_complete ? "" : "more than "}${plural(older, "task")} older, to be deleted${state.data.applies_at ? html` from <${Ago} at=${state.data.applies_at} /> on` : ""}</span>`}`;
+    return html`${statuses.map((status) => `${status} ${keptText(state.data[status].keep_seconds)}`).join(", ")}${older > 0 && html`<br /><span class="help">${state.data.is_complete ? "" : "more than "}${plural(older, "task")} older, to be deleted${later ? html`, the first <${Ago} at=${state.data.applies_at} />` : ""}</span>`}`;
   }
   return html`${statuses.map((status) => `${status} ${job.keep?.[status] == null ? "as the server's settings say" : keptText(job.keep[status])}`).join(", ")}`;
 }
