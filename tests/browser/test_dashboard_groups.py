@@ -173,4 +173,11 @@ async def test_a_group_of_10000_tasks_is_shown_at_once(browser: Browser, databas
             await groups.run("completed")
             progress = dashboard.page.get_by_role("region", name="Progress")
             await expect(progress).to_contain_text("1 of 10,000 tasks ended")
+            row, link = (
+                await dashboard.page.locator(".dense tbody tr").last.bounding_box(),
+                await dashboard.page.get_by_role("link", name="All 10,000 tasks").bounding_box(),
+            )
+            assert row is not None
+            assert link is not None
+            assert row["y"] + row["height"] <= link["y"]
             await dashboard.check("group-large")
