@@ -22,6 +22,8 @@ def test_a_webhook_from_its_creation_to_its_deletion(stack: Stack) -> None:
     assert stack.program.ok("webhooks", "repeat", number, *room).strip() != number
     listed = stack.program.ok("webhooks", "deliveries", "--webhook", "ci", *room, "--json")
     assert [item["event"] for item in json.loads(listed)] == ["webhook.test"] * 2
+    new = json.loads(stack.program.ok("webhooks", "put", "ci", url, "--new-secret", "--json", *room))
+    assert new["secret"].startswith("whsec_")
     stack.program.ok("webhooks", "delete", "ci", *room)
     assert "no webhook 'ci'" in stack.program.error_of("webhooks", "show", "ci", *room)
 

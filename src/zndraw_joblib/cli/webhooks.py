@@ -104,6 +104,9 @@ def put(  # noqa: PLR0913 - each is an option
             webhook = client.webhooks.put(name, target, events=event, secret=secret or made, room=room)
         except ValueError as error:
             raise UsageError(str(error)) from error
+    if as_json and made is not None:
+        print_json({**webhook.model_dump(mode="json"), "secret": made})
+        return
     _print(webhook, as_json=as_json)
     if made is not None:
         print_note(f"The secret of webhook {name}, which is not shown again: {made}")
