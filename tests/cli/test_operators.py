@@ -107,7 +107,7 @@ def test_retention_is_shown_and_tried(stack: Stack) -> None:
     policy = {"keep": {"completed": "12h", "failed": "forever"}, "batch": {"max": 32, "key": "/model"}}
     put = ["register", "@global:jobs:kept", "--policy", json.dumps(policy)]
     assert stack.program.run(*put).code == 0
-    shown, tried, of_job, as_json, job, wrong, policy = stack.program.run_all(
+    shown, tried, of_job, as_json, job, wrong, refused = stack.program.run_all(
         [
             ["retention"],
             ["retention", "--completed", "1.5h", "--cancelled", "forever"],
@@ -133,7 +133,7 @@ def test_retention_is_shown_and_tried(stack: Stack) -> None:
     assert "up to 32 with equal /model, waits 0.1 s for more" in job.out
     assert (wrong.code, wrong.is_error_line) == (1, True)
     assert "query.failed: 'soon' is no time to keep tasks: pass seconds, or 90s, 15m, 12h, 30d" in wrong.err
-    assert "--policy.keep.completed: '12 hours' is no time to keep tasks: pass seconds, or 90s" in policy.err
+    assert "--policy.keep.completed: '12 hours' is no time to keep tasks: pass seconds, or 90s" in refused.err
 
 
 def ends_are_in_the_statistics(stack: Stack, ids: list[str]) -> bool:
