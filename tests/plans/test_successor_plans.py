@@ -94,7 +94,7 @@ async def test_actions_read_the_edges_of_their_tasks(explainer: Explainer) -> No
         await rules_successors.cancel_waiting(tx, FAN)
         waiting = await sql_successors.unreleased(tx, range(IN_CHAIN, IN_CHAIN + 200))
         assert tx.is_sqlite or await sql_successors.lock_sources(tx, waiting)
-        await sql_successors.reopen(tx, waiting)
+        await sql_successors.reopen(tx, waiting, [])
         await sql_successors.predecessors(tx, list(waiting))
         await sql_successors.remove(tx, list(waiting))
 

@@ -166,6 +166,43 @@ async def test_a_failed_task_waits_again_after_a_retry(replica: Replica) -> None
     assert [await end(replica, job), await end(replica, job)] == [first.id, fails.id]
 
 
+async def test_a_bulk_retry_begins_with_the_predecessors(replica: Replica) -> None:
+    """However few tasks it changes at once, and whatever is handled meanwhile, no task fails again.
+
+    No old end is left that would be handled in place of a cancel with the tree.
+    """
+    job = await replica.register()
+    chain = [await replica.submit(job)]
+    for _ in range(4):
+        chain.append(await replica.submit(job, after={"tasks": [chain[-1].id]}))
+    await end(replica, job, status="failed")
+    assert {(await replica.get(task.id)).status for task in chain} == {TaskStatus.FAILED}
+
+    async def write(work: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await replica.runtime.write(work, *args, **kwargs)
+        await handle(replica)
+        return result
+
+    retry = rules_searches.Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(room=["lab"]), 2**60)
+    limits = rules_searches.BulkLimits(tasks=5, batch=2)
+    done = await rules_searches.apply(replica.runtime.database.read, write, retry, None, limits)
+    assert (done.affected, done.is_complete) == (5, True)
+    assert [bool((await replica.get(task.id)).waits) for task in chain] == [False, True, True, True, True]
+    assert [await end(replica, job) for _ in chain] == [task.id for task in chain]
+
+
+async def test_a_retry_records_no_end_of_what_is_retried_too(replica: Replica) -> None:
+    """It would be handled in place of a cancel with the tree, and fail what this cancels."""
+    job = await replica.register()
+    first = await replica.submit(job)
+    second = await replica.submit(job, after={"tasks": [first.id]})
+    await end(replica, job, status="failed")
+    retry = rules_searches.Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(room=["lab"]), 2**60)
+    await rules_searches.apply(replica.runtime.database.read, replica.runtime.write, retry, None)
+    assert await replica.rows(Wave.__table__) == []
+    assert (await replica.get(second.id)).waits
+
+
 async def test_run_now_releases_a_task_that_waits(replica: Replica) -> None:
     """Unless its payload needs a result that does not exist."""
     job = await replica.register()

@@ -3,7 +3,7 @@
 import re
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
@@ -398,7 +398,7 @@ async def apply(
     limits: BulkLimits = _LIMITS,
     fault: Fault | None = None,
 ) -> BulkResult:
-    """Apply a confirmed action to the tasks that still match, newest first.
+    """Apply a confirmed action to the newest tasks that still match.
 
     `fault(schema, payload, user)` returns why a payload does not match a schema, for tasks to retarget.
 
@@ -409,7 +409,10 @@ async def apply(
     refused: list[RefusedTask] = []
     entry: int | None = None
     is_complete = True
-    async for matches in _search(read_in, confirmed, limits):
+    found = _search(read_in, confirmed, limits)
+    if confirmed.action is BulkAction.RETRY:
+        found = _oldest_first(found, limits.batch)
+    async for matches in found:
         is_complete = matches.is_complete
         # Oldest first, as `apply_batch` handles them: a purge may handle only the first of them.
         rows = sorted(matches.rows, key=attrgetter("seq"))
@@ -506,7 +509,7 @@ async def first_result(write_in: Run, key: RequestKey | None) -> BulkResult | No
     return answer
 
 
-async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> Any:
+async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> AsyncIterator[_Batch]:
     """Yield the tasks that match in batches; the last one states whether the search read to its end."""
     resolved = await read_in(_resolve, confirmed)
     if resolved is None:
@@ -520,6 +523,15 @@ async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> Any
         yield _Batch(part.rows, after is None)
         if after is None or time.monotonic() >= gives_up:
             return
+
+
+async def _oldest_first(found: AsyncIterator[_Batch], size: int) -> AsyncIterator[_Batch]:
+    """Yield the same tasks, oldest first: retried before its predecessor, a task fails again with it."""
+    batches = [batch async for batch in found]
+    rows = sorted((row for batch in batches for row in batch.rows), key=attrgetter("seq"))
+    is_complete = not batches or batches[-1].is_complete
+    for start in range(0, max(len(rows), 1), size):
+        yield _Batch(rows[start : start + size], is_complete)
 
 
 async def _resolve(tx: Transaction, confirmed: Confirmed) -> Filter | None:

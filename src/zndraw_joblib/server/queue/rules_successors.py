@@ -251,7 +251,7 @@ async def wait_again(tx: Transaction, retried: Sequence[TaskRecord]) -> list[Tas
     if linked:
         if not tx.is_sqlite and not await sql_successors.lock_sources(tx, linked):
             raise RepeatTransaction("A task or group that another is to wait for again is being changed")
-        await sql_successors.reopen(tx, linked)
+        await sql_successors.reopen(tx, linked, {task.seq for task in retried})
     return [task.changed(run_at=WAITING) if task.seq in linked else task for task in retried]
 
 

@@ -25,10 +25,11 @@ from zndraw_joblib.server.db.statements import (
 from zndraw_joblib.server.process.ports import SUCCESSORS_KEY
 from zndraw_joblib.server.queue import sql_groups, sql_payloads
 from zndraw_joblib.server.queue.sql_task_rows import CHUNK
-from zndraw_joblib.wire.statuses import TaskStatus
+from zndraw_joblib.wire.statuses import TERMINAL, TaskStatus
 from zndraw_joblib.wire.successors import MAX_PREDECESSORS
 
 COMPLETED = TaskStatus.COMPLETED.value
+_ENDED = frozenset(status.value for status in TERMINAL)
 MAX_SHOWN = 100
 
 
@@ -737,13 +738,17 @@ async def lock_sources(tx: Transaction, seqs: Collection[int]) -> bool:
     return True
 
 
-async def reopen(tx: Transaction, seqs: Collection[int]) -> None:
+async def reopen(tx: Transaction, seqs: Collection[int], retried: Collection[int]) -> None:
     """Let tasks wait for their predecessors again, and let those that ended be looked at.
 
-    The predecessors are locked.
+    The predecessors are locked. Those among `retried` are queued again in this transaction. No end is
+    recorded that is none: it would be handled in place of a later one, and without its `cancels`.
     """
     rows = await tx.execute(_REOPEN[tx.is_sqlite], {"all_task_seq": padded(sorted(seqs))})
-    await add_waves(tx, rows.scalars())
+    sources = set(rows.scalars()).difference(retried)
+    of = await statuses(tx, sources)
+    # One that is gone was deleted after its end.
+    await add_waves(tx, (source for source in sources if source not in of or of[source] in _ENDED))
 
 
 async def predecessors(tx: Transaction, seqs: Sequence[int]) -> dict[int, dict[UUID, int]]:
