@@ -46,7 +46,7 @@ async def test_the_page_asks_for_a_token(browser: Browser, database_url: str) ->
             await dashboard.check("login")
             await page.get_by_label("Token").fill("wrong")
             await page.get_by_role("button", name="Open").click()
-            await expect(page.get_by_role("alert")).to_contain_text("unknown or was revoked")
+            await expect(page.get_by_role("alert")).to_contain_text("unknown, has expired, or was revoked")
             await page.get_by_label("Token").fill(server.token)
             await page.get_by_role("button", name="Open").click()
             await expect(dashboard.title).to_have_text("Overview")

@@ -1,7 +1,7 @@
 """Several queues in one app: each has its own paths, database, users, guards, pages and sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,6 +44,11 @@ async def closed(room_id: str) -> str:
     return room_id
 
 
+def always(user: Identity) -> Callable[[], Identity]:
+    """Return an identity that is always this user."""
+    return lambda: user
+
+
 def build(folder: Path, valkey_url: str | None = None, **options: Any) -> FastAPI:
     """Return a host with the queues `/queue-a` and `/team/b`, whose Socket.IO servers may use Valkey."""
     app = FastAPI()
@@ -53,7 +58,7 @@ def build(folder: Path, valkey_url: str | None = None, **options: Any) -> FastAP
         sio = socketio.AsyncServer(async_mode="asgi", client_manager=manager)
         joblib = JobLib(
             session_maker=async_sessionmaker(engine),
-            identity=lambda user=user: user,
+            identity=always(user),
             readable_room=guard,
             tsio=sio,
             prefix=prefix,

@@ -72,11 +72,9 @@ async def test_a_socket_receives_a_request_once(server: LiveServer) -> None:
 
 async def test_only_a_registered_worker_of_the_owner_joins(server: LiveServer) -> None:
     """Other users, other workers and unknown providers are refused."""
-    rest, eve = (
-        await server.rest(await server.create_user("ada")),
-        await server.connect(token=await server.create_user("eve")),
-    )
-    ada = await server.connect(token="token-of-ada-for-the-tests")
+    token = await server.create_user("ada")
+    rest, ada = await server.rest(token), await server.connect(token=token)
+    eve = await server.connect(token=await server.create_user("eve"))
     provider = await register_provider(rest)
     assert (await join(eve, provider))["status"] == 403
     assert (await join(ada, {**provider, "worker_id": UNKNOWN_ID}))["status"] == 404

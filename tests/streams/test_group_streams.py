@@ -201,7 +201,7 @@ async def test_a_stream_ends_with_access_and_with_the_server(local: Local) -> No
     async def is_valid(*_: object) -> bool:
         return is_allowed
 
-    joblib.is_valid = is_valid
+    joblib.may_still_read = is_valid
     readers = [Reader(client, path, token=token), Reader(client, path)]
     for reader in readers:
         await reader.until(1)

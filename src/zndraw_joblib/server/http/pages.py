@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
@@ -234,7 +234,7 @@ class Config(BaseModel):
     version: str
     title: str
     headers: str | None = None
-    sign_in: SignIn | None = None
+    sign_in: SignIn | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Dashboard:
