@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -189,6 +190,32 @@ async def test_a_bulk_retry_begins_with_the_predecessors(replica: Replica) -> No
     assert (done.affected, done.is_complete) == (5, True)
     assert [bool((await replica.get(task.id)).waits) for task in chain] == [False, True, True, True, True]
     assert [await end(replica, job) for _ in chain] == [task.id for task in chain]
+
+
+async def test_a_bulk_retry_ends_in_time_and_a_repeat_goes_on(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it is not complete; what is left are the newest tasks, so the next one fits to it."""
+    job = await replica.register()
+    tasks = [await replica.submit(job) for _ in range(5)]
+    for _ in tasks:
+        await end(replica, job, status="failed")
+    now = 0.0
+
+    async def write(work: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal now
+        now += 1.0
+        return await replica.runtime.write(work, *args, **kwargs)
+
+    monkeypatch.setattr(rules_searches, "time", SimpleNamespace(monotonic=lambda: now))
+    retry = rules_searches.Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(room=["lab"]), 2**60)
+    limits = rules_searches.BulkLimits(tasks=5, batch=2, seconds=1.0)
+    first = await rules_searches.apply(replica.runtime.database.read, write, retry, None, limits)
+    assert (first.affected, first.is_complete) == (2, False)
+    statuses = [(await replica.get(task.id)).status.value for task in tasks]
+    assert statuses == ["pending"] * 2 + ["failed"] * 3
+    rest = await rules_searches.apply(replica.runtime.database.read, replica.runtime.write, retry, None)
+    assert (rest.affected, rest.is_complete) == (3, True)
 
 
 async def test_a_retry_records_no_end_of_what_is_retried_too(replica: Replica) -> None:

@@ -411,7 +411,7 @@ async def apply(
     is_complete = True
     found = _search(read_in, confirmed, limits)
     if confirmed.action is BulkAction.RETRY:
-        found = _oldest_first(found, limits.batch)
+        found = _oldest_first(found, limits)
     async for matches in found:
         is_complete = matches.is_complete
         # Oldest first, as `apply_batch` handles them: a purge may handle only the first of them.
@@ -525,13 +525,17 @@ async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> Asy
             return
 
 
-async def _oldest_first(found: AsyncIterator[_Batch], size: int) -> AsyncIterator[_Batch]:
+async def _oldest_first(found: AsyncIterator[_Batch], limits: BulkLimits) -> AsyncIterator[_Batch]:
     """Yield the same tasks, oldest first: retried before its predecessor, a task fails again with it."""
+    size, gives_up = limits.batch, time.monotonic() + limits.seconds
     batches = [batch async for batch in found]
     rows = sorted((row for batch in batches for row in batch.rows), key=attrgetter("seq"))
     is_complete = not batches or batches[-1].is_complete
     for start in range(0, max(len(rows), 1), size):
         yield _Batch(rows[start : start + size], is_complete)
+        if start + size < len(rows) and time.monotonic() >= gives_up:
+            yield _Batch([], is_complete=False)
+            return
 
 
 async def _resolve(tx: Transaction, confirmed: Confirmed) -> Filter | None:
