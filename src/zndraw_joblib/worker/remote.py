@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zndraw_joblib.client.retry import describe
-from zndraw_joblib.jobs.batches import BatchContext, await_batch, run_batch
 from zndraw_joblib.jobs.failures import error_text
 from zndraw_joblib.jobs.logs import ExponentialBackoff
-from zndraw_joblib.jobs.run import Outcome, failed, run_settled, run_to_end
+from zndraw_joblib.jobs.run import Outcome, failed
 from zndraw_joblib.jobs.traces import continued, current_traceparent
 from zndraw_joblib.wire.problems import WorkerLost
-from zndraw_joblib.worker.task_process import Forwarded, ForwardedReports
+from zndraw_joblib.worker.task_process import Forwarded, ForwardedReports, run_tasks
 from zndraw_joblib.worker.tasks import ClaimedTask, Execute
 
 log = logging.getLogger(__name__)
@@ -60,19 +59,8 @@ def run_call(call: bytes) -> bytes:
         )
         return pickle.dumps(_Answer([Outcome(error=error_text(text))], []))
     with continued(traceparent):
-        outcomes = _run(execute, tasks, pid)
+        outcomes = run_tasks(execute, tasks, pid)
     return pickle.dumps(_Answer([_in_memory(outcome) for outcome in outcomes], list(_reports(tasks))))
-
-
-def _run(execute: Execute | None, tasks: list[ClaimedTask], pid: int) -> list[Outcome]:
-    if execute is not None:
-        [task] = tasks
-        return [run_to_end(partial(execute, task), task, task.extension, pid)]
-    batch = BatchContext(tasks)
-    outcomes = run_batch(batch, pid)
-    if isinstance(outcomes, list):
-        return outcomes
-    return run_settled(await_batch(outcomes, batch, pid), batch.fail, pid)
 
 
 def _reports(tasks: Sequence[ClaimedTask]) -> Iterator[Forwarded]:

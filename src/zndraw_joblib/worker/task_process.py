@@ -467,11 +467,12 @@ def _run(work: bytes, forwarder: Forwarder, cancellations: _Cancellations) -> li
     cancellations.begin(number, [task.cancelled for task in tasks])
     forwarder.begin([task.channel for task in tasks])
     with continued(traceparent):
-        outcomes = _run_tasks(execute, tasks, pid)
+        outcomes = run_tasks(execute, tasks, pid)
     return [_in_file(task, outcome) for task, outcome in zip(tasks, outcomes, strict=True)]
 
 
-def _run_tasks(execute: Execute | None, tasks: list[ClaimedTask], pid: int) -> list[Outcome]:
+def run_tasks(execute: Execute | None, tasks: list[ClaimedTask], pid: int) -> list[Outcome]:
+    """Run one task with `execute`, or a batch without, in the program `pid`; return the outcome of each."""
     if execute is not None:
         [task] = tasks
         return [run_to_end(partial(execute, task), task, task.extension, pid)]
