@@ -192,17 +192,7 @@ async def add(tx: Transaction, job: JobRecord, requires: str, taken: Iterable[in
     """Insert a queue of the current version of a job, which is locked. `taken` are the numbers of others."""
     places = {number // QUEUES for number in taken}
     place = next(place for place in range(1, len(places) + 2) if place not in places)
-    record = job._replace(
-        id=uuid4(),
-        job_version=place * QUEUES + job.job_version,
-        first_id=job.stable_id,
-        requires=requires,
-        deleted=True,
-        superseded=True,
-        pending=0,
-        scheduled=0,
-        has_lanes=False,
-    )
+    record = _record(job, uuid4(), place * QUEUES + job.job_version, requires)
     params = {"id": record.id, "job_version": record.job_version, "requires": requires, "current": job.id}
     await tx.execute(_ADD, {**params, "now": await tx.now()})
     return record
@@ -218,8 +208,13 @@ async def reuse(tx: Transaction, queue: QueueRow, job: JobRecord, requires: str)
     number = queue.number - queue.version + job.job_version
     params = {"id": queue.id, "job_version": number, "requires": requires, "current": job.id}
     await tx.execute(_REUSE, {**params, "now": await tx.now()})
+    return _record(job, queue.id, number, requires)
+
+
+def _record(job: JobRecord, queue_id: UUID, number: int, requires: str) -> JobRecord:
+    """Return an empty queue of a job."""
     return job._replace(
-        id=queue.id,
+        id=queue_id,
         job_version=number,
         first_id=job.stable_id,
         requires=requires,
