@@ -409,10 +409,10 @@ async def apply(
     refused: list[RefusedTask] = []
     entry: int | None = None
     is_complete = True
-    found = _search(read_in, confirmed, limits)
+    batches = _search(read_in, confirmed, limits)
     if confirmed.action is BulkAction.RETRY:
-        found = _oldest_first(found, limits)
-    async for matches in found:
+        batches = _oldest_first(batches, limits)
+    async for matches in batches:
         is_complete = matches.is_complete
         # Oldest first, as `apply_batch` handles them: a purge may handle only the first of them.
         rows = sorted(matches.rows, key=attrgetter("seq"))
@@ -525,10 +525,10 @@ async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> Asy
             return
 
 
-async def _oldest_first(found: AsyncIterator[_Batch], limits: BulkLimits) -> AsyncIterator[_Batch]:
+async def _oldest_first(newest_first: AsyncIterator[_Batch], limits: BulkLimits) -> AsyncIterator[_Batch]:
     """Yield the same tasks, oldest first: retried before its predecessor, a task fails again with it."""
     size, gives_up = limits.batch, time.monotonic() + limits.seconds
-    batches = [batch async for batch in found]
+    batches = [batch async for batch in newest_first]
     rows = sorted((row for batch in batches for row in batch.rows), key=attrgetter("seq"))
     is_complete = not batches or batches[-1].is_complete
     for start in range(0, max(len(rows), 1), size):
