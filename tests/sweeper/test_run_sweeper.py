@@ -149,7 +149,7 @@ async def test_each_cycle_opens_its_sessions_in_sequence(
 async def test_no_error_ends_it(
     queue: MountedQueue, sessions: Sessions, quick: JobLibSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Failures of both passes are logged, and later cycles do the work."""
+    """Failures are logged, at most one line each 10 s, and later cycles do the work."""
     counted = CountingSessions(sessions)
     counted.failures = 5
     job = await queue.register()
@@ -157,7 +157,7 @@ async def test_no_error_ends_it(
     async with sweeping(counted, quick):
         await wait_until_removed(queue, job["worker_id"])
     assert counted.failures == 0
-    assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) >= 3
+    assert "removing each alone: Database unavailable" in caplog.text
 
 
 async def test_a_failing_socket_server_does_not_end_it(
