@@ -236,7 +236,7 @@ async def test_a_reader_of_a_room_sees_only_that_room(browser: Browser, database
             await dashboard.check("reader")
             await dashboard.show("overview")
             await expect(page.get_by_text("You may not read this page")).to_be_visible()
-            await dashboard.show(f"tasks/{queue.tasks['waiting']['id']}", "Task")
+            await dashboard.show(f"tasks/{queue.tasks['waiting']['id']}")
             await expect(page.get_by_text("Why it waits")).to_be_visible()
             await expect(page.get_by_role("link", name="Submit again")).to_be_visible()
             for name in ("Cancel", "Fail", "Release"):
@@ -253,7 +253,7 @@ async def test_a_read_only_page_offers_no_action(browser: Browser, database_url:
         await expect(page.get_by_role("row")).to_have_count(16)
         await expect(page.get_by_role("checkbox")).to_have_count(0)
         await expect(page.get_by_role("button", name="Retry")).to_be_hidden()
-        await dashboard.show(f"tasks/{queue.tasks['failed']['id']}", "Task")
+        await dashboard.show(f"tasks/{queue.tasks['failed']['id']}", "Relax · hcp")
         await expect(page.get_by_label("Traceback")).to_be_visible()
         await expect(page.get_by_role("button", name="Retry")).to_be_hidden()
         await expect(page.get_by_role("link", name="Submit again")).to_be_hidden()
