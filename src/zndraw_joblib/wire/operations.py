@@ -7,6 +7,7 @@ first. All else stands in the order of the OpenAPI document.
 
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -160,7 +161,7 @@ _OF_EFFECT: dict[Effect, Problems] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Operation(Generic[Answer_co]):
     """A row: an operation of the REST API.
 
@@ -185,6 +186,11 @@ class Operation(Generic[Answer_co]):
     def path(self, **parts: object) -> str:
         """Return the path below `PREFIX`, with each part quoted."""
         return self.template.format_map({name: _quoted(str(part)) for name, part in parts.items()})
+
+    @cached_property
+    def is_of_all_rooms(self) -> bool:
+        """Whether it shows or changes what is not of one room."""
+        return bool(self.access & (Access.SUPERUSER | Access.METRICS_TOKEN))
 
     @property
     def all_problems(self) -> Problems:

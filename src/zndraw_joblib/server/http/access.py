@@ -98,6 +98,8 @@ def check_in_room(caller: Identity | None, room_id: str) -> None:
 
 def check_job(caller: Identity, name: JobName) -> None:
     """Raise `Forbidden` for a job that the caller may not name, `JobNotFound` for one of another room."""
+    if caller.rooms is None and caller.jobs is None:
+        return
     if is_of_other_room(caller, str(name)):
         raise JobNotFound(f"Job {str(name)!r} not found")
     if not caller.names_job(str(name)):
@@ -194,6 +196,7 @@ _LOST_RIGHTS = frozenset({401, 403, 404})
 _NONE: frozenset[str] = frozenset()
 _ONLY_GLOBAL = frozenset({GLOBAL})
 _UNKNOWN = ProblemException("")
+_REPORTS = Scope.WORK | Scope.OPERATE
 Refusals = Mapping[str, ProblemException]
 
 
@@ -249,7 +252,7 @@ class WorkerRooms:
         self, request: Request, caller: Identity, reports: Iterable[Report]
     ) -> Mapping[UUID, ProblemException]:
         """Return the refusals of reports of the caller's workers, by task; not of cancels and releases."""
-        if not caller.may(Scope.WORK | Scope.OPERATE):
+        if not caller.may(_REPORTS):
             refusal = rules_transitions.missing_scope(caller, Scope.WORK)
             return {item.task_id: refusal for item in reports if item.update.status != TaskStatus.CANCELLED}
         if not self._apply_to(request, caller):
@@ -483,17 +486,13 @@ def is_of_other_room(caller: Identity, full_name: str) -> bool:
     return bool(separator) and room_id not in RESERVED and not caller.is_in(room_id)
 
 
-# Operations that show or change what is not of one room.
-_OF_ALL_ROOMS = Access.SUPERUSER | Access.METRICS_TOKEN
-
-
 async def permitted_caller(request: Request, operation: Operation[Any]) -> Identity:
     """Return the caller. Raises `Forbidden` unless the row of an operation permits it to the caller."""
     identity = await current_identity(request)
     # Callers without roles have the scopes of all rows but those of superusers.
     if identity.scopes is not None and not identity.scopes & operation.scopes:
         raise rules_transitions.missing_scope(identity, operation.scopes)
-    if operation.access & _OF_ALL_ROOMS and not identity.is_superuser:
+    if operation.is_of_all_rooms and not identity.is_superuser:
         has_scope = identity.scopes is not None
         if has_scope and identity.rooms is None and Access.METRICS_TOKEN in operation.access:
             return identity
