@@ -80,6 +80,7 @@ _MODULES = {
         "Locked",
         "MethodNotAllowed",
         "NotFound",
+        "NoTokens",
         "NoWorkersAvailable",
         "PredecessorFailed",
         "PredecessorResultInvalid",

@@ -17,6 +17,7 @@ OPERATIONS = {
     "/v1/joblib/workers": {"get", "post"},
     "/v1/joblib/workers/{worker_id}": {"get", "patch", "delete"},
     "/v1/joblib/workers/{worker_id}/drain": {"post"},
+    "/v1/joblib/worker-tokens": {"post"},
     "/v1/joblib/workers/{worker_id}/jobs/{name}": {"delete"},
     "/v1/joblib/rooms/{room_id}/workers": {"get"},
     "/v1/joblib/rooms/{room_id}/jobs": {"get", "put"},
@@ -241,6 +242,7 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
 # Repeated heartbeats and uploads have no further effect.
 WITHOUT_KEY = {
     ("post", "/tasks/bulk/preview"),
+    ("post", "/worker-tokens"),
     ("patch", "/workers/{worker_id}"),
     ("post", "/providers/{provider_id}/results"),
     ("put", "/tasks/{task_id}/result"),

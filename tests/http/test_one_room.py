@@ -76,6 +76,10 @@ def _submit(room: Room) -> dict[str, Any]:
     return {"tasks": [{"room_id": room.room_id, "job_name": room.job, "payload": {}}]}
 
 
+def _worker_token(room: Room) -> dict[str, Any]:
+    return {"jobs": [f"{room.room_id}:*"], "rooms": [room.room_id], "expires_in_seconds": 60}
+
+
 def _schedule(room: Room) -> dict[str, Any]:
     return {"job": room.job, "every_seconds": 3600, "payload": {"word": f"{room.room_id}-payload"}}
 
@@ -126,6 +130,7 @@ OPERATIONS = {
     "get /admin/retention": OPERATE,
     "get /workers": ANYBODY,
     "post /workers": Try(201, 201, 201),
+    "post /worker-tokens": OPERATE._replace(json=_worker_token),
     "get /workers/{worker_id}": ACT,
     "patch /workers/{worker_id}": ACT._replace(json=lambda _: {"worker": {"name": "mine"}}),
     "delete /workers/{worker_id}": ACT,

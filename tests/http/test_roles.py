@@ -51,7 +51,8 @@ class Caller(NamedTuple):
         if not row.scopes & self.scopes:
             return False
         is_of_all = bool(row.access & (Access.SUPERUSER | Access.METRICS_TOKEN))
-        return not is_of_all or self.rooms is None or Access.ROOM_WRITE in row.access
+        names_rooms = bool(row.access & (Access.ROOM_WRITE | Access.NAMED_ROOMS))
+        return not is_of_all or self.rooms is None or names_rooms
 
     def acts_on_others(self, row: Operation[Any]) -> bool:
         """Return whether the caller may act on what another user owns."""

@@ -1219,6 +1219,11 @@ async def test_tokens_of_earlier_releases_keep_their_rights(empty: AsyncEngine) 
         add_token = partial(sql_operators.add_token, is_superuser=False, rights=rights)
         assert (await database.write(add_token, name, digest=name))[0]
         async with empty.begin() as connection:
+            issued = {**earlier[0], "name": "jit", "digest": "jit", "issued_by": "boss", "max_tasks": 1}
+            await add(connection, {"joblib_token": issued})
+            await connection.run_sync(migrate, command.downgrade, "0043")
+            assert await counts(connection, ["joblib_token"]) == [3]
+        async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0042")
             assert await counts(connection, ["joblib_token"]) == [2]
 

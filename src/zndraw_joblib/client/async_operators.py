@@ -29,6 +29,7 @@ from zndraw_joblib.wire.operators import (
     TaskFilter,
 )
 from zndraw_joblib.wire.policy import JobPolicy, LimitValues, Rate, checked_limit_name
+from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest, WorkerTokenResponse
 
 
 class AsyncOperator:
@@ -160,6 +161,31 @@ class AsyncOperator:
             return call_reading(ops.DELETE_LIMIT, check_empty, key=key, limit=limit)
 
         await self._rest.run(send_once(f"Deleting limit {limit}", make, None, self._rule))
+
+    async def issue_worker_token(
+        self,
+        jobs: Iterable[str],
+        rooms: Iterable[str],
+        *,
+        expires_in_seconds: float,
+        max_tasks: int | None = None,
+        labels: Mapping[str, Any] | None = None,
+    ) -> WorkerTokenResponse:
+        """Issue a short-lived token of workers that serve only these jobs, or patterns, in these rooms.
+
+        They claim at most `max_tasks` tasks together, and have these `labels`. Only the response has the
+        `token`. Raises ValueError for invalid values, and `NoTokens` if the queue is part of an app with its
+        own users.
+        """
+        fields = {
+            "jobs": list(jobs),
+            "rooms": list(rooms),
+            "expires_in_seconds": expires_in_seconds,
+            "max_tasks": max_tasks,
+            "labels": None if labels is None else dict(labels),
+        }
+        call = calls.call(ops.CREATE_WORKER_TOKEN, validated(WorkerTokenRequest, fields))
+        return await self._rest.run(read(call, "Issuing a token of workers", self._rule))
 
     async def _change_job(
         self, operation: Operation[JobResponse], job: Any, body: PauseRequest | None

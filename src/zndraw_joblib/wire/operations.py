@@ -24,6 +24,7 @@ from zndraw_joblib.wire import webhooks as w
 from zndraw_joblib.wire.policy import LimitValues
 from zndraw_joblib.wire.progress import StoredResult
 from zndraw_joblib.wire.scopes import ANY_SCOPE, Scope
+from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest, WorkerTokenResponse
 
 PREFIX = "/v1/joblib"
 # Operations without an answer return 204.
@@ -111,7 +112,7 @@ class Access(Flag):
     """
 
     CALLER = 0
-    # A superuser, or with `ROOM_WRITE` also an operator of the room.
+    # A superuser, or with `ROOM_WRITE` or `NAMED_ROOMS` also an operator of the rooms.
     SUPERUSER = auto()
     # The guard of the room in the path passes.
     ROOM_READ = auto()
@@ -303,6 +304,9 @@ REMOVE_JOB_FROM_WORKER = Operation("remove_job_from_worker", "DELETE", "/workers
     problems=(*_WORKER, *_JOB))
 LIST_ROOM_WORKERS = Operation("list_room_workers", "GET", "/rooms/{room_id}/workers",
     "workers", Access.ROOM_READ, Scope.READ, Effect.READ, WorkerPage)
+CREATE_WORKER_TOKEN = Operation("create_worker_token", "POST", "/worker-tokens",
+    "workers", Access.SUPERUSER | Access.NAMED_ROOMS, Scope.OPERATE, Effect.WRITE, WorkerTokenResponse,
+    body=WorkerTokenRequest, status=201, problems=(*_WRITABLE_ROOMS, p.TooManyRequests, p.NoTokens))
 
 # Jobs.
 

@@ -23,6 +23,7 @@ ProblemException
 ├── Locked                                   423  PermissionError
 ├── TooManyRequests                          429
 ├── InternalServerError                      500
+├── NoTokens                                 501
 ├── ProviderFailed                           502
 │   └── ProviderExecutionFailed              400  ValueError
 ├── ServiceUnavailable                       503  ConnectionError
@@ -355,6 +356,12 @@ class InternalServerError(ProblemException):
     title, status = "Internal Server Error", 500
 
 
+class NoTokens(ProblemException):
+    """The queue has no tokens of its own: the application that hosts it identifies the users."""
+
+    title, status = "Not Implemented", 501
+
+
 class ServiceUnavailable(ProblemException, ConnectionError):
     """The server cannot do this at the moment; try again after `Retry-After` seconds."""
 
@@ -500,6 +507,7 @@ REMEDIES: dict[type[ProblemException], str] = {
     TooManyRequests: "Send fewer requests at once, or close streams that you do not read.",
     RequestRefused: "Read `detail`: it has the reason of the application.",
     InternalServerError: "Give the operator the `X-Request-ID` of the response: the log has the cause.",
+    NoTokens: "Let the application issue a credential of a user with the role `worker`, rooms and jobs.",
     ServiceUnavailable: _AGAIN,
     InternalJobNotConfigured: "Start the server with the job's module in `internal_extensions`.",
     ProviderNotConnected: "Start the provider's worker, or repeat the request later.",

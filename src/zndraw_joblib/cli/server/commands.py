@@ -10,7 +10,9 @@ import typer
 
 from zndraw_joblib.cli import show_help_without_command
 from zndraw_joblib.cli.display import CommandError
-from zndraw_joblib.cli.options import DatabaseUrl, Format, Log
+from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Format, Log, Url
+from zndraw_joblib.cli.times import parse_duration
+from zndraw_joblib.client.connection import DEFAULT_URL
 from zndraw_joblib.jobs.failures import missing_extra
 from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
 from zndraw_joblib.wire.scopes import ANY_SCOPE, AccessRole
@@ -54,6 +56,24 @@ TokenJobs = Annotated[
 ]
 Expires = Annotated[
     str | None, typer.Option("--expires", metavar="TIME", help="When the token ends: 90d, 12h, or a time.")
+]
+IssuedJobs = Annotated[
+    str, typer.Option("--jobs", metavar="PATTERNS", help="The jobs to serve, like 'lab:*,@global:jobs:fit'.")
+]
+IssuedRooms = Annotated[str, typer.Option("--rooms", metavar="ROOMS", help="The rooms of these jobs.")]
+Lifetime = Annotated[
+    float,
+    typer.Option(
+        "--expires", metavar="DURATION", parser=parse_duration, help="How long it is valid: 12h, at most 30d."
+    ),
+]
+MaxClaims = Annotated[
+    int | None,
+    typer.Option("--max-tasks", metavar="N", min=1, help="How many tasks its workers may claim in all."),
+]
+IssuedLabels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY=VALUE", help="A label of its workers, as gpu=a100; repeatable."),
 ]
 CreateDatabase = Annotated[
     bool,
@@ -157,6 +177,26 @@ def create_token(  # noqa: PLR0913 - each is an option
     names = [str(each) for each in ([] if role is None else [role]) + (scope or [])]
     rights = tokens.rights(names, rooms, jobs, expires)
     tokens.create(name, database_url, rights, is_superuser=superuser, allow_new=create_database)
+
+
+@token.command("worker")
+def issue_worker_token(  # noqa: PLR0913 - each is an option
+    *,
+    jobs: IssuedJobs,
+    rooms: IssuedRooms,
+    expires: Lifetime,
+    max_tasks: MaxClaims = None,
+    label: IssuedLabels = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Issue a short-lived token of workers over HTTP, and print it once.
+
+    The caller has to operate the rooms. A job scheduler passes it to the workers of one allocation.
+    """
+    from zndraw_joblib.cli import worker_tokens  # noqa: PLC0415 - the other commands need no client
+
+    worker_tokens.issue(jobs, rooms, expires, max_tasks, label, url, as_json=as_json)
 
 
 @token.command("list")

@@ -33,6 +33,10 @@ def _role_of(token: TokenRecord) -> str:
     return ",".join(sorted(token.identity.roles or ([AccessRole.ADMIN] if token.is_superuser else [])))
 
 
+def _claims_of(token: TokenRecord) -> str | None:
+    return None if token.max_tasks is None else f"{token.claims} of {token.max_tasks}"
+
+
 _TOKENS = ItemTable(
     {
         "name": "name",
@@ -43,8 +47,11 @@ _TOKENS = ItemTable(
         "created": "created_at",
         "expires": "expires_at",
         "last_used": "last_used_at",
+        "issued_by": "issued_by",
+        "claims": _claims_of,
     },
     wide=["name", "rooms", "jobs"],
+    sparse=["issued_by", "claims"],
 )
 
 

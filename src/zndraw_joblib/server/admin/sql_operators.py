@@ -12,7 +12,7 @@ from zndraw_joblib.server.db.bulk import padded
 from zndraw_joblib.server.db.database import Database, Transaction
 from zndraw_joblib.server.db.statements import one_row, statement
 from zndraw_joblib.server.db.tables import Server, SweepCycle
-from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.process.ports import Identity, WorkerGrant
 
 _SERVER, _CYCLE = Server.__table__.c.keys(), SweepCycle.__table__.c.keys()
 _PUT_SERVER = statement(
@@ -95,6 +95,10 @@ class TokenRecord(NamedTuple):
     jobs: str | None
     expires_at: datetime | None
     last_used_at: datetime | None
+    issued_by: str | None
+    max_tasks: int | None
+    claims: int | None
+    labels: dict[str, Any] | None
 
     @property
     def identity(self) -> Identity:
@@ -102,7 +106,11 @@ class TokenRecord(NamedTuple):
         roles, rooms, jobs = [
             None if text is None else from_json(text) for text in (self.roles, self.rooms, self.jobs)
         ]
-        return Identity(self.name, self.is_superuser, roles, rooms, jobs).limited()
+        identity = Identity(self.name, self.is_superuser, roles, rooms, jobs).limited()
+        if self.issued_by is None:
+            return identity
+        labels = tuple((self.labels or {}).items())
+        return identity._replace(worker=WorkerGrant(self.max_tasks, labels))
 
 
 _SELECT = f"SELECT {', '.join(TokenRecord._fields)} FROM joblib_token"

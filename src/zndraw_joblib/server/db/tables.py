@@ -1236,7 +1236,9 @@ class ProviderRequestRecord(Base, table=True):
 class Token(Base, table=True):
     """A bearer token of the standalone server. Only the SHA-256 of its text is stored.
 
-    `roles`, `rooms` and `jobs` are lists as JSON, None for what users could do before there were roles.
+    `roles`, `rooms` and `jobs` are lists as JSON, None for what users could do before there were roles. A
+    token that `issued_by` made over HTTP is of workers: they have `labels`, and `claims` counts up to
+    `max_tasks`.
     """
 
     __tablename__ = "joblib_token"
@@ -1250,6 +1252,10 @@ class Token(Base, table=True):
     jobs: str | None = _column(Text, optional=True)
     expires_at: datetime | None = moment(nullable=True)
     last_used_at: datetime | None = moment(nullable=True)
+    issued_by: str | None = _optional_text()
+    max_tasks: int | None = None
+    claims: int | None = None
+    labels: dict[str, Any] | None = _column(JsonText, optional=True)
 
 
 class RuntimeSetting(Base, table=True):

@@ -17,6 +17,7 @@ from zndraw_joblib.server.http import (
     schedules,
     tasks,
     webhooks,
+    worker_tokens,
 )
 from zndraw_joblib.server.http.access import QueueState
 from zndraw_joblib.server.http.openapi import complete_document, route_options
@@ -33,7 +34,7 @@ def _endpoints(*modules: ModuleType) -> list[Endpoint]:
 
 
 endpoints = _endpoints(
-    admin, events, group_events, groups, jobs, metrics, results, schedules, tasks, webhooks
+    admin, events, group_events, groups, jobs, metrics, results, schedules, tasks, webhooks, worker_tokens
 )
 # Without a queue: its operations explain how to mount one.
 router = APIRouter(prefix=PREFIX)

@@ -216,14 +216,23 @@ class WorkerRooms:
         self._outcomes: TTLCache[tuple[str, str], ProblemException | None] = TTLCache(
             _MAX_CACHED, cache_seconds
         )
+        # The first job of a worker that its owner may not name with the token of the request; None for none.
+        self._unnamed: TTLCache[tuple[Identity, UUID], str | None] = TTLCache(_MAX_CACHED, cache_seconds)
 
     def _forget(self, _: str) -> None:
         self.changed_at = time.monotonic()
         self._served.clear()
         self._outcomes.clear()
+        self._unnamed.clear()
 
     async def refused_jobs(self, request: Request, caller: Identity, worker_id: UUID) -> Collection[str]:
-        """Return the rooms whose jobs a worker must not claim from. Raises the refusal if these are all."""
+        """Return the rooms whose jobs a worker must not claim from. Raises the refusal if these are all.
+
+        Raises `Forbidden` for a worker that serves jobs which the caller may not name.
+        """
+        # The workers of a token that an operator issued belong to no other token.
+        if caller.jobs is not None and caller.worker is None:
+            await self._check_jobs(caller, worker_id)
         if not self._apply_to(request, caller):
             return _refused_without_guards(caller)
         return await self._refused(request, caller, (await self._rooms(caller, worker_id)).jobs)
@@ -286,6 +295,15 @@ class WorkerRooms:
             return rooms.keys()
         refusals = await self._refusals_of(request, caller, set(rooms.values()))
         return {task_id for task_id, room_id in rooms.items() if room_id not in refusals}
+
+    async def _check_jobs(self, caller: Identity, worker_id: UUID) -> None:
+        key = caller, worker_id
+        name = self._unnamed.get(key, "")
+        if name == "":
+            name = await self._database.read_short(rules_workers.first_unnamed, caller, worker_id)
+            self._unnamed[key] = name
+        if name is not None:
+            raise rules_transitions.other_job(caller, name)
 
     def _apply_to(self, request: Request, caller: Identity) -> bool:
         if caller.is_superuser:
@@ -498,8 +516,8 @@ async def permitted_caller(request: Request, operation: Operation[Any]) -> Ident
             return identity
         if not has_scope:
             raise Forbidden("Not authorized: only superusers may do this")
-        # The guard of the room in the path lets operators into their rooms.
-        if Access.ROOM_WRITE not in operation.access:
+        # The guards of the rooms in the path or the body let operators into their rooms.
+        if not operation.access & (Access.ROOM_WRITE | Access.NAMED_ROOMS):
             raise Forbidden(
                 "Not authorized: this is about all rooms, and the caller has rights in "
                 f"{', '.join(sorted(identity.rooms or ()))} only. Name one of these rooms in an operation of "

@@ -67,6 +67,8 @@ async def register_job(
         except InvalidRequest as problem:
             errors = (problem.problem.model_extra or {}).get("errors")
             raise InvalidRequest(f"schedule of job {str(name)!r}: {problem}", errors=errors) from problem
+    if body.worker_id is None or body.worker is not None:
+        body.worker = _with_labels(caller, body.worker)
     if body.worker_id is None:
         await runtime.stored.take(runtime.stored.workers, caller.id, [key])
     await runtime.stored.jobs.prepare(caller.id)
@@ -250,6 +252,14 @@ async def get_job(runtime: Runtime, caller: Identity, room_id: str, name: NamedJ
 # Workers.
 
 
+def _with_labels(caller: Identity, info: WorkerInfo | None) -> WorkerInfo | None:
+    """Return what a worker says about itself, with the labels of its token."""
+    if caller.worker is None or not caller.worker.labels:
+        return info
+    info = info or WorkerInfo()
+    return info.model_copy(update={"labels": {**(info.labels or {}), **dict(caller.worker.labels)}})
+
+
 @serves(ops.CREATE_WORKER)
 async def create_worker(
     runtime: Runtime, caller: Identity, key: RequestKey | None, body: WorkerInfo | None = None
@@ -258,7 +268,7 @@ async def create_worker(
     interval = runtime.settings.heartbeat_seconds
     await runtime.stored.take(runtime.stored.workers, caller.id, [key])
     create = once(key, WORKER, rules_workers.create)
-    worker = await runtime.write(create, caller=caller, interval=interval, info=body)
+    worker = await runtime.write(create, caller=caller, interval=interval, info=_with_labels(caller, body))
     return json_response(worker, 201)
 
 
@@ -294,8 +304,8 @@ async def send_heartbeat(
     task_ids = [task.id for task in named or ()]
     refused = await queue.worker_rooms.refused_tasks(request, caller, worker_id, task_ids)
     response = await runtime.heartbeat(caller, worker_id, named, body.max_tasks, refused)
-    if body.worker is not None:
-        await runtime.write_short(rules_workers.describe, worker_id, body.worker)
+    if (info := body.worker and _with_labels(caller, body.worker)) is not None:
+        await runtime.write_short(rules_workers.describe, worker_id, info)
     return json_response(response)
 
 

@@ -135,6 +135,7 @@ async def run_schedule(  # noqa: PLR0913 - one parameter each
 ) -> Response:
     """Submit a task of a schedule now, as the caller's, also while the schedule is paused."""
     record = await queue.runtime.database.read(rules_schedules.record, room_id, schedule)
+    check_job(caller, record.job)
     options = rules_schedules.options(record)
     async with queue.runtime.take_submits(caller.id, [key]) as tokens:
         with submit_span(request, traceparent, record.job) as trace:

@@ -15,6 +15,16 @@ from zndraw_joblib.wire.scopes import ANY_SCOPE, DEFAULT_SCOPES, Scope, scopes_o
 PART_BYTES = 1024 * 1024
 
 
+class WorkerGrant(NamedTuple):
+    """What the token of a worker grants: its workers claim at most `max_tasks` tasks together.
+
+    They have these labels, whatever they say about themselves.
+    """
+
+    max_tasks: int | None
+    labels: tuple[tuple[str, Any], ...] = ()
+
+
 class Identity(NamedTuple):
     """The caller of a request. `id` is opaque text; equal ids mean the same caller.
 
@@ -22,7 +32,7 @@ class Identity(NamedTuple):
     those in which the caller has these rights, and `jobs` patterns like ``lab:*`` of the full names of jobs
     that it may submit and serve; None for all. A superuser with `roles` or `rooms` has only these.
 
-    `scopes` is for the server: `limited` derives it from the others.
+    The other fields are for the server: `limited` derives `scopes`, and `worker` is of the token of a worker.
     """
 
     id: str
@@ -31,6 +41,7 @@ class Identity(NamedTuple):
     rooms: Collection[str] | None = None
     jobs: Collection[str] | None = None
     scopes: Scope | None = None
+    worker: WorkerGrant | None = None
 
     def limited(self) -> "Identity":
         """Return the identity with the rights of its roles and rooms, in sets that can be compared.
@@ -78,6 +89,11 @@ class Identity(NamedTuple):
         if room_id == GLOBAL and self.scopes is None:
             return self.is_superuser
         return self.is_superuser or (self.may(Scope.WORK) and self.is_in(room_id))
+
+    @property
+    def max_claims(self) -> int | None:
+        """How many tasks the workers of the token may claim in all; None for no limit."""
+        return None if self.worker is None else self.worker.max_tasks
 
     def names_job(self, full_name: str) -> bool:
         """Return whether the caller may submit and serve a job by its name."""

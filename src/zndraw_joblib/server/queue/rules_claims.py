@@ -27,6 +27,7 @@ from zndraw_joblib.server.queue import (
     sql_pauses,
     sql_tasks,
     sql_transitions,
+    sql_worker_tokens,
     sql_workers,
 )
 from zndraw_joblib.server.queue.rules_fairness import ClaimOrder, ClaimSlot
@@ -422,6 +423,7 @@ async def claim(
     await _record_heartbeats(tx, valid, workers)
     tasks = await _repeated(tx, valid)
     await _apply_worker_limits(tx, valid, workers)
+    are_counted = await _apply_token_limits(tx, valid)
     pauses = await queues.pauses()
     if pauses.is_all:
         for slot in valid:
@@ -430,8 +432,7 @@ async def claim(
     _share([slot for slot in valid if slot.demand])
     new = await _claim_new(tx, [slot for slot in valid if slot.demand], queues, pauses)
     tasks |= new
-    marked = {task.worker_id for task in new.values() if task.worker_id and task.claim_id}
-    await sql_workers.mark_claims(tx, sorted(marked))
+    await _record_claims(tx, new.values(), are_counted=are_counted)
     empty = list(dict.fromkeys(slot.claim.worker_id for slot in valid if tasks.keys().isdisjoint(slot.seqs)))
     jobs = await (sets or JobSets()).read(tx, empty) if empty else {}
     claimed_of = Counter(task.job_id for task in new.values())
@@ -443,6 +444,14 @@ async def claim(
         _result(slot, tasks, claimed_of, jobs, queues) if isinstance(slot, _WorkerSlot) else slot
         for slot in slots
     ]
+
+
+async def _record_claims(tx: Transaction, tasks: Collection[TaskRecord], *, are_counted: bool) -> None:
+    """Record claims that have ids, and how many tasks tokens with a limit have claimed."""
+    if are_counted:
+        await sql_worker_tokens.add_claims(tx, Counter(str(task.worker_owner_id) for task in tasks))
+    marked = {task.worker_id for task in tasks if task.worker_id and task.claim_id}
+    await sql_workers.mark_claims(tx, sorted(marked))
 
 
 async def _slots(
@@ -513,6 +522,29 @@ async def _apply_worker_limits(
         if not slot.task_limit:
             slot.demand, slot.refusal = {}, EmptyReason.MAX_TASKS
             slot.gave_way = held[worker_id] < limits[worker_id]
+
+
+async def _apply_token_limits(tx: Transaction, slots: Sequence[_WorkerSlot]) -> bool:
+    """Reduce claims to the tasks that the tokens of their callers may still claim.
+
+    A token that has claimed all of its tasks drains its workers. Return whether a token has a limit.
+    """
+    limited = [slot for slot in slots if slot.demand and slot.claim.caller.max_claims is not None]
+    if not limited:
+        return False
+    free = await sql_worker_tokens.lock_free(tx, {slot.claim.caller.id for slot in limited})
+    used_up = {slot.claim.caller.id for slot in limited if not free.get(slot.claim.caller.id)}
+    for slot in limited:
+        name = slot.claim.caller.id
+        if name in used_up:
+            slot.demand, slot.refusal = {}, EmptyReason.DRAINING
+            continue
+        slot.task_limit = min(slot.task_limit, free[name])
+        free[name] -= slot.task_limit
+        if not slot.task_limit:
+            # Other claims of this transaction may take the last ones.
+            slot.demand, slot.refusal, slot.gave_way = {}, EmptyReason.MAX_TASKS, True
+    return True
 
 
 def _share(slots: Sequence[_WorkerSlot]) -> None:
@@ -852,6 +884,7 @@ def _may_be_plain(items: Sequence[Claim]) -> bool:
     ids = [(item.worker_id, item.claim_id) for item in items if item.claim_id is not None]
     return (
         not items[0].order.is_by_room
+        and all(item.caller.max_claims is None for item in items)
         and all(_ONLY_GLOBAL.issuperset(item.refused_rooms) for item in items)
         and sum(item.task_limit for item in items) <= MAX_CLAIMED
         and len(set(ids)) == len(ids)

@@ -21,6 +21,7 @@ from zndraw_joblib.server.queue import (
     sql_room_queues,
     sql_streams,
     sql_webhooks,
+    sql_worker_tokens,
 )
 
 BATCH = 1000
@@ -168,6 +169,7 @@ RETENTIONS = (
     Retention("limit_queue", None, timedelta(0), _limit_queues, sql_limits.FIRST_QUEUE, of_tasks=True),
     Retention("limit_wait", "ready_at", timedelta(hours=1), _limit_waits, sql_limits.FIRST_WAIT),
     Retention("limit_slot", None, timedelta(0), _limit_slots, 0),
+    Retention("token", "expires_at", timedelta(days=1), _oldest(sql_worker_tokens.prune)),
 )
 
 

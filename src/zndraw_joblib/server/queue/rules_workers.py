@@ -379,6 +379,12 @@ async def served(tx: Transaction, caller: Identity, worker_id: UUID) -> ServedRo
     )
 
 
+async def first_unnamed(tx: Transaction, caller: Identity, worker_id: UUID) -> str | None:
+    """Return a job of a worker of the caller that the caller may not name; None without one."""
+    names = await sql_workers.served_names(tx, worker_id, caller.id)
+    return next((name for name in names if not caller.names_job(name)), None)
+
+
 async def of_own_tasks(tx: Transaction, caller: Identity, task_ids: Sequence[UUID]) -> dict[UUID, str]:
     """Return the rooms of the jobs of those of these tasks that a worker of the caller has or had last."""
     return await sql_workers.job_rooms(tx, task_ids, caller.id)

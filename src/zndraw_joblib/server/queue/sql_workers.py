@@ -511,6 +511,15 @@ SELECT 'providers', room_id FROM joblib_provider WHERE worker_id = :worker_id AN
 """,
     *("kind", "room_id"),
 )
+_NAMES = statement(
+    f"""
+SELECT DISTINCT joblib_job.full_name
+FROM joblib_worker_job JOIN joblib_job ON joblib_worker_job.job_id = joblib_job.id
+WHERE joblib_worker_job.worker_id = :worker_id AND {_IS_OWN}
+ORDER BY joblib_job.full_name
+""",
+    "full_name",
+)
 _JOB_ROOMS = statement(
     """
 SELECT joblib_task.id, joblib_job.room_id
@@ -528,6 +537,11 @@ async def served(tx: Transaction, worker_id: UUID, owner_id: str) -> list[tuple[
     """
     rows = await tx.execute(_ROOMS, {"worker_id": worker_id, "owner_id": owner_id})
     return [(kind, room_id) for kind, room_id in rows]
+
+
+async def served_names(tx: Transaction, worker_id: UUID, owner_id: str) -> list[str]:
+    """Return the full names of the jobs of a worker; none if it belongs to another user."""
+    return list((await tx.execute(_NAMES, {"worker_id": worker_id, "owner_id": owner_id})).scalars())
 
 
 async def job_rooms(tx: Transaction, task_ids: Sequence[UUID], owner_id: str) -> dict[UUID, str]:

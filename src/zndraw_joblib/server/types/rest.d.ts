@@ -486,6 +486,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/joblib/worker-tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create worker token
+         * @description Issue a short-lived token of workers, for these jobs in these rooms. Operators of the rooms may do so.
+         *
+         *     A repeated request issues another token. The text of the token is only in this response.
+         */
+        post: operations["createWorkerToken"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/joblib/rooms/{room_id}/jobs": {
         parameters: {
             query?: never;
@@ -5338,6 +5360,53 @@ export interface components {
             /** Running */
             running: number | null;
         };
+        /**
+         * WorkerTokenRequest
+         * @description Issue a token whose workers register and serve only these jobs, in these rooms.
+         *
+         *     `jobs` are full names or patterns like ``lab:*``. The workers claim at most `max_tasks` tasks together.
+         *     The token ends after `expires_in_seconds`. Its workers have these `labels`, whatever they say about
+         *     themselves.
+         */
+        WorkerTokenRequest: {
+            /** Jobs */
+            jobs: string[];
+            /** Rooms */
+            rooms: string[];
+            /** Max Tasks */
+            max_tasks?: number | null;
+            /** Expires In Seconds */
+            expires_in_seconds: number;
+            /** Labels */
+            labels?: {
+                [key: string]: number | string;
+            } | null;
+        };
+        /**
+         * WorkerTokenResponse
+         * @description A token of workers, whose text is only here. `name` is the user that its workers belong to.
+         */
+        WorkerTokenResponse: {
+            /** Name */
+            name: string;
+            /** Token */
+            token: string;
+            /** Jobs */
+            jobs: string[];
+            /** Rooms */
+            rooms: string[];
+            /** Max Tasks */
+            max_tasks: number | null;
+            /**
+             * Expires At
+             * Format: date-time
+             */
+            expires_at: string;
+            /** Labels */
+            labels: {
+                [key: string]: unknown;
+            };
+        };
     };
     responses: never;
     parameters: never;
@@ -5497,6 +5566,8 @@ export type WorkerPage = components['schemas']['WorkerPage'];
 export type WorkerResponse = components['schemas']['WorkerResponse'];
 export type WorkerState = components['schemas']['WorkerState'];
 export type WorkerSummary = components['schemas']['WorkerSummary'];
+export type WorkerTokenRequest = components['schemas']['WorkerTokenRequest'];
+export type WorkerTokenResponse = components['schemas']['WorkerTokenResponse'];
 export type $defs = Record<string, never>;
 export interface operations {
     searchTasks: {
@@ -8357,6 +8428,129 @@ export interface operations {
             };
             /** @description `internal-server-error` */
             500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createWorkerToken: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["WorkerTokenRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WorkerTokenResponse"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `no-tokens` */
+            501: {
                 headers: {
                     [name: string]: unknown;
                 };

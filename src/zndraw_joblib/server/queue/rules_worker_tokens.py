@@ -1,0 +1,92 @@
+"""Tokens of workers: what an operator may grant, and the limit of the tasks that they claim."""
+
+import secrets
+from collections.abc import Collection
+from datetime import timedelta
+from fnmatch import fnmatchcase
+
+from pydantic_core import to_json
+
+from zndraw_joblib.server.db.database import Transaction
+from zndraw_joblib.server.process.ports import Identity
+from zndraw_joblib.server.queue import rules_transitions, sql_worker_tokens
+from zndraw_joblib.server.queue.rules_tokens import digest, new_token
+from zndraw_joblib.wire.names import INTERNAL
+from zndraw_joblib.wire.problems import Forbidden, InvalidRequest, TooManyRequests
+from zndraw_joblib.wire.scopes import Scope
+from zndraw_joblib.wire.worker_tokens import WorkerTokenRequest, WorkerTokenResponse
+
+# Of one issuer, that have not expired.
+MAX_TOKENS = 1_000
+# A worker needs no right to submit: its tasks submit others with their own tokens.
+_SCOPES = [name for scope in (Scope.READ, Scope.WORK) for name in scope.names]
+_RETRY_SECONDS = "60"
+
+
+def new_name() -> str:
+    """Return the name of a new token, which is the user that its workers belong to."""
+    return f"jit-{secrets.token_hex(8)}"
+
+
+def check(issuer: Identity, request: WorkerTokenRequest) -> None:
+    """Raise the problem of a token with more rights than its issuer."""
+    if not issuer.is_operator:
+        raise rules_transitions.missing_scope(issuer, Scope.OPERATE)
+    if INTERNAL in request.rooms:
+        raise InvalidRequest(f"rooms: {INTERNAL} has no workers; its jobs run in the server's processes")
+    for room_id in request.rooms:
+        if not issuer.operates(room_id):
+            raise rules_transitions.outside_rooms(issuer, room_id)
+    for pattern in request.jobs:
+        if issuer.jobs is not None and not _covers(issuer.jobs, pattern):
+            raise Forbidden(
+                f"Not authorized: jobs: {pattern!r} has jobs that the caller may not name. Name only jobs of "
+                f"{', '.join(sorted(issuer.jobs)[:10])}, or use a token without `--jobs`"
+            )
+
+
+def _covers(own: Collection[str], pattern: str) -> bool:
+    """Return whether each name that matches `pattern`, whose only wildcard is ``*``, surely matches `own`."""
+    # Where the only wildcard of a pattern is ``*``, one that matches the text of another has all its names.
+    return pattern in own or any(
+        fnmatchcase(pattern, other) for other in own if not {"?", "["}.intersection(other)
+    )
+
+
+async def issue(
+    tx: Transaction, issuer: Identity, name: str, request: WorkerTokenRequest
+) -> WorkerTokenResponse:
+    """Store a new token of workers, and return it with its text, of which only a hash is stored.
+
+    Raises `TooManyRequests` if the issuer has as many as it may.
+    """
+    if await sql_worker_tokens.count(tx, issuer.id) >= MAX_TOKENS:
+        raise TooManyRequests(
+            f"This caller has issued {MAX_TOKENS} tokens of workers that have not expired, which is the "
+            "limit; revoke some with 'zndraw-joblib token revoke', or let them expire sooner",
+            headers={"Retry-After": _RETRY_SECONDS},
+        )
+    token, now = new_token(), await tx.now()
+    response = WorkerTokenResponse(
+        name=name,
+        token=token,
+        jobs=sorted(set(request.jobs)),
+        rooms=sorted(set(request.rooms)),
+        max_tasks=request.max_tasks,
+        expires_at=now + timedelta(seconds=request.expires_in_seconds),
+        labels=request.labels or {},
+    )
+    row = {
+        "name": name,
+        "digest": digest(token),
+        "created_at": now,
+        "roles": to_json(_SCOPES).decode(),
+        "rooms": to_json(response.rooms).decode(),
+        "jobs": to_json(response.jobs).decode(),
+        "expires_at": response.expires_at,
+        "issued_by": issuer.id,
+        "max_tasks": response.max_tasks,
+        "labels": response.labels,
+    }
+    await sql_worker_tokens.add(tx, row)
+    return response
