@@ -10,9 +10,9 @@ import yaml
 
 from deploy.known import OTHER_VARIABLES, SETTINGS, parse
 from zndraw_joblib.cli.server.processes import KEEP_ALIVE_SECONDS, STOP_SECONDS
+from zndraw_joblib.jobs.loading import load_extensions
 from zndraw_joblib.server.host.app import create_app
 from zndraw_joblib.server.process.settings import MIN_TOKEN_LENGTH, ServerSettings
-from zndraw_joblib.worker.loading import load_extensions
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -22,7 +22,7 @@ Make = Callable[..., JobManager]
 MAIN = """
 import sys
 from zndraw_joblib.client.connection import connect
-from zndraw_joblib.worker.loading import load_extensions
+from zndraw_joblib.jobs.loading import load_extensions
 from zndraw_joblib.worker.serving import serve
 url, token, room, target = sys.argv[1:]
 with connect(url, token, realtime=True) as api:

@@ -13,11 +13,11 @@ from sdk.function_jobs import later, refuse, scale, where
 from sdk.jobs import Add
 from zndraw_joblib.client.connection import Connection
 from zndraw_joblib.client.submits import NewTask
+from zndraw_joblib.jobs.loading import load_extensions
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.policy import WithoutWorkers
 from zndraw_joblib.wire.problems import InvalidPayload
 from zndraw_joblib.wire.statuses import TaskStatus
-from zndraw_joblib.worker.loading import load_extensions
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.serving import Runner

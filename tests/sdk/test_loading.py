@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zndraw_joblib.worker.loading import (
+from zndraw_joblib.jobs.loading import (
     CannotLoad,
     NothingToServe,
     TargetBroken,

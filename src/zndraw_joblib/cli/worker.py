@@ -2,10 +2,10 @@
 
 import logging
 import time
-import traceback
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Unpack, cast
 
 import typer
@@ -30,6 +30,7 @@ from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.jobs.extensions import job_room_of
+from zndraw_joblib.jobs.loading import CannotLoad, load_context, load_executor, load_extensions, location_of
 from zndraw_joblib.jobs.logs import LogConfig, LogFormat, LogThreshold
 from zndraw_joblib.wire import operations as ops
 from zndraw_joblib.wire.messages import MAX_BATCH, MAX_WORKER_NAME, WorkerInfo
@@ -39,15 +40,9 @@ from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.wire.requirements import parsed_label, shown_labels
 from zndraw_joblib.worker.allocations import Allocation, end_of_allocation
 from zndraw_joblib.worker.folders import Folder, share_folder
-from zndraw_joblib.worker.loading import (
-    CannotLoad,
-    TargetBroken,
-    load_context,
-    load_executor,
-    load_extensions,
-)
 from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, EXECUTORS, JobManager, check_cancel_grace
 from zndraw_joblib.worker.registrations import PolicyOptions, policy_of
+from zndraw_joblib.worker.reloading import CannotWatch, folders_of, import_watchfiles
 from zndraw_joblib.worker.remote import ExecutorUnavailable
 from zndraw_joblib.worker.serving import ProcessConfig, RunOptions, serve, serve_processes
 from zndraw_joblib.worker.task_process import DEFAULT_CANCEL_GRACE
@@ -100,6 +95,27 @@ CancelGrace = Annotated[
         parser=parse_duration,
         help="With --executor process: how long a process may go on after its task was cancelled. Then it "
         "gets SIGTERM, and after as long again SIGKILL.",
+    ),
+]
+_RELOADING = "While you write the jobs"
+Reload = Annotated[
+    bool,
+    typer.Option(
+        "--reload",
+        help="Start anew when a Python file in the folder of the jobs changes. Tasks that still run 10 s "
+        "later return to their queues. Needs the extra 'reload'.",
+        rich_help_panel=_RELOADING,
+    ),
+]
+ReloadDir = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--reload-dir",
+        metavar="DIR",
+        exists=True,
+        file_okay=False,
+        help="Another folder to watch, with --reload; repeatable.",
+        rich_help_panel=_RELOADING,
     ),
 ]
 _LEAVING = "When the worker leaves by itself"
@@ -247,6 +263,10 @@ ReadersRoom = Annotated[
     typer.Option("--room", callback=check_room, metavar="ROOM", help="The room that may read the folder."),
 ]
 
+_POLICY_OPTIONS = (
+    *("max_attempts", "retry_on", "non_retryable"),
+    *("timeout_seconds", "start_timeout_seconds", "without_workers"),
+)
 _SERVER_START_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
 
@@ -254,6 +274,8 @@ _RETRY_SECONDS = 0.5
 def worker(  # noqa: PLR0913 - each is an option
     target: Target,
     *,
+    reload: Reload = False,
+    reload_dir: ReloadDir = None,
     processes: Processes = 1,
     concurrency: Concurrency = 1,
     prefetch: Prefetch = DEFAULT_PREFETCH,
@@ -287,15 +309,13 @@ def worker(  # noqa: PLR0913 - each is an option
     Ctrl-C lets the running tasks finish; a second Ctrl-C stops at once.
     """
     log = _applied_log(log_level, log_format, quiet=quiet)
-    times = {"timeout_seconds": timeout, "start_timeout_seconds": start_timeout}
-    retries = {"max_attempts": max_attempts, "retry_on": retry_on, "non_retryable": non_retryable}
-    policy = _policy(**times, **retries, without_workers=without_workers)
-    options = _options(concurrency=concurrency, prefetch=prefetch) | _labels(label)
-    options |= _options(capture_output=capture, run_spans=run_spans.value, name=_checked(name))
-    options["cancel_grace"] = _checked_grace(cancel_grace)
+    policy = _policy(max_attempts, retry_on, non_retryable, timeout, start_timeout, without_workers)
+    options = _labels(label) | _options(concurrency=concurrency, prefetch=prefetch, capture_output=capture)
+    options |= _options(run_spans=run_spans.value, name=_checked(name), cancel_grace=_grace(cancel_grace))
     options["allocation"] = _allocation(walltime, idle_exit, max_tasks, requeue=requeue)
-    made_by = _executor(executor, options)
-    _run(ProcessConfig(target, url, None, room, context, options, policy, made_by, log), processes)
+    made_by, folders = _executor(executor, options), _folders(target, reload_dir or [], is_reloaded=reload)
+    config = ProcessConfig(target, url, None, room, context, options, policy, made_by, log, reload)
+    _run(config, processes, folders)
 
 
 def share(
@@ -390,7 +410,7 @@ def _allocation(
     return allocation
 
 
-def _checked_grace(seconds: float) -> float:
+def _grace(seconds: float) -> float:
     """Return how long cancelled tasks may go on. Raises `UsageError` for an invalid time."""
     try:
         check_cancel_grace(seconds)
@@ -399,9 +419,10 @@ def _checked_grace(seconds: float) -> float:
     return seconds
 
 
-def _policy(**options: Any) -> PolicyOptions:
-    """Return the options that are given. Raises `UsageError` for an invalid one."""
-    policy = cast("PolicyOptions", {name: value for name, value in options.items() if value is not None})
+def _policy(*values: Any) -> PolicyOptions:
+    """Return the options of a policy that are given. Raises `UsageError` for an invalid one."""
+    options = zip(_POLICY_OPTIONS, values, strict=True)
+    policy = cast("PolicyOptions", {name: value for name, value in options if value is not None})
     try:
         policy_of(policy)
     except ValueError as error:
@@ -409,15 +430,35 @@ def _policy(**options: Any) -> PolicyOptions:
     return policy
 
 
-def _run(config: ProcessConfig, processes: int) -> None:
-    if processes == 1:
+def _folders(target: str, more: list[Path], *, is_reloaded: bool) -> list[Path]:
+    """Return the folders to watch. Raises `CommandError` where nothing can be watched or loaded."""
+    if not is_reloaded:
+        if more:
+            raise UsageError("--reload-dir needs --reload: without it nothing is reloaded")
+        return []
+    if target.endswith(".py") and not Path(target).is_file():
+        raise CommandError(f"There is no file {target!r}")
+    try:
+        import_watchfiles("--reload")
+    except CannotWatch as error:
+        raise CommandError(str(error)) from error
+    return folders_of(target, more)
+
+
+def _run(config: ProcessConfig, processes: int, folders: list[Path]) -> None:
+    """Run a worker; with `folders`, its processes are replaced when the code in these changes."""
+    if processes == 1 and not folders:
         _run_one(config)
         return
     access = _wait_for_server(config.url)
     place = f" in {config.room}" if config.room else ""
     served = f"{config.target}{place} at {access.url}"
-    note = partial(print_note, f"{processes} processes serve {served}; Ctrl-C stops them.")
-    if serve_processes(replace(config, url=access.url, token=access.token), processes, note):
+    which = f"{processes} processes serve" if processes > 1 else "Serving"
+    watched = f", reloaded at changes in {', '.join(map(str, folders))}" if folders else ""
+    note = partial(
+        print_note, f"{which} {served}{watched}; Ctrl-C stops {'them' if processes > 1 else 'it'}."
+    )
+    if serve_processes(replace(config, url=access.url, token=access.token), processes, note, folders):
         raise typer.Exit(1)
 
 
@@ -429,8 +470,7 @@ def _run_one(config: ProcessConfig) -> None:
         if config.executor:
             config.options["executor"] = load_executor(config.executor)
     except CannotLoad as error:
-        location = _location(error.__cause__) if isinstance(error, TargetBroken) else ""
-        raise CommandError(f"{error}{location}") from error
+        raise CommandError(f"{error}{location_of(error)}") from error
     access = _wait_for_server(config.url)
     names = ", ".join(cls.__name__ for cls in extensions)
     rooms = ", ".join(sorted({config.room or job_room_of(cls) for cls in extensions}))
@@ -466,14 +506,6 @@ def _wait_for_server(url: str) -> ServerAccess:
             print_note(f"No answer from {access.url} yet; retrying for {_SERVER_START_SECONDS:g} s.")
             is_first = False
         time.sleep(_RETRY_SECONDS)
-
-
-def _location(error: BaseException | None) -> str:
-    """Return the file and line where an import failed."""
-    if error is None or isinstance(error, SyntaxError):
-        return ""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})"
 
 
 # Commands that list, show and drain workers.

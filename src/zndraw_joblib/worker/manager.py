@@ -294,18 +294,19 @@ class JobManager(JobClient):
         """Put a task back into its queue, for any worker to claim; this counts as no attempt."""
         return self._active().reports.release(task)
 
-    def disconnect(self, timeout: float | None = None) -> None:
+    def disconnect(self, timeout: float | None = None, *, requeue: bool = False) -> None:
         """Claim no more, wait up to `timeout` seconds for running tasks, and remove the worker.
 
         Heartbeats go on until the last report is acknowledged. A task that was claimed and has not started is
-        released; one that still runs after `timeout` is lost. Provider requests that were claimed are served
+        released; one that still runs after `timeout` is lost. With `requeue` it is released too, which costs
+        no attempt, and its `cancelled` is set. Provider requests that were claimed are served
         before the providers are unregistered. Afterwards the manager can register again.
         """
         session = self._session
         if session is None or session.pid != os.getpid():  # a forked process is not the worker
             return
         try:
-            session.close(timeout)
+            session.close(timeout, requeue=requeue)
         finally:
             with self._lock:
                 if self._session is session:

@@ -1,4 +1,4 @@
-"""Serve extensions until a signal, from this process or from several that are replaced when they crash."""
+"""Serve extensions until a signal, from this process or from others that are replaced when they crash."""
 
 import asyncio
 import inspect
@@ -8,26 +8,38 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from zndraw_joblib.client.connection import ApiManager, connect
+from zndraw_joblib.jobs.loading import (
+    CannotLoad,
+    load_context,
+    load_executor,
+    load_extensions,
+    load_jobs,
+    location_of,
+)
 from zndraw_joblib.jobs.logs import LogConfig
 from zndraw_joblib.jobs.task_context import call_run
 from zndraw_joblib.jobs.traces import RunSpans
 from zndraw_joblib.wire.policy import RetryOn, WithoutWorkers
 from zndraw_joblib.wire.problems import ProblemException
 from zndraw_joblib.worker.allocations import Allocation
-from zndraw_joblib.worker.loading import CannotLoad, load_context, load_executor, load_extensions
 from zndraw_joblib.worker.manager import Executor, JobManager
 from zndraw_joblib.worker.registrations import PolicyOptions, class_policy, policy_of
+from zndraw_joblib.worker.reloading import while_watching
 from zndraw_joblib.worker.remote import ExecutorSource, ExecutorUnavailable
 from zndraw_joblib.worker.supervisor import ChildExit, Next, Parent, Supervisor
 from zndraw_joblib.worker.tasks import ClaimedTask
 
-_MODULE = "zndraw_joblib.worker.serving"  # each child process runs it, as __main__
-log = logging.getLogger(_MODULE)
+MODULE = "zndraw_joblib.worker.serving"  # each child process runs it, as __main__
+log = logging.getLogger(MODULE)
 
 REFUSED = 2
+# How long running tasks may go on when the code has changed. Then they return to their queues.
+DRAIN_SECONDS = 10.0
 
 
 class RunOptions(TypedDict, total=False):
@@ -44,7 +56,7 @@ class RunOptions(TypedDict, total=False):
     labels: Mapping[str, Any]
 
 
-def serve(
+def serve(  # noqa: PLR0913 - the options of the command
     api: ApiManager,
     extensions: Sequence[type[Any]],
     *,
@@ -52,6 +64,7 @@ def serve(
     context: Callable[..., Any] | None = None,
     policy: PolicyOptions | None = None,
     on_start: Callable[[], object] | None = None,
+    parent: Parent | None = None,
     **options: Unpack[RunOptions],
 ) -> None:
     """Register `extensions` as jobs, and run their tasks until SIGINT or SIGTERM.
@@ -60,12 +73,14 @@ def serve(
     `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument.
     `policy` sets fields of the policies of all jobs; several attempts alone mean after any failure, unless a
     class sets its `retry_on`. Tasks wait while no worker serves a job, unless `without_workers` is set.
-    `on_start` is called after the registration.
+    `on_start` is called after the registration. `parent` may drain the worker for its replacement.
     `options` are those of `JobManager`. A refusal of the server at registration is raised.
     """
     with JobManager(api, execute=Runner(context), **options) as manager:
 
         def register() -> None:
+            if parent is not None:
+                parent.on_drain = partial(manager.disconnect, DRAIN_SECONDS, requeue=True)
             for cls in extensions:
                 manager.register(cls, room=room, **_completed(cls, policy or {}))
             if on_start is not None:
@@ -113,7 +128,10 @@ def _takes_argument(function: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProcessConfig:
-    """What each process loads and serves, and where; `target`, `context` and `executor` as in `loading`."""
+    """What each process loads and serves, and where; `target`, `context` and `executor` as in `loading`.
+
+    With `jobs`, as ``module:name``, or ``:name`` for one of `target`, it serves only these.
+    """
 
     target: str
     url: str
@@ -124,29 +142,50 @@ class ProcessConfig:
     policy: PolicyOptions = field(default_factory=PolicyOptions)
     executor: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
+    is_reloaded: bool = False
+    jobs: Sequence[str] = ()
 
 
-def serve_processes(config: ProcessConfig, count: int, on_start: Callable[[], object] | None = None) -> int:
+def serve_processes(
+    config: ProcessConfig,
+    count: int,
+    on_start: Callable[[], object] | None = None,
+    folders: Sequence[Path] = (),
+) -> int:
     """Serve from `count` processes, each a worker of its own, until SIGINT or SIGTERM; return the exit code.
 
     The first signal lets running tasks end, the second does not. A process that crashes is replaced, see
     `Supervisor`; one whose worker has left, because an operator drained it, is not. When the server or
     `loading` refuses a process, all end, and the exit code is 2. `on_start` is called
-    once signals are handled. Call it on the main thread.
+    once signals are handled. With `folders`, a change of a Python file in them replaces the processes, and
+    a refused one is started again after the next change. Call it on the main thread.
     """
-    command = (sys.executable, "-P", "-m", _MODULE)
-    line = json.dumps(asdict(config))
-    supervisor = Supervisor(command, line, count, _after, second_signal=signal.SIGTERM, on_start=on_start)
-    refused = asyncio.run(supervisor.run())
+    supervisor = supervisor_of(config, count, on_start=on_start)
+    work = supervisor.run()
+    refused = asyncio.run(while_watching(supervisor, folders, work) if folders else work)
     if refused is None:
         return 0
     log.error("%s", refused)
     return REFUSED
 
 
-def _after(ended: ChildExit) -> Next:
+def supervisor_of(config: ProcessConfig, count: int, **options: Any) -> Supervisor:
+    """Return the parent of `count` processes that serve; `options` are those of `Supervisor`."""
+    return Supervisor(
+        (sys.executable, "-P", "-m", MODULE),
+        json.dumps(asdict(config)),
+        count,
+        partial(_after, is_reloaded=config.is_reloaded),
+        second_signal=signal.SIGTERM,
+        drain_seconds=DRAIN_SECONDS,
+        **options,
+    )
+
+
+def _after(ended: ChildExit, *, is_reloaded: bool) -> Next:
     if ended.answer:
-        return Next.ABORT
+        # The next change of the code may correct it.
+        return Next.WAIT if is_reloaded else Next.ABORT
     return Next.RESTART if ended.code else Next.DONE
 
 
@@ -158,14 +197,15 @@ def _serve_in_child() -> None:
     # JSON has made a list of it.
     config.options["allocation"] = Allocation(*config.options.get("allocation", ()))
     try:
-        extensions = load_extensions(config.target)
+        extensions = load_jobs(config.target, config.jobs) if config.jobs else load_extensions(config.target)
         context = load_context(config.context) if config.context else None
         if config.executor:
             config.options["executor"] = load_executor(config.executor)
         with connect(config.url, config.token, realtime=True) as api:
-            serve(api, extensions, room=config.room, context=context, policy=config.policy, **config.options)
+            run = partial(serve, room=config.room, context=context, policy=config.policy, **config.options)
+            run(api, extensions, parent=parent if config.is_reloaded else None)
     except (ProblemException, CannotLoad, ExecutorUnavailable) as error:
-        parent.report(str(error))
+        parent.report(f"{error}{location_of(error)}")
         sys.exit(REFUSED)
 
 

@@ -174,8 +174,11 @@ class Session:
             named = ", ".join(running[:_MAX_LOGGED]) + (", …" if len(running) > _MAX_LOGGED else "")
             log.info("Stopping: waiting for %d running task(s) (%s). %s", len(running), named, _SECOND_SIGNAL)
 
-    def close(self, timeout: float | None) -> None:
-        """Claim no more, wait for running work, remove the worker. A second caller waits for the first."""
+    def close(self, timeout: float | None, *, requeue: bool = False) -> None:
+        """Claim no more, wait for running work, remove the worker. A second caller waits for the first.
+
+        With `requeue`, the tasks that run after `timeout` return to their queues.
+        """
         waits_for_me = self._pipeline.waits_for_me if self._pipeline else 0
         is_own_thread = waits_for_me > 0 or threading.current_thread() in self._provider_threads
         if not self._close_lock.acquire(blocking=False):
@@ -189,7 +192,9 @@ class Session:
             providers_are_idle = self._stop_providers(timeout)
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             tasks_are_idle = self.tasks.wait_until_idle(remaining, besides=waits_for_me)
-            if not tasks_are_idle:
+            if not tasks_are_idle and requeue:
+                self._requeue("because this worker leaves")
+            elif not tasks_are_idle:
                 log.warning("Tasks still run after %s s; the server will fail them", timeout)
             is_idle = tasks_are_idle and providers_are_idle
         finally:
@@ -217,11 +222,16 @@ class Session:
     def _end_allocation(self, seconds: float) -> None:
         """Release what has not started, requeue what runs if that is wanted, and leave within `seconds`."""
         self._stop_claiming()
-        if self._config.allocation.requeue and (tasks := self._held.unreported()):
-            self.reports.try_release(*tasks, when="at the end of the allocation")
+        if self._config.allocation.requeue:
+            self._requeue("at the end of the allocation")
+        self.close(seconds)
+
+    def _requeue(self, when: str) -> None:
+        """Put running tasks back into their queues, and set their events."""
+        if tasks := self._held.unreported():
+            self.reports.try_release(*tasks, when=when)
             for task in tasks:
                 task.cancelled.set()
-        self.close(seconds)
 
     def _begin_drain(self, reason: str) -> None:
         with self._start_lock:

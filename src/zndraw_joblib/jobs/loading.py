@@ -5,7 +5,8 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from types import ModuleType
@@ -53,6 +54,22 @@ def load_extensions(target: str) -> list[type[Any]]:
     return extensions
 
 
+def load_jobs(target: str, places: Sequence[str]) -> list[type[Any]]:
+    """Return the extensions ``module:name``, or ``:name`` for one of `target`. Raises `CannotLoad`."""
+    script = load_module(target)
+    return [_load_job(place, script) for place in places]
+
+
+def _load_job(place: str, script: ModuleType) -> type[Any]:
+    name, _, path = place.partition(":")
+    value: Any = load_module(name) if name else script
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    if not _is_extension(value):
+        raise TargetMissing(f"{name or script.__name__!r} has no job {path!r}")
+    return value  # type: ignore[no-any-return]
+
+
 def load_context(target: str) -> Callable[..., Any]:
     """Return the function that ``module:name`` or ``file.py:name`` names. Raises `CannotLoad`."""
     place, _, name = target.rpartition(":")
@@ -90,6 +107,15 @@ def load_module(target: str) -> ModuleType:
         raise TargetBroken(f"{target!r} is not valid Python: {error}") from error
     except Exception as error:
         raise TargetBroken(f"{target!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def location_of(error: Exception) -> str:
+    """Return the file and line where an import failed, in parentheses; empty for another error."""
+    cause = error.__cause__
+    if not isinstance(error, TargetBroken) or cause is None or isinstance(cause, SyntaxError):
+        return ""
+    frames = [f for f in traceback.extract_tb(cause.__traceback__) if not f.filename.startswith("<frozen ")]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})"
 
 
 def _import_file(path: Path) -> ModuleType:
